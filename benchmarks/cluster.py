@@ -38,8 +38,9 @@ from bisect_env.environments.prefix import Prefix
 from bisect_env.environments.request import EnvironmentRequest
 from bisect_env.matrix.grid import AxisKind, Combination, Direction, Grid, GridAxis
 from bisect_env.matrix.load import load_matrix
+from bisect_env.matrix.schema import SearchLimits
 from bisect_env.matrix.versions import host_platform
-from bisect_env.search.searcher import Search, SearchSettings
+from bisect_env.search.searcher import Search
 from bisect_env.storage.store import Store
 from bisect_env.trials.records import TrialSpec
 from tests.cluster.cores import cores_executor
@@ -187,7 +188,7 @@ def asking(trials: int, workers: int = 1000) -> tuple[float, str]:
     )
     grid = Grid(axes)
     indices = list(grid.indices())
-    search = Search(grid, {i: i for i in indices}, SearchSettings(0.95, 0.02, 10 * trials))
+    search = Search(grid, {i: i for i in indices}, SearchLimits(max_trials=10 * trials))
     running: deque[Any] = deque()
     costs: list[float] = []
     pending: dict[Any, int] = {}

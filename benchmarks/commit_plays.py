@@ -16,8 +16,8 @@ from bisect_env.engine.state import expected_builds
 from bisect_env.matrix.expand import commit_axis
 from bisect_env.matrix.grid import Direction, Grid, Index
 from bisect_env.matrix.history import History
+from bisect_env.matrix.schema import SearchLimits
 from bisect_env.search.searcher import Search
-from bisect_env.search.stopping import SearchSettings
 
 BUILD = 20.0
 """Price of a build in trials."""
@@ -63,7 +63,7 @@ def play(
     broken: Collection[str] = (),
     rate: float = 1.0,
     chance: random.Random | None = None,
-    settings: SearchSettings | None = None,
+    limits: SearchLimits | None = None,
 ) -> Play:
     """Let our search find the first bad commit, as a study asks it to.
 
@@ -73,31 +73,21 @@ def play(
         broken: Those that do not build.
         rate: How often a bad one fails.
         chance: Says when a flaky one does.
-        settings: When to stop, where not as a command does.
+        limits: When to stop, where not as a command does.
     """
     draws = chance or random.Random(0)
-    given = settings or SearchSettings(crash_rate=rate)
+    given = limits or SearchLimits(crash_rate=rate)
     values = list(history.chosen())
     built: set[str] = set()
     counts: dict[str, tuple[int, int]] = {}
-    checking, leaves = False, True
+    checking = False
     while True:
         axis = commit_axis("demo", Direction.REGRESSION, history, values)
         places = range(len(values))
         grid = Grid((axis,), good=(0,), bad=(len(values) - 1,))
         unable = built.intersection(broken)
         able: dict[Index, Index] = {(i,): (i,) for i in places if values[i] not in unable}
-        one = SearchSettings(
-            given.confidence,
-            given.min_crash_rate,
-            given.max_trials,
-            given.crash_rate,
-            given.clean_rate,
-            given.quick or not checking,
-            thrifty=True,
-            leaves=leaves,
-        )
-        search = Search(grid, able, one)
+        search = Search(grid, able, given, quick=not checking)
         for commit, (hits, trials) in counts.items():
             if commit in values:
                 search.tell_counts((values.index(commit),), hits, trials)
@@ -116,20 +106,14 @@ def play(
             hits, trials = counts.get(commit, (0, 0))
             counts[commit] = hits + hit, trials + 1
             search.tell((place,), hit=hit)
-        verdict = search.verdict
-        if (wanted := search.laid_out) is not None:
-            values, leaves = list(wanted), verdict.certain
-            continue
-        best = verdict.best
-        if best.first_bad is None or best.last_good is None:
-            inside: list[str] = []
-        else:
-            low = best.last_good[0]
-            around = history.inside(values[: low + 1], values[best.first_bad[0]])
-            inside = [one for one in around if one not in values]
-        if inside:
-            values = sorted({*values, *inside}, key=history.place.__getitem__)
-        elif checking or given.quick:
+        best = search.verdict.best
+        wanted = values
+        if best.first_bad is not None and best.last_good is not None:
+            older = [one for one in values[: best.last_good[0] + 1] if one in counts]
+            wanted = list(history.around(values, older, values[best.first_bad[0]]))
+        if wanted != values:
+            values = wanted
+        elif checking:
             return _ended(values, search, frozenset(built), sum(trials for _, trials in counts.values()))
         else:
             checking = True

@@ -1,4 +1,4 @@
-"""Commits built at equal realised error: ours, git_bayesect and `git bisect run`, played without building.
+"""Commits built at equal realised error: ours and git_bayesect, played without building.
 
 The histories of `benchmarks.commits`, each with another commit as the culprit in every study. git_bayesect's
 own `Bisector` is asked as its command line does, at ever higher confidences: the lowest at which no more of
@@ -26,14 +26,13 @@ from git_bayesect import Bisector
 
 from benchmarks.commit_plays import culprits, descendants, play
 from bisect_env.matrix.history import Commit, History
-from bisect_env.search.as_git import looked_at_next
-from bisect_env.search.stopping import SearchSettings
+from bisect_env.matrix.schema import SearchLimits
 
 RESULTS = Path(__file__).parent / "results" / "commits_equal_error.json"
 CONFIDENCES = (0.95, 0.97, 0.98, 0.99, 0.995, 0.998, 0.999, 0.9999)
 """Of git_bayesect, which stops at the first of them."""
 GIVE_UP = 3000
-OURS, UNTOLD, GIT = "bisect-env", "bisect-env, rate not told", "git bisect run"
+OURS, UNTOLD = "bisect-env", "bisect-env, rate not told"
 BAYESECT, EQUAL = "git_bayesect", "git_bayesect at equal error"
 
 
@@ -105,30 +104,10 @@ CASES: dict[str, Callable[[], Case]] = {
 def ours(case: Case, culprit: str, rate: float, chance: random.Random, *, told: bool = True) -> Ended:
     """Our search, as a command asks it that was told about the rate, or was not."""
     bad = descendants(case.history, culprit)
-    settings = SearchSettings(crash_rate=rate if told else None)
-    found = play(case.history, bad, broken=case.broken, rate=rate, chance=chance, settings=settings)
+    limits = SearchLimits(crash_rate=rate if told else None)
+    found = play(case.history, bad, broken=case.broken, rate=rate, chance=chance, limits=limits)
     right = found.first_bad == culprit and found.between <= case.broken
     return Ended(right, len(found.built), found.runs)
-
-
-def git(case: Case, culprit: str, rate: float, chance: random.Random) -> Ended:
-    """`git bisect run`, which runs the script once at each commit that it looks at."""
-    bad = descendants(case.history, culprit)
-    good, newest = [case.history.first], case.history.last
-    skipped: set[str] = set()
-    looked = 0
-    while True:
-        left = case.history.candidates(good, newest)
-        wanted = looked_at_next(left, newest, skipped, skips=bool(skipped))
-        if wanted is None:
-            return Ended(newest == culprit, looked, looked - len(skipped))
-        looked += 1
-        if wanted in case.broken:
-            skipped.add(wanted)
-        elif wanted in bad and chance.random() < rate:
-            newest = wanted
-        else:
-            good.append(wanted)
 
 
 def bayesect(case: Case, culprit: str, rate: float, chance: random.Random) -> list[Ended]:
@@ -158,13 +137,12 @@ def row(name: str, rate: float, studies: int) -> list[dict[str, object]]:
     able = [one for one in culprits(case.history) if one not in case.broken]
     # A culprit right after what does not build is a range for everybody.
     able = [one for one in able if not case.broken.intersection(case.history.parents(one))]
-    mine, untold, gits = [], [], []
+    mine, untold = [], []
     theirs: list[list[Ended]] = []
     for seed in range(studies):
         culprit = random.Random(seed).choice(able)
         mine.append(ours(case, culprit, rate, random.Random(seed)))
         untold.append(ours(case, culprit, rate, random.Random(seed), told=False))
-        gits.append(git(case, culprit, rate, random.Random(seed)))
         theirs.append(bayesect(case, culprit, rate, random.Random(seed)))
     wrong = [sum(not one[n].right for one in theirs) for n in range(len(CONFIDENCES))]
     most = sum(not one.right for one in mine)
@@ -172,7 +150,6 @@ def row(name: str, rate: float, studies: int) -> list[dict[str, object]]:
     rows = [
         _told(name, rate, OURS, mine),
         _told(name, rate, UNTOLD, untold),
-        _told(name, rate, GIT, gits),
         _told(name, rate, BAYESECT, [one[0] for one in theirs]),
     ]
     if enough is None:

@@ -27,8 +27,9 @@ import numpy as np
 
 from benchmarks.search_methods import grid_of
 from bisect_env.matrix.grid import Direction
+from bisect_env.matrix.schema import SearchLimits
 from bisect_env.search.numeric import clopper_pearson
-from bisect_env.search.searcher import CERTAIN, Search, SearchSettings
+from bisect_env.search.searcher import CERTAIN, Search
 from bisect_env.search.space import HypothesisSpace
 
 RESULTS = Path(__file__).parent / "results" / "search_calibration.json"
@@ -69,7 +70,7 @@ def study(work: tuple[int, tuple[float, ...] | None, float]) -> Played:
     directions = [Direction.REGRESSION] * len(shape)
     space = HypothesisSpace(shape, directions)
     budget = int(rng.integers(5, _BUDGET)) if fixed is None else 5000
-    search = Search(grid, {i: i for i in grid.indices()}, SearchSettings(0.95, max_trials=budget))
+    search = Search(grid, {i: i for i in grid.indices()}, SearchLimits(max_trials=budget))
     hypothesis = space.hypothesis(int(rng.choice(space.size, p=space.prior)))
     while fixed is not None and hypothesis.kind in ("never", "always"):
         hypothesis = space.hypothesis(int(rng.choice(space.size, p=space.prior)))

@@ -36,8 +36,9 @@ from git_bayesect import Bisector
 
 from benchmarks.search_methods import GIVE_UP, grid_of
 from benchmarks.search_rows import Row, plant
+from bisect_env.matrix.schema import SearchLimits
 from bisect_env.search.acquisition import binary_entropy
-from bisect_env.search.searcher import Search, SearchSettings
+from bisect_env.search.searcher import Search
 from bisect_env.search.verdict import capacity
 
 RESULTS = Path(__file__).parent / "results" / "search_equal_error.json"
@@ -78,7 +79,7 @@ def ours(row: Row, seed: int) -> Curve:
     grid = grid_of(row.shape)
     for confidence in CONFIDENCES:
         world = World(row, seed)
-        search = Search(grid, {i: i for i in grid.indices()}, SearchSettings(confidence, quick=True))
+        search = Search(grid, {i: i for i in grid.indices()}, SearchLimits(confidence=confidence), quick=True)
         while not search.finished:
             (cell,) = search.ask(1)
             search.tell(cell, hit=world.fails(cell[0]))

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bisect_env.matrix.grid import AxisKind, Direction, Grid, GridAxis, Index
-from bisect_env.search.searcher import Search, SearchSettings
+from bisect_env.search.searcher import Search
 
 Table = NDArray[np.bool_]
 
@@ -64,7 +64,7 @@ def this_search(bad: Table, direction: Direction) -> Played:
             for i, n in enumerate(bad.shape)
         )
     )
-    search = Search(grid, {index: index for index in grid.indices()}, SearchSettings(quick=True))
+    search = Search(grid, {index: index for index in grid.indices()}, quick=True)
     tried: list[Index] = []
     steps = []
     while not search.finished:

@@ -30,7 +30,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks.search_methods import grid_of
-from bisect_env.search.searcher import SearchSettings
+from bisect_env.matrix.schema import SearchLimits
 from bisect_env.search.simulate import simulate
 from bisect_env.search.verdict import Status, Verdict
 
@@ -60,7 +60,7 @@ def study(work: tuple[str, int, float, float, int]) -> tuple[set[str], int, int]
         {index: index for index in grid.indices()},
         np.where(bad, rate, background),
         rng,
-        settings=SearchSettings(confidence=0.95, max_trials=5000),
+        limits=SearchLimits(confidence=0.95, max_trials=5000),
     )
     return ended(end.verdict, bad), end.trials, end.environments
 

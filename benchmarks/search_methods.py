@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from benchmarks.search_rows import Row, plant
 from bisect_env.matrix.grid import AxisKind, Direction, Grid, GridAxis, Index
-from bisect_env.search.searcher import SearchSettings
+from bisect_env.matrix.schema import SearchLimits
 from bisect_env.search.simulate import simulate
 from bisect_env.search.verdict import Status
 
@@ -106,7 +106,8 @@ def this_search(row: Row, seed: int, *, quick: bool = False) -> Played:
         {i: i for i in grid.indices()},
         rates,
         rng,
-        settings=SearchSettings(confidence=CONFIDENCE, quick=quick),
+        limits=SearchLimits(confidence=CONFIDENCE),
+        quick=quick,
         workers=row.workers,
         build_cost=row.build_cost,
     )

@@ -26,7 +26,6 @@ SMALL: dict[str, list[str]] = {
     "harness": ["--trials", "2"],
     "rivals": ["--question", "certain", "--tool", "loop", "--tool", "bisect-env", "--turns", "1"],
     "search": ["quickstart", "--scale", "0.001", "--processes", "1"],
-    "search_all": ["6x6:2:0,1", "3x8:3:0,0.5", "--studies", "1"],
     "search_calibration": ["--studies", "2", "--fixed", "1", "--processes", "1"],
     "search_equal_error": ["--studies", "1", "--processes", "1"],
     "search_frontiers": ["--seeds", "1"],

@@ -274,7 +274,6 @@ def narrow(
             notify=notify,
             stopped=stopped,
             lockfiles=loaded.path.absolute().parent / "lockfiles",
-            careful=True,
         )
     except EndsNotAsStatedError as error:
         raise EndsNotAsStatedError(

@@ -115,10 +115,7 @@ def _forecast(
         import numpy as np
 
         from bisect_env.engine.forecast import forecast
-        from bisect_env.engine.locking import of_commits
-        from bisect_env.search.searcher import SearchSettings
 
-        settings = matrix.file.search
         found.append(
             forecast(
                 prepared.grid,
@@ -127,12 +124,7 @@ def _forecast(
                 crash_rate=rate,
                 background=background,
                 studies=_PLAYED,
-                settings=SearchSettings(
-                    settings.confidence,
-                    settings.min_crash_rate,
-                    settings.max_trials,
-                    thrifty=of_commits(prepared.grid),
-                ),
+                limits=matrix.file.search,
                 workers=workers,
                 going_on=lambda: time.monotonic() < end,
             )

@@ -83,7 +83,8 @@ def run(
     every_configuration: Annotated[
         bool,
         typer.Option(
-            "--all", help="Go on to further failing configurations until it is sure that there is no other."
+            "--all",
+            help="Find every failing configuration: call each combination good or bad, as `map` does.",
         ),
     ] = False,
     fresh: FreshOption = False,
@@ -318,7 +319,6 @@ def answer(
     every_lock: bool = False,
     quick: bool = False,
     sure: bool = False,
-    careful: bool = False,
     posterior: bool = True,
     missing: MissingModules | None = None,
 ) -> Conclusion:
@@ -338,7 +338,6 @@ def answer(
         every_lock: Lock every combination before the first trial.
         quick: End as soon as the answer stands.
         sure: Check the answer for as long as its checks take.
-        careful: Try both stated ends before anything between them, whatever that costs.
         posterior: Whether the report follows the answers through all trials.
         missing: Listens for a module that was forgotten, which ends the study.
 
@@ -379,7 +378,6 @@ def answer(
                 every_lock=every_lock,
                 quick=quick,
                 sure=sure,
-                careful=careful,
                 posterior=posterior,
             )
             return study.run()

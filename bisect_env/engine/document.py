@@ -24,8 +24,8 @@ from bisect_env.answers.verdict_document import (
 )
 from bisect_env.matrix.grid import Grid, GridAxis, Index
 from bisect_env.matrix.history import CommitDetails
+from bisect_env.search.corners import CornerSearch
 from bisect_env.search.frontier import in_words
-from bisect_env.search.multiple import SearchAll
 from bisect_env.search.numeric import clopper_pearson
 from bisect_env.search.searcher import StudySearch
 from bisect_env.search.table import TableSearch
@@ -119,11 +119,13 @@ def verdict_document(
             for one in verdict.cleared
         ),
         compatibility=in_words(grid, best),
-        table=_table(grid, search) if isinstance(search, TableSearch) else None,
-        others=tuple(_other(grid, search, one) for one in search.others)
-        if isinstance(search, SearchAll)
+        table=_table(grid, search)
+        if isinstance(search, TableSearch) and not isinstance(search, CornerSearch)
         else None,
-        no_other=search.no_other if isinstance(search, SearchAll) else None,
+        others=tuple(_other(grid, search, one) for one in search.others)
+        if isinstance(search, CornerSearch)
+        else None,
+        no_other=search.no_other if isinstance(search, CornerSearch) else None,
     )
 
 
@@ -186,7 +188,7 @@ def _table(grid: Grid, search: TableSearch) -> CompatibilityTable:
     )
 
 
-def _other(grid: Grid, search: SearchAll, verdict: Verdict) -> FurtherFailure:
+def _other(grid: Grid, search: StudySearch, verdict: Verdict) -> FurtherFailure:
     best = verdict.best
     return FurtherFailure(
         status=str(verdict.status),

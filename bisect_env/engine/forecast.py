@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from bisect_env.matrix.grid import Grid, Index
-from bisect_env.search.searcher import SearchSettings
+from bisect_env.matrix.schema import SearchLimits
 from bisect_env.search.simulate import TimeIsUpError, simulate
 from bisect_env.search.space import HypothesisSpace, drawn, is_large
 
@@ -62,7 +62,7 @@ def forecast(
     crash_rate: float,
     background: float = 0.0,
     studies: int = 20,
-    settings: SearchSettings | None = None,
+    limits: SearchLimits | None = None,
     workers: int = 1,
     going_on: Callable[[], bool] = lambda: True,
 ) -> Forecast | None:
@@ -75,7 +75,7 @@ def forecast(
         crash_rate: Target rate of bad combinations.
         background: Target rate of good ones.
         studies: How many to play.
-        settings: When a study stops.
+        limits: When a study stops.
         workers: Trials at the same time.
         going_on: False once there is no more time: what was played by then is the forecast.
 
@@ -107,7 +107,7 @@ def forecast(
                     groups,
                     rates,
                     rng,
-                    settings=settings,
+                    limits=limits,
                     workers=workers,
                     build_cost=_BUILD_COST,
                     going_on=going_on,

@@ -10,15 +10,15 @@ from bisect_env.answers.verdict_document import VerdictDocument, calls_bad
 from bisect_env.engine import events
 from bisect_env.engine.alone import ALONE, Alone
 from bisect_env.engine.document import axes_document, verdict_document
-from bisect_env.engine.locking import Locking, of_commits
+from bisect_env.engine.locking import Locking
 from bisect_env.engine.reuse import trial_key
 from bisect_env.engine.runner import Conditions, Runner
 from bisect_env.errors import NoEnvironmentError
 from bisect_env.matrix.grid import Combination, Index
 from bisect_env.matrix.load import Matrix
 from bisect_env.matrix.signatures import shown
-from bisect_env.search.goals import Goal, search_towards, settings_of
-from bisect_env.search.multiple import is_coarsened
+from bisect_env.search.coarsening import CoarsenedSearch
+from bisect_env.search.goals import Goal, search_towards
 from bisect_env.search.searcher import Search, StudySearch
 from bisect_env.search.verdict import Status
 from bisect_env.storage.entries import StoredTrial
@@ -49,8 +49,6 @@ class StudyRunner(Runner):
         quick: Whether to end as soon as the answer stands, without checks.
         sure: Whether the checks take as long as they need.
         perturbation: Circumstances under which all trials run.
-        careful: Whether both stated ends are tried even where environments take long to make.
-        leaves: Whether the search may want commits that are no values of its axis.
         user: As for `Runner`.
         deadline: As for `Runner`.
 
@@ -75,19 +73,10 @@ class StudyRunner(Runner):
         quick: bool = False,
         sure: bool = False,
         perturbation: Perturbation = NONE,
-        careful: bool = False,
-        leaves: bool = False,
         user: str | None = None,
         deadline: float | None = None,
     ) -> None:
         prepared = locking.prepared
-        settings = settings_of(
-            matrix.file.search,
-            quick=quick,
-            thrifty=of_commits(prepared.grid),
-            careful=careful,
-            leaves=leaves,
-        )
 
         def conditions(index: Index) -> Conditions:
             return Conditions(trial_key(matrix, prepared, index, perturbation), None, perturbation)
@@ -95,7 +84,7 @@ class StudyRunner(Runner):
         super().__init__(
             matrix,
             locking,
-            lambda: search_towards(goal, prepared.grid, prepared.groups, settings),
+            lambda: search_towards(goal, prepared.grid, prepared.groups, matrix.file.search, quick=quick),
             store,
             study_id,
             conditions=conditions,
@@ -279,7 +268,7 @@ class StudyRunner(Runner):
         self._shown_at = now
         bad = self.plan.probability_bad()
         # Of a large matrix what was tried is drawn.
-        drawn = self.state.tallies if is_coarsened(self.plan) else self._prepared.groups
+        drawn = self.state.tallies if isinstance(self.plan, CoarsenedSearch) else self._prepared.groups
         shown_now: list[tuple[Combination, float]] = [
             (self.grid.combination(index), float(bad[index])) for index in sorted(drawn)
         ]

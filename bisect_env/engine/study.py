@@ -38,16 +38,17 @@ from bisect_env.errors import (
     StudyInterruptedError,
     UsageError,
 )
-from bisect_env.matrix.expand import expand, laid_out, refined, to_refine
+from bisect_env.matrix.expand import expand, refined, to_refine
 from bisect_env.matrix.grid import AxisKind, Direction, Grid, Index
 from bisect_env.matrix.load import Matrix
 from bisect_env.matrix.schema import CommitAxis, PackageAxis
 from bisect_env.matrix.versions import VersionCatalogue
 from bisect_env.report.build import report_document
 from bisect_env.search.goals import Goal
-from bisect_env.search.searcher import Search, StudySearch
+from bisect_env.search.searcher import StudySearch
 from bisect_env.search.space import is_large
-from bisect_env.search.verdict import Status, Verdict
+from bisect_env.search.table import MOST_CALLED
+from bisect_env.search.verdict import Status
 from bisect_env.storage.entries import (
     COMMIT,
     CombinationStatus,
@@ -96,7 +97,6 @@ class StudyRun:
         every_lock: Lock every combination before the first trial.
         quick: End as soon as the answer stands, without checking it further.
         sure: Check the answer for as long as its checks take.
-        careful: Try both stated ends before anything between them, whatever that costs.
         posterior: Whether the report follows the answers through all trials; see `load_report`.
     """
 
@@ -114,14 +114,12 @@ class StudyRun:
     every_lock: bool = False
     quick: bool = False
     sure: bool = False
-    careful: bool = False
     posterior: bool = True
     _study: Study = field(init=False)
     _grid: Grid = field(init=False)
     _as_of: datetime = field(init=False)
     _locking: Locking | None = field(init=False, default=None)
     _refining: bool = field(init=False)
-    _leaves: bool = field(init=False)
     _deadline: float | None = field(init=False)
 
     def run(self) -> Conclusion:
@@ -174,9 +172,11 @@ class StudyRun:
         self._as_of = fixed or _now() if begins else study_date(matrix, store, fixed, user)
         grid = expand(matrix, self.provider.catalogue, self._as_of, settled_ends(known))
         self._grid = grid if known is None else as_refined_before(matrix, grid, known)
-        if self._is_large and self.goal is Goal.TABLE:
+        if self.goal is not Goal.FIRST_BAD and math.prod(grid.shape) > MOST_CALLED:
             raise UsageError(
-                f"{matrix.path}: {math.prod(grid.shape)} combinations are too many for a table",
+                f"{matrix.path}: {math.prod(grid.shape)} combinations are too many for a table, "
+                f"which has at most {MOST_CALLED:,}",
+                tried="every combination is called good or bad",
                 remedy="list fewer values: `step: minor` keeps the newest release of each minor version",
             )
         own = None if user is None else "" if known is None else known.id
@@ -194,8 +194,6 @@ class StudyRun:
         # An answer is checked once every release around it was looked at.
         passed_over = any(axis.passed_over for axis in self._grid.axes)
         self._refining = passed_over and self.goal is Goal.FIRST_BAD
-        # Once a failure turned out to be flaky its commits are searched line by line.
-        self._leaves = self._refining
 
     def _deadline_from(self, began: float) -> float | None:
         """Return when the budget of the study is spent, with what earlier commands spent of it."""
@@ -258,8 +256,6 @@ class StudyRun:
             quick=self.quick or self._refining,
             sure=self.sure or "clean_rate" in matrix.file.search.model_fields_set,
             perturbation=perturbation,
-            careful=self.careful,
-            leaves=self._leaves,
         )
         runner.replay()
         runner.take_unbuildable()
@@ -283,11 +279,8 @@ class StudyRun:
         if self.stopped():
             return False
         around = self.goal is Goal.FIRST_BAD
-        if around and (values := _to_lay_out(self._grid, runner.plan)):
-            self._leaves = runner.plan.verdict.certain
-            self._grid = laid_out(matrix, self._grid, values)
-        elif around and (added := _around(matrix, self._grid, runner.plan.verdict)):
-            self.notify(events.Said(f"around the answer, {_told(matrix, added)}"))
+        if around and (added := _around(matrix, self._grid, runner.plan)):
+            self.notify(events.Said(f"around the answer, {_told(matrix, self._grid, added)}"))
             self._grid = refined(matrix, self._grid, added)
         elif self._refining and not self.quick:
             self._refining = False
@@ -360,34 +353,51 @@ def _goes_on(matrix: Matrix, goal: Goal) -> str:
     return f"{command_line('bisect-env', command, str(matrix.path))}   goes on from here"
 
 
-def _told(matrix: Matrix, added: Mapping[str, Sequence[str]]) -> str:
+def _told(matrix: Matrix, grid: Grid, added: Mapping[str, Sequence[str]]) -> str:
     """Return what is looked at around an answer: releases by name, commits by number."""
     texts = []
     for name, values in added.items():
         if isinstance(matrix.file.axes[name], CommitAxis):
-            texts.append(f"{len(values)} commits of {name}")
+            known = next(axis.values for axis in grid.axes if axis.name == name)
+            texts.append(f"{len({*values} - {*known})} commits of {name}")
         else:
             texts.append(f"{name} {', '.join(values)}")
     return f"what was not listed: {'; '.join(texts)}"
 
 
-def _around(matrix: Matrix, grid: Grid, verdict: Verdict) -> dict[str, tuple[str, ...]]:
-    """Releases that a range passed over and that lie within a boundary of the answer, by axis."""
+def _around(matrix: Matrix, grid: Grid, search: StudySearch) -> dict[str, tuple[str, ...]]:
+    """Return what `refined` is to add: releases, or commits, within a boundary of the answer, by axis."""
     found: dict[str, tuple[str, ...]] = {}
+    verdict = search.verdict
     if verdict.status is Status.NONE:
         return found
     for boundary in verdict.best.boundaries:
         axis = grid.axes[boundary.axis]
+        if axis.history is not None:
+            low, high = sorted((boundary.good[boundary.axis], boundary.bad[boundary.axis]))
+            places = [
+                (*boundary.bad[: boundary.axis], place, *boundary.bad[boundary.axis + 1 :])
+                for place in range(low + 1)
+            ]
+            older = [
+                value for value, cell in zip(axis.values, places, strict=False) if _was_tried(search, cell)
+            ]
+            values = axis.history.around(axis.values, older, axis.values[high])
+            if values != axis.values:
+                found[axis.name] = values
+            continue
         good, bad = (axis.values[side[boundary.axis]] for side in (boundary.good, boundary.bad))
         if between := to_refine(matrix, axis, good, bad):
             found[axis.name] = tuple(dict.fromkeys((*found.get(axis.name, ()), *between)))
     return found
 
 
-def _to_lay_out(grid: Grid, search: StudySearch) -> dict[str, tuple[str, ...]]:
-    """Return which commits a search wants as the values of its axis, if it wants others."""
-    values = search.laid_out if isinstance(search, Search) else None
-    return {} if values is None else {axis.name: values for axis in grid.axes if len(axis.values) > 1}
+def _was_tried(search: StudySearch, index: Index) -> bool:
+    try:
+        return search.counts(index)[1] > 0
+    except ValueError:
+        # It has no environment.
+        return False
 
 
 def settled_ends(study: Study | None) -> dict[str, tuple[str, str]]:
@@ -403,21 +413,15 @@ def settled_ends(study: Study | None) -> dict[str, tuple[str, str]]:
 def as_refined_before(matrix: Matrix, grid: Grid, study: Study) -> Grid:
     """Return the grid with the releases that an earlier command added around its answer."""
     known = {str(axis["name"]): list(axis["values"]) for axis in study.definition.grid}
-    # Commits may stand in an order of their own.
-    grid = laid_out(
-        matrix,
-        grid,
-        {
-            axis.name: known[axis.name]
-            for axis in grid.axes
-            if axis.history is not None and {*known.get(axis.name, ())} <= axis.history.place.keys()
-        },
-    )
-    left = {axis.name: frozenset(axis.passed_over) for axis in grid.axes}
-    added = {
-        axis.name: tuple(v for v in known.get(axis.name, ()) if v in left[axis.name]) for axis in grid.axes
-    }
-    added = {name: values for name, values in added.items() if values}
+    added: dict[str, tuple[str, ...]] = {}
+    for axis in grid.axes:
+        values = tuple(known.get(axis.name, ()))
+        if axis.history is None:
+            values = tuple(value for value in values if value in axis.passed_over)
+        elif not {*values} <= axis.history.place.keys():
+            continue
+        if values:
+            added[axis.name] = values
     return refined(matrix, grid, added) if added else grid
 
 

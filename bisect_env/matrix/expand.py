@@ -107,11 +107,11 @@ def expand(
 
 
 def to_refine(matrix: Matrix, axis: GridAxis, good: str, bad: str) -> tuple[str, ...]:
-    """Which values to add to an axis around a boundary, so that the answer is of one value, not of a group.
+    """Return the releases to add to an axis around a boundary, so that it lies between two releases.
 
     Args:
         matrix: Which may say `refine: false`.
-        axis: With the releases, or commits, that its range passed over.
+        axis: With the releases that its range passed over.
         good: Its value on the good side of the boundary.
         bad: On the bad side.
 
@@ -119,11 +119,6 @@ def to_refine(matrix: Matrix, axis: GridAxis, good: str, bad: str) -> tuple[str,
         Those between the two, ascending; nothing where every one was looked at.
     """
     source = matrix.file.axes[axis.name]
-    if axis.history is not None:
-        # What cannot be built lies between the two as well, and is known.
-        low, high = sorted(axis.values.index(side) for side in (good, bad))
-        inside = axis.history.inside(axis.values[: low + 1], axis.values[high])
-        return tuple(commit for commit in inside if commit not in axis.values)
     if not isinstance(source, PackageAxis) or not source.refine:
         return ()
     return between(axis.passed_over, good, bad)
@@ -135,38 +130,18 @@ def refined(matrix: Matrix, grid: Grid, added: Mapping[str, Sequence[str]]) -> G
     Args:
         matrix: Which the grid was expanded from.
         grid: As expanded, or refined before.
-        added: Axis to values from `to_refine`.
+        added: Axis to releases from `to_refine`; of an axis of commits all its values in their order.
     """
     axes = []
     for axis in grid.axes:
-        more = set(added.get(axis.name, ()))
         if axis.history is not None:
-            place = axis.history.place
-            more &= place.keys()
-            # What the search laid out stays as it is.
-            ordered = sorted({*axis.values, *more}, key=place.__getitem__) if more else axis.values
+            ordered = added.get(axis.name, axis.values)
             axes.append(commit_axis(axis.name, axis.direction, axis.history, ordered))
             continue
+        more = set(added.get(axis.name, ()))
         values = tuple(sorted({*axis.values, *more}, key=Version)) if more else axis.values
         left = tuple(version for version in axis.passed_over if version not in more)
         axes.append(replace(axis, values=values, passed_over=left))
-    return _with_axes(matrix, grid, axes)
-
-
-def laid_out(matrix: Matrix, grid: Grid, values: Mapping[str, Sequence[str]]) -> Grid:
-    """The same grid with other commits on axes of them, both ends among them; all else holds as before.
-
-    Args:
-        matrix: Which the grid was expanded from.
-        grid: As expanded, or refined before.
-        values: Axis to its commits, in their order.
-    """
-    axes = [
-        axis
-        if axis.history is None or axis.name not in values
-        else commit_axis(axis.name, axis.direction, axis.history, values[axis.name])
-        for axis in grid.axes
-    ]
     return _with_axes(matrix, grid, axes)
 
 

@@ -3,8 +3,7 @@
 Each commit comes after its parents, and what a merge brings in stands between its first parent and the merge.
 So bad ones follow good ones along every line from parent to child, on one of which alone values of an axis
 are chosen: first on the first parents of the range itself, and then, where a merge is the first bad one, on
-the line that it merged. Whoever knows for certain what was good and bad may have any line that leads from the
-one to the other (`laid_out`): what is known to be good stands before it, what is known to be bad after it.
+the line that it merged.
 """
 
 from __future__ import annotations
@@ -87,18 +86,51 @@ class History:
         """Return the commits to begin with, oldest first, both ends among them."""
         return thinned(self.line)
 
-    def inside(self, before: Sequence[str], value: str) -> tuple[str, ...]:
-        """Return which commits to look at next where a value of an axis is bad and the one before it is good.
+    def inside(self, older: Iterable[str], newer: str, listed: Collection[str] = ()) -> tuple[str, ...]:
+        """Return which commits to look at next between the two sides of a boundary.
+
+        These are first parents of the newer side. Once each of those is listed, they are what one of the
+        merges among them brought in, the newest merge first: along one line bad commits follow good ones.
 
         Args:
-            before: The values before it, in their order.
-            value: The value.
+            older: Commits that are as the older end, and with them whatever they were made from.
+            newer: A commit that is as the newer end.
+            listed: Commits that are values of the axis already, whether they could be tried or not.
 
         Returns:
-            Some that lie between them, oldest first; nothing where nothing does.
+            Oldest first; of more than `AT_ONCE` some.
         """
-        found = self._between(self._made_from(before), value)
-        return thinned(found) if len(found) > AT_ONCE else found
+        known = self._made_from(older)
+        tips, seen = [newer], {*known}
+        while tips:
+            tip = tips.pop()
+            line = [one for one in (*self._below(tip), tip) if one not in known]
+            if found := [one for one in line if one != newer and one not in listed]:
+                return thinned(found)
+            # The newest merge of the line is the next to be gone into.
+            branches = [one for merge in line for one in self.parents(merge)[1:] if one in self.commits]
+            tips += [one for one in dict.fromkeys(branches) if one not in seen]
+            seen.update(branches)
+        return ()
+
+    def around(self, values: Sequence[str], older: Iterable[str], newer: str) -> tuple[str, ...]:
+        """Return the values of an axis after a look around a boundary, in an order that fits what is known.
+
+        A commit that an older one was made from comes before every commit that may still be the culprit.
+        Otherwise a commit that cannot be built, before a good one of another branch, would seem good.
+
+        Args:
+            values: Those of the axis.
+            older: Those that are as the older end.
+            newer: The first one that is as the newer end.
+
+        Returns:
+            The same values where nothing is left to look at.
+        """
+        older = [*older]
+        known = self._made_from(older)
+        wanted = {*values, *self.inside(older, newer, values)}
+        return tuple(sorted(wanted, key=lambda one: (one not in known, self.place[one])))
 
     def left_out(self, values: Iterable[str]) -> dict[str, int]:
         """Return how many commits stand directly before each value without being one, where some do.
@@ -113,77 +145,6 @@ class History:
                 counts[value] = number
             self._made_from([value], known)
         return counts
-
-    def candidates(self, good: Iterable[str], bad: str) -> dict[str, tuple[str, ...]]:
-        """Commits of which one is the first bad one, with the parents of each, in git's order, oldest first.
-
-        Args:
-            good: Commits that are known to be good, and with them what they were made from.
-            bad: One that is not.
-        """
-        known = self._made_from(good)
-        left = self._made_from([bad]) - known
-        left.discard(self.first)
-        return {one: self.parents(one) for one in reversed([*self.commits]) if one in left}
-
-    def laid_out(
-        self,
-        tried: Collection[str],
-        good: Collection[str],
-        bad: Sequence[str],
-        through: str | None,
-        last_good: str,
-    ) -> tuple[str, ...]:
-        """Commits as the values of an axis on which bad ones follow good ones, whatever was merged.
-
-        Args:
-            tried: Those that were tried, be it in vain.
-            good: Those of them that are good.
-            bad: Those that are bad, or taken to be, the oldest first.
-            through: A line of commits that lie between good and bad ones is to pass through this one; None
-                where there is no such commit.
-            last_good: Is to stand last of the good ones.
-
-        Returns:
-            What is good, or was made into something good; then what may be either; then what is bad.
-        """
-        open_ = self.candidates(good, bad[0])
-        known = self._made_from(good)
-        line = set() if through is None else set(self._line_through(open_, bad[0], through))
-        before = {one for one in {*tried, self.first} if one in known} - {last_good}
-        between = ({one for one in tried if one in open_} | line) - {*bad}
-        after = {*tried, *bad, self.last} - before - between - {last_good}
-        order = self.place.__getitem__
-        return (
-            *sorted(before, key=order),
-            last_good,
-            *sorted(between, key=order),
-            *sorted(after, key=lambda one: (one != bad[0], order(one))),
-        )
-
-    def is_in_order(self, values: Sequence[str]) -> bool:
-        """Return whether values are those to begin with, and others, in the order of the history."""
-        places = [self.place.get(value, -1) for value in values]
-        return places == sorted(places) and {*values} >= {*self.chosen()}
-
-    def in_order(self, values: Iterable[str]) -> tuple[str, ...]:
-        """Return what to begin with again, and those of some values that lie on the same line."""
-        line = {*self.line}
-        wanted = {*self.chosen(), *(value for value in values if value in line)}
-        return tuple(sorted(wanted, key=self.place.__getitem__))
-
-    def _line_through(self, open_: Mapping[str, object], bad: str, through: str) -> tuple[str, ...]:
-        """Commits from parent to child, of which one is given, below a bad one; some of them if many."""
-        above = {through}
-        for one in sorted(open_, key=self.place.__getitem__):
-            if above.intersection(self.parents(one)):
-                above.add(one)
-        line = [bad]
-        while line[-1] != through:
-            line.append(next(one for one in self.parents(line[-1]) if one in above))
-        while below := [one for one in self.parents(line[-1])[:1] if one in open_]:
-            line += below
-        return (through, *thinned(line[:0:-1]))
 
     def parents(self, commit: str) -> tuple[str, ...]:
         """Return what a commit was made from, as far as it may be a value."""
@@ -210,12 +171,13 @@ class History:
         if value in known:
             return ()
         found = tuple(one for one in self._below(value) if one not in known)
-        parents = self.parents(value)
-        # What an octopus merge brings in has no order in itself: the merge stands for it.
-        if not found and len(parents) == 2 and parents[1] in self.commits:
-            merged = (*self._below(parents[1]), parents[1])
-            found = tuple(one for one in merged if one not in known)
-        return found
+        merged = (one for line in self._merged(value) for one in line if one not in known)
+        return found or tuple(dict.fromkeys(merged))
+
+    def _merged(self, commit: str) -> list[tuple[str, ...]]:
+        """Return the line of each branch that a merge brought in, oldest first; nothing for other commits."""
+        tips = [one for one in self.parents(commit)[1:] if one in self.commits]
+        return [(*self._below(tip), tip) for tip in tips]
 
     def subject(self, commit: str) -> str:
         """First line of a commit's message."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
@@ -232,9 +231,8 @@ def posterior(
     if not study.definition.grid:
         return PosteriorReport()
     # Most formats do not show it, and the search takes as long to import as a short report takes to be made.
-    from bisect_env.search.configuration import ConfigurationQuestion
-    from bisect_env.search.question import Question
-    from bisect_env.search.searcher import Search, SearchSettings
+    from bisect_env.matrix.schema import SearchLimits
+    from bisect_env.search.goals import Goal, search_towards
     from bisect_env.search.space import is_large
     from bisect_env.search.trace import trace
 
@@ -242,10 +240,10 @@ def posterior(
     groups = groups_of(grid, states)
     if not groups or is_large(grid.shape, [axis.direction for axis in grid.axes]):
         return PosteriorReport()
-    names = {field.name for field in dataclasses.fields(SearchSettings)}
     settings = study.definition.settings
-    chosen = SearchSettings(**{name: value for name, value in settings.items() if name in names})
-    search = Search(grid, groups, chosen, make=ConfigurationQuestion if every_configuration else Question)
+    limits = SearchLimits(**{name: settings[name] for name in SearchLimits.model_fields if name in settings})
+    goal = Goal.EVERY_CONFIGURATION if every_configuration else Goal.FIRST_BAD
+    search = search_towards(goal, grid, groups, limits)
     for state in states:
         index = grid.find(state.combination)
         if state.status not in _CAN_RUN and index in groups:

@@ -459,10 +459,7 @@ def trace(report: Report) -> str:
         return ""
     chosen = [points[i] for i in sorted({round(k * (len(points) - 1) / 5) for k in range(6)})]
     told = ", ".join(f"{probability(p.probabilities[0])} after {p.trials}" for p in chosen)
-    text = f"{clean(report.posterior.answers[0].label)}: probability {told} trials"
-    if report.verdict.certain:
-        text += "; here failures may be rare, where the verdict has them for certain"
-    return text
+    return f"{clean(report.posterior.answers[0].label)}: probability {told} trials"
 
 
 def timing(report: Report) -> str:

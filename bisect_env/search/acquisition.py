@@ -33,8 +33,9 @@ from numpy.typing import NDArray
 
 from bisect_env.search.families import FloatArray
 from bisect_env.search.numeric import entropy
-from bisect_env.search.posterior import Belief, Counts
+from bisect_env.search.posterior import Belief
 from bisect_env.search.space import HypothesisSpace
+from bisect_env.search.tallies import Counts
 
 RATES_WEIGHT = 0.5
 BLOCKS = np.array([1.0, 4.0, 10.0, 25.0, 50.0])
@@ -94,14 +95,8 @@ def information(
         hit[tried] = (weights @ own)[:, 0]
         known[tried] = (weights @ binary_entropy(own))[:, 0]
     by_p0 = any_hit(grid.p0, blocks)
-    if_good = counts.if_called_good(None, by_p0, by_rate)
-    hit_good = good @ if_good
-    known_good = good @ binary_entropy(if_good)
-    for index in counts.own_rate if counts.contamination is not None else ():
-        if_good = counts.if_called_good(index, by_p0, by_rate)
-        hit_good[index] = good[index] @ if_good
-        known_good[index] = good[index] @ binary_entropy(if_good)
-    known = known + known_good
+    hit_good = good @ by_p0
+    known = known + good @ binary_entropy(by_p0)
     known_side = _entropy_given_side(hit, bad) + _entropy_given_side(hit_good, good)
     unknown = RATES_WEIGHT * known + (1 - RATES_WEIGHT) * known_side
     return np.asarray(np.maximum(binary_entropy(hit + hit_good) - unknown, 0.0), dtype=np.float64)
@@ -137,15 +132,14 @@ def information_on_answer(
     by_rate = any_hit(grid.rates, blocks)
     shared = grid.kernel @ by_rate
     by_p0 = any_hit(grid.p0, blocks)
-    own, good = np.empty((len(cells), *shared.shape)), np.empty((len(cells), *by_p0.shape))
+    own = np.empty((len(cells), *shared.shape))
     for place, cell in enumerate(zip(*np.unravel_index(cells, space.shape), strict=True)):
         index = tuple(int(i) for i in cell)
         seen = counts.own_rate.get(index)
         own[place] = shared if seen is None else seen @ by_rate
-        good[place] = counts.if_called_good(None if seen is None else index, by_p0, by_rate)
     # P(h, O) if the cell is bad under h, and if it is good; shapes (H, X, B).
     if_bad = np.tensordot(belief.with_bad_rate(left), own, axes=(1, 1))
-    if_good = np.tensordot(belief.with_background(left), good, axes=(1, 1))
+    if_good = (belief.with_background(left) @ by_p0)[:, None, :]
     calls_bad = space.judged(left, cells)
     joint = np.where(calls_bad[:, :, None], if_bad, if_good) / total
     share = np.maximum(chance / total, 1e-300)[:, None, None]

@@ -36,9 +36,7 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from bisect_env.matrix.grid import Direction, Grid, GridAxis, Index
-from bisect_env.matrix.history import History
-from bisect_env.search.as_git import MOST, looked_at_next, looked_at_next_in_line
+from bisect_env.matrix.grid import Direction, Grid, Index
 from bisect_env.search.classes import simplest
 from bisect_env.search.families import FloatArray
 from bisect_env.search.nonmonotone import times_rarer
@@ -104,107 +102,6 @@ class Rivals:
     calls: FloatArray
 
 
-@dataclass(frozen=True)
-class _Commits:
-    """What is known of the commits of an axis, older ones first.
-
-    Attributes:
-        axis: The axis.
-        cells: That of each value.
-        old: Positions of what was looked at and is as the older end.
-        new: Of what is as the newer end.
-        low: The newest of the first kind, or the older end.
-        high: The oldest of the second, or the newer end.
-        aside: Positions of what cannot be looked at.
-        stated: Positions of the stated ends.
-    """
-
-    axis: GridAxis
-    cells: Sequence[Index]
-    old: Sequence[int]
-    new: Sequence[int]
-    low: int
-    high: int
-    aside: Collection[int]
-    stated: Collection[int]
-
-    @cached_property
-    def open(self) -> dict[str, tuple[str, ...]] | None:
-        """What may be the first new one, merged or not, with parents; None where git cannot be followed."""
-        history, values = self.axis.history, self.axis.values
-        if history is None or 0 in self.new or not history.place.keys() >= {*values}:
-            return None
-        found = history.candidates([values[i] for i in (0, *self.old, self.low)], values[self.high])
-        return found if len(found) <= MOST else None
-
-    def next_of(self, open_: Mapping[str, tuple[str, ...]]) -> str | None:
-        """Return which of those that may be it git looks at next."""
-        skipped = {self.axis.values[i] for i in self.aside}
-        return looked_at_next(open_, self.axis.values[self.high], skipped, skips=bool(skipped))
-
-    def next_listed(self) -> int | None:
-        """Position of the value that git would look at next if it knew no other commits."""
-        history, values = self.axis.history, self.axis.values
-        inside = range(self.low + 1, self.high + 1)
-        order = range(len(values)) if history is None else [history.place[value] for value in values]
-        # Not all of a line that merges were left for stands in the order of the history.
-        weights = [max(1, order[i] - order[i - 1]) for i in inside]
-        skipped = {n for n, i in enumerate(inside) if i in self.aside}
-        hashes = [values[i] for i in inside]
-        place = looked_at_next_in_line(hashes, weights, skipped, skips=bool(self.aside))
-        return None if place is None else inside[place]
-
-    def laid_out(self) -> tuple[str, ...] | None:
-        """See `Bisection.laid_out`."""
-        history, values = self.axis.history, self.axis.values
-        if history is None or (open_ := self.open) is None:
-            return None
-        wanted = self.next_of(open_)
-        if wanted is not None and wanted in values[self.low + 1 : self.high]:
-            return None
-        good = [values[i] for i in dict.fromkeys((*self.old, self.low))]
-        bad = [values[i] for i in self.new] or [values[self.high]]
-        unable = {values[i] for i in self.aside}
-        if wanted is None:
-            last_good = self._last_good(history, open_, {*good}, unable, bad[0])
-            if self._is_laid_out(last_good, open_):
-                return None
-        else:
-            last_good = max(good, key=history.place.__getitem__, default=history.first)
-        tried = {*good, *bad, *unable, *(values[i] for i in self.stated)}
-        return history.laid_out(tried, [*good, history.first], bad, wanted, last_good)
-
-    def _last_good(
-        self,
-        history: History,
-        open_: Mapping[str, tuple[str, ...]],
-        good: Collection[str],
-        unable: Collection[str],
-        bad: str,
-    ) -> str:
-        """Return what an answer names as the last good commit: one that was made into the first bad one."""
-        made_into = {one for parents in open_.values() for one in parents if one not in open_}
-        others = {*good} - {history.first}
-        if tried := made_into & others:
-            return max(tried, key=history.place.__getitem__)
-        below = bad
-        while below in open_ and below != history.first:
-            below = next(iter(history.parents(below)), history.first)
-        # The older end stays the first value; and nothing more is tried where that could not be.
-        if below in unable or below not in history.place or (others and below == history.first):
-            made_from = history.candidates((), bad)
-            near = {*others}.intersection(made_from) or others
-            return max(near, key=history.place.__getitem__, default=history.first)
-        return below
-
-    def _is_laid_out(self, last_good: str, open_: Collection[str]) -> bool:
-        """Whether what may be the first bad one stands between the last good one and the oldest bad one."""
-        values = self.axis.values
-        if last_good not in values or (low := values.index(last_good)) >= self.high:
-            return False
-        return {*values[low + 1 : self.high]} == {*values}.intersection(open_) - {values[self.high]}
-
-
 class Bisection:
     """Labels of combinations, and where to look next.
 
@@ -215,12 +112,9 @@ class Bisection:
             any more; shape of the lattice. Looked at anew when `forget` was called.
         required: Share of the prior weight of what is left that the answer must hold.
         confidence: The same of the answer that everything is bad, which a flaky failure would not shake.
-        thrifty: Whether along a single axis to look where `git bisect` would.
-        trusted: Stated ends that are looked at only when the answer rests on them.
         control: Whether to look at the good end of a single axis though nobody stated it. Every pass
             elsewhere says more of the answer; but a failure there shows a history that changes more often.
             Left out where nothing is checked once the answer stands.
-        leaves: Whether commits may be wanted that are no values (`laid_out`).
     """
 
     def __init__(
@@ -231,15 +125,11 @@ class Bisection:
         required: float,
         *,
         confidence: float,
-        thrifty: bool = False,
-        trusted: Collection[Index] = (),
         control: bool = True,
-        leaves: bool = False,
     ) -> None:
         self._grid, self._space, self._group, self._required = grid, space, group, required
         self._confidence = confidence
-        self._thrifty, self._trusted, self._control = thrifty, trusted, control
-        self._leaves = leaves
+        self._control = control
         self.labels: dict[Index, bool] = {}
         self._left = np.arange(space.size)
         self._applied: set[Index] = set()
@@ -275,8 +165,6 @@ class Bisection:
             "_stairs",
             "_bands",
             "_chance",
-            "_commits",
-            "laid_out",
             "rivals",
         ):
             self.__dict__.pop(name, None)
@@ -500,7 +388,7 @@ class Bisection:
 
         everything = bool((rules[of == order[0]] == self._space.always).any())
         required = self._confidence if everything else self._required
-        settled = bool(mass[order[0]] >= required) and self.laid_out is None
+        settled = bool(mass[order[0]] >= required)
         untried: tuple[Index, ...] = ()
         if settled:
             (best,) = answers(1)
@@ -735,11 +623,6 @@ class Bisection:
         room = count - len(chosen)
         if room <= 0 or (only is not None and not allowed.any()):
             return chosen
-        if self.laid_out is not None:
-            return chosen
-        if (place := self._where_git_looks()) is not None:
-            wait = bool(chosen or pending) or not allowed[place]
-            return chosen if wait else [place]
         match found.how:
             case "rule":
                 more = self._cuts(room, {*pending, *chosen}, cost, allowed)
@@ -752,15 +635,14 @@ class Bisection:
     @property
     def _ends_first(self) -> list[Index]:
         """Ends that are looked at before anything else."""
-        trusted = {self._stands_for(cell) for cell in self._trusted}
-        if not self._control and self._grid.good is None and self._is_line:
-            trusted.add(self.ends[0])
-        return [c for c in self.ends if c is not None and c not in trusted and c not in self.labels]
+        trusted = not self._control and self._grid.good is None and self._is_line
+        ends = self.ends[1:] if trusted else self.ends
+        return [cell for cell in ends if cell is not None and cell not in self.labels]
 
     @property
     def _is_careful(self) -> bool:
         """Whether passes may be luck that nothing checks afterwards, and cost more than failures do."""
-        return not self._control and not self._thrifty and self.changes_once
+        return not self._control and self.changes_once
 
     @property
     def _bad_end_can_wait(self) -> bool:
@@ -769,45 +651,6 @@ class Bisection:
         Another version that fails says as much. One that passes asks for it: there may be no failure at all.
         """
         return not self.looks or any(self.labels.values())
-
-    @cached_property
-    def _commits(self) -> _Commits | None:
-        """What is known along a line of commits; None where it is none, or nothing that git could follow."""
-        if not self._thrifty or not len(self._rules) or self._line() is None:
-            return None
-        (axis,) = (i for i, n in enumerate(self._grid.shape) if n > 1)
-        line, turned = self._grid.axes[axis], self._grid.axes[axis].direction is Direction.FIXED
-        if not turned and line.direction is not Direction.REGRESSION:
-            return None
-        known = self._table.ravel()
-        old, new = (
-            [i for i, label in enumerate(known) if label == side] for side in ((1, 0) if turned else (0, 1))
-        )
-        first, last = self.ends[::-1] if turned else self.ends
-        low = max(old, default=0 if first is None else first[axis])
-        high = min(new, default=len(known) - 1 if last is None else last[axis])
-        cells = [
-            tuple(i if n == axis else 0 for n in range(len(self._grid.shape))) for i in range(len(known))
-        ]
-        aside = {i for i, cell in enumerate(cells) if self._stands_for(cell) is None}
-        stated = [end[axis] for end in (self._grid.good, self._grid.bad) if end is not None]
-        return _Commits(line, cells, old, new, low, high, aside, stated)
-
-    def _where_git_looks(self) -> Index | None:
-        """The next cell of a line as `git bisect` has it; None where it has none, or is not followed."""
-        if (line := self._commits) is None:
-            return None
-        if (open_ := line.open) is not None and (commit := line.next_of(open_)) in line.axis.values:
-            return self._stands_for(line.cells[line.axis.values.index(str(commit))])
-        place = line.next_listed()
-        return None if place is None else self._stands_for(line.cells[place])
-
-    @cached_property
-    def laid_out(self) -> tuple[str, ...] | None:
-        """The values that commits need for the next look, or for the answer; None where they have them."""
-        if not self._leaves or (line := self._commits) is None or self._ends_first:
-            return None
-        return line.laid_out()
 
     def _allowed(self, only: Collection[Index] | None) -> NDArray[np.bool_]:
         if only is None:
@@ -836,10 +679,7 @@ class Bisection:
         ahead = Bisection(
             *(self._grid, self._space, self._group, self._required),
             confidence=self._confidence,
-            thrifty=self._thrifty,
-            trusted=self._trusted,
             control=self._control,
-            leaves=self._leaves,
         )
         ahead._left, ahead._applied = self._rules, set(self._applied)
         ahead.labels = {**self.labels, **labels}

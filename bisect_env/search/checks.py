@@ -21,8 +21,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bisect_env.matrix.grid import Direction, Grid, Index
+from bisect_env.matrix.schema import SearchLimits
 from bisect_env.search.rate_test import share, upper_bound
-from bisect_env.search.stopping import SearchSettings
 from bisect_env.search.untested_intervals import Tally
 from bisect_env.search.untested_intervals import checks as interval_checks
 from bisect_env.search.verdict import Answer, Cleared
@@ -56,29 +56,25 @@ def sure_of(hits: int, confidence: float) -> float:
     return 1.0 - (1.0 - confidence) * share(hits)
 
 
-def clean_checks(
-    best: Answer, can_run: NDArray[np.bool_], tally: Tally, settings: SearchSettings
-) -> list[Check]:
+def clean_checks(best: Answer, can_run: NDArray[np.bool_], tally: Tally, limits: SearchLimits) -> list[Check]:
     """Trials that the last good combinations still need.
 
     Args:
         best: The answer.
         can_run: Which combinations can be run, shape of the grid.
         tally: Hits and trials of a combination.
-        settings: How sure the answer has to be.
+        limits: How sure the answer has to be.
     """
     return [
         Check(one.index, one.wanted, "last good")
-        for one in cleared(best, can_run, tally, settings)
+        for one in cleared(best, can_run, tally, limits)
         if one.wanted
-    ] + _controls(best, can_run, tally, settings)
+    ] + _controls(best, can_run, tally, limits)
 
 
-def _controls(
-    best: Answer, can_run: NDArray[np.bool_], tally: Tally, settings: SearchSettings
-) -> list[Check]:
+def _controls(best: Answer, can_run: NDArray[np.bool_], tally: Tally, limits: SearchLimits) -> list[Check]:
     """Of each last good combination that failed the farthest good one on the same line."""
-    enough = clean_passes(settings.clean_rate, settings.confidence)
+    enough = clean_passes(limits.clean_rate, limits.confidence)
     found = []
     for boundary in best.boundaries:
         axis, good = boundary.axis, boundary.good
@@ -99,7 +95,7 @@ def _controls(
     return found
 
 
-def apart_checks(best: Answer, tally: Tally, settings: SearchSettings, tried: int) -> list[Check]:
+def apart_checks(best: Answer, tally: Tally, limits: SearchLimits, tried: int) -> list[Check]:
     """Trials that the first bad combinations need where nothing but their own failures tells them apart.
 
     Where the last good combination failed as well, y failures of n at the first bad one have to be no luck at
@@ -110,16 +106,16 @@ def apart_checks(best: Answer, tally: Tally, settings: SearchSettings, tried: in
     Args:
         best: The answer, a pair that no rule of all combinations speaks for.
         tally: What was seen.
-        settings: The confidence, and how far to go.
+        limits: The confidence, and how far to go.
         tried: How many combinations were.
     """
-    most = _PATIENCE * clean_passes(settings.clean_rate, settings.confidence)
+    most = _PATIENCE * clean_passes(limits.clean_rate, limits.confidence)
     found = []
     for boundary in best.boundaries:
         (failed, of), (hits, trials) = tally(boundary.good), tally(boundary.bad)
         if not failed or trials >= most:
             continue
-        if _at_least(hits, trials, (failed + 1) / (of + 2)) * tried > 1.0 - settings.confidence:
+        if _at_least(hits, trials, (failed + 1) / (of + 2)) * tried > 1.0 - limits.confidence:
             found.append(Check(boundary.bad, min(max(trials, 1), most - trials), "first bad"))
     return found
 
@@ -132,7 +128,7 @@ def _at_least(hits: int, trials: int, rate: float) -> float:
 
 
 def cleared(
-    best: Answer, can_run: NDArray[np.bool_], tally: Tally, settings: SearchSettings
+    best: Answer, can_run: NDArray[np.bool_], tally: Tally, limits: SearchLimits
 ) -> tuple[Cleared, ...]:
     """Return what is known of each last good combination.
 
@@ -140,14 +136,14 @@ def cleared(
         best: The answer.
         can_run: Which combinations can be run, shape of the lattice.
         tally: What was seen.
-        settings: The rate that is to be excluded, and the confidence.
+        limits: The rate that is to be excluded, and the confidence.
     """
-    enough = clean_passes(settings.clean_rate, settings.confidence)
+    enough = clean_passes(limits.clean_rate, limits.confidence)
     found = []
     for cell in last_good(best, can_run, tally):
         hits, trials = tally(cell)
-        below = upper_bound(hits, max(trials - 1, hits), sure_of(hits, settings.confidence))
-        done = below <= settings.clean_rate + 1e-12 or trials >= _PATIENCE * enough
+        below = upper_bound(hits, max(trials - 1, hits), sure_of(hits, limits.confidence))
+        done = below <= limits.clean_rate + 1e-12 or trials >= _PATIENCE * enough
         # Without a failure the number is known; with one, as many again as would do without.
         left = 0 if done else enough - trials if not hits else max(1, _PATIENCE * enough - trials)
         found.append(Cleared(cell, hits, trials, below, max(left, 0 if done else 1)))

@@ -25,9 +25,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bisect_env.matrix.grid import Direction, Grid, Index
+from bisect_env.matrix.schema import SearchLimits
 from bisect_env.search.families import CoarseAxis, FloatArray, alike, family
 from bisect_env.search.question import Question
-from bisect_env.search.searcher import MakeQuestion, Search, SearchSettings, StudySearch
+from bisect_env.search.searcher import Search, StudySearch
 from bisect_env.search.space import Hypothesis, is_large
 from bisect_env.search.verdict import Answer, Boundary, Verdict, entropy_bits
 
@@ -40,11 +41,11 @@ _PATIENCE = 2.0
 
 
 def search_for(
-    grid: Grid, groups: Mapping[Index, Index], settings: SearchSettings | None = None
+    grid: Grid, groups: Mapping[Index, Index], limits: SearchLimits | None = None, *, quick: bool = False
 ) -> Search | CoarsenedSearch:
     """The exact search where it fits, and the coarsened one where it does not; arguments as for `Search`."""
     large = is_large(grid.shape, [axis.direction for axis in grid.axes])
-    return (CoarsenedSearch if large else Search)(grid, groups, settings)
+    return CoarsenedSearch(grid, groups, limits) if large else Search(grid, groups, limits, quick=quick)
 
 
 class CoarsenedSearch(StudySearch):
@@ -53,8 +54,7 @@ class CoarsenedSearch(StudySearch):
     Args:
         grid: The lattice.
         groups: As in `Search`; looked up, never listed.
-        settings: When to stop.
-        make: The kind of question that is put to the active values.
+        limits: When to stop.
     """
 
     trials = 0
@@ -63,12 +63,10 @@ class CoarsenedSearch(StudySearch):
         self,
         grid: Grid,
         groups: Mapping[Index, Index],
-        settings: SearchSettings | None = None,
-        *,
-        make: MakeQuestion = Question,
+        limits: SearchLimits | None = None,
     ) -> None:
-        self.settings = settings or SearchSettings()
-        self._grid, self._groups, self._make = grid, groups, make
+        self.limits = limits or SearchLimits()
+        self._grid, self._groups = grid, groups
         self._families = [family(axis.direction, len(axis.values), gaps=False) for axis in grid.axes]
         choices = sum(n > 1 for n in grid.shape)
         self._coarsest = _COARSEST.get(choices, _COARSEST_ELSE)
@@ -162,7 +160,7 @@ class CoarsenedSearch(StudySearch):
     @property
     def finished(self) -> bool:
         """Whether more trials are not wanted."""
-        return self.trials >= self.settings.max_trials or self._now().finished
+        return self.trials >= self.limits.max_trials or self._now().finished
 
     @property
     def verdict(self) -> Verdict:
@@ -183,11 +181,6 @@ class CoarsenedSearch(StudySearch):
             expected_environments=math.ceil(verdict.expected_environments * factor),
             unexplained=tuple(replace(one, index=self._there(one.index)) for one in verdict.unexplained),
         )
-
-    @property
-    def probability_of_nothing(self) -> float:
-        """Posterior that no combination that can be run is bad."""
-        return self._now().probability_of_nothing
 
     def counts(self, index: Index) -> tuple[int, int]:
         """Hits and counted trials of a combination (those of its whole group)."""
@@ -270,10 +263,10 @@ class CoarsenedSearch(StudySearch):
                 groups[cell] = first.setdefault(stands_for, cell)
         self._first = first
         ends = [self._place(end) if end is not None else None for end in (self._grid.good, self._grid.bad)]
-        search = self._make(
+        search = Question(
             Grid(axes, good=ends[0], bad=ends[1]),
             groups,
-            self.settings,
+            self.limits,
             families=[axis.coarse for axis in self._axes],
         )
         for index, (hits, trials) in self._told.items():

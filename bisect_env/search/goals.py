@@ -8,8 +8,8 @@ from enum import StrEnum
 from bisect_env.matrix.grid import Grid, Index
 from bisect_env.matrix.schema import SearchLimits
 from bisect_env.search.coarsening import search_for
-from bisect_env.search.multiple import SearchAll
-from bisect_env.search.searcher import SearchSettings, StudySearch
+from bisect_env.search.corners import CornerSearch
+from bisect_env.search.searcher import StudySearch
 from bisect_env.search.table import TableSearch
 
 
@@ -24,38 +24,8 @@ class Goal(StrEnum):
     """Which combinations fail, and which do not."""
 
 
-def settings_of(
-    limits: SearchLimits,
-    *,
-    quick: bool = False,
-    thrifty: bool = False,
-    careful: bool = False,
-    leaves: bool = False,
-) -> SearchSettings:
-    """Return the settings of a search that a matrix describes.
-
-    Args:
-        limits: As the matrix has them.
-        quick: As for `SearchSettings`, as are the others.
-        thrifty: Likewise.
-        careful: Likewise.
-        leaves: Likewise.
-    """
-    return SearchSettings(
-        limits.confidence,
-        limits.min_crash_rate,
-        limits.max_trials,
-        clean_rate=limits.clean_rate,
-        crash_rate=limits.crash_rate,
-        quick=quick,
-        thrifty=thrifty,
-        careful=careful,
-        leaves=leaves,
-    )
-
-
 def search_towards(
-    goal: Goal, grid: Grid, groups: Mapping[Index, Index], settings: SearchSettings
+    goal: Goal, grid: Grid, groups: Mapping[Index, Index], limits: SearchLimits, *, quick: bool = False
 ) -> StudySearch:
     """Return the search for a goal.
 
@@ -63,12 +33,13 @@ def search_towards(
         goal: What the study wants to know.
         grid: As for `Search`.
         groups: As for `Search`.
-        settings: As for `Search`.
+        limits: As for `Search`, and so is `quick`.
+        quick: See there; only a search for the first bad combination checks its answer.
     """
     match goal:
         case Goal.TABLE:
-            return TableSearch(grid, groups, settings)
+            return TableSearch(grid, groups, limits)
         case Goal.EVERY_CONFIGURATION:
-            return SearchAll(grid, groups, settings)
+            return CornerSearch(grid, groups, limits)
         case _:
-            return search_for(grid, groups, settings)
+            return search_for(grid, groups, limits, quick=quick)

@@ -28,8 +28,8 @@ from numpy.typing import NDArray
 from bisect_env.matrix.grid import Index
 from bisect_env.search.families import FloatArray
 from bisect_env.search.numeric import binomial_at_most, logsumexp
-from bisect_env.search.posterior import Counts
 from bisect_env.search.space import Hypothesis
+from bisect_env.search.tallies import Counts
 
 SURPRISE = 0.01
 """Chance of naming any combination of a study whose verdict is right, roughly."""

@@ -15,8 +15,8 @@ from __future__ import annotations
 import numpy as np
 
 from bisect_env.matrix.grid import Index
-from bisect_env.search.posterior import Counts
 from bisect_env.search.stopping import clean_trials
+from bisect_env.search.tallies import Counts
 
 _PATIENCE = 6
 """A combination that stays in between for so many times the usual trials is called what is likelier."""

@@ -25,8 +25,9 @@ from numpy.typing import NDArray
 from bisect_env.matrix.grid import Direction
 from bisect_env.search.families import CoarseAxis, Family, family
 from bisect_env.search.numeric import logsumexp
-from bisect_env.search.posterior import Belief, Counts
+from bisect_env.search.posterior import Belief
 from bisect_env.search.space import HypothesisSpace
+from bisect_env.search.tallies import Counts
 
 RARE = 0.04
 """Prior of all histories that an axis's direction does not speak of, if the axis matters."""

@@ -13,8 +13,8 @@ Counts are sufficient: the belief is rebuilt from stored trials alone, in any or
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable
+from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
@@ -22,142 +22,15 @@ from numpy.typing import NDArray
 
 from bisect_env.matrix.grid import Index
 from bisect_env.search.families import FloatArray
-from bisect_env.search.rates import IMPOSSIBLE, RateGrid
+from bisect_env.search.rates import IMPOSSIBLE
 from bisect_env.search.space import HypothesisSpace
+from bisect_env.search.tallies import Counts
 
 # Patterns weighed first, and the log of what others are left out below.
 _FIRST = 64
 _NEGLIGIBLE = -30.0
 # exp() of more overflows; only rows that are all zero anyway come near it.
 _LARGEST_EXPONENT = 700.0
-
-
-class Counts:
-    """Target outcomes and counted trials of every cell, with their log likelihoods kept up to date.
-
-    Args:
-        shape: Of the lattice.
-        grid: Rates to score.
-        contamination: For each column of p0 the chance that a cell which an answer calls good is bad for
-            another reason, each by itself, c of shape (K,); None for never:
-
-            P(counts | good, p0) → (1 − c) · P(counts | good, p0) + c · P(counts | bad)
-
-    Attributes:
-        hits: Target outcomes per cell, shape of the lattice.
-        trials: Counted trials per cell, shape of the lattice.
-        log_bad: Log likelihood of each cell if it is bad, shape (*lattice, J).
-        log_good: Log likelihood of each cell if it is good, shape (*lattice, K).
-        own_rate: For cells with trials: posterior of the cell's own rate if bad, shape (J, R).
-    """
-
-    def __init__(
-        self, shape: tuple[int, ...], grid: RateGrid, *, contamination: FloatArray | None = None
-    ) -> None:
-        self.grid = grid
-        self.contamination = contamination
-        self.hits = np.zeros(shape)
-        self.trials = np.zeros(shape)
-        self.log_bad = np.zeros((*shape, len(grid.m)))
-        self.log_good = np.zeros((*shape, len(grid.p0)))
-        self.own_rate: dict[Index, FloatArray] = {}
-
-    def add(self, index: Index, hits: int, trials: int) -> None:
-        """Count `trials` more trials of a cell, `hits` of which showed the target."""
-        self.hits[index] += hits
-        self.trials[index] += trials
-        y, n = float(self.hits[index]), float(self.trials[index])
-        self.log_bad[index], self.own_rate[index] = self.grid.if_bad(y, n)
-        self.log_good[index] = self.grid.if_good(y, n)
-        if self.contamination is not None:
-            _, otherwise = self._own_marginal(index)
-            self.log_good[index] = np.logaddexp(
-                self.log_good[index] + np.log1p(-self.contamination), otherwise + np.log(self.contamination)
-            )
-
-    def _own_marginal(self, index: Index) -> tuple[FloatArray, float]:
-        """Return a cell taken by itself as bad: posterior of its columns, shape (J,), and log evidence."""
-        log_columns = self.log_bad[index]
-        top = float(log_columns.max())
-        weights = self.grid.joint.sum(axis=1) * np.exp(log_columns - top)
-        return weights / weights.sum(), top + float(np.log(weights.sum()))
-
-    def evidence_if_bad(self, index: Index) -> float:
-        """Log probability of a tried cell's counts if it is bad, all else unknown."""
-        return self._own_marginal(index)[1]
-
-    def contaminated(self, index: Index) -> FloatArray:
-        """Posterior, for each p0, that a tried cell that is called good is bad for another reason."""
-        if self.contamination is None:
-            return np.zeros(len(self.grid.p0))
-        _, evidence = self._own_marginal(index)
-        return np.asarray(
-            np.exp(evidence + np.log(self.contamination) - self.log_good[index]), dtype=np.float64
-        )
-
-    def if_called_good(self, index: Index | None, by_p0: FloatArray, by_rate: FloatArray) -> FloatArray:
-        """Chances of what comes next at a cell that is called good, for each p0.
-
-        Args:
-            index: The cell; None for one without trials.
-            by_p0: Chances at each background rate, shape (K, B).
-            by_rate: Chances at each rate of bad cells, shape (R, B).
-
-        Returns:
-            Shape (K, B); `by_p0` itself where there is no contamination.
-        """
-        if self.contamination is None:
-            return by_p0
-        if index is None:
-            columns, own, share = (
-                self.grid.joint.sum(axis=1),
-                self.grid.kernel,
-                self.contamination,
-            )
-        else:
-            columns, _ = self._own_marginal(index)
-            own, share = self.own_rate[index], self.contaminated(index)
-        contaminated = columns @ (own @ by_rate)
-        return np.asarray((1 - share[:, None]) * by_p0 + share[:, None] * contaminated, dtype=np.float64)
-
-    def at(self, values: Sequence[Sequence[int]]) -> Counts:
-        """The counts on some values of each axis, to compute a posterior from; nothing may be added to them.
-
-        Args:
-            values: Per axis, positions.
-        """
-        part = object.__new__(Counts)
-        part.grid, part.contamination = self.grid, self.contamination
-        here = np.ix_(*values)
-        part.hits, part.trials = self.hits[here], self.trials[here]
-        part.log_bad, part.log_good = self.log_bad[here], self.log_good[here]
-        part.own_rate = {}
-        return part
-
-    def copy(self) -> Counts:
-        """Return an independent copy, for looking ahead."""
-        twin = object.__new__(Counts)
-        twin.grid, twin.contamination = self.grid, self.contamination
-        twin.hits, twin.trials = self.hits.copy(), self.trials.copy()
-        twin.log_bad, twin.log_good = self.log_bad.copy(), self.log_good.copy()
-        twin.own_rate = dict(self.own_rate)
-        return twin
-
-
-def with_contamination(grid: RateGrid, shares: Mapping[float, float]) -> tuple[RateGrid, FloatArray]:
-    """Rates together with how many of the cells that an answer calls good are bad for another reason.
-
-    Args:
-        grid: The rates.
-        shares: Prior of each share of such cells; sums to 1.
-
-    Returns:
-        The grid with each p0 once for each share, and the share of each of its columns, shape (K,).
-    """
-    count, weights = len(shares), np.array(list(shares.values()))
-    columns = np.repeat(grid.joint, count, axis=1) * np.tile(weights, len(grid.p0))
-    wide = replace(grid, p0=np.repeat(grid.p0, count), joint=columns)
-    return wide, np.tile(np.array(list(shares)), len(grid.p0))
 
 
 @dataclass(frozen=True, eq=False)
@@ -367,9 +240,8 @@ def _log_likelihoods(
     number = np.float32 if len(patterns.calls) > _COARSE else np.float64
     calls = patterns.calls.astype(number)
     a, b = calls @ log_bad.astype(number), (1 - calls) @ log_good.astype(number)
-    if not space.never_may_fail:
-        # Where all combinations fail alike, and not rarely, they are bad: "never" is no name for it.
-        b[patterns.of[space.never], counts.grid.too_often] = IMPOSSIBLE
+    # Where all combinations fail alike, and not rarely, they are bad: "never" is no name for it.
+    b[patterns.of[space.never], counts.grid.too_often] = IMPOSSIBLE
     return a, b
 
 

@@ -10,20 +10,21 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bisect_env.matrix.grid import Grid, Index
+from bisect_env.matrix.schema import SearchLimits
 from bisect_env.search.acquisition import ONE, choose, information
 from bisect_env.search.families import Family, FloatArray
 from bisect_env.search.goodness_of_fit import log10_bayes_factor, unexplained
-from bisect_env.search.knowledge import Knowledge, position
+from bisect_env.search.knowledge import Knowledge
 from bisect_env.search.nonmonotone import DOUBT, could_be_better
-from bisect_env.search.posterior import Belief, Counts
+from bisect_env.search.posterior import Belief
 from bisect_env.search.stopping import (
     CAUTION,
-    SearchSettings,
     clean_trials,
     judge,
     quantile,
     required_confidence,
 )
+from bisect_env.search.tallies import Counts, position
 from bisect_env.search.untested_intervals import checks, passes, untested_intervals
 from bisect_env.search.verdict import Answer, Status, Verdict, answer, capacity, entropy_bits
 
@@ -58,10 +59,7 @@ class Question(Knowledge):
         grid: The lattice of combinations, with stated ends if there are any.
         groups: For each cell the cell that stands for it (combinations with one measurement share a group),
             missing for cells that cannot be run.
-        settings: When to stop.
-        nothing: Prior of *never bad*; None leaves what the space gives it.
-        any_of: Whether one answer may name several causes that suffice each.
-        contamination: As for `Knowledge`.
+        limits: When to stop.
         families: Of value sets, one per axis, instead of those that belong to the axes' directions.
 
     Attributes:
@@ -75,22 +73,16 @@ class Question(Knowledge):
         self,
         grid: Grid,
         groups: Mapping[Index, Index],
-        settings: SearchSettings | None = None,
+        limits: SearchLimits | None = None,
         *,
-        nothing: float | None = None,
-        any_of: bool = True,
-        contamination: Mapping[float, float] | None = None,
         families: Sequence[Family] | None = None,
     ) -> None:
-        self.settings = settings or SearchSettings()
+        self.limits = limits or SearchLimits()
         super().__init__(
             grid,
             groups,
-            min_rate=self.settings.min_crash_rate,
-            stated_rate=self.settings.crash_rate,
-            nothing=nothing,
-            any_of=any_of,
-            contamination=contamination,
+            min_rate=self.limits.min_crash_rate,
+            stated_rate=self.limits.crash_rate,
             families=families,
         )
 
@@ -120,9 +112,9 @@ class Question(Knowledge):
             A running or chosen trial counts as a pass that is still to come, which keeps parallel
             workers from all asking the same question.
         """
-        if not self._visible.any():
+        if not self.visible.any():
             return []
-        ahead = self._counts.copy()
+        ahead = self.seen.copy()
         for index, running in (pending or {}).items():
             ahead.add(self.representative_of(index), 0, running)
         cost = self.prices(build_cost)
@@ -185,7 +177,7 @@ class Question(Knowledge):
             pending: Trials of each combination that run at this moment.
             build_cost: As in `ask`.
         """
-        if not self._visible.any():
+        if not self.visible.any():
             return []
         cost = self.prices(build_cost)
         bad = self.probability_bad()
@@ -194,18 +186,10 @@ class Question(Knowledge):
         )
         wanted: list[Index] = []
         for cell in cells[:_FORESEEN]:
-            ahead = self._counts.copy()
+            ahead = self.seen.copy()
             ahead.add(cell, 1, 1)
             wanted.append(self._next(ahead, self._believe(ahead), cost))
         return list(dict.fromkeys(wanted))
-
-    def prices(self, build_cost: Mapping[Index, float] | None) -> FloatArray:
-        """Price of each cell's environment in trials, shape of the lattice; 0 where it exists."""
-        cost = np.zeros(self._grid.shape)
-        for index, price in (build_cost or {}).items():
-            if self._group[index] >= 0:
-                cost[self.representative_of(index)] = price
-        return cost
 
     def _next(self, ahead: Counts, belief: Belief, cost: FloatArray) -> Index:
         first = self._end_first(ahead, belief) or self._to_certify(ahead)
@@ -227,9 +211,9 @@ class Question(Knowledge):
         Every later step is cheaper for knowing it: until the target showed anywhere, and at this end, unless
         each trial there showed it, `_END_FAILURES` times.
         """
-        if not self._counts.hits.any():
+        if not self.seen.hits.any():
             return True
-        hits, trials = int(self._counts.hits[bad]), int(self._counts.trials[bad])
+        hits, trials = int(self.seen.hits[bad]), int(self.seen.trials[bad])
         return hits < _END_FAILURES and hits < trials and ahead.trials[bad] < _END_TRIALS
 
     def forget(self, *, classes: bool = True) -> None:
@@ -242,15 +226,15 @@ class Question(Knowledge):
     def _ends(self) -> tuple[Index | None, Index | None]:
         """The stated ends, else the cells of which the prior is sure."""
         prior = self._space.bad_mass(self._space.prior[:, None])[..., 0]
-        lowest = np.where(self._visible, prior, np.inf)
-        highest = np.where(self._visible, prior, -np.inf)
+        lowest = np.where(self.visible, prior, np.inf)
+        highest = np.where(self.visible, prior, -np.inf)
         good: Index | None = position(lowest.argmin(), self._grid.shape)
         bad: Index | None = position(highest.argmax(), self._grid.shape)
         good = good if good is not None and lowest[good] <= 1 - _END_CERTAINTY else None
         bad = bad if bad is not None and highest[bad] >= _END_CERTAINTY else None
-        if self._grid.good is not None and self._group[self._grid.good] >= 0:
+        if self._grid.good is not None and self.group[self._grid.good] >= 0:
             good = self.representative_of(self._grid.good)
-        if self._grid.bad is not None and self._group[self._grid.bad] >= 0:
+        if self._grid.bad is not None and self.group[self._grid.bad] >= 0:
             bad = self.representative_of(self._grid.bad)
         return good, bad
 
@@ -271,7 +255,7 @@ class Question(Knowledge):
         if best.hypothesis.kind == "always":
             # Where failures are frequent, a combination that passed is not yet one that fails as well.
             enough = passes(self.typical_rates()[0]) or 1
-            return [(cell, 1 if self._counts.hits[cell] else enough) for cell in self._spread]
+            return [(cell, 1 if self.seen.hits[cell] else enough) for cell in self._spread]
         return self.proof(best) if self.proves_first else []
 
     def proof(self, best: Answer) -> list[tuple[Index, float]]:
@@ -286,30 +270,26 @@ class Question(Knowledge):
             pairs = [(best.first_bad, best.last_good)]
         for pair in pairs:
             bad, good = (self.representative_of(cell) for cell in pair)
-            if not self._has_failed(bad):
+            if self.seen.hits[bad] < _FAILURES:
                 wanted.append((bad, math.inf))
             wanted.append((good, self._clean))
         end = self._ends[0]
         if end is not None and not best.hypothesis.is_bad(end):
-            hits = float(self._counts.hits[end])
+            hits = float(self.seen.hits[end])
             # A control that failed as often as bad combinations do is none until it passes, too; and one
             # pass shows nothing where bad combinations often pass.
             controls = hits / (_CONTROL * self.typical_rates()[0])
-            passed = (self._counts.trials - self._counts.hits)[best.hypothesis.bad_cells()]
+            passed = (self.seen.trials - self.seen.hits)[best.hypothesis.bad_cells()]
             wanted.append((end, max(controls, min(self._clean, _CONTROLS) if passed.any() else 0)))
         if self._whole:
-            checked = checks(best, self._grid, self._group >= 0, self.counts, self.typical_rates()[0])
+            checked = checks(best, self._grid, self.group >= 0, self.counts, self.typical_rates()[0])
             wanted += [(self.representative_of(cell), trials) for cell, trials in checked]
         return wanted
-
-    def _has_failed(self, cell: Index) -> bool:
-        """Return whether the first bad combination failed often enough to be called so."""
-        return bool(self._counts.hits[cell] >= _FAILURES)
 
     @cached_property
     def _spread(self) -> list[Index]:
         """Some cells from one end of the lattice to the other."""
-        cells = np.flatnonzero(self._visible)
+        cells = np.flatnonzero(self.visible)
         if not len(cells):
             return []
         places = np.unique(np.linspace(0, len(cells) - 1, _SPREAD).round().astype(int))
@@ -322,17 +302,17 @@ class Question(Knowledge):
         return clean_trials(quantile(self.rates.rates, chances, CAUTION))
 
     def _lacking(self, best: Answer) -> list[Index]:
-        return [cell for cell, wanted in self._wanted(best) if self._counts.trials[cell] < wanted]
+        return [cell for cell, wanted in self._wanted(best) if self.seen.trials[cell] < wanted]
 
     def _best(self, ahead: Counts, belief: Belief, cost: FloatArray) -> tuple[Index, FloatArray, FloatArray]:
         """Return the cell whose next trial is worth most; of each what it tells, and how likely it is bad."""
         leading = float(self._classes.masses(belief.hypotheses).max())
-        cell, score, bad = choose(self._space, ahead, belief, cost, self._visible, leading)
+        cell, score, bad = choose(self._space, ahead, belief, cost, self.visible, leading)
         return position(cell, self._grid.shape), score, bad
 
     def _best_of(self, only: Collection[Index], ahead: Counts, belief: Belief, worth: float) -> Index | None:
-        told = np.where(self._visible, information(self._space, ahead, belief, ONE)[..., 0], -np.inf)
-        best = max((cell for cell in only if self._visible[cell]), key=lambda cell: told[cell], default=None)
+        told = np.where(self.visible, information(self._space, ahead, belief, ONE)[..., 0], -np.inf)
+        best = max((cell for cell in only if self.visible[cell]), key=lambda cell: told[cell], default=None)
         return best if best is not None and told[best] >= worth * told.max() else None
 
     # -- answering ---------------------------------------------------------------------------------------
@@ -340,7 +320,7 @@ class Question(Knowledge):
     @property
     def finished(self) -> bool:
         """Whether more trials are not wanted: confirmed, or decided that nothing changes, or budget spent."""
-        return self.trials >= self.settings.max_trials or not self._visible.any() or self._decided
+        return self.trials >= self.limits.max_trials or not self.visible.any() or self._decided
 
     @property
     def is_confirmed(self) -> bool:
@@ -350,13 +330,13 @@ class Question(Knowledge):
     @property
     def may_be_doubted(self) -> bool:
         """Whether to ask if the hypotheses are too narrow: at the end, or where trials speak against them."""
-        if not self._counts.hits.any() or self.is_confirmed:
+        if not self.seen.hits.any() or self.is_confirmed:
             return self.is_confirmed
         return self.could_be_better() > DOUBT
 
     def could_be_better(self) -> float:
         """Log factor by which another history, or any table, could explain the counts better, at most."""
-        return could_be_better(self._counts, self._belief, self._space)
+        return could_be_better(self.seen, self._belief, self._space)
 
     @property
     def _decided(self) -> bool:
@@ -380,7 +360,7 @@ class Question(Knowledge):
         bad_rate, _ = self.typical_rates()
         # The median: before many good trials the mean is made of backgrounds that nothing speaks for.
         chances = self._belief.backgrounds
-        return required_confidence(self.settings.confidence, bad_rate, quantile(self.rates.p0, chances, 0.5))
+        return required_confidence(self.limits.confidence, bad_rate, quantile(self.rates.p0, chances, 0.5))
 
     @property
     def leading(self) -> float:
@@ -393,7 +373,7 @@ class Question(Knowledge):
         belief = self._belief
         masses = self._masses
         order = np.argsort(-masses, kind="stable")
-        cut = int(np.searchsorted(np.cumsum(masses[order]), self.settings.confidence)) + 1
+        cut = int(np.searchsorted(np.cumsum(masses[order]), self.limits.confidence)) + 1
         shown = order[: min(cut, _MOST_CANDIDATES)]
         candidates = tuple(self._answer(int(c), float(masses[c])) for c in shown)
         best = candidates[0]
@@ -404,7 +384,7 @@ class Question(Knowledge):
             joint = self._classes.masses(belief.weight * belief.by_rate[:, columns].sum(axis=1)[belief.of])
             weight = float(joint.sum())
             under = joint / weight if weight > 0 else joint
-            agrees = int(under.argmax()) == int(shown[0]) or weight < 1 - self.settings.confidence
+            agrees = int(under.argmax()) == int(shown[0]) or weight < 1 - self.limits.confidence
             sub[sharing] = (float(under[shown[0]]), agrees)
         bad_rate, background = self.typical_rates()
         status, reason = judge(
@@ -430,8 +410,8 @@ class Question(Knowledge):
             expected_environments=0 if self._is_over(status, best) else self._environments_left(masses),
             against_nothing=log10_bayes_factor(*beliefs, these, self._no_difference),
             against_next=None if len(order) < 2 else log10_bayes_factor(*beliefs, these, of == order[1]),
-            unexplained=unexplained(best.hypothesis, self._counts),
-            untested=untested_intervals(best, self._grid, self._group >= 0, self.counts, bad_rate)
+            unexplained=unexplained(best.hypothesis, self.seen),
+            untested=untested_intervals(best, self._grid, self.group >= 0, self.counts, bad_rate)
             if self._whole
             else (),
             monotone=self._is_plain(int(order[0])),
@@ -449,28 +429,28 @@ class Question(Knowledge):
 
     def _environments_left(self, masses: FloatArray) -> int:
         """About one new environment for each bit that is missing, as in plain bisection."""
-        untried = int(np.count_nonzero(self._visible & (self._counts.trials == 0)))
+        untried = int(np.count_nonzero(self.visible & (self.seen.trials == 0)))
         return min(untried, math.ceil(entropy_bits(masses) - 1e-9))
 
     def _answer(self, number: int, probability: float) -> Answer:
         # Groups share their measurement, so that every member shows its group's counts.
-        feasible = self._group >= 0
-        flat = np.where(feasible, self._group, 0)
+        feasible = self.group >= 0
+        flat = np.where(feasible, self.group, 0)
         return answer(
-            self._classes.representative(number, self._group),
+            self._classes.representative(number, self.group),
             probability,
             feasible,
-            self._counts.hits.ravel()[flat],
-            self._counts.trials.ravel()[flat],
+            self.seen.hits.ravel()[flat],
+            self.seen.trials.ravel()[flat],
             every_change=not self._is_plain(number),
         )
 
     def _ends_wrong(self) -> tuple[str, ...]:
         wrong = []
         for name, end, is_bad in (("good", self._grid.good, False), ("bad", self._grid.bad, True)):
-            if end is None or self._group[end] < 0:
+            if end is None or self.group[end] < 0:
                 continue
             chance = self._chance_bad(end)
-            if (1 - chance if is_bad else chance) >= self.settings.confidence:
+            if (1 - chance if is_bad else chance) >= self.limits.confidence:
                 wrong.append(name)
         return tuple(wrong)

@@ -27,27 +27,26 @@ from __future__ import annotations
 import copy
 import math
 import sys
-from collections.abc import Collection, Generator, Mapping, Sequence
+from collections.abc import Collection, Generator, Mapping
 from dataclasses import replace
 from functools import cached_property
 from typing import Protocol
 
 import numpy as np
 
-from bisect_env.matrix.grid import Grid, Index
+from bisect_env.matrix.grid import AxisKind, Grid, Index
+from bisect_env.matrix.schema import SearchLimits
 from bisect_env.search.bisect import Bisection
 from bisect_env.search.checks import Check, apart_checks, clean_checks, cleared, untested_checks
-from bisect_env.search.families import Family, FloatArray
+from bisect_env.search.families import FloatArray
 from bisect_env.search.labels import chances, labels, usual_trials
 from bisect_env.search.nonmonotone import RARE, Histories, histories
 from bisect_env.search.question import Question
 from bisect_env.search.rates import RateGrid
-from bisect_env.search.space import Hypothesis
-from bisect_env.search.stopping import SearchSettings
 from bisect_env.search.untested_intervals import untested_intervals
 from bisect_env.search.verdict import Answer, Status, Verdict
 
-__all__ = ["Search", "SearchSettings", "StudySearch"]
+__all__ = ["Search", "StudySearch"]
 
 _BELIEVED = 0.5
 """Posterior from which on a history that is not monotone is searched for whatever else is known. As the prior
@@ -145,21 +144,6 @@ class StudySearch(Protocol):
         """Chance that each combination is bad, shape of the grid."""
 
 
-class MakeQuestion(Protocol):
-    """The signature by which a `Question`, or a kind of it, is made."""
-
-    def __call__(
-        self,
-        grid: Grid,
-        groups: Mapping[Index, Index],
-        settings: SearchSettings,
-        /,
-        *,
-        families: Sequence[Family] | None = None,
-    ) -> Question:
-        """Make one; arguments as for `Question`."""
-
-
 class Search:
     """One question: where in the grid do trials begin to show the target?
 
@@ -167,48 +151,39 @@ class Search:
         grid: The lattice of combinations, with stated ends if there are any.
         groups: For each cell the cell that stands for it (combinations with one measurement share a group),
             missing for cells that cannot be run.
-        settings: When to stop.
-        make: The kind of question that is put; of another kind than `Question` no failure is taken to be
-            certain, and no answer is checked.
+        limits: When to stop.
+        quick: Whether the search ends as soon as the answer stands, without checks.
     """
 
     def __init__(
         self,
         grid: Grid,
         groups: Mapping[Index, Index],
-        settings: SearchSettings | None = None,
+        limits: SearchLimits | None = None,
         *,
-        make: MakeQuestion = Question,
+        quick: bool = False,
     ) -> None:
-        self.settings = settings or SearchSettings()
+        self.limits = limits or SearchLimits()
+        self._quick = quick
+        self._certain_error = _certain_error(self.limits.confidence, quick=quick)
         self._grid = grid
-        self._narrow = make(grid, groups, self.settings)
+        self._narrow = Question(grid, groups, self.limits)
+        # A look at a commit that was not tried costs a build.
+        self._is_of_commits = any(axis.kind is AxisKind.COMMIT for axis in grid.axes)
         self._shape, self._directions = grid.shape, [axis.direction for axis in grid.axes]
         self._wide: tuple[Histories, Question] | None = None
-        self._plain = make is Question
         # What proves an answer is tried once it stands.
-        self._narrow.proves_first = not self._plain
-        self._checks_ended = not self._plain or self.settings.quick
+        self._narrow.proves_first = False
+        self._checks_ended = quick
         self._doubted: Index | None = None
         narrow = self._narrow
         self._bisection = Bisection(
             *(grid, narrow.space, narrow.group),
             # What is left after the doubt that the failure is certain is still what was stated.
-            self.settings.confidence / (1.0 - _certain_error(self.settings)),
-            confidence=self.settings.confidence,
-            thrifty=self.settings.thrifty,
-            trusted=self._trusted(grid),
-            control=not self.settings.quick,
-            leaves=self.settings.leaves,
+            self.limits.confidence / (1.0 - self._certain_error),
+            confidence=self.limits.confidence,
+            control=not quick,
         )
-
-    def _trusted(self, grid: Grid) -> list[Index]:
-        """Stated ends that are tried only when the answer rests on them."""
-        settings = self.settings
-        if not settings.thrifty or settings.careful:
-            return []
-        ends = [grid.good, grid.bad if settings.crash_rate == 1.0 else None]
-        return [end for end in ends if end is not None]
 
     @cached_property
     def _question(self) -> Question:
@@ -219,7 +194,7 @@ class Search:
         possible = histories(self._shape, self._directions, narrow.tried)
         if possible is None:
             return narrow
-        limit = max(1.0 - self.settings.confidence, RARE) if narrow.is_confirmed else _BELIEVED
+        limit = max(1.0 - self.limits.confidence, RARE) if narrow.is_confirmed else _BELIEVED
         return self._over(possible) if narrow.chance_not_monotone(possible) > limit else narrow
 
     def _over(self, possible: Histories) -> Question:
@@ -270,8 +245,6 @@ class Search:
     @cached_property
     def _certain(self) -> bool:
         """Whether failures are certain by all that was seen, and one was seen or is about to be."""
-        if not self._plain:
-            return False
         labels = self._narrow.unanimous()
         if labels is None:
             return False
@@ -293,7 +266,7 @@ class Search:
         because the failure is a flaky one after all (the prior is `CERTAIN`, and rates are equally likely on
         a log scale else). Once the answer stands, whatever is tried checks it.
         """
-        if self.settings.thrifty or self._narrow.total_hits < _FAILURES or not self._certain:
+        if self._is_of_commits or self._narrow.total_hits < _FAILURES or not self._certain:
             return False
         if self._answer_stands:
             return False
@@ -305,13 +278,13 @@ class Search:
     def _labelled(self) -> dict[Index, float] | None:
         """Probability of being bad of each combination by itself, if that is how the question is put."""
         narrow = self._narrow
-        if not self._plain or self._certain or not narrow.total_hits:
+        if self._certain or not narrow.total_hits:
             return None
         if sum(size > 1 for size in self._shape) < 2:
             return None
         chance: dict[Index, float] | None = None
         if self._question.finished:
-            chance = chances(narrow.tallies)
+            chance = chances(narrow.seen)
             if not self._speak_otherwise(chance):
                 return None
         rates = narrow.typical_rates()
@@ -319,13 +292,13 @@ class Search:
         if chance is None:
             if self.trials < everything / 2 and self._question.could_be_better() <= _FAR_BETTER:
                 return None
-            chance = chances(narrow.tallies)
-        self._bisection.relabel(labels(narrow.tallies, chance, self._label_confidence, rates[0]))
+            chance = chances(narrow.seen)
+        self._bisection.relabel(labels(narrow.seen, chance, self._label_confidence, rates[0]))
         return chance
 
     @property
     def _label_confidence(self) -> float:
-        return 1.0 - (1.0 - self.settings.confidence) / 3
+        return 1.0 - (1.0 - self.limits.confidence) / 3
 
     def _speak_otherwise(self, chance: Mapping[Index, float]) -> bool:
         """Return whether some combination by itself speaks against the answer that nothing changes.
@@ -372,9 +345,6 @@ class Search:
         only: Collection[Index] | None,
     ) -> list[Index]:
         """Return what to try if one trial tells good from bad."""
-        if (cell := self._seldom_failed) is not None:
-            lacking = self._failures_to_leave - self.counts(cell)[1] - pending.get(cell, 0)
-            return [cell] * min(max(lacking, 0), count) if only is None or cell in only else []
         chosen = self._bisection.next(count, pending=pending, cost=cost, only=only)
         room = min(count, len(chosen) + self._room_beside_looks(pending))
         if len(chosen) < room:
@@ -393,7 +363,7 @@ class Search:
         It is wanted whatever the look shows, as `_to_certify` says; beside it, it costs no round of its own.
         """
         open_ = [cell for cell, running in pending.items() if running and cell not in self._bisection.labels]
-        if self.settings.quick or self.settings.thrifty or len(open_) != 1:
+        if self._quick or len(open_) != 1:
             return []
         chance = float(self._bisection.probability_bad()[open_[0]])
         likely = {True: chance, False: 1.0 - chance}
@@ -409,39 +379,6 @@ class Search:
                 lacking = _FAILURES - self.counts(cell)[1] - pending.get(cell, 0)
                 wanted += [cell] * max(lacking, 0)
         return wanted
-
-    @property
-    def _seldom_failed(self) -> Index | None:
-        """Where to see more failures before commits are looked at that are no values; None where to see none.
-
-        What was looked at there is of no use along the line of first parents, on which flaky failures are
-        searched.
-        """
-        if self.settings.crash_rate == 1.0 or self._bisection.laid_out is None:
-            return None
-        bad = [cell for cell, is_bad in self._bisection.labels.items() if is_bad]
-        most = max(bad, key=lambda cell: self.counts(cell)[0], default=None)
-        return None if most is None or self.counts(most)[0] >= self._failures_to_leave else most
-
-    @property
-    def _failures_to_leave(self) -> int:
-        return _FAILURES + 2
-
-    @property
-    def laid_out(self) -> tuple[str, ...] | None:
-        """The commits that its axis of them must have for the search to go on; None where it has them.
-
-        A search that wants others is finished; whoever goes on makes another with them.
-        """
-        if not self.settings.leaves or self.trials >= self.settings.max_trials:
-            return None
-        if self._certain:
-            return None if self._seldom_failed is not None else self._bisection.laid_out
-        for axis in self._grid.axes:
-            history = axis.history
-            if history is not None and not history.is_in_order(axis.values):
-                return history.in_order(axis.values)
-        return None
 
     def _to_certify(self) -> list[tuple[Index, int]]:
         """Combinations to be tried once more before the answer stands, with their trials by then."""
@@ -484,16 +421,16 @@ class Search:
             trials: Counted by then.
         """
         if trials >= self._narrow.visible_count + _SPARE:
-            return probability >= self.settings.confidence * (1.0 + doubt)
-        is_usual = 1.0 - self.settings.confidence >= _USUAL_ERROR - 1e-9
-        if is_usual and self.settings.quick and self._bisection.changes_once:
+            return probability >= self.limits.confidence * (1.0 + doubt)
+        is_usual = 1.0 - self.limits.confidence >= _USUAL_ERROR - 1e-9
+        if is_usual and self._quick and self._bisection.changes_once:
             # That a stated good end passed says nothing of what lies before it.
             looks, apart = self._bisection.looks, len(self._bisection.labels) - self._bisection.looks
             enough = math.ceil(math.log2(max(self._narrow.visible_count, 2))) + _BEYOND_HALVING
             # More than one worker looks at alone.
             at_once = looks > enough - _REPEATED
             return trials - apart >= (looks + _REPEATED if at_once else enough)
-        return (1.0 - _certain_error(self.settings)) * (1.0 + doubt) <= 1.0
+        return (1.0 - self._certain_error) * (1.0 + doubt) <= 1.0
 
     def _wrong_end(self) -> Index | None:
         """Return the stated good end if it failed."""
@@ -532,7 +469,7 @@ class Search:
             return 0.0, None
         given = passes or {}
         counted = np.array([given.get(cell, self.counts(cell)[1]) for cell in rivals.cells], dtype=np.float64)
-        least = self.settings.min_crash_rate
+        least = self.limits.min_crash_rate
         sure = _flaky_weights(failures, np.zeros(1), least)[0]
         weights = rivals.weight * _flaky_weights(failures, rivals.calls @ counted, least) / sure
         return float(weights.sum()), rivals.cells[int((weights @ rivals.calls).argmax())]
@@ -568,7 +505,7 @@ class Search:
         if self._labelled is not None:
             return self._labelled_cells(count, running, only)
         if not self._certain:
-            if self._plain and not self._narrow.total_hits:
+            if not self._narrow.total_hits:
                 count = min(count, self._room_beside_looks(running))
             if count <= 0:
                 return []
@@ -611,7 +548,7 @@ class Search:
         Only what was not stated is doubted so soon, and environments are made for it only as fast as trials
         have paid for them.
         """
-        if not self._plain or only is not None or self._narrow.total_hits or self._grid.bad is not None:
+        if only is not None or self._narrow.total_hits or self._grid.bad is not None:
             return []
         labels = self._narrow.unanimous() or {}
         bad = self._bisection.ends[1]
@@ -655,9 +592,7 @@ class Search:
     @property
     def finished(self) -> bool:
         """Whether more trials are not wanted: the answer stands and is checked, or the budget is spent."""
-        if self.trials >= self.settings.max_trials or not self._narrow.visible_count:
-            return True
-        if self.laid_out is not None:
+        if self.trials >= self.limits.max_trials or not self._narrow.visible_count:
             return True
         return self._answer_stands and (self._checks_ended or not self.checks)
 
@@ -686,7 +621,7 @@ class Search:
     @cached_property
     def checks(self) -> tuple[Check, ...]:
         """The checks that a standing answer still needs, in order; empty before it stands."""
-        if not self._plain or not self._answer_stands:
+        if not self._answer_stands:
             return ()
         verdict = self.verdict
         if verdict.status is not Status.CONFIRMED:
@@ -695,14 +630,14 @@ class Search:
         wanted: list[Check] = []
         if not self._certain and self._labelled is None:
             wanted = self._proof(verdict)
-        elif self._certain and not self.settings.thrifty:
+        elif self._certain and not self._is_of_commits:
             wanted = untested_checks(verdict.best, self._grid, can_run, self.counts)
             doubted = self._doubted
             if doubted is not None and can_run[doubted] and not self.counts(doubted)[1]:
                 wanted.insert(0, Check(doubted, 1, "untested"))
         if self._labelled is not None:
-            wanted = apart_checks(verdict.best, self.counts, self.settings, len(self._labelled))
-        wanted += clean_checks(verdict.best, can_run, self.counts, self.settings)
+            wanted = apart_checks(verdict.best, self.counts, self.limits, len(self._labelled))
+        wanted += clean_checks(verdict.best, can_run, self.counts, self.limits)
         found: dict[Index, Check] = {}
         for check in wanted:
             cell = self._narrow.representative_of(check.cell)
@@ -773,10 +708,10 @@ class Search:
         return self._with_cleared(verdict)
 
     def _with_cleared(self, verdict: Verdict) -> Verdict:
-        if not self._plain or verdict.status is not Status.CONFIRMED:
+        if verdict.status is not Status.CONFIRMED:
             return verdict
         can_run = self._narrow.group >= 0
-        return replace(verdict, cleared=cleared(verdict.best, can_run, self.counts, self.settings))
+        return replace(verdict, cleared=cleared(verdict.best, can_run, self.counts, self.limits))
 
     def _certain_verdict(self) -> Verdict:
         found = self._bisection.found
@@ -860,37 +795,15 @@ class Search:
         return self._question.probability_bad()
 
     @property
-    def probabilities(self) -> FloatArray:
-        """Posterior of each class of hypotheses, shape (classes,), whether failures are certain or not.
-
-        Classes are numbered anew when a combination is set aside or other hypotheses are weighed.
-        """
-        return self._question.probabilities
-
-    @property
-    def fingerprints(self) -> FloatArray:
-        """Numbers that identify each class by its good and bad combinations, shape (classes, 2)."""
-        return self._question.fingerprints
-
-    def representative(self, number: int) -> Hypothesis:
-        """Return the hypothesis that stands for a class."""
-        return self._question.representative(number)
-
-    @property
-    def probability_of_nothing(self) -> float:
-        """Posterior that no combination that can be run is bad."""
-        return self._question.probability_of_nothing
-
-    @property
     def rates(self) -> RateGrid:
         """The prior for rates."""
         return self._narrow.rates
 
 
-def _certain_error(settings: SearchSettings) -> float:
+def _certain_error(confidence: float, *, quick: bool) -> float:
     """Return what is left of the stated error to answers about failures that only look certain."""
-    most = _UNCHECKED_ERROR if settings.quick else _CERTAIN_ERROR
-    return most * min((1.0 - settings.confidence) / _USUAL_ERROR, 1.0) ** _DOUBTS
+    most = _UNCHECKED_ERROR if quick else _CERTAIN_ERROR
+    return most * min((1.0 - confidence) / _USUAL_ERROR, 1.0) ** _DOUBTS
 
 
 def _flaky_weights(failures: int, passes: FloatArray, least: float) -> FloatArray:

@@ -13,9 +13,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from bisect_env.matrix.grid import Grid, Index
+from bisect_env.matrix.schema import SearchLimits
 from bisect_env.search.coarsening import search_for
 from bisect_env.search.families import FloatArray
-from bisect_env.search.searcher import SearchSettings
 from bisect_env.search.verdict import Verdict
 
 
@@ -46,7 +46,8 @@ def simulate(
     rates: FloatArray,
     rng: np.random.Generator,
     *,
-    settings: SearchSettings | None = None,
+    limits: SearchLimits | None = None,
+    quick: bool = False,
     workers: int = 1,
     build_cost: float = 0.0,
     going_on: Callable[[], bool] = lambda: True,
@@ -58,7 +59,8 @@ def simulate(
         groups: As in `Search`.
         rates: True target rate of each cell, shape of the grid.
         rng: Source of the coin tosses.
-        settings: When to stop.
+        limits: When to stop.
+        quick: Whether it ends as soon as the answer stands, without checks.
         workers: Trials that run at the same time.
         build_cost: Price of an environment in trials.
         going_on: Looked at before each round of the workers.
@@ -66,7 +68,7 @@ def simulate(
     Raises:
         TimeIsUpError: `going_on` said no before there was a verdict.
     """
-    search = search_for(grid, groups, settings)
+    search = search_for(grid, groups, limits, quick=quick)
     costs = dict.fromkeys(groups.values(), build_cost) if build_cost else {}
     built: set[Index] = set()
     trials = rounds = 0

@@ -109,13 +109,10 @@ class HypothesisSpace:
     Args:
         shape: Number of values on each axis.
         directions: Where the bad values may lie, one per axis.
-        any_of: Whether several causes may each suffice.
         families: Of value sets, one per axis, instead of those that belong to the directions.
 
     Attributes:
         prior: Shape (hypotheses,), sums to 1.
-        never_may_fail: Whether *never bad* is believed where all fail as often as bad ones might: only where
-            others are known to be bad.
     """
 
     def __init__(
@@ -123,7 +120,6 @@ class HypothesisSpace:
         shape: Sequence[int],
         directions: Sequence[Direction],
         *,
-        any_of: bool = True,
         families: Sequence[Family] | None = None,
     ) -> None:
         self.shape = tuple(shape)
@@ -135,11 +131,10 @@ class HypothesisSpace:
         self._set_shape = tuple(len(f.sets) for f in self._families)
         self._all_size = int(np.prod(self._set_shape))
         # "Any of" is a hypothesis of its own only where two axes have something to say.
-        self._any = any_of and sum(n > 1 for n in self.shape) >= 2
+        self._any = sum(n > 1 for n in self.shape) >= 2
         self._any_size = self._all_size if self._any else 0
         self.size = self._all_size + self._any_size + 1
         self.prior = self._prior()
-        self.never_may_fail = False
 
     def _prior(self) -> FloatArray:
         """Few culprit axes weigh more; within one choice of culprits the families' own priors."""
@@ -185,13 +180,6 @@ class HypothesisSpace:
         cell[index] = 1.0
         called_bad = self.bad_totals(cell)[:, 0] > 0.5
         self.prior = _normalised(np.where(called_bad == bad, self.prior, doubt * self.prior))
-
-    def expect_nothing(self, chance: float) -> None:
-        """Give *never bad* this prior, at any background; the others keep their proportions."""
-        self.never_may_fail = True
-        self.prior[self.never] = 0.0
-        self.prior = _normalised(self.prior) * (1.0 - chance)
-        self.prior[self.never] = chance
 
     def bad_totals(self, cells: FloatArray) -> FloatArray:
         """Total of a cell quantity over the bad cells of every hypothesis.

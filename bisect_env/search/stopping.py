@@ -3,18 +3,12 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 
 import numpy as np
 
 from bisect_env.search.families import FloatArray
 from bisect_env.search.verdict import Answer, Status
 
-MOST_CONFIDENCE = 0.9999
-"""Beyond it an answer would rest on the tails of the priors, and no number of trials makes those right."""
-LEAST_RATE, MOST_RATE = 0.0001, 0.5
-"""Rates that can be looked for or excluded. Some 30,000 passes clear one combination of the smallest, and
-from one half on all rates cost nearly the same."""
 MISS = 0.05
 """How likely a bad combination may still have shown nothing where a confirmed verdict says last good."""
 CAUTION = 0.05
@@ -26,48 +20,6 @@ trials of three count as certain, and one pass at the last good combination as p
 # to a fifth (0.99 for a stated 0.95) at a ratio of one third.
 _NOISE_SLOPE = 2.4
 _LEAST_ERROR_SHARE = 0.2
-
-
-@dataclass(frozen=True, slots=True)
-class SearchSettings:
-    """When to stop.
-
-    Attributes:
-        confidence: Posterior that the answer must hold, above 0.5 and up to `MOST_CONFIDENCE`.
-        min_crash_rate: Smallest crash rate that is looked for, `LEAST_RATE` to `MOST_RATE`.
-        max_trials: Counted trials after which the search ends whatever is known.
-        clean_rate: Rate that is to be excluded at the last good combination once the answer stands,
-            `LEAST_RATE` to `MOST_RATE`.
-        quick: Whether the search ends as soon as the answer stands, without checks.
-        crash_rate: About how often it fails where it does, if the user says so.
-        thrifty: Whether an environment costs so much that none is made to be on the safe side alone: where
-            failures are certain, it is looked where `git bisect` would look, and a stated good end is tried
-            only when the answer rests on it, like a stated bad one that is said to fail always; nothing is
-            looked at once the answer stands that was not tried before.
-        careful: Whether both stated ends are tried all the same, and before anything else.
-        leaves: Whether a thrifty search may ask for commits that are no values of its axis; whoever lets it
-            has to make it anew then (`Search.laid_out`).
-
-    Raises:
-        ValueError: A value is out of range.
-    """
-
-    confidence: float = 0.95
-    min_crash_rate: float = 0.02
-    max_trials: int = 5000
-    crash_rate: float | None = None
-    clean_rate: float = 0.05
-    quick: bool = False
-    thrifty: bool = False
-    careful: bool = False
-    leaves: bool = False
-
-    def __post_init__(self) -> None:
-        if not 0.5 < self.confidence <= MOST_CONFIDENCE:
-            raise ValueError(f"confidence {self.confidence} is not above 0.5 and up to {MOST_CONFIDENCE}")
-        for name, rate in (("min_crash_rate", self.min_crash_rate), ("clean_rate", self.clean_rate)):
-            if not LEAST_RATE <= rate <= MOST_RATE:
-                raise ValueError(f"{name} {rate} is not from {LEAST_RATE} to {MOST_RATE}")
 
 
 def quantile(values: FloatArray, chances: FloatArray, share: float) -> float:

@@ -32,18 +32,22 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bisect_env.matrix.grid import Grid, Index
+from bisect_env.matrix.schema import SearchLimits
 from bisect_env.search.bisect import described
 from bisect_env.search.families import FloatArray
 from bisect_env.search.labels import chances, labels, usual_trials
-from bisect_env.search.question import Question
+from bisect_env.search.rates import RateGrid
 from bisect_env.search.searcher import StudySearch
 from bisect_env.search.space import Hypothesis
 from bisect_env.search.staircase import Staircase, beyond, ordered_axes, staircases
-from bisect_env.search.stopping import SearchSettings, clean_trials
+from bisect_env.search.stopping import clean_trials
+from bisect_env.search.tallies import Tallies
 from bisect_env.search.verdict import Answer, Status, Verdict, answer
 
 __all__ = ["TableSearch"]
 
+MOST_CALLED = 20_000
+"""Combinations of a table, each of which is called good or bad after every trial."""
 _CHANGES = 3
 """Changes on the way upward up to which a table is described."""
 _FAILURES, _REPEATED = 3, 6
@@ -109,15 +113,14 @@ class TableSearch(StudySearch):
     Args:
         grid: The lattice, with stated ends if there are any.
         groups: As for `Search`.
-        settings: When to stop.
+        limits: When to stop.
     """
 
-    def __init__(
-        self, grid: Grid, groups: Mapping[Index, Index], settings: SearchSettings | None = None
-    ) -> None:
-        self.settings = settings or SearchSettings()
+    def __init__(self, grid: Grid, groups: Mapping[Index, Index], limits: SearchLimits | None = None) -> None:
+        self.limits = limits or SearchLimits()
         self._grid = grid
-        self._known = Question(grid, groups, self.settings)
+        rates = RateGrid.default(self.limits.min_crash_rate, self.limits.crash_rate)
+        self._known = Tallies(grid, groups, rates)
         self._ordered = ordered_axes(grid)
 
     # -- telling -----------------------------------------------------------------------------------------
@@ -125,14 +128,16 @@ class TableSearch(StudySearch):
     def tell(self, index: Index, *, hit: bool) -> None:
         """Count one trial of a combination: good or bad."""
         self._known.tell(index, hit=hit)
-        self._forget()
+        self.forget()
 
     def set_aside(self, index: Index) -> None:
         """Nothing more can be learnt at this combination; at any time."""
         self._known.set_aside(index)
-        self._forget()
+        self.__dict__.pop("_first", None)
+        self.forget()
 
-    def _forget(self) -> None:
+    def forget(self) -> None:
+        """Drop what followed from earlier counts."""
         for name in (
             "_labels",
             "_doubtful",
@@ -142,28 +147,24 @@ class TableSearch(StudySearch):
             "_again",
             "_checks",
             "called",
+            "table_verdict",
             "verdict",
         ):
             self.__dict__.pop(name, None)
 
     # -- labels ------------------------------------------------------------------------------------------
 
-    @property
-    def _visible(self) -> NDArray[np.bool_]:
-        flat = np.arange(self._known.group.size).reshape(self._grid.shape)
-        return np.asarray(self._known.group == flat)
-
     @cached_property
     def _said(self) -> tuple[dict[Index, float], int]:
         """Probability of being bad of each combination that was tried, and the trials that one needs."""
-        counts = self._known.tallies
+        counts = self._known.seen
         unanimous = self._known.unanimous()
         if unanimous is not None:
             return {cell: float(bad) for cell, bad in unanimous.items()}, 1
         chance = chances(counts)
         sure = [cell for cell, p in chance.items() if p >= 0.5]
         hits, trials = (sum(float(of[cell]) for cell in sure) for of in (counts.hits, counts.trials))
-        rate = max(hits / trials if trials else 0.0, self.settings.min_crash_rate)
+        rate = max(hits / trials if trials else 0.0, self.limits.min_crash_rate)
         rest = [cell for cell in chance if cell not in sure]
         hits, trials = (sum(float(of[cell]) for cell in rest) for of in (counts.hits, counts.trials))
         return chance, usual_trials(min(rate, 1.0), hits / trials if trials else 0.0)
@@ -179,20 +180,20 @@ class TableSearch(StudySearch):
         if self._is_certain:
             return {cell: p >= 0.5 for cell, p in chance.items()}
         rate = 1.0 - 0.05 ** (1.0 / usual)
-        error = _SURE * (1.0 - self.settings.confidence)
-        found = labels(self._known.tallies, chance, 1.0 - error, rate)
-        surer = labels(self._known.tallies, chance, 1.0 - _SURER * error, rate)
+        error = _SURE * (1.0 - self.limits.confidence)
+        found = labels(self._known.seen, chance, 1.0 - error, rate)
+        surer = labels(self._known.seen, chance, 1.0 - _SURER * error, rate)
         for cell in self._alone(found):
             if cell not in surer:
                 del found[cell]
         # Before anything is known to be bad, a background looks like a rare failure: then others say more.
-        often = {cell for cell in chance if self._known.tallies.trials[cell] >= self._often}
+        often = {cell for cell in chance if self._known.seen.trials[cell] >= self._often}
         return {cell: p >= 0.5 for cell, p in chance.items() if cell in often and cell not in found} | found
 
     @property
     def _often(self) -> int:
         """Trials after which a combination is called what is likelier until others are known."""
-        return 2 * clean_trials(max(_RARE, self.settings.min_crash_rate))
+        return 2 * clean_trials(max(_RARE, self.limits.min_crash_rate))
 
     @cached_property
     def _doubtful(self) -> list[Index]:
@@ -200,7 +201,7 @@ class TableSearch(StudySearch):
         if self._is_certain:
             return []
         chance, usual = self._said
-        error, trials = _SURE * (1.0 - self.settings.confidence), self._known.tallies.trials
+        error, trials = _SURE * (1.0 - self.limits.confidence), self._known.seen.trials
         return [
             cell
             for cell, p in chance.items()
@@ -224,7 +225,7 @@ class TableSearch(StudySearch):
         """Combinations without which there would be a frontier, where these are few."""
         table = self._in_table(known)
         axes = self._ordered
-        if not axes or staircases(table, self._grid, 1, self._visible):
+        if not axes or staircases(table, self._grid, 1, self._known.visible):
             return []
         fewest: list[Index] = []
         for turned in product((False, True), repeat=len(axes)):
@@ -242,7 +243,7 @@ class TableSearch(StudySearch):
     @cached_property
     def _again(self) -> list[tuple[Index, int]]:
         """Combinations that are to be tried again before much is made of them, with their trials by then."""
-        counts = self._known.tallies
+        counts = self._known.seen
         chance, usual = self._said
         found: dict[Index, int] = {}
         if self._is_certain:
@@ -276,7 +277,7 @@ class TableSearch(StudySearch):
     def _repeats_left(self) -> int:
         """How many failures are still to be repeated before they are taken to be certain."""
         failing = self._failing
-        repeated = sum(int(self._known.tallies.trials[cell]) - 1 for cell in failing)
+        repeated = sum(int(self._known.seen.trials[cell]) - 1 for cell in failing)
         return max(0, _REPEATED - repeated) if failing else 0
 
     # -- descriptions ------------------------------------------------------------------------------------
@@ -290,7 +291,7 @@ class TableSearch(StudySearch):
             table = _joined(self._table, alike)
             if table is None:
                 continue
-            visible = _any(self._visible, alike)
+            visible = _any(self._known.visible, alike)
             for changes in range(1, _CHANGES + 1):
                 found = staircases(table, self._grid, changes, visible, anyway=True)
                 if found:
@@ -302,7 +303,7 @@ class TableSearch(StudySearch):
     def _described(self, found: list[Staircase], holds: float, alike: tuple[int, ...]) -> _Described:
         best, *rest = found
         # Which way a frontier runs is not known before all ways that are likely agree.
-        limit = best.bits - math.log2(1.0 - self.settings.confidence)
+        limit = best.bits - math.log2(1.0 - self.limits.confidence)
         others = tuple(one for one in rest if one.bits < limit and best.changes == 1)
         decided = best.decided
         for other in others:
@@ -319,18 +320,18 @@ class TableSearch(StudySearch):
     def _checks(self) -> tuple[list[Index], float]:
         """What is to be tried although a description says it, best first; and P of the module."""
         description = self._description
-        open_ = self._cells(self._visible & (self._table < 0))
+        open_ = self._cells(self._known.visible & (self._table < 0))
         if description is None or not open_:
             return [], 0.0
         proofs = self._proofs(description)
         chance = exception(description.holds, proofs)
-        error, wanted = 1.0 - self.settings.confidence, 0
+        error, wanted = 1.0 - self.limits.confidence, 0
         while (
             exception(description.holds, proofs + wanted) > error
             or 2.0 ** -(proofs + wanted) > error * _NO_ORDER
         ):
             wanted += 1
-        passed = self._visible & (self._table == 0)
+        passed = self._known.visible & (self._table == 0)
         several = sum(n > 1 for n in self._grid.shape) > 1
         axes = [axis for axis in range(len(self._grid.shape)) if several]
         lacking = [self._lacking(description, axis, passed) for axis in axes]
@@ -360,12 +361,12 @@ class TableSearch(StudySearch):
     def _lacking(self, description: _Described, axis: int, passed: NDArray[np.bool_]) -> set[int]:
         """Values of an axis that are called good somewhere, and were not seen to pass anywhere."""
         across = tuple(other for other in range(len(self._grid.shape)) if other != axis)
-        called_good = np.asarray((self._visible & ~description.bad).any(axis=across))
+        called_good = np.asarray((self._known.visible & ~description.bad).any(axis=across))
         good = called_good & ~np.asarray(passed.any(axis=across))
         return {int(value) for value in np.flatnonzero(good)}
 
     def _cells(self, mask: NDArray[np.bool_]) -> list[Index]:
-        return [tuple(map(int, cell)) for cell in np.argwhere(mask)]
+        return list(map(tuple, np.argwhere(mask).tolist()))
 
     # -- asking ------------------------------------------------------------------------------------------
 
@@ -382,11 +383,11 @@ class TableSearch(StudySearch):
         if count <= 0 or not self._known.visible_count:
             return []
         running = self._known.by_cell(pending or {})
-        allowed = self._visible
+        allowed = self._known.visible
         if only is not None:
             allowed = np.zeros_like(allowed)
             for cell in only:
-                allowed[cell] = self._visible[cell]
+                allowed[cell] = self._known.visible[cell]
         chosen: list[Index] = []
 
         def take(cell: Index, wanted: int) -> None:
@@ -432,7 +433,7 @@ class TableSearch(StudySearch):
         if description is None:
             price = np.zeros(self._grid.shape) if cost is None else cost
             return sorted(self._cells(unknown), key=lambda cell: price[cell])[:count]
-        open_ = self._visible & (self._table < 0) & ~description.decided
+        open_ = self._known.visible & (self._table < 0) & ~description.decided
         if not open_.any():
             return [cell for cell in self._checks[0] if unknown[cell]][:count]
         chosen: list[Index] = []
@@ -452,7 +453,7 @@ class TableSearch(StudySearch):
     ) -> list[Index]:
         """Combinations that decide most of a staircase, each at those values without order tried least."""
         flat = [tuple(0 if i in alike else place for i, place in enumerate(cell)) for cell in taken]
-        visible = _any(self._visible, alike)
+        visible = _any(self._known.visible, alike)
         allowed = open_.copy()
         for cell in taken:
             allowed[cell] = False
@@ -471,10 +472,9 @@ class TableSearch(StudySearch):
             )
         return chosen
 
-    @property
+    @cached_property
     def _first(self) -> list[Index]:
         """What is tried before anything else: the ends, and the corners of the lattice."""
-        visible = self._cells(self._visible)
         axes, last = self._ordered, [n - 1 for n in self._grid.shape]
         if len(axes) <= _CORNERS:
             corners = list(product(*({0, n} if i in axes else {0} for i, n in enumerate(last))))
@@ -482,8 +482,10 @@ class TableSearch(StudySearch):
             corners = [(0,) * len(last), tuple(last)]
         stated = [end for end in (self._grid.good, self._grid.bad) if end is not None]
         ends = [self._known.representative_of(end) for end in stated if self._known.can_run(end)]
-        places = np.array(visible)
-        near = [visible[int(np.abs(places - np.array(corner)).sum(axis=1).argmin())] for corner in corners]
+        places = np.argwhere(self._known.visible)
+        near = [
+            tuple(places[np.abs(places - np.array(one)).sum(axis=1).argmin()].tolist()) for one in corners
+        ]
         return list(dict.fromkeys([*ends, *near]))
 
     @property
@@ -495,8 +497,8 @@ class TableSearch(StudySearch):
 
     @property
     def _enough_passes(self) -> int:
-        rate = min(self.settings.crash_rate or 1.0, 1.0)
-        return clean_trials(max(min(rate, self.settings.clean_rate), self.settings.min_crash_rate))
+        rate = min(self.limits.crash_rate or 1.0, 1.0)
+        return clean_trials(max(min(rate, self.limits.clean_rate), self.limits.min_crash_rate))
 
     def foresee(
         self, pending: Mapping[Index, int], build_cost: Mapping[Index, float] | None = None
@@ -506,7 +508,7 @@ class TableSearch(StudySearch):
             return []
         looking = set(self._known.by_cell(pending))
         cost = self._known.prices(build_cost) if build_cost else None
-        return self._new(1, looking, cost, self._visible)
+        return self._new(1, looking, cost, self._known.visible)
 
     # -- answering ---------------------------------------------------------------------------------------
 
@@ -520,7 +522,7 @@ class TableSearch(StudySearch):
             or any(cell not in self._labels for cell in self._first)
         ):
             return False
-        unknown = self._visible & (self._table < 0)
+        unknown = self._known.visible & (self._table < 0)
         description = self._description
         if not unknown.any():
             return True
@@ -531,7 +533,7 @@ class TableSearch(StudySearch):
     @property
     def finished(self) -> bool:
         """Whether no more trials are wanted."""
-        if self.trials >= self.settings.max_trials or not self._known.visible_count:
+        if self.trials >= self.limits.max_trials or not self._known.visible_count:
             return True
         return self.is_complete
 
@@ -576,6 +578,11 @@ class TableSearch(StudySearch):
     @cached_property
     def verdict(self) -> Verdict:
         """The answer by now; a pure function of the counts."""
+        return self.table_verdict
+
+    @cached_property
+    def table_verdict(self) -> Verdict:
+        """The answer about the table as a whole."""
         complete = self.is_complete
         called = self.called
         bad = np.zeros(self._grid.shape, dtype=bool)
@@ -609,7 +616,7 @@ class TableSearch(StudySearch):
     def _answer(self, bad: NDArray[np.bool_]) -> Answer:
         """Return the table as an answer: what is bad, and where it begins."""
         feasible = self._known.group >= 0
-        counts = self._known.tallies
+        counts = self._known.seen
         flat = np.where(feasible, self._known.group, 0)
         kind = "never" if not bad.any() else "always" if bad[feasible].all() else "table"
         hypothesis = described(kind, bad)

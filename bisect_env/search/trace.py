@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -10,10 +9,8 @@ import numpy as np
 
 from bisect_env.matrix.grid import Index
 from bisect_env.search.families import FloatArray
-from bisect_env.search.searcher import Search
+from bisect_env.search.searcher import StudySearch
 from bisect_env.search.space import Hypothesis
-
-_SMALL = 1000
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,8 +20,8 @@ class Trace:
     Attributes:
         answers: Those that hold, or once held, the most; the best one at the end comes first.
         trials: Numbers of trials, ascending: the points.
-        probabilities: Posterior of each answer at each point, shape (points, answers); 0 where the hypotheses
-            of that time did not contain it.
+        probabilities: Posterior of each answer at each point, shape (points, answers); 0 where it was not
+            among the answers of the verdict at that time.
     """
 
     answers: tuple[Hypothesis, ...]
@@ -32,63 +29,45 @@ class Trace:
     probabilities: FloatArray
 
 
-def trace(
-    search: Search,
-    told: Sequence[tuple[Index, bool]],
-    *,
-    points: int,
-    answers: int,
-) -> Trace:
-    """Tell a search its trials, and look at its belief on the way.
+def trace(search: StudySearch, told: Sequence[tuple[Index, bool]], *, points: int, answers: int) -> Trace:
+    """Tell a search its trials, and follow the answers of its verdict on the way.
 
-    Which hypotheses are weighed depends on the counts (histories that change more often come in where trials
-    speak for them, and which ones depends on what was tried). Answers of different moments are therefore
-    matched by what they say of the combinations, never by their number.
+    Which answers are weighed, and how, depends on the counts. Answers of different moments are therefore
+    matched by the combinations that they call bad.
 
     Args:
         search: That was told nothing yet; what is to be set aside is set aside.
         told: Combination and whether it showed the target, in order.
-        points: How often to look at most; fewer where a look is dear (a large matrix).
+        points: How often to look at most.
         answers: How many answers to follow at most.
     """
-    masses = [search.probabilities]
-    prints = [search.fingerprints]
-    looks = _looks(len(told), points if len(masses[0]) <= _SMALL else max(2, points // 5))
-    since: Counter[tuple[Index, bool]] = Counter()
+    moments = [_probabilities(search)]
+    looks = _looks(len(told), points)
     for number, (index, hit) in enumerate(told, start=1):
-        since[index, hit] += 1
+        search.tell(index, hit=hit)
         if number in looks:
-            for (cell, was), times in since.items():
-                search.tell_counts(cell, times if was else 0, times)
-            since.clear()
-            masses.append(search.probabilities)
-            prints.append(search.fingerprints)
-    last = prints[-1]
-    peaks = masses[-1].copy()
-    # The same hypotheses are in use most of the time, hence one match for each kind.
-    places = {id(each): _places(each, last) for each in prints}
-    for mass, each in zip(masses, prints, strict=True):
-        here = places[id(each)]
-        peaks = np.maximum(peaks, np.where(here >= 0, mass[here], 0.0))
-    # What is believed in the end, then whatever was believed most on the way.
-    order = np.lexsort((-peaks, -masses[-1]))
-    chosen = [int(order[0]), *(int(n) for n in np.argsort(-peaks, kind="stable") if n != order[0])][:answers]
-    followed = tuple(search.representative(n) for n in chosen)
-    table = np.zeros((len(masses), len(chosen)))
-    for row, (mass, each) in enumerate(zip(masses, prints, strict=True)):
-        here = places[id(each)][chosen]
-        table[row] = np.where(here >= 0, mass[here], 0.0)
-    return Trace(followed, (0, *sorted(looks)), table)
+            moments.append(_probabilities(search))
+    peaks: dict[bytes, float] = {}
+    hypotheses: dict[bytes, Hypothesis] = {}
+    for moment in moments:
+        for key, (hypothesis, probability) in moment.items():
+            hypotheses[key] = hypothesis
+            peaks[key] = max(peaks.get(key, 0.0), probability)
+    # The best answer at the end, then those that were the most probable at any time.
+    best = next(iter(moments[-1]))
+    order = sorted(peaks, key=lambda key: (key != best, -peaks[key]))[:answers]
+    table = [[moment[key][1] if key in moment else 0.0 for key in order] for moment in moments]
+    return Trace(
+        tuple(hypotheses[key] for key in order), (0, *sorted(looks)), np.array(table, dtype=np.float64)
+    )
 
 
-def _places(among: FloatArray, wanted: FloatArray) -> np.ndarray[tuple[int], np.dtype[np.intp]]:
-    """Return where each row of `wanted` stands in `among`, -1 where it does not."""
-    if among is wanted:
-        return np.arange(len(wanted))
-    known = {row.tobytes(): place for place, row in enumerate(among)}
-    return np.array([known.get(row.tobytes(), -1) for row in wanted], dtype=np.intp)
+def _probabilities(search: StudySearch) -> dict[bytes, tuple[Hypothesis, float]]:
+    """Return the answers of a verdict, the best one first, by the combinations that they call bad."""
+    candidates = search.verdict.candidates
+    return {one.hypothesis.bad_cells().tobytes(): (one.hypothesis, one.probability) for one in candidates}
 
 
 def _looks(trials: int, points: int) -> set[int]:
-    """Numbers of trials after which to look: all, or evenly spread ones with the last."""
+    """Return the numbers of trials after which to look: all, or evenly spread ones and the last."""
     return {int(n) for n in np.linspace(1, trials, min(points, trials)).round()} if trials else set()

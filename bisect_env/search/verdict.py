@@ -181,14 +181,13 @@ def answer(
     trials: FloatArray,
     *,
     every_change: bool = False,
-    towards: Index | None = None,
 ) -> Answer:
     """Find where a hypothesis's boundary runs through combinations that can be run.
 
     One cell is the pivot, the same for all culprit axes if possible: for *all of* the first bad cell, whose
     good neighbours show that every culprit axis is needed; for *any of* the last good cell, whose bad
     neighbours show that each alone suffices. A window's beginning comes before its end, pairs that were tried
-    before pairs that were not, then the one nearest to `towards`.
+    before pairs that were not, then the one nearest to the low end of every axis.
 
     Args:
         hypothesis: What it says.
@@ -197,7 +196,6 @@ def answer(
         hits: Target outcomes, those of a cell's whole group, same shape.
         trials: Counted trials, likewise.
         every_change: Whether each place at which an axis changes is a boundary, not one per axis alone.
-        towards: A cell; None for the low end of every axis.
     """
     if not hypothesis.culprits:
         return Answer(hypothesis, (), None, None, probability)
@@ -206,7 +204,7 @@ def answer(
     by_pivot: dict[Index, list[Boundary]] = {}
     for axis in hypothesis.culprits:
         for pair in boundary_pairs(bad, feasible, axis):
-            found = Boundary(axis, *pair, _between(axis, *pair))
+            found = Boundary(axis, *pair, between(axis, *pair))
             by_pivot.setdefault(pair[pivot_side], []).append(found)
     if not by_pivot:
         return Answer(hypothesis, (), *_nearest(bad, feasible), probability)
@@ -223,14 +221,11 @@ def answer(
         }
         return list(per_axis.values())
 
-    def apart(pivot: Index) -> int:
-        return sum(pivot) if towards is None else sum(abs(i - j) for i, j in zip(pivot, towards, strict=True))
-
     def pivot_rank(pivot: Index) -> tuple[float, ...]:
         boundaries = chosen(pivot)
         tried = sum(hits[b.bad] > 0 and trials[b.good] > 0 for b in boundaries)
         upward = sum(b.good > b.bad for b in boundaries)
-        return (-len(boundaries), upward, -tried, -float(trials[pivot] > 0), apart(pivot), *pivot)
+        return (-len(boundaries), upward, -tried, -float(trials[pivot] > 0), sum(pivot), *pivot)
 
     pivot = min(by_pivot, key=pivot_rank)
     boundaries = chosen(pivot)
@@ -249,7 +244,7 @@ def answer(
     first = min(boundaries, key=headline_rank)
     if every_change:
         boundaries = [
-            Boundary(one.axis, *pair, _between(one.axis, *pair))
+            Boundary(one.axis, *pair, between(one.axis, *pair))
             for one in boundaries
             for pair in boundary_pairs(bad, feasible, one.axis)
             if _same_line(one.axis, pair[0], one.bad)
@@ -278,7 +273,8 @@ def _same_line(axis: int, one: Index, other: Index) -> bool:
     return one[:axis] == other[:axis] and one[axis + 1 :] == other[axis + 1 :]
 
 
-def _between(axis: int, bad: Index, good: Index) -> tuple[Index, ...]:
+def between(axis: int, bad: Index, good: Index) -> tuple[Index, ...]:
+    """Return the cells strictly between two cells that differ on one axis alone."""
     low, high = sorted((bad[axis], good[axis]))
     return tuple((*bad[:axis], i, *bad[axis + 1 :]) for i in range(low + 1, high))
 

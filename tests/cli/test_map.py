@@ -76,6 +76,14 @@ def test_the_rules_that_it_prints_leave_out_what_fails(tmp_path: Path, run: RunC
         assert row["verdict"] == ("" if row["status"] == "excluded" else "good")
 
 
+def test_axes_that_may_change_either_way_are_no_reason_to_refuse_a_table(
+    tmp_path: Path, run: RunCommand
+) -> None:
+    code, told, err = run("map", matrix(tmp_path, 19, ", direction: either"), "-q")
+    assert code == 0, err
+    assert "225 of 361 combinations work, 136 fail" in told
+
+
 @pytest.mark.slow
 def test_run_goes_on_from_a_table_and_a_table_from_a_run(tmp_path: Path, run: RunCommand) -> None:
     path = matrix(tmp_path, versions=4)
@@ -94,4 +102,4 @@ def test_run_goes_on_from_a_table_and_a_table_from_a_run(tmp_path: Path, run: Ru
 def test_a_table_of_too_many_combinations_is_refused(tmp_path: Path, run: RunCommand) -> None:
     code, _, err = run("map", matrix(tmp_path, versions=200, more=", direction: either"))
     assert code == 2
-    assert "40000 combinations are too many for a table" in err
+    assert "40000 combinations are too many for a table, which has at most 20,000" in err

@@ -19,7 +19,7 @@ from bisect_env.environments.interpreters import probe
 from bisect_env.environments.repository import Repository
 from bisect_env.environments.request import CommitSource
 from bisect_env.environments.uv_tool import Uv
-from bisect_env.errors import InfrastructureError, UsageError
+from bisect_env.errors import InfrastructureError, StudyInterruptedError, UsageError
 from bisect_env.report.html import html_text
 from bisect_env.report.markdown import markdown_text
 from bisect_env.report.model import Report
@@ -58,7 +58,7 @@ def verdict(conclusion: Any) -> Any:
 
 
 @pytest.mark.parametrize("bad", [9, pytest.param(40, marks=pytest.mark.slow)])
-def test_the_first_bad_commit_is_found_with_as_many_builds_as_git_takes(studies: Studies, bad: int) -> None:
+def test_the_first_bad_commit_takes_as_many_builds_as_git_and_both_ends(studies: Studies, bad: int) -> None:
     place, commits = repository(studies, pure("demo", 40, bad, files=in_tree("demo")))
     rest = "good: {demo: v1.0}\nbad: {demo: v1.1}\nsearch: {crash_rate: 1}\n"
     conclusion = studies.run(matrix(studies, place, rest=rest))
@@ -118,7 +118,7 @@ def test_a_merge_whose_sides_are_both_good_is_the_culprit_itself(studies: Studie
 
 
 @pytest.mark.checked
-def test_commits_of_merged_branches_take_as_many_builds_as_git_does(studies: Studies) -> None:
+def test_commits_of_merged_branches_take_as_many_builds_as_git_does_and_both_ends(studies: Studies) -> None:
     case = merges(1.0)
     place, commits = repository(studies, case.changes)
     history = Repository(str(place), studies.folder / "mirrors").history("v1.0", "v1.1", every=True)
@@ -127,8 +127,9 @@ def test_commits_of_merged_branches_take_as_many_builds_as_git_does(studies: Stu
     conclusion = studies.run(path)
     assert verdict(conclusion)["first_bad"]["demo"] == commits[case.bad - 1]
     assert verdict(conclusion)["last_good"]["demo"] == commits[case.bad - 2]
-    assert builds(studies) <= len(theirs) + 1
-    # Whoever asks again goes on with the commits that were laid out for it.
+    # Git takes both ends on trust.
+    assert builds(studies) <= len(theirs) + 2
+    # A second command goes on with the commits that were added around the answer.
     again = studies.run(path)
     assert verdict(again) == verdict(conclusion)
     assert again.report["trials"] == conclusion.report["trials"]
@@ -142,14 +143,15 @@ def test_a_study_of_merged_branches_goes_on_where_it_was_stopped(studies: Studie
     def stopped_early() -> bool:
         return sum(isinstance(event, TrialFinished) for event in studies.events) >= 4
 
-    stopped = studies.run(path, stopped=stopped_early)
-    assert verdict(stopped)["status"] != "confirmed"
+    with pytest.raises(StudyInterruptedError):
+        studies.run(path, stopped=stopped_early)
     conclusion = studies.run(path)
     assert verdict(conclusion)["first_bad"]["demo"] == commits[case.bad - 1]
     # What the first command had built is not built again.
     history = Repository(str(place), studies.folder / "mirrors").history("v1.0", "v1.1", every=True)
     theirs = git_bisect(place, history, descendants(history, commits[case.bad - 1]))
-    assert builds(studies) <= len(theirs) + 1
+    # Git takes both ends on trust.
+    assert builds(studies) <= len(theirs) + 2
 
 
 @pytest.mark.slow

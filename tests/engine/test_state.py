@@ -26,7 +26,7 @@ from bisect_env.environments.lock import Lock, UnsolvableError
 from bisect_env.errors import InfrastructureError, NoEnvironmentError
 from bisect_env.matrix.grid import Grid, Index
 from bisect_env.matrix.load import Matrix, load_matrix
-from bisect_env.search.searcher import Search, SearchSettings
+from bisect_env.search.searcher import Search
 from bisect_env.trials.records import Evidence, Outcome
 from tests.search.worlds import alone, grid
 
@@ -48,7 +48,7 @@ class Study:
         self.grid = lattice
         self.locks: dict[Index, Lock] = {}
         self.unsolvable: dict[Index, UnsolvableError] = {}
-        self.search = Search(lattice, alone(lattice), SearchSettings(quick=quick))
+        self.search = Search(lattice, alone(lattice), quick=quick)
         prepared = Prepared(lattice, self.locks, self.unsolvable, alone(lattice))
         self.state = StudyState(matrix, prepared, self.search)
         self._trials = 0

@@ -86,6 +86,10 @@ def test_what_a_merge_brought_in_is_looked_at_when_it_is_the_first_bad_one(
     # Where only some of the branch is known to be good, the rest of it is looked at.
     assert every.inside(commits[:4], commits[6]) == tuple(commits[4:6])
     assert every.left_out(mainline) == {commits[6]: 3}
+    # A merge that does not build: what it brought in is looked at, and stands before it once it is good.
+    values = every.around(mainline, commits[:3], commits[7])
+    assert values == (*commits[:3], *commits[3:6], *commits[6:])
+    assert every.around(values, commits[:6], commits[7]) == values
 
 
 def test_releases_on_branches_of_their_own_begin_where_the_branch_did(tmp_path: Path, cache: Path) -> None:

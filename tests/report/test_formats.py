@@ -80,7 +80,7 @@ def needles(report: Report) -> dict[str, list[str]]:
         "failures.other": ["exit-fail"],
         "stability": ["Bayes factor"],
         "warnings": list(report.warnings),
-        "posterior": ["torch ≥ 2.3calm: probability"],
+        "posterior": [f"{report.posterior.answers[0].label}: probability"],
         "timeline": ["1 environment built in 2.5 s, 1 could not be built"],
         "timeline.failed": ["gcc calm"],
         "machines": ["x86_64 H100calm driver 570"],

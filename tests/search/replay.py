@@ -17,7 +17,8 @@ from numpy.typing import NDArray
 from bisect_env.matrix.expand import expand
 from bisect_env.matrix.grid import Grid, Index
 from bisect_env.matrix.load import load_matrix
-from bisect_env.search.searcher import Search, SearchSettings
+from bisect_env.matrix.schema import SearchLimits
+from bisect_env.search.searcher import Search
 from bisect_env.search.verdict import Verdict
 from tests.cases.truth import MATRICES, Truth, case_names, check_against
 
@@ -82,7 +83,7 @@ class Played:
     seconds: float
 
 
-def play_case(case: Replay, seed: int, settings: SearchSettings | None = None) -> Played:
+def play_case(case: Replay, seed: int, settings: SearchLimits | None = None) -> Played:
     """Bisect a case with one worker."""
     rng = np.random.default_rng(seed)
     started = time.perf_counter()

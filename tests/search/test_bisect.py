@@ -6,10 +6,8 @@ import dataclasses
 import itertools
 import math
 import random
-import subprocess
 from collections import Counter
 from collections.abc import Collection
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -18,10 +16,10 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from scipy.stats import binom
 
-from benchmarks.repositories import Change, git, write
 from bisect_env.matrix.grid import Direction, Index
+from bisect_env.matrix.schema import SearchLimits
 from bisect_env.search.bisect import BUILT_AT_ONCE
-from bisect_env.search.searcher import CERTAIN, Search, SearchSettings, StudySearch
+from bisect_env.search.searcher import CERTAIN, Search, StudySearch
 from bisect_env.search.space import HypothesisSpace
 from bisect_env.search.table import TableSearch
 from bisect_env.search.verdict import Status, Verdict
@@ -46,7 +44,9 @@ class Played:
         price: float = 0.0,
     ) -> None:
         lattice = grid(bad.shape, directions)
-        self.search = Search(lattice, alone(lattice, without), SearchSettings(confidence, quick=quick))
+        self.search = Search(
+            lattice, alone(lattice, without), SearchLimits(confidence=confidence), quick=quick
+        )
         self.tried: list[Index] = []
         self.rounds = self.stood_after = 0
         self.time = 0.0
@@ -130,7 +130,7 @@ def test_neither_workers_nor_stated_ends_make_such_an_answer_likelier(
     lattice = grid((32,), good=good, bad=bad)
     misread = Counter[float]()
     for said in range(1, 32):
-        search = Search(lattice, alone(lattice), SearchSettings(quick=True))
+        search = Search(lattice, alone(lattice), quick=True)
         while not search.finished:
             for cell in search.ask(workers):
                 search.tell(cell, hit=cell[0] >= said)
@@ -155,7 +155,7 @@ def test_without_checks_a_change_takes_three_trials_more_than_halving_at_most(
         for first in range(1, size, max(1, size // 12)):
             ends = (0, size - 1) if direction is REGRESSION else (size - 1, 0)
             lattice = grid((size,), direction, good=(ends[0],) if stated else None)
-            search = Search(lattice, alone(lattice), SearchSettings(quick=True))
+            search = Search(lattice, alone(lattice), quick=True)
             while not search.finished:
                 (cell,) = search.ask(1)
                 search.tell(cell, hit=(cell[0] >= first) is (direction is REGRESSION))
@@ -211,7 +211,7 @@ def wrong_beside_many_workers(rates: tuple[float, float], workers: int, seeds: C
         chance = random.Random(seed)
         first = chance.randrange(1, 32)
         lattice = grid((32,))
-        search = Search(lattice, alone(lattice), SearchSettings(quick=True))
+        search = Search(lattice, alone(lattice), quick=True)
         running: list[Index] = []
         while not search.finished:
             running += search.ask(workers - len(running), pending=Counter(running))
@@ -236,7 +236,7 @@ def test_a_flaky_failure_seldom_looks_like_a_certain_one_to_many_workers(
 def test_good_versions_among_bad_ones_are_tried_again_before_they_are_believed(good: set[int]) -> None:
     """A history that changes more often than said is rarer than a flaky failure that passed there."""
     lattice = grid((32,))
-    search = Search(lattice, alone(lattice), SearchSettings(quick=True))
+    search = Search(lattice, alone(lattice), quick=True)
     bad = set(range(8, 32)) - good
     while not search.answered:
         for cell in search.ask(8):
@@ -251,7 +251,7 @@ def test_a_trial_that_tells_nothing_is_not_started(direction: Direction) -> None
     lattice = grid((16,), direction, good=(0,), bad=(15,))
     if direction is FIXED:
         lattice = grid((16,), direction, good=(15,), bad=(0,))
-    search = Search(lattice, alone(lattice), SearchSettings(quick=True))
+    search = Search(lattice, alone(lattice), quick=True)
     pending: dict[Index, int] = {}
     for _ in range(10):
         for cell in search.ask(64, pending=pending):
@@ -383,7 +383,7 @@ def test_no_order_in_which_trials_end_makes_an_answer_false_or_late(
     chance = random.Random(seed)
     directions = [chance.choice(ANY) for _ in bad.shape]
     lattice = grid(bad.shape, directions)
-    search = Search(lattice, alone(lattice), SearchSettings(quick=True))
+    search = Search(lattice, alone(lattice), quick=True)
     in_any_order(search, bad, workers, chance)
     assert search.trials <= bad.size + 10
     assert is_true(search.verdict, bad)
@@ -405,7 +405,7 @@ def test_a_checked_answer_about_a_staircase_is_right_everywhere(workers: int) ->
     wrong = 0
     for bad in tables * 3:
         lattice = grid(bad.shape, EITHER)
-        search = Search(lattice, alone(lattice), SearchSettings())
+        search = Search(lattice, alone(lattice))
         in_any_order(search, bad, workers, chance)
         assert is_true(search.verdict, bad)
         wrong += bool((search.verdict.best.hypothesis.bad_cells() != bad).any())
@@ -437,7 +437,7 @@ def test_the_answer_does_not_depend_on_the_order_of_trials(bad: NDArray[np.bool_
     directions = [rng.choice(ANY) for _ in bad.shape]
     one = Played(bad, directions, quick=True)
     lattice = grid(bad.shape, directions)
-    again = Search(lattice, alone(lattice), SearchSettings(quick=True))
+    again = Search(lattice, alone(lattice), quick=True)
     for cell in rng.sample(one.tried, len(one.tried)):
         again.tell(cell, hit=bool(bad[cell]))
     assert again.finished
@@ -482,7 +482,7 @@ def confirmed_of_flaky_tables(
         shape = rng.integers(2, 5, 3) if seed % 3 == 2 else rng.integers(2, 9, 2)
         bad = rng.random(tuple(map(int, shape))) < [0.5, 0.2, 0.8][seed % 3]
         lattice = grid(bad.shape, direction)
-        search = Search(lattice, alone(lattice), SearchSettings())
+        search = Search(lattice, alone(lattice))
         while not search.finished:
             for cell in search.ask(2):
                 search.tell(cell, hit=bool(rng.random() < rate * bad[cell]))
@@ -523,7 +523,7 @@ def played_flaky(
     seed: int,
 ) -> int:
     lattice = grid(bad.shape, direction)
-    search = make(lattice, alone(lattice), SearchSettings(quick=True))
+    search = make(lattice, alone(lattice), quick=True)
     rng = np.random.default_rng(seed + 7)
     while not search.finished:
         for cell in search.ask(1):
@@ -536,7 +536,7 @@ def test_an_answer_about_a_certain_failure_is_as_likely_as_the_sum_over_all_rule
     one = Played(configuration((12,), {0: 9}), quick=True)
     seen = {cell: one.search.counts(cell) for cell in one.tried}
     space = HypothesisSpace((12,), [REGRESSION])
-    rates = np.geomspace(one.search.settings.min_crash_rate, 1.0, 60)
+    rates = np.geomspace(one.search.limits.min_crash_rate, 1.0, 60)
     right = total = 0.0
     for number in range(space.size):
         hypothesis = space.hypothesis(number)
@@ -600,7 +600,7 @@ def test_a_corner_of_a_frontier_is_not_the_answer_in_whatever_order_trials_end()
     bad = ((first >= 2) & (second >= 1)) | ((first >= 1) & (second >= 3))
     lattice = grid(bad.shape)
     for _ in range(25):
-        search = Search(lattice, alone(lattice), SearchSettings())
+        search = Search(lattice, alone(lattice))
         in_any_order(search, bad, 2, chance)
         assert search.verdict.best.hypothesis.kind == "frontier"
         assert is_true(search.verdict, bad)
@@ -621,7 +621,7 @@ def confirmed_of_two_steps(rate: float, studies: int) -> tuple[int, int]:
         rng = np.random.default_rng(1000 + seed)
         truth = two_steps(16, int(rng.integers(1, 15)), rate)
         lattice = grid((16,))
-        search = Search(lattice, alone(lattice), SearchSettings())
+        search = Search(lattice, alone(lattice))
         while not search.finished:
             for cell in search.ask(2):
                 search.tell(cell, hit=bool(rng.random() < truth[cell]))
@@ -683,57 +683,6 @@ def test_two_stated_ends_have_a_verdict_before_any_trial() -> None:
     assert search.verdict.status is not Status.CONFIRMED
 
 
-def git_bisect(place: Path, size: int, bad: int, broken: Collection[int]) -> tuple[list[str], list[int]]:
-    """Hashes of so many commits in a row, and which of them `git bisect run` itself looks at."""
-    hashes = write(place, (Change({"n": str(n)}, tags=["v0"] if n == 0 else []) for n in range(size)))
-    git(place, "bisect", "start", "--no-checkout", "main", "v0")
-    skipped = " ".join(map(str, broken)) or "none"
-    check = (
-        f"n=$(git show BISECT_HEAD:n); echo $n >> tried; case ' {skipped} ' in *\" $n \"*) exit 125;; esac;"
-        f" test $n -lt {bad}"
-    )
-    subprocess.run(["git", "bisect", "run", "sh", "-c", check], cwd=place, capture_output=True, check=False)
-    return hashes, [int(n) for n in (place / "tried").read_text().split()]
-
-
-@pytest.mark.parametrize("size", [3, 10, 40, 61])
-def test_where_environments_are_dear_a_search_builds_what_git_bisect_does_and_an_end(
-    tmp_path: Path, size: int
-) -> None:
-    rng = random.Random(size)
-    for turn in range(6):
-        # What is said to fail always is not tried for that alone.
-        rate = 1.0 if turn < 4 else None
-        bad = rng.randrange(1, size)
-        begin = rng.randrange(1, size - 1)
-        # Every other time a stretch that cannot be built, which may lie around the answer.
-        broken = set(range(begin, min(size - 1, begin + rng.randrange(1, 12)))) if turn % 2 else set()
-        hashes, theirs = git_bisect(tmp_path / str(turn), size, bad, broken)
-        line = grid([size], good=(0,), bad=(size - 1,))
-        axis = dataclasses.replace(line.axes[0], values=tuple(hashes))
-        line = dataclasses.replace(line, axes=(axis,))
-        search = Search(line, alone(line), SearchSettings(thrifty=True, crash_rate=rate))
-        ours: list[int] = []
-        while not search.finished:
-            prices: dict[Index, float] = {(i,): 20.0 for i in range(size) if i not in ours}
-            ((place,),) = search.ask(1, build_cost=prices)
-            ours += [] if place in ours else [place]
-            if place in broken:
-                search.set_aside((place,))
-            else:
-                search.tell((place,), hit=place >= bad)
-        ends = [n for n in ours if n not in theirs]
-        what = f"{size} commits, bad from {bad}, broken {sorted(broken)}: git {theirs}, we {ours}"
-        assert [n for n in ours if n not in ends] == theirs, what
-        assert set(ends) <= {0, size - 1}, what
-        # Both only where nothing between them can be built.
-        assert len(ends) <= 1 + (rate is None) or broken >= set(range(1, size - 1)), what
-        best = search.verdict.best
-        able = [n for n in range(size) if n not in broken]
-        assert best.first_bad == (min(n for n in able if n >= bad),), what
-        assert best.last_good == (max(n for n in able if n < bad),), what
-
-
 @pytest.mark.parametrize("size", [20, 136, 722])
 def test_no_boundary_lies_within_one_environment(size: int) -> None:
     """Days, or releases that change nothing, share environments: the sides of an answer do not."""
@@ -744,7 +693,7 @@ def test_no_boundary_lies_within_one_environment(size: int) -> None:
     stands_for = [max(start for start in starts if start <= day) for day in range(size)]
     first_bad = chance.choice(starts[1:])
     lattice = grid([size])
-    search = Search(lattice, {(day,): (stands_for[day],) for day in range(size)}, SearchSettings())
+    search = Search(lattice, {(day,): (stands_for[day],) for day in range(size)})
     while wanted := search.ask(2):
         for cell in wanted:
             search.tell_counts(cell, int(cell[0] >= first_bad), 1)

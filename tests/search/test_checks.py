@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 
 from bisect_env.matrix.grid import Index
+from bisect_env.matrix.schema import SearchLimits
 from bisect_env.search.checks import apart_checks
-from bisect_env.search.searcher import Search, SearchSettings
+from bisect_env.search.searcher import Search
 from bisect_env.search.verdict import Answer
 from tests.search.worlds import UNORDERED, alone, grid
 
@@ -16,7 +17,7 @@ GOOD, BAD = (0,), (1,)
 def pair() -> Answer:
     """The answer that one of two combinations is bad and the other good."""
     lattice = grid((2,), UNORDERED)
-    search = Search(lattice, alone(lattice), SearchSettings(quick=True))
+    search = Search(lattice, alone(lattice), quick=True)
     while not search.answered:
         for cell in search.ask(1):
             search.tell(cell, hit=cell == BAD)
@@ -40,7 +41,7 @@ def test_a_first_bad_combination_is_told_from_a_last_good_one_that_failed_too(
     good: tuple[int, int], bad: tuple[int, int], wanted: bool
 ) -> None:
     seen = {GOOD: good, BAD: bad}
-    checks = apart_checks(pair(), lambda cell: seen[cell], SearchSettings(), 10)
+    checks = apart_checks(pair(), lambda cell: seen[cell], SearchLimits(), 10)
     assert bool(checks) is wanted
     assert all(check.cell == BAD and check.wanted >= 1 for check in checks)
 
@@ -48,7 +49,7 @@ def test_a_first_bad_combination_is_told_from_a_last_good_one_that_failed_too(
 def test_telling_apart_what_fails_alike_comes_to_an_end() -> None:
     seen: dict[Index, tuple[int, int]] = {GOOD: (93, 186), BAD: (3, 6)}
     for _ in range(100):
-        if not (checks := apart_checks(pair(), lambda cell: seen[cell], SearchSettings(), 10)):
+        if not (checks := apart_checks(pair(), lambda cell: seen[cell], SearchLimits(), 10)):
             break
         hits, trials = seen[BAD]
         more = checks[0].wanted

@@ -10,9 +10,10 @@ import numpy as np
 import pytest
 
 from bisect_env.matrix.grid import Direction, Grid, GridAxis, Index
+from bisect_env.matrix.schema import SearchLimits
 from bisect_env.search.coarsening import CoarsenedSearch, search_for
 from bisect_env.search.question import Question
-from bisect_env.search.searcher import Search, SearchSettings
+from bisect_env.search.searcher import Search
 from bisect_env.search.space import drawn, is_large
 from bisect_env.search.verdict import Status
 from tests.search.worlds import EITHER, FIXED, REGRESSION, UNORDERED, alone, configuration, grid, play, rates
@@ -116,7 +117,7 @@ def test_a_study_of_a_million_combinations(first_bad: dict[int, int]) -> None:
 def test_flaky_failures_on_a_large_lattice_with_workers_prices_and_gaps() -> None:
     shape = (1000, 300)
     lattice = grid(shape)
-    search = CoarsenedSearch(lattice, Alone(shape), SearchSettings(max_trials=3000))
+    search = CoarsenedSearch(lattice, Alone(shape), SearchLimits(max_trials=3000))
     rng, built = RNG(3), set[Index]()
     search.set_aside((617, 0))
     while not search.finished:

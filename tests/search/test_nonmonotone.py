@@ -89,7 +89,7 @@ def test_what_was_tried_says_as_much_as_the_whole_axis() -> None:
     assert found is not None
     tried = np.array([0, 3, 6, 9, 11])
     wide = HypothesisSpace((12,), [REGRESSION], families=found.families)
-    posterior = update(wide, narrow.tallies).hypotheses
+    posterior = update(wide, narrow.seen).hypotheses
     said = [wide.hypothesis(n).bad_cells()[tried].astype(int) for n in range(wide.size)]
     once = np.array([np.count_nonzero(np.diff(row)) <= 1 and row[0] <= row[-1] for row in said])
     assert narrow.chance_not_monotone(found) == pytest.approx(posterior[~once].sum())
@@ -101,7 +101,7 @@ def test_nothing_explains_monotone_counts_much_better() -> None:
     asked = Question(lattice, alone(lattice))
 
     def gain() -> float:
-        return could_be_better(asked.tallies, update(asked.space, asked.tallies), asked.space)
+        return could_be_better(asked.seen, update(asked.space, asked.seen), asked.space)
 
     for cell in range(12):
         asked.tell_counts((cell,), 3 if cell >= 5 else 0, 3)

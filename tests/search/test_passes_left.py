@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import pytest
 
-from bisect_env.search.searcher import Search, SearchSettings
+from bisect_env.matrix.schema import SearchLimits
+from bisect_env.search.searcher import Search
 from tests.search.worlds import alone, grid
 
 
 @pytest.mark.parametrize("shape", [(4,), (4, 2)])
 def test_so_many_passes_end_it(shape: tuple[int, ...]) -> None:
     cells = grid(shape)
-    search = Search(cells, alone(cells), SearchSettings(0.95, 0.1, 1000))
+    search = Search(cells, alone(cells), SearchLimits(min_crash_rate=0.1, max_trials=1000))
     for _ in range(5):
         search.tell(search.ask(1)[0], hit=False)
     left = search.passes_left()
@@ -26,4 +27,7 @@ def test_so_many_passes_end_it(shape: tuple[int, ...]) -> None:
 
 def test_what_takes_too_many_is_not_told() -> None:
     cells = grid((4,))
-    assert Search(cells, alone(cells), SearchSettings(0.95, 0.01, 10_000)).passes_left(most=20) is None
+    assert (
+        Search(cells, alone(cells), SearchLimits(min_crash_rate=0.01, max_trials=10_000)).passes_left(most=20)
+        is None
+    )

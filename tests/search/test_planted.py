@@ -15,7 +15,8 @@ from numpy.typing import NDArray
 from scipy.stats import binom
 
 from bisect_env.matrix.grid import Direction, Grid, Index
-from bisect_env.search.searcher import Search, SearchSettings
+from bisect_env.matrix.schema import SearchLimits
+from bisect_env.search.searcher import Search
 from bisect_env.search.simulate import Simulated, simulate
 from bisect_env.search.space import HypothesisSpace
 from bisect_env.search.verdict import Status
@@ -183,7 +184,7 @@ def test_share_of_right_answers_is_at_least_what_was_said() -> None:
             alone(lattice),
             np.where(bad, p1, search_rates.p0[k]),
             rng,
-            settings=SearchSettings(confidence=0.9, max_trials=200),
+            limits=SearchLimits(confidence=0.9, max_trials=200),
             workers=4,
         )
         said += end.verdict.best.probability

@@ -10,16 +10,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bisect_env.matrix.grid import Direction, Index
-from bisect_env.search.searcher import Search, SearchSettings
+from bisect_env.matrix.schema import SearchLimits
+from bisect_env.search.searcher import Search
 from bisect_env.search.verdict import Status
 from tests.search.worlds import EITHER, FIXED, REGRESSION, UNORDERED, alone, configuration, grid, play, rates
 
 RNG = np.random.default_rng
 
 
-def search_of(shape: tuple[int, ...], directions: Direction = REGRESSION, **settings_: float) -> Search:
+def search_of(
+    shape: tuple[int, ...], directions: Direction = REGRESSION, *, quick: bool = False, **limits: float
+) -> Search:
     lattice = grid(shape, directions)
-    return Search(lattice, alone(lattice), SearchSettings(**settings_))  # type: ignore[arg-type]
+    return Search(lattice, alone(lattice), SearchLimits(**limits), quick=quick)  # type: ignore[arg-type]
 
 
 # -- what is asked ---------------------------------------------------------------------------------------
@@ -75,18 +78,18 @@ def test_without_checks_a_control_that_nobody_stated_waits_until_the_failure_pro
     search.tell(first, hit=False)
     assert search.ask(1) == [(0,)]
     lattice = grid((9,), good=(0,))
-    assert Search(lattice, alone(lattice), SearchSettings(quick=True)).ask(1) == [(0,)]
+    assert Search(lattice, alone(lattice), quick=True).ask(1) == [(0,)]
 
 
 @pytest.mark.parametrize("bad", [None, (8,)])
 def test_without_checks_the_bad_end_waits_until_something_passes(bad: Index | None) -> None:
     lattice = grid((9,), bad=bad)
-    search = Search(lattice, alone(lattice), SearchSettings(quick=True))
+    search = Search(lattice, alone(lattice), quick=True)
     (first,) = search.ask(1)
     assert first not in ((0,), (8,))
     search.tell(first, hit=False)
     assert search.ask(1) == [(8,)]
-    again = Search(lattice, alone(lattice), SearchSettings(quick=True))
+    again = Search(lattice, alone(lattice), quick=True)
     again.tell(first, hit=True)
     assert again.ask(1) != [(8,)]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import time
 
 import numpy as np
 import pytest
@@ -11,7 +12,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from bisect_env.matrix.grid import Direction, Index
-from bisect_env.search.searcher import SearchSettings
+from bisect_env.matrix.schema import SearchLimits
 from bisect_env.search.table import TableSearch, exception
 from bisect_env.search.verdict import Status
 from tests.search.worlds import EITHER, REGRESSION, UNORDERED, alone, grid
@@ -34,7 +35,7 @@ class Mapped:
         confidence: float = 0.95,
     ) -> None:
         lattice = grid(bad.shape, directions)
-        self.search = TableSearch(lattice, alone(lattice, without), SearchSettings(confidence=confidence))
+        self.search = TableSearch(lattice, alone(lattice, without), SearchLimits(confidence=confidence))
         self.bad = bad
         self.tried: set[Index] = set()
         tosses = np.random.default_rng(seed)
@@ -193,3 +194,15 @@ def test_more_proofs_leave_less_doubt() -> None:
         Mapped(np.arange(40)[:, None] >= np.array([9, 9]), confidence=0.99).environments
         > Mapped(np.arange(40)[:, None] >= np.array([9, 9]), confidence=0.9).environments
     )
+
+
+def test_a_table_of_ten_thousand_combinations_takes_milliseconds_a_step() -> None:
+    lattice = grid((100, 100))
+    search = TableSearch(lattice, alone(lattice))
+    tried, began = 0, time.process_time()
+    while not search.finished:
+        for cell in search.ask(1):
+            search.tell(cell, hit=cell[0] > cell[1])
+            tried += 1
+    assert all(one.bad is (cell[0] > cell[1]) for cell, one in search.called.items())
+    assert (time.process_time() - began) / tried < 0.015

@@ -10,11 +10,9 @@ import pytest
 from numpy.typing import NDArray
 
 from bisect_env.matrix.grid import Direction, Index
-from bisect_env.search import multiple
+from bisect_env.matrix.schema import SearchLimits
+from bisect_env.search.corners import CornerSearch
 from bisect_env.search.families import family
-from bisect_env.search.multiple import SearchAll, is_coarsened
-from bisect_env.search.searcher import SearchSettings
-from bisect_env.search.space import is_large
 from bisect_env.search.verdict import Status
 from tests.search.worlds import FIXED, REGRESSION, UNORDERED, alone, configuration, grid, play, rates
 
@@ -22,7 +20,7 @@ RNG = np.random.default_rng
 MOST = 600
 
 
-def starts(search: SearchAll) -> set[Index]:
+def starts(search: CornerSearch) -> set[Index]:
     """Where the configurations begin that were found on a lattice of regressions."""
     verdicts = [search.verdict, *search.others] if search.no_other is not None else []
     return {tuple(int(bad.argmax()) for bad in v.best.hypothesis.sets) for v in verdicts}
@@ -46,7 +44,7 @@ def drawn(shape: tuple[int, ...], count: int, rng: np.random.Generator) -> list[
 @pytest.mark.parametrize("rate", [1.0, pytest.param(0.5, marks=pytest.mark.statistical)])
 def test_two_configurations_are_both_found(rate: float) -> None:
     lattice = grid((3, 8), [UNORDERED, REGRESSION])
-    search = SearchAll(lattice, alone(lattice))
+    search = CornerSearch(lattice, alone(lattice))
     first, second = np.zeros((3, 8), dtype=bool), np.zeros((3, 8), dtype=bool)
     first[0, 3:] = second[1, 6:] = True
     play(search, rates(first | second, rate), RNG(4), at_most=4000)
@@ -61,7 +59,7 @@ def test_two_configurations_are_both_found(rate: float) -> None:
 
 def test_a_single_configuration_ends_with_no_other() -> None:
     lattice = grid((12,))
-    search = SearchAll(lattice, alone(lattice))
+    search = CornerSearch(lattice, alone(lattice))
     play(search, rates(configuration((12,), {0: 7}), 0.5), RNG(2))
     assert search.verdict.best.first_bad == (7,)
     assert search.others == ()
@@ -71,7 +69,7 @@ def test_a_single_configuration_ends_with_no_other() -> None:
 
 def test_nothing_bad_ends_as_the_plain_search_does() -> None:
     lattice = grid((6,))
-    search = SearchAll(lattice, alone(lattice))
+    search = CornerSearch(lattice, alone(lattice))
     play(search, np.zeros(6), RNG(0))
     assert search.verdict.status is Status.NONE
     assert search.no_other is None
@@ -79,7 +77,7 @@ def test_nothing_bad_ends_as_the_plain_search_does() -> None:
 
 def test_the_budget_is_that_of_all_configurations_together() -> None:
     lattice = grid((6, 6))
-    search = SearchAll(lattice, alone(lattice), SearchSettings(max_trials=25))
+    search = CornerSearch(lattice, alone(lattice), SearchLimits(max_trials=25))
     tried = play(search, rates(configuration((6, 6), {0: 4}) | configuration((6, 6), {1: 5}), 0.4), RNG(4))
     assert len(tried) == 25
 
@@ -87,9 +85,9 @@ def test_the_budget_is_that_of_all_configurations_together() -> None:
 def test_resuming_by_counts_alone_gives_the_same() -> None:
     lattice = grid((5, 5))
     truth = rates(configuration((5, 5), {0: 3, 1: 1}) | configuration((5, 5), {0: 1, 1: 4}), 1.0)
-    search = SearchAll(lattice, alone(lattice))
+    search = CornerSearch(lattice, alone(lattice))
     tried = play(search, truth, RNG(5))
-    again = SearchAll(lattice, alone(lattice))
+    again = CornerSearch(lattice, alone(lattice))
     for cell in tried:
         again.tell(cell, hit=bool(truth[cell]))
     assert again.finished
@@ -98,7 +96,7 @@ def test_resuming_by_counts_alone_gives_the_same() -> None:
 
 def test_combinations_set_aside_stay_so_in_later_searches() -> None:
     lattice = grid((8,))
-    search = SearchAll(lattice, alone(lattice))
+    search = CornerSearch(lattice, alone(lattice))
     search.set_aside((2,))
     tried = play(search, rates(configuration((8,), {0: 5}), 1.0), RNG(0))
     assert (2,) not in tried
@@ -118,7 +116,7 @@ def test_combinations_set_aside_stay_so_in_later_searches() -> None:
 )
 def test_certain_configurations_that_overlap_are_told_apart(configurations: list[Index]) -> None:
     lattice = grid((6, 6))
-    search = SearchAll(lattice, alone(lattice))
+    search = CornerSearch(lattice, alone(lattice))
     play(search, rates(planted((6, 6), configurations), 1.0), RNG(0), at_most=MOST)
     assert starts(search) == set(configurations)
     assert search.no_other is not None
@@ -137,7 +135,7 @@ def test_random_certain_configurations_are_found_and_nothing_else_is_named(seed:
     without = [i for i in lattice.indices() if i not in configurations and rng.random() < 0.1]
     groups = alone(lattice, without)
     bad = planted(shape, configurations)
-    search = SearchAll(lattice, groups)
+    search = CornerSearch(lattice, groups)
     tried = play(search, rates(bad, 1.0), rng, at_most=MOST)
     assert not set(tried) & set(without)
     found = [v.best.hypothesis for v in (search.verdict, *search.others)]
@@ -168,7 +166,7 @@ def test_configurations_of_axes_of_other_directions(seed: int) -> None:
         if before in groups and rng.random() < 0.15:
             groups[index] = groups[before]
     cells = set(groups.values())
-    search = SearchAll(lattice, groups)
+    search = CornerSearch(lattice, groups)
     play(search, rates(bad, 1.0), rng, at_most=MOST)
     found = (
         [v.best.hypothesis for v in (search.verdict, *search.others)] if search.no_other is not None else []
@@ -196,43 +194,21 @@ def test_a_bad_end_that_another_configuration_explains_is_not_wrong() -> None:
     lattice = grid((3, 6), [UNORDERED, REGRESSION], good=(2, 0), bad=(1, 5))
     bad = np.zeros((3, 6), dtype=bool)
     bad[0, 1:] = bad[1, 4:] = True
-    search = SearchAll(lattice, alone(lattice))
+    search = CornerSearch(lattice, alone(lattice))
     play(search, rates(bad, 1.0), RNG(0), at_most=MOST)
     found = [v.best.hypothesis.bad_cells() for v in (search.verdict, *search.others)]
     assert search.verdict.ends_wrong == ()
     assert np.any(found, axis=0).tolist() == bad.tolist()
 
 
-@pytest.mark.statistical
-def test_a_coarsened_search_finds_the_same_configurations(monkeypatch: pytest.MonkeyPatch) -> None:
-    lattice = grid((24, 7))
-    configurations = [(15, 2), (4, 5)]
-    truth = rates(planted((24, 7), configurations), 1.0)
-    monkeypatch.setattr(multiple, "is_large", lambda *_: True)
-    coarsened = SearchAll(lattice, alone(lattice))
-    assert is_coarsened(coarsened)
-    tried = play(coarsened, truth, RNG(0), at_most=MOST)
-    monkeypatch.setattr(multiple, "is_large", is_large)
-    exact = SearchAll(lattice, alone(lattice))
-    assert not is_coarsened(exact)
-    for cell in tried:
-        exact.tell(cell, hit=bool(truth[cell]))
-    # The plain search makes sure of more: of long intervals that nothing was tried on.
-    play(exact, truth, RNG(0), at_most=MOST)
-    assert starts(coarsened) == starts(exact) == set(configurations)
-    assert min(coarsened.no_other or 0, exact.no_other or 0) >= 0.95
-
-
-@pytest.mark.statistical
-def test_two_configurations_of_a_large_lattice() -> None:
-    shape, configurations = (260, 120), [(171, 40), (33, 101)]
-    search = SearchAll(grid(shape), alone(grid(shape)))
-    assert is_coarsened(search)
-    play(search, rates(planted(shape, configurations), 1.0), RNG(0), at_most=MOST)
-    assert starts(search) == set(configurations)
-    assert search.no_other is not None
-    assert search.no_other >= 0.95
-    bad = search.probability_bad()
-    assert bad[171, 40] > 0.9
-    assert bad[33, 101] > 0.9
-    assert bad[32, 40] < 0.1
+@pytest.mark.parametrize("shape", [(6, 6), (4, 6), (8, 8), (3, 7)])
+def test_certain_configurations_take_fewer_trials_than_trying_everything(shape: tuple[int, ...]) -> None:
+    rng = RNG(1)
+    for _ in range(6):
+        configurations = drawn(shape, 2, rng)
+        lattice = grid(shape)
+        search = CornerSearch(lattice, alone(lattice))
+        tried = play(search, rates(planted(shape, configurations), 1.0), rng, at_most=MOST)
+        assert starts(search) == set(configurations)
+        # Six failures are repeated before they are taken to be certain.
+        assert len(tried) <= min(shape[0] * shape[1], 4 * sum(shape)) + 8
