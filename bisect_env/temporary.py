@@ -11,18 +11,15 @@ import atexit
 import contextlib
 import errno
 import fcntl
-import importlib
 import os
 import pwd
 import secrets
 import shutil
 import stat
-import sys
 import tempfile
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 PREFIX = "bisect-env-tmp-"
 """Of what `temporary` makes, and of nothing else: such a directory is removed, and a user may well have made
@@ -172,30 +169,6 @@ def _lock(path: Path, fd: int) -> bool:
         return False
 
 
-@contextlib.contextmanager
-def _named_ones() -> Iterator[None]:
-    """Directories that this thread has made without a name, meanwhile, lie in one that has ours."""
-    try:
-        folder, held = make_held(f"{PREFIX}import-")
-    except OSError:  # a full file system, which whoever needs it will name
-        yield
-        return
-    thread, make = threading.get_ident(), tempfile.mkdtemp
-
-    def make_inside(suffix: Any = None, prefix: Any = None, dir: Any = None) -> Any:  # noqa: A002
-        # Other threads go on meanwhile, and what they make has to stay.
-        inside = dir is None and threading.get_ident() == thread
-        return make(suffix, prefix, str(folder) if inside else dir)
-
-    setattr(tempfile, "mkdtemp", make_inside)  # noqa: B010 -- what a type checker forbids
-    try:
-        yield
-    finally:
-        setattr(tempfile, "mkdtemp", make)  # noqa: B010
-        shutil.rmtree(folder, ignore_errors=True)
-        os.close(held)
-
-
 def lock_holder(path: Path) -> str:
     """Name the process that holds a lock on a file, as far as this host tells, for a message."""
     with contextlib.suppress(OSError):
@@ -214,21 +187,6 @@ def _user(uid: int) -> str:
         return pwd.getpwuid(uid).pw_name
     except KeyError:
         return str(uid)
-
-
-_importing = threading.Lock()
-
-
-def file_locks() -> Any:
-    """Return the module `filelock`, imported when it is wanted: it takes a tenth of a second, and asyncio.
-
-    While it is imported it tries in a nameless directory what links can do: a kill would leave that.
-    """
-    with _importing:
-        if "filelock" not in sys.modules:
-            with _named_ones():
-                importlib.import_module("filelock")
-    return importlib.import_module("filelock")
 
 
 def left_behind(prefix: str) -> Iterator[Path]:

@@ -21,6 +21,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+import filelock
 from packaging.requirements import InvalidRequirement, Requirement
 from packaging.utils import canonicalize_name
 from packaging.version import InvalidVersion, Version
@@ -34,7 +35,6 @@ from bisect_env.environments.request import CommitRecipe, CommitSource
 from bisect_env.environments.uv_tool import Finished, Uv, is_transient
 from bisect_env.errors import InfrastructureError, UsageError
 from bisect_env.matrix.secrets import MASK, for_build, is_secret
-from bisect_env.temporary import file_locks
 
 FOLDER = "commits"
 LOG_LINES = 12
@@ -115,14 +115,12 @@ class CommitBuilder:
             raise UnbuildableError(failure[1], transient=False)
         place.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         try:
-            with file_locks().FileLock(
-                place.with_name(f".{key}.lock"), timeout=2 * source.build.time_limit + 60
-            ):
+            with filelock.FileLock(place.with_name(f".{key}.lock"), timeout=2 * source.build.time_limit + 60):
                 # Another process may have built it while we waited.
                 if (known := _kept(place)) is None:
                     known = self._build(source, interpreter, place)
                 return known
-        except file_locks().Timeout:
+        except filelock.Timeout:
             raise UnbuildableError("another process has been building this commit", transient=True) from None
         except UnbuildableError as error:
             if not error.transient:
@@ -365,8 +363,8 @@ def _remove_leftovers(place: Path) -> None:
             remove_tree(old)
             continue
         with (
-            contextlib.suppress(file_locks().Timeout),
-            file_locks().FileLock(place.with_name(f".{key}.lock"), timeout=0),
+            contextlib.suppress(filelock.Timeout),
+            filelock.FileLock(place.with_name(f".{key}.lock"), timeout=0),
         ):
             remove_tree(old)
 

@@ -17,13 +17,14 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 
+import filelock
+
 from bisect_env.environments.cache import hold
 from bisect_env.environments.integrity import remove_tree
 from bisect_env.environments.uv_tool import Finished, run_tool
 from bisect_env.errors import InfrastructureError, UsageError
 from bisect_env.matrix.history import SHORT, Commit, CommitDetails, History
 from bisect_env.matrix.secrets import passed_on, without_credentials
-from bisect_env.temporary import file_locks
 
 _HASH = re.compile(r"[0-9a-f]{40}(?:[0-9a-f]{24})?")
 _DAY = re.compile(r"\d{4}-\d{2}-\d{2}(T\S+)?")
@@ -105,7 +106,7 @@ class Repository:
         is_path = "://" not in self.source
         if is_path and not Path(self.source).is_dir():
             raise UsageError(f"there is no repository {self.source}", remedy="correct the path")
-        with file_locks().FileLock(self._lock):
+        with filelock.FileLock(self._lock):
             if not self.mirror.is_dir():
                 self._make(is_path=is_path)
             finished = self._transport("fetch", "--quiet", "--no-tags", "--prune", self.source, *_REFS)

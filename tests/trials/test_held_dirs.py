@@ -92,36 +92,3 @@ def test_what_a_killed_process_left_is_removed_by_the_next_and_nothing_of_the_us
     subprocess.run([sys.executable, "-c", again], check=True, timeout=60, env=env)
     assert not left.exists()
     assert mine.is_dir()
-
-
-OTHERS = """
-import os, tempfile, threading, time
-from bisect_env.temporary import file_locks
-made, over = [], threading.Event()
-
-def others():
-    while not over.is_set():
-        made.append(tempfile.mkdtemp(prefix="mine-"))
-        time.sleep(0.001)
-
-def lock():
-    file_locks()
-
-several = [threading.Thread(target=one) for one in (others, others, lock, lock, lock)]
-for one in several:
-    one.start()
-for one in several[2:]:
-    one.join()
-over.set()
-assert made and all(os.path.isdir(path) for path in made), made
-assert os.path.isdir(tempfile.mkdtemp())
-"""
-
-
-def test_what_other_threads_make_while_locks_are_imported_stays(tmp_path: Path) -> None:
-    env = {**os.environ, "TMPDIR": str(tmp_path)}
-    done = subprocess.run(
-        [sys.executable, "-c", OTHERS], env=env, capture_output=True, text=True, check=False, timeout=60
-    )
-    assert done.returncode == 0, done.stderr
-    assert not list(tmp_path.glob("bisect-env-*"))
