@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 import typer.main
 
-from bisect_env.cli.app import application
+from bisect_env.cli.app import COMMANDS, application
 from bisect_env.matrix.load import load_matrix
 from tests.cli.calls import caller
 
@@ -91,6 +91,12 @@ def words_after(program: str, line: str) -> list[str] | None:
 @cache
 def program() -> Any:
     return typer.main.get_command(application())
+
+
+def test_the_list_of_commands_says_of_each_what_its_own_help_says() -> None:
+    for name, (_, said) in COMMANDS.items():
+        command = program().commands[name]
+        assert (command.help or "").strip().split("\n")[0] == said, name
 
 
 @cache

@@ -61,12 +61,14 @@ def _open_closed_streams() -> None:
 def _exit_code() -> int:
     try:
         # Importing the commands can fail too, in an installation that is not whole.
-        from bisect_env.cli.app import application
+        from bisect_env.cli.app import COMMANDS, application, menu
 
         signals.interrupt()
         _check_surroundings(sys.argv[1:])
         # Standalone, so that typer itself words usage errors and ends with 2.
-        application(sys.argv[1] if len(sys.argv) > 1 else None)(prog_name="bisect-env")
+        word = sys.argv[1] if len(sys.argv) > 1 else ""
+        command = application(word) if word in COMMANDS else menu()
+        command(prog_name="bisect-env")
     except SystemExit as end:
         if end.code == ExitCode.INTERRUPTED and signals.is_interrupted():
             return _stopped()  # typer has nothing to say about it

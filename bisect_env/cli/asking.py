@@ -12,14 +12,31 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
+import platformdirs
 import typer
 
 from bisect_env.answers.untrusted import command_line
-
-if TYPE_CHECKING:
-    from bisect_env.matrix.ask import AskedQuestion
+from bisect_env.cli.output import deliver, own_command, say
+from bisect_env.environments.commits import package_of_project
+from bisect_env.environments.interpreters import installed_pythons
+from bisect_env.environments.repository import Repository
+from bisect_env.environments.settings import default_cache_dir
+from bisect_env.errors import MatrixError, UsageError
+from bisect_env.matrix.ask import (
+    AskedQuestion,
+    CommitRange,
+    InlineMetadata,
+    full_command,
+    inline_metadata,
+    matrix_text,
+    package_name,
+    stated_ends,
+    travelling,
+)
+from bisect_env.matrix.load import load_matrix, repository_at
+from bisect_env.matrix.secrets import shared_matrix_text
 
 _MOST_FOLDERS = 5
 """Folders of projects that are named where a repository has none in its root."""
@@ -159,8 +176,6 @@ class Flags(TrialFlags):
         Raises:
             UsageError: A flag contradicts it.
         """
-        from bisect_env.errors import UsageError
-
         given = [
             flag
             for flag, value in (
@@ -223,8 +238,6 @@ def asked_rate(rate: float | None, *, always: bool) -> float | None:
     Raises:
         UsageError: They contradict each other, or the rate is none.
     """
-    from bisect_env.errors import UsageError
-
     if rate is not None and rate <= 0:
         raise UsageError("--rate 0: what never fails cannot be looked for", remedy="say 1, 0.5 or 0.1")
     if always and rate not in (None, 1.0):
@@ -238,8 +251,6 @@ def environment_variables(texts: Sequence[str]) -> dict[str, str]:
     Raises:
         UsageError: One is not like that.
     """
-    from bisect_env.errors import UsageError
-
     found = {}
     for text in texts:
         name, sign, value = text.partition("=")
@@ -265,9 +276,6 @@ def ask(flags: Flags, save: Path | None, *, quiet: bool = False) -> Path:
         UsageError: What was asked cannot be.
         MatrixError: The same, found when the matrix was read.
     """
-    from bisect_env.errors import UsageError
-    from bisect_env.matrix.ask import matrix_text, package_name, stated_ends
-
     packages, words = list(flags.packages or ()), list(flags.words)
     if flags.git:
         return _ask_commits(flags, save, quiet=quiet)
@@ -311,10 +319,6 @@ def _ask_commits(flags: Flags, save: Path | None, *, quiet: bool) -> Path:
     Raises:
         UsageError: What was asked cannot be.
     """
-    from bisect_env.errors import UsageError
-    from bisect_env.matrix.ask import CommitRange, matrix_text, package_name
-    from bisect_env.matrix.load import repository_at
-
     for flag, given in (
         ("--good", flags.good),
         ("--bad", flags.bad),
@@ -359,11 +363,6 @@ def built_package(repository: str, flags: Flags) -> str:
     Raises:
         UsageError: It does not.
     """
-    from bisect_env.environments.commits import package_of_project
-    from bisect_env.environments.repository import Repository
-    from bisect_env.environments.settings import default_cache_dir
-    from bisect_env.errors import UsageError
-
     found = Repository(repository, default_cache_dir())
     (commit,) = found.resolve(flags.last or "HEAD")
     names = ("pyproject.toml", "setup.cfg")
@@ -388,9 +387,6 @@ def asked_command(flags: Flags, words: Sequence[str]) -> tuple[AskedQuestion, di
     Raises:
         UsageError: A script does not exist, or a flag is wrong.
     """
-    from bisect_env.errors import UsageError
-    from bisect_env.matrix.ask import AskedQuestion, InlineMetadata, full_command, inline_metadata, travelling
-
     try:
         folder = Path.cwd()
     except FileNotFoundError:
@@ -438,15 +434,11 @@ def _named_indexes(texts: Sequence[str]) -> dict[str, str]:
 
 def _pythons(question: AskedQuestion) -> Callable[[], Iterable[str]]:
     """Return what lists the Pythons on this machine; those of conda packages come from a channel."""
-    from bisect_env.environments.interpreters import installed_pythons
-
     return tuple if question.channels else installed_pythons
 
 
 def own_words() -> str:
     """Return the command as it was given, without secrets; "" if it is no single line."""
-    from bisect_env.cli.output import own_command
-
     return "" if any("\n" in word for word in sys.argv[1:]) else own_command(sys.argv[1:])
 
 
@@ -476,11 +468,6 @@ def kept(text: str, files: Mapping[str, Path], save: Path | None, *, quiet: bool
     Raises:
         UsageError: The question makes no matrix, or the file is there already with another content.
     """
-    from bisect_env.cli.output import deliver, say
-    from bisect_env.errors import MatrixError, UsageError
-    from bisect_env.matrix.load import load_matrix
-    from bisect_env.matrix.secrets import shared_matrix_text
-
     contents = {name: place.read_bytes() for name, place in files.items()}
     saved_before = save is not None and save.exists()
     if save is None:
@@ -523,7 +510,6 @@ def kept(text: str, files: Mapping[str, Path], save: Path | None, *, quiet: bool
 
 
 def _own_folder(text: str, contents: Mapping[str, bytes], files: Mapping[str, Path]) -> Path:
-    import platformdirs
 
     digest = hashlib.sha256(_meaning(text).encode())
     for name in sorted(contents):

@@ -6,14 +6,19 @@ import dataclasses
 import json
 import string
 import sys
+import threading
 from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
+from bisect_env.answers.explanation import Explanation
+from bisect_env.answers.untrusted import clean
+from bisect_env.answers.verdict_document import VerdictDocument
+from bisect_env.cli import views
 from bisect_env.cli.asking import (
     Flags,
     SaveOption,
@@ -23,6 +28,7 @@ from bisect_env.cli.asking import (
     kept,
     own_words,
 )
+from bisect_env.cli.explain_command import find_culprits
 from bisect_env.cli.options import (
     CacheOption,
     DatabaseOption,
@@ -31,27 +37,40 @@ from bisect_env.cli.options import (
     StudyOption,
     with_groups,
 )
-from bisect_env.cli.output import say
+from bisect_env.cli.output import deliver, say
 from bisect_env.cli.run_command import answer, lacked
 from bisect_env.cli.signals import stop_on_signals
-from bisect_env.cli.views import ShownOptions, log_event, start_log
-
-if TYPE_CHECKING:
-    import threading
-
-    from bisect_env.answers.explanation import Explanation
-    from bisect_env.cli.views import View
-    from bisect_env.engine import events
-    from bisect_env.engine.between import Ends
-    from bisect_env.engine.missing import MissingModules
-    from bisect_env.engine.study import Conclusion
-    from bisect_env.environments.difference import PackageChange, PackageState
-    from bisect_env.environments.lock import Lock
-    from bisect_env.matrix.ask import Pair
-    from bisect_env.matrix.load import Matrix
-    from bisect_env.storage.entries import Study
-    from bisect_env.storage.store import Store
-
+from bisect_env.cli.views import ShownOptions, View, log_event, start_log
+from bisect_env.engine import events
+from bisect_env.engine.between import (
+    Ends,
+    lock_ends,
+    moving_packages,
+    no_environment,
+    other_archives,
+    read_ends,
+    record,
+    stored_environment,
+    surroundings,
+    withdrawn,
+)
+from bisect_env.engine.between import answer as whole_answer
+from bisect_env.engine.locking import Locking
+from bisect_env.engine.missing import MissingModules
+from bisect_env.engine.stored import stored_combination
+from bisect_env.engine.study import Conclusion, study_date
+from bisect_env.environments.difference import PackageChange, PackageState, counted, difference, project_urls
+from bisect_env.environments.lock import Lock, UnsolvableError
+from bisect_env.environments.lockfiles import read_lock
+from bisect_env.environments.settings import default_cache_dir
+from bisect_env.errors import ExitCode, NoEnvironmentError, UsageError
+from bisect_env.matrix.ask import BAD, ENVIRONMENT, GOOD, Pair, pair_text, releases_text
+from bisect_env.matrix.expand import expand
+from bisect_env.matrix.load import Matrix, load_matrix
+from bisect_env.report.build import report_document
+from bisect_env.report.text import print_report
+from bisect_env.storage.entries import Study
+from bisect_env.storage.store import Store
 
 SideOption = Annotated[
     str | None,
@@ -99,10 +118,6 @@ def between(
     of the culprit. Ends with 0 if the answer reaches the confidence. The same command goes on after an
     interruption.
     """
-    from bisect_env.engine.between import read_ends, stored_environment
-    from bisect_env.errors import UsageError
-    from bisect_env.storage.store import Store
-
     words = list(words or ())
     sides = [good, bad]
     for i, side in enumerate(sides):
@@ -128,7 +143,6 @@ def between(
             say(one.summary(), sys.stderr)
     for note in ends.notes:
         say(f"note: {note}", sys.stderr)
-    from bisect_env.matrix.ask import Pair
 
     wholes = ends.wholes
     pair = Pair(
@@ -162,14 +176,6 @@ class _Comparison:
         self.stopped: threading.Event = stop_on_signals()
 
     def run(self, save: Path | None, *, versions: bool, hashes: bool) -> None:
-        from bisect_env.answers.verdict_document import VerdictDocument
-        from bisect_env.engine.between import answer as whole_answer
-        from bisect_env.engine.between import record
-        from bisect_env.engine.missing import MissingModules
-        from bisect_env.errors import ExitCode
-        from bisect_env.matrix.ask import BAD, ENVIRONMENT, GOOD
-        from bisect_env.report.build import report_document
-        from bisect_env.storage.store import Store
 
         matrix = self._matrix(save, hashes=hashes)
         conclusion = self._study(
@@ -198,9 +204,6 @@ class _Comparison:
         raise typer.Exit(int(ExitCode.VERDICT if sure else ExitCode.NO_VERDICT))
 
     def _show(self, document: dict[str, Any]) -> None:
-        import json
-
-        from bisect_env.report.text import print_report
 
         if self.as_json:
             say(json.dumps(document))
@@ -211,12 +214,6 @@ class _Comparison:
 
     def _matrix(self, save: Path | None, *, hashes: bool) -> Matrix:
         """Return the matrix of both ends, each of which can be made again."""
-        from bisect_env.engine.between import lock_ends, no_environment, other_archives
-        from bisect_env.environments.lock import UnsolvableError
-        from bisect_env.errors import NoEnvironmentError
-        from bisect_env.matrix.ask import pair_text
-        from bisect_env.matrix.load import load_matrix
-
         problems: dict[str, str] = {}
         for dependencies in ("resolve", "none"):
             pair = replace(self.pair, dependencies=dependencies)
@@ -253,8 +250,6 @@ class _Comparison:
     # -- the studies ---------------------------------------------------------------------------------------
 
     def _study(self, matrix: Matrix, what: str, missing: MissingModules | None = None) -> Conclusion:
-        from bisect_env.cli import views
-        from bisect_env.engine import events
 
         self._say(what)
         view: View = views.choose(as_json=False, quiet=self.quiet, plain=True)
@@ -279,8 +274,6 @@ class _Comparison:
         )
 
     def _explain(self, matrix: Matrix) -> tuple[Explanation, Study]:
-        from bisect_env.cli.explain_command import find_culprits
-        from bisect_env.storage.store import Store
 
         self._say("finding the smallest set of changes that carries the failure")
         with Store.open(self.db) as store:
@@ -298,14 +291,6 @@ class _Comparison:
             explanation: What carries the failure.
             failure: What failing trials said.
         """
-        from bisect_env.engine.between import moving_packages, surroundings, withdrawn
-        from bisect_env.engine.locking import Locking
-        from bisect_env.engine.study import study_date
-        from bisect_env.matrix.ask import releases_text
-        from bisect_env.matrix.expand import expand
-        from bisect_env.matrix.load import load_matrix
-        from bisect_env.storage.store import Store
-
         place, provider = self.where.open(load_matrix(kept(self._text(), self.files, None, quiet=True)))
         place.close()
         moving = moving_packages(explanation, self.pair, withdrawn(provider), failure)
@@ -330,7 +315,6 @@ class _Comparison:
         return "no environment holds its releases beside the other packages"
 
     def _text(self) -> str:
-        from bisect_env.matrix.ask import pair_text
 
         return pair_text(self.pair)
 
@@ -361,10 +345,6 @@ def diff(
     By default from the last good to the first bad one. Packages that axes move come first; pages of
     projects are shown for environments that exist here.
     """
-    from bisect_env.cli.output import deliver
-    from bisect_env.environments.difference import difference, project_urls
-    from bisect_env.environments.settings import default_cache_dir
-
     (old_name, old), (new_name, new), axes = _sides(before, after, study, db)
     places = (cache or default_cache_dir()) / "prefixes"
     urls = project_urls(places / lock.content_hash for lock in (new, old))
@@ -384,8 +364,6 @@ def diff(
 def _sides(
     before: str, after: str, reference: str | None, db: str | None
 ) -> tuple[tuple[str, Lock], tuple[str, Lock], Sequence[str]]:
-    from bisect_env.environments.lockfiles import read_lock
-    from bisect_env.storage.store import Store
 
     files = [Path(side) if side.endswith((".yml", ".yaml")) else None for side in (before, after)]
     if files[0] is not None and files[1] is not None:
@@ -400,8 +378,6 @@ def _sides(
 
 
 def _stored(store: Store, study: Study, side: str) -> tuple[str, Lock]:
-    from bisect_env.engine.stored import stored_combination
-    from bisect_env.errors import UsageError
 
     if len(side) >= _HASH_DIGITS and set(side) <= set(string.hexdigits):
         hashes = {s.lock_hash for s in store.combinations(study.id) if s.lock_hash}
@@ -418,8 +394,6 @@ def _stored(store: Store, study: Study, side: str) -> tuple[str, Lock]:
 
 
 def _text(before: str, after: str, changes: Sequence[PackageChange]) -> str:
-    from bisect_env.answers.untrusted import clean
-    from bisect_env.environments.difference import counted
 
     rows = [
         [clean(cell) for cell in (_SIGNS[c.kind], c.name, _cell(c.before), _cell(c.after), _note(c))]

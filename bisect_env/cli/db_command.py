@@ -2,20 +2,29 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
+from bisect_env.answers.untrusted import clean
 from bisect_env.cli.options import (
     Command,
     DatabaseOption,
     Group,
 )
-
-if TYPE_CHECKING:
-    from bisect_env.storage.transfer import Merged
-
+from bisect_env.cli.output import as_text, deliver
+from bisect_env.environments.settings import parse_size
+from bisect_env.errors import StorageError
+from bisect_env.storage.backend import shown_location
+from bisect_env.storage.maintenance import problems
+from bisect_env.storage.maintenance import stats as measure
+from bisect_env.storage.query import ask
+from bisect_env.storage.store import Store
+from bisect_env.storage.transfer import Merged, merge_databases
+from bisect_env.storage.transfer import export as export_database
+from bisect_env.web.serve import serve as serve_database
 
 db_app = typer.Typer(cls=Group, no_args_is_help=True, help="Look after the results database.")
 
@@ -23,18 +32,12 @@ db_app = typer.Typer(cls=Group, no_args_is_help=True, help="Look after the resul
 @db_app.command(cls=Command)
 def path(db: DatabaseOption = None) -> None:
     """Print where the results are, without a password; nothing is opened."""
-    from bisect_env.cli.output import deliver
-    from bisect_env.storage.backend import shown_location
-
     deliver(f"{shown_location(db)}\n", None)
 
 
 @db_app.command(cls=Command)
 def check(db: DatabaseOption = None) -> None:
     """Look for damage; ends with 6 if there is any."""
-    from bisect_env.errors import StorageError
-    from bisect_env.storage.maintenance import problems
-
     shown, found = problems(db)
     if found:
         raise StorageError(
@@ -51,11 +54,6 @@ def stats(
     as_json: Annotated[bool, typer.Option("--json", help="As a JSON object.")] = False,
 ) -> None:
     """Count what is in the database."""
-    import json
-
-    from bisect_env.cli.output import deliver
-    from bisect_env.storage.maintenance import stats as measure
-
     shown, measured = measure(db)
     if as_json:
         deliver(json.dumps({"database": shown, **measured}) + "\n", None)
@@ -73,8 +71,6 @@ def export(
     db: DatabaseOption = None,
 ) -> None:
     """Write the database, or some studies, into one file, logs and all."""
-    from bisect_env.storage.transfer import export as export_database
-
     _tell_merged(f"{file} has", export_database(db, file, study or ()))
 
 
@@ -84,8 +80,6 @@ def merge(
     db: DatabaseOption = None,
 ) -> None:
     """Add the studies and trials of an exported file or of another database, which is only read."""
-    from bisect_env.storage.transfer import merge_databases
-
     _tell_merged("read", merge_databases(db, other))
 
 
@@ -99,9 +93,6 @@ def gc(
     db: DatabaseOption = None,
 ) -> None:
     """Drop the oldest logs beyond a limit, never what a verdict cites, and never a trial."""
-    from bisect_env.environments.settings import parse_size
-    from bisect_env.storage.store import Store
-
     bytes_allowed = None if limit is None else parse_size(limit, "--limit")
     # A database that is not there has no logs to drop: opening it for writing would make one.
     Store.open(db, read_only=True).close()
@@ -122,7 +113,6 @@ _DAMAGED = 10
 
 
 def _tell_merged(what: str, merged: Merged) -> None:
-    from bisect_env.answers.untrusted import clean
 
     typer.echo(
         f"{what} {merged.studies} studies ({merged.new_studies} new) "
@@ -151,9 +141,6 @@ def query(
     as_csv: Annotated[bool, typer.Option("--csv", help="Comma-separated values.")] = False,
 ) -> None:
     """Ask the results database in SQL; nothing can be changed this way."""
-    from bisect_env.cli.output import as_text, deliver
-    from bisect_env.storage.query import ask
-
     with ask(db, question, timeout=timeout) as (names, found):
         rows = list(found)
     deliver(as_text(names, rows, as_json=as_json, as_csv=as_csv), None)
@@ -170,8 +157,6 @@ def serve(
 
     Needs the extra `web`. Prints the address, with a token that others do not know; Ctrl-C ends it.
     """
-    from bisect_env.cli.output import deliver
-    from bisect_env.web.serve import serve as serve_database
 
     def tell(address: str, note: str | None) -> None:
         if note is not None:

@@ -4,14 +4,28 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import time
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated
 
 import typer
+from rich.filesize import decimal
 
+from bisect_env.answers.phrases import how_many
 from bisect_env.answers.untrusted import command_line
 from bisect_env.cli.options import CacheOption, Command, DatabaseOption, Group, JsonOption
-from bisect_env.cli.output import say
+from bisect_env.cli.output import deliver, say
+from bisect_env.engine.doctor import Health, findings
+from bisect_env.engine.fetch import fetch_study
+from bisect_env.environments.bundle import Bundle
+from bisect_env.environments.cache import entries, usage
+from bisect_env.environments.cache import prune as take_away
+from bisect_env.environments.cache import verify as compare
+from bisect_env.environments.provider import Environments
+from bisect_env.environments.settings import default_cache_dir, parse_size
+from bisect_env.errors import ExitCode, InfrastructureError, UsageError
+from bisect_env.matrix.load import load_matrix
 
 # --------------------------------------------------------------------------------------------------
 # `bisect-env doctor`: what this host has and lacks.
@@ -22,9 +36,6 @@ def doctor(db: DatabaseOption = None, cache: CacheOption = None, as_json: JsonOp
 
     Ends with 6 if something is broken without which no study can run; what is merely missing is fine.
     """
-    from bisect_env.engine.doctor import Health, findings
-    from bisect_env.errors import ExitCode
-
     signs = {Health.OK: "✓", Health.MISSING: "-", Health.BROKEN: "✗"}
     seen = []
     for finding in findings(cache, db):
@@ -59,15 +70,6 @@ def list_entries(
     as_json: Annotated[bool, typer.Option("--json", help="As a JSON object.")] = False,
 ) -> None:
     """List environments, the one used longest ago first."""
-    import dataclasses
-    import json
-    from datetime import UTC, datetime
-
-    from bisect_env.answers.phrases import how_many
-    from bisect_env.cli.output import deliver
-    from bisect_env.environments.cache import entries, usage
-    from bisect_env.environments.settings import default_cache_dir
-
     place = (cache or default_cache_dir()).absolute()
     found, total = entries(place), usage(place)
     if as_json:
@@ -104,14 +106,6 @@ def prune(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would go.")] = False,
 ) -> None:
     """Take environments and archives away; never what a trial is using."""
-    import time
-
-    from bisect_env.answers.phrases import how_many
-    from bisect_env.cli.output import deliver
-    from bisect_env.environments.cache import prune as take_away
-    from bisect_env.environments.settings import default_cache_dir, parse_size
-    from bisect_env.errors import UsageError
-
     if size is None and older_than is None and not everything:
         raise UsageError("nothing says what may go", remedy="give --size 20GB, --older-than 30 or --all")
     if everything and (size is not None or older_than is not None):
@@ -142,11 +136,6 @@ def verify(
     ] = False,
 ) -> None:
     """Look whether files changed, came or went since they were installed; ends with 6 if any did."""
-    from bisect_env.cli.output import deliver
-    from bisect_env.environments.cache import verify as compare
-    from bisect_env.environments.settings import default_cache_dir
-    from bisect_env.errors import InfrastructureError, UsageError
-
     place = (cache or default_cache_dir()).absolute()
     checked = changed = left = 0
     for found in compare(place, tuple(environment or ()), repair=repair):
@@ -170,7 +159,6 @@ def verify(
 
 
 def _size(count: int) -> str:
-    from rich.filesize import decimal
 
     return decimal(count)
 
@@ -202,15 +190,6 @@ def fetch(
     ] = None,
 ) -> None:
     """Put locks, archives and interpreters into a directory; `run --offline DIR` needs nothing else."""
-    from rich.filesize import decimal
-
-    from bisect_env.answers.phrases import how_many
-    from bisect_env.engine.fetch import fetch_study
-    from bisect_env.environments.provider import Environments
-    from bisect_env.environments.settings import default_cache_dir, parse_size
-    from bisect_env.errors import UsageError
-    from bisect_env.matrix.load import load_matrix
-
     loaded = load_matrix(matrix)
     pieces = None if piece_size is None else parse_size(piece_size, "--piece-size")
     if pieces is not None and pieces < _LEAST_PIECE:
@@ -254,8 +233,6 @@ def fetch(
 
 
 def _check(name: str, root: Path) -> None:
-    from bisect_env.environments.bundle import Bundle
-    from bisect_env.errors import InfrastructureError
 
     bundle = Bundle(root)
     answers = bundle.read(name)

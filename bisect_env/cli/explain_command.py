@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import json
 import sys
+import threading
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
+from bisect_env.answers.explanation import Explanation
+from bisect_env.answers.phrases import percent
+from bisect_env.answers.verdict_document import VerdictDocument
+from bisect_env.cli import views
 from bisect_env.cli.asking import (
     MergesOption,
     SaveOption,
@@ -29,20 +34,25 @@ from bisect_env.cli.output import say, tell, warn
 from bisect_env.cli.run_command import answer
 from bisect_env.cli.signals import stop_on_signals
 from bisect_env.cli.views import ShownOptions, log_event, logged, start_log
-
-if TYPE_CHECKING:
-    import threading
-
-    from bisect_env.answers.explanation import Explanation
-    from bisect_env.engine import events
-    from bisect_env.engine.amplify import Amplified
-    from bisect_env.engine.narrow import Releases
-    from bisect_env.matrix.ask import CommitRange
-    from bisect_env.matrix.grid import Grid
-    from bisect_env.matrix.load import Matrix
-    from bisect_env.storage.entries import Study
-    from bisect_env.storage.store import Store
-
+from bisect_env.engine import events
+from bisect_env.engine.amplify import Amplified, Amplifier
+from bisect_env.engine.explain import CulpritStudy
+from bisect_env.engine.narrow import Releases, commits_text, is_of_commits, releases_of, tag_of
+from bisect_env.engine.single import MAKING, look_up
+from bisect_env.engine.stored import known_target, matrix_of
+from bisect_env.engine.study import study_date
+from bisect_env.environments.repository import Repository
+from bisect_env.environments.settings import default_cache_dir
+from bisect_env.errors import EndsNotAsStatedError, ExitCode, StudyInterruptedError, UsageError
+from bisect_env.matrix.ask import CommitRange
+from bisect_env.matrix.expand import expand
+from bisect_env.matrix.grid import Grid
+from bisect_env.matrix.load import Matrix, load_matrix, repository_at
+from bisect_env.report.build import report_document
+from bisect_env.report.text import print_report
+from bisect_env.storage.entries import COMMIT, Study
+from bisect_env.storage.store import Store
+from bisect_env.trials.records import NONE
 
 # --------------------------------------------------------------------------------------------------
 # `bisect-env explain`: which of the packages that changed carries the failure.
@@ -76,10 +86,6 @@ def explain(
     Environments between last good and first bad are solved, built and tried. Ends with 0 if the answer
     reaches the confidence, else with 1. The same command after an interruption goes on where it stopped.
     """
-    from bisect_env.engine.stored import matrix_of
-    from bisect_env.errors import ExitCode
-    from bisect_env.storage.store import Store
-
     start_log("explain", shown)
     stopped = stop_on_signals()
     with Store.open(db, read_only=True) as store:
@@ -137,9 +143,6 @@ def find_culprits(
     Raises:
         StudyInterruptedError: The user stopped it before it was sure.
     """
-    from bisect_env.engine.explain import CulpritStudy
-    from bisect_env.errors import StudyInterruptedError
-
     place, provider = where.open(loaded)
 
     def heard(event: events.Event) -> None:
@@ -223,19 +226,6 @@ def narrow(
     and the study of releases gets a chapter in its report. Ends with 0 if the answer reaches the confidence.
     The same command goes on after an interruption.
     """
-    import json
-
-    from bisect_env.answers.verdict_document import VerdictDocument
-    from bisect_env.cli import views
-    from bisect_env.engine.narrow import commits_text, is_of_commits, releases_of
-    from bisect_env.engine.stored import matrix_of
-    from bisect_env.errors import EndsNotAsStatedError, UsageError
-    from bisect_env.matrix.load import load_matrix
-    from bisect_env.report.build import report_document
-    from bisect_env.report.text import print_report
-    from bisect_env.storage.entries import COMMIT
-    from bisect_env.storage.store import Store
-
     if not git:
         raise UsageError("the repository is missing", remedy="name it: bisect-env narrow --git URL-or-path")
     start_log("narrow", shown)
@@ -307,13 +297,6 @@ def _between(releases: Releases, git: str, first: str, last: str, cache: Path | 
     Raises:
         UsageError: A release has no tag.
     """
-    from bisect_env.engine.narrow import tag_of
-    from bisect_env.environments.repository import Repository
-    from bisect_env.environments.settings import default_cache_dir
-    from bisect_env.errors import UsageError
-    from bisect_env.matrix.ask import CommitRange
-    from bisect_env.matrix.load import repository_at
-
     place = repository_at(git, Path.cwd())
     repository = Repository(place, cache.absolute() if cache else default_cache_dir())
     ends = [first, last]
@@ -360,17 +343,6 @@ def amplify(
     something was found, else with 1. `search: {amplify: true}` in the matrix does the same before a study,
     and runs its trials so.
     """
-    from bisect_env.engine import events
-    from bisect_env.engine.amplify import Amplifier
-    from bisect_env.engine.single import MAKING, look_up
-    from bisect_env.engine.stored import known_target
-    from bisect_env.engine.study import study_date
-    from bisect_env.errors import ExitCode, UsageError
-    from bisect_env.matrix.expand import expand
-    from bisect_env.matrix.load import load_matrix
-    from bisect_env.storage.store import Store
-    from bisect_env.trials.records import NONE
-
     start_log("amplify", shown)
     stopped = stop_on_signals()
     loaded = load_matrix(matrix)
@@ -414,7 +386,6 @@ def _text(grid: Grid, index: tuple[int, ...]) -> str:
 
 
 def _print(found: Amplified, *, as_json: bool) -> None:
-    from bisect_env.answers.phrases import percent
 
     document: dict[str, Any] = found.as_json()
     if as_json:

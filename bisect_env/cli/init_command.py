@@ -8,7 +8,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
@@ -24,9 +24,13 @@ from bisect_env.cli.asking import (
     WithOption,
     ask,
 )
-
-if TYPE_CHECKING:
-    from bisect_env.matrix.ask import PackageAnswer
+from bisect_env.cli.output import deliver
+from bisect_env.errors import InfrastructureError, MatrixError, UsageError
+from bisect_env.matrix.ask import PackageAnswer, TemplateAnswers, script_template, template
+from bisect_env.matrix.load import load_matrix
+from bisect_env.matrix.schema import schema_text
+from bisect_env.report.formats import report_schema_text
+from bisect_env.temporary import replacing
 
 HERE = f"{sys.version_info.major}.{sys.version_info.minor}"
 
@@ -68,11 +72,6 @@ def init(
     With a range in `--package`, or with one of the flags of `run` that ask without a file, it writes the
     matrix that `run` would answer.
     """
-    from bisect_env.cli.output import deliver
-    from bisect_env.errors import MatrixError, UsageError
-    from bisect_env.matrix.ask import TemplateAnswers, script_template, template
-    from bisect_env.matrix.load import load_matrix
-
     if output.exists() and not force:
         raise UsageError(f"{output} exists", remedy="name another file, or overwrite it with `--force`")
     if output.exists() and not output.is_file():
@@ -147,9 +146,6 @@ def _in_place_of(output: Path) -> Iterator[Path]:
 
     After an error the old file is as it was, on a full disk and whatever its encoding is.
     """
-    from bisect_env.errors import InfrastructureError, UsageError
-    from bisect_env.temporary import replacing
-
     target = output.resolve()
     try:
         with replacing(target) as beside:
@@ -168,8 +164,6 @@ def _in_place_of(output: Path) -> Iterator[Path]:
 
 
 def _packages(names: Sequence[str], versions: Sequence[str]) -> list[PackageAnswer]:
-    from bisect_env.errors import UsageError
-    from bisect_env.matrix.ask import PackageAnswer
 
     if len(versions) > len(names):
         raise UsageError("there are more `--versions` than `--package`", remedy="give one for each package")
@@ -183,7 +177,6 @@ def _packages(names: Sequence[str], versions: Sequence[str]) -> list[PackageAnsw
 
 
 def _asked(flag: str, question: str, example: str, *, default: str | None = None) -> str:
-    from bisect_env.errors import UsageError
 
     if not sys.stdin.isatty():
         if default is not None:
@@ -211,13 +204,7 @@ def schema(
     ] = None,
 ) -> None:
     """Print the JSON schema of matrix files, for editors that check and complete them, or of reports."""
-    from bisect_env.cli.output import deliver
-
     if of is Document.REPORT:
-        from bisect_env.report.formats import report_schema_text
-
         deliver(report_schema_text(), output)
     else:
-        from bisect_env.matrix.schema import schema_text
-
         deliver(schema_text(), output)

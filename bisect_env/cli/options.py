@@ -7,18 +7,19 @@ import inspect
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, fields, is_dataclass
 from enum import Enum
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, get_origin, get_type_hints
+from typing import Annotated, Any, get_origin, get_type_hints
 
 import typer
 from typer.core import TyperCommand, TyperGroup
 
 from bisect_env.cli.signals import is_stopping
-
-if TYPE_CHECKING:
-    from bisect_env.cluster.choose import Place
-    from bisect_env.environments.provider import EnvironmentProvider
-    from bisect_env.matrix.load import Matrix
+from bisect_env.cluster.choose import Place, executor_maker, machines_here, unprotected
+from bisect_env.environments.provider import EnvironmentProvider, Environments, OfflineEnvironments
+from bisect_env.environments.settings import default_cache_dir, parse_size
+from bisect_env.errors import UsageError
+from bisect_env.matrix.load import Matrix
 
 
 def share(text: str | float) -> float:
@@ -27,8 +28,6 @@ def share(text: str | float) -> float:
     Raises:
         UsageError: It is neither.
     """
-    from bisect_env.errors import UsageError
-
     try:
         digits = str(text).strip()
         number = float(digits.removesuffix("%"))
@@ -251,13 +250,6 @@ class ExecutionOptions:
         Raises:
             UsageError: Options that exclude each other, or a size that is none.
         """
-        # Imported here, so that `bisect-env --help` need not wait for Dask.
-        from functools import partial
-
-        from bisect_env.cluster.choose import Place, executor_maker, machines_here, unprotected
-        from bisect_env.environments.provider import Environments, OfflineEnvironments
-        from bisect_env.environments.settings import default_cache_dir, parse_size
-
         if warning := unprotected(self.scheduler, self.scheduler_file):
             typer.echo(f"warning: {warning}", err=True)
         offline = None if self.offline is None else self.offline.absolute()

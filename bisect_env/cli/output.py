@@ -8,15 +8,13 @@ import re
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, TextIO
+from typing import TextIO
 
 from bisect_env.answers.untrusted import clean, clean_lines, comma_separated, command_line
+from bisect_env.engine import events
 from bisect_env.errors import InfrastructureError, UsageError
 from bisect_env.matrix.secrets import MASK, may_be_stored, without_passwords, without_passwords_in_code
 from bisect_env.temporary import replacing
-
-if TYPE_CHECKING:
-    from bisect_env.engine import events
 
 # --------------------------------------------------------------------------------------------------
 # Where a command's data and its words go.
@@ -24,8 +22,6 @@ if TYPE_CHECKING:
 
 def tell(event: events.Event) -> None:
     """Show what is being done and what is doubtful: for commands that have no other use for events."""
-    from bisect_env.engine import events
-
     if isinstance(event, events.Said):
         say(event.text, sys.stderr)
     warn(event)
@@ -33,8 +29,6 @@ def tell(event: events.Event) -> None:
 
 def warn(event: events.Event) -> None:
     """Show an event if it is a warning: for commands that have no other use for events."""
-    from bisect_env.engine import events
-
     if isinstance(event, events.Warned):
         say(f"warning: {event.text}", sys.stderr)
 
@@ -195,8 +189,6 @@ def as_text(names: Sequence[str], rows: Rows, *, as_json: bool = False, as_csv: 
     Raises:
         UsageError: Both forms are asked for.
     """
-    from bisect_env.errors import UsageError
-
     if as_json and as_csv:
         raise UsageError("`--json` and `--csv` exclude each other", remedy="give one of them")
     plain = [[_plain(value) for value in row] for row in rows]

@@ -4,17 +4,27 @@ from __future__ import annotations
 
 import json
 import sys
+import threading
+import time
 from collections import Counter
 from collections.abc import Callable
+from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
+import numpy as np
 import typer
+from rich.console import Console
+from rich.text import Text
 
-if TYPE_CHECKING:
-    from bisect_env.engine.forecast import Forecast
-    from bisect_env.engine.locking import Prepared
-    from bisect_env.matrix.load import Matrix
+from bisect_env.answers.untrusted import clean, clean_lines, shortened
+from bisect_env.engine.forecast import Forecast, forecast
+from bisect_env.engine.locking import Prepared, lock_all, of_commits, unlocked
+from bisect_env.environments.provider import Environments
+from bisect_env.matrix.expand import expand
+from bisect_env.matrix.history import readable
+from bisect_env.matrix.load import Matrix, load_matrix
+from bisect_env.matrix.rules import RuleSet
 
 _SEED = 20_260_101
 _REASON = 240
@@ -67,13 +77,6 @@ def plan(
 
     Where `solver.allow_source` lets source distributions in, solving builds them to read their metadata.
     """
-    from datetime import UTC, datetime
-
-    from bisect_env.engine.locking import lock_all, of_commits, unlocked
-    from bisect_env.environments.provider import Environments
-    from bisect_env.matrix.expand import expand
-    from bisect_env.matrix.load import load_matrix
-
     loaded = load_matrix(matrix)
     if loaded.file.solver.allow_source:
         typer.echo(
@@ -105,16 +108,10 @@ def _forecast(
     matrix: Matrix, prepared: Prepared, rate: float, background: float, workers: int, seconds: float
 ) -> Forecast | None:
     """What can be played in so many seconds; played beside, since one step of a large search takes longer."""
-    import threading
-    import time
-
     found: list[Forecast | None] = []
     end = time.monotonic() + seconds
 
     def play() -> None:
-        import numpy as np
-
-        from bisect_env.engine.forecast import forecast
 
         found.append(
             forecast(
@@ -139,8 +136,6 @@ def _forecast(
 
 def _document(matrix: Matrix, prepared: Prepared, *, listed: bool) -> dict[str, Any]:
     """Return the plan without its forecasts, which follow under `forecast`."""
-    from bisect_env.matrix.rules import RuleSet
-
     grid = prepared.grid
     combinations = []
     rules = RuleSet(
@@ -250,12 +245,6 @@ _HEADINGS = (
 
 def _printer() -> Callable[..., None]:
     """Return what prints a line: its indent, its text and perhaps a style."""
-    from rich.console import Console
-    from rich.text import Text
-
-    from bisect_env.answers.untrusted import clean
-    from bisect_env.matrix.history import readable
-
     # One fact a line and no folding: a plan is read with grep as often as by eye.
     console = Console(highlight=False, soft_wrap=True)
 
@@ -266,7 +255,6 @@ def _printer() -> Callable[..., None]:
 
 
 def _print(document: dict[str, Any], *, whole: bool, why: bool = False) -> None:
-    from bisect_env.answers.untrusted import clean_lines, shortened
 
     line = _printer()
     rows = document["combinations"]

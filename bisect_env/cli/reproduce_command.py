@@ -11,8 +11,9 @@ import signal
 import subprocess
 import sys
 import tarfile
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
@@ -21,21 +22,31 @@ from bisect_env.cli.options import (
     AtOption,
     CacheOption,
     DatabaseOption,
+    ExecutionOptions,
     MatrixArgument,
     OfflineOption,
     StudyOption,
 )
 from bisect_env.cli.output import say, tell
-from bisect_env.trials.workdir import DEFAULT_PATH, child_path, own_bin
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from bisect_env.engine.reproduction import BundleFile, Contrast, Seen
-    from bisect_env.engine.stored import StoredCombination
-    from bisect_env.storage.entries import Study
-    from bisect_env.storage.store import Store
-
+from bisect_env.engine.reproduction import BundleFile, Contrast, Seen, reproduction
+from bisect_env.engine.single import look_up
+from bisect_env.engine.specs import allowed_sources, trial_files
+from bisect_env.engine.stored import (
+    StoredCombination,
+    matrix_of,
+    named_combinations,
+    refuse_local,
+    stored_combination,
+)
+from bisect_env.environments.prefix import ensure_prefix
+from bisect_env.errors import InfrastructureError, UsageError
+from bisect_env.matrix.load import load_matrix
+from bisect_env.matrix.secrets import without_passwords
+from bisect_env.report.build import load_report
+from bisect_env.storage.entries import Study, counts_of
+from bisect_env.storage.store import Store
+from bisect_env.trials.records import Evidence
+from bisect_env.trials.workdir import DEFAULT_PATH, child_path, own_bin, work_dir
 
 # --------------------------------------------------------------------------------------------------
 # `bisect-env shell`: a shell, or one command, in the environment of a combination.
@@ -56,15 +67,6 @@ def shell(
 
     What is run there is no trial. Ends as the shell ends.
     """
-    from bisect_env.cli.options import ExecutionOptions
-    from bisect_env.engine.single import look_up
-    from bisect_env.engine.specs import allowed_sources, trial_files
-    from bisect_env.environments.prefix import ensure_prefix
-    from bisect_env.errors import UsageError
-    from bisect_env.matrix.load import load_matrix
-    from bisect_env.storage.store import Store
-    from bisect_env.trials.workdir import work_dir
-
     loaded = load_matrix(matrix)
 
     place, provider = ExecutionOptions(cache=cache, offline=offline).open(loaded)
@@ -148,12 +150,6 @@ def reproduce(
     db: DatabaseOption = None,
 ) -> None:
     """Write lock, script, command, Dockerfile and README of a combination, to be run without this tool."""
-    from bisect_env.engine.reproduction import reproduction
-    from bisect_env.engine.stored import matrix_of, refuse_local, stored_combination
-    from bisect_env.errors import UsageError
-    from bisect_env.matrix.secrets import without_passwords
-    from bisect_env.storage.store import Store
-
     with Store.open(db, read_only=True) as store:
         found = store.study(study)
         loaded = matrix_of(found, matrix)
@@ -175,9 +171,6 @@ def reproduce(
 
 
 def _seen(store: Store, study: Study, one: StoredCombination) -> Seen:
-    from bisect_env.engine.reproduction import Seen
-    from bisect_env.storage.entries import counts_of
-    from bisect_env.trials.records import Evidence
 
     trials = [trial for trial in store.trials(study.id) if trial.combination == one.combination]
     if not trials:
@@ -194,10 +187,6 @@ def _seen(store: Store, study: Study, one: StoredCombination) -> Seen:
 
 def _contrast(store: Store, study: Study, one: StoredCombination) -> Contrast | None:
     """The last good combination, if this is the first bad one; elsewhere nobody knows the difference."""
-    from bisect_env.engine.reproduction import Contrast
-    from bisect_env.engine.stored import named_combinations, stored_combination
-    from bisect_env.report.build import load_report
-
     named = named_combinations(study)
     if not {"first-bad", "last-good"} <= named.keys() or named["first-bad"] != one.combination.as_dict():
         return None
@@ -220,8 +209,6 @@ def _write(files: Mapping[str, BundleFile], target: Path) -> None:
         UsageError: It exists.
         InfrastructureError: It cannot be written.
     """
-    from bisect_env.errors import InfrastructureError, UsageError
-
     if target.exists() or target.is_symlink():
         raise UsageError(f"{target} exists", remedy="remove it, or name another with `--output`")
     mode = next((mode for end, mode in _TARS.items() if target.name.endswith(end)), None)

@@ -10,11 +10,12 @@ from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from bisect_env.answers.untrusted import command_line
+from bisect_env.cli import views
 from bisect_env.cli.asking import (
     Flags,
     SaveOption,
@@ -26,19 +27,31 @@ from bisect_env.cli.options import (
     ExecutionOptions,
     with_groups,
 )
+from bisect_env.cli.output import deliver, with_options
 from bisect_env.cli.signals import stop_on_signals
 from bisect_env.cli.trials_command import Format
-from bisect_env.cli.views import ShownOptions, log_event, start_log
-
-if TYPE_CHECKING:
-    import threading
-
-    from bisect_env.cli.views import View
-    from bisect_env.engine import events
-    from bisect_env.engine.missing import MissingModules
-    from bisect_env.engine.study import Conclusion
-    from bisect_env.environments.provider import EnvironmentProvider
-    from bisect_env.matrix.load import Matrix
+from bisect_env.cli.views import ShownOptions, View, log_event, start_log
+from bisect_env.cluster.pool import default_workers
+from bisect_env.engine import events
+from bisect_env.engine.missing import MissingModules, package_of_module
+from bisect_env.engine.study import Conclusion, StudyRun
+from bisect_env.environments.provider import EnvironmentProvider
+from bisect_env.environments.uv_tool import end_running
+from bisect_env.errors import (
+    BisectEnvError,
+    EndsNotAsStatedError,
+    ExitCode,
+    StudyInterruptedError,
+    UsageError,
+)
+from bisect_env.matrix.load import Matrix, load_matrix, skipping
+from bisect_env.matrix.schema import CommitAxis, PackageAxis
+from bisect_env.matrix.versions import Manager
+from bisect_env.report.formats import formatted
+from bisect_env.report.model import Report
+from bisect_env.report.text import print_report
+from bisect_env.search.goals import Goal
+from bisect_env.storage.store import Store
 
 WordsArgument = Annotated[
     list[str] | None,
@@ -179,19 +192,12 @@ def map(  # noqa: A001 - so is the command called
         if not json_output:
             show(conclusion)
     elif output is not None or not json_output:
-        from bisect_env.cli.output import deliver
-        from bisect_env.report.formats import formatted
-        from bisect_env.report.model import Report
-
         deliver(formatted(Report.read(conclusion.report), form.value), output)
     raise typer.Exit(int(conclusion.exit_code))
 
 
 def show(conclusion: Conclusion) -> None:
     """Print the report; commands that it names carry the options that this one was given."""
-    from bisect_env.cli.output import with_options
-    from bisect_env.report.text import print_report
-
     print_report(conclusion.report, completed=lambda text: with_options(text, sys.argv[1:]))
 
 
@@ -235,12 +241,6 @@ def conduct(
     Raises:
         BisectEnvError: Whatever a user can mend.
     """
-    # Imported here, so that `bisect-env --help` need not wait for Dask and numpy.
-    from bisect_env.cli import views
-    from bisect_env.engine import events
-    from bisect_env.engine.missing import MissingModules
-    from bisect_env.errors import BisectEnvError, StudyInterruptedError
-
     start_log(command, shown)
     stopped = stop_on_signals()
     view = views.choose(as_json=shown.as_json, quiet=shown.quiet, plain=shown.verbose)
@@ -346,13 +346,6 @@ def answer(
     """
     place, provider = where.open(loaded)
     ask_index(loaded, provider)
-    # Imported here, so that the index and the first solver answer meanwhile.
-    from bisect_env.cluster.pool import default_workers
-    from bisect_env.engine.study import StudyRun
-    from bisect_env.environments.uv_tool import end_running
-    from bisect_env.errors import EndsNotAsStatedError, StudyInterruptedError
-    from bisect_env.search.goals import Goal
-    from bisect_env.storage.store import Store
 
     def enough() -> bool:
         return stopped.is_set() or (missing is not None and missing.module is not None)
@@ -389,15 +382,11 @@ def answer(
 
 def lacked(missing: MissingModules, exit_code: int) -> str | None:
     """Return the module for want of which a study ended, None if that is not why."""
-    from bisect_env.errors import ExitCode
-
     return missing.module or (missing.suspect if exit_code == ExitCode.ENDS_NOT_AS_STATED else None)
 
 
 def ask_index(loaded: Matrix, provider: EnvironmentProvider) -> None:
     """Ask the index for the releases of each axis's package in a thread; later calls wait for its answers."""
-    from bisect_env.matrix.schema import PackageAxis
-    from bisect_env.matrix.versions import Manager
 
     # An error is reported where the answer is needed.
     def ask(name: str, index: str | None) -> None:
@@ -417,9 +406,6 @@ def forgotten(module: str, *, everywhere: bool) -> Exception:
         module: Its name.
         everywhere: Whether all environments lack it, as far as is known; else the one that should work does.
     """
-    from bisect_env.engine.missing import package_of_module
-    from bisect_env.errors import UsageError
-
     what = f"no environment has the module {module!r}, which the command imports: it fails everywhere alike"
     if not everywhere:
         what = f"the environment that should work lacks the module {module!r}, which the command imports"
@@ -431,13 +417,11 @@ def forgotten(module: str, *, everywhere: bool) -> Exception:
 
 
 def _load(path: Path, skip: Sequence[str]) -> Matrix:
-    from bisect_env.matrix.load import load_matrix, skipping
 
     return skipping(load_matrix(path), skip)
 
 
 def _axis_packages(matrix: Matrix) -> list[str]:
-    from bisect_env.matrix.schema import CommitAxis, PackageAxis
 
     axes = matrix.file.axes.values()
     return [axis.canonical_package for axis in axes if isinstance(axis, PackageAxis | CommitAxis)]

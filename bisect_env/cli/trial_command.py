@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
+from bisect_env.answers.phrases import how_many, interval, percent
 from bisect_env.cli.options import (
     AtOption,
     DatabaseOption,
@@ -22,18 +24,33 @@ from bisect_env.cli.options import (
 )
 from bisect_env.cli.output import say, tell, warn
 from bisect_env.cli.signals import stop_on_signals
-from bisect_env.cli.views import ShownOptions, log_event, logged, start_log
-
-if TYPE_CHECKING:
-    from bisect_env.cluster.protocol import Executor
-    from bisect_env.engine import events
-    from bisect_env.engine.diagnose import Diagnosis
-    from bisect_env.engine.single import ChosenCombination, Verification
-    from bisect_env.environments.provider import EnvironmentProvider
-    from bisect_env.matrix.load import Matrix
-    from bisect_env.storage.store import Store
-    from bisect_env.trials.records import Evidence, TrialRecord
-
+from bisect_env.cli.views import PlainView, ShownOptions, log_event, logged, start_log, timed
+from bisect_env.cluster.gpus import choose_gpus, group_gpus, open_nvml
+from bisect_env.cluster.protocol import Executor
+from bisect_env.engine import events
+from bisect_env.engine.diagnose import SANITIZERS, Diagnosis, Tools
+from bisect_env.engine.diagnose import diagnose as run
+from bisect_env.engine.plans import SoMany
+from bisect_env.engine.single import (
+    MAKING,
+    ChosenCombination,
+    Verification,
+    Verifier,
+    look_up,
+    open_one,
+    run_trials,
+)
+from bisect_env.engine.specs import allowed_sources, within_limits
+from bisect_env.engine.stored import known_target
+from bisect_env.environments.provider import EnvironmentProvider
+from bisect_env.errors import ExitCode, StudyInterruptedError, UsageError
+from bisect_env.matrix.load import Matrix, load_matrix
+from bisect_env.matrix.secrets import public_json
+from bisect_env.search.numeric import clopper_pearson
+from bisect_env.search.rate_test import RateClaim
+from bisect_env.storage.store import Store
+from bisect_env.trials.records import Evidence, TrialRecord
+from bisect_env.trials.run import TrialCancelledError
 
 _EXTREME = 1e-6
 """Nearer to 0 or 1 a test would take longer than anybody waits."""
@@ -82,11 +99,6 @@ def session(
     Raises:
         BisectEnvError: Whatever a user can correct.
     """
-    from bisect_env.engine import events
-    from bisect_env.engine.single import open_one
-    from bisect_env.matrix.load import load_matrix
-    from bisect_env.storage.store import Store
-
     stopped = stop_on_signals()
     loaded = load_matrix(matrix)
     place, provider = where.open(loaded)
@@ -111,10 +123,6 @@ class TrialLines:
 
     def __call__(self, event: events.Event) -> None:
         """Show one event."""
-        from bisect_env.cli.views import PlainView, timed
-        from bisect_env.engine import events
-        from bisect_env.matrix.secrets import public_json
-
         match event:
             case events.TrialFinished():
                 self.count += 1
@@ -164,12 +172,6 @@ def trial(
 
     They are stored, and `bisect-env run` starts from them. Ends with 3 if any was bad, else with 0.
     """
-    from bisect_env.answers.phrases import interval, percent
-    from bisect_env.engine.plans import SoMany
-    from bisect_env.engine.single import run_trials
-    from bisect_env.errors import ExitCode, StudyInterruptedError
-    from bisect_env.search.numeric import clopper_pearson
-
     start_log("trial", shown)
     with session(matrix, at, db, where, logged(TrialLines(shown))) as opened:
         chosen = opened.chosen
@@ -248,11 +250,6 @@ def verify(
     Ends with 0 if it is below, with 3 if it is above, and with 1 if neither could be shown. The same command
     after an interruption goes on where it stopped.
     """
-    from bisect_env.answers.phrases import how_many
-    from bisect_env.engine.single import Verifier
-    from bisect_env.errors import ExitCode, StudyInterruptedError, UsageError
-    from bisect_env.search.rate_test import RateClaim
-
     for name, value, usual in (("--max-rate", max_rate, 0.01), ("--confidence", confidence, 0.95)):
         if not _EXTREME <= value <= 1 - _EXTREME:
             raise UsageError(f"{name} is {value:g}", remedy=f"give a number between 0 and 1, such as {usual}")
@@ -292,9 +289,6 @@ def verify(
 
 def told(found: Verification) -> str:
     """Return the outcome of a test as people read it. Pure."""
-    from bisect_env.answers.phrases import interval, percent
-    from bisect_env.search.rate_test import RateClaim
-
     name = " ".join(f"{axis}={value}" for axis, value in found.combination.items())
     limit, sure = percent(found.max_rate), percent(found.confidence)
     seen = f"{found.hits} of {found.trials} trials were bad"
@@ -344,17 +338,6 @@ def diagnose(
     Its trials are not stored and count nowhere. Core file, stacks and output are kept in a folder. Ends with
     3 if the failure showed, else with 1.
     """
-    from bisect_env.engine import events
-    from bisect_env.engine.diagnose import SANITIZERS, Tools
-    from bisect_env.engine.diagnose import diagnose as run
-    from bisect_env.engine.single import MAKING, look_up
-    from bisect_env.engine.specs import allowed_sources, within_limits
-    from bisect_env.engine.stored import known_target
-    from bisect_env.errors import ExitCode, StudyInterruptedError, UsageError
-    from bisect_env.matrix.load import load_matrix
-    from bisect_env.storage.store import Store
-    from bisect_env.trials.run import TrialCancelledError
-
     if sanitizer is not None and sanitizer not in SANITIZERS:
         raise UsageError(f"--sanitizer: {sanitizer!r} is none", remedy=f"take {', '.join(SANITIZERS)}")
     start_log("diagnose", shown)
@@ -407,19 +390,15 @@ def diagnose(
 
 def _gpus(matrix: Matrix, selection: str | None) -> tuple[str, ...]:
     """Return the GPUs of this host that a trial gets."""
-    import os
-
     count = matrix.file.trial.gpus
     if not count:
         return ()
-    from bisect_env.cluster.gpus import choose_gpus, group_gpus, open_nvml
 
     chosen = choose_gpus(open_nvml().gpus(), selection, os.environ.get("CUDA_VISIBLE_DEVICES"))
     return group_gpus(chosen, count, None)[0]
 
 
 def _new_folder(output: Path | None, name: str) -> Path:
-    from bisect_env.errors import UsageError
 
     if output is not None:
         if output.exists():
@@ -437,7 +416,6 @@ def _print(found: Diagnosis, *, as_json: bool) -> None:
         document = json.loads((found.folder / "diagnosis.json").read_text("utf-8"))
         say(json.dumps({**document, "folder": str(found.folder), "files": list(found.files)}))
         return
-    from bisect_env.answers.phrases import how_many
 
     trials = how_many(found.trials, "trial")
     if found.shown:

@@ -2,15 +2,26 @@
 
 from __future__ import annotations
 
+import json
 import string
+import sys
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from bisect_env.answers.untrusted import clean, clean_lines
 from bisect_env.cli.options import DatabaseOption
+from bisect_env.cli.output import as_text, deliver, named, with_options
+from bisect_env.errors import ExitCode, UsageError
+from bisect_env.matrix.secrets import public_json
 from bisect_env.matrix.signatures import shown
+from bisect_env.report.build import load_report
+from bisect_env.report.formats import formatted
+from bisect_env.report.text import print_report
+from bisect_env.storage.query import COLUMNS, ask, condition, package_condition
+from bisect_env.storage.store import Store
 
 JsonOption = Annotated[bool, typer.Option("--json", help="A JSON list of objects.")]
 CsvOption = Annotated[bool, typer.Option("--csv", help="Comma-separated values.")]
@@ -20,9 +31,6 @@ _SHOWN = ("recorded_at", "study", "combination", "outcome", "evidence", "detail"
 
 def studies(db: DatabaseOption = None, as_json: JsonOption = False, as_csv: CsvOption = False) -> None:
     """List the studies in the database, the newest first."""
-    from bisect_env.cli.output import as_text, deliver
-    from bisect_env.storage.query import ask
-
     # Of trials alone, an index is enough; what was reused is a trial of another study.
     question = """
         SELECT s.id AS study_id, s.name AS study, s.status, v.status AS verdict,
@@ -66,13 +74,9 @@ def trials(
     as_csv: CsvOption = False,
 ) -> None:
     """List trials, the newest first; JSON and CSV have every column of v_trials."""
-    from bisect_env.cli.output import as_text, deliver, named
-    from bisect_env.errors import UsageError
-
     if show is not None:
         deliver(_one_trial(show, db, as_json=as_json), None)
         return
-    from bisect_env.storage.query import COLUMNS, ask, condition, package_condition
 
     conditions = [condition(text) for text in where or ()]
     for text in package or ():
@@ -98,14 +102,6 @@ def trials(
 
 def _one_trial(beginning: str, db: str | None, *, as_json: bool) -> str:
     """Everything that is known about one trial."""
-    import json
-
-    from bisect_env.answers.untrusted import clean, clean_lines
-    from bisect_env.errors import UsageError
-    from bisect_env.matrix.secrets import public_json
-    from bisect_env.storage.query import ask
-    from bisect_env.storage.store import Store
-
     if not beginning or not set(beginning) <= set(string.ascii_letters + string.digits + "-_"):
         raise UsageError(f"--show: {beginning!r} is no id", remedy="copy one from a report or from `trials`")
     escaped = beginning.replace("_", "\\_")
@@ -188,15 +184,6 @@ def report(
 
     Ends with 0 if there is a verdict, and with 1 if there is none yet.
     """
-    import sys
-
-    from bisect_env.cli.output import deliver, with_options
-    from bisect_env.errors import ExitCode
-    from bisect_env.report.build import load_report
-    from bisect_env.report.formats import formatted
-    from bisect_env.report.text import print_report
-    from bisect_env.storage.store import Store
-
     on_terminal = form is Format.TEXT and output is None
     with Store.open(db, read_only=True) as store:
         found = load_report(store, store.study(study).id, posterior=not on_terminal)

@@ -14,32 +14,33 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Self, TextIO
+from typing import Annotated, Any, Self, TextIO
 
+import platformdirs
+import psutil
 import typer
+from rich import live
+from rich.console import Console, Group, RenderableType
+from rich.markup import escape
+from rich.table import Table
+from rich.text import Text
 
 from bisect_env import __version__
 from bisect_env.answers.origins import told_origins
 from bisect_env.answers.phrases import duration, how_many, probability
 from bisect_env.answers.sentence import sentence
 from bisect_env.answers.untrusted import clean
+from bisect_env.answers.verdict_document import VerdictDocument
 from bisect_env.cli.options import JsonOption
 from bisect_env.cli.output import own_command, with_options
 from bisect_env.engine import events
 from bisect_env.environments.progress import BuildStep
-from bisect_env.errors import StudyInterruptedError
+from bisect_env.errors import StudyInterruptedError, UsageError
 from bisect_env.matrix.grid import Combination
 from bisect_env.matrix.history import readable
 from bisect_env.matrix.secrets import public_json, without_passwords, without_passwords_in_code
+from bisect_env.search.numeric import clopper_pearson
 from bisect_env.trials.records import Evidence
-
-if TYPE_CHECKING:
-    from rich.console import Console, RenderableType
-    from rich.table import Table
-    from rich.text import Text
-
-    from bisect_env.answers.verdict_document import VerdictDocument
-
 
 # --------------------------------------------------------------------------------------------------
 # How a running study is shown: a live table, plain lines without a terminal, JSON lines for programs.
@@ -73,8 +74,6 @@ def process_age() -> float:
     seconds: up to a second too early.
     """
     if not sys.platform.startswith("linux"):
-        import psutil
-
         return time.time() - psutil.Process().create_time()
     # Behind the name in parentheses, which may contain anything, come the fields from the third on; the
     # process's start is the 22nd, in ticks since the machine's start (proc_pid_stat(5)).
@@ -323,7 +322,6 @@ def told_passing(progress: events.Progress) -> str:
     """What a bad end that has only passed so far excludes, and how to stop there; "" if it has not. Pure."""
     if progress.passing is None or progress.passing[1] < FEW_PASSES:
         return ""
-    from bisect_env.search.numeric import clopper_pearson
 
     combination, passes, floor = progress.passing
     _, most = clopper_pearson(0, passes, 0.90)  # one-sided: 95 %
@@ -484,7 +482,6 @@ class LiveView(View):
     """A table that is redrawn in place: where the posterior mass is, what runs, what is left."""
 
     def __init__(self, console: Console, clock: Callable[[], float] = time.monotonic) -> None:
-        from rich import live
 
         self._console = console
         self._clock = clock
@@ -505,8 +502,6 @@ class LiveView(View):
 
     def __call__(self, event: events.Event) -> None:
         """Show one event."""
-        from rich.text import Text
-
         self._doing.heard(event)
         match event:
             case events.StudyOpened():
@@ -531,9 +526,6 @@ class LiveView(View):
 
     def drawn(self) -> RenderableType:
         """Return the text that is on the screen now."""
-        from rich.console import Group
-        from rich.text import Text
-
         title = Text(clean(self._title), style="bold")
         if self._progress is None:
             return Group(title, Text(f"{clean(self._doing.text) or 'preparing'} · {self._elapsed()}"))
@@ -541,9 +533,6 @@ class LiveView(View):
         return Group(title, self._table(self._progress), *doing, self._summary(self._progress))
 
     def _table(self, progress: events.Progress) -> Table:
-        from rich.markup import escape
-        from rich.table import Table
-        from rich.text import Text
 
         table = Table(box=None, pad_edge=False, header_style="dim")
         for name, justify in (("combination", "left"), ("trials", "right"), ("bad", "right")):
@@ -564,7 +553,6 @@ class LiveView(View):
         return table
 
     def _summary(self, progress: events.Progress) -> Text:
-        from rich.text import Text
 
         words, left = told_passing(progress), _what_is_left(progress)
         if progress.passing is not None:
@@ -617,8 +605,6 @@ def choose(*, as_json: bool, quiet: bool, plain: bool = False) -> View:
         return JsonView(sys.stdout)
     if quiet:
         return QuietView(sys.stderr)
-    # Imported here: whoever reads JSON need not wait for what draws tables.
-    from rich.console import Console
 
     console = Console(stderr=True)
     return LiveView(console) if console.is_terminal and not plain else PlainView(sys.stderr)
@@ -665,8 +651,6 @@ def start_log(command: str, options: ShownOptions) -> None:
         UsageError: The named file cannot be written. Without a named one, a directory that cannot be
             written means no log, which is said.
     """
-    from bisect_env.errors import UsageError
-
     logger = logging.getLogger("bisect_env")
     logger.setLevel(logging.DEBUG)
     form = logging.Formatter("%(asctime)s %(levelname)-7s %(name)s: %(message)s")
@@ -713,7 +697,6 @@ class _LogFile(logging.FileHandler):
 
 
 def _new_file(command: str) -> Path:
-    import platformdirs
 
     folder = Path(platformdirs.user_log_dir("bisect-env"))
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)

@@ -259,6 +259,9 @@ class StudyRun:
         )
         runner.replay()
         runner.take_unbuildable()
+        if is_done and runner.plan.answered and not self.sure:
+            # Checked for its time already, or not at all because nobody wanted that.
+            runner.plan.end_checks()
         if not runner.finished:
             if store.study(study.id).status is StudyStatus.FINISHED:
                 store.reopen(study.id)

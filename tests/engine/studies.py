@@ -104,6 +104,7 @@ class Studies:
         fresh: bool = False,
         only_mine: bool = False,
         goal: Goal = Goal.FIRST_BAD,
+        sure: bool = False,
     ) -> Conclusion:
         """Run a study in this process with an inline executor."""
         cache = self.folder / "cache"
@@ -124,4 +125,5 @@ class Studies:
                 fresh=fresh,
                 only_mine=only_mine,
                 goal=goal,
+                sure=sure,
             ).run()

@@ -45,8 +45,8 @@ def test_checks_end_after_their_time_or_share_of_the_study_whichever_is_longer(
 
 @pytest.mark.checked
 @pytest.mark.integration
-def test_short_trials_are_checked_to_the_end_in_environments_that_exist(studies: Studies) -> None:
-    verdict = studies.run(studies.matrix(crash_from_six())).report["verdict"]
+def test_who_wants_to_be_sure_gets_all_checks_in_environments_that_exist(studies: Studies) -> None:
+    verdict = studies.run(studies.matrix(crash_from_six()), sure=True).report["verdict"]
     told = next(n for n, event in enumerate(studies.events) if isinstance(event, events.Answered))
     before = {e.record.combination for e in studies.events[:told] if isinstance(e, events.TrialFinished)}
     after = {e.record.combination for e in studies.events[told:] if isinstance(e, events.TrialFinished)}
@@ -54,3 +54,24 @@ def test_short_trials_are_checked_to_the_end_in_environments_that_exist(studies:
     (cleared,) = verdict["cleared"]
     assert cleared["trials"] >= 61
     assert cleared["below"] <= 0.05
+
+
+@pytest.mark.checked
+@pytest.mark.integration
+def test_whoever_stops_the_checks_gets_the_answer(studies: Studies) -> None:
+    path = studies.matrix(SLOW)
+
+    def answered() -> bool:
+        return any(isinstance(event, events.Answered) for event in studies.events)
+
+    conclusion = studies.run(path, sure=True, stopped=answered)
+    assert conclusion.exit_code == 0
+    assert conclusion.report["study"]["status"] == "finished"
+    assert conclusion.report["verdict"]["first_bad"]["level"] == "6"
+    # The same command answers at once, and goes on checking only where that is asked for.
+    studies.events.clear()
+    again = studies.run(path)
+    assert again.report["verdict"] == conclusion.report["verdict"]
+    assert not [event for event in studies.events if isinstance(event, events.TrialStarted)]
+    verdict = studies.run(path, sure=True).report["verdict"]
+    assert verdict["cleared"][0]["trials"] > conclusion.report["verdict"]["cleared"][0]["trials"]

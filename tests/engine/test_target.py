@@ -364,7 +364,7 @@ def test_where_nothing_can_be_learnt_between_two_kinds_is_looked_at_in_vain_once
     path = studies.matrix(
         f"{script}\nif sys.argv[1] == '10': {end}", axes=LEVELS, trial="bad: {outcomes: [exit-fail]}"
     )
-    report = studies.run(path, slots=2).report
+    report = studies.run(path, slots=2, sure=True).report
     assert (report["verdict"]["status"], first_bad(report)) == ("confirmed", "6")
     assert sum(evidence(studies).get("10", Counter()).values()) <= 4
     (last_good,) = [one for one in report["combinations"] if one["combination"]["level"] == "5"]
