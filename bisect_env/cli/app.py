@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from bisect_env import __version__
-from bisect_env.cli.options import Command, Group
+from bisect_env.cli.grouping import Command, Group
 
 COMMANDS = {
     "init": (
@@ -57,7 +57,7 @@ COMMANDS = {
         "env_command",
         "Put locks, archives and interpreters into a directory; `run --offline DIR` needs nothing else.",
     ),
-    "report": ("trials_command", "Show what a study found: verdict, rates, combinations and failures."),
+    "report": ("report_command", "Show what a study found: verdict, rates, combinations and failures."),
     "trial": (
         "trial_command",
         "Run trials of one combination: a line for each, and the rate of the failure at the end.",

@@ -29,15 +29,10 @@ from bisect_env.cli.asking import (
     own_words,
 )
 from bisect_env.cli.explain_command import find_culprits
-from bisect_env.cli.options import (
-    CacheOption,
-    DatabaseOption,
-    ExecutionOptions,
-    JsonOption,
-    StudyOption,
-    with_groups,
-)
+from bisect_env.cli.grouping import with_groups
+from bisect_env.cli.options import CacheOption, DatabaseOption, ExecutionOptions, JsonOption, StudyOption
 from bisect_env.cli.output import deliver, say
+from bisect_env.cli.places import open_place
 from bisect_env.cli.run_command import answer, lacked
 from bisect_env.cli.signals import stop_on_signals
 from bisect_env.cli.views import ShownOptions, View, log_event, start_log
@@ -219,7 +214,7 @@ class _Comparison:
             pair = replace(self.pair, dependencies=dependencies)
             text = pair_text(pair, command_line=own_words())
             matrix = load_matrix(kept(text, self.files, None, quiet=True))
-            place, provider = self.where.open(matrix)
+            place, provider = open_place(self.where, matrix)
             with closing(place):
                 self._say("solving both environments")
                 locks = lock_ends(matrix, provider)
@@ -291,7 +286,9 @@ class _Comparison:
             explanation: What carries the failure.
             failure: What failing trials said.
         """
-        place, provider = self.where.open(load_matrix(kept(self._text(), self.files, None, quiet=True)))
+        place, provider = open_place(
+            self.where, load_matrix(kept(self._text(), self.files, None, quiet=True))
+        )
         place.close()
         moving = moving_packages(explanation, self.pair, withdrawn(provider), failure)
         if isinstance(moving, str):

@@ -9,11 +9,8 @@ from typing import Annotated
 import typer
 
 from bisect_env.answers.untrusted import clean
-from bisect_env.cli.options import (
-    Command,
-    DatabaseOption,
-    Group,
-)
+from bisect_env.cli.grouping import Command, Group
+from bisect_env.cli.options import DatabaseOption
 from bisect_env.cli.output import as_text, deliver
 from bisect_env.environments.settings import parse_size
 from bisect_env.errors import StorageError

@@ -14,7 +14,8 @@ from rich.filesize import decimal
 
 from bisect_env.answers.phrases import how_many
 from bisect_env.answers.untrusted import command_line
-from bisect_env.cli.options import CacheOption, Command, DatabaseOption, Group, JsonOption
+from bisect_env.cli.grouping import Command, Group
+from bisect_env.cli.options import CacheOption, DatabaseOption, JsonOption
 from bisect_env.cli.output import deliver, say
 from bisect_env.engine.doctor import Health, findings
 from bisect_env.engine.fetch import fetch_study

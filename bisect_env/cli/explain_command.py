@@ -23,14 +23,10 @@ from bisect_env.cli.asking import (
     kept,
     own_words,
 )
-from bisect_env.cli.options import (
-    DatabaseOption,
-    ExecutionOptions,
-    MatrixArgument,
-    StudyArgument,
-    with_groups,
-)
+from bisect_env.cli.grouping import with_groups
+from bisect_env.cli.options import DatabaseOption, ExecutionOptions, MatrixArgument, StudyArgument
 from bisect_env.cli.output import say, tell, warn
+from bisect_env.cli.places import open_place
 from bisect_env.cli.run_command import answer
 from bisect_env.cli.signals import stop_on_signals
 from bisect_env.cli.views import ShownOptions, log_event, logged, start_log
@@ -143,7 +139,7 @@ def find_culprits(
     Raises:
         StudyInterruptedError: The user stopped it before it was sure.
     """
-    place, provider = where.open(loaded)
+    place, provider = open_place(where, loaded)
 
     def heard(event: events.Event) -> None:
         log_event(event)
@@ -347,7 +343,7 @@ def amplify(
     stopped = stop_on_signals()
     loaded = load_matrix(matrix)
     heard = logged(warn if shown.as_json else tell)
-    place, provider = where.open(loaded)
+    place, provider = open_place(where, loaded)
     with Store.open(db) as store, closing(place):
         as_of = study_date(loaded, store, provider.as_of)
         grid = expand(loaded, provider.catalogue, as_of)

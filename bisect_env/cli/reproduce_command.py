@@ -28,6 +28,7 @@ from bisect_env.cli.options import (
     StudyOption,
 )
 from bisect_env.cli.output import say, tell
+from bisect_env.cli.places import open_place
 from bisect_env.engine.reproduction import BundleFile, Contrast, Seen, reproduction
 from bisect_env.engine.single import look_up
 from bisect_env.engine.specs import allowed_sources, trial_files
@@ -69,7 +70,7 @@ def shell(
     """
     loaded = load_matrix(matrix)
 
-    place, provider = ExecutionOptions(cache=cache, offline=offline).open(loaded)
+    place, provider = open_place(ExecutionOptions(cache=cache, offline=offline), loaded)
     place.close()  # nothing of it is started
     with Store.open(db) as store:
         single = look_up(loaded, at, store=store, provider=provider, notify=tell).single

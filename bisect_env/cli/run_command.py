@@ -22,14 +22,12 @@ from bisect_env.cli.asking import (
     ask,
     devices,
 )
-from bisect_env.cli.options import (
-    DatabaseOption,
-    ExecutionOptions,
-    with_groups,
-)
+from bisect_env.cli.grouping import with_groups
+from bisect_env.cli.options import DatabaseOption, ExecutionOptions
 from bisect_env.cli.output import deliver, with_options
+from bisect_env.cli.places import open_place
+from bisect_env.cli.report_command import Format
 from bisect_env.cli.signals import stop_on_signals
-from bisect_env.cli.trials_command import Format
 from bisect_env.cli.views import ShownOptions, View, log_event, start_log
 from bisect_env.cluster.pool import default_workers
 from bisect_env.engine import events
@@ -344,7 +342,7 @@ def answer(
     Raises:
         BisectEnvError: Whatever a user can mend.
     """
-    place, provider = where.open(loaded)
+    place, provider = open_place(where, loaded)
     ask_index(loaded, provider)
 
     def enough() -> bool:

@@ -14,15 +14,10 @@ from typing import Annotated
 import typer
 
 from bisect_env.answers.phrases import how_many, interval, percent
-from bisect_env.cli.options import (
-    AtOption,
-    DatabaseOption,
-    ExecutionOptions,
-    MatrixArgument,
-    share,
-    with_groups,
-)
+from bisect_env.cli.grouping import with_groups
+from bisect_env.cli.options import AtOption, DatabaseOption, ExecutionOptions, MatrixArgument, share
 from bisect_env.cli.output import say, tell, warn
+from bisect_env.cli.places import open_place
 from bisect_env.cli.signals import stop_on_signals
 from bisect_env.cli.views import PlainView, ShownOptions, log_event, logged, start_log, timed
 from bisect_env.cluster.gpus import choose_gpus, group_gpus, open_nvml
@@ -101,7 +96,7 @@ def session(
     """
     stopped = stop_on_signals()
     loaded = load_matrix(matrix)
-    place, provider = where.open(loaded)
+    place, provider = open_place(where, loaded)
     with Store.open(db) as store, closing(place):
         chosen = open_one(loaded, at, store=store, provider=provider, notify=show)
         show(events.Said(where.starting))
@@ -345,7 +340,7 @@ def diagnose(
     loaded = load_matrix(matrix)
     heard = logged(warn if shown.as_json else tell)
     uuids = _gpus(loaded, where.gpus)
-    _, provider = where.open(loaded)
+    _, provider = open_place(where, loaded)
     with Store.open(db) as store:
         one = look_up(loaded, at, store=store, provider=provider, notify=heard)
         study_id = None if one.known is None else one.known.id

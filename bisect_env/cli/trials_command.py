@@ -1,25 +1,19 @@
-"""`bisect-env studies`, `trials` and `report`: show what the results database holds."""
+"""`bisect-env studies` and `trials`: list what the results database holds."""
 
 from __future__ import annotations
 
 import json
 import string
-import sys
-from enum import StrEnum
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from bisect_env.answers.untrusted import clean, clean_lines
 from bisect_env.cli.options import DatabaseOption
-from bisect_env.cli.output import as_text, deliver, named, with_options
-from bisect_env.errors import ExitCode, UsageError
+from bisect_env.cli.output import as_text, deliver, named
+from bisect_env.errors import UsageError
 from bisect_env.matrix.secrets import public_json
 from bisect_env.matrix.signatures import shown
-from bisect_env.report.build import load_report
-from bisect_env.report.formats import formatted
-from bisect_env.report.text import print_report
 from bisect_env.storage.query import COLUMNS, ask, condition, package_condition
 from bisect_env.storage.store import Store
 
@@ -152,43 +146,3 @@ def _one_trial(beginning: str, db: str | None, *, as_json: bool) -> str:
 def _moment(value: object) -> str:
     # SQLite gives a text, PostgreSQL a moment; both are UTC.
     return str(value)[:19]
-
-
-# --------------------------------------------------------------------------------------------------
-# `bisect-env report`: show a study again.
-
-
-class Format(StrEnum):
-    """Formats of a report."""
-
-    TEXT = "text"
-    HTML = "html"
-    MARKDOWN = "md"
-    JSON = "json"
-    JUNIT = "junit"
-    CSV = "csv"
-
-
-def report(
-    study: Annotated[
-        str | None,
-        typer.Argument(help="Id, the beginning of one, or the matrix's name; default: the newest study."),
-    ] = None,
-    db: DatabaseOption = None,
-    form: Annotated[Format, typer.Option("--format", "-f", help="Format of the report.")] = Format.TEXT,
-    output: Annotated[
-        Path | None, typer.Option("--output", "-o", help="Write to this file; default: stdout.")
-    ] = None,
-) -> None:
-    """Show what a study found: verdict, rates, combinations and failures.
-
-    Ends with 0 if there is a verdict, and with 1 if there is none yet.
-    """
-    on_terminal = form is Format.TEXT and output is None
-    with Store.open(db, read_only=True) as store:
-        found = load_report(store, store.study(study).id, posterior=not on_terminal)
-    if on_terminal:
-        print_report(found, completed=lambda text: with_options(text, sys.argv[1:]))
-    else:
-        deliver(formatted(found, form.value), output)
-    raise typer.Exit(int(ExitCode.VERDICT if found.has_verdict else ExitCode.NO_VERDICT))

@@ -176,7 +176,7 @@ class Named:
         os.kill(os.getpid(), signal.SIGTERM)
         time.sleep(5)
 
-def application(word):
+def menu():
     # As an import leaves a library that it was interrupted in: it cannot be imported again.
     sys.modules["bisect_env.answers.untrusted"] = None
     if sys.argv[1] == "named":
@@ -185,7 +185,7 @@ def application(word):
     os.kill(os.getpid(), signal.SIGTERM)
     time.sleep(5)
 
-app.application = application
+app.menu = menu
 cli.main()
 """
 
