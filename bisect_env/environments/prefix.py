@@ -130,8 +130,6 @@ def _run(
 
 def _failure(finished: Finished, timeout: float, *, builds: bool) -> UnbuildableError:
     words = plain_words(finished.stderr)
-    if finished.stopped:
-        return UnbuildableError(words, transient=is_transient(words))
     if finished.timed_out:
         # A download that stalls says nothing about the environment; a build that never ends does.
         return UnbuildableError(f"not finished in {timeout:.0f} s: {words}", transient=not builds)

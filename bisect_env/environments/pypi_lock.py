@@ -249,8 +249,6 @@ class PypiSolver:
         self, finished: Finished, request: EnvironmentRequest, uv: Uv
     ) -> UnsolvableError | InfrastructureError:
         words = plain_words(finished.stderr)
-        if finished.stopped and not is_transient(words):
-            return UnsolvableError(words, building=True)
         index = without_credentials(uv.index)
         if finished.timed_out:
             if request.allow_source:

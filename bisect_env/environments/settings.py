@@ -48,9 +48,9 @@ _BUILD_LIMIT = 64 << 30
 
 
 def default_build_limit() -> int:
-    """`BISECT_ENV_BUILD_SIZE` in bytes: what may be written while an environment is unpacked.
+    """Return `BISECT_ENV_BUILD_SIZE` in bytes: what one file of a fetched directory may have.
 
-    The largest in use (several frameworks with all of CUDA) take about 20 GB.
+    The largest archives in use have about 3 GB.
 
     Raises:
         UsageError: It is no size.
