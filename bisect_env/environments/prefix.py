@@ -16,7 +16,7 @@ import os
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -489,12 +489,8 @@ class _Builder:
         if interpreter is not None:
             make_empty(self._uv_tool(), self.final, interpreter, self.timeout)
         else:
-            joined = self.final.with_name(f".{self.final.name}.joined")
-            try:
-                archives = self._conda_archives(joined)
-                conda_process.fill(self.final, self.lock, self.cache, self.timeout, archives=archives)
-            finally:
-                integrity.remove_tree(joined)
+            archives = self._conda_archives()
+            conda_process.fill(self.final, self.lock, self.cache, self.timeout, archives=archives)
         self._install(self.final)
 
     def _mark(self, interpreter: Interpreter | None, begun: float) -> None:
@@ -515,12 +511,12 @@ class _Builder:
             beside.write_text(json.dumps(marker, indent=1) + "\n", "utf-8")
         UNCHANGED[str(self.final), state] = time.monotonic()
 
-    def _conda_archives(self, joined: Path) -> dict[str, Path]:
+    def _conda_archives(self) -> dict[str, Path]:
         if self.offline is None:
             return {}
         bundle = _bundle(self.offline)
         packages = [package for package in self.lock.packages if package.is_conda]
-        return {p.url: bundle.path(p, joined) for p in packages}
+        return {p.url: bundle.path(p) for p in packages}
 
     def _wheels(self) -> tuple[LockedPackage, ...]:
         """Return what is not conda's, with the addresses that the archives are to be taken from."""
@@ -530,36 +526,14 @@ class _Builder:
         bundle = _bundle(self.offline)
         return tuple(bundle.here(p, self.lock.python) for p in packages)
 
-    def _uv_tool(self, variables: Mapping[str, str] | None = None) -> Uv:
+    def _uv_tool(self) -> Uv:
         if self.offline is None:
             return Uv(self.cache, holding=self._held)
-        environ = {**offline_environment(self.offline), **(variables or {})}
-        return Uv(self.cache, environ=environ, holding=self._held)
+        return Uv(self.cache, environ=offline_environment(self.offline), holding=self._held)
 
     def _install(self, place: Path) -> None:
-        with self._whole() as variables:
-            step = "downloading" if self.offline is None else "unpacking"
-            uv = self._uv_tool(variables)
-            install(uv, place, self._wheels(), self.timeout, date=build_date(self.lock), step=step)
-
-    @contextlib.contextmanager
-    def _whole(self) -> Iterator[dict[str, str]]:
-        """Let uv have archives that lie in pieces, by the variables that are given."""
-        if self.offline is None:
-            yield {}
-            return
-        from bisect_env.environments.bundle import piece_address, served_pieces
-        from bisect_env.environments.download import archive_name
-
-        bundle = _bundle(self.offline)
-        wheels = [package for package in self.lock.packages if not (package.is_conda or package.is_source)]
-        there = {piece_address(p.sha256, archive_name(p)): bundle.pieces(p) for p in wheels}
-        cut = {url: paths for url, paths in there.items() if paths and not url.endswith(f"/{paths[0].name}")}
-        if not cut:
-            yield {}
-            return
-        with served_pieces(cut) as variables:
-            yield variables
+        step = "downloading" if self.offline is None else "unpacking"
+        install(self._uv_tool(), place, self._wheels(), self.timeout, date=build_date(self.lock), step=step)
 
 
 def _bundle(root: Path) -> Bundle:
