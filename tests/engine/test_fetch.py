@@ -397,10 +397,10 @@ def test_an_interpreter_travels_too(
     installed = tmp_path / "there"
     monkeypatch.setenv("UV_PYTHON_INSTALL_DIR", str(installed))
     assert offline_environment(bundle)["UV_OFFLINE"] == "1"
-    from bisect_env.environments.interpreters import fetch_with_uv
+    from bisect_env.environments.interpreters import fetch_with_uv, listed_by_uv
 
     pythons = Interpreters(
-        lambda: installed.glob("*/bin/python"),
+        lambda: tuple(one for one in listed_by_uv() if installed in one.path.parents),
         fetch=lambda wanted: fetch_with_uv(wanted, environ=offline_environment(bundle)),
     )
     assert pythons.find(PYTHON).version == version
