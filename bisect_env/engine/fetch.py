@@ -15,7 +15,6 @@ from bisect_env.environments.download import archive_name, download_conda, obtai
 from bisect_env.environments.image_lock import without_image
 from bisect_env.environments.interpreters import Interpreters, fetch_python, machine_interpreters
 from bisect_env.environments.lock import Lock, LockedPackage, UnbuildableError
-from bisect_env.environments.lockfiles import build_date
 from bisect_env.environments.provider import EnvironmentProvider, RecordingCatalogue
 from bisect_env.environments.settings import mirrors_of_urls, read_conda_config
 from bisect_env.environments.uv_tool import Uv, is_transient, plain_words
@@ -208,7 +207,7 @@ def _wheel(
         return None
     source = bundle.folder(package.sha256) / archive_name(package)
     args: list[str | Path] = ["build", "--wheel", "--no-config", "-p", interpreters.find(lock.python).path]
-    if (date := build_date(lock)) is not None:
+    if (date := lock.exclude_newer) is not None:
         args += ["--exclude-newer", date]
     with temporary("wheel") as folder:
         finished = Uv(cache_dir).run(

@@ -42,7 +42,6 @@ from bisect_env.environments.interpreters import (
     offline_interpreters,
 )
 from bisect_env.environments.lock import Lock, LockedPackage, UnbuildableError
-from bisect_env.environments.lockfiles import build_date
 from bisect_env.environments.request import CommitSource
 from bisect_env.environments.settings import default_cache_dir, default_cache_limit, default_offline
 from bisect_env.environments.uv_tool import Finished, Uv, is_transient, plain_words
@@ -533,7 +532,7 @@ class _Builder:
 
     def _install(self, place: Path) -> None:
         step = "downloading" if self.offline is None else "unpacking"
-        install(self._uv_tool(), place, self._wheels(), self.timeout, date=build_date(self.lock), step=step)
+        install(self._uv_tool(), place, self._wheels(), self.timeout, date=self.lock.exclude_newer, step=step)
 
 
 def _bundle(root: Path) -> Bundle:
