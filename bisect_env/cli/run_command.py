@@ -341,9 +341,14 @@ def answer(
     """
     place, provider = where.open(loaded)
     ask_index(loaded, provider)
+    from bisect_env.environments.cache import free_bytes, growth
+    from bisect_env.environments.settings import default_cache_dir
+
+    cache = (where.cache or default_cache_dir()).absolute()
+    free = free_bytes(cache)
     # Imported here, so that the index and the first solver answer meanwhile.
     from bisect_env.cluster.pool import default_workers
-    from bisect_env.engine.events import Answered
+    from bisect_env.engine.events import Answered, Said
     from bisect_env.engine.study import run_study
     from bisect_env.environments.uv_tool import end_running
     from bisect_env.errors import EndsNotAsStatedError, StudyInterruptedError
@@ -369,7 +374,7 @@ def answer(
         store = stack.enter_context(Store.open(db))
         stack.enter_context(view)
         try:
-            return run_study(
+            conclusion = run_study(
                 loaded,
                 store=store,
                 provider=provider,
@@ -387,6 +392,9 @@ def answer(
                 careful=careful,
                 posterior=posterior,
             )
+            if text := growth(cache, free):
+                notify(Said(text))
+            return conclusion
         except (StudyInterruptedError, EndsNotAsStatedError) as error:
             if missing is not None and not stopped.is_set() and (module := lacked(missing, error.exit_code)):
                 raise forgotten(module, everywhere=missing.module is not None) from None

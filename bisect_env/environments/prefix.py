@@ -28,10 +28,11 @@ from bisect_env.environments.cache import (
     MARKER,
     Lease,
     archives,
-    evict,
     hold,
+    keep_within,
     lock_file,
     lock_path,
+    prune,
     take_away,
 )
 from bisect_env.environments.interpreters import (
@@ -43,7 +44,12 @@ from bisect_env.environments.interpreters import (
 )
 from bisect_env.environments.lock import Lock, LockedPackage, UnbuildableError
 from bisect_env.environments.request import CommitSource
-from bisect_env.environments.settings import default_cache_dir, default_cache_limit, default_offline
+from bisect_env.environments.settings import (
+    CACHE_LIMIT,
+    configured_cache_limit,
+    default_cache_dir,
+    default_offline,
+)
 from bisect_env.environments.uv_tool import Finished, Uv, is_transient, plain_words
 from bisect_env.errors import InfrastructureError
 from bisect_env.matrix.secrets import without_credentials
@@ -277,7 +283,7 @@ def ensure_prefix(
         timeout: Seconds for one build.
         interpreters: Where Pythons are looked for.
         cache_limit: Bytes that the cache may take: after a build, what was used least recently and is not
-            in use goes. None is `default_cache_limit()`.
+            in use goes. None is `configured_cache_limit()`, or else `CACHE_LIMIT`.
         offline: What `bisect-env fetch` wrote: archives come from there alone. None is
             `BISECT_ENV_OFFLINE`, if that is set, and else the places that the lock names.
 
@@ -297,9 +303,10 @@ def ensure_prefix(
         prefix = builder.existing()
         if prefix is None:
             prefix = builder.build()
-            limit = default_cache_limit() if cache_limit is None else cache_limit
-            if limit is not None:
-                evict(cache, limit)
+            if (limit := configured_cache_limit() if cache_limit is None else cache_limit) is not None:
+                prune(cache, limit=limit)
+            else:
+                keep_within(cache, CACHE_LIMIT)
         return replace(prefix, lease=lease)
     except BaseException as error:
         if lease is not None:

@@ -17,7 +17,18 @@ import pytest
 
 from bisect_env.environments import prefix as prefix_module
 from bisect_env.environments.bundle import Bundle
-from bisect_env.environments.cache import MARKER, archives, entries, hold, prune, taking_away, usage, verify
+from bisect_env.environments.cache import (
+    MARKER,
+    archives,
+    entries,
+    free_bytes,
+    growth,
+    hold,
+    prune,
+    taking_away,
+    usage,
+    verify,
+)
 from bisect_env.environments.download import obtain
 from bisect_env.environments.integrity import remove_tree
 from bisect_env.environments.lock import UnbuildableError
@@ -207,6 +218,33 @@ def test_a_limit_is_kept_while_environments_are_built(index, python, cache):
         assert usage(cache) <= limit
         assert entries(cache)[-1].path.exists(), "the one that was just asked for is in use"
     assert len(entries(cache)) < 6
+
+
+def test_a_cache_is_kept_within_a_default_limit_and_measured_when_it_may_have_grown(
+    index, python, cache, monkeypatch
+):
+    monkeypatch.setattr(prefix_module, "CACHE_LIMIT", 2_200_000)
+    for number in range(6):
+        index.add(f"big{number}", "1.0", modules={f"big{number}.py": BULK})
+        ensure_prefix(locked(index, python, f"big{number}"), cache_dir=cache).release()
+    assert len(entries(cache)) < 6
+    monkeypatch.setattr(prefix_module, "CACHE_LIMIT", 2**60)
+    for name in ("other", "more"):
+        index.add(name, "1.0")
+        ensure_prefix(locked(index, python, name), cache_dir=cache).release()
+        measured = (cache / "measured.json").stat().st_mtime_ns
+    index.add("last", "1.0")
+    ensure_prefix(locked(index, python, "last"), cache_dir=cache).release()
+    assert (cache / "measured.json").stat().st_mtime_ns == measured, "there was no need"
+
+
+def test_a_cache_that_has_grown_says_so(lock, cache):
+    ensure_prefix(lock, cache_dir=cache)
+    free = free_bytes(cache)
+    assert growth(cache, free + 1_000_000_000) == ""
+    said = growth(cache, free + 5_000_000_000)
+    assert f"the cache {cache} takes {usage(cache) / 1e9:.1f} GB" in said
+    assert "bisect-env env prune --size" in said
 
 
 def test_everything_goes_when_nothing_is_in_use(lock, cache):
