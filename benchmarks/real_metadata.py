@@ -115,7 +115,10 @@ def solve(channels: Sequence[str], workers: int, *, prefer: bool) -> tuple[list[
         def lock(index: Index) -> None:
             models = [one for model in near.get(index, ()) if isinstance(one := found.get(model), Lock)]
             wanted = request(lattice.combination(index).as_dict(), channels)
-            found[index] = locker.lock(wanted, models[0] if models else None)
+            try:
+                found[index] = locker.lock(wanted, models[0] if models else None)
+            except UnsolvableError as error:
+                found[index] = error
 
         with ThreadPoolExecutor(workers) as pool:
             list(pool.map(lock, leaned_on))

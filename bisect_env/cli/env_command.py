@@ -167,18 +167,12 @@ def _size(count: int) -> str:
 # --------------------------------------------------------------------------------------------------
 # `bisect-env fetch`: everything that a study can need, for hosts without a network.
 
-_LEAST_PIECE = 1000
-
 
 def fetch(
     matrix: Annotated[Path, typer.Argument(help="Matrix file, such as matrices/quickstart.yaml.")],
     to: Annotated[
         Path, typer.Option("--to", metavar="DIR", help="Directory to write; what it holds already stays.")
     ],
-    piece_size: Annotated[
-        str | None,
-        typer.Option(help="Cut archives that are larger into pieces, such as 60MB, to copy them one by one."),
-    ] = None,
     no_pythons: Annotated[
         bool, typer.Option("--no-pythons", help="Fetch no interpreters: the hosts have them.")
     ] = False,
@@ -192,12 +186,6 @@ def fetch(
 ) -> None:
     """Put locks, archives and interpreters into a directory; `run --offline DIR` needs nothing else."""
     loaded = load_matrix(matrix)
-    pieces = None if piece_size is None else parse_size(piece_size, "--piece-size")
-    if pieces is not None and pieces < _LEAST_PIECE:
-        raise UsageError(
-            f"--piece-size {piece_size}: pieces of so few bytes are more files than a disk holds",
-            remedy="give at least 1kB, such as --piece-size 500MB",
-        )
     if check:
         _check(loaded.name, to)
         return
@@ -216,7 +204,6 @@ def fetch(
         provider=Environments.of(loaded, cache_dir),
         root=to,
         cache_dir=cache_dir,
-        piece_size=pieces,
         pythons=not no_pythons,
         on_progress=tell,
     )

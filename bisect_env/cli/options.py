@@ -56,7 +56,7 @@ CacheSizeOption = Annotated[
     typer.Option(
         "--env-cache-size",
         envvar="BISECT_ENV_CACHE_SIZE",
-        help="Take away what was used least recently when the cache grows above this, such as 50GB.",
+        help="Take away what was used least recently when the cache grows above this; default: 50GB.",
     ),
 ]
 WorkersOption = Annotated[

@@ -33,7 +33,9 @@ from bisect_env.cluster.pool import default_workers
 from bisect_env.engine import events
 from bisect_env.engine.missing import MissingModules, package_of_module
 from bisect_env.engine.study import Conclusion, StudyRun
+from bisect_env.environments.cache import free_bytes, growth
 from bisect_env.environments.provider import EnvironmentProvider
+from bisect_env.environments.settings import default_cache_dir
 from bisect_env.environments.uv_tool import end_running
 from bisect_env.errors import (
     BisectEnvError,
@@ -344,6 +346,8 @@ def answer(
     """
     place, provider = open_place(where, loaded)
     ask_index(loaded, provider)
+    cache = (where.cache or default_cache_dir()).absolute()
+    free = free_bytes(cache)
 
     def enough() -> bool:
         return stopped.is_set() or (missing is not None and missing.module is not None)
@@ -371,7 +375,10 @@ def answer(
                 sure=sure,
                 posterior=posterior,
             )
-            return study.run()
+            conclusion = study.run()
+            if text := growth(cache, free):
+                notify(events.Said(text))
+            return conclusion
         except (StudyInterruptedError, EndsNotAsStatedError) as error:
             if missing is not None and not stopped.is_set() and (module := lacked(missing, error.exit_code)):
                 raise forgotten(module, everywhere=missing.module is not None) from None

@@ -15,7 +15,6 @@ from bisect_env.environments.download import archive_name, download_conda, obtai
 from bisect_env.environments.image_lock import without_image
 from bisect_env.environments.interpreters import Interpreters, fetch_python, machine_interpreters
 from bisect_env.environments.lock import Lock, LockedPackage, UnbuildableError
-from bisect_env.environments.lockfiles import build_date
 from bisect_env.environments.provider import EnvironmentProvider, RecordingCatalogue
 from bisect_env.environments.settings import mirrors_of_urls, read_conda_config
 from bisect_env.environments.uv_tool import Uv, is_transient, plain_words
@@ -54,7 +53,6 @@ def fetch_study(
     provider: EnvironmentProvider,
     root: Path,
     cache_dir: Path,
-    piece_size: int | None = None,
     pythons: bool = True,
     on_progress: Callable[[str, int, int], None] = lambda _what, _done, _total: None,
     interpreters: Interpreters | None = None,
@@ -68,7 +66,6 @@ def fetch_study(
         provider: Solves.
         root: The directory; made if it is not there.
         cache_dir: Our cache directory, for building wheels from source distributions.
-        piece_size: Bytes above which archives are cut into pieces; None leaves them whole.
         pythons: Whether to fetch interpreters.
         on_progress: Called with what is being done, how much of it is done, and of how much.
         interpreters: Where Pythons are looked for, to build with.
@@ -88,9 +85,6 @@ def fetch_study(
             warnings.append(f"images are not fetched, load them on the hosts yourself: {', '.join(found)}")
         if pythons:
             warnings += _pythons(bundle, locks.values())
-        if piece_size is not None:
-            for sha256, (name, _) in answers.archives.items():
-                bundle.split(sha256, name, piece_size)
         bundle.write(answers, locks.values())
     except OSError as error:
         raise InfrastructureError(
@@ -200,7 +194,6 @@ def _channel(package: LockedPackage) -> str:
 
 def _archive(bundle: Bundle, package: LockedPackage, addresses: list[str]) -> int:
     folder = bundle.folder(package.sha256)
-    bundle.join(package.sha256, archive_name(package))
     by = download_conda if package.is_conda else None
     return obtain(package, folder, addresses, by).stat().st_size
 
@@ -214,7 +207,7 @@ def _wheel(
         return None
     source = bundle.folder(package.sha256) / archive_name(package)
     args: list[str | Path] = ["build", "--wheel", "--no-config", "-p", interpreters.find(lock.python).path]
-    if (date := build_date(lock)) is not None:
+    if (date := lock.exclude_newer) is not None:
         args += ["--exclude-newer", date]
     with temporary("wheel") as folder:
         finished = Uv(cache_dir).run(

@@ -3,7 +3,7 @@
 ```
 studies/<matrix>.json             what was asked and answered, when, and the size of every archive
 locks/<content hash>.conda-lock.yml
-archives/<sha256>/<file>          or <file>.000, <file>.001, ... where files had to be small
+archives/<sha256>/<file>
 archives/<sha256>/built-<python>/<wheel>    made from the source distribution beside it
 pythons/<file>                    interpreters, as uv keeps them
 ```
@@ -19,16 +19,12 @@ import hashlib
 import json
 import os
 import re
-import shutil
 import stat
-import threading
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import datetime
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path, PurePosixPath
 from typing import Any
-from urllib.parse import quote, urlsplit
 
 from bisect_env.environments.download import archive_name, sha256_of
 from bisect_env.environments.lock import (
@@ -46,7 +42,6 @@ from bisect_env.errors import InfrastructureError, UsageError
 from bisect_env.temporary import read_limited, replacing
 
 _FORMAT = 1
-_COPY = 1 << 20
 _MAX_STUDY = 256 << 20
 """Bytes of a study's answers; those of a large matrix take a few million."""
 
@@ -178,8 +173,8 @@ class Bundle:
         return self.archives / sha256
 
     def has(self, sha256: str, name: str, size: int) -> bool:
-        """Return whether an archive is there in full length, whole or in pieces."""
-        return sum(p.stat().st_size for p in self._pieces(sha256, name)) == size
+        """Return whether an archive is there in full length."""
+        return _size(self.folder(sha256) / name) == size
 
     def missing(self, answers: BundledAnswers, *, pythons: bool = True) -> list[str]:
         """Names of files that were not copied completely, sorted.
@@ -206,7 +201,7 @@ class Bundle:
             if _size(self.root / name) == size and sha256_of(self.root / name) != sha256
         ]
         for sha256, (name, size) in answers.archives.items():
-            if self.has(sha256, name, size) and sha256_of(*self._pieces(sha256, name)) != sha256:
+            if self.has(sha256, name, size) and sha256_of(self.folder(sha256) / name) != sha256:
                 wrong.append(name)
         for content_hash in {answer for answer in answers.locks.values() if isinstance(answer, str)}:
             path = self._lock_path(content_hash)
@@ -217,60 +212,19 @@ class Bundle:
                 wrong.append(path.name)
         return sorted(wrong)
 
-    def split(self, sha256: str, name: str, piece_size: int) -> None:
-        """Cut an archive into pieces, if it is larger than one.
+    def path(self, package: LockedPackage) -> Path:
+        """Return the archive of a package on this host, whose hash the installer compares.
 
         Raises:
-            OSError: There is no room.
+            UnbuildableError: It is not there on this host.
         """
-        whole = self.folder(sha256) / name
-        if whole.stat().st_size <= piece_size:
-            return
-        with whole.open("rb") as stream:
-            for number, start in enumerate(range(0, whole.stat().st_size, piece_size)):
-                with whole.with_name(f"{name}.{number:03d}").open("wb") as piece:
-                    stream.seek(start)
-                    _copy(stream, piece, piece_size)
-        whole.unlink()
-
-    def join(self, sha256: str, name: str) -> None:
-        """Undo `split`, if it was done."""
-        found = self._pieces(sha256, name)
-        whole = self.folder(sha256) / name
-        if found and found != [whole]:
-            _join(found, whole)
-            for piece in found:
-                piece.unlink()
-
-    def path(self, package: LockedPackage, joined: Path) -> Path:
-        """Return the archive of a package on this host, compared with its hash.
-
-        Args:
-            package: Of a lock.
-            joined: Where archives that lie in pieces are put together.
-
-        Raises:
-            UnbuildableError: It is not there on this host, or damaged.
-            OSError: It cannot be put together.
-        """
-        name = archive_name(package)
-        found = self._pieces(package.sha256, name)
-        if not found:
-            raise UnbuildableError(f"{name} is not in {self.root} on this host", transient=True)
-        if sha256_of(*found) != package.sha256:
-            raise UnbuildableError(f"{name} in {self.root} is not what was fetched", transient=True)
-        if found[0].name == name:
-            return found[0].absolute()
-        path = joined / package.sha256 / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        _join(found, path)
-        return path
+        path = self.folder(package.sha256) / archive_name(package)
+        if not path.is_file():
+            raise UnbuildableError(f"{path.name} is not in {self.root} on this host", transient=True)
+        return path.absolute()
 
     def here(self, package: LockedPackage, python: str) -> LockedPackage:
         """Return the package with the address of its archive in this directory.
-
-        What lies in pieces has an address at which `served_pieces` has to serve it; who fetches it compares
-        it with its hash.
 
         Args:
             package: Of a lock, from PyPI.
@@ -280,11 +234,7 @@ class Bundle:
             UnbuildableError: It is not there on this host, or damaged.
         """
         if not package.is_source:
-            name = archive_name(package)
-            parts = self.pieces(package)
-            if parts and parts[0].name != name:
-                return replace(package, url=piece_address(package.sha256, name))
-            return replace(package, url=self.path(package, Path()).as_uri())
+            return replace(package, url=self.path(package).as_uri())
         wheels = sorted(self.built(package.sha256, python).glob("*.whl"))
         if not wheels:
             name = archive_name(package)
@@ -293,10 +243,6 @@ class Bundle:
         if (found := sha256_of(wheels[0])) not in stated:
             raise UnbuildableError(f"{wheels[0].name} in {self.root} is not what was made", transient=True)
         return replace(package, url=wheels[0].absolute().as_uri(), sha256=found)
-
-    def pieces(self, package: LockedPackage) -> list[Path]:
-        """The files of a package's archive, in order; one where it is whole, none where it is not here."""
-        return self._pieces(package.sha256, archive_name(package))
 
     def built(self, sha256: str, python: str) -> Path:
         """Return the path of the wheel that was built from a source distribution."""
@@ -320,12 +266,6 @@ class Bundle:
         if path.is_absolute() or ".." in path.parts:
             raise ValueError(f"{name!r} is not a path in the directory")
         return path
-
-    def _pieces(self, sha256: str, name: str) -> list[Path]:
-        whole = self.folder(sha256) / name
-        if whole.exists():
-            return [whole]
-        return sorted(p for p in self.folder(sha256).glob("*") if _is_piece(p.name, name))
 
     def _lock_path(self, content_hash: str) -> Path:
         return self.root / "locks" / f"{content_hash}.conda-lock.yml"
@@ -392,24 +332,6 @@ def _check_format(found: object) -> None:
         raise ValueError(f"format {found}, not {_FORMAT}")
 
 
-def _is_piece(found: str, name: str) -> bool:
-    stem, _, number = found.rpartition(".")
-    return stem == name and number.isdecimal()
-
-
-def _join(pieces: Iterable[Path], path: Path) -> None:
-    with replacing(path) as beside, beside.open("wb") as whole:
-        for piece in pieces:
-            with piece.open("rb") as stream:
-                shutil.copyfileobj(stream, whole)
-
-
-def _copy(source: Any, target: Any, count: int) -> None:
-    while count and (chunk := source.read(min(_COPY, count))):
-        target.write(chunk)
-        count -= len(chunk)
-
-
 def _write(path: Path, text: str) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     with replacing(path) as beside:
@@ -426,77 +348,3 @@ def _result(data: Mapping[str, Any]) -> str | UnsolvableError:
     if "lock" in data:
         return _hash(data["lock"])
     return UnsolvableError(str(data["unsolvable"]), building=bool(data["building"]))
-
-
-# --------------------------------------------------------------------------------------------------
-# Serves archives that are stored in pieces to uv as whole files, without copying them.
-#
-# uv unpacks what it downloads as it comes and keeps that alone; an archive on a disk it wants whole, and it
-# unpacks it again when the file is another one than before. So pieces are served by HTTP, to this host alone,
-# under an address that is the same in every process: what uv has under it, it does not ask for again. To uv
-# it is a proxy, through which nothing else can be reached.
-
-_HOST = "pieces.bisect-env.invalid"
-
-
-def piece_address(sha256: str, name: str) -> str:
-    """Return the address at which uv asks for an archive."""
-    return f"http://{_HOST}/{sha256}/{quote(name)}"
-
-
-@contextlib.contextmanager
-def served_pieces(archives: Mapping[str, Sequence[Path]]) -> Iterator[dict[str, str]]:
-    """Serve archives while the block runs.
-
-    Args:
-        archives: Their addresses, and the pieces of each in order.
-
-    Yields:
-        Environment variables with which uv finds them, and no network beside them.
-    """
-    server = ThreadingHTTPServer(("127.0.0.1", 0), _Handler)
-    server.pieces = {urlsplit(url).path: paths for url, paths in archives.items()}  # type: ignore[attr-defined]
-    server.daemon_threads = True
-    threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True).start()
-    proxy = f"http://127.0.0.1:{server.server_address[1]}"
-    names = ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY")
-    try:
-        yield {
-            **{name: proxy for upper in names for name in (upper, upper.lower())},
-            **dict.fromkeys(("NO_PROXY", "no_proxy"), ""),
-            "UV_OFFLINE": "0",
-        }
-    finally:
-        server.shutdown()
-        server.server_close()
-
-
-class _Handler(BaseHTTPRequestHandler):
-    """Answers with pieces, one after the other."""
-
-    protocol_version = "HTTP/1.1"
-
-    def do_GET(self) -> None:
-        """A whole archive."""
-        url = urlsplit(self.path)
-        pieces: Mapping[str, Sequence[Path]] = self.server.pieces  # type: ignore[attr-defined]
-        paths = pieces.get(url.path) if url.hostname in (None, _HOST) else None
-        if paths is None:
-            self.send_error(404)
-            return
-        self.send_response(200)
-        self.send_header("Content-Type", "application/octet-stream")
-        self.send_header("Content-Length", str(sum(path.stat().st_size for path in paths)))
-        self.send_header("Cache-Control", "max-age=365000000, immutable")
-        self.end_headers()
-        self.wfile.flush()
-        for path in paths:
-            with path.open("rb") as stream:
-                self.connection.sendfile(stream)
-
-    def do_CONNECT(self) -> None:
-        """What would be the network."""
-        self.send_error(403)
-
-    def log_message(self, format: str, *args: Any) -> None:  # noqa: A002 -- its name there
-        """Nobody reads it."""

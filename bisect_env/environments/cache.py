@@ -10,10 +10,11 @@ import json
 import os
 import secrets
 import shlex
+import shutil
 import stat
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -27,7 +28,7 @@ from bisect_env.environments.integrity import (
 )
 from bisect_env.environments.lock import Lock
 from bisect_env.errors import InfrastructureError
-from bisect_env.temporary import lock_holder
+from bisect_env.temporary import lock_holder, replacing
 
 # --------------------------------------------------------------------------------------------------
 # Who uses a prefix, and who installs from or empties the archives: file locks that end with a process.
@@ -215,8 +216,12 @@ _DEAR = ("commits", "git")
 _FREE = contextlib.nullcontext(True)
 _NO_WAIT = 0.0
 
-Inodes = dict[tuple[int, int], int]
-"""(device, inode) to bytes on disk."""
+_DAY = 86400.0
+_MUCH = 2_000_000_000
+"""Bytes by which a cache may grow in one command without a word."""
+
+Inodes = dict[tuple[int, int], tuple[int, bool]]
+"""(device, inode) to bytes on disk, and whether it has one name alone."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -269,10 +274,13 @@ def entries(cache: Path) -> list[Entry]:
     bytes_of: Inodes = {}
     files = {path: _inodes(path, bytes_of) for path in _prefixes(cache)}
     users = Counter(inode for inodes in files.values() for inode in inodes)
+
+    def total(inodes: Iterable[tuple[int, int]]) -> int:
+        return sum(bytes_of[inode][0] for inode in inodes)
+
     for path, inodes in files.items():
         try:
             marker = json.loads((path / MARKER).read_text("utf-8"))
-            size, own = _sizes(path)
         except (OSError, ValueError):
             continue  # somebody is taking it away
         found.append(
@@ -281,25 +289,52 @@ def entries(cache: Path) -> list[Entry]:
                 path,
                 str(marker.get("python", "")),
                 int(marker.get("packages", 0)),
-                size,
-                own,
+                total(inodes),
+                total(inode for inode in inodes if bytes_of[inode][1]),
                 last_use(path.parent, path.name),
-                sum(bytes_of[inode] for inode in inodes if users[inode] > 1),
+                total(inode for inode in inodes if users[inode] > 1),
             )
         )
     return sorted(found, key=lambda entry: (entry.last_used, entry.content_hash))
 
 
-def evict(cache: Path, limit: int) -> Pruned:
-    """Remove the least recently used entries until the cache fits; entries in use stay.
-
-    First archives that no prefix shares, oldest first, then the prefix used longest ago, and again.
+def keep_within(cache: Path, limit: int) -> None:
+    """Prune a cache that may have grown beyond a limit; measured only if its disk has lost enough since.
 
     Args:
         cache: Our cache directory.
         limit: Bytes on disk.
     """
-    return prune(cache, limit=limit)
+    note = cache / "measured.json"
+    with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+        known = json.loads(note.read_text("utf-8"))
+        lost = max(0, shutil.disk_usage(cache).used - known["disk"])
+        if known["bytes"] + lost <= limit and time.time() - note.stat().st_mtime < _DAY:
+            return
+    done = prune(cache, limit=limit)
+    with replacing(note) as beside:
+        beside.write_text(json.dumps({"bytes": done.left, "disk": shutil.disk_usage(cache).used}), "utf-8")
+
+
+def free_bytes(cache: Path) -> int:
+    """Return how much the disk of a cache, which may not be there yet, has free."""
+    return shutil.disk_usage(next(place for place in (cache, *cache.parents) if place.exists())).free
+
+
+def growth(cache: Path, free: int) -> str:
+    """Return what to say of a cache after a command, "" if it has hardly grown.
+
+    Args:
+        cache: Our cache directory.
+        free: What `free_bytes` said when the command began.
+    """
+    lost = free - free_bytes(cache)
+    if lost < _MUCH:
+        return ""
+    return (
+        f"the cache {cache} takes {usage(cache) / 1e9:.1f} GB now, and its disk has {lost / 1e9:.1f} GB less "
+        "free than when this began; `bisect-env env prune --size 5GB` takes away what was used longest ago"
+    )
 
 
 def prune(
@@ -311,6 +346,8 @@ def prune(
     on_removed: Callable[[str], None] = lambda _name: None,
 ) -> Pruned:
     """Take away prefixes and archives that are not in use.
+
+    First archives that no prefix shares, oldest first, then the prefix used longest ago, and again.
 
     Args:
         cache: Our cache directory.
@@ -325,15 +362,13 @@ def prune(
     if not dry_run:
         _remove_unfinished(cache)
     inodes: Inodes = {}
-    owners: dict[Path, set[tuple[int, int]]] = {}
-    for folder in (*_prefixes(cache), *_archive_folders(cache)):
-        owners[folder] = _inodes(folder, inodes)
-    _inodes(cache, inodes)
-    shares: dict[tuple[int, int], int] = {}
-    for owned in owners.values():
-        for inode in owned:
-            shares[inode] = shares.get(inode, 0) + 1
-    before = left = sum(inodes.values())
+    folders = (*_prefixes(cache), *_archive_folders(cache))
+    owners = {folder: _inodes(folder, inodes) for folder in folders}
+    _inodes(cache, inodes, passed_over=frozenset(map(str, folders)))
+    before = left = sum(size for size, _ in inodes.values())
+    if limit is not None and left <= limit:
+        return Pruned((), 0, 0, left)
+    shares = Counter(inode for owned in owners.values() for inode in owned)
     gone: list[str] = []
     in_use: list[str] = []
     dropped = 0
@@ -343,7 +378,7 @@ def prune(
         for inode in owners.pop(folder):
             shares[inode] -= 1
             if not shares[inode]:
-                left -= inodes[inode]
+                left -= inodes[inode][0]
 
     def drop_orphans() -> None:
         nonlocal dropped
@@ -367,20 +402,20 @@ def prune(
         # While others install from the archives, they stay.
         if alone:
             drop_orphans()
-        for entry in entries(cache):
+        for used, path in sorted((last_use(path.parent, path.name), path) for path in _prefixes(cache)):
             if limit is not None and left <= limit:
                 break
-            if entry.path not in owners or (unused_since is not None and entry.last_used > unused_since):
+            if path not in owners or (unused_since is not None and used > unused_since):
                 continue
-            with taking_away(entry.path.parent, entry.content_hash) as free:
+            with taking_away(path.parent, path.name) as free:
                 if not free:
-                    in_use.append(entry.content_hash)
+                    in_use.append(path.name)
                     continue
                 if not dry_run:
-                    take_away(cache, entry.path)
-            forget(entry.path)
-            gone.append(entry.content_hash)
-            on_removed(entry.content_hash)
+                    take_away(cache, path)
+            forget(path)
+            gone.append(path.name)
+            on_removed(path.name)
             if alone:
                 drop_orphans()
     return Pruned(tuple(gone), dropped, before - left, left, tuple(in_use))
@@ -434,7 +469,7 @@ def usage(cache: Path) -> int:
     """Bytes on disk of everything in the cache, shared files once."""
     inodes: Inodes = {}
     _inodes(cache, inodes)
-    return sum(inodes.values())
+    return sum(size for size, _ in inodes.values())
 
 
 def _prefixes(cache: Path) -> list[Path]:
@@ -485,38 +520,27 @@ def _age(folder: Path) -> float:
         return 0.0
 
 
-def _sizes(path: Path) -> tuple[int, int]:
-    size = own = 0
-    for entry in _files(path):
-        known = entry.stat(follow_symlinks=False)
-        size += known.st_blocks * 512
-        if known.st_nlink == 1 or entry.is_dir(follow_symlinks=False):
-            own += known.st_blocks * 512
-    return size, own
-
-
-def _inodes(path: Path, into: Inodes) -> set[tuple[int, int]]:
+def _inodes(path: Path, into: Inodes, *, passed_over: frozenset[str] = frozenset()) -> set[tuple[int, int]]:
+    """Add everything below a directory, but for some directories and what vanishes; return its inodes."""
     found = set()
-    for entry in _files(path):
-        with contextlib.suppress(OSError):
-            known = entry.stat(follow_symlinks=False)
-            inode = (known.st_dev, known.st_ino)
-            into[inode] = known.st_blocks * 512
-            found.add(inode)
+    waiting = [os.fspath(path)]
+    while waiting:
+        try:
+            with os.scandir(waiting.pop()) as listing:
+                for entry in listing:
+                    if entry.path in passed_over:
+                        continue
+                    with contextlib.suppress(OSError):
+                        known = entry.stat(follow_symlinks=False)
+                        inode = (known.st_dev, known.st_ino)
+                        is_folder = stat.S_ISDIR(known.st_mode)
+                        into[inode] = (known.st_blocks * 512, is_folder or known.st_nlink == 1)
+                        found.add(inode)
+                        if is_folder:
+                            waiting.append(entry.path)
+        except OSError:
+            continue
     return found
-
-
-def _files(path: Path) -> Iterator[os.DirEntry[str]]:
-    """Everything below a directory; what vanishes meanwhile is passed over."""
-    try:
-        with os.scandir(path) as listing:
-            found = list(listing)
-    except OSError:
-        return
-    for entry in found:
-        yield entry
-        if entry.is_dir(follow_symlinks=False):
-            yield from _files(Path(entry.path))
 
 
 # --------------------------------------------------------------------------------------------------

@@ -23,7 +23,7 @@ from typing import IO, Any
 from bisect_env.environments.cache import lock_file
 from bisect_env.environments.lock import Lock, PackageNotFoundError, UnbuildableError
 from bisect_env.environments.settings import CondaConfig, certificates, mirrors_of_urls, read_conda_config
-from bisect_env.environments.uv_tool import LOOK, Room, is_transient, remove_unfinished
+from bisect_env.environments.uv_tool import is_transient
 from bisect_env.errors import BisectEnvError, IndexUnavailableError, InfrastructureError
 from bisect_env.matrix.secrets import without_channel_secrets
 
@@ -149,17 +149,13 @@ class HelperDiedError(Exception):
         text: How it ended, with the end of what it wrote.
         timed_out: Whether it was ended for its silence.
         crashed: Whether a signal ended it: another process may fare better.
-        stopped: Whether it was ended because it wrote more than it may.
     """
 
-    def __init__(
-        self, text: str, *, timed_out: bool = False, crashed: bool = False, stopped: bool = False
-    ) -> None:
+    def __init__(self, text: str, *, timed_out: bool = False, crashed: bool = False) -> None:
         super().__init__(text)
         self.text = text
         self.timed_out = timed_out
         self.crashed = crashed
-        self.stopped = stopped
 
 
 class HelperProcess:
@@ -200,24 +196,21 @@ class HelperProcess:
         """Whether it can be asked again."""
         return not self._errors.closed
 
-    def ask(self, request: dict[str, Any], timeout: float, room: Room | None = None) -> dict[str, Any]:
+    def ask(self, request: dict[str, Any], timeout: float) -> dict[str, Any]:
         """Send a request and wait for its answer.
 
         Args:
             request: See `conda_helper`.
             timeout: Seconds.
-            room: What may be written for it; None is no limit.
 
         Raises:
             HelperDiedError: None came; the process is gone, and another one has to be started.
         """
         assert self.process.stdin is not None
-        if room is not None:
-            room.watch(self.process.pid)
         try:
             self.process.stdin.write(json.dumps(request).encode() + b"\n")
             self.process.stdin.flush()
-            return self._answer(self._line(time.monotonic() + timeout, room))
+            return self._answer(self._line(time.monotonic() + timeout))
         except BrokenPipeError:
             raise self._died() from None
         except BaseException:
@@ -237,22 +230,14 @@ class HelperProcess:
                 with contextlib.suppress(BrokenPipeError):
                     stream.close()
 
-    def _line(self, deadline: float, room: Room | None) -> bytes:
+    def _line(self, deadline: float) -> bytes:
         assert self.process.stdout is not None
         stream = self.process.stdout.fileno()
-        look = None if room is None else LOOK
         with selectors.DefaultSelector() as selector:
             selector.register(stream, selectors.EVENT_READ)
             while b"\n" not in self._pending:
                 left = deadline - time.monotonic()
-                if left <= 0 or not selector.select(min(left, look or left)):
-                    if room is not None and (why := room.exceeded()):
-                        unfinished = room.unfinished()
-                        self.close()
-                        remove_unfinished(unfinished)
-                        raise HelperDiedError(why, stopped=True)
-                    if deadline > time.monotonic():
-                        continue
+                if left <= 0 or not selector.select(left):
                     words = self._words()
                     self.close()
                     raise HelperDiedError(f"no answer in time{words}", timed_out=True)
@@ -299,16 +284,13 @@ class HelperPool:
         self._lock = threading.Lock()
         self._owner = os.getpid()
 
-    def ask(
-        self, request: dict[str, Any], timeout: float, *, attempts: int = 1, room: Room | None = None
-    ) -> dict[str, Any]:
+    def ask(self, request: dict[str, Any], timeout: float, *, attempts: int = 1) -> dict[str, Any]:
         """Ask an idle helper, or a new one.
 
         Args:
             request: See `conda_helper`.
             timeout: Seconds.
             attempts: How many processes may die of the request before it is given up.
-            room: What may be written for it; None is no limit.
 
         Raises:
             HelperDiedError: The last of them died, or none answered in time.
@@ -317,7 +299,7 @@ class HelperPool:
         while True:
             try:
                 with self._borrowed() as helper:
-                    answer = helper.ask(request, timeout, room)
+                    answer = helper.ask(request, timeout)
                     if answer.get("failed") == "stalled":
                         helper.close()
                     return answer
@@ -329,7 +311,6 @@ class HelperPool:
                         text if len(deaths) == 1 else f"{text} ({len(deaths)} times)",
                         timed_out=error.timed_out,
                         crashed=error.crashed,
-                        stopped=error.stopped,
                     ) from error
 
     @contextlib.contextmanager
@@ -453,10 +434,8 @@ def fill(
     }
     (cache / "conda").mkdir(mode=0o700, parents=True, exist_ok=True)
     try:
-        answer = pool.ask(message, timeout, room=Room(cache / "conda"))
+        answer = pool.ask(message, timeout)
     except HelperDiedError as error:
-        if error.stopped:
-            raise UnbuildableError(error.text, transient=is_transient(error.text)) from error
         text = f"not finished in {timeout:.0f} s" if error.timed_out else error.text
         # A solver that dies says nothing about the environment.
         raise UnbuildableError(text, transient=True) from error

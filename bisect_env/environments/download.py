@@ -26,18 +26,14 @@ def archive_name(package: LockedPackage) -> str:
     return PurePosixPath(unquote(urlsplit(package.url).path)).name
 
 
-def sha256_of(*paths: Path) -> str:
-    """Hex sha256 of a file, or of several put together.
+def sha256_of(path: Path) -> str:
+    """Return the hex sha256 of a file.
 
     Raises:
-        OSError: One cannot be read.
+        OSError: It cannot be read.
     """
-    digest = hashlib.sha256()
-    for path in paths:
-        with path.open("rb") as stream:
-            while chunk := stream.read(_CHUNK):
-                digest.update(chunk)
-    return digest.hexdigest()
+    with path.open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
 def obtain(

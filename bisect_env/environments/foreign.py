@@ -14,7 +14,7 @@ import tomllib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 from urllib.parse import unquote, urlsplit
 
 import yaml
@@ -331,100 +331,44 @@ class _Reader:
             raise self._other_platform("; ".join(str(one) for one in lock.environments), markers)
         markers.extras = frozenset(lock.extras or ())
         markers.groups = frozenset([*(lock.dependency_groups or ()), *(lock.default_groups or ())])
-        packages = []
-        for package in lock.packages:
-            if package.marker is not None and not markers.holds(str(package.marker)):
-                self.left_out.setdefault(package.name, _NOT_HERE)
-                continue
-            if package.directory is not None:
-                self.left_out[package.name] = _EDITABLE if package.directory.editable else _LOCAL
-            elif package.vcs is not None:
-                self.left_out[package.name] = _VCS
-            elif package.archive is not None:
-                self.left_out[package.name] = _ARCHIVE
-            elif package.version is None:
-                self.left_out[package.name] = "without a version"
-            else:
-                stated = [archive.hashes for archive in package.wheels or ()]
-                stated += [package.sdist.hashes] if package.sdist is not None else []
-                hashes = tuple(found for one in stated if (found := one.get("sha256")))
-                packages.append(ForeignPackage(package.name, str(package.version), hashes=hashes))
         by = f" by {lock.created_by}" if lock.created_by else ""
-        return self.result(
-            f"pylock.toml {lock.lock_version}{by}", self._once(packages), requires_python=requires
-        )
+        packages = self._chosen(_of_pylock(lock, markers))
+        return self.result(f"pylock.toml {lock.lock_version}{by}", packages, requires_python=requires)
 
     def _uv(self, data: dict[str, Any]) -> ForeignEnvironment:
         requires = str(data.get("requires-python", ""))
         markers = self.markers(requires=requires)
-        entries: list[dict[str, Any]] = data.get("package", [])
-        wanted = _reached(entries, data.get("manifest", {}), markers)
-        packages = []
-        for position, entry in enumerate(entries):
-            name, source = str(canonicalize_name(entry["name"])), entry.get("source", {})
-            if position not in wanted:
-                self.left_out.setdefault(name, _NOT_HERE)
-                continue
-            if "registry" in source:
-                archives = [*entry.get("wheels", []), *([entry["sdist"]] if "sdist" in entry else [])]
-                packages.append(ForeignPackage(name, entry["version"], hashes=_sha256s(archives, "hash")))
-                continue
-            own = source.get("editable", source.get("virtual", source.get("directory")))
-            if own == "." or "virtual" in source:
-                self.left_out[name] = _ITSELF
-            elif "editable" in source:
-                self.left_out[name] = _EDITABLE
-            else:
-                self.left_out[name] = _VCS if "git" in source else _ARCHIVE if "url" in source else _LOCAL
-        return self.result(f"uv.lock {data['version']}", self._once(packages), requires_python=requires)
+        packages = self._chosen(_of_uv(data, markers))
+        return self.result(f"uv.lock {data['version']}", packages, requires_python=requires)
 
     def _poetry(self, data: dict[str, Any]) -> ForeignEnvironment:
         metadata = data["metadata"]
         requires = _poetry_range(str(metadata.get("python-versions", "")))
         markers = self.markers(requires=requires)
         markers.extras = frozenset(data.get("extras", {}))
-        packages = []
-        for entry in data.get("package", []):
-            name, source = str(canonicalize_name(entry["name"])), entry.get("source", {})
-            stated = entry.get("markers", "")
-            texts = list(stated.values()) if isinstance(stated, dict) else [stated]
-            fits = markers.python_fits(_poetry_range(str(entry.get("python-versions", ""))))
-            if not fits or not any(markers.holds(text) for text in texts):
-                self.left_out.setdefault(name, _NOT_HERE)
-            elif source.get("type") in ("directory", "file"):
-                self.left_out[name] = _EDITABLE if entry.get("develop") else _LOCAL
-            elif source.get("type") in ("git", "url"):
-                self.left_out[name] = _VCS if source["type"] == "git" else _ARCHIVE
-            else:
-                files = entry.get("files") or metadata.get("files", {}).get(entry["name"], [])
-                packages.append(ForeignPackage(name, entry["version"], hashes=_sha256s(files, "hash")))
         kind = f"poetry.lock {metadata.get('lock-version', '')}".rstrip()
-        return self.result(kind, self._once(packages), requires_python=requires)
+        packages = self._chosen(_of_poetry(data, markers))
+        return self.result(kind, packages, requires_python=requires)
 
     def _pdm(self, data: dict[str, Any]) -> ForeignEnvironment:
         metadata = data["metadata"]
         targets = metadata.get("targets", [])
         requires = [str(target["requires_python"]) for target in targets if "requires_python" in target]
-        markers = self.markers(requires=requires[0] if len(requires) == 1 else "")
+        required = requires[0] if len(requires) == 1 else ""
+        packages = self._chosen(_of_pdm(data, self.markers(requires=required)))
+        return self.result(f"pdm.lock {metadata['lock_version']}", packages, requires_python=required)
+
+    def _chosen(self, stated: Iterable[_Stated]) -> list[ForeignPackage]:
+        """Return what fits and comes from an index; the rest is noted as left out."""
         packages = []
-        for entry in data.get("package", []):
-            name = str(canonicalize_name(entry["name"]))
-            if not markers.holds(entry.get("marker", "")) or not markers.python_fits(
-                entry.get("requires_python", "")
-            ):
-                self.left_out.setdefault(name, _NOT_HERE)
-            elif "path" in entry:
-                self.left_out[name] = _EDITABLE if entry.get("editable") else _LOCAL
-            elif "git" in entry or "url" in entry:
-                self.left_out[name] = _VCS if "git" in entry else _ARCHIVE
+        for one in stated:
+            if not one.fits:
+                self.left_out.setdefault(one.name, _NOT_HERE)
+            elif one.why:
+                self.left_out[one.name] = one.why
             else:
-                hashes = _sha256s(entry.get("files", []), "hash")
-                packages.append(ForeignPackage(name, entry["version"], hashes=hashes))
-        return self.result(
-            f"pdm.lock {metadata['lock_version']}",
-            self._once(packages),
-            requires_python=requires[0] if len(requires) == 1 else "",
-        )
+                packages.append(ForeignPackage(one.name, one.version, hashes=one.hashes))
+        return self._once(packages)
 
     # -- JSON ----------------------------------------------------------------------------------------------
 
@@ -440,27 +384,8 @@ class _Reader:
     def _pipenv(self, data: dict[str, Any]) -> ForeignEnvironment:
         requires = data["_meta"].get("requires", {})
         stated = str(requires.get("python_full_version") or requires.get("python_version") or "")
-        markers = self.markers(stated)
-        packages = []
-        for section in (key for key in data if key != "_meta"):
-            for raw, entry in data[section].items():
-                name, version = str(canonicalize_name(raw)), str(entry.get("version", ""))
-                if not markers.holds(entry.get("markers", "")):
-                    self.left_out.setdefault(name, _NOT_HERE)
-                elif "path" in entry:
-                    self.left_out[name] = _EDITABLE if entry.get("editable") else _LOCAL
-                elif "git" in entry or "file" in entry:
-                    self.left_out[name] = _VCS if "git" in entry else _ARCHIVE
-                elif not version.startswith("=="):
-                    self.left_out[name] = f"not pinned to one version ({version or 'any'})"
-                else:
-                    hashes = tuple(h[7:] for h in entry.get("hashes", []) if h.startswith("sha256:"))
-                    packages.append(ForeignPackage(name, version[2:], hashes=hashes))
-        return self.result(
-            f"Pipfile.lock {data['_meta'].get('pipfile-spec', '')}".rstrip(),
-            self._once(packages),
-            python=stated,
-        )
+        kind = f"Pipfile.lock {data['_meta'].get('pipfile-spec', '')}".rstrip()
+        return self.result(kind, self._chosen(_of_pipenv(data, self.markers(stated))), python=stated)
 
     # -- requirements --------------------------------------------------------------------------------------
 
@@ -956,6 +881,96 @@ _QUIET_OPTIONS = frozenset(
     {"-i", "-f", "--extra-index-url", "--find-links", "--index-url", "--no-binary", "--no-index"}
     | {"--only-binary", "--pre", "--prefer-binary", "--require-hashes", "--trusted-host", "--use-feature"}
 )
+
+
+class _Stated(NamedTuple):
+    """A package as a lock states it: `why` says why it cannot be installed from an index, "" if it can."""
+
+    name: str
+    version: str = ""
+    hashes: tuple[str, ...] = ()
+    fits: bool = True
+    why: str = ""
+
+
+def _of_pylock(lock: Pylock, markers: _Markers) -> Iterator[_Stated]:
+    for package in lock.packages:
+        stated = [wheel.hashes for wheel in package.wheels or ()]
+        stated += [package.sdist.hashes] if package.sdist is not None else []
+        hashes = tuple(found for one in stated if (found := one.get("sha256")))
+        fits = package.marker is None or markers.holds(str(package.marker))
+        why = "" if package.version is not None else "without a version"
+        if package.directory is not None:
+            why = _EDITABLE if package.directory.editable else _LOCAL
+        elif package.vcs is not None or package.archive is not None:
+            why = _VCS if package.vcs is not None else _ARCHIVE
+        yield _Stated(package.name, str(package.version), hashes, fits, why)
+
+
+def _of_uv(data: Mapping[str, Any], markers: _Markers) -> Iterator[_Stated]:
+    entries: list[dict[str, Any]] = data.get("package", [])
+    wanted = _reached(entries, data.get("manifest", {}), markers)
+    for position, entry in enumerate(entries):
+        name, source = str(canonicalize_name(entry["name"])), entry.get("source", {})
+        own = source.get("editable", source.get("virtual", source.get("directory")))
+        if position not in wanted:
+            yield _Stated(name, fits=False)
+        elif "registry" in source:
+            archives = [*entry.get("wheels", []), *([entry["sdist"]] if "sdist" in entry else [])]
+            yield _Stated(name, entry["version"], _sha256s(archives, "hash"))
+        elif own == "." or "virtual" in source:
+            yield _Stated(name, why=_ITSELF)
+        elif "editable" in source:
+            yield _Stated(name, why=_EDITABLE)
+        else:
+            yield _Stated(name, why=_VCS if "git" in source else _ARCHIVE if "url" in source else _LOCAL)
+
+
+def _of_poetry(data: Mapping[str, Any], markers: _Markers) -> Iterator[_Stated]:
+    older = data["metadata"].get("files", {})
+    kinds = {"git": _VCS, "url": _ARCHIVE, "directory": _LOCAL, "file": _LOCAL}
+    for entry in data.get("package", []):
+        stated = entry.get("markers", "")
+        texts = list(stated.values()) if isinstance(stated, dict) else [stated]
+        fits = markers.python_fits(_poetry_range(str(entry.get("python-versions", ""))))
+        fits = fits and any(markers.holds(text) for text in texts)
+        why = kinds.get(entry.get("source", {}).get("type"), "")
+        why = _EDITABLE if why == _LOCAL and entry.get("develop") else why
+        hashes = _sha256s(entry.get("files") or older.get(entry["name"], []), "hash")
+        yield _Stated(str(canonicalize_name(entry["name"])), entry["version"], hashes, fits, why)
+
+
+def _of_pdm(data: Mapping[str, Any], markers: _Markers) -> Iterator[_Stated]:
+    for entry in data.get("package", []):
+        fits = markers.holds(entry.get("marker", "")) and markers.python_fits(
+            entry.get("requires_python", "")
+        )
+        hashes = _sha256s(entry.get("files", []), "hash")
+        yield _Stated(
+            str(canonicalize_name(entry["name"])),
+            str(entry.get("version", "")),
+            hashes,
+            fits,
+            _elsewhere(entry, "url"),
+        )
+
+
+def _of_pipenv(data: Mapping[str, Any], markers: _Markers) -> Iterator[_Stated]:
+    for section in (key for key in data if key != "_meta"):
+        for raw, entry in data[section].items():
+            version = str(entry.get("version", ""))
+            loose = "" if version.startswith("==") else f"not pinned to one version ({version or 'any'})"
+            hashes = tuple(h[7:] for h in entry.get("hashes", []) if h.startswith("sha256:"))
+            fits = markers.holds(entry.get("markers", ""))
+            why = _elsewhere(entry, "file") or loose
+            yield _Stated(str(canonicalize_name(raw)), version[2:], hashes, fits, why)
+
+
+def _elsewhere(entry: Mapping[str, Any], archive: str) -> str:
+    """Return why an entry of pdm or pipenv comes from no index, "" if it does."""
+    if "path" in entry:
+        return _EDITABLE if entry.get("editable") else _LOCAL
+    return _VCS if "git" in entry else _ARCHIVE if archive in entry else ""
 
 
 def _sorted(packages: Iterable[ForeignPackage]) -> tuple[ForeignPackage, ...]:

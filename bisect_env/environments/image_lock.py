@@ -21,7 +21,7 @@ from bisect_env.containers.engine import (
 )
 from bisect_env.containers.trial import Inside
 from bisect_env.environments.lock import IMAGE, Lock, LockedPackage, UnbuildableError, UnsolvableError
-from bisect_env.environments.lockfiles import build_date, make_lock
+from bisect_env.environments.lockfiles import make_lock
 from bisect_env.environments.prefix import Prefix, ensure_prefix
 from bisect_env.errors import InfrastructureError
 
@@ -57,7 +57,7 @@ def locked_image(name: str) -> LockedPackage:
 def without_image(lock: Lock) -> Lock:
     """Return a lock without its image: the packages that it holds beside it. Pure."""
     packages = [package for package in lock.packages if not package.is_image]
-    made = make_lock(lock.python, lock.platform, packages, build_date(lock))
+    made = make_lock(lock.python, lock.platform, packages, lock.exclude_newer)
     return replace(made, limits=lock.limits)
 
 

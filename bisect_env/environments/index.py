@@ -8,11 +8,9 @@ import functools
 import json
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from itertools import islice
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urljoin, urlsplit
@@ -138,13 +136,11 @@ def _split(filename: str) -> tuple[tuple[int, str], frozenset[tags.Tag]] | None:
 # --------------------------------------------------------------------------------------------------
 # Which packages of an index were perhaps meant by a name that it does not have.
 #
-# A small index lists all its names on its first page. The large ones have half a million of them: there,
-# names that differ by one slip of the finger are asked for one by one, a few at a time.
+# A small index lists all its names on its first page. The large ones have half a million of them, of which
+# nobody is asked for; known are some names that differ from what is imported.
 
 _SMALL = 1_000_000
 """Bytes of a first page that are read; what has more is a large index."""
-_ASKED = 48
-"""Names that are asked for at most."""
 _SHOWN = 3
 _NAMES_TIMEOUT = (3.0, 5.0)
 
@@ -176,38 +172,19 @@ def near_names(package: str, base: str | None = None) -> tuple[str, ...]:
     name = str(canonicalize_name(package.partition("[")[0]))
     try:
         listed = _listed(base)
-        if listed is not None:
-            known = [IMPORTED_AS[name]] if IMPORTED_AS.get(name) in listed else []
-            near = difflib.get_close_matches(name, sorted(listed), n=_SHOWN, cutoff=0.7)
-            return tuple(dict.fromkeys([*known, *near]))[:_SHOWN]
-        wanted = list(dict.fromkeys(one for one in islice(slips(name), _ASKED)))
-        with ThreadPoolExecutor(8) as pool:
-            there = list(pool.map(lambda one: _exists(base, one), wanted))
     except (requests.RequestException, OSError, ValueError):
         return ()
-    return tuple(one for one, known in zip(wanted, there, strict=True) if known)[:_SHOWN]
+    known = IMPORTED_AS.get(name)
+    if listed is None:
+        return () if known is None else (known,)
+    near = difflib.get_close_matches(name, sorted(listed), n=_SHOWN, cutoff=0.7)
+    return tuple(dict.fromkeys([*([known] if known in listed else []), *near]))[:_SHOWN]
 
 
 def advice(package: str, base: str | None = None) -> str:
     """`; did you mean torch?`, or "" if no name is near."""
     near = near_names(package, base)
     return f"; did you mean {' or '.join(near)}?" if near else ""
-
-
-def slips(name: str) -> Iterator[str]:
-    """Names from which one slip makes this one, the likeliest first. Pure."""
-    if name in IMPORTED_AS:
-        yield IMPORTED_AS[name]
-    yield from (f"python-{name}", f"py{name}") if not name.startswith("py") else (name.removeprefix("py"),)
-    yield from (name.replace("-", ""), name.removesuffix("-python"), name.removeprefix("python-"))
-    for i in range(len(name) - 1):  # two letters exchanged
-        if name[i] != name[i + 1]:
-            yield name[:i] + name[i + 1] + name[i] + name[i + 2 :]
-    for i in range(len(name)):  # one too many
-        yield name[:i] + name[i + 1 :]
-    for i in range(len(name)):  # one of a double letter left out
-        yield name[: i + 1] + name[i] + name[i + 1 :]
-    yield f"{name}s"
 
 
 def _listed(base: str) -> frozenset[str] | None:
@@ -230,12 +207,6 @@ def _listed(base: str) -> frozenset[str] | None:
 
     page = IndexPage.from_json_data(json.loads(content)) if is_json else IndexPage.from_html(content)
     return frozenset(str(canonicalize_name(name)) for name in page.projects)
-
-
-def _exists(base: str, name: str) -> bool:
-    if not name or name.strip("-") != name:
-        return False
-    return bool(requests.head(f"{base}/{name}/", timeout=_NAMES_TIMEOUT, allow_redirects=True).ok)
 
 
 # --------------------------------------------------------------------------------------------------

@@ -4,25 +4,24 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import hashlib
 import json
 import os
+import platform
 import re
-import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 from urllib.parse import unquote, urlsplit
 
 from bisect_env.environments.once import OncePerKey
 from bisect_env.environments.settings import default_cache_dir
-from bisect_env.environments.uv_tool import Uv, plain_words, run_tool
+from bisect_env.environments.uv_tool import Uv, plain_words
 from bisect_env.errors import InfrastructureError, InterpreterNotFoundError
 from bisect_env.matrix.secrets import without_credentials
-from bisect_env.temporary import full_file_system, replacing, temporary
+from bisect_env.temporary import temporary
 
 # --------------------------------------------------------------------------------------------------
 # Python interpreters: those on this machine, else fetched by uv.
@@ -30,24 +29,7 @@ from bisect_env.temporary import full_file_system, replacing, temporary
 OLDEST = (3, 6)
 """Of the Pythons that environments are made for: uv cannot run older ones, which have no `-I`."""
 
-# Also run by Pythons that do not serve, back to 2.7, which has no `abiflags`.
-_PROBE = r"""
-import json, os, sys, sysconfig, platform
-v = sys.version_info
-flags = getattr(sys, "abiflags", "")
-base = getattr(sys, "_base_executable", None) or os.path.realpath(sys.executable)
-print(json.dumps({
-    "executable": base,
-    "version": "%d.%d.%d" % v[:3],
-    "final": v[3] == "final",
-    "implementation": platform.python_implementation(),
-    "flags": flags,
-    "bits": 64 if sys.maxsize > 2 ** 32 else 32,
-    "stdlib": sysconfig.get_path("stdlib"),
-}))
-"""
-
-_PROBE_TIMEOUT = 30.0
+_LIST_TIMEOUT = 120.0
 _FETCH_TIMEOUT = 600.0
 
 
@@ -58,15 +40,11 @@ class Interpreter:
     Attributes:
         path: Absolute path of the real executable, never a shim or a virtual environment's link.
         version: Full version, such as `3.11.7`.
-        abi: Tag of its own ABI, such as `cp311`, `cp36m`.
-        stdlib: Where its standard library lies.
         final: False for alphas, betas and candidates.
     """
 
     path: Path
     version: str
-    abi: str
-    stdlib: Path
     final: bool = True
 
     @property
@@ -74,65 +52,65 @@ class Interpreter:
         """The version as numbers."""
         return tuple(int(part) for part in self.version.split("."))
 
+    @property
+    def abi(self) -> str:
+        """Tag of its own ABI, such as `cp311`, `cp36m`."""
+        major, minor = self.release[:2]
+        return f"cp{major}{minor}{'m' if minor < 8 else ''}"
 
-_SILENT: set[Path] = set()
-"""Executables that gave no answer: one that was killed may be a Python all the same."""
 
-
-def probe(path: Path) -> Interpreter | None:
-    """Ask an executable what it is; None when it is not a CPython that could serve.
+def listed_by_uv() -> tuple[Interpreter, ...]:
+    """Ask uv for the CPythons of this machine, those of the most trusted places first.
 
     Free-threaded, debug and 32-bit builds, and other implementations, do not serve: a version in a matrix
-    means the ordinary CPython of that version. Nor do those that are older than `OLDEST`.
+    means the ordinary CPython of that version. uv remembers what each executable said.
+
+    Raises:
+        InfrastructureError: uv cannot work here.
     """
-    try:
-        if not os.access(path, os.X_OK) or _is_script(path):
-            return None  # pyenv's shims are scripts that pick an interpreter by the working directory
-        with temporary("probe") as empty:
-            answer = run_tool(
-                [path, "-E", "-s", "-c", _PROBE],
-                env={"PATH": os.defpath, "HOME": os.environ.get("HOME", "/")},
-                cwd=empty,
-                timeout=_PROBE_TIMEOUT,
-            )
-        facts = json.loads(answer.stdout)
-        real = Path(facts["executable"]).resolve(strict=True)
-    except (OSError, ValueError, KeyError, subprocess.SubprocessError) as error:
-        if place := full_file_system():
-            # It could not be asked, which says nothing of it and must not be remembered.
-            raise InfrastructureError(
-                f"no space left on the file system of {place}",
-                remedy="make room there, or name another place for temporary files with TMPDIR",
-            ) from error
-        _SILENT.add(path)
-        return None
-    if facts["implementation"] != "CPython" or facts["bits"] != 64 or set(facts["flags"]) & set("td"):
-        return None
-    major, minor = facts["version"].split(".")[:2]
-    if (int(major), int(minor)) < OLDEST:
-        return None
-    return Interpreter(
-        path=real,
-        version=facts["version"],
-        abi=f"cp{major}{minor}{facts['flags']}",
-        stdlib=Path(facts["stdlib"]),
-        final=facts["final"],
-    )
-
-
-def _is_script(path: Path) -> bool:
-    with path.open("rb") as stream:
-        return stream.read(2) == b"#!"
+    with temporary("python") as aside:
+        cache = default_cache_dir()
+        if not os.access(cache if cache.exists() else cache.parent, os.W_OK):
+            cache = aside
+        # uv asks each of `python`, `python3` and `python3.11` of a folder. Here it finds one name in each.
+        ranks: dict[Path, int] = {}
+        for real in dict.fromkeys(path.resolve() for path in candidate_paths() if not _is_script(path)):
+            folder = cache / "pythons" / hashlib.sha256(os.fsencode(real)).hexdigest()[:16]
+            folder.mkdir(parents=True, exist_ok=True)
+            with contextlib.suppress(FileExistsError):
+                (folder / "python3").symlink_to(real)
+            ranks[folder] = len(ranks)
+        answer = Uv(cache).run(
+            ["python", "list", "--only-installed", "--all-versions", "--output-format", "json"],
+            cwd=aside,
+            timeout=_LIST_TIMEOUT,
+            builds=False,
+            extra={"PATH": os.pathsep.join(map(str, ranks))},
+        )
+    if answer.returncode != 0:
+        raise InfrastructureError(
+            f"uv cannot list the Pythons here: {plain_words(answer.stderr) or 'no answer in time'}",
+            remedy="remove what it names, or give the same command again",
+        )
+    found: dict[Path, tuple[int, Interpreter]] = {}
+    for entry in json.loads(answer.stdout):
+        stated = re.fullmatch(r"(\d+\.\d+\.\d+)(\w*)", str(entry["version"]))
+        is_ordinary = entry["implementation"] == "cpython" and entry.get("variant", "default") == "default"
+        if stated is None or not is_ordinary or entry["arch"] != platform.machine():
+            continue
+        path = Path(entry["path"])
+        # uv's own are in no folder of ours; they are as good as those of pyenv.
+        rank, real = ranks.get(path.parent, 0), path.resolve()
+        if real not in found or rank < found[real][0]:
+            found[real] = (rank, Interpreter(real, stated[1], not stated[2]))
+    return tuple(one for _, one in sorted(found.values(), key=lambda ranked: ranked[0]))
 
 
 def candidate_paths() -> Iterator[Path]:
-    """Executables that may be interpreters, most trusted first: pyenv, uv, this one, PATH, conda."""
+    """Executables that may be interpreters, most trusted first: pyenv, this one, PATH, conda."""
     home = Path.home()
     for root in _existing(os.environ.get("PYENV_ROOT"), home / ".pyenv"):
         yield from sorted(root.glob("versions/*/bin/python"))
-    data = os.environ.get("XDG_DATA_HOME") or home / ".local" / "share"
-    for root in _existing(os.environ.get("UV_PYTHON_INSTALL_DIR"), Path(data) / "uv" / "python"):
-        yield from sorted(path for path in root.glob("*/bin/python*") if _NAME.fullmatch(path.name))
     yield Path(sys.executable)
     for folder in _existing(*os.environ.get("PATH", "").split(os.pathsep)):
         yield from sorted(path for path in folder.glob("python*") if _NAME.fullmatch(path.name))
@@ -141,6 +119,15 @@ def candidate_paths() -> Iterator[Path]:
 
 
 _NAME = re.compile(r"python(\d(\.\d+)?)?")
+
+
+def _is_script(path: Path) -> bool:
+    """Return whether a file is no program: pyenv's shims choose one by the working directory."""
+    try:
+        with path.open("rb") as stream:
+            return stream.read(2) == b"#!" or not os.access(path, os.X_OK)
+    except OSError:
+        return True
 
 
 def _conda_environments(home: Path) -> Iterator[Path]:
@@ -164,19 +151,19 @@ def _existing(*folders: str | Path | None) -> Iterator[Path]:
 
 
 class Interpreters:
-    """The interpreters of this machine, probed once.
+    """The interpreters of this machine, listed once.
 
     Args:
-        candidates: Where to look.
+        listed: Lists them, most trusted place first.
         fetch: Installs a version by uv and returns "" or the reason why it could not.
     """
 
     def __init__(
         self,
-        candidates: Callable[[], Iterable[Path]] = candidate_paths,
+        listed: Callable[[], tuple[Interpreter, ...]] = listed_by_uv,
         fetch: Callable[[str], str] | None = None,
     ) -> None:
-        self.candidates = candidates
+        self.listed = listed
         self._fetch = fetch or fetch_with_uv
         self._found: tuple[Interpreter, ...] | None = None
         self._fetched: OncePerKey[str, str] = OncePerKey()
@@ -185,7 +172,9 @@ class Interpreters:
     def installed(self) -> tuple[Interpreter, ...]:
         """Return every usable interpreter, most trusted place first."""
         with self._lock:
-            return self._installed()
+            if self._found is None:
+                self._found = self.listed()
+            return self._found
 
     def find(self, version: str) -> Interpreter:
         """Return an interpreter of a version.
@@ -226,64 +215,6 @@ class Interpreters:
             with self._lock:
                 self._found = None
         return reason
-
-    def _installed(self) -> tuple[Interpreter, ...]:
-        if self._found is None:
-            paths = list(dict.fromkeys(path.absolute() for path in self.candidates()))
-            answers = [found for found in _probed(paths) if found is not None]
-            unique: dict[Path, Interpreter] = {}
-            for found in answers:
-                unique.setdefault(found.path, found)
-            self._found = tuple(unique.values())
-        return self._found
-
-
-def _probed(paths: Sequence[Path]) -> list[Interpreter | None]:
-    """Return what `probe` says of each, asked once as long as the file stays the same.
-
-    Starting a dozen interpreters takes longer than a trial. What they said is kept in the cache of this host,
-    by path, file and time; whatever is wrong with that, they are asked again.
-    """
-    memory = default_cache_dir() / "interpreters.json"
-    known: dict[str, Any] = {}
-    with contextlib.suppress(OSError, ValueError):
-        known = dict(json.loads(memory.read_text("utf-8")))
-    keys = [_fingerprint(path) for path in paths]
-    found: dict[int, Interpreter | None] = {}
-    for n, key in enumerate(keys):
-        if key in known:
-            with contextlib.suppress(TypeError, KeyError, ValueError):
-                found[n] = _from_memory(known[key])
-    asked = [n for n in range(len(paths)) if n not in found]
-    if asked:
-        with ThreadPoolExecutor(4) as pool:
-            found |= zip(asked, pool.map(probe, [paths[n] for n in asked]), strict=True)
-        kept = {key: _to_memory(found[n]) for n, key in enumerate(keys) if key and paths[n] not in _SILENT}
-        with contextlib.suppress(OSError):
-            memory.parent.mkdir(parents=True, exist_ok=True)
-            with replacing(memory) as beside:
-                beside.write_text(json.dumps(kept), "utf-8")
-    return [found[n] for n in range(len(paths))]
-
-
-def _fingerprint(path: Path) -> str:
-    """Return what changes when another interpreter stands at a path; "" where there is none."""
-    try:
-        real = path.resolve(strict=True)
-        facts = real.stat()
-    except OSError:
-        return ""
-    return f"{path}|{real}|{facts.st_ino}|{facts.st_size}|{facts.st_mtime_ns}"
-
-
-def _to_memory(found: Interpreter | None) -> dict[str, Any] | None:
-    return None if found is None else {**asdict(found), "path": str(found.path), "stdlib": str(found.stdlib)}
-
-
-def _from_memory(facts: dict[str, Any] | None) -> Interpreter | None:
-    if facts is None:
-        return None
-    return Interpreter(**{**facts, "path": Path(facts["path"]), "stdlib": Path(facts["stdlib"])})
 
 
 def _best(found: Iterable[Interpreter], version: str) -> Interpreter | None:

@@ -207,6 +207,8 @@ class Lock:
         text: The lock in conda-lock's unified format (version 1); all that a worker needs.
         records: Of each conda package all that its channel says, as JSON, in the order of `packages`. Known
             where the lock was solved; neither read back from `text` nor sent to workers.
+        exclude_newer: The date (RFC 3339) as of which build requirements of sources are resolved; None for
+            the index as it stands, and where nothing is built.
         limits: What builds from commits may take, where that is not the default. The matrix states it for
             each run, so that it is part of neither the hash nor the text.
     """
@@ -217,6 +219,7 @@ class Lock:
     packages: tuple[LockedPackage, ...]
     text: str
     records: tuple[str, ...] = field(default=(), compare=False, repr=False)
+    exclude_newer: str | None = None
     limits: tuple[BuildLimit, ...] = field(default=(), compare=False, repr=False)
 
     @property
@@ -240,8 +243,8 @@ class Lock:
         return any(package.is_commit for package in self.packages)
 
     def __reduce__(self) -> tuple[object, ...]:
-        facts = (self.content_hash, self.python, self.platform, self.packages, self.text, (), self.limits)
-        return Lock, facts
+        facts = (self.content_hash, self.python, self.platform, self.packages, self.text)
+        return Lock, (*facts, (), self.exclude_newer, self.limits)
 
 
 LockResult = Lock | UnsolvableError

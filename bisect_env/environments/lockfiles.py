@@ -80,7 +80,7 @@ def make_lock(
     digest = content_hash(python, platform, ordered, exclude_newer)
     text = _render(digest, python, platform, ordered, exclude_newer)
     known = tuple(records[p.url] for p in ordered if p.is_conda) if records else ()
-    return Lock(digest, python, platform, ordered, text, known)
+    return Lock(digest, python, platform, ordered, text, known, exclude_newer)
 
 
 def content_hash(
@@ -152,12 +152,6 @@ def parse_lock(text: str, *, name: str = "the lock") -> Lock:
             remedy=remedy,
         )
     return lock
-
-
-def build_date(lock: Lock) -> str | None:
-    """Return the date as of which build requirements are resolved (RFC 3339), if the lock has one."""
-    custom = read_yaml(lock.text)["metadata"]["custom_metadata"]
-    return _date(custom)
 
 
 def _date(custom: Mapping[str, Any]) -> str | None:

@@ -16,7 +16,7 @@ import os
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -28,10 +28,11 @@ from bisect_env.environments.cache import (
     MARKER,
     Lease,
     archives,
-    evict,
     hold,
+    keep_within,
     lock_file,
     lock_path,
+    prune,
     take_away,
 )
 from bisect_env.environments.interpreters import (
@@ -42,9 +43,13 @@ from bisect_env.environments.interpreters import (
     offline_interpreters,
 )
 from bisect_env.environments.lock import Lock, LockedPackage, UnbuildableError
-from bisect_env.environments.lockfiles import build_date
 from bisect_env.environments.request import CommitSource
-from bisect_env.environments.settings import default_cache_dir, default_cache_limit, default_offline
+from bisect_env.environments.settings import (
+    CACHE_LIMIT,
+    configured_cache_limit,
+    default_cache_dir,
+    default_offline,
+)
 from bisect_env.environments.uv_tool import Finished, Uv, is_transient, plain_words
 from bisect_env.errors import InfrastructureError
 from bisect_env.matrix.secrets import without_credentials
@@ -130,8 +135,6 @@ def _run(
 
 def _failure(finished: Finished, timeout: float, *, builds: bool) -> UnbuildableError:
     words = plain_words(finished.stderr)
-    if finished.stopped:
-        return UnbuildableError(words, transient=is_transient(words))
     if finished.timed_out:
         # A download that stalls says nothing about the environment; a build that never ends does.
         return UnbuildableError(f"not finished in {timeout:.0f} s: {words}", transient=not builds)
@@ -280,7 +283,7 @@ def ensure_prefix(
         timeout: Seconds for one build.
         interpreters: Where Pythons are looked for.
         cache_limit: Bytes that the cache may take: after a build, what was used least recently and is not
-            in use goes. None is `default_cache_limit()`.
+            in use goes. None is `configured_cache_limit()`, or else `CACHE_LIMIT`.
         offline: What `bisect-env fetch` wrote: archives come from there alone. None is
             `BISECT_ENV_OFFLINE`, if that is set, and else the places that the lock names.
 
@@ -300,9 +303,10 @@ def ensure_prefix(
         prefix = builder.existing()
         if prefix is None:
             prefix = builder.build()
-            limit = default_cache_limit() if cache_limit is None else cache_limit
-            if limit is not None:
-                evict(cache, limit)
+            if (limit := configured_cache_limit() if cache_limit is None else cache_limit) is not None:
+                prune(cache, limit=limit)
+            else:
+                keep_within(cache, CACHE_LIMIT)
         return replace(prefix, lease=lease)
     except BaseException as error:
         if lease is not None:
@@ -491,12 +495,8 @@ class _Builder:
         if interpreter is not None:
             make_empty(self._uv_tool(), self.final, interpreter, self.timeout)
         else:
-            joined = self.final.with_name(f".{self.final.name}.joined")
-            try:
-                archives = self._conda_archives(joined)
-                conda_process.fill(self.final, self.lock, self.cache, self.timeout, archives=archives)
-            finally:
-                integrity.remove_tree(joined)
+            archives = self._conda_archives()
+            conda_process.fill(self.final, self.lock, self.cache, self.timeout, archives=archives)
         self._install(self.final)
 
     def _mark(self, interpreter: Interpreter | None, begun: float) -> None:
@@ -517,12 +517,12 @@ class _Builder:
             beside.write_text(json.dumps(marker, indent=1) + "\n", "utf-8")
         UNCHANGED[str(self.final), state] = time.monotonic()
 
-    def _conda_archives(self, joined: Path) -> dict[str, Path]:
+    def _conda_archives(self) -> dict[str, Path]:
         if self.offline is None:
             return {}
         bundle = _bundle(self.offline)
         packages = [package for package in self.lock.packages if package.is_conda]
-        return {p.url: bundle.path(p, joined) for p in packages}
+        return {p.url: bundle.path(p) for p in packages}
 
     def _wheels(self) -> tuple[LockedPackage, ...]:
         """Return what is not conda's, with the addresses that the archives are to be taken from."""
@@ -532,36 +532,14 @@ class _Builder:
         bundle = _bundle(self.offline)
         return tuple(bundle.here(p, self.lock.python) for p in packages)
 
-    def _uv_tool(self, variables: Mapping[str, str] | None = None) -> Uv:
+    def _uv_tool(self) -> Uv:
         if self.offline is None:
             return Uv(self.cache, holding=self._held)
-        environ = {**offline_environment(self.offline), **(variables or {})}
-        return Uv(self.cache, environ=environ, holding=self._held)
+        return Uv(self.cache, environ=offline_environment(self.offline), holding=self._held)
 
     def _install(self, place: Path) -> None:
-        with self._whole() as variables:
-            step = "downloading" if self.offline is None else "unpacking"
-            uv = self._uv_tool(variables)
-            install(uv, place, self._wheels(), self.timeout, date=build_date(self.lock), step=step)
-
-    @contextlib.contextmanager
-    def _whole(self) -> Iterator[dict[str, str]]:
-        """Let uv have archives that lie in pieces, by the variables that are given."""
-        if self.offline is None:
-            yield {}
-            return
-        from bisect_env.environments.bundle import piece_address, served_pieces
-        from bisect_env.environments.download import archive_name
-
-        bundle = _bundle(self.offline)
-        wheels = [package for package in self.lock.packages if not (package.is_conda or package.is_source)]
-        there = {piece_address(p.sha256, archive_name(p)): bundle.pieces(p) for p in wheels}
-        cut = {url: paths for url, paths in there.items() if paths and not url.endswith(f"/{paths[0].name}")}
-        if not cut:
-            yield {}
-            return
-        with served_pieces(cut) as variables:
-            yield variables
+        step = "downloading" if self.offline is None else "unpacking"
+        install(self._uv_tool(), place, self._wheels(), self.timeout, date=self.lock.exclude_newer, step=step)
 
 
 def _bundle(root: Path) -> Bundle:

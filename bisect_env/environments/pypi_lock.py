@@ -249,8 +249,6 @@ class PypiSolver:
         self, finished: Finished, request: EnvironmentRequest, uv: Uv
     ) -> UnsolvableError | InfrastructureError:
         words = plain_words(finished.stderr)
-        if finished.stopped and not is_transient(words):
-            return UnsolvableError(words, building=True)
         index = without_credentials(uv.index)
         if finished.timed_out:
             if request.allow_source:
@@ -332,9 +330,7 @@ def _filename(url: str) -> str:
 
 def _of_conda(version: str) -> Interpreter:
     """Return an interpreter that does not exist yet, for its tags."""
-    major, minor = version.split(".")[:2]
-    flags = "m" if int(minor) < 8 else ""
-    return Interpreter(Path("/nowhere/python"), version, f"cp{major}{minor}{flags}", Path("/nowhere"))
+    return Interpreter(Path("/nowhere/python"), version)
 
 
 def _check_pins(request: EnvironmentRequest, packages: Iterable[LockedPackage]) -> None:

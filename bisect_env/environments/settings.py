@@ -34,8 +34,8 @@ def default_offline() -> Path | None:
     return Path(configured).expanduser().absolute() if configured else None
 
 
-def default_cache_limit() -> int | None:
-    """`BISECT_ENV_CACHE_SIZE` in bytes; None, for no limit, where it is not set.
+def configured_cache_limit() -> int | None:
+    """Return `BISECT_ENV_CACHE_SIZE` in bytes; None where it is not set.
 
     Raises:
         UsageError: It is no size.
@@ -44,13 +44,15 @@ def default_cache_limit() -> int | None:
     return parse_size(configured, "BISECT_ENV_CACHE_SIZE") if configured else None
 
 
+CACHE_LIMIT = 50_000_000_000
+"""Bytes above which environments that were used longest ago go, where nobody says otherwise."""
 _BUILD_LIMIT = 64 << 30
 
 
 def default_build_limit() -> int:
-    """`BISECT_ENV_BUILD_SIZE` in bytes: what may be written while an environment is unpacked.
+    """Return `BISECT_ENV_BUILD_SIZE` in bytes: what one file of a fetched directory may have.
 
-    The largest in use (several frameworks with all of CUDA) take about 20 GB.
+    The largest archives in use have about 3 GB.
 
     Raises:
         UsageError: It is no size.

@@ -1,4 +1,4 @@
-"""Runs uv and other tools to their end, within their time and the room that they may take."""
+"""Runs uv and other tools to their end, within their time."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ import json
 import os
 import re
 import select
-import shutil
 import signal
 import subprocess
 import sys
@@ -26,7 +25,6 @@ import uv
 from bisect_env.environments.settings import (
     configured_index,
     configured_places,
-    default_build_limit,
     uv_config_files,
 )
 from bisect_env.errors import InfrastructureError
@@ -49,16 +47,14 @@ class Finished:
     Attributes:
         returncode: As `subprocess` gives it.
         stdout: The end of its output.
-        stderr: The end of its errors; `stopped` in their place.
+        stderr: The end of its errors.
         timed_out: Whether we ended it for its time.
-        stopped: Why we ended it, where it wrote more than it may; else "".
     """
 
     returncode: int
     stdout: str
     stderr: str
     timed_out: bool = False
-    stopped: str = ""
 
 
 def run_tool(
@@ -67,7 +63,6 @@ def run_tool(
     env: Mapping[str, str],
     cwd: Path,
     timeout: float,
-    room: Room | None = None,
     heard: Callable[[str], None] | None = None,
     keep: int | None = _KEEP,
     holding: int | None = None,
@@ -82,7 +77,6 @@ def run_tool(
         env: All of its environment variables.
         cwd: Its working directory.
         timeout: Seconds after which its process group is killed.
-        room: What it may write, after which its process group is killed, too; None is no limit.
         heard: Called with each line of its errors, a moment after it was written.
         keep: Bytes of output that are kept, from its end; None for all.
         holding: A descriptor that it inherits: what is locked by it stays so until the command has ended,
@@ -107,12 +101,10 @@ def run_tool(
         if nice := getattr(_here, "nice", 0):
             with contextlib.suppress(OSError):
                 os.setpriority(os.PRIO_PROCESS, process.pid, nice)
-        ended, stopped, unfinished = False, "", list[Path]()
+        ended = False
         try:
             lines = None if heard is None else _Lines(err.fileno(), heard)
-            ended, stopped = _ended_in(process, timeout, room, lines)
-            if stopped and room is not None:
-                unfinished = room.unfinished()
+            ended = _ended_in(process, timeout, lines)
         finally:
             with _lock:
                 # Until it is reaped, which is below, its group id cannot belong to anyone else.
@@ -121,9 +113,7 @@ def run_tool(
             if not ended:
                 os.killpg(process.pid, signal.SIGKILL)
             process.wait()
-        remove_unfinished(unfinished)
-        errors = stopped or _tail(err, keep)
-        return Finished(process.returncode, _tail(out, keep), errors, not ended and not stopped, stopped)
+        return Finished(process.returncode, _tail(out, keep), _tail(err, keep), not ended)
 
 
 _lock = threading.Lock()
@@ -167,22 +157,16 @@ def _ended(process: subprocess.Popen[bytes], timeout: float, lines: _Lines | Non
         os.close(pidfd)
 
 
-def _ended_in(
-    process: subprocess.Popen[bytes], timeout: float, room: Room | None, lines: _Lines | None
-) -> tuple[bool, str]:
-    """Wait as `_ended` does, and give up when more is written than may be; says why."""
-    if room is not None:
-        room.watch(process.pid, is_new=True)
+def _ended_in(process: subprocess.Popen[bytes], timeout: float, lines: _Lines | None) -> bool:
+    """Wait as `_ended` does, and wake a process that somebody has stopped."""
     deadline = time.monotonic() + timeout
-    while not _ended(process, max(0.0, min(LOOK, deadline - time.monotonic())), lines):
-        if room is not None and (stopped := room.exceeded()):
-            return False, stopped
+    while not _ended(process, max(0.0, min(_LISTEN, deadline - time.monotonic())), lines):
         if time.monotonic() >= deadline:
-            return False, ""
+            return False
         if _is_stopped(process.pid):
             # In its own session no terminal does that; stopped, it would hold its locks until the time limit.
             os.killpg(process.pid, signal.SIGCONT)
-    return True, ""
+    return True
 
 
 def _is_stopped(pid: int) -> bool:
@@ -372,7 +356,6 @@ class Uv:
                         env["NETRC"] = str(pipe)
                 # uv's locks are open to everybody, and who holds one makes it wait.
                 Path(env["UV_CACHE_DIR"]).mkdir(mode=0o700, parents=True, exist_ok=True)
-                room = Room(Path(env["UV_CACHE_DIR"]))
                 # Without a project uv would read a `uv.toml` of any directory above `cwd`: others may write
                 # to the one for temporary files.
                 argv: list[str | Path] = [uv.find_uv_bin(), "--project", "/", *args]
@@ -380,9 +363,7 @@ class Uv:
                     argv = [sys.executable, "-I", "-S", "-c", _WATCHED, str(os.getpid()), str(memory), *argv]
                 whole = {**env, **(extra or {})}
                 holding = None if watched else self._holding
-                return run_tool(
-                    argv, env=whole, cwd=cwd, timeout=timeout, room=room, heard=heard, holding=holding
-                )
+                return run_tool(argv, env=whole, cwd=cwd, timeout=timeout, heard=heard, holding=holding)
         except OSError as error:
             if error.errno in FULL and (place := full_file_system(self.cache_dir)):
                 raise InfrastructureError(
@@ -546,108 +527,3 @@ def plain_words(stderr: str, limit: int = 4000) -> str:
         lines.append(re.sub(r"^(error: |  cause: )", "", line).rstrip())
     text = "\n".join(lines).strip()
     return text if len(text) <= limit else f"{text[: limit // 4]}\n[...]\n{text[-limit * 3 // 4 :]}"
-
-
-# --------------------------------------------------------------------------------------------------
-# Limits how much an installer writes, so that a small archive cannot fill the disk.
-#
-# The installers unpack themselves, and what an archive states of its own sizes may be wrong. So what they
-# write is counted, as the kernel counts it, and held to what one environment may take; and while the disk
-# runs out they are stopped before it is full for everybody else.
-
-LOOK = 0.2
-"""Seconds between two looks."""
-_SPARE = 1 << 30
-"""Bytes that stay free on a disk, or a fiftieth of a small one."""
-_OWN_SHARE = 256 << 20
-"""Bytes below which a tool is not why a disk is full."""
-
-
-class Room:
-    """The limit of what one tool may write.
-
-    Args:
-        folder: Where it writes; its file system is looked at.
-    """
-
-    def __init__(self, folder: Path) -> None:
-        # As the kernel names open files.
-        self._folder = folder.resolve()
-        self._limit = default_build_limit()
-        self._before: dict[int, int] = {}
-        self._pid = 0
-
-    def watch(self, pid: int, *, is_new: bool = False) -> None:
-        """Count from now on what a process writes; one that was just started has written nothing."""
-        self._pid = pid
-        self._before[pid] = 0 if is_new else _written(pid)
-
-    def exceeded(self) -> str:
-        """Why the process must stop now, or ""; to be asked every `LOOK` seconds."""
-        written = _written(self._pid) - self._before.get(self._pid, 0)
-        if written > self._limit:
-            return (
-                f"stopped while it was unpacked{self._what()}: more than {_size(self._limit)} were written "
-                "for one environment. If its packages really are that large, set BISECT_ENV_BUILD_SIZE"
-            )
-        if written > _OWN_SHARE:
-            disk = os.statvfs(self._folder)
-            free, spare = disk.f_bavail * disk.f_frsize, min(_SPARE, disk.f_blocks * disk.f_frsize // 50)
-            if free < spare:
-                return (
-                    f"stopped while it was unpacked{self._what()}, after {_size(written)}: No space left on "
-                    f"the file system of {self._folder} but for {_size(free)}, which are kept free"
-                )
-        return ""
-
-    def unfinished(self) -> list[Path]:
-        """Directories that the process unpacks into: uv's are called `.tmp…`, rattler's lie in `pkgs`."""
-        found = set()
-        for path in self._open():
-            parts = path.relative_to(self._folder).parts
-            for depth, part in enumerate(parts[:-1], start=1):
-                if part.startswith(".tmp") or parts[depth - 2 : depth - 1] == ("pkgs",):
-                    found.add(self._folder.joinpath(*parts[:depth]))
-                    break
-        return sorted(found)
-
-    def _open(self) -> list[Path]:
-        """Files below the folder that the process has open."""
-        found = []
-        with contextlib.suppress(OSError):
-            for entry in os.scandir(f"/proc/{self._pid}/fd"):
-                with contextlib.suppress(OSError):
-                    path = Path(entry.path).readlink()
-                    if path.is_relative_to(self._folder):
-                        found.append(path)
-        return found
-
-    def _what(self) -> str:
-        """Return the largest file that is being written, as its archive calls it."""
-        named = []
-        for top in self.unfinished():
-            for path in self._open():
-                if path.is_relative_to(top):
-                    with contextlib.suppress(OSError):
-                        named.append((path.stat().st_size, str(path.relative_to(top))))
-        return f" ({max(named)[1]})" if named else ""
-
-
-def remove_unfinished(folders: list[Path]) -> None:
-    """Remove what an installer that was stopped has left; it must have ended."""
-    for folder in folders:
-        shutil.rmtree(folder, ignore_errors=True)
-
-
-def _written(pid: int) -> int:
-    """Bytes that a process has written so far, 0 where the kernel does not say."""
-    with contextlib.suppress(OSError, ValueError):
-        for line in Path(f"/proc/{pid}/io").read_text("ascii").splitlines():
-            name, _, value = line.partition(":")
-            if name == "wchar":
-                return int(value)
-    return 0
-
-
-def _size(count: int) -> str:
-    return f"{count / 2**30:.1f} GiB" if count >= 2**30 else f"{count / 2**20:.0f} MiB"

@@ -44,7 +44,6 @@ def test_an_axis_that_is_too_long_is_refused_at_once(
         ("trial", "m.yaml", "-n", "99999999999999999999"),
         ("plan", "m.yaml", "--workers", "99999999999999"),
         ("run", "m.yaml", "--workers", "99999999999999"),
-        ("fetch", "m.yaml", "--to", "there", "--piece-size", "0"),
     ],
 )
 def test_numbers_that_cannot_be_meant(

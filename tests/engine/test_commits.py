@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,7 @@ from benchmarks.repositories import Change, git, in_tree, module, pure, write
 from bisect_env.engine.document import comparison, pull_request
 from bisect_env.engine.events import TrialFinished
 from bisect_env.environments.commits import CommitBuilder
-from bisect_env.environments.interpreters import probe
+from bisect_env.environments.interpreters import machine_interpreters
 from bisect_env.environments.repository import Repository
 from bisect_env.environments.request import CommitSource
 from bisect_env.environments.uv_tool import Uv
@@ -379,8 +378,7 @@ def test_a_secret_of_a_build_reaches_it_and_is_stored_nowhere(
         found = store.lock(locks[0])
     assert found is not None
     (package,) = (one for one in found.packages if one.name == "demo")
-    here = probe(Path(sys.executable).resolve())
-    assert here is not None
+    here = machine_interpreters().find(PYTHON)
     elsewhere = studies.folder / "elsewhere"
     with pytest.raises(InfrastructureError, match=r"GITHUB_TOKEN[^$]*BISECT_ENV_BUILD_ENV_GITHUB_TOKEN"):
         CommitBuilder(elsewhere, Uv(elsewhere)).wheel(CommitSource.of(package), here)

@@ -1,4 +1,4 @@
-"""A directory for hosts without a network: fetched, copied in pieces, and enough for a whole study."""
+"""A directory for hosts without a network: fetched, copied file by file, and enough for a whole study."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from bisect_env.matrix.load import load_matrix
 from tests.engine.studies import PYTHON, Studies
 from tests.environments.conda_channel import Channel
 from tests.environments.conftest import index, no_user_settings
-from tests.environments.index_server import BUILD_MADE, IndexServer, Release
+from tests.environments.index_server import BUILD_MADE, IndexServer, Release, make_wheel
 
 __all__ = ["index", "no_user_settings"]
 pytestmark = pytest.mark.integration
@@ -126,17 +126,16 @@ def no_network() -> list[str]:
 
 
 @pytest.mark.slow
-def test_a_study_without_a_network_from_a_copy_made_piece_by_piece(
+def test_a_study_without_a_network_from_a_copy_made_file_by_file(
     studies: Studies, matrix: Path, index: IndexServer, tmp_path: Path
 ) -> None:
     begin = no_network()
     seed = random.SystemRandom().randrange(2**32)
     print("seed", seed)
     bundle, copy = tmp_path / "bundle", tmp_path / "elsewhere" / "copy"
-    done = fetched(studies, matrix, bundle, piece_size=200)
+    done = fetched(studies, matrix, bundle)
     assert (done.environments, done.unsolvable, done.archives, done.warnings) == (4, 0, 5, ())
     files = files_of(bundle)
-    assert max(f.stat().st_size for f in (bundle / "archives").rglob("*") if f.is_file()) <= 200
     assert not any(path.is_symlink() for path in files)
     random.Random(seed).shuffle(files)
     env = {
@@ -185,7 +184,7 @@ def test_fetching_again_goes_on(studies: Studies, matrix: Path, index: IndexServ
     assert fetched(studies, matrix, bundle) == first
     assert archived(bundle) == before
     assert [path for path in index.requests if path.startswith("/files/")] == asked
-    assert fetched(studies, matrix, bundle, piece_size=200).size == first.size
+    assert fetched(studies, matrix, bundle).size == first.size
     assert fetched(studies, matrix, bundle) == first
     assert archived(bundle) == before
 
@@ -238,9 +237,13 @@ def test_what_is_damaged_is_named(studies: Studies, matrix: Path, tmp_path: Path
     assert found.returncode == 6
     assert found.stdout == "damaged: below-5.0-py3-none-any.whl\n"
     lock = Bundle(bundle).lock(next(iter((bundle / "locks").iterdir())).name.partition(".")[0])
-    with pytest.raises(UnbuildableError, match="is not what was fetched") as raised:
-        ensure_prefix(lock, cache_dir=tmp_path / "cache-2", offline=bundle)
-    assert raised.value.transient
+    other = make_wheel("below", "5.0", modules={"below.py": "evil = 1\n"})[1]
+    for damaged, said in (bytes(content), "Bad CRC"), (other, "Hash mismatch"):
+        below.write_bytes(damaged)
+        with pytest.raises(UnbuildableError, match=said) as raised:
+            ensure_prefix(lock, cache_dir=tmp_path / "cache-2", offline=bundle)
+        assert "below" in raised.value.message
+        assert raised.value.transient
     below.unlink()
     found = check()
     assert found.stdout == "missing: below-5.0-py3-none-any.whl\n"
@@ -282,7 +285,7 @@ def test_a_hostile_directory_neither_hangs_nor_leads_outside(
     with pytest.raises(InfrastructureError):
         OfflineEnvironments(root, "planted", tmp_path / "cache-there")
     with pytest.raises(InfrastructureError):
-        fetched(studies, matrix, root, piece_size=1000)
+        fetched(studies, matrix, root)
     assert sorted(outside.rglob("*")) == before
 
 
@@ -394,10 +397,10 @@ def test_an_interpreter_travels_too(
     installed = tmp_path / "there"
     monkeypatch.setenv("UV_PYTHON_INSTALL_DIR", str(installed))
     assert offline_environment(bundle)["UV_OFFLINE"] == "1"
-    from bisect_env.environments.interpreters import fetch_with_uv
+    from bisect_env.environments.interpreters import fetch_with_uv, listed_by_uv
 
     pythons = Interpreters(
-        lambda: installed.glob("*/bin/python"),
+        lambda: tuple(one for one in listed_by_uv() if installed in one.path.parents),
         fetch=lambda wanted: fetch_with_uv(wanted, environ=offline_environment(bundle)),
     )
     assert pythons.find(PYTHON).version == version
@@ -430,7 +433,7 @@ def test_a_study_of_conda_packages_without_its_channel(studies: Studies, tmp_pat
     channel = Channel(tmp_path / "channel")
     matrix = conda_matrix(studies, channel, channel.url)
     bundle, cache = tmp_path / "bundle", tmp_path / "cache-there"
-    assert fetched(studies, matrix, bundle, piece_size=300).archives == 5
+    assert fetched(studies, matrix, bundle).archives == 5
     shutil.rmtree(channel.folder)
     report = studies.run(
         matrix,

@@ -184,6 +184,12 @@ class _Handler(BaseHTTPRequestHandler):
             if self.path.startswith(f"{start}/") and file.is_file():
                 return 200, "application/octet-stream", file.read_bytes()
         parts = self.path.strip("/").split("/")
+        if parts == ["simple"]:
+            names = {
+                "meta": {"api-version": "1.1"},
+                "projects": [{"name": name} for name in self.index.packages],
+            }
+            return 200, "application/vnd.pypi.simple.v1+json", json.dumps(names).encode()
         if parts[0] == "simple" and len(parts) == 2 and parts[1] in self.index.packages:
             return 200, *self.index.page(parts[1])
         for releases in self.index.packages.values():

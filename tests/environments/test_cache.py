@@ -17,8 +17,19 @@ import pytest
 
 from bisect_env.environments import prefix as prefix_module
 from bisect_env.environments.bundle import Bundle
-from bisect_env.environments.cache import MARKER, archives, entries, hold, prune, taking_away, usage, verify
-from bisect_env.environments.download import archive_name, obtain
+from bisect_env.environments.cache import (
+    MARKER,
+    archives,
+    entries,
+    free_bytes,
+    growth,
+    hold,
+    prune,
+    taking_away,
+    usage,
+    verify,
+)
+from bisect_env.environments.download import obtain
 from bisect_env.environments.integrity import remove_tree
 from bisect_env.environments.lock import UnbuildableError
 from bisect_env.environments.lockfiles import make_lock
@@ -209,6 +220,33 @@ def test_a_limit_is_kept_while_environments_are_built(index, python, cache):
     assert len(entries(cache)) < 6
 
 
+def test_a_cache_is_kept_within_a_default_limit_and_measured_when_it_may_have_grown(
+    index, python, cache, monkeypatch
+):
+    monkeypatch.setattr(prefix_module, "CACHE_LIMIT", 2_200_000)
+    for number in range(6):
+        index.add(f"big{number}", "1.0", modules={f"big{number}.py": BULK})
+        ensure_prefix(locked(index, python, f"big{number}"), cache_dir=cache).release()
+    assert len(entries(cache)) < 6
+    monkeypatch.setattr(prefix_module, "CACHE_LIMIT", 2**60)
+    for name in ("other", "more"):
+        index.add(name, "1.0")
+        ensure_prefix(locked(index, python, name), cache_dir=cache).release()
+        measured = (cache / "measured.json").stat().st_mtime_ns
+    index.add("last", "1.0")
+    ensure_prefix(locked(index, python, "last"), cache_dir=cache).release()
+    assert (cache / "measured.json").stat().st_mtime_ns == measured, "there was no need"
+
+
+def test_a_cache_that_has_grown_says_so(lock, cache):
+    ensure_prefix(lock, cache_dir=cache)
+    free = free_bytes(cache)
+    assert growth(cache, free + 1_000_000_000) == ""
+    said = growth(cache, free + 5_000_000_000)
+    assert f"the cache {cache} takes {usage(cache) / 1e9:.1f} GB" in said
+    assert "bisect-env env prune --size" in said
+
+
 def test_everything_goes_when_nothing_is_in_use(lock, cache):
     prefix = ensure_prefix(lock, cache_dir=cache)
     assert prune(cache).in_use == (lock.content_hash,)
@@ -385,13 +423,12 @@ def test_conda_archives_come_from_a_directory_where_there_is_no_channel(conda_lo
     bundle = Bundle(tmp_path / "bundle")
     for package in conda_lock.packages:
         obtain(package, bundle.folder(package.sha256))
-        bundle.split(package.sha256, archive_name(package), 500)
     remove_tree(tmp_path / "channel")
     prefix = ensure_prefix(conda_lock, cache_dir=tmp_path / "cache-there", offline=bundle.root)
     assert run(prefix, "import of_conda; print(of_conda.__version__)") == "1.0"
-    (piece, *_) = bundle.folder(conda_lock.packages[0].sha256).glob("*.001")
-    piece.write_bytes(piece.read_bytes()[:-1] + b"?")
-    with pytest.raises(UnbuildableError, match="is not what was fetched"):
+    (archive,) = bundle.folder(conda_lock.packages[0].sha256).glob("*")
+    archive.write_bytes(archive.read_bytes()[:-1] + b"?")
+    with pytest.raises(UnbuildableError, match="Hash mismatch"):
         ensure_prefix(conda_lock, cache_dir=tmp_path / "cache-2", offline=bundle.root)
 
 

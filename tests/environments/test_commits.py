@@ -17,7 +17,7 @@ from benchmarks.commits import compiled
 from benchmarks.repositories import Change, in_tree, pure, write
 from bisect_env.environments.cache import prune
 from bisect_env.environments.commits import CommitBuilder, build_limit, package_of_project, stated_metadata
-from bisect_env.environments.interpreters import Interpreter, probe
+from bisect_env.environments.interpreters import Interpreter, machine_interpreters
 from bisect_env.environments.lock import BuildLimit, Lock, LockedPackage, UnbuildableError, UnsolvableError
 from bisect_env.environments.lockfiles import make_lock, parse_lock, requirements_text
 from bisect_env.environments.prefix import ensure_prefix
@@ -35,9 +35,7 @@ PROJECT = str(FIRST["pyproject.toml"])
 
 @pytest.fixture
 def here() -> Interpreter:
-    found = probe(Path(sys.executable).resolve())
-    assert found is not None
-    return found
+    return machine_interpreters().find(f"{sys.version_info.major}.{sys.version_info.minor}")
 
 
 @pytest.fixture
@@ -240,7 +238,7 @@ def test_a_lock_says_all_that_is_needed(tmp_path: Path) -> None:
 
 def test_builds_are_made_with_tools_of_their_time(here: Interpreter) -> None:
     old, new = cutoff("2019-01-01"), cutoff("2026-03-01")
-    python = Interpreter(here.path, "3.11.7", "cp311", here.stdlib)
+    python = Interpreter(here.path, "3.11.7")
     assert build_limit(old, python) == "2022-10-24T00:00:00Z"
     assert build_limit(new, python) == "2026-03-02T00:00:00Z"
 

@@ -162,12 +162,11 @@ def test_pythons_here_come_before_pythons_to_fetch(monkeypatch, tmp_path):
 
     from bisect_env.environments.interpreters import Interpreter
 
-    here = Interpreter(Path("/python"), "3.11.2", "cp311", Path("/lib"))
-    monkeypatch.setattr("bisect_env.environments.interpreters.probe", lambda path: here)
+    here = Interpreter(Path("/python"), "3.11.2")
     monkeypatch.setattr(
         "bisect_env.environments.index.uv_python_versions", lambda: ("3.10.2", "3.11.9", "3.9.25")
     )
-    catalogue = PypiCatalogue(interpreters=Interpreters(lambda: [Path("/python")]))
+    catalogue = PypiCatalogue(interpreters=Interpreters(lambda: (here,)))
     assert catalogue.python_versions() == ["3.9.25", "3.10.2", "3.11.2"]
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from bisect_env.environments.index import advice, near_names, slips
+from bisect_env.environments.index import near_names
 from bisect_env.environments.lock import PackageNotFoundError, UnsolvableError
 from bisect_env.environments.provider import Environments
 from bisect_env.environments.request import EnvironmentRequest
@@ -16,26 +16,12 @@ from bisect_env.matrix.versions import Manager
 from .index_server import IndexServer
 
 
-@pytest.mark.parametrize(
-    ("typed", "meant"),
-    [
-        ("torhc", "torch"),
-        ("sklearn", "scikit-learn"),
-        ("nummpy", "numpy"),
-        ("numy", "numy"),
-        ("yaml", "pyyaml"),
-    ],
-)
-def test_a_slip_of_the_finger_is_undone(typed: str, meant: str) -> None:
-    assert meant in set(slips(typed))
-
-
-def test_a_large_index_is_asked_for_near_names(index: IndexServer) -> None:
-    for name in ("torch", "torchvision", "numpy"):
-        index.add(name, "1.0")
-    assert near_names("torhc", index.url) == ("torch",)
-    assert near_names("zzzzzz", index.url) == ()
-    assert advice("nummpy", index.url) == "; did you mean numpy?"
+def test_of_a_large_index_nothing_is_asked_but_its_first_page(index: IndexServer) -> None:
+    index.raw["/simple/"] = ("text/html", b" " * 1_100_000)
+    index.add("torch", "1.0")
+    assert near_names("sklearn", index.url) == ("scikit-learn",)
+    assert near_names("torhc", index.url) == ()
+    assert set(index.requests) == {"/simple/"}
 
 
 def test_a_small_index_lists_what_it_has(index: IndexServer, tmp_path: Path) -> None:

@@ -20,7 +20,9 @@ LINUX = (
 
 
 def interpreter(version: str, abi: str) -> Interpreter:
-    return Interpreter(Path("/python"), version, abi, Path("/lib"))
+    found = Interpreter(Path("/python"), version)
+    assert found.abi == abi
+    return found
 
 
 @pytest.mark.parametrize(
