@@ -567,7 +567,7 @@ class StudyRunner:
 
     def _bound_checks(self) -> None:
         """Say the answer as soon as it stands, and see that checking it further comes to an end."""
-        if not isinstance(self.search, Search) or not self.search.answered:
+        if not self.search.answered:
             # A failure during the checks has opened the question again.
             self._check_until = None
             return

@@ -46,7 +46,6 @@ from bisect_env.matrix.schema import CommitAxis, PackageAxis
 from bisect_env.matrix.versions import VersionCatalogue
 from bisect_env.search.goals import Goal
 from bisect_env.search.searcher import StudySearch
-from bisect_env.search.space import is_large
 from bisect_env.search.table import MOST_CALLED
 from bisect_env.search.verdict import Status
 from bisect_env.storage.entries import (
@@ -130,7 +129,6 @@ def run_study(
     grid = expand(matrix, provider.catalogue, as_of, settled_ends(known))
     if known is not None:
         grid = as_refined_before(matrix, grid, known)
-    large = is_large(grid.shape, [axis.direction for axis in grid.axes])
     if goal is not Goal.FIRST_BAD and math.prod(grid.shape) > MOST_CALLED:
         raise UsageError(
             f"{matrix.path}: {math.prod(grid.shape)} combinations are too many for a table, "
@@ -152,7 +150,8 @@ def run_study(
             )
 
     # Looking up a hundred thousand keys takes longer than the few trials that might be spared.
-    reuses = not (study.definition.fresh or large) and study.status is not StudyStatus.FINISHED
+    many = math.prod(grid.shape) > MOST_CALLED
+    reuses = not (study.definition.fresh or many) and study.status is not StudyStatus.FINISHED
     # An answer is checked once every release around it was looked at.
     refining = any(axis.passed_over for axis in grid.axes) and goal is Goal.FIRST_BAD
     budget, began = matrix.file.search.budget, time.monotonic()
