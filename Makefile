@@ -73,7 +73,6 @@ soak: setup     ## play faults at random instants of studies for ten minutes (AR
 
 bench-search: setup ## compare the search with its rivals on planted truths (ARGS=--full: hours)
 	$(BIN)/python -m benchmarks.search $(ARGS)
-	$(BIN)/python -m benchmarks.search_frontiers
 	$(BIN)/python -m benchmarks.search_tables
 	$(BIN)/python -m benchmarks.search_equal_error --studies 20
 	$(BIN)/python -m benchmarks.search_steps

@@ -2,8 +2,8 @@
 
 `python -m benchmarks.search [--full] [--seed N] [--processes P] [ROW ...]` plays whole studies and counts all
 of their trials and environments: controls, ends and certificate too. Without names it plays every row, writes
-`benchmarks/results/search.json`, and puts table and pictures into `docs/statistics.md`. `--list` names the
-rows.
+`benchmarks/results/search.json`, and puts the table into the README beside it and the pictures into
+`docs/pictures`. `--list` names the rows.
 """
 
 # ruff: noqa: E402

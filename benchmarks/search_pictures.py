@@ -1,4 +1,4 @@
-"""The benchmark's table and pictures in `docs/statistics.md`.
+"""The benchmark's table in `benchmarks/results/README.md`, and the pictures in `docs/pictures`.
 
 `python -m benchmarks.search_pictures` draws them again from the stored results.
 """
@@ -25,7 +25,7 @@ from bisect_env.search.verdict import capacity
 
 ROOT = Path(__file__).parent.parent
 RESULTS = Path(__file__).parent / "results"
-PAGE = ROOT / "docs" / "statistics.md"
+PAGE = RESULTS / "README.md"
 PICTURES = ROOT / "docs" / "pictures"
 _BETWEEN = ("<!-- written by the {}: begin -->", "<!-- written by the {}: end -->")
 _COLOURS = {
@@ -53,9 +53,6 @@ def publish(document: Results) -> None:
         found = json.loads(calibration.read_text("utf-8"))
         _save(_calibration(found), "search-calibration")
         _write("calibration", calibration_table(found))
-    variants = RESULTS / "search_variants.json"
-    if variants.exists():
-        _write("variants", variants_table(json.loads(variants.read_text("utf-8")), document))
     _write("benchmark", table(document))
 
 
@@ -89,39 +86,6 @@ def calibration_table(document: Results) -> str:
         held = f"{100 * found['intervals_held']:.1f} % of {found['intervals']}" if found["intervals"] else "—"
         lines.append("| " + " | ".join([name, str(found["studies"]), *shares, held]) + " |")
     return "\n".join([*lines, "", ""])
-
-
-def variants_table(document: Results, benchmark: Results) -> str:
-    """Trials and wrong answers of every variant of the search, as Markdown.
-
-    Args:
-        document: Of `benchmarks.search_variants`.
-        benchmark: Of `benchmarks.search`, for the search as it is.
-    """
-    found = {(one["variant"], one["row"]): one for one in document["rows"]}
-    played = {row for _, row in found}
-    for one in benchmark["rows"]:
-        if one["method"] == QUICK and one["row"] in played:
-            found["as it is (table below)", one["row"]] = one
-    variants, rows = (list(dict.fromkeys(key[i] for key in found)) for i in (0, 1))
-    goals = [f"≤ {document['marks'][row]:g}" if row in document["marks"] else "" for row in rows]
-    lines = [
-        "",
-        f"Seed {document['seed']}, {document['studies']} studies a cell: trials, and wrong answers.",
-        "",
-        "| what is assumed | " + " | ".join(row.replace(",", ", ") for row in rows) + " |",
-        "|---|" + "---|" * len(rows),
-        "| *goal* | " + " | ".join(goals) + " |",
-    ]
-    for variant in variants:
-        cells = [_trials_and_wrong(found[variant, row]) if (variant, row) in found else "" for row in rows]
-        lines.append("| " + " | ".join([variant, *cells]) + " |")
-    return "\n".join([*lines, "", ""])
-
-
-def _trials_and_wrong(one: Results) -> str:
-    trials = f"{one['trials']:.{0 if one['trials'] >= 20 else 1}f}"
-    return f"{trials}, {100 * one['wrong']:.1f} ± {100 * one['wrong_error']:.1f} %"
 
 
 def table(document: Results) -> str:

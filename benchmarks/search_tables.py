@@ -4,7 +4,7 @@
 checkerboards and random tables, with certain and with flaky failures. Trying everything is the same search
 over axes without order, which leave nothing to be told from others: each combination is tried until it
 carries a label of the same confidence.
-`--write` keeps the figures in benchmarks/results and the table in docs/statistics.md.
+`--write` keeps the figures in benchmarks/results and the table in its README.
 """
 
 from __future__ import annotations
@@ -12,19 +12,19 @@ from __future__ import annotations
 import argparse
 import json
 import time
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
-from benchmarks.search_frontiers import tables
 from bisect_env.matrix.grid import AxisKind, Direction, Grid, GridAxis, Index
 from bisect_env.search.table import TableSearch
 
 RATES = ((0.0, 1.0), (0.0, 0.5), (0.0, 0.2), (0.02, 0.3))
 RESULTS = Path(__file__).parent / "results" / "search_tables.json"
-PAGE = Path(__file__).parent.parent / "docs" / "statistics.md"
+PAGE = Path(__file__).parent / "results" / "README.md"
 BEGIN, END = (
     "<!-- written by benchmarks.search_tables: begin -->",
     "<!-- written by benchmarks.search_tables: end -->",
@@ -58,6 +58,21 @@ class Row:
     wrong: float
     wrong_everything: float
     step: float
+
+
+def tables(rng: np.random.Generator) -> Iterator[tuple[str, NDArray[np.bool_]]]:
+    """Truths: staircases, a corner, bands, a checkerboard and a random table."""
+    for size in ((6, 6), (9, 13), (12, 12)):
+        i, j = np.indices(size)
+        name = "x".join(map(str, size))
+        yield f"{name}, staircase up", j > i + size[1] // 3
+        yield f"{name}, staircase down", i + j >= size[0]
+        steps = np.sort(rng.integers(0, size[1] + 1, size[0]))
+        yield f"{name}, random frontier", j >= steps[:, None]
+        yield f"{name}, corner", (i >= size[0] // 3) & (j >= size[1] // 2)
+        yield f"{name}, bands", abs(i - j * size[0] / size[1]) >= size[0] / 3
+        yield f"{name}, checkerboard", (i + j) % 2 == 1
+        yield f"{name}, random", rng.random(size) < 0.5
 
 
 def played(

@@ -28,12 +28,10 @@ SMALL: dict[str, list[str]] = {
     "search": ["quickstart", "--scale", "0.001", "--processes", "1"],
     "search_calibration": ["--studies", "2", "--fixed", "1", "--processes", "1"],
     "search_equal_error": ["--studies", "1", "--processes", "1"],
-    "search_frontiers": ["--seeds", "1"],
     "search_histories": ["--studies", "1", "--processes", "1"],
     "search_pictures": [],
     "search_steps": ["--trials", "20"],
     "search_tables": ["--seeds", "1", "--only", "6x6"],
-    "search_variants": ["as it is", "one bad rate", "--studies", "1", "--processes", "1"],
 }
 TOO_SLOW = {"database": "too slow", "harness": "OVER"}
 """What a benchmark says then."""

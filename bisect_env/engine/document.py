@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 from urllib.parse import quote, urlsplit
 
+from bisect_env.answers.requirements import requirements_in_words
 from bisect_env.answers.verdict_document import (
     BayesFactors,
     CalledCombination,
@@ -25,7 +26,6 @@ from bisect_env.answers.verdict_document import (
 from bisect_env.matrix.grid import Grid, GridAxis, Index
 from bisect_env.matrix.history import CommitDetails
 from bisect_env.search.corners import CornerSearch
-from bisect_env.search.frontier import in_words
 from bisect_env.search.numeric import clopper_pearson
 from bisect_env.search.searcher import StudySearch
 from bisect_env.search.table import TableSearch
@@ -118,7 +118,7 @@ def verdict_document(
             )
             for one in verdict.cleared
         ),
-        compatibility=in_words(grid, best),
+        compatibility=_compatibility(grid, best),
         table=_table(grid, search)
         if isinstance(search, TableSearch) and not isinstance(search, CornerSearch)
         else None,
@@ -127,6 +127,13 @@ def verdict_document(
         else None,
         no_other=search.no_other if isinstance(search, CornerSearch) else None,
     )
+
+
+def _compatibility(grid: Grid, best: Answer) -> dict[str, Any] | None:
+    if best.hypothesis.kind not in ("frontier", "table") or best.first_bad is None:
+        return None
+    hypothesis = best.hypothesis
+    return requirements_in_words(grid, hypothesis.bad_cells(), hypothesis.culprits, best.first_bad)
 
 
 def _boundary(grid: Grid, boundary: Boundary, missing: Mapping[Index, tuple[str, str]]) -> NeighbourPair:

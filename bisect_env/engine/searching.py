@@ -224,7 +224,7 @@ class StudyRunner(Runner):
 
     def _bound_checks(self) -> None:
         """Say the answer as soon as it stands, and end its checks when their time is over."""
-        if not isinstance(self.plan, Search) or not self.plan.answered:
+        if not self.plan.answered:
             # A failure during the checks has opened the question again.
             self._check_until = None
             return

@@ -46,7 +46,6 @@ from bisect_env.matrix.versions import VersionCatalogue
 from bisect_env.report.build import report_document
 from bisect_env.search.goals import Goal
 from bisect_env.search.searcher import StudySearch
-from bisect_env.search.space import is_large
 from bisect_env.search.table import MOST_CALLED
 from bisect_env.search.verdict import Status
 from bisect_env.storage.entries import (
@@ -183,10 +182,6 @@ class StudyRun:
         definition = study_definition(matrix, self._grid, self._as_of, fresh=self.fresh)
         self._study = store.open_study(definition, study_id=own)
 
-    @property
-    def _is_large(self) -> bool:
-        return is_large(self._grid.shape, [axis.direction for axis in self._grid.axes])
-
     def _open(self) -> None:
         study = self._study
         self.notify(events.StudyOpened(study.id, study.name, own_trials(self.store, study)))
@@ -240,7 +235,8 @@ class StudyRun:
         save_prepared(store, study, locking.prepared)
         # Looking up a hundred thousand keys takes longer than the few trials that might be spared.
         is_done = study.status is StudyStatus.FINISHED
-        reuses = not (study.definition.fresh or self._is_large or is_done)
+        many = math.prod(self._grid.shape) > MOST_CALLED
+        reuses = not (study.definition.fresh or many or is_done)
         machines = reusable(self.place.machines(), matrix.file.trial.gpus) if reuses else ()
         runner = StudyRunner(
             matrix,

@@ -1,12 +1,8 @@
-"""Finds keys of a matrix file that contradict each other. Pure.
-
-Works on whatever parts of the file are right by themselves, so that one mistake does not hide another.
-"""
+"""Finds keys of a matrix file that contradict each other, each of which is right by itself. Pure."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
 
 from bisect_env.matrix.grid import Direction
 from bisect_env.matrix.problems import Path, Problem, near
@@ -17,47 +13,14 @@ from bisect_env.matrix.schema import (
     CommitAxis,
     DateAxis,
     EnvironmentAxis,
+    MatrixFile,
     PackageAxis,
-    Packages,
-    Rule,
-    Trial,
     ValueAxis,
     placeholders,
     variable,
 )
 from bisect_env.matrix.signatures import FROM_BAD_END
 from bisect_env.matrix.versions import Manager, order_key
-
-
-@dataclass(frozen=True, slots=True)
-class Parts:
-    """The parts of a file that are right by themselves.
-
-    Attributes:
-        axis_names: All axes, broken ones too.
-        axes: The axes that are right.
-        packages: None when broken.
-        trial: None when broken.
-        rules: Path of each right rule to the rule.
-        ends: `good` and `bad` where they are right.
-        has_exclude_newer: Whether the file sets it.
-        has_channels: Whether it names conda channels, right or wrong.
-        engine: What solves conda packages.
-        image: Name of the container image, with its placeholders; "" for none.
-        states_bad: Whether the file states a bad end, right or wrong.
-    """
-
-    axis_names: tuple[str, ...]
-    axes: Mapping[str, Axis]
-    packages: Packages | None = None
-    trial: Trial | None = None
-    rules: Mapping[Path, Rule] = field(default_factory=dict)
-    ends: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
-    has_exclude_newer: bool = False
-    has_channels: bool = True
-    engine: str = "rattler"
-    image: str = ""
-    states_bad: bool = True
 
 
 def listed_values(axis: Axis) -> tuple[str, ...] | None:
@@ -71,17 +34,17 @@ def listed_values(axis: Axis) -> tuple[str, ...] | None:
     return axis.values if isinstance(axis, ValueAxis | EnvironmentAxis) else axis.expanded
 
 
-def cross_checks(parts: Parts, lines: Mapping[Path, int]) -> list[Problem]:
-    """Return all problems between the parts."""
+def cross_checks(file: MatrixFile, lines: Mapping[Path, int]) -> list[Problem]:
+    """Return all problems between the keys of a file."""
     found = [
-        *_axes_among_themselves(parts),
-        *_packages_and_axes(parts),
-        *_channels(parts),
-        *_placeholders(parts),
-        *_rules(parts),
-        *_ends(parts),
-        *_target(parts),
-        *_commits(parts),
+        *_axes_among_themselves(file),
+        *_packages_and_axes(file),
+        *_channels(file),
+        *_placeholders(file),
+        *_rules(file),
+        *_ends(file),
+        *_target(file),
+        *_commits(file),
     ]
     return [Problem(text, _line(path, lines)) for path, text in found]
 
@@ -98,18 +61,18 @@ def _line(path: Path, lines: Mapping[Path, int]) -> int | None:
 Contradiction = tuple[Path, str]
 
 
-def _axes_among_themselves(parts: Parts) -> Iterator[Contradiction]:
+def _axes_among_themselves(file: MatrixFile) -> Iterator[Contradiction]:
     packages: dict[str, str] = {}
     variables: dict[str, str] = {}
     dates: list[str] = []
-    for name in parts.axis_names:
+    for name in file.axes:
         other = variables.setdefault(variable(name), name)
         if other != name:
             yield (
                 ("axes", name),
                 (f"the axes {other!r} and {name!r} share the variable {variable(name)}; rename one"),
             )
-    for name, axis in parts.axes.items():
+    for name, axis in file.axes.items():
         if isinstance(axis, PackageAxis | CommitAxis):
             other = packages.setdefault(axis.canonical_package, name)
             if other != name:
@@ -119,31 +82,29 @@ def _axes_among_themselves(parts: Parts) -> Iterator[Contradiction]:
                 )
         elif isinstance(axis, DateAxis):
             dates.append(name)
-    whole = [name for name, axis in parts.axes.items() if isinstance(axis, EnvironmentAxis)]
+    whole = [name for name, axis in file.axes.items() if isinstance(axis, EnvironmentAxis)]
     for name in whole[1:]:
         yield ("axes", name), f"the axes {whole[0]!r} and {name!r} are both environments; merge them into one"
     for name in dates[1:]:
         yield ("axes", name), f"the axes {dates[0]!r} and {name!r} are both dates; keep one"
-    if parts.engine == "conda-lock" and (dates or parts.has_exclude_newer):
+    if file.solver.engine == "conda-lock" and (dates or file.exclude_newer is not None):
         text = "conda-lock knows no channel as it was on a day; solve with rattler, or remove the date"
         yield ("solver",), text
-    if dates and parts.has_exclude_newer:
+    if dates and file.exclude_newer is not None:
         yield (
             ("exclude_newer",),
             (f"exclude_newer contradicts the date axis {dates[0]!r}, which sets it; remove exclude_newer"),
         )
 
 
-def _packages_and_axes(parts: Parts) -> Iterator[Contradiction]:
-    if parts.packages is None:
-        return
+def _packages_and_axes(file: MatrixFile) -> Iterator[Contradiction]:
     by_package = {
         package_of(axis.package): name
-        for name, axis in parts.axes.items()
+        for name, axis in file.axes.items()
         if isinstance(axis, PackageAxis | CommitAxis)
     }
-    yield from _whole_environments(parts, parts.packages, by_package)
-    for manager, requirements in (("pypi", parts.packages.pypi), ("conda", parts.packages.conda)):
+    yield from _whole_environments(file, by_package)
+    for manager, requirements in (("pypi", file.packages.pypi), ("conda", file.packages.conda)):
         seen: dict[str, int] = {}
         for i, requirement in enumerate(requirements):
             package = package_of(requirement)
@@ -159,12 +120,10 @@ def _packages_and_axes(parts: Parts) -> Iterator[Contradiction]:
             yield ("packages", manager, i), text
 
 
-def _whole_environments(
-    parts: Parts, packages: Packages, by_package: Mapping[str, str]
-) -> Iterator[Contradiction]:
+def _whole_environments(file: MatrixFile, by_package: Mapping[str, str]) -> Iterator[Contradiction]:
     """Each package of an environment axis stands once, and nowhere else."""
-    elsewhere = {package_of(text) for text in (*packages.pypi, *packages.conda)}
-    for axis, found in parts.axes.items():
+    elsewhere = {package_of(text) for text in (*file.packages.pypi, *file.packages.conda)}
+    for axis, found in file.axes.items():
         if not isinstance(found, EnvironmentAxis):
             continue
         for name, one in found.environments.items():
@@ -187,28 +146,27 @@ def _whole_environments(
                         yield ("axes", axis, "environments", name, manager, i), text
 
 
-def _channels(parts: Parts) -> Iterator[Contradiction]:
-    if parts.has_channels:
+def _channels(file: MatrixFile) -> Iterator[Contradiction]:
+    if file.channels:
         return
     text = "comes from conda, and the file names no channel; add `channels: [conda-forge]` or others"
-    for name, axis in parts.axes.items():
+    for name, axis in file.axes.items():
         if isinstance(axis, PackageAxis) and axis.manager is Manager.CONDA:
             yield ("axes", name, "manager"), f"the axis {name!r} {text}"
             return
         if isinstance(axis, EnvironmentAxis) and any(one.conda for one in axis.environments.values()):
             yield ("axes", name, "environments"), f"the axis {name!r} {text}"
             return
-    if parts.packages is not None and parts.packages.conda:
-        yield ("packages", "conda"), f"{parts.packages.conda[0]!r} {text}"
+    if file.packages.conda:
+        yield ("packages", "conda"), f"{file.packages.conda[0]!r} {text}"
 
 
-def _placeholders(parts: Parts) -> Iterator[Contradiction]:
+def _placeholders(file: MatrixFile) -> Iterator[Contradiction]:
     words: list[tuple[Path, str, str]] = []
-    if parts.image:
-        words.append((("executor", "image"), "executor.image", parts.image))
-    if parts.trial is not None:
-        command = enumerate(parts.trial.effective_command)
-        words += [(("trial", "command", i), "trial.command", word) for i, word in command]
+    if file.executor is not None:
+        words.append((("executor", "image"), "executor.image", file.executor.image))
+    command = enumerate(file.trial.effective_command)
+    words += [(("trial", "command", i), "trial.command", word) for i, word in command]
     for path, key, word in words:
         try:
             names = placeholders(word)
@@ -216,23 +174,24 @@ def _placeholders(parts: Parts) -> Iterator[Contradiction]:
             yield path, f"{key}: {error}"
             continue
         for name in names:
-            if name not in parts.axis_names:
-                yield path, f"{key}: {{{name}}} is no axis; {near(name, parts.axis_names)}"
+            if name not in file.axes:
+                yield path, f"{key}: {{{name}}} is no axis; {near(name, file.axes)}"
 
 
-def _rules(parts: Parts) -> Iterator[Contradiction]:
-    for name, axis in parts.axes.items():
+def _rules(file: MatrixFile) -> Iterator[Contradiction]:
+    for name, axis in file.axes.items():
         for i, value in enumerate(axis.skip):
             if problem := value_problem(name, axis, value):
                 yield ("axes", name, "skip", i), problem.replace("the rule", "`skip`", 1)
-    for path, rule in parts.rules.items():
+    rules = [(("exclude", i), rule) for i, rule in enumerate(file.exclude)]
+    rules += [(("include", i), rule) for i, rule in enumerate(file.include)]
+    for path, rule in rules:
         for name, conditions in rule.when.items():
             inside: Path = (*path, "when", name)
-            if name not in parts.axis_names:
-                yield inside, f"the rule names the axis {name!r}; {near(name, parts.axis_names)}"
-            if name not in parts.axes:
+            if name not in file.axes:
+                yield inside, f"the rule names the axis {name!r}; {near(name, file.axes)}"
                 continue
-            axis = parts.axes[name]
+            axis = file.axes[name]
             for i, condition in enumerate(conditions):
                 problem = value_problem(name, axis, condition)
                 if problem:
@@ -265,27 +224,29 @@ def _names_a_value(axis: Axis, values: tuple[str, ...], text: str) -> bool:
         return False
 
 
-def _ends(parts: Parts) -> Iterator[Contradiction]:
-    for end, values in parts.ends.items():
+def _ends(file: MatrixFile) -> Iterator[Contradiction]:
+    for end, values in (("good", file.good), ("bad", file.bad)):
+        if values is None:
+            continue
         for name in values:
-            if name not in parts.axis_names:
-                yield (end, name), f"{end} names the axis {name!r}; {near(name, parts.axis_names)}"
-        for name, axis in parts.axes.items():
+            if name not in file.axes:
+                yield (end, name), f"{end} names the axis {name!r}; {near(name, file.axes)}"
+        for name, axis in file.axes.items():
             problem = end_value_problem(end, name, listed_values(axis), axis, values.get(name))
             if problem:
                 yield (end, name), problem
-    if set(parts.ends) == {"good", "bad"} and set(parts.axes) == set(parts.axis_names):
-        yield from _ends_agree(parts)
+    if file.good is not None and file.bad is not None:
+        yield from _ends_agree(file, file.good, file.bad)
 
 
-def _commits(parts: Parts) -> Iterator[Contradiction]:
+def _commits(file: MatrixFile) -> Iterator[Contradiction]:
     """What commits cannot be combined with."""
-    conda = bool(parts.packages and parts.packages.conda) or any(
+    conda = bool(file.packages.conda) or any(
         (isinstance(axis, PackageAxis) and axis.manager is Manager.CONDA)
         or (isinstance(axis, EnvironmentAxis) and any(one.conda for one in axis.environments.values()))
-        for axis in parts.axes.values()
+        for axis in file.axes.values()
     )
-    for name, axis in parts.axes.items():
+    for name, axis in file.axes.items():
         if not isinstance(axis, CommitAxis):
             continue
         if conda:
@@ -296,10 +257,8 @@ def _commits(parts: Parts) -> Iterator[Contradiction]:
             yield ("axes", name, "direction"), text
 
 
-def _target(parts: Parts) -> Iterator[Contradiction]:
-    if parts.trial is None or parts.trial.bad.signature != FROM_BAD_END:
-        return
-    if not parts.states_bad:
+def _target(file: MatrixFile) -> Iterator[Contradiction]:
+    if file.trial.bad.signature == FROM_BAD_END and file.bad is None:
         text = f"`{FROM_BAD_END}` needs a combination that is known to be bad; add the key `bad`"
         yield ("trial", "bad", "signature"), text
 
@@ -330,22 +289,24 @@ def end_value_problem(
     return None
 
 
-def _ends_agree(parts: Parts) -> Iterator[Contradiction]:
+def _ends_agree(
+    file: MatrixFile, stated_good: Mapping[str, str], stated_bad: Mapping[str, str]
+) -> Iterator[Contradiction]:
     """Refuse a good end that lies at least as far to the bad side as the bad end, on every axis."""
     good: dict[str, int] = {}
     bad: dict[str, int] = {}
-    for name, axis in parts.axes.items():
+    for name, axis in file.axes.items():
         values = listed_values(axis)
         if values is None:
             return
-        for end, positions in (("good", good), ("bad", bad)):
-            stated = parts.ends[end].get(name, values[0] if len(values) == 1 else None)
+        for end, positions in ((stated_good, good), (stated_bad, bad)):
+            stated = end.get(name, values[0] if len(values) == 1 else None)
             if stated is None or not _names_a_value(axis, values, stated):
                 return
             positions[name] = values.index(next(iter(matching(axis, values, stated))))
     if good == bad:
         yield ("bad",), "good and bad are the same combination; correct one"
-    elif all(_not_better(axis.direction, good[name], bad[name]) for name, axis in parts.axes.items()):
+    elif all(_not_better(axis.direction, good[name], bad[name]) for name, axis in file.axes.items()):
         yield (
             ("good",),
             (

@@ -12,17 +12,15 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
-from pydantic import BaseModel, TypeAdapter, ValidationError
+from pydantic import BaseModel, ValidationError
 
 from bisect_env.errors import MatrixError, UsageError
 from bisect_env.matrix import yaml_source
-from bisect_env.matrix.contradictions import Parts, cross_checks, listed_values, value_problem
+from bisect_env.matrix.contradictions import cross_checks, listed_values, value_problem
 from bisect_env.matrix.grid import Combination
 from bisect_env.matrix.problems import Path as Loc
 from bisect_env.matrix.problems import Problem, matrix_error, near, of_validation
 from bisect_env.matrix.schema import (
-    Axis,
-    AxisName,
     CommitAxis,
     CommitBuild,
     ContainerExecutor,
@@ -364,104 +362,21 @@ KEYS_AT: dict[str, tuple[str, ...]] = {
     "search": _keys(SearchLimits),
 }
 
-_FIELDS: dict[str, TypeAdapter[Any]] = {
-    name: TypeAdapter(info.rebuild_annotation()) for name, info in MatrixFile.model_fields.items()
-}
-_AXIS: TypeAdapter[Any] = TypeAdapter(Axis)
-_AXIS_NAME: TypeAdapter[str] = TypeAdapter(AxisName)
-_RULE: TypeAdapter[Rule] = TypeAdapter(Rule)
-
-
-class _Validator:
-    """Validates piece by piece, so that what several pieces get wrong together is found as well."""
-
-    def __init__(self, data: dict[str, Any], lines: Mapping[Loc, int]) -> None:
-        self.data = data
-        self.lines = lines
-        self.problems: list[Problem] = []
-
-    def piece(self, adapter: TypeAdapter[Any], value: Any, loc: Loc) -> Any:
-        """Return the validated value, or None."""
-        try:
-            return adapter.validate_python(value)
-        except ValidationError as error:
-            self.problems += of_validation(error, self.lines, KEYS_AT, loc)
-            return None
-
-    def parts(self) -> Parts:
-        for key in self.data:
-            if key not in _FIELDS:
-                text = f"the file has the unknown key {key!r}; {near(key, _FIELDS)}"
-                self.problems.append(Problem(text, self.lines.get((key,))))
-        for key, info in MatrixFile.model_fields.items():
-            if info.is_required() and key not in self.data:
-                self.problems.append(Problem(f"the file lacks the key {key!r}; add it", 1))
-        done = {
-            key: self.piece(_FIELDS[key], value, (key,))
-            for key, value in self.data.items()
-            if key in _FIELDS and key not in {"axes", "exclude", "include"}
-        }
-        axes = self.axes()
-        ends = {end: done[end] for end in ("good", "bad") if done.get(end) is not None}
-        raw_axes = self.data.get("axes")
-        return Parts(
-            axis_names=tuple(raw_axes) if isinstance(raw_axes, dict) else (),
-            axes=axes,
-            packages=done.get("packages"),
-            trial=done.get("trial"),
-            rules=self.rules(),
-            ends=ends if isinstance(raw_axes, dict) else {},
-            has_exclude_newer=done.get("exclude_newer") is not None,
-            has_channels=bool(self.data.get("channels")),
-            engine=getattr(done.get("solver"), "engine", "rattler"),
-            image=getattr(done.get("executor"), "image", ""),
-            states_bad=self.data.get("bad") is not None,
-        )
-
-    def axes(self) -> dict[str, Any]:
-        raw = self.data.get("axes")
-        if not isinstance(raw, dict) or not raw:
-            if "axes" in self.data:
-                self.piece(_FIELDS["axes"], raw, ("axes",))
-            return {}
-        axes = {}
-        for name, value in raw.items():
-            self.piece(_AXIS_NAME, name, ("axes", name))
-            axis = self.piece(_AXIS, value, ("axes", name))
-            if axis is not None:
-                axes[name] = axis
-        return axes
-
-    def rules(self) -> dict[Loc, Rule]:
-        rules: dict[Loc, Rule] = {}
-        for key in ("exclude", "include"):
-            raw = self.data.get(key, [])
-            if not isinstance(raw, list):
-                self.piece(_FIELDS[key], raw, (key,))
-                continue
-            for i, value in enumerate(raw):
-                rule = self.piece(_RULE, value, (key, i))
-                if rule is not None:
-                    rules[(key, i)] = rule
-        return rules
-
 
 def _checked(path: Path, text: str, source: yaml_source.Source, problems: list[Problem]) -> Matrix:
-    validator = _Validator(source.data, source.lines)
-    parts = validator.parts()
-    # What could not be read as YAML was left empty; that it is empty is not a second problem.
-    unread = {problem.line for problem in problems}
-    problems += [problem for problem in validator.problems if problem.line not in unread]
-    problems += cross_checks(parts, source.lines)
-    files: tuple[StudyFile, ...] = ()
-    if parts.trial is not None:
-        files, unreadable = _trial_files(path.parent, parts.trial)
-        problems += [
-            Problem(why, _line_of_file(name, parts.trial, source)) for name, why in unreadable.items()
-        ]
+    try:
+        file = MatrixFile.model_validate(source.data)
+    except ValidationError as error:
+        # What could not be read as YAML was left empty; that it is empty is not a second problem.
+        unread = {problem.line for problem in problems}
+        found = of_validation(error, source.lines, KEYS_AT)
+        problems += [problem for problem in found if problem.line not in unread]
+        raise matrix_error(str(path), problems) from None
+    problems += cross_checks(file, source.lines)
+    files, unreadable = _trial_files(path.parent, file.trial)
+    problems += [Problem(why, _line_of_file(name, file.trial, source)) for name, why in unreadable.items()]
     if problems:
         raise matrix_error(str(path), problems)
-    file = MatrixFile.model_validate(source.data)
     for axis in file.axes.values():
         if isinstance(axis, CommitAxis):
             keep_for_builds(axis.build.env)

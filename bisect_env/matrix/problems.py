@@ -76,20 +76,19 @@ def near(word: str, known: Iterable[str]) -> str:
 
 
 def of_validation(
-    error: ValidationError, lines: Mapping[Path, int], keys_at: Mapping[str, Iterable[str]], prefix: Path = ()
+    error: ValidationError, lines: Mapping[Path, int], keys_at: Mapping[str, Iterable[str]]
 ) -> list[Problem]:
     """Put pydantic's findings into our words.
 
     Args:
-        error: As raised for the part of the file at `prefix`.
+        error: As raised for the whole file.
         lines: Path to line.
         keys_at: Name of a model (pydantic's title) or tag to its keys, for near names.
-        prefix: Where the validated part stands.
     """
     found = error.errors(include_url=False)
     places = {details["loc"] for details in found}
     return [
-        _of_one(details, lines, keys_at, prefix)
+        _of_one(details, lines, keys_at)
         for details in found
         # pydantic does not count items that are wrong themselves: a list of those is "too short" to it.
         if details["type"] != "too_short" or not any(_below(place, details["loc"]) for place in places)
@@ -101,9 +100,9 @@ def _below(place: tuple[str | int, ...], loc: tuple[str | int, ...]) -> bool:
 
 
 def _of_one(
-    details: ErrorDetails, lines: Mapping[Path, int], keys_at: Mapping[str, Iterable[str]], prefix: Path
+    details: ErrorDetails, lines: Mapping[Path, int], keys_at: Mapping[str, Iterable[str]]
 ) -> Problem:
-    loc = (*prefix, *details["loc"])
+    loc = details["loc"]
     kind = details["type"]
     path = known_part(loc, lines)
     where = dotted(path) or "the file"

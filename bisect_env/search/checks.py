@@ -16,6 +16,7 @@ from __future__ import annotations
 import itertools
 import math
 from dataclasses import dataclass
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,6 +30,17 @@ from bisect_env.search.verdict import Answer, Cleared
 
 _PATIENCE = 3
 """How many times the passes that would do without a failure are spent on a combination that failed."""
+
+
+class Runnable(Protocol):
+    """Which combinations can be run: an array of the shape of the lattice, or what is looked up like one."""
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Of the lattice."""
+
+    def __getitem__(self, index: Index, /) -> Any:
+        """Whether the combination can be run."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +68,7 @@ def sure_of(hits: int, confidence: float) -> float:
     return 1.0 - (1.0 - confidence) * share(hits)
 
 
-def clean_checks(best: Answer, can_run: NDArray[np.bool_], tally: Tally, limits: SearchLimits) -> list[Check]:
+def clean_checks(best: Answer, can_run: Runnable, tally: Tally, limits: SearchLimits) -> list[Check]:
     """Trials that the last good combinations still need.
 
     Args:
@@ -72,7 +84,7 @@ def clean_checks(best: Answer, can_run: NDArray[np.bool_], tally: Tally, limits:
     ] + _controls(best, can_run, tally, limits)
 
 
-def _controls(best: Answer, can_run: NDArray[np.bool_], tally: Tally, limits: SearchLimits) -> list[Check]:
+def _controls(best: Answer, can_run: Runnable, tally: Tally, limits: SearchLimits) -> list[Check]:
     """Of each last good combination that failed the farthest good one on the same line."""
     enough = clean_passes(limits.clean_rate, limits.confidence)
     found = []
@@ -127,9 +139,7 @@ def _at_least(hits: int, trials: int, rate: float) -> float:
     return float(np.exp(ways + k * math.log(rate) + (trials - k) * math.log1p(-rate)).sum())
 
 
-def cleared(
-    best: Answer, can_run: NDArray[np.bool_], tally: Tally, limits: SearchLimits
-) -> tuple[Cleared, ...]:
+def cleared(best: Answer, can_run: Runnable, tally: Tally, limits: SearchLimits) -> tuple[Cleared, ...]:
     """Return what is known of each last good combination.
 
     Args:
@@ -150,7 +160,7 @@ def cleared(
     return tuple(found)
 
 
-def last_good(best: Answer, can_run: NDArray[np.bool_], tally: Tally) -> list[Index]:
+def last_good(best: Answer, can_run: Runnable, tally: Tally) -> list[Index]:
     """Return the good side of each boundary, of an island both sides if both were tried; each once."""
     found: dict[Index, None] = {}
     for boundary in best.boundaries:

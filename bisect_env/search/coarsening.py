@@ -11,7 +11,8 @@ As the prior is a product over the axes, this is the posterior of the whole latt
 it, summed over what cannot be told apart yet. A set whose share grows is split at the value that halves it:
 an answer is never sure before its boundary is known to the last value.
 
-What is given up: ordered axes that change more than twice are not looked for.
+What is given up: ordered axes that change more than twice are not looked for, and only the last good
+combinations are checked once an answer stands.
 """
 
 from __future__ import annotations
@@ -19,18 +20,19 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Collection, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
 from bisect_env.matrix.grid import Direction, Grid, Index
 from bisect_env.matrix.schema import SearchLimits
+from bisect_env.search.checks import Check, clean_checks, cleared
 from bisect_env.search.families import CoarseAxis, FloatArray, alike, family
 from bisect_env.search.question import Question
 from bisect_env.search.searcher import Search, StudySearch
 from bisect_env.search.space import Hypothesis, is_large
-from bisect_env.search.verdict import Answer, Boundary, Verdict, entropy_bits
+from bisect_env.search.verdict import Answer, Boundary, Status, Verdict, entropy_bits
 
 # Share of an axis's belief that one set may hold before it is split, by the number of axes with a choice.
 _COARSEST = {1: 0.03, 2: 0.06, 3: 0.12}
@@ -45,7 +47,7 @@ def search_for(
 ) -> Search | CoarsenedSearch:
     """The exact search where it fits, and the coarsened one where it does not; arguments as for `Search`."""
     large = is_large(grid.shape, [axis.direction for axis in grid.axes])
-    return CoarsenedSearch(grid, groups, limits) if large else Search(grid, groups, limits, quick=quick)
+    return (CoarsenedSearch if large else Search)(grid, groups, limits, quick=quick)
 
 
 class CoarsenedSearch(StudySearch):
@@ -55,6 +57,7 @@ class CoarsenedSearch(StudySearch):
         grid: The lattice.
         groups: As in `Search`; looked up, never listed.
         limits: When to stop.
+        quick: Whether the search ends as soon as the answer stands, without checks.
     """
 
     trials = 0
@@ -64,9 +67,13 @@ class CoarsenedSearch(StudySearch):
         grid: Grid,
         groups: Mapping[Index, Index],
         limits: SearchLimits | None = None,
+        *,
+        quick: bool = False,
     ) -> None:
         self.limits = limits or SearchLimits()
         self._grid, self._groups = grid, groups
+        self._checks_ended = quick
+        self._checked: tuple[tuple[int, int], tuple[Check, ...]] | None = None
         self._families = [family(axis.direction, len(axis.values), gaps=False) for axis in grid.axes]
         choices = sum(n > 1 for n in grid.shape)
         self._coarsest = _COARSEST.get(choices, _COARSEST_ELSE)
@@ -128,6 +135,11 @@ class CoarsenedSearch(StudySearch):
     ) -> list[Index]:
         """Choose the next trials; see `Search.ask`. Of `build_cost` only what may be chosen is looked up."""
         search = self._with(pending or {})
+        if self.answered and not self._checks_ended:
+            running = pending or {}
+            checks = [one for one in self.checks if only is None or one.cell in only]
+            wanted = [[one.cell] * max(0, one.wanted - running.get(one.cell, 0)) for one in checks]
+            return list(itertools.chain(*wanted))[:count]
         here = {self._here(index): running for index, running in (pending or {}).items()}
         chosen = search.ask(
             count,
@@ -143,6 +155,8 @@ class CoarsenedSearch(StudySearch):
     ) -> list[Index]:
         """Cells that would be asked next if a pending trial showed the target; see `Search.foresee`."""
         search = self._with(pending)
+        if self.answered and not self._checks_ended:
+            return [check.cell for check in self.checks]
         here = {self._here(index): running for index, running in pending.items()}
         known = {cell: running for cell, running in here.items() if cell is not None}
         return [self._there(cell) for cell in search.foresee(known, self._prices(search, build_cost))]
@@ -159,8 +173,40 @@ class CoarsenedSearch(StudySearch):
 
     @property
     def finished(self) -> bool:
-        """Whether more trials are not wanted."""
-        return self.trials >= self.limits.max_trials or self._now().finished
+        """Whether more trials are not wanted: the answer stands and is checked, or the budget is spent."""
+        if self.trials >= self.limits.max_trials:
+            return True
+        return self.answered and (self._checks_ended or not self.checks)
+
+    @property
+    def answered(self) -> bool:
+        """Whether the answer stands; what is asked from then on checks it."""
+        return self._now().finished
+
+    @property
+    def checks(self) -> tuple[Check, ...]:
+        """The trials of last good combinations that a standing answer still needs."""
+        known = (self.trials, len(self._aside))
+        if self._checked is None or self._checked[0] != known:
+            verdict = self.verdict
+            found: list[Check] = []
+            if self.answered and verdict.status is Status.CONFIRMED:
+                found = clean_checks(verdict.best, self._can_run, self.counts, self.limits)
+            self._checked = known, tuple(found)
+        return self._checked[1]
+
+    @property
+    def checks_left(self) -> int:
+        """Trials that the checks still want."""
+        return 0 if self._checks_ended else sum(check.wanted for check in self.checks)
+
+    def end_checks(self) -> None:
+        """Check no further: the search is finished as soon as the answer stands."""
+        self._checks_ended = True
+
+    @property
+    def _can_run(self) -> _CanRun:
+        return _CanRun(self._grid.shape, self._groups, frozenset(self._aside))
 
     @property
     def verdict(self) -> Verdict:
@@ -172,10 +218,13 @@ class CoarsenedSearch(StudySearch):
         reason = verdict.reason
         if verdict.unexplained:
             reason += "; a matrix of this size is not searched for an axis that changes more than twice"
+        best = self._whole(verdict.best)
+        is_confirmed = verdict.status is Status.CONFIRMED
         return replace(
             verdict,
             reason=reason,
-            best=self._whole(verdict.best),
+            best=best,
+            cleared=cleared(best, self._can_run, self.counts, self.limits) if is_confirmed else (),
             candidates=tuple(self._whole(candidate) for candidate in verdict.candidates),
             expected_left=verdict.expected_left * factor,
             expected_environments=math.ceil(verdict.expected_environments * factor),
@@ -361,3 +410,16 @@ class CoarsenedSearch(StudySearch):
         sets = self._families[axis].sets[1:]
         alike = np.flatnonzero(((sets[:, self._axes[axis].active] > 0) == bad).all(axis=1))
         return np.asarray(sets[alike[sets[alike].sum(axis=1).argmin()]] > 0)
+
+
+@dataclass(frozen=True)
+class _CanRun:
+    """Which combinations of a large lattice can be run, looked up one by one."""
+
+    shape: tuple[int, ...]
+    groups: Mapping[Index, Index]
+    aside: frozenset[Index]
+
+    def __getitem__(self, index: Index) -> bool:
+        cell = self.groups.get(index)
+        return cell is not None and cell not in self.aside

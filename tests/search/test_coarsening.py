@@ -101,7 +101,7 @@ def test_a_sure_answer_is_the_same_as_the_exact_one() -> None:
 def test_a_study_of_a_million_combinations(first_bad: dict[int, int]) -> None:
     shape = (100, 100, 10, 10)
     lattice = grid(shape)
-    search = search_for(lattice, Alone(shape))
+    search = search_for(lattice, Alone(shape), quick=True)
     assert isinstance(search, CoarsenedSearch)
     while not search.finished:
         (cell,) = search.ask(1)
@@ -117,7 +117,7 @@ def test_a_study_of_a_million_combinations(first_bad: dict[int, int]) -> None:
 def test_flaky_failures_on_a_large_lattice_with_workers_prices_and_gaps() -> None:
     shape = (1000, 300)
     lattice = grid(shape)
-    search = CoarsenedSearch(lattice, Alone(shape), SearchLimits(max_trials=3000))
+    search = CoarsenedSearch(lattice, Alone(shape), SearchLimits(max_trials=3000), quick=True)
     rng, built = RNG(3), set[Index]()
     search.set_aside((617, 0))
     while not search.finished:
@@ -172,3 +172,19 @@ def test_played_to_the_end_like_any_search() -> None:
         coarsened.tell(cell, hit=cell[0] >= 61)
     assert coarsened.verdict.best.hypothesis == search.verdict.best.hypothesis
     assert coarsened.trials <= search.trials + 6
+
+
+@pytest.mark.parametrize("quick", [False, True])
+def test_a_long_axis_that_may_change_either_way_is_checked_like_a_short_one(quick: bool) -> None:
+    cleared = []
+    for size in (240, 300):
+        lattice = grid((size,), EITHER)
+        search = search_for(lattice, alone(lattice), quick=quick)
+        while not search.finished:
+            for cell in search.ask(4):
+                search.tell(cell, hit=cell[0] >= 187)
+        assert search.verdict.best.first_bad == (187,)
+        cleared.append([(one.index, one.wanted) for one in search.verdict.cleared])
+        assert (search.counts((186,))[1] >= 60) is not quick
+        assert search.checks_left == 0
+    assert quick or cleared[0] == cleared[1] == [((186,), 0)]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,8 +12,8 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from packaging.specifiers import SpecifierSet
 
+from bisect_env.answers.requirements import requirements, requirements_in_words
 from bisect_env.matrix.grid import AxisKind, Direction, Grid, GridAxis
-from bisect_env.search.frontier import in_words, requirements
 from bisect_env.search.searcher import Search
 from bisect_env.search.space import Hypothesis
 from bisect_env.search.verdict import Answer
@@ -28,6 +29,13 @@ def answer_of(bad: NDArray[np.bool_]) -> Answer:
     sets = tuple(np.asarray(bad.any(axis=1 - axis)) for axis in (0, 1))
     place = tuple(int(i) for i in np.argwhere(bad)[0])
     return Answer(Hypothesis("frontier", sets, (0, 1), bad), (), place, place, 1.0)
+
+
+def in_words(grid: Grid, best: Answer) -> dict[str, Any] | None:
+    # As the verdict's document asks for them: of a table alone.
+    if best.hypothesis.kind not in ("frontier", "table") or best.first_bad is None:
+        return None
+    return requirements_in_words(grid, best.hypothesis.bad_cells(), best.hypothesis.culprits, best.first_bad)
 
 
 def test_two_frontiers_in_the_words_of_a_maintainer() -> None:

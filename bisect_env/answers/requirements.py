@@ -1,8 +1,8 @@
-"""Says a frontier in the words of a maintainer: which versions of one package need which of another. Pure.
+"""Says a table as requirements of a maintainer: which versions of one package need which of another. Pure.
 
 A table of good and bad combinations of two axes whose every line has its good values side by side is a list
 of requirements: for a run of versions of the one package, the versions of the other that it works with. Of
-the two ways to read the table the one with fewer requirements is told.
+the two ways to read the table the one with fewer requirements is used.
 """
 
 from __future__ import annotations
@@ -15,8 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from bisect_env.matrix.grid import AxisKind, Direction, Grid, GridAxis
-from bisect_env.search.verdict import Answer
+from bisect_env.matrix.grid import AxisKind, Direction, Grid, GridAxis, Index
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,27 +65,30 @@ def requirements(bad: NDArray[np.bool_], *, apart: bool = False) -> list[Require
     return found
 
 
-def in_words(grid: Grid, best: Answer) -> dict[str, Any] | None:
-    """Return a frontier between two axes as a sentence, as constraints and as rules that exclude it.
+def requirements_in_words(
+    grid: Grid, bad: NDArray[np.bool_], axes: Sequence[int], first_bad: Index
+) -> dict[str, Any] | None:
+    """Return a table as a sentence, as constraints and as rules that exclude what is bad.
 
     Args:
         grid: The lattice.
-        best: An answer with a table and one or two axes that matter.
+        bad: Which combinations are bad, shape of the lattice.
+        axes: Axes that matter; one or two can be put into words.
+        first_bad: Where the other axes are looked at.
 
     Returns:
         `sentence`; `constraints`, each with `when` and `needs`, axis name to a range of versions; `exclude`,
-        rules for a matrix file. None for another answer, or where no list of requirements describes it.
+        rules for a matrix file. None where no list of requirements describes the table.
     """
-    hypothesis = best.hypothesis
-    axes = hypothesis.culprits
-    if hypothesis.kind not in ("frontier", "table") or not 1 <= len(axes) <= 2 or best.first_bad is None:
+    if not 1 <= len(axes) <= 2:
         return None
     if len(axes) == 1:
-        return _of_one(grid, axes[0], np.asarray(hypothesis.sets[axes[0]]))
+        others = tuple(axis for axis in range(bad.ndim) if axis != axes[0])
+        return _of_one(grid, axes[0], np.asarray(bad.any(axis=others)))
     here: tuple[Any, ...] = tuple(
-        slice(None) if axis in axes else place for axis, place in enumerate(best.first_bad)
+        slice(None) if axis in axes else place for axis, place in enumerate(first_bad)
     )
-    table = hypothesis.bad_cells()[here]
+    table = bad[here]
     read = [
         (needs, needed, requirements(side, apart=grid.axes[needs].direction is Direction.UNORDERED))
         for needs, needed, side in (
