@@ -14,6 +14,7 @@ from datetime import UTC, datetime
 
 from packaging.utils import canonicalize_name
 
+from bisect_env.answers.chapters import TracedReport
 from bisect_env.answers.explanation import Explanation
 from bisect_env.answers.phrases import probability
 from bisect_env.answers.verdict_document import VerdictDocument
@@ -437,7 +438,8 @@ def record(store: Store, study: Study, sentence: str, releases: Study | None, sa
         releases: The study of the releases, if there is one.
         said: What that study says.
     """
-    payload = {"sentence": sentence, "study": releases.id if releases else "", "releases": said}
+    found = TracedReport(sentence=sentence, study=releases.id if releases else "", releases=said)
+    payload = found.model_dump(mode="json")
     known = [decision.payload for decision in store.decisions(study.id) if decision.kind == TRACED]
     if not known or known[-1] != payload:
         store.record_decision(study.id, TRACED, payload)

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 from urllib.parse import quote, urlsplit
 
+from bisect_env.answers.chapters import CommitReport, NamedCommit
 from bisect_env.answers.requirements import requirements_in_words
 from bisect_env.answers.verdict_document import (
     BayesFactors,
@@ -279,7 +280,7 @@ def chapter(
     good: CommitDetails,
     between: Sequence[CommitDetails],
     forge: str,
-) -> dict[str, Any]:
+) -> CommitReport:
     """Return the chapter of a report on the first bad commit.
 
     Args:
@@ -290,25 +291,25 @@ def chapter(
         between: Commits between them that could not be tried.
         forge: Where the repository is looked at, "" where nobody knows.
     """
-    return {
-        "axis": axis,
-        "package": package,
-        "repository": forge,
-        "commit": bad.commit,
-        "subject": bad.subject,
-        "author": bad.author,
-        "authored": bad.authored.isoformat(),
-        "committed": bad.committed.isoformat(),
-        "is_merge": len(bad.parents) > 1,
-        "pull_request": pull_request(bad.subject),
-        "files": [list(one) for one in bad.files[:FILES]],
-        "changed": len(bad.files),
-        "added": sum(added or 0 for _, added, _ in bad.files),
-        "removed": sum(removed or 0 for _, _, removed in bad.files),
-        "compare": comparison(forge, good.commit, bad.commit),
-        "last_good": {"commit": good.commit, "subject": good.subject},
-        "untried": [{"commit": one.commit, "subject": one.subject} for one in between],
-    }
+    return CommitReport(
+        axis=axis,
+        package=package,
+        repository=forge,
+        commit=bad.commit,
+        subject=bad.subject,
+        author=bad.author,
+        authored=bad.authored,
+        committed=bad.committed,
+        is_merge=len(bad.parents) > 1,
+        pull_request=pull_request(bad.subject),
+        files=tuple(bad.files[:FILES]),
+        changed=len(bad.files),
+        added=sum(added or 0 for _, added, _ in bad.files),
+        removed=sum(removed or 0 for _, _, removed in bad.files),
+        compare=comparison(forge, good.commit, bad.commit),
+        last_good=NamedCommit(commit=good.commit, subject=good.subject),
+        untried=tuple(NamedCommit(commit=one.commit, subject=one.subject) for one in between),
+    )
 
 
 def pull_request(subject: str) -> int | None:

@@ -621,7 +621,7 @@ def _keep_commit(
         history = next(one.history for one in runner.grid.axes if one.name == name)
         labels = {} if history is None else {one: history.subject(one) for one in history.place}
         log = bisect_log(runner.tried(name, verdict), first, labels, is_sure=not between)
-        payload = {**found, "log": log}
+        payload = found.model_copy(update={"log": tuple(log)}).model_dump(mode="json")
         known = [one.payload for one in store.decisions(study_id) if one.kind == COMMIT]
         if not known or known[-1] != payload:
             store.record_decision(study_id, COMMIT, payload)

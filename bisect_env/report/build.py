@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
+from bisect_env.answers.chapters import CommitReport, TracedReport
 from bisect_env.answers.explanation import Explanation
 from bisect_env.answers.origins import Origin
 from bisect_env.answers.sentence import bad_values_in_words, sentence
@@ -36,7 +37,6 @@ from bisect_env.report.model import (
     AnswerReport,
     AxisInfo,
     CombinationReport,
-    CommitReport,
     DifferenceReport,
     FailureReport,
     PointReport,
@@ -47,7 +47,6 @@ from bisect_env.report.model import (
     TimedBuild,
     TimedTrial,
     TimelineReport,
-    TracedReport,
     TrialCounts,
     labels,
 )

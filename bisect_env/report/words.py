@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 
+from bisect_env.answers.chapters import CommitReport, NamedCommit
 from bisect_env.answers.explanation import Explanation
 from bisect_env.answers.origins import told_origins
 from bisect_env.answers.phrases import duration, how_many, interval, percent, probability
@@ -22,9 +23,7 @@ from bisect_env.matrix.signatures import SIGNATURE_VERSION, shown
 from bisect_env.report.model import (
     AxisInfo,
     CombinationReport,
-    CommitReport,
     FailureReport,
-    NamedCommit,
     Report,
     labels,
 )

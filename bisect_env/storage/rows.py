@@ -7,13 +7,15 @@ import re
 from collections.abc import Mapping
 from datetime import datetime
 from functools import cache
-from typing import Annotated, Any, NotRequired
+from typing import Annotated, Any, NotRequired, TypeVar
 
 from pydantic import AfterValidator, ConfigDict, Field, TypeAdapter, ValidationError, create_model
 from sqlmodel import SQLModel
 from typing_extensions import TypedDict
 
-from bisect_env.answers.verdict_document import VerdictDocument
+from bisect_env.answers.chapters import CommitReport, TracedReport
+from bisect_env.answers.explanation import Explanation
+from bisect_env.answers.verdict_document import AnswerPart, VerdictDocument
 from bisect_env.environments.lock import Lock, LockFileError
 from bisect_env.matrix.grid import AxisKind, Combination, Direction
 from bisect_env.matrix.secrets import shared_matrix_text, without_credentials, without_passwords
@@ -22,6 +24,9 @@ from bisect_env.storage.entries import (
     AMPLIFIED,
     BUILD_FAILED,
     BUILT,
+    COMMIT,
+    EXPLAINED,
+    TRACED,
     CombinationState,
     CombinationStatus,
     Decision,
@@ -104,6 +109,7 @@ class _Build(TypedDict, total=False):
 
 _SHAPES: dict[str, Any] = {"grid": list[_Axis], "settings": _Settings}
 _PAYLOADS: dict[str, Any] = {AMPLIFIED: _Amplified, BUILT: _Build, BUILD_FAILED: _Build}
+_DOCUMENTS: dict[str, type[AnswerPart]] = {EXPLAINED: Explanation, COMMIT: CommitReport, TRACED: TracedReport}
 
 _TRIAL_ID = re.compile(r"[0-9A-Za-z_-]{1,64}")
 
@@ -228,13 +234,20 @@ def verdict_of(document: object, where: str) -> VerdictDocument:
     Raises:
         DamageError: It is not what we store.
     """
+    return _read(VerdictDocument, document, where, "verdict")
+
+
+_Document = TypeVar("_Document", bound=AnswerPart)
+
+
+def _read(kind: type[_Document], document: object, where: str, column: str) -> _Document:
     if not isinstance(document, dict):
-        raise DamageError(where, "verdict", f"it holds {shortened(document)}, not an object")
+        raise DamageError(where, column, f"it holds {shortened(document)}, not an object")
     try:
         # As JSON: strict validation of Python objects refuses lists where the model has tuples.
-        return VerdictDocument.model_validate_json(json.dumps(document), strict=True)
+        return kind.model_validate_json(json.dumps(document), strict=True)
     except ValidationError as error:
-        raise _damage(error, where, "verdict") from None
+        raise _damage(error, where, column) from None
 
 
 def verdict_value(verdict: VerdictDocument) -> dict[str, Any]:
@@ -357,6 +370,8 @@ def decision_of(row: DecisionRow) -> Decision:
     check_row(row, where)
     if row.kind in _PAYLOADS:
         _check(_shape(("decisions", row.kind)), row.payload, where, "payload")
+    if row.kind in _DOCUMENTS:
+        _read(_DOCUMENTS[row.kind], row.payload, where, "payload")
     return Decision(row.at, row.kind, row.payload)
 
 

@@ -20,6 +20,7 @@ from typing import Any
 import pytest
 from sqlalchemy import event
 
+from bisect_env.answers.chapters import CommitReport, NamedCommit, TracedReport
 from bisect_env.answers.verdict_document import VerdictDocument
 from bisect_env.engine.stored import matrix_of
 from bisect_env.environments.lock import LockedPackage, LockFileError
@@ -30,7 +31,7 @@ from bisect_env.report import formats
 from bisect_env.report.build import load_report
 from bisect_env.storage import maintenance, transfer
 from bisect_env.storage.backend import open_database
-from bisect_env.storage.entries import AMPLIFIED
+from bisect_env.storage.entries import AMPLIFIED, COMMIT, TRACED
 from bisect_env.storage.store import Store
 from bisect_env.storage.tables import METADATA
 from bisect_env.trials.judge import ChangedEnvironment
@@ -78,6 +79,15 @@ def fill(path: Path) -> str:
         store.record_decision(study.id, AMPLIFIED, {"perturbation": {}, "signature": ""})
         store.record_decision(study.id, "built", {"lock": lock("2.0").content_hash, "seconds": 1.5})
         now = datetime.now(UTC)
+        named = NamedCommit(commit="a" * 40)
+        chapters = {
+            TRACED: TracedReport(sentence="it is orjson"),
+            COMMIT: CommitReport(
+                axis="orjson", package="orjson", commit="b" * 40, authored=now, committed=now, last_good=named
+            ),
+        }
+        for kind, chapter in chapters.items():
+            store.record_decision(study.id, kind, chapter.model_dump(mode="json"))
         store.study_trials(study.id).note_change(ChangedEnvironment(lock("2.0").content_hash, "h", now, now))
         other = opened_study(store, digest="e" * 64)
         store.study_trials(other.id).reuse({"k": combination("2.0")}, [UNKNOWN_MACHINE])
@@ -343,6 +353,26 @@ def test_the_row_and_the_column_are_named(
     with Store.open(str(path), read_only=True) as store, pytest.raises(StorageError, match=match) as caught:
         store.studies()
     assert caught.value.exit_code is ExitCode.INFRASTRUCTURE
+
+
+@pytest.mark.parametrize(
+    ("kind", "payload", "column"),
+    [
+        ("commit", "json_set(payload, '$.axis', 1)", "payload.axis"),
+        ("commit", "json_set(payload, '$.last_good', 'x')", "payload.last_good"),
+        ("traced", "json('{}')", "payload.sentence"),
+        ("traced", "json('[]')", "payload"),
+    ],
+)
+def test_a_chapter_that_is_none_is_named(
+    original: tuple[Path, str], tmp_path: Path, kind: str, payload: str, column: str
+) -> None:
+    path = tmp_path / "results.sqlite"
+    path.write_bytes(original[0].read_bytes())
+    changed(path, f"UPDATE decisions SET payload = {payload} WHERE kind = '{kind}'")
+    match = rf"is damaged: decision \d+ of study '[0-9a-f]{{32}}', column {column}: "
+    with Store.open(str(path), read_only=True) as store, pytest.raises(StorageError, match=match):
+        load_report(store, original[1])
 
 
 EVIL = LockedPackage("orjson", "2.0", "pip", "https://evil.example/orjson-2.0.whl", "c" * 64)
