@@ -181,7 +181,7 @@ class CalledCombination(AnswerPart):
 
 
 class CompatibilityTable(AnswerPart):
-    """The result of `bisect-env map`: what every combination is called."""
+    """The result of `bisect-env map`: which combinations are good and which are bad."""
 
     good: int = Field(description="Number of combinations that are called good.")
     bad: int = Field(description="Number of combinations that are called bad.")

@@ -15,7 +15,7 @@ from bisect_env.matrix.load import Matrix
 
 
 def open_place(where: ExecutionOptions, matrix: Matrix) -> tuple[Place, EnvironmentProvider]:
-    """Return the place for trials of a matrix, to be closed by the caller, and what makes environments.
+    """Return where the trials of a matrix run, for the caller to close, and what makes environments.
 
     Args:
         where: The options of the command.

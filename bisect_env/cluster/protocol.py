@@ -159,7 +159,7 @@ class PrefixProgress:
 
 @dataclass(frozen=True, slots=True)
 class PrefixReady:
-    """At least one host has the prefix, and every host has answered; trials run where it is.
+    """The answer to a `PrefixRequest`: at least one host has made the prefix, and trials can run there.
 
     Attributes:
         lock_hash: Which environment.

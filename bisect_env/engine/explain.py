@@ -305,7 +305,7 @@ class CulpritStudy:
         return between
 
     def _counts(self, one: StoredCombination) -> tuple[int, int]:
-        """Bad trials and trials of everything that is the same measurement."""
+        """Return the number of bad trials and of all trials with this lock and these values."""
         values = {n for n, axis in self.matrix.file.axes.items() if isinstance(axis, ValueAxis)}
         same = [
             state.combination

@@ -137,7 +137,7 @@ class UntilRate(OnePlan):
         self._limit = limit
 
     def wanted(self) -> int:
-        """Return how many are left: until something fails, as many as a flawless combination needs."""
+        """Return how many trials are left until the test ends, if no further trial fails."""
         if self.test.claim is not None:
             return 0
         end = self._limit if self.test.hits else min(self._limit, self.test.clean_needed)

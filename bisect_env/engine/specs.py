@@ -83,7 +83,7 @@ def allowed_sources(matrix: Matrix) -> bool | frozenset[str]:
 
 
 def within_limits(matrix: Matrix, lock: Lock) -> Lock:
-    """Return a lock with what the matrix lets builds of its commits take, which no lock states itself."""
+    """Return a lock with the time and memory limits that the matrix sets for building its commits."""
     axes = [axis for axis in matrix.file.axes.values() if isinstance(axis, CommitAxis)]
     limits = [BuildLimit(one.canonical_package, one.build.time_limit, one.build.memory or 0) for one in axes]
     return replace(lock, limits=tuple(limits))

@@ -72,7 +72,7 @@ _SHORT = 4
 
 @dataclass(slots=True)
 class Tally:
-    """Counts of the trials of one group of combinations, by what they said.
+    """Counts of the trials of one group of combinations, by their evidence.
 
     A combination that never passes and never shows the target, because it always fails another way, hides the
     answer: after a few such trials it is set aside, as `git bisect skip` would. One that fails the other way

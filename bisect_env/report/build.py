@@ -310,7 +310,7 @@ _SHORT_ID = 12
 def steps(
     study: Study, axes: Sequence[AxisInfo], verdict: VerdictDocument, lock: Lock | None
 ) -> tuple[StepReport, ...]:
-    """From the bare failure to the whole study; all but the first for those who have the matrix alone.
+    """Return commands that reproduce the failure: the bare failure first, the whole study last.
 
     Args:
         study: As stored.

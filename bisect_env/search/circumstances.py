@@ -30,7 +30,7 @@ _DRAWS = 20_000
 
 @dataclass(frozen=True, slots=True)
 class Arm:
-    """The counts of the script under one perturbation.
+    """Trials and failures of the script under one perturbation, and what they cost.
 
     Attributes:
         trials: How many counted.

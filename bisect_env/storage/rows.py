@@ -156,7 +156,7 @@ def _damage(error: ValidationError, where: str, column: str) -> DamageError:
 
 
 def check_row(row: SQLModel, where: str) -> None:
-    """Refuse a row that holds another kind of value than its table says, or a number that is none.
+    """Refuse a row with a value of another type than its column has, or with NaN or an infinity.
 
     Args:
         row: Of one of our tables.
