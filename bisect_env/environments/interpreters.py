@@ -70,7 +70,8 @@ def listed_by_uv() -> tuple[Interpreter, ...]:
     """
     with temporary("python") as aside:
         cache = default_cache_dir()
-        if not os.access(cache if cache.exists() else cache.parent, os.W_OK):
+        # Another user's home, from which a process was started, cannot even be looked into.
+        if not any(os.access(place, os.W_OK) for place in (cache, cache.parent)):
             cache = aside
         # uv asks each of `python`, `python3` and `python3.11` of a folder. Here it finds one name in each.
         ranks: dict[Path, int] = {}
