@@ -7,7 +7,7 @@ import getpass
 import math
 import platform
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -39,11 +39,11 @@ from bisect_env.errors import (
     StudyInterruptedError,
     UsageError,
 )
-from bisect_env.matrix.expand import expand, laid_out, refined, to_refine
+from bisect_env.matrix.expand import WITHDRAWN, expand, laid_out, refined, to_refine
 from bisect_env.matrix.grid import AxisKind, Direction, Grid, Index
 from bisect_env.matrix.load import Matrix
 from bisect_env.matrix.schema import CommitAxis, PackageAxis
-from bisect_env.matrix.versions import VersionCatalogue
+from bisect_env.matrix.versions import VersionCatalogue, between
 from bisect_env.search.goals import Goal
 from bisect_env.search.searcher import Search, StudySearch
 from bisect_env.search.space import is_large
@@ -228,6 +228,8 @@ def run_study(
                 elif refining and not quick and not stopped():
                     refining = False
                 else:
+                    for text in _withdrawn(grid, runner.search.verdict) if around else ():
+                        notify(events.Warned(text))
                     return conclude(
                         matrix,
                         store,
@@ -287,6 +289,22 @@ def _around(matrix: Matrix, grid: Grid, verdict: Verdict) -> dict[str, tuple[str
         if between := to_refine(matrix, axis, good, bad):
             found[axis.name] = tuple(dict.fromkeys((*found.get(axis.name, ()), *between)))
     return found
+
+
+def _withdrawn(grid: Grid, verdict: Verdict) -> Iterator[str]:
+    """Name the withdrawn releases between the good and the bad side of an answer, which nobody tried."""
+    if verdict.status is Status.NONE:
+        return
+    for boundary in verdict.best.boundaries:
+        axis = grid.axes[boundary.axis]
+        good, bad = (axis.values[side[boundary.axis]] for side in (boundary.good, boundary.bad))
+        left_out = [version for version, why in axis.dropped.items() if why == WITHDRAWN]
+        if inside := between(left_out, good, bad):
+            were = "was" if len(inside) == 1 else "were"
+            yield (
+                f"{axis.name} {', '.join(inside)} between {good} and {bad} {were} withdrawn and not tried; "
+                "`yanked: true` of the axis, or `--yanked`, tries them"
+            )
 
 
 def _to_lay_out(grid: Grid, search: StudySearch) -> dict[str, tuple[str, ...]]:
