@@ -119,7 +119,7 @@ def _split(filename: str) -> tuple[tuple[int, str], frozenset[tags.Tag]] | None:
     if not filename.endswith(".whl") or len(filename) > _MAX_FILENAME:
         return None
     parts = filename.removesuffix(".whl").split("-")
-    if len(parts) not in (5, 6):
+    if len(parts) not in (5, 6) or not all(parts):
         return None
     build = (0, "")
     if len(parts) == 6:
