@@ -298,22 +298,27 @@ def entries(cache: Path) -> list[Entry]:
     return sorted(found, key=lambda entry: (entry.last_used, entry.content_hash))
 
 
-def keep_within(cache: Path, limit: int) -> None:
-    """Prune a cache that may have grown beyond a limit; measured only if its disk has lost enough since.
+def keep_within(cache: Path, limit: int, new: Path) -> None:
+    """Prune a cache that may have grown beyond a limit.
+
+    It is measured once a day, and when it would be too large if new environments shared nothing.
 
     Args:
         cache: Our cache directory.
         limit: Bytes on disk.
+        new: The environment that was just built.
     """
     note = cache / "measured.json"
+    added: Inodes = {}
+    _inodes(new, added)
+    total, at = limit + 1, 0.0
     with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
         known = json.loads(note.read_text("utf-8"))
-        lost = max(0, shutil.disk_usage(cache).used - known["disk"])
-        if known["bytes"] + lost <= limit and time.time() - note.stat().st_mtime < _DAY:
-            return
-    done = prune(cache, limit=limit)
+        total, at = int(known["bytes"]) + sum(size for size, _ in added.values()), float(known["at"])
+    if total > limit or not 0 <= time.time() - at < _DAY:
+        total, at = prune(cache, limit=limit).left, time.time()
     with replacing(note) as beside:
-        beside.write_text(json.dumps({"bytes": done.left, "disk": shutil.disk_usage(cache).used}), "utf-8")
+        beside.write_text(json.dumps({"bytes": total, "at": at}), "utf-8")
 
 
 def free_bytes(cache: Path) -> int:

@@ -119,7 +119,7 @@ def _split(filename: str) -> tuple[tuple[int, str], frozenset[tags.Tag]] | None:
     if not filename.endswith(".whl") or len(filename) > _MAX_FILENAME:
         return None
     parts = filename.removesuffix(".whl").split("-")
-    if len(parts) not in (5, 6):
+    if len(parts) not in (5, 6) or not all(parts):
         return None
     build = (0, "")
     if len(parts) == 6:
@@ -541,7 +541,9 @@ def _html_files(package: str, page: bytes, url: str, charset: str | None) -> tup
     files = []
     for link in RepositoryPage.from_html(page, url, charset).links:
         found = DistributionPackage.from_link(link, package)
-        if found.package_type in ("wheel", "sdist") and found.version and _is_of(found.filename, package):
+        if len(found.filename) > _MAX_FILENAME or not _is_of(found.filename, package):
+            continue
+        if found.package_type in ("wheel", "sdist") and found.version:
             # No standard names this attribute, but uv reads it, and solves by it.
             uploaded = link.get_str_attrib("data-upload-time")
             files.append(

@@ -306,7 +306,7 @@ def ensure_prefix(
             if (limit := configured_cache_limit() if cache_limit is None else cache_limit) is not None:
                 prune(cache, limit=limit)
             else:
-                keep_within(cache, CACHE_LIMIT)
+                keep_within(cache, CACHE_LIMIT, prefix.path)
         return replace(prefix, lease=lease)
     except BaseException as error:
         if lease is not None:

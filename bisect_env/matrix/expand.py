@@ -31,6 +31,8 @@ MAX_COMBINATIONS = 250_000
 """Each is locked, stored and reported: more take too long, and such a matrix is a slip of the pen."""
 MAX_VALUES = 4_000
 """On one axis: the search keeps each place where it may turn bad, with all values."""
+WITHDRAWN = "withdrawn (yanked)"
+"""Why a range leaves a release out that its index has withdrawn."""
 MAX_EITHER = 400
 """The same where it may turn bad and good again: there are as many intervals as pairs of values."""
 
@@ -283,7 +285,7 @@ def _why_dropped(
     if limit is not None and release.uploaded is not None and release.uploaded >= limit:
         return f"uploaded on {release.uploaded:%Y-%m-%d}, after exclude_newer"
     if release.yanked and not axis.yanked:
-        return "withdrawn (yanked)"
+        return WITHDRAWN
     if version.is_prerelease and not axis.prereleases:
         return "pre-release"
     if needs_wheel and not release.has_wheel:

@@ -181,3 +181,18 @@ def test_an_index_that_cannot_be_used_is_named_with_the_reason(
         assert said in done.stderr, done.stderr
         assert "hunter2" not in done.stderr
         assert "Traceback" not in done.stderr
+
+
+def test_withdrawn_releases_at_the_boundary_are_named_and_tried_when_asked(
+    user: Asking, index: IndexServer
+) -> None:
+    for version in range(2, 8):
+        index.add("app", f"{version}.0", yanked=version == 4)
+    user.script("import app\nassert float(app.version) < 4\n")
+    words = ("run", "app>=1", "repro.py", "--always", "--json")
+    done = user.run(*words)
+    assert json.loads(done.stdout.splitlines()[-1])["verdict"]["first_bad"]["app"] == "5.0"
+    assert "app 4.0 between 3.0 and 5.0 was withdrawn and not tried" in done.stdout
+    done = user.run(*words, "--yanked")
+    assert json.loads(done.stdout.splitlines()[-1])["verdict"]["first_bad"]["app"] == "4.0"
+    assert "withdrawn and not tried" not in done.stdout

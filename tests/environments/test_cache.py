@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import random
 import signal
@@ -232,10 +233,12 @@ def test_a_cache_is_kept_within_a_default_limit_and_measured_when_it_may_have_gr
     for name in ("other", "more"):
         index.add(name, "1.0")
         ensure_prefix(locked(index, python, name), cache_dir=cache).release()
-        measured = (cache / "measured.json").stat().st_mtime_ns
+        measured = json.loads((cache / "measured.json").read_text())
     index.add("last", "1.0")
     ensure_prefix(locked(index, python, "last"), cache_dir=cache).release()
-    assert (cache / "measured.json").stat().st_mtime_ns == measured, "there was no need"
+    now = json.loads((cache / "measured.json").read_text())
+    assert now["at"] == measured["at"], "there was no need"
+    assert now["bytes"] > measured["bytes"]
 
 
 def test_a_cache_that_has_grown_says_so(lock, cache):

@@ -327,3 +327,27 @@ def test_a_failure_where_files_were_taken_away_meanwhile_is_no_evidence(lock, ca
     own = answer("import no_such_module")
     assert isinstance(own, TrialCompleted)
     assert own.record.outcome is Outcome.IMPORT_ERROR
+
+
+def test_a_failure_where_a_sibling_was_written_to_is_no_evidence(lock, cache, index, python):
+    """Hard links: what a passing trial writes into one environment is in all that share the file."""
+    other = locked(index, python, "demo")
+
+    def answer(of, code):
+        spec = replace(make_spec(code), lock_hash=of.content_hash)
+        request = TrialRequest(spec, of, False)
+        build = partial(ensure_prefix, cache_dir=cache)
+        return perform(request, build=build, cancelled=lambda: False, worker="w")
+
+    for one in (lock, other):
+        assert answer(one, "import demo").record.outcome is Outcome.PASS
+    writes = (
+        "import os, demo\nos.chmod(demo.__file__, 0o644)\nopen(demo.__file__, 'a').write('raise OSError')"
+    )
+    assert answer(lock, writes).record.outcome is Outcome.PASS
+    lost = answer(other, "import demo")
+    assert isinstance(lost, TrialLost)
+    assert lost.change.lock_hash == other.content_hash
+    assert answer(other, "import demo").record.outcome is Outcome.PASS, "built again from a fresh archive"
+    index.add("third", "1.0")
+    assert answer(locked(index, python, "demo", "third"), "import demo").record.outcome is Outcome.PASS
