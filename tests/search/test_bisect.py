@@ -523,7 +523,10 @@ def played_flaky(
     seed: int,
 ) -> int:
     lattice = grid(bad.shape, direction)
-    search = make(lattice, alone(lattice), quick=True)
+    if make is Search:
+        search: StudySearch = Search(lattice, alone(lattice), quick=True)
+    else:
+        search = make(lattice, alone(lattice))
     rng = np.random.default_rng(seed + 7)
     while not search.finished:
         for cell in search.ask(1):
