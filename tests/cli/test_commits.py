@@ -47,8 +47,8 @@ def test_one_line_asks_for_the_commit(user: Asking) -> None:
     first = done.stdout.splitlines()[0]
     assert first.startswith(f"demo {commits[11][:10]} (Change number 12 (#1012)) is the first bad commit")
     assert "pull request   #1012" in done.stdout
-    # As many as `git bisect` takes of 19, and none for an end.
-    assert len(list((user.folder / "cache" / "commits").glob("*/*.whl"))) <= 5
+    # As many as `git bisect` takes of 19, and both ends.
+    assert len(list((user.folder / "cache" / "commits").glob("*/*.whl"))) <= 5 + 2
     assert f"package: demo, from: {json.dumps('v1.0')}" in done.stderr
     again = user.run("run", *words)
     assert again.stdout.splitlines()[0] == first
