@@ -316,6 +316,8 @@ SHAPES = st.one_of(
     st.sampled_from([1, 2, 5]),
     st.sampled_from([0.95, 0.95, 0.99]),
 )
+# The bad end passes, and is tried again before others are.
+@example(np.array([0, 0, 0, 1, 0, 0, 1], dtype=bool), 7, 5, 0.95)
 def test_no_truth_takes_longer_than_trying_everything(
     bad: NDArray[np.bool_], seed: int, workers: int, confidence: float
 ) -> None:
