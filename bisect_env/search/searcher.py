@@ -69,7 +69,7 @@ _FAILURES = 2
 """How often the first bad combination must have failed: whoever reads "1 of 1" doubts it, and rightly."""
 _LIKELY = 0.4
 """Chance of what a look may show from which on its consequences are prepared by trials."""
-_UNSEEN = 8
+_UNSEEN = 7
 """Trials of a bad end that nobody stated before other combinations are tried, too, for any failure at all."""
 _FAR_BETTER = 25.0
 """Log of the Bayes factor from which on some table must explain the counts better than the best rule."""
