@@ -19,7 +19,6 @@ import textwrap
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from functools import partial
@@ -99,22 +98,11 @@ def overhead(trials: int = 120) -> tuple[float, str]:
 
 
 class PlantedEnvironments(OneEnvironment):
-    """One environment for each value of a package-less axis, all of them this interpreter."""
+    """An environment for each that is asked for, all of them this interpreter."""
 
     def lock(self, request: EnvironmentRequest, prefer: Lock | None = None) -> LockResult:
-        """The same lock for all."""
-        return _lock()
-
-    def lock_many(
-        self,
-        requests: Sequence[EnvironmentRequest],
-        workers: int = 2,
-        on_done: Callable[[int, Any], None] | None = None,
-        *,
-        prefer: Sequence[Sequence[int]] | None = None,
-    ) -> list[LockResult]:
-        """A lock of its own for each."""
-        return [_lock(str(number)) for number, _ in enumerate(requests)]
+        """Return a lock of its own for each request."""
+        return _lock(hashlib.sha256(request.key.encode()).hexdigest()[:8])
 
 
 class SlowBuilder:
@@ -158,13 +146,14 @@ def share(workers: int) -> tuple[float, str]:
         version: 1
         name: share
         axes:
-          level: {values: [0, 1, 2, 3, 4, 5, 6, 7]}
+          level: {direction: regression, environments: %s}
         trial: {command: "python script.py {level}", files: [script.py]}
     """
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         (folder / "script.py").write_text(textwrap.dedent(script))
-        (folder / "matrix.yaml").write_text(textwrap.dedent(matrix))
+        planted = {str(level): {"pypi": [f"planted=={level}"]} for level in range(8)}
+        (folder / "matrix.yaml").write_text(textwrap.dedent(matrix) % json.dumps(planted))
         with Store.open(str(folder / "results.sqlite")) as store:
             StudyRun(
                 load_matrix(folder / "matrix.yaml"),

@@ -26,7 +26,7 @@ import textwrap
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
 from functools import partial
@@ -85,17 +85,6 @@ class OneEnvironment:
     def lock(self, request: EnvironmentRequest, prefer: Lock | None = None) -> LockResult:
         """A lock without packages."""
         return make_lock(platform.python_version(), host_platform(), [])
-
-    def lock_many(
-        self,
-        requests: Sequence[EnvironmentRequest],
-        workers: int = 2,
-        on_done: Callable[[int, Any], None] | None = None,
-        *,
-        prefer: Sequence[Sequence[int]] | None = None,
-    ) -> list[LockResult]:
-        """The same for all."""
-        return [self.lock(request) for request in requests]
 
     def ensure_prefix(self, lock: Lock, *, allow_source: bool | frozenset[str] = False) -> Prefix:
         """This interpreter's own."""

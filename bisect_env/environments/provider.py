@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import fnmatch
 import json
-from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
@@ -218,93 +217,12 @@ class Locker:
             return []
         return [self._images.get(request.image, lambda: locked_image(request.image))]
 
-    def lock_many(
-        self,
-        requests: Sequence[EnvironmentRequest],
-        workers: int = 2,
-        on_done: Callable[[int, LockResult], None] | None = None,
-        *,
-        prefer: Sequence[Sequence[int]] | None = None,
-    ) -> list[LockResult]:
-        """Lock several environments at the same time; equal requests are solved once.
-
-        What comes out depends on the requests and on `prefer` alone, never on how many are solved at once or
-        on which is ready first.
-
-        Args:
-            requests: Any number.
-            workers: How many solvers run at once.
-            on_done: Called in the calling thread with the position of each request that is answered.
-            prefer: For each request the positions of earlier ones, most welcome first: it is to be like the
-                first of them that has a lock.
-
-        Returns:
-            For each request its lock, or why there is none, in order.
-
-        Raises:
-            InfrastructureError: The first failure that is not a property of a combination; solutions that
-                were not begun are given up.
-        """
-        positions: dict[str, list[int]] = {}
-        for position, request in enumerate(requests):
-            positions.setdefault(request.key, []).append(position)
-        models = _models(requests, positions, prefer)
-        results: dict[str, LockResult] = {}
-        waiting: dict[str, list[str]] = {}
-        pool = ThreadPoolExecutor(max_workers=max(1, workers), thread_name_prefix="lock")
-        running: dict[Future[LockResult], str] = {}
-
-        def consider(key: str) -> None:
-            """Begin with a request, or let it wait for the first model that is not decided."""
-            for model in models[key]:
-                if model not in results:
-                    waiting.setdefault(model, []).append(key)
-                    return
-                if isinstance(found := results[model], Lock):
-                    break
-            else:
-                found = None
-            running[pool.submit(self.attempt, requests[positions[key][0]], found)] = key
-
-        try:
-            for key in positions:
-                consider(key)
-            while running:
-                done, _ = wait(running, return_when=FIRST_COMPLETED)
-                for future in done:
-                    key = running.pop(future)
-                    results[key] = future.result()
-                    for follower in waiting.pop(key, ()):
-                        consider(follower)
-                    if on_done is not None:
-                        for position in positions[key]:
-                            on_done(position, results[key])
-        finally:
-            pool.shutdown(wait=True, cancel_futures=True)
-        return [results[request.key] for request in requests]
-
     def attempt(self, request: EnvironmentRequest, prefer: Lock | None) -> LockResult:
         """As `lock`; that there is no solution is an answer, too."""
         try:
             return self.lock(request, prefer)
         except UnsolvableError as error:
             return error
-
-
-def _models(
-    requests: Sequence[EnvironmentRequest],
-    positions: dict[str, list[int]],
-    prefer: Sequence[Sequence[int]] | None,
-) -> dict[str, list[str]]:
-    """For each distinct request those that it may be like, in order; who asks for it first decides."""
-    models: dict[str, list[str]] = {}
-    for key, (leader, *_) in positions.items():
-        wanted = prefer[leader] if prefer is not None else ()
-        if any(position >= leader for position in wanted):
-            raise ValueError(f"request {leader} prefers one that does not come before it")
-        # An earlier position may ask for the same: its models are then these.
-        models[key] = list(dict.fromkeys(k for k in (requests[p].key for p in wanted) if k != key))
-    return models
 
 
 # --------------------------------------------------------------------------------------------------
@@ -326,17 +244,6 @@ class EnvironmentProvider(Protocol):
 
     def lock(self, request: EnvironmentRequest, prefer: Lock | None = None) -> LockResult:
         """Lock one environment, in any thread; see `Locker.lock`."""
-        ...
-
-    def lock_many(
-        self,
-        requests: Sequence[EnvironmentRequest],
-        workers: int = 2,
-        on_done: Callable[[int, LockResult], None] | None = None,
-        *,
-        prefer: Sequence[Sequence[int]] | None = None,
-    ) -> list[LockResult]:
-        """See `Locker.lock_many`."""
         ...
 
     def ensure_prefix(self, lock: Lock, *, allow_source: bool | frozenset[str] = False) -> Prefix:
@@ -391,17 +298,6 @@ class Environments:
     def lock(self, request: EnvironmentRequest, prefer: Lock | None = None) -> LockResult:
         """Lock one environment; see `Locker.lock`."""
         return self._locker.attempt(request, prefer)
-
-    def lock_many(
-        self,
-        requests: Sequence[EnvironmentRequest],
-        workers: int = 2,
-        on_done: Callable[[int, LockResult], None] | None = None,
-        *,
-        prefer: Sequence[Sequence[int]] | None = None,
-    ) -> list[LockResult]:
-        """See `Locker.lock_many`."""
-        return self._locker.lock_many(requests, workers, on_done, prefer=prefer)
 
     def ensure_prefix(self, lock: Lock, *, allow_source: bool | frozenset[str] = False) -> Prefix:
         """See `bisect_env.environments.image_lock.ensure_environment`."""
@@ -552,26 +448,6 @@ class OfflineEnvironments:
     def catalogue(self) -> OfflineCatalogue:
         """Answers what the indexes answered."""
         return OfflineCatalogue(self._answers.catalogue, self._bundle.root)
-
-    def lock_many(
-        self,
-        requests: Sequence[EnvironmentRequest],
-        workers: int = 2,
-        on_done: Callable[[int, LockResult], None] | None = None,
-        *,
-        prefer: Sequence[Sequence[int]] | None = None,
-    ) -> list[LockResult]:
-        """See `Locker.lock_many`; what was locked with the network took `prefer` into account.
-
-        Raises:
-            InfrastructureError: The directory was fetched for another matrix.
-        """
-        results: list[LockResult] = []
-        for position, request in enumerate(requests):
-            results.append(self.lock(request))
-            if on_done is not None:
-                on_done(position, results[-1])
-        return results
 
     def lock(self, request: EnvironmentRequest, prefer: Lock | None = None) -> LockResult:
         """Return the lock that was made with the network, which took `prefer` into account.

@@ -244,17 +244,6 @@ class Bisection:
         constant = self._answer(Hypothesis(kind, everywhere, ()), 1.0)
         return Found("none", lambda: (constant,), True, untried, 0.0)
 
-    def tells_nothing(self, cell: Index) -> bool:
-        """Whether a look at a cell would be a surprise or nothing: every rule that is left says what it is.
-
-        Never of ends, nor of what the answer still needs.
-        """
-        if len(set(self.labels.values())) < 2 or cell in self.labels or cell in self.ends:
-            return False
-        if not len(self._rules) or cell in self.found.untried:
-            return False
-        return not _NOTHING < float(self._chance[cell]) < 1.0 - _NOTHING
-
     def probability_bad(self) -> FloatArray:
         """Chance that each cell is bad, shape of the lattice; 0.5 where nothing is said."""
         return self._chance.copy()

@@ -24,10 +24,9 @@ that is worth its time rests. `set_aside` may be called at any time.
 
 from __future__ import annotations
 
-import copy
 import math
 import sys
-from collections.abc import Collection, Generator, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 from functools import cached_property
 from typing import Protocol
@@ -101,10 +100,6 @@ class StudySearch(Protocol):
         self, pending: Mapping[Index, int], build_cost: Mapping[Index, float] | None = None
     ) -> list[Index]:
         """Combinations that could come next, whose environments are worth making meanwhile."""
-
-    def tells_nothing(self, index: Index) -> bool:
-        """Whether a trial of a combination cannot change the answer any more; see `Search.tells_nothing`."""
-        return False
 
     def end_checks(self) -> None:
         """Check no further: finished as soon as the answer stands."""
@@ -257,20 +252,6 @@ class Search:
             return bad not in labels
         found = self._bisection.found
         return found.how == "rule" and not found.settled and len(labels) < _MOST_SWEPT
-
-    def tells_nothing(self, index: Index) -> bool:
-        """Return whether a trial of a combination cannot change the answer any more, as far as can be known.
-
-        Only while failures are certain by all that was seen, at least two of them, as an answer needs: then
-        it is about 1 % likely at most that a trial beyond a failure, or before a pass, says something else
-        because the failure is a flaky one after all (the prior is `CERTAIN`, and rates are equally likely on
-        a log scale else). Once the answer stands, whatever is tried checks it.
-        """
-        if self._is_of_commits or self._narrow.total_hits < _FAILURES or not self._certain:
-            return False
-        if self._answer_stands:
-            return False
-        return self._bisection.tells_nothing(self._narrow.representative_of(index))
 
     # -- flaky failures that no rule describes -----------------------------------------------------------
 
@@ -748,36 +729,6 @@ class Search:
             return None
         log_beta = math.lgamma(hits + 1) + math.lgamma(trials - hits + 1) - math.lgamma(trials + 2)
         return -log_beta / math.log(10.0)
-
-    def passes_left(self, most: int = 1000) -> int | None:
-        """How many trials more end the search if every one of them passes; None if that takes too many.
-
-        Args:
-            most: Too many.
-        """
-        play = self.play_passes(most)
-        while True:
-            try:
-                next(play)
-            except StopIteration as end:
-                return None if end.value is None else int(end.value)
-
-    def play_passes(self, most: int = 1000) -> Generator[None, None, int | None]:
-        """Find out `passes_left` a trial at a time, for those who have other things to do meanwhile.
-
-        Played on a copy: what is asked next depends on what passed before.
-
-        Args:
-            most: Too many.
-        """
-        other = copy.deepcopy(self)
-        for played in range(most):
-            chosen = [] if other.finished else other.ask(1)
-            if not chosen:
-                return played
-            other.tell(chosen[0], hit=False)
-            yield
-        return None
 
     @property
     def trials(self) -> int:

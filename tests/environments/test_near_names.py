@@ -50,6 +50,6 @@ def test_lists_and_ranges_name_what_was_meant(index: IndexServer, tmp_path: Path
         environments.catalogue.versions("torhc", manager=Manager.PYPI, index=index.url)
     assert environments.catalogue.versions("zzzzzz", manager=Manager.PYPI, index=index.url) == []
     request = EnvironmentRequest(python, pins={"torhc": "1.0"}, index=index.url)
-    (found,) = environments.lock_many([request])
+    found = environments.lock(request)
     assert isinstance(found, UnsolvableError)
     assert "There is no torhc; did you mean torch?" in found.message

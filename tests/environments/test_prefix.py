@@ -283,7 +283,7 @@ def needs(version):
 def test_old_pythons(cache, python, pins, code, says):
     environments = Environments(cache)
     request = EnvironmentRequest(python, pins, dependencies="none", allow_source=python == "3.6")
-    (lock,) = environments.lock_many([request])
+    lock = environments.lock(request)
     prefix = environments.ensure_prefix(lock, allow_source=request.allow_source)
     assert run(prefix, f"import sys; assert sys.version.startswith('{python}.'); {code}") == says
     command = [prefix.path / "bin" / "pygmentize", "-V"]

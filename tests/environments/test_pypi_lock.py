@@ -158,27 +158,6 @@ def test_the_same_request_gives_the_same_bytes(index, locker, request_for, tmp_p
     assert locker.lock(request_for({"top": "1.0", "below": "1.1"})) == one
 
 
-def test_many_in_order_solved_once_each(index, locker, request_for):
-    world(index)
-    wanted = [request_for({"top": "1.0"}), request_for({"top": "9.9"}), request_for({"top": "2.0"})] * 2
-    seen = []
-    results = locker.lock_many(wanted, workers=2, on_done=lambda position, result: seen.append(position))
-    assert [versions(r)["top"] if isinstance(r, Lock) else type(r) for r in results] == [
-        "1.0",
-        UnsolvableError,
-        "2.0",
-    ] * 2
-    assert results[0] is results[3]
-    assert sorted(seen) == list(range(6))
-
-
-def test_one_failure_of_the_index_ends_them_all(index, locker, request_for, monkeypatch):
-    monkeypatch.setenv("UV_HTTP_RETRIES", "0")
-    index.on_request = lambda path: 500
-    with pytest.raises(IndexUnavailableError):
-        locker.lock_many([request_for({"top": f"{n}.0"}) for n in range(8)])
-
-
 def test_other_platforms_and_missing_pythons_are_told(locker):
     with pytest.raises(InfrastructureError, match="for win-64 cannot be locked on"):
         locker.lock(EnvironmentRequest("3.11", platform="win-64"))
