@@ -603,6 +603,9 @@ def answer(play: Round) -> None:
         running = play.start()
         code = running.end()
         play.look()
+        if play.how == "prefix" and "changes no installed file" in running.words():
+            # No trial of a script that removes its environment counts, and the command says so.
+            return
         if code in (0, 1) and play.budget is not None:
             counted = [trial for trial in play.stored() if trial["evidence"] in ("good", "bad")]
             if running.verdict() not in ("", expected) or len(counted) > play.budget[0]:
