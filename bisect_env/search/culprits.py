@@ -337,7 +337,7 @@ class CulpritSearch:
     # -- intermediate environments ---------------------------------------------------------------------------
 
     def _candidates(self) -> list[Changes]:
-        """Environments that may tell the leading hypotheses apart, each once, without the ends."""
+        """Return the environments that may separate the leading hypotheses, each once, without the ends."""
         leaders = np.argsort(-self._posterior)[:_LEADERS].tolist()
         sets = [self._members(i) for i in leaders]
         share = self._posterior @ self._hypotheses.members
@@ -394,7 +394,10 @@ def _mean_and_variance(values: FloatArray, weights: FloatArray) -> tuple[float, 
 
 
 def _of_hits(trials: int, mean: float, variance: float) -> FloatArray:
-    """Probability of each number of hits if the rate is beta-distributed with these moments."""
+    """Return the probability of each number of hits for a beta-distributed rate.
+
+    Mean and variance of the rate are given.
+    """
     mean = min(max(mean, 1e-9), 1 - 1e-9)
     # Almost no variance is a plain binomial; a beta with huge parameters is one, to many digits.
     total = mean * (1 - mean) / max(variance, 1e-12 * mean) - 1.0

@@ -164,7 +164,10 @@ class Knowledge(Tallies):
     def _look_at(
         self, histories: Histories, values: Values
     ) -> tuple[HypothesisSpace, NDArray[np.bool_], Patterns]:
-        """Histories on some values, which agree with a plain one where something was tried, and patterns."""
+        """Return histories reduced to some values, with a mask of the plain ones and their patterns.
+
+        A history counts as plain if it agrees with a plain one on all tried cells.
+        """
         part = looked_at(histories, values)
         shape = [len(some) for some in values]
         space = HypothesisSpace(shape, self._directions, families=part.families)

@@ -23,7 +23,7 @@ _PATIENCE = 6
 
 
 def chances(counts: Counts) -> dict[Index, float]:
-    """Return the probability that each tried combination is bad, from its own trials and no rule."""
+    """Return the probability that each tried combination is bad, without assuming any rule."""
     cells = list(counts.own_rate)
     if not cells:
         return {}

@@ -51,11 +51,11 @@ Values = tuple[tuple[int, ...], ...]
 
 
 def times_rarer(size: int, changes: int) -> float:
-    """Return how many times rarer one history of some changes is than one that changes once, as is said.
+    """Return how many times rarer a history with some changes is, in the prior, than one with one change.
 
     Args:
-        size: Values of the axis.
-        changes: How many; of more than three as many as three.
+        size: Number of values of the axis.
+        changes: Number of changes; more than three count as three.
     """
     changes = min(changes, max(_WEIGHTS))
     share = RARE * _WEIGHTS[changes] / sum(_WEIGHTS.values())

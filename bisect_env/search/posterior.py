@@ -232,7 +232,10 @@ def update(space: HypothesisSpace, counts: Counts, patterns: Patterns | None = N
 def _log_likelihoods(
     space: HypothesisSpace, counts: Counts, patterns: Patterns
 ) -> tuple[FloatArray, FloatArray]:
-    """Of the cells that each pattern calls bad, shape (patterns, J), and of those it calls good, (…, K)."""
+    """Return the log likelihoods under each pattern of its bad cells and of its good cells.
+
+    The shapes are (patterns, J) and (patterns, K).
+    """
     if patterns.cells:
         where = tuple(np.array(patterns.cells).T)
         log_bad, log_good = counts.log_bad[where], counts.log_good[where]

@@ -109,8 +109,8 @@ class Question(Knowledge):
         Returns:
             Cells that stand for their groups, `count` of them (fewer only when nothing can be run, or no cell
             of `only` is worth it).
-            A running or chosen trial counts as a future pass, which keeps parallel workers from all trying the
-            same cell.
+            A running or chosen trial counts as a future pass, which keeps parallel workers from all trying
+            the same cell.
         """
         if not self.visible.any():
             return []
@@ -168,10 +168,10 @@ class Question(Knowledge):
     def foresee(
         self, pending: Mapping[Index, int], build_cost: Mapping[Index, float] | None = None
     ) -> list[Index]:
-        """Cells that would be asked next if a pending trial showed the target, most likely bad first.
+        """Return the cells that would be asked next if a pending trial showed the target.
 
-        What would be asked if all passed is what `ask` says. Together they are the environments worth making
-        while those trials run.
+        The cell most likely to be bad comes first. `ask` returns the cells for the case that all pending
+        trials pass. Both together are the environments worth building while those trials run.
 
         Args:
             pending: Trials of each combination that run at this moment.
@@ -209,7 +209,8 @@ class Question(Knowledge):
         """Return whether the bad end needs more trials because the bad rate is too uncertain.
 
         Knowing the rate makes every later step cheaper. More trials are wanted until the target has been
-        seen, and at this end until a trial passed or `_END_FAILURES` trials failed.
+        seen anywhere. Then they are wanted only if a trial of this end passed, until `_END_FAILURES` of
+        them failed or `_END_TRIALS` of them were run.
         """
         if not self.seen.hits.any():
             return True
@@ -305,7 +306,7 @@ class Question(Knowledge):
         return [cell for cell, wanted in self._wanted(best) if self.seen.trials[cell] < wanted]
 
     def _best(self, ahead: Counts, belief: Belief, cost: FloatArray) -> tuple[Index, FloatArray, FloatArray]:
-        """Return the cell whose next trial is worth most; of each what it tells, and how likely it is bad."""
+        """Return the cell with the best score, and for all cells the score and the probability to be bad."""
         leading = float(self._classes.masses(belief.hypotheses).max())
         cell, score, bad = choose(self._space, ahead, belief, cost, self.visible, leading)
         return position(cell, self._grid.shape), score, bad
@@ -339,7 +340,7 @@ class Question(Knowledge):
         return self.could_be_better() > DOUBT
 
     def could_be_better(self) -> float:
-        """Log factor by which another history, or any table, could explain the counts better, at most."""
+        """Return an upper bound of how much better another history could explain the counts (log factor)."""
         return could_be_better(self.seen, self._belief, self._space)
 
     @property
@@ -432,7 +433,7 @@ class Question(Knowledge):
         return np.isin(classes.of, (classes.never, classes.always))
 
     def _environments_left(self, masses: FloatArray) -> int:
-        """About one new environment for each bit that is missing, as in plain bisection."""
+        """Estimate how many new environments are needed: about one per missing bit, as in bisection."""
         untried = int(np.count_nonzero(self.visible & (self.seen.trials == 0)))
         return min(untried, math.ceil(entropy_bits(masses) - 1e-9))
 

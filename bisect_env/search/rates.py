@@ -135,7 +135,7 @@ class RateGrid:
 
     @cached_property
     def too_often(self) -> NDArray[np.bool_]:
-        """Background rates that are as high as bad rates that are looked for, shape (K,)."""
+        """Return which background rates reach the smallest bad rate that is looked for, shape (K,)."""
         return np.asarray(self.p0 >= self.rates.min())
 
     @cached_property
