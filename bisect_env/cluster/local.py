@@ -135,7 +135,7 @@ class HostExecutor(DaskExecutor):
 
 
 def end_processes() -> bool:
-    """Kill the workers of all clusters that this process has started; return whether there was a cluster."""
+    """Kill the workers of all clusters that this process started; return whether there were any."""
     found = bool(_open)
     for executor in list(_open):
         executor._kill()
@@ -143,7 +143,7 @@ def end_processes() -> bool:
 
 
 class GpuExecutor(HostExecutor):
-    """An `Executor` with one worker for as many GPUs as one trial needs.
+    """An `Executor` with one worker per group of GPUs that one trial needs.
 
     Args:
         build: Makes prefixes; has to survive a pickle.
@@ -168,7 +168,7 @@ class GpuExecutor(HostExecutor):
 
 
 def refuse_without_dask_cuda() -> Any:
-    """Return the module `dask_cuda`.
+    """Return the module `dask_cuda`, or raise an error.
 
     Raises:
         InfrastructureError: It is not installed.

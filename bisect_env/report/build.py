@@ -818,7 +818,10 @@ def _lock(store: Store, states: Sequence[CombinationState], cell: Mapping[str, s
 
 
 def _difference(study: Study, good: Lock | None, bad: Lock | None) -> DifferenceReport | None:
-    """What differs between last good and first bad; pages of projects where their prefixes are here."""
+    """Return the packages that differ between last good and first bad; None if either is unknown.
+
+    Project pages are included if the prefixes are on this host.
+    """
     verdict = study.verdict or VerdictDocument()
     if good is None or bad is None or verdict.last_good is None or verdict.first_bad is None:
         return None
