@@ -118,8 +118,9 @@ class HostGpus:
     """A lender of GPUs, or shares of them, to trials; safe to use from several threads.
 
     Dask's resource `GPU` limits how many are requested; this class decides which ones to lend. Shares are
-    packed onto one GPU, so that whole GPUs stay free for trials that need one. If enough is free, but not
-    on one GPU, a trial waits for the first GPU that becomes free, which gets no further shares until then.
+    packed onto one GPU, so that whole GPUs stay free for trials that need one. If enough is free, but
+    scattered over several GPUs, a trial waits until the least used GPUs are empty; these get no further
+    shares meanwhile.
 
     Args:
         gpus: UUIDs to lend, and their monitor; without a monitor their health is not watched.
