@@ -42,7 +42,7 @@ def obtain(
     addresses: Sequence[str] = (),
     by: Callable[[str, Path], None] | None = None,
 ) -> Path:
-    """The archive of a package in a folder: there already and sound, or fetched and compared with its hash.
+    """Return the archive of a package in a folder; download and verify it unless it is there and intact.
 
     Args:
         package: Which.

@@ -297,7 +297,7 @@ def _refuse_effects(connection: Connection, question: str) -> None:
 
 
 def limit_memory(connection: sqlite3.Connection) -> None:
-    """Hold SQLite to `MEMORY` in this process, for good, and what this connection makes to memory."""
+    """Limit SQLite's memory to `MEMORY` in this process, and keep temporary data in memory."""
     connection.execute("PRAGMA temp_store = MEMORY")
     connection.execute(f"PRAGMA soft_heap_limit = {MEMORY}")
     connection.execute(f"PRAGMA hard_heap_limit = {MEMORY}")

@@ -111,8 +111,8 @@ class StudyTrials:
         A trial whose id is already stored is not changed.
 
         Args:
-            trials: Each record with its key, which is equal for equal measurements of other studies; "" if there
-                are none.
+            trials: Each record with its key, which is equal for equal measurements of other studies; "" if
+                there are none.
 
         Returns:
             The trials that were not known before, including those of other commands, in order.
