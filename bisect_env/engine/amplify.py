@@ -133,7 +133,7 @@ def _arm(arm: Arm) -> dict[str, Any]:
 
 
 def known_perturbation(store: Store, study_id: str) -> Perturbation | None:
-    """Under what a study's trials run, if that has been settled."""
+    """Return the perturbation of a study's trials, None if none was chosen yet."""
     for decision in store.decisions(study_id):
         if decision.kind == AMPLIFIED:
             return Perturbation.from_json(decision.payload["perturbation"])
@@ -149,7 +149,7 @@ GOOD, BAD = "good", "bad"
 
 @dataclass(frozen=True, slots=True)
 class Amplifying:
-    """The order in which circumstances are tried. Pure: it is told trials and says which to run next.
+    """A schedule of perturbations to try. Pure: it receives trials and returns which to run next.
 
     Attributes:
         matrix: What is run.
@@ -164,7 +164,7 @@ class Amplifying:
     seed: int = 0
 
     def batches(self) -> Batches:
-        """Ask for batches of trials; each answer has those that count, and fewer only if an end is hopeless.
+        """Yield batches of trials to run; each is answered with its counted trials.
 
         Returns:
             The circumstances under which the failure is most frequent for what it costs.
@@ -288,15 +288,15 @@ class BatchPlan(BlockPlan):
 
     @property
     def finished(self) -> bool:
-        """Whether it is known what to go on with."""
+        """Return whether the result is known."""
         return self.found is not None
 
     def block(self, _places: int, *, is_idle: bool) -> tuple[Index, int] | None:
-        """Return what is left of the batch."""
+        """Return the rest of the batch."""
         return self._wanted and (self._wanted[0], self._wanted[1] - len(self._got))
 
     def hear(self, index: Index, trial: StoredTrial) -> None:
-        """Take in a recorded trial of any kind; void ones are run again."""
+        """Process a recorded trial of any kind; void ones are run again."""
         if trial.evidence is Evidence.VOID or self._wanted is None or index != self._wanted[0]:
             return
         self._got.append(trial)
@@ -304,7 +304,7 @@ class BatchPlan(BlockPlan):
             self._advance(self._got)
 
     def set_aside(self, index: Index) -> None:
-        """Note that nothing can be learnt under some circumstances: a batch there ends with what it has."""
+        """Exclude a perturbation without useful trials: its batch ends with the trials that it has."""
         self._aside.add(index)
         if self._wanted is not None and self._wanted[0] == index:
             self._advance(self._got)
@@ -358,7 +358,7 @@ class Amplifier:
     cpus: int = field(default_factory=lambda: len(os.sched_getaffinity(0)))
 
     def run(self, bad: End, good: End) -> Amplified:
-        """Find the circumstances under which the failure is most frequent for what it costs.
+        """Find the perturbation under which the failure is most frequent for its cost.
 
         Args:
             bad: The bad end with its lock.

@@ -231,7 +231,7 @@ def _for_gpu_core(debug: Debug, run: Callable[[Debug], TrialRecord | None]) -> N
 
 
 def _again_in_gdb(debug: Debug, run: Callable[[], TrialRecord | None], limit: int) -> None:
-    """Where a crash has left no core, run the program in gdb until it crashes there, too."""
+    """Run the program in gdb until it crashes, for hosts where a crash leaves no core file."""
     for number in range(1, limit + 1):
         record = run()
         if record is None:
@@ -246,7 +246,7 @@ def _again_in_gdb(debug: Debug, run: Callable[[], TrialRecord | None], limit: in
 
 
 def with_tools(spec: TrialSpec, tools: Tools) -> TrialSpec:
-    """Return the trial as it is run under what was asked for.
+    """Return the trial modified to run under the requested tools.
 
     Raises:
         UsageError: compute-sanitizer is not here.
@@ -270,7 +270,7 @@ def _in_toolkit(name: str) -> str | None:
 
 
 def findings_of(record: TrialRecord, debug: Debug) -> list[str]:
-    """Sentences about the cause of the failure, the most telling first."""
+    """Return sentences about the cause of the failure, the most informative first."""
     found = [debug.autopsy.sentence] if debug.autopsy.sentence else []
     if record.outcome is Outcome.HANG:
         found += sentences(record.stack)

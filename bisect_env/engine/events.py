@@ -188,7 +188,7 @@ class Progress:
 
 @dataclass(frozen=True, slots=True)
 class Answered:
-    """The answer stands, and is checked further.
+    """The event that the answer stands and checks of it begin.
 
     Attributes:
         verdict: The verdict so far.
@@ -236,7 +236,7 @@ class Failed:
 
     @classmethod
     def of(cls, error: BisectEnvError) -> Failed:
-        """Return the event of an error that the user is told."""
+        """Return the event of an error that is shown to the user."""
         problems = error.problems if isinstance(error, MatrixError) else ()
         return cls(int(error.exit_code), error.what, error.tried, error.remedy, problems)
 

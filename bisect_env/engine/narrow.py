@@ -88,7 +88,7 @@ def releases_of(matrix: Matrix, verdict: VerdictDocument) -> Releases:
 
 
 def tag_of(version: str, package: str, tags: Sequence[str]) -> str | None:
-    """The tag of a release: v1.2.3, 1.2.3, name-1.2.3, release/1.2.3 and their like; None if there is none.
+    """Return the tag of a release (v1.2.3, 1.2.3, name-1.2.3, release/1.2.3 and so on), or None.
 
     Args:
         version: Of the release.

@@ -84,12 +84,12 @@ class ChosenCombination:
 
     @property
     def index(self) -> Index:
-        """Position of the combination in the grid."""
+        """Return the position of the combination in the grid."""
         return self.grid.index(self.single.combination)
 
     @property
     def study(self) -> Study:
-        """The study of the matrix.
+        """Return the study of the matrix.
 
         Raises:
             ValueError: There is none.
@@ -163,7 +163,7 @@ def _look_up(
     notify: Callable[[events.Event], None],
     as_of: datetime | None,
 ) -> tuple[ChosenCombination, str]:
-    """Return a combination with its lock, and what the lock warns of in one line."""
+    """Return a combination with its lock and the lock's warnings in one line."""
     known = store.find_study(matrix.name, matrix.digest)
     if known is not None or as_of is None:
         as_of = study_date(matrix, store, provider.as_of)

@@ -446,7 +446,7 @@ def _flat_page(place: str, package: str, timeout: tuple[float, float]) -> tuple[
 
 
 def _is_of(filename: str, package: str) -> bool:
-    """Return whether a wheel belongs to a package; source distributions are accepted unchecked."""
+    """Return whether a wheel belongs to a package; `_release_of` checks source distributions."""
     return not filename.endswith(".whl") or canonicalize_name(
         filename.partition("-")[0]
     ) == canonicalize_name(package)
