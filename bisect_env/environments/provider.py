@@ -564,7 +564,7 @@ class OfflineEnvironments:
         *,
         prefer: Sequence[Sequence[int]] | None = None,
     ) -> list[LockResult]:
-        """Lock as `Locker.lock_many` does; `prefer` was already used when the locks were fetched.
+        """Return the stored locks; see `Locker.lock_many`. The fetch has already taken `prefer` into account.
 
         Raises:
             InfrastructureError: The directory was fetched for another matrix.

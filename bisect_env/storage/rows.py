@@ -257,7 +257,10 @@ def verdict_value(verdict: VerdictDocument) -> dict[str, Any]:
 
 
 def definition_values(definition: StudyDefinition) -> dict[str, Any]:
-    """Return the columns that may change when a study goes on: all but its identity and `exclude_newer`."""
+    """Return the columns that may change when a study is resumed.
+
+    These are all but its identity and `exclude_newer`.
+    """
     return {
         "version": clean(definition.version),
         "host": clean(definition.host),
