@@ -58,7 +58,7 @@ class HostExecutor(DaskExecutor):
     """An executor that starts a Dask cluster on this host, and ends it.
 
     Args:
-        build: Makes prefixes; has to survive a pickle.
+        build: Builds prefixes; must be picklable.
         make_cluster: Called with the options of `distributed.LocalCluster`; starts the workers.
         gpus_per_trial: See `DaskExecutor`.
         threads: Trials that each worker runs at the same time.
@@ -146,7 +146,7 @@ class GpuExecutor(HostExecutor):
     """An `Executor` with one worker per group of GPUs that one trial needs.
 
     Args:
-        build: Makes prefixes; has to survive a pickle.
+        build: Builds prefixes; must be picklable.
         groups: UUIDs of the GPUs of each worker.
         trials: How many trials share a GPU; more than 1 only where each group has one GPU.
 

@@ -100,7 +100,7 @@ class RemoteExecutor(DaskExecutor):
     TLS and everything else about connections is Dask's own configuration (`distributed.comm.tls`).
 
     Args:
-        build: Makes prefixes, on the workers' hosts; has to survive a pickle.
+        build: Builds prefixes on the workers' hosts; must be picklable.
         scheduler: Address, such as `tcp://host:8786`.
         scheduler_file: File that `dask scheduler --scheduler-file` wrote, instead of an address.
         gpus_per_trial: See `DaskExecutor`.

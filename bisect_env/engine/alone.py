@@ -53,7 +53,7 @@ class Alone:
         Empty if such trials cannot add anything.
 
         Args:
-            search: Whose answer it is about.
+            search: Search whose answer is checked.
             places: Trials that can run at the same time, each on a GPU of its own.
         """
         best = search.verdict.best

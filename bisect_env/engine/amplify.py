@@ -102,7 +102,7 @@ class Amplified:
         good: The good end under it.
         tried: All that was tried, with what it came to.
         trials: How many trials it took, those of the good end too.
-        signature: Of the failure; "" where it has not shown.
+        signature: Signature of the failure; "" if it was not seen.
     """
 
     perturbation: Perturbation
@@ -323,7 +323,7 @@ class BatchPlan(BlockPlan):
 
 
 class _Measuring(Runner):
-    """Runs batches, whose trials are measured and not only counted."""
+    """A runner of batches whose plan receives every trial, not only its evidence."""
 
     plan: BatchPlan
 
@@ -333,7 +333,7 @@ class _Measuring(Runner):
 
 @dataclass(slots=True)
 class Amplifier:
-    """Tries circumstances.
+    """A search for the perturbation under which a failure is most frequent.
 
     Attributes:
         matrix: What is run.
@@ -342,7 +342,7 @@ class Amplifier:
         start: Starts the place where trials run; the caller closes it.
         study: For which; None where the matrix has no study.
         notify: Called with a sentence about what is being done.
-        stopped: Looked at twice a second.
+        stopped: Called twice a second; true ends the work.
         target: What counts as bad; as the matrix says if None.
         cpus: CPUs that a trial may use.
     """
@@ -491,7 +491,7 @@ def settle(
         provider: Solves.
         start: Starts the place where trials run; called if there is something to find out.
         notify: Called with a sentence about what is being done.
-        stopped: Looked at twice a second.
+        stopped: Called twice a second; true ends the work.
     """
     if not matrix.file.search.amplify:
         return NONE

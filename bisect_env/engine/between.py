@@ -199,7 +199,7 @@ def lock_ends(matrix: Matrix, provider: EnvironmentProvider) -> dict[str, LockRe
     """Lock both ends, in the order good, bad.
 
     Args:
-        matrix: Of the pair.
+        matrix: Matrix of the pair.
         provider: Solves.
     """
     grid = expand(matrix, provider.catalogue, datetime.now(UTC))
@@ -379,7 +379,7 @@ def answer(explanation: Explanation, verdict: VerdictDocument | None, why_not: s
 
     Args:
         explanation: What carries the failure.
-        verdict: Of the releases; None if they were not bisected.
+        verdict: Verdict about the releases; None if they were not bisected.
         why_not: The reason, if there is one to tell.
     """
     changes = [explanation.changes[i] for i in explanation.culprits]
@@ -434,7 +434,7 @@ def record(store: Store, study: Study, sentence: str, releases: Study | None, sa
 
     Args:
         store: Open for writing.
-        study: Of the two environments.
+        study: Study of the two environments.
         sentence: The whole answer.
         releases: The study of the releases, if there is one.
         said: What that study says.

@@ -77,7 +77,7 @@ class Diagnosis:
     """The result of a diagnosis.
 
     Attributes:
-        record: Of the trial in which the failure showed; of the last one if it did not.
+        record: Record of the trial that showed the failure, else of the last trial.
         shown: Whether it showed.
         trials: How many were run.
         findings: Sentences: the guilty frame, who waits for whom.
@@ -121,8 +121,8 @@ def diagnose(
         target: What counts as the failure; as the matrix says if None.
         notes: What has to be said of it beforehand.
         gpus: UUIDs of the GPUs to use.
-        on_trial: Hears of every trial.
-        stopped: Looked at during trials; true ends them.
+        on_trial: Called with every trial.
+        stopped: Called during trials; true ends them.
 
     Raises:
         UsageError: A tool that is asked for is not here.

@@ -257,7 +257,7 @@ def named_commits(verdict: VerdictDocument, axis: str) -> tuple[str, str, list[s
     """Return first bad and last good commit of an axis that alone carries a verdict, and those between.
 
     Args:
-        verdict: Of the study.
+        verdict: Verdict of the study.
         axis: Of commits.
 
     Returns:
@@ -284,12 +284,12 @@ def chapter(
     """Return the chapter of a report on the first bad commit.
 
     Args:
-        axis: Of the matrix.
+        axis: Axis of the matrix.
         package: That is built.
         bad: The first bad commit.
         good: The last good one.
         between: Commits between them that could not be tried.
-        forge: Where the repository is looked at, "" where nobody knows.
+        forge: Web address of the repository, "" if unknown.
     """
     return CommitReport(
         axis=axis,

@@ -141,7 +141,7 @@ class CulpritStudy:
     """The search for the packages that carry a failure.
 
     Args:
-        matrix: Whose study was answered.
+        matrix: Matrix of the answered study.
         study: That study.
         store: Open for writing.
         provider: Solves intermediate environments.

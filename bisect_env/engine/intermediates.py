@@ -29,7 +29,7 @@ Changes = frozenset[int]
 
 @dataclass(frozen=True, slots=True)
 class Between:
-    """Two locks and what changed from one to the other.
+    """A pair of locks with the changes from one to the other.
 
     Attributes:
         good: The lock that passes.
@@ -51,7 +51,7 @@ class Between:
         Args:
             good: The lock that passes.
             bad: The lock that fails.
-            request: Of the bad combination.
+            request: Request of the bad combination.
             axes: Packages that axes move.
         """
         # The same version from another archive of an index, or another place: what a solver takes follows

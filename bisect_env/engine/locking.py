@@ -30,15 +30,15 @@ from bisect_env.storage.entries import CombinationState, CombinationStatus
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """Everything that is known about a study's combinations before anything runs.
+    """The locks, groups and errors of a study's combinations, known before anything runs.
 
     Attributes:
         grid: The expanded matrix.
-        locks: Lock of each combination that has one, as far as it was asked for.
-        unsolvable: Why others have none, likewise.
-        groups: For each combination that can perhaps be run the first one with the same lock and the same
+        locks: Lock of each requested combination that has one.
+        unsolvable: Error of each requested combination that has none.
+        groups: For each combination that may be runnable, the first one with the same lock and the same
             values of value axes: trials of one are trials of all.
-        warnings: What should be known of the environment of a combination, where there is something.
+        warnings: Warnings about the environment of a combination, if there are any.
     """
 
     grid: Grid
@@ -580,7 +580,7 @@ def lock_one(matrix: Matrix, grid: Grid, index: Index, provider: EnvironmentProv
     Args:
         matrix: As loaded.
         grid: As expanded.
-        index: Which one; it may be one that a rule takes out.
+        index: Index of the combination, which may be excluded by a rule.
         provider: Solves.
 
     Raises:

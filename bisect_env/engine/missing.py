@@ -23,7 +23,7 @@ _ENOUGH = 3
 
 @dataclass
 class MissingModules:
-    """Listens to a study's first trials.
+    """A listener to a study's first trials that detects modules missing in every environment.
 
     Args:
         packages: That the study is about: what they import is the question itself.

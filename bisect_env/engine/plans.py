@@ -14,7 +14,7 @@ class BlockPlan(ABC):
     """A plan that wants trials of one combination at a time; see `engine.state.Plan`.
 
     Attributes:
-        trials: Trials that it was told and that count.
+        trials: Number of counted trials so far.
     """
 
     def __init__(self) -> None:
@@ -124,7 +124,7 @@ class UntilRate(OnePlan):
 
     Args:
         index: The combination.
-        test: Has not been told anything.
+        test: A test without trials.
         limit: Trials after which to give up.
 
     Attributes:

@@ -69,7 +69,7 @@ def reusable(machines: Collection[Machine], gpus: float) -> frozenset[Machine]:
 
 
 class Reuse:
-    """Looks for trials of other studies under the keys of this one.
+    """A finder of other studies' trials with the same keys as this study's.
 
     Args:
         trials: Of this study.

@@ -64,7 +64,7 @@ class Conditions:
 
 
 class Series(Container[str], Protocol):
-    """The trials of a study that a plan is told, by their ids, and ids for new ones."""
+    """The ids of the study's trials that a plan receives, and a source of new ids."""
 
     def new_id(self) -> str:
         """Return an id for a new trial, which belongs to the series from now on."""
@@ -98,7 +98,7 @@ class NewTrials:
 
 
 class Runner:
-    """Runs the trials that a plan wants, and records them in a study.
+    """A runner of the trials that a plan wants; it records them in a study.
 
     Args:
         matrix: What is run.
@@ -110,11 +110,11 @@ class Runner:
         conditions: Returns how the trials of a combination with a lock run; the key has to stay the same.
         notify: Called with everything that happens.
         clock: Seconds that only grow.
-        stopped: Looked at between steps; true ends the trials that run.
-        series: Trials that the plan is told.
+        stopped: Called between steps; true ends the trials that run.
+        series: Trials that the plan receives.
         machines: Classes of machines on which trials will run: trials that other studies recorded there
             under the same keys are reused. None reuses nothing.
-        user: Whose studies' trials may be reused; None for anybody's.
+        user: User whose trials may be reused; None for all users.
         deadline: When to give up, on the same clock; None for never.
         max_trials: Trials that count, at most; None for any number.
         waits: Whether trials that still run when the plan is finished come to their end. Else they are ended

@@ -34,7 +34,7 @@ SAVE_EVERY = 5.0
 
 
 class StudyRunner(Runner):
-    """Runs one study until it is decided, its budget is spent, or the user stops it.
+    """A runner of one study until it is decided, its budget is spent, or the user stops it.
 
     Args:
         matrix: What is asked.
@@ -43,7 +43,7 @@ class StudyRunner(Runner):
         study_id: The open study.
         notify: Called with everything that happens.
         clock: Seconds that only grow.
-        stopped: Looked at between steps; true ends the study in an orderly way.
+        stopped: Called between steps; true ends the study in an orderly way.
         machines: As for `Runner`.
         goal: What the study wants to know.
         quick: Whether to end as soon as the answer stands, without checks.

@@ -32,7 +32,7 @@ GATHER = 0.05
 
 
 class Sender:
-    """Sends trials and builds of one matrix to an executor, and keeps count of what runs.
+    """A sender of one matrix's trials and builds to an executor, which counts what is running.
 
     Args:
         matrix: What is run.

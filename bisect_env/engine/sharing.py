@@ -77,7 +77,7 @@ class Sharing:
 
     Args:
         store: Where the study is.
-        study_id: Which one.
+        study_id: Id of the study.
         trials: Those that this command knows.
         clock: Seconds that only grow.
 

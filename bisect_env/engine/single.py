@@ -239,7 +239,7 @@ def run_trials(
 
     Args:
         chosen: From `open_one`.
-        make_plan: Returns a plan that was told nothing.
+        make_plan: Returns a plan without trials.
         store: Open for writing.
         provider: As for `open_one`.
         start: Starts the place where trials run; the caller closes it.
@@ -304,13 +304,13 @@ GIVE_UP_AFTER = 10
 
 @dataclass(frozen=True, slots=True)
 class Verification:
-    """How a test of a rate ended.
+    """The result of a test of a rate.
 
     Attributes:
         combination: Axis to value.
         claim: What was shown; None if nothing was.
         max_rate: The limit.
-        confidence: Of the claim.
+        confidence: Confidence of the claim.
         trials: That are evidence.
         hits: Bad ones among them.
         rate: Their share, 0 without trials.
@@ -391,7 +391,7 @@ class Verifier:
         chosen: The combination.
         store: Where its trials are.
         max_rate: The limit.
-        confidence: Of the claim.
+        confidence: Confidence of the claim.
         max_trials: Where to give up; None for ten times what a flawless combination would need.
         fresh: Begin a new test, even where one was interrupted.
 

@@ -212,7 +212,7 @@ def brief(text: str) -> str:
 
 
 class Plan(Protocol):
-    """Chooses which combinations to try, and knows when to stop."""
+    """An interface that chooses which combinations to try and when to stop."""
 
     @property
     def trials(self) -> int:
@@ -235,7 +235,7 @@ class Plan(Protocol):
 
         Args:
             count: Most trials.
-            pending: Trials of each combination that run and are not told yet.
+            pending: Running trials of each combination.
             build_cost: Price of an environment that does not exist yet, in trials.
             only: Choose among these combinations.
             worth: Leave out trials that tell less than this share of what the best one tells.
@@ -258,10 +258,10 @@ class Plan(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class PutAside:
-    """Nothing can be learnt at a combination.
+    """The finding that trials of a combination are not possible or useful.
 
     Attributes:
-        index: Of the combination that stands for its group.
+        index: Index of the combination that stands for its group.
         status: As outcomes call it: `env-unsolvable`, `env-unbuildable` or `set-aside`.
         reason: Why.
     """
@@ -306,7 +306,7 @@ class StudyState:
     Args:
         matrix: What is asked.
         prepared: Its combinations; locks may be added to it at any time.
-        plan: Chooses, and is told here.
+        plan: Chooses trials, and receives their results from this object.
         max_trials: Trials that count, at most; None for any number.
 
     Attributes:
@@ -365,7 +365,7 @@ class StudyState:
         """Drop all findings of trials, which will be added again; environments and running trials stay.
 
         Args:
-            plan: A new one, which is told here from now on.
+            plan: The new plan, which receives results from now on.
         """
         self.plan = plan
         self.aside = {i: why for i, why in self.aside.items() if why[0] != "set-aside"}
@@ -483,7 +483,7 @@ class StudyState:
         """Note that trials changed an environment, which is made again.
 
         Args:
-            lock_hash: Which one.
+            lock_hash: Lock of the environment.
             name: A combination that lives in it, for the message.
 
         Raises:

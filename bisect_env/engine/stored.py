@@ -156,9 +156,9 @@ def stored_combination(store: Store, study: Study, text: str | None, flag: str =
 
     Args:
         store: Where the study is.
-        study: Which one.
+        study: The study.
         text: See `bisect_env.matrix.grid.find_combination`.
-        flag: Of the command line, if it was given by one.
+        flag: The option's name, if it was given by one.
 
     Raises:
         UsageError: There is no such combination, or it has no environment.

@@ -62,7 +62,7 @@ Notify = Callable[[events.Event], None]
 
 @dataclass(frozen=True, slots=True)
 class Conclusion:
-    """How a study ended.
+    """The end of a study: its report and the command's exit code.
 
     Attributes:
         report: The report document.
@@ -466,7 +466,7 @@ def study_date(
         matrix: As loaded.
         store: Where the study may be known.
         fixed: The only moment that environments can be had for, if there is but one.
-        user: Whose study may be known; None for anybody's.
+        user: User whose studies may be resumed; None for all users.
 
     Raises:
         UsageError: The study is known, and sees the indexes as of another moment.
@@ -546,7 +546,7 @@ def open_locking(
         matrix: As loaded.
         grid: As expanded.
         provider: Solves.
-        notify: Hears of the progress.
+        notify: Called with the progress.
         workers: Solvers at the same time.
         images: Of names of container images those that the study has settled on, with what they stand for.
         every: Lock every combination now.

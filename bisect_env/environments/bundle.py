@@ -180,7 +180,7 @@ class Bundle:
         """Return the names of files that were not copied completely, sorted.
 
         Args:
-            answers: Of the study.
+            answers: Answers of the study.
             pythons: Whether interpreters count, which a host may have itself.
         """
         absent = [n for s, (n, size) in answers.archives.items() if not self.has(s, n, size)]

@@ -40,7 +40,7 @@ _CANNOT_WRITE = (errno.EROFS, errno.EACCES, errno.EPERM)
 
 
 class Lease:
-    """Keeps a prefix from being taken away; held until `release`, or until the process ends, however.
+    """A lease that protects a prefix from removal until `release` or the end of the process.
 
     Args:
         fd: An open file with a shared lock on it; None where the cache cannot be written and has no such
@@ -359,7 +359,7 @@ def prune(
         limit: Bytes on disk to come down to; None takes all that `unused_since` allows.
         unused_since: Unix time; prefixes used later stay. None spares none for that reason.
         dry_run: Say only what would go.
-        on_removed: Hears the content hash of each prefix that goes.
+        on_removed: Called with the content hash of each removed prefix.
     """
     if not cache.is_dir():
         return Pruned((), 0, 0, 0)

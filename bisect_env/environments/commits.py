@@ -299,7 +299,7 @@ def stated_metadata(text: str, package: str) -> tuple[str, str, str] | None:
     """Return name, version and metadata of a project whose `pyproject.toml` states all of them. Pure.
 
     Args:
-        text: Of the file; "" where there is none.
+        text: Text of the file; "" if there is none.
         package: Normalised name that is expected.
 
     Returns:

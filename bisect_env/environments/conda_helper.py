@@ -48,7 +48,7 @@ _SERVER_LOOK = 0.2  # seconds between two looks at a download
 
 
 class Downloads(rattler.InstallerReporter):
-    """Notes when anything last happened: rattler itself waits for ever for a server that falls silent."""
+    """A monitor of download activity, because rattler waits for ever for a silent server."""
 
     def __init__(self) -> None:
         self._under_way: set[int] = set()
@@ -75,7 +75,7 @@ class Downloads(rattler.InstallerReporter):
 
 
 class _Credentials:
-    """User names and passwords that addresses in the user's configuration hold, as HTTP wants them.
+    """The user names and passwords of configured addresses, as HTTP headers.
 
     Args:
         mirrors: Address to the addresses that are asked in its place.

@@ -201,7 +201,7 @@ class SolvedConda:
 
 
 class CondaSolver:
-    """Solves conda requests.
+    """A solver of conda requests.
 
     Args:
         cache_dir: Our cache directory.

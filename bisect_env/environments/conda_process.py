@@ -159,7 +159,7 @@ class HelperDiedError(Exception):
 
 
 class HelperProcess:
-    """One process; not to be used by two threads at once.
+    """A helper process, to be used by one thread at a time.
 
     Args:
         command: Its argument vector.
@@ -272,7 +272,7 @@ class HelperProcess:
 
 
 class HelperPool:
-    """Keeps helpers for later requests, as many as were asked at the same time.
+    """A pool that keeps helper processes for later requests, as many as were used at the same time.
 
     Args:
         start: Starts one.

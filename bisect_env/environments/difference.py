@@ -90,7 +90,7 @@ class PackageState:
         manager: `pip` or `conda`; "" for an interpreter that no package manager brings.
         source: Channel or host that it comes from.
         sha256: Hex digest of the archive, "" for such an interpreter.
-        url: Of the archive.
+        url: Address of the archive.
     """
 
     version: str

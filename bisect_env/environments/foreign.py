@@ -763,7 +763,7 @@ class _Reader:
 
 @dataclass
 class _Markers:
-    """Evaluates environment markers for a Python and a platform, with every extra and group asked for."""
+    """An evaluator of environment markers for a Python and a platform, with all extras and groups."""
 
     python: str
     platform: str

@@ -247,7 +247,7 @@ class IndexFile:
 
 
 class PypiCatalogue:
-    """Looks up releases in a package index (PEP 503 pages or PEP 691 JSON, over HTTP or `file://`).
+    """A catalogue of a package index (PEP 503 pages or PEP 691 JSON, over HTTP or `file://`).
 
     Pages are fetched once in the life of this object. Safe to use from several threads.
 

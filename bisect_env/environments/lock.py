@@ -14,7 +14,7 @@ from bisect_env.errors import InfrastructureError, UsageError
 
 
 class UnsolvableError(Exception):
-    """No environment satisfies the request: a property of the combination, not a failure of ours.
+    """An error that no environment satisfies the request: a property of the combination.
 
     Args:
         message: The solver's words.
@@ -180,7 +180,7 @@ def check_forms(
 
 @dataclass(frozen=True, slots=True)
 class BuildLimit:
-    """What the build of a package from a commit may take.
+    """The time and memory limits for building a package from a commit.
 
     Attributes:
         package: Normalised name.

@@ -60,7 +60,7 @@ def tell(step: BuildStep) -> None:
 
 
 class Archives:
-    """Reads in uv's own lines which archives it is at.
+    """A parser of uv's output that finds which archives uv is downloading.
 
     Args:
         what: The name of the step: archives come from a network, or are here already.

@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 
 
 class Catalogue:
-    """Lists releases of both managers; each is looked up when it is asked for.
+    """A catalogue of releases from both managers, which looks a package up when it is requested.
 
     Args:
         pypi: The index.
@@ -145,7 +145,7 @@ def conda_releases(
 
 
 class Locker:
-    """Turns requests into locks.
+    """A locker that turns requests into locks.
 
     Args:
         cache_dir: Our cache directory.
@@ -312,7 +312,7 @@ def _models(
 
 
 class EnvironmentProvider(Protocol):
-    """Turns requests into locks and locks into prefixes."""
+    """An interface that turns requests into locks and locks into prefixes."""
 
     @property
     def catalogue(self) -> VersionCatalogue:

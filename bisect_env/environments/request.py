@@ -185,7 +185,7 @@ _PREFIX = "git+"
 
 @dataclass(frozen=True, slots=True)
 class CommitRecipe:
-    """How commits are built.
+    """A recipe for building commits.
 
     Attributes:
         subdirectory: Where in the repository the package is; "" for its root.

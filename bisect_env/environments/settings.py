@@ -66,7 +66,7 @@ def parse_size(text: str, name: str) -> int:
 
     Args:
         text: What was given.
-        name: Of the option or variable, for the message.
+        name: Name of the option or variable, for the message.
 
     Raises:
         UsageError: It is no size.
@@ -124,7 +124,7 @@ def _default_index() -> str:
 
 @dataclass(frozen=True, slots=True)
 class PackagePlaces:
-    """Where uv and pip are configured to take packages from.
+    """The configured package sources of uv and pip.
 
     Attributes:
         default: Address of the default index, with the login that was configured in it.
@@ -272,7 +272,7 @@ class CondaConfig:
 
     Attributes:
         channel_alias: What stands before a channel's bare name; "" until rattler says what is usual.
-        default_channels: What `defaults` means; empty where nobody says so.
+        default_channels: Channels that `defaults` means; empty if not configured.
         custom_channels: Name to the address that stands before it.
         custom_multichannels: Name to the channels that it stands for.
         mirrored_channels: Name to the addresses that have its content (micromamba's key).

@@ -42,7 +42,7 @@ _NICE = 10  # niceness of what nobody waits for
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """How a tool ended.
+    """The result of running a tool.
 
     Attributes:
         returncode: As `subprocess` gives it.

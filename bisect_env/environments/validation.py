@@ -242,7 +242,7 @@ def distribution(name: str) -> tuple[str, str] | None:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """How a prefix differs from its lock.
+    """The differences between a prefix and its lock.
 
     Attributes:
         errors: It is another environment than the lock's.

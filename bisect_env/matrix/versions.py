@@ -324,7 +324,7 @@ class VersionCatalogue(Protocol):
         Args:
             repository: Address, or absolute path of a clone.
             first: Tag, branch, hash or day of the older end.
-            last: Of the newer end.
+            last: Tag, branch, hash or day of the newer end.
             every: Whether what was merged is looked at, too.
 
         Raises:

@@ -127,7 +127,7 @@ class CulpritSearch:
         confidence: Posterior at which the search ends.
         min_rate: The smallest crash rate that is looked for.
         stated_rate: How often the bad end fails, if the user says so.
-        is_sound: Says at once whether an intermediate environment can be made; True where nobody knows.
+        is_sound: Returns at once whether an intermediate environment can be built; True if unknown.
 
     Attributes:
         counts: Bad trials and trials of each intermediate environment tried.

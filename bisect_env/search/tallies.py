@@ -21,7 +21,7 @@ class Counts:
     """Target outcomes and counted trials of every cell, with their log likelihoods kept up to date.
 
     Args:
-        shape: Of the lattice.
+        shape: Shape of the lattice.
         grid: Rates to score.
 
     Attributes:
