@@ -166,6 +166,8 @@ class Amplifying:
     def batches(self) -> Batches:
         """Yield batches of trials to run; each is answered with its counted trials.
 
+        An answer has fewer trials than requested only if no more can be had at that end.
+
         Returns:
             The circumstances under which the failure is most frequent for what it costs.
         """

@@ -106,7 +106,7 @@ class LockedPackage:
 
     @property
     def is_commit(self) -> bool:
-        """Return whether it is built from a commit; its hash is then the hash of the build recipe."""
+        """Return whether it is built from a commit; its hash is then that of commit and recipe."""
         return self.url.startswith("git+")
 
 

@@ -37,7 +37,7 @@ class Simulated:
 
 
 class TimeIsUpError(Exception):
-    """An error raised when a simulated study did not end in the available time."""
+    """An error raised when a simulated study did not end before `going_on` returned false."""
 
 
 def simulate(
