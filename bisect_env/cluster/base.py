@@ -59,13 +59,13 @@ def outcome(
 ) -> PrefixReady | BuildFailed:
     """Return the result of building a prefix on several hosts.
 
-    Where one of them has it the environment can be made, and its trials run there: that it could not be made
-    on another one (which may lack a compiler, or have a full disk) says something of that host.
+    If at least one host has it, the environment can be built, and its trials run there. A failure on
+    another host (which may lack a compiler, or have a full disk) is a problem of that host.
 
     Args:
-        lock_hash: Which environment.
-        answers: Of each host; whatever is no answer of ours is what became of one that was lost.
-        told: Hosts of which it was said already that environments cannot be made there.
+        lock_hash: Lock of the environment.
+        answers: Answer of each host; a value of another type means that the host was lost.
+        told: Hosts that were already reported as unable to build environments.
     """
     failed = {host: answer for host, answer in answers.items() if isinstance(answer, BuildFailed)}
     ready = [answer for answer in answers.values() if isinstance(answer, PrefixReady)]
@@ -87,7 +87,7 @@ def outcome(
 
 
 def one_of_each_host(offers: Iterable[WorkerOffer]) -> set[str]:
-    """Addresses of workers, one for each host, since all workers of a host share its prefixes."""
+    """Return the address of one worker per host, since all workers of a host share its prefixes."""
     chosen: dict[str, str] = {}
     for offer in offers:
         chosen[offer.host] = min(offer.address, chosen.get(offer.host, offer.address))
@@ -96,9 +96,9 @@ def one_of_each_host(offers: Iterable[WorkerOffer]) -> set[str]:
 
 @dataclass(slots=True)
 class Whereabouts:
-    """On which hosts the prefixes are, and who has to make one yet: who joined late, or had bad luck.
+    """A record of which hosts have which prefixes, and which hosts still have to build one.
 
-    Only what was asked for with `asked` is known here: of any other prefix every host is thought to be fit.
+    Only locks passed to `asked` are tracked; for any other lock every host is eligible.
     """
 
     _requests: dict[str, PrefixRequest] = field(default_factory=dict)
@@ -107,12 +107,15 @@ class Whereabouts:
     _spoilt: Counter[tuple[str, str]] = field(default_factory=Counter)
 
     def asked(self, request: PrefixRequest, offers: Sequence[WorkerOffer]) -> None:
-        """A prefix is begun on every host of now."""
+        """Record that a prefix is being built on every present host."""
         self._requests[request.lock.content_hash] = request
         self._begun.setdefault(request.lock.content_hash, set()).update(offer.host for offer in offers)
 
     def heard(self, lock_hash: str, answers: Mapping[str, object]) -> None:
-        """Hosts have answered, or were lost: where that may pass it is begun again when it is needed."""
+        """Record the answers of hosts.
+
+        After a transient failure or a loss, a host may build the prefix again.
+        """
         for host, answer in answers.items():
             if isinstance(answer, PrefixReady):
                 self._there.setdefault(lock_hash, set()).add(host)
@@ -125,11 +128,11 @@ class Whereabouts:
     def late(
         self, wanted: Iterable[str], offers: Sequence[WorkerOffer]
     ) -> list[tuple[PrefixRequest, list[WorkerOffer]]]:
-        """Builds that hosts which joined later have to begin; they count as begun from then on.
+        """Return the builds that hosts which joined later have to start, and record them as started.
 
         Args:
             wanted: Content hashes of the environments in use.
-            offers: Of the workers of now.
+            offers: Offers of the present workers.
         """
         found = []
         for lock_hash in wanted:
@@ -144,13 +147,13 @@ class Whereabouts:
         return found
 
     def fit(self, lock_hash: str, offers: Sequence[WorkerOffer]) -> list[str] | None:
-        """Addresses of the workers on hosts that have a prefix; None if every worker will do."""
+        """Return the addresses of workers on hosts that have a prefix; None if every worker is eligible."""
         there = self._there.get(lock_hash, set())
         addresses = [offer.address for offer in offers if offer.host in there]
         return addresses if 0 < len(addresses) < len(offers) else None
 
     def at_work(self, offers: Sequence[WorkerOffer]) -> list[WorkerOffer]:
-        """Offers of the hosts that have any prefix at all; all offers as long as none has."""
+        """Return the offers of hosts that have any prefix; all offers as long as none has."""
         hosts = set().union(*self._there.values())
         return [offer for offer in offers if offer.host in hosts] or list(offers)
 
@@ -181,12 +184,12 @@ class _Attempt:
     """One submission of a trial.
 
     Attributes:
-        trial_id: Of the request.
-        lock_hash: Of its environment.
-        fit: Addresses of the workers that alone may run it, if not all may.
-        future: Dask's.
-        is_stranded: Whether those workers are gone, so that it was given up.
-        begun: Worker and host of every begin that was announced; one, unless Dask ran it again.
+        trial_id: Id of the requested trial.
+        lock_hash: Lock of its environment.
+        fit: Addresses of the only workers that may run it; None if all may.
+        future: Dask's future.
+        is_stranded: Whether it was given up because these workers are gone.
+        begun: Worker and host of every announced start; more than one if Dask ran it again.
     """
 
     trial_id: str
@@ -200,14 +203,13 @@ class _Attempt:
 class DaskExecutor:
     """An `Executor` on a Dask cluster.
 
-    Subclasses start or find the cluster, call `_connect` with a client, and give back in `_give_back` what
+    Subclasses start or find the cluster, call `_connect` with a client, and end in `_give_back` what
     they started.
 
     Args:
-        build: Makes prefixes; has to survive a pickle.
+        build: Builds prefixes; must be picklable.
         cpus: CPUs that trials may use; empty means those of each worker.
-        gpus_per_trial: GPUs that the trials to come will ask for, or the share of one; `slots` counts
-            accordingly.
+        gpus_per_trial: GPUs, or the share of one, that future trials will ask for; `slots` depends on it.
     """
 
     def __init__(
@@ -252,27 +254,27 @@ class DaskExecutor:
         self._subscribe()
 
     def _give_back(self) -> None:
-        """End what this executor started; the client is closed by then."""
+        """End what this executor started; the client is already closed."""
 
     def _kill(self) -> None:
-        """End what this executor started at once: in order it did not end in time."""
+        """Kill what this executor started, because it did not end in time."""
 
     def _release(self) -> None:
-        """Take away what lies on the disk, once all has ended."""
+        """Remove files from the disk after everything has ended."""
 
     # -- what the cluster offers ---------------------------------------------------------------------------
 
     @property
     def slots(self) -> int:
-        """How many trials can run at the same time.
+        """Return how many trials can run at the same time.
 
-        Never less than one: a trial submitted to a cluster that has no workers for a moment waits for them,
-        and `wait` raises when none comes. A host that joins counts once it has an environment.
+        The number is at least one: a trial submitted while the cluster has no workers waits for them, and
+        `wait` raises an error if none comes. A host that joins counts once it has an environment.
         """
         return max(1, slots(self._whereabouts.at_work(self.look()), self._gpus_per_trial))
 
     def look(self, max_age: float = OFFERS_AGE) -> list[WorkerOffer]:
-        """Return the workers as they were at most so many seconds ago."""
+        """Return the workers, from a cache that is at most `max_age` seconds old."""
         now = time.monotonic()
         if now > self._offers_at + max_age and self.client.status == "running":
             with _despite_lost_connection():
@@ -282,7 +284,7 @@ class DaskExecutor:
         return self._offers
 
     def machines(self) -> frozenset[Machine]:
-        """Classes of machines that the workers of now are; those that do not answer are left out."""
+        """Return the classes of machines of the present workers, without workers that do not answer."""
         found: set[Machine] = set()
         with _despite_lost_connection():
             answers = self.client.run(
@@ -325,9 +327,9 @@ class DaskExecutor:
         self._welcome([lock_hash])
 
     def prepare(self, request: PrefixRequest) -> None:
-        """Begin to make a prefix on every host; see `Executor.prepare`.
+        """Start to build a prefix on every host; see `Executor.prepare`.
 
-        Not by tasks: those would wait for a thread of a worker, which trials have, and hold it.
+        Dask tasks are not used: they would wait for, and then occupy, a worker's thread that trials need.
         """
         if self._closed:
             raise InfrastructureError("the cluster is closed")
@@ -335,11 +337,11 @@ class DaskExecutor:
         self._begin(request)
 
     def _begin(self, request: PrefixRequest, late: Sequence[WorkerOffer] = ()) -> None:
-        """Have a prefix made in a thread.
+        """Start a thread that has a prefix built.
 
         Args:
-            request: What to make.
-            late: Workers of hosts that joined later; else it is made on one worker of every host.
+            request: The prefix.
+            late: Workers of hosts that joined later; if empty, one worker of every host builds it.
         """
         self._preparing += 1
         threading.Thread(target=self._prepare, args=(request, late), daemon=True).start()
@@ -370,7 +372,7 @@ class DaskExecutor:
         return [offer for offer in offers if offer.address in chosen]
 
     def _welcome(self, wanted: Iterable[str]) -> None:
-        """Have hosts that joined make what is in use; no trial is sent there before it is made."""
+        """Have newly joined hosts build the environments in use; they get no trials before that."""
         for request, builders in self._whereabouts.late(wanted, self.look()):
             self._begin(request, builders)
 
@@ -382,7 +384,10 @@ class DaskExecutor:
             self._subscribed_on = comm
 
     def _hear(self, event: tuple[float, Mapping[str, Any]]) -> None:
-        """An event of a worker; runs in the client's event loop, before the answer that follows it."""
+        """Process an event of a worker.
+
+        Runs in the client's event loop, before the answer that follows it.
+        """
         _, said = event
         if "begun" in said:
             attempt = self.attempts.get(said["begun"])
@@ -399,7 +404,7 @@ class DaskExecutor:
             self._aside[f"{said['host']}/{said['aside']}"] = said["why"]
 
     def wait(self, timeout: float | None = None) -> list[Completion]:
-        """Answers since the last call; see `Executor.wait`. Empty at once when none is due."""
+        """Return the answers since the last call; see `Executor.wait`. Empty at once if none is expected."""
         deadline = None if timeout is None else time.monotonic() + timeout
         while self.attempts or self._preparing:
             left = LOOK if deadline is None else min(LOOK, deadline - time.monotonic())
@@ -428,7 +433,7 @@ class DaskExecutor:
         return end
 
     def wake(self) -> None:
-        """Let `wait` return; see `Executor.wake`."""
+        """Make `wait` return; see `Executor.wake`."""
         self._woken.set()
         self._answers.put("")
 
@@ -490,7 +495,7 @@ class DaskExecutor:
             )
 
     def _give_up_stranded(self, offers: Sequence[WorkerOffer]) -> None:
-        """End attempts that wait for workers which are all gone; Dask would wait for ever."""
+        """Cancel attempts whose eligible workers are all gone; Dask would wait for them for ever."""
         there = {offer.address for offer in offers}
         for attempt in self.attempts.values():
             if attempt.fit is not None and there.isdisjoint(attempt.fit):
@@ -518,10 +523,10 @@ class DaskExecutor:
                 self.client.cancel(running)
 
     def close(self) -> None:
-        """Cancel, wait a little for trials to end, and end the workers with everything that still runs there.
+        """Cancel trials, wait a short time for them to end, then end the workers and everything on them.
 
-        In bounded time, whatever has become of the cluster: Dask's own closing waits for a worker that is
-        started again, and for a scheduler that does not answer.
+        The time is bounded even if the cluster does not respond: Dask's own closing waits for a worker
+        that is being restarted, and for a scheduler that does not answer.
         """
         if self._closed:
             return
@@ -551,7 +556,7 @@ class DaskExecutor:
 
 @contextlib.contextmanager
 def _despite_lost_connection() -> Iterator[None]:
-    """For each step of what must go on when the cluster, or its scheduler alone, is gone."""
+    """Suppress and log the errors of a step that must continue although the cluster is gone."""
     try:
         yield
     except (InfrastructureError, OSError, TimeoutError, RuntimeError) as error:

@@ -28,16 +28,16 @@ _LOOK = 0.05
 
 
 class Place:
-    """The executor of one command, started in a thread when it is first wanted.
+    """The executor of one command, started in a thread when it is first needed.
 
-    A cluster may take a minute to start, or to be found out of reach. A command that waits for it can be
-    interrupted at any moment. An executor that stands only after that is closed by the thread that started
-    it, which does not keep the process alive.
+    A cluster may take a minute to start or to be found unreachable; a command that waits for it can be
+    interrupted at any moment. If the executor is ready only after that, its starting thread closes it;
+    that thread does not keep the process alive.
 
     Args:
         start: Starts the executor, or connects to it.
         machines: Returns the classes of machines on which trials will run, without starting anything; None
-            where only the executor knows them.
+            if only the executor knows them.
         stopped: Whether the user wants to stop.
     """
 
@@ -58,7 +58,7 @@ class Place:
         self._closed = False
 
     def begin(self) -> None:
-        """Start the executor, if that has not begun."""
+        """Start the executor unless it was started before."""
         with self._lock:
             if self._begun:
                 return
@@ -79,11 +79,11 @@ class Place:
         self._done.set()
 
     def executor(self) -> Executor:
-        """Return the executor, as soon as it stands.
+        """Return the executor, waiting until it is ready.
 
         Raises:
             BisectEnvError: It could not be started.
-            StudyInterruptedError: The user stopped before it stood.
+            StudyInterruptedError: The user stopped before it was ready.
         """
         self.begin()
         is_ready = False
@@ -101,7 +101,7 @@ class Place:
         return self._executor
 
     def machines(self) -> frozenset[Machine]:
-        """Return the classes of machines as they are known before trials run; workers may join later.
+        """Return the classes of machines that are known before trials run; workers may join later.
 
         Raises:
             InfrastructureError: A remote cluster cannot be reached.
@@ -114,8 +114,8 @@ class Place:
     def close(self) -> None:
         """Close the executor if it was started, and remove what killed commands left behind.
 
-        A start under way is waited for, unless the user wants to stop: then its thread closes what it starts.
-        An error of a start that nobody asked for is not raised.
+        A start in progress is waited for unless the user wants to stop; in that case its thread closes
+        what it starts. Start-up errors are not raised here.
         """
         try:
             while self._begun and not self._done.wait(_LOOK) and not self._stopped():
@@ -176,21 +176,21 @@ def executor_maker(
 ) -> Callable[[], Executor]:
     """Return a function that starts the executor of a study, or connects to it.
 
-    Options and GPUs are looked at now, before minutes are spent on solving; nothing is started.
+    Options and GPUs are checked now, before minutes are spent on solving; nothing is started.
 
     Args:
         gpus_per_trial: `trial.gpus` of the matrix.
-        workers: `--workers`, None when not given.
+        workers: `--workers`, None if not given.
         gpus: `--gpus`.
         scheduler: `--scheduler`.
         scheduler_file: `--scheduler-file`.
-        cache: `--cache`, None when not given: then every host uses its own default.
-        cache_limit: `--env-cache-size` in bytes, None when not given: likewise.
-        offline: `--offline`, None when not given: likewise.
+        cache: `--cache`, None if not given: every host then uses its own default.
+        cache_limit: `--env-cache-size` in bytes, None if not given: every host then uses its own default.
+        offline: `--offline`, None if not given: every host then uses its own default.
 
     Raises:
         UsageError: The options contradict each other or the matrix.
-        InfrastructureError: What they ask for is not there.
+        InfrastructureError: The requested resources do not exist.
     """
     said = {"cache_dir": cache and cache.absolute(), "cache_limit": cache_limit, "offline": offline}
     options: dict[str, Any] = {name: value for name, value in said.items() if value is not None}
@@ -241,9 +241,9 @@ def executor_maker(
 def _deaf_to_ctrl_c(start: Callable[[], Executor]) -> Executor:
     """Start a cluster of this host so that Ctrl-C does not reach its processes.
 
-    A terminal sends it to every process of the foreground group, and workers that are still importing would
-    die of it, with a traceback each. They inherit the signal mask of the thread that starts them; trials get
-    an empty one from their supervisor.
+    A terminal sends SIGINT to every process of the foreground group, and workers that are still importing
+    would die with a traceback each. They inherit the signal mask of the thread that starts them; trials
+    get an empty mask from their supervisor.
     """
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
@@ -253,7 +253,7 @@ def _deaf_to_ctrl_c(start: Callable[[], Executor]) -> Executor:
 
 
 def unprotected(scheduler: str | None, scheduler_file: Path | None) -> str | None:
-    """Return the warning about a scheduler on another host that is used without TLS; None if there is none.
+    """Return a warning if a scheduler on another host is used without TLS, else None.
 
     Args:
         scheduler: `--scheduler`.

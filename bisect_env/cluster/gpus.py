@@ -28,9 +28,9 @@ class Gpu:
     """A GPU of this host.
 
     Attributes:
-        index: NVML's, which is the order of the PCI bus.
+        index: NVML's index, which follows the order of the PCI bus.
         uuid: `GPU-…`, or `MIG-…` for a slice.
-        name: The product's.
+        name: Product name.
     """
 
     index: int
@@ -39,7 +39,7 @@ class Gpu:
 
 
 def find_gpu(word: str, present: Sequence[Gpu]) -> Gpu | None:
-    """The GPU that an index, a UUID or the beginning of a UUID names; None when none or several fit."""
+    """Return the GPU that an index, a UUID or the beginning of one names; None if none or several match."""
     if word.isdigit():
         found = [gpu for gpu in present if gpu.index == int(word)]
     else:
@@ -48,7 +48,7 @@ def find_gpu(word: str, present: Sequence[Gpu]) -> Gpu | None:
 
 
 def _usable(variable: str | None, present: Sequence[Gpu]) -> list[Gpu]:
-    """What `CUDA_VISIBLE_DEVICES` leaves; as in CUDA, it ends at the first entry that names nothing."""
+    """Return the GPUs in `CUDA_VISIBLE_DEVICES`; as in CUDA, the list ends at the first invalid entry."""
     if variable is None:
         return list(present)
     usable: list[Gpu] = []
@@ -64,14 +64,14 @@ def choose_gpus(present: Sequence[Gpu], selection: str | None, variable: str | N
     """Return the GPUs of this host that a study may use.
 
     Args:
-        present: All that can be read.
+        present: All readable GPUs.
         selection: `--gpus`: indices or UUIDs, separated by commas; None means all that are visible.
-        variable: `CUDA_VISIBLE_DEVICES` of the command, None when it is not set. What it hides is not used
-            unless `selection` names it.
+        variable: `CUDA_VISIBLE_DEVICES` of the command, None if it is not set. GPUs that it hides are not
+            used unless `selection` names them.
 
     Raises:
-        UsageError: `selection` names what is not there, or the same GPU twice.
-        InfrastructureError: There is nothing to choose.
+        UsageError: `selection` names a GPU that does not exist, or the same GPU twice.
+        InfrastructureError: There is no GPU to choose.
     """
     if not present:
         raise InfrastructureError("this machine has no GPU that NVML can read", remedy=NO_GPU_REMEDY)
@@ -96,16 +96,16 @@ def choose_gpus(present: Sequence[Gpu], selection: str | None, variable: str | N
 
 
 def group_gpus(gpus: Sequence[Gpu], per_trial: float, workers: int | None) -> list[tuple[str, ...]]:
-    """Return which GPUs each worker hands out: one worker for as many GPUs as one trial needs.
+    """Return the GPUs of each worker: as many as one trial needs.
 
     Args:
         gpus: As chosen.
-        per_trial: `trial.gpus` of the matrix; of trials that share a GPU, each worker has one.
-        workers: `--workers`; None means as many as there are GPUs for.
+        per_trial: `trial.gpus` of the matrix; if trials share a GPU, each worker has one.
+        workers: `--workers`; None means as many as the GPUs allow.
 
     Raises:
         InfrastructureError: There are fewer GPUs than one trial needs.
-        UsageError: There are fewer than that many workers need.
+        UsageError: There are fewer GPUs than that many workers need.
     """
     size = max(1, ceil(per_trial))
     most = len(gpus) // size
@@ -124,18 +124,18 @@ def group_gpus(gpus: Sequence[Gpu], per_trial: float, workers: int | None) -> li
 
 
 def visible_gpus(variable: str | None, present: Sequence[Gpu] | None, count: int) -> tuple[str, ...]:
-    """UUIDs of the GPUs that a worker hands out.
+    """Return the UUIDs of the GPUs that a worker hands out.
 
-    dask-cuda gives each worker all GPUs, rotated, so that its own comes first: only the first `count` are
-    the worker's, `count` being what it has promised to the scheduler.
+    dask-cuda gives each worker all GPUs, rotated so that its own come first; only the first `count` belong
+    to the worker, which is the number that it has promised to the scheduler.
 
     Args:
         variable: `CUDA_VISIBLE_DEVICES` of the worker.
-        present: GPUs of the host; None when NVML is not installed.
+        present: GPUs of the host; None if NVML is not installed.
         count: Its resource `GPU`.
 
     Raises:
-        InfrastructureError: Fewer can be named.
+        InfrastructureError: Fewer than `count` GPUs are found.
     """
     if present is None:
         words = [word.strip() for word in (variable or "").split(",")]
@@ -179,14 +179,14 @@ REPORTS_BEFORE_ASIDE = 2
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """What NVML reads of one GPU at one moment.
+    """The state of one GPU at one moment, read by NVML.
 
     Attributes:
-        uuid: Which GPU.
-        error: NVML's return code; anything but 0 when the GPU could not be read.
-        count: GPUs on the host, None when not readable.
-        uncorrected: ECC errors since the driver was loaded that could not be corrected, None when the GPU
-            does not count them.
+        uuid: UUID of the GPU.
+        error: NVML's return code; not 0 if the GPU could not be read.
+        count: Number of GPUs on the host, None if not readable.
+        uncorrected: Uncorrectable ECC errors since the driver was loaded, None if the GPU does not count
+            them.
         processes: Ids of the processes that have a context on it, as far as visible.
     """
 
@@ -199,12 +199,12 @@ class Reading:
 
 @dataclass(frozen=True, slots=True)
 class GpuFault:
-    """Why a trial on this GPU says nothing.
+    """A reason why a trial on a GPU is void.
 
     Attributes:
-        uuid: Which GPU.
-        reason: One line for people.
-        aside: Whether the GPU gets no more trials; else the trial alone is void.
+        uuid: UUID of the GPU.
+        reason: One readable line.
+        aside: Whether the GPU gets no more trials; otherwise only this trial is void.
     """
 
     uuid: str
@@ -213,18 +213,18 @@ class GpuFault:
 
 
 def before_trial(reading: Reading) -> GpuFault | None:
-    """Return whether a GPU can be given to a trial at all."""
+    """Return the fault that prevents giving a GPU to a trial, or None."""
     if reading.error in _GONE:
         return GpuFault(reading.uuid, _GONE[reading.error], aside=True)
     return None
 
 
 def after_trial(before: Reading, after: Reading, xids: Iterable[int] = ()) -> GpuFault | None:
-    """Return whether what a trial did on a GPU can be believed.
+    """Return the fault that makes a finished trial on a GPU void, or None.
 
     Args:
-        before: Taken before it.
-        after: Taken after it, of the same GPU.
+        before: Reading before the trial.
+        after: Reading of the same GPU after the trial.
         xids: Xid events of this GPU in between.
     """
     if (gone := before_trial(after)) is not None:
@@ -243,23 +243,26 @@ def after_trial(before: Reading, after: Reading, xids: Iterable[int] = ()) -> Gp
 
 
 def shared_with(before: Reading, after: Reading, own: Iterable[int] = ()) -> frozenset[int]:
-    """Processes of others that were on the GPU: with one, running out of memory says nothing."""
+    """Return the foreign processes on a GPU; if there are any, an out-of-memory error is no evidence."""
     return (before.processes | after.processes) - frozenset(own)
 
 
 class Suspicions:
-    """Collects what trials say against GPUs that NVML finds healthy.
+    """A collection of trials' claims against GPUs that NVML finds healthy.
 
-    A combination whose own libraries are wrong (a bundled driver library, say) claims a lost GPU on every
-    card it meets, and would take one after another out of the study. So a claim counts when trials of two
-    different environments make it of one GPU, with no trial in between that could use it.
+    A combination whose own libraries are broken (a bundled driver library, say) claims a lost GPU on every
+    card and would exclude one after another. Therefore a claim counts only if trials of two different
+    environments make it about one GPU, with no trial in between that could use it.
     """
 
     def __init__(self) -> None:
         self._claims: defaultdict[str, set[str]] = defaultdict(set)
 
     def lost(self, uuids: Sequence[str], lock_hash: str) -> list[GpuFault]:
-        """A trial of this environment says that its GPU is lost or sick."""
+        """Record that a trial of this environment claims its GPUs to be lost or sick.
+
+        Return confirmed faults.
+        """
         found = []
         for uuid in uuids:
             self._claims[uuid].add(lock_hash)
@@ -269,7 +272,7 @@ class Suspicions:
         return found
 
     def used(self, uuids: Iterable[str]) -> None:
-        """A trial has used them."""
+        """Record that a trial could use the GPUs, which clears earlier claims."""
         for uuid in uuids:
             self._claims.pop(uuid, None)
 
@@ -286,7 +289,7 @@ class Nvml:
     """NVML of this process, opened once.
 
     Raises:
-        InfrastructureError: It cannot be opened: no driver, or one that does not fit its library.
+        InfrastructureError: It cannot be opened: there is no driver, or its version does not match NVML.
     """
 
     def __init__(self, pynvml: Any) -> None:
@@ -328,7 +331,7 @@ class Nvml:
         return Reading(uuid, OK, self._count(), uncorrected, self._processes(handle))
 
     def describe(self, uuids: Sequence[str]) -> tuple[str, str]:
-        """Model of some GPUs and version of their driver, as in `Machine`; "" for what cannot be told."""
+        """Return the models of some GPUs and the driver's version, as in `Machine`; "" if unreadable."""
         nvml = self._nvml
         try:
             names = {str(nvml.nvmlDeviceGetName(nvml.nvmlDeviceGetHandleByUUID(uuid))) for uuid in uuids}
@@ -359,12 +362,12 @@ class Nvml:
 
 
 class XidWatch:
-    """Xid events of some GPUs, heard by a thread of its own.
+    """A thread that collects the Xid events of some GPUs.
 
-    A thread, because NVML keeps only the last number when several events wait to be fetched.
+    A thread is needed because NVML keeps only the last number if several events wait to be fetched.
 
     Attributes:
-        readable: Whether the driver tells Xids at all; in some containers and on MIG devices it does not.
+        readable: Whether the driver reports Xids; in some containers and on MIG devices it does not.
     """
 
     def __init__(self, pynvml: Any, uuids: Sequence[str]) -> None:
@@ -377,7 +380,7 @@ class XidWatch:
         self.readable = False
 
     def start(self) -> None:
-        """Begin to listen, if that can be done."""
+        """Start listening, if the driver supports it."""
         nvml = self._nvml
         try:
             self._events = nvml.nvmlEventSetCreate()
@@ -403,7 +406,7 @@ class XidWatch:
                 return
 
     def stop(self) -> None:
-        """End the thread and give back the event set."""
+        """End the thread and free the event set."""
         self._stopping.set()
         if self.readable:
             self._thread.join()
@@ -416,11 +419,11 @@ class XidWatch:
             self._events = None
 
     def xids(self, uuid: str) -> list[int]:
-        """Of one GPU, in order."""
+        """Return the events of one GPU, in order."""
         return [xid for seen, xid in self._seen if seen == uuid]
 
     def busy(self, uuid: str) -> float | None:
-        """Share of the last moments (up to a second) in which a kernel ran on it; None when not readable."""
+        """Return the share of the last second or less in which a kernel ran on a GPU; None if unreadable."""
         try:
             handle = self._nvml.nvmlDeviceGetHandleByUUID(uuid)
             return float(self._nvml.nvmlDeviceGetUtilizationRates(handle).gpu) / 100.0
@@ -429,7 +432,7 @@ class XidWatch:
 
 
 def open_nvml() -> Nvml:
-    """NVML of this host.
+    """Return NVML of this host.
 
     Raises:
         InfrastructureError: `nvidia-ml-py` is not installed, or there is no driver.
@@ -442,14 +445,14 @@ def open_nvml() -> Nvml:
 
 
 def visible_to_this_worker(environ: Mapping[str, str], count: int) -> tuple[tuple[str, ...], Nvml | None]:
-    """Return the GPUs that this worker may hand out, and NVML where it is installed.
+    """Return the GPUs that this worker may hand out, and NVML if it is installed.
 
     Args:
-        environ: Of the worker.
-        count: How many it has promised to the scheduler.
+        environ: Environment of the worker.
+        count: Number of GPUs that it has promised to the scheduler.
 
     Raises:
-        InfrastructureError: It has promised what is not there, or the driver does not work.
+        InfrastructureError: It has promised more GPUs than exist, or the driver does not work.
     """
     variable = environ.get("CUDA_VISIBLE_DEVICES")
     try:

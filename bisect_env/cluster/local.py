@@ -58,7 +58,7 @@ class HostExecutor(DaskExecutor):
     """An executor that starts a Dask cluster on this host, and ends it.
 
     Args:
-        build: Makes prefixes; has to survive a pickle.
+        build: Builds prefixes; must be picklable.
         make_cluster: Called with the options of `distributed.LocalCluster`; starts the workers.
         gpus_per_trial: See `DaskExecutor`.
         threads: Trials that each worker runs at the same time.
@@ -135,7 +135,7 @@ class HostExecutor(DaskExecutor):
 
 
 def end_processes() -> bool:
-    """Kill the workers of all clusters that this process has started; return whether there was a cluster."""
+    """Kill the workers of all clusters that this process started; return whether there were any."""
     found = bool(_open)
     for executor in list(_open):
         executor._kill()
@@ -143,10 +143,10 @@ def end_processes() -> bool:
 
 
 class GpuExecutor(HostExecutor):
-    """An `Executor` with one worker for as many GPUs as one trial needs.
+    """An `Executor` with one worker per group of GPUs that one trial needs.
 
     Args:
-        build: Makes prefixes; has to survive a pickle.
+        build: Builds prefixes; must be picklable.
         groups: UUIDs of the GPUs of each worker.
         trials: How many trials share a GPU; more than 1 only where each group has one GPU.
 
@@ -168,7 +168,7 @@ class GpuExecutor(HostExecutor):
 
 
 def refuse_without_dask_cuda() -> Any:
-    """Return the module `dask_cuda`.
+    """Return the module `dask_cuda`, or raise an error.
 
     Raises:
         InfrastructureError: It is not installed.

@@ -33,9 +33,9 @@ from bisect_env.trials.run import GpuWatch, TrialCancelledError, harness_error_r
 
 
 def importable(lock: Lock) -> tuple[LockedDistribution, ...]:
-    """Distributions by the names that their metadata have, and the interpreter, sorted.
+    """Return the distributions of a lock under the names in their metadata, and the interpreter, sorted.
 
-    None where a container image is the whole environment: what it holds is not in the lock.
+    The result is empty if a container image is the whole environment: its packages are not in the lock.
     """
     if not lock.python:
         return ()
@@ -61,27 +61,27 @@ CHANGED = "files of its environment were changed or removed while it ran"
 
 
 class PrefixBuilder(Protocol):
-    """Makes the prefix of a lock on this host, or finds it; `ensure_prefix` is one.
+    """A function that builds or finds the prefix of a lock on this host, such as `ensure_prefix`.
 
-    For a Dask cluster it must be possible to pickle it.
+    For a Dask cluster it must be picklable.
     """
 
     def __call__(self, lock: Lock, *, allow_source: bool | frozenset[str]) -> Prefix:
-        """Build.
+        """Build or find the prefix.
 
         Raises:
-            UnbuildableError: It cannot be built.
-            InfrastructureError: This host cannot build anything.
+            UnbuildableError: The prefix cannot be built.
+            InfrastructureError: This host cannot build any prefix.
         """
         ...
 
 
 class GpuUnavailableError(Exception):
-    """A GPU cannot be used; the trial did not run, or what it did says nothing.
+    """An error raised when a GPU cannot be used: the trial did not run, or is void.
 
     Args:
-        reason: For people.
-        crowded: Whether another trial on the same GPU may be to blame.
+        reason: Readable reason.
+        crowded: Whether another trial on the same GPU may be the cause.
     """
 
     def __init__(self, reason: str, *, crowded: bool = False) -> None:
@@ -94,15 +94,15 @@ GpuTrial = Callable[[Sequence[str], GpuWatch | None], TrialRecord]
 
 
 class GpuLender(Protocol):
-    """Lends this host's GPUs to trials and watches over their health."""
+    """An interface that lends this host's GPUs to trials and watches their health."""
 
     def run(self, spec: TrialSpec, trial: GpuTrial) -> TrialRecord:
-        """Call `trial` with the UUIDs of as many GPUs as the spec asks for, and with what watches them.
+        """Call `trial` with the UUIDs of the requested GPUs and with their watcher.
 
-        A share of a GPU is one GPU that others of our trials may use at the same time.
+        A share of a GPU is one GPU that other trials of ours may use at the same time.
 
         Raises:
-            GpuUnavailableError: There are not as many that work.
+            GpuUnavailableError: Too few GPUs work.
         """
         ...
 
@@ -116,13 +116,13 @@ def perform(
     cpus: Collection[int] = (),
     gpus: GpuLender | None = None,
 ) -> Completion:
-    """Answer one request; every error becomes an answer.
+    """Perform one request; every error becomes an answer.
 
     Args:
         request: What to run.
-        build: Makes the prefix.
-        cancelled: Looked at before each step and ten times a second during the trial. A build under way is
-            finished: others may be waiting for it.
+        build: Builds the prefix.
+        cancelled: Called before each step and ten times a second during the trial. A build in progress is
+            finished, because other trials may be waiting for it.
         worker: Name of the worker, for the record.
         cpus: CPUs that the trial may use; empty means those of this process.
         gpus: Lends GPUs, for trials that ask for some.
@@ -177,14 +177,14 @@ def perform(
 def prepare(
     request: PrefixRequest, build: PrefixBuilder, tell: Callable[[PrefixProgress], None] = lambda _step: None
 ) -> PrefixReady | BuildFailed:
-    """Make a prefix for later trials; every error becomes an answer.
+    """Build a prefix for later trials; every error becomes an answer.
 
-    A defect in building is left for the first trial to meet, which has a record to keep it in.
+    A defect in the build code is not reported here: the first trial will meet it and record it.
 
     Args:
-        request: What to make.
-        build: Makes it.
-        tell: Hears where it is.
+        request: The prefix.
+        build: Builds it.
+        tell: Called with its progress.
     """
     lock_hash = request.lock.content_hash
     try:
@@ -205,7 +205,7 @@ def prepare(
 def _build_failed(
     request: TrialRequest | PrefixRequest, error: Exception, trial_id: str
 ) -> BuildFailed | None:
-    """Return what a failure says about the environment; None for what is no failure but a defect."""
+    """Return the failure of an environment that an error means; None if the error is a defect of our code."""
     match error:
         case UnbuildableError():
             message, transient = error.message, error.transient
@@ -219,10 +219,10 @@ def _build_failed(
 
 
 def refuse_gpus(request: TrialRequest) -> None:
-    """For executors that have no GPUs to give.
+    """Raise an error for a trial that needs GPUs on an executor without GPUs.
 
     Raises:
-        InfrastructureError: The trial asks for one; it would wait for ever.
+        InfrastructureError: The trial asks for a GPU; it would wait for ever.
     """
     if request.spec.gpus:
         raise InfrastructureError(

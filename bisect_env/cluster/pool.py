@@ -35,7 +35,7 @@ END_GRACE = 5.0
 
 
 def default_workers() -> int:
-    """One for each CPU that this process may use."""
+    """Return the number of CPUs that this process may use."""
     return len(os.sched_getaffinity(0))
 
 
@@ -45,8 +45,8 @@ class _Attempt:
 
     Attributes:
         request: What to run.
-        begun: Whether a thread has taken it.
-        cancelled: Whether it is to end.
+        begun: Whether a thread has started it.
+        cancelled: Whether it is cancelled.
     """
 
     request: TrialRequest
@@ -55,15 +55,14 @@ class _Attempt:
 
 
 class PoolExecutor:
-    """An `Executor` without a cluster: nothing listens, nothing is started but the trials themselves.
+    """An `Executor` without a cluster: it opens no ports and starts no processes but the trials.
 
-    Each trial is a fresh process under a supervisor, as everywhere; the thread that waits for it has nothing
-    else to do. Threads are daemons: what a builder is doing when the command ends is given up, and the next
-    builder removes what is left of it.
+    Each trial is a fresh process under a supervisor; a thread only waits for it. Threads are daemons:
+    builds in progress are abandoned when the command ends, and the next build removes their remains.
 
     Args:
-        build: Makes prefixes.
-        slots: Trials at the same time; by default one for each CPU that may be used.
+        build: Builds prefixes.
+        slots: Number of trials at the same time; by default one per CPU that may be used.
     """
 
     def __init__(self, build: PrefixBuilder, slots: int | None = None) -> None:
@@ -84,7 +83,7 @@ class PoolExecutor:
 
     @property
     def slots(self) -> int:
-        """How many trials can run at the same time."""
+        """Return how many trials can run at the same time."""
         return self._slots
 
     def submit(self, request: TrialRequest) -> None:
@@ -133,18 +132,18 @@ class PoolExecutor:
         self._answers.put(answer)
 
     def wait(self, timeout: float | None = None) -> list[Completion]:
-        """Answers since the last call; see `Executor.wait`. Empty at once when none is due."""
+        """Return the answers since the last call; see `Executor.wait`. Empty at once if none is expected."""
         found = take(self._answers, timeout) if self._outstanding else []
         answers = [answer for answer in found if answer is not None]
         self._outstanding -= sum(not isinstance(answer, PrefixProgress) for answer in answers)
         return answers
 
     def wake(self) -> None:
-        """Let `wait` return; see `Executor.wake`."""
+        """Make `wait` return; see `Executor.wake`."""
         self._answers.put(None)
 
     def cancel(self) -> None:
-        """End all trials; see `Executor.cancel`. Those that wait for a place are answered at once."""
+        """End all trials; see `Executor.cancel`. Trials that have not started are answered at once."""
         with self._lock:
             for attempt in [*self._attempts]:
                 attempt.cancelled = True
@@ -153,7 +152,7 @@ class PoolExecutor:
                     self._answers.put(TrialLost(attempt.request.spec.trial_id, CANCELLED))
 
     def close(self) -> None:
-        """Cancel, give up builds, and wait for the trials to be gone."""
+        """Cancel trials, abandon builds, and wait until the trials have ended."""
         if self._closed:
             return
         self._closed = True
@@ -169,7 +168,7 @@ class PoolExecutor:
 
 
 def _defect(error: Exception, what: str) -> str:
-    """Log an error that nobody expected, and return it in words."""
+    """Log an unexpected error and return a message about it."""
     _log.error("%s", without_passwords_in_code(f"{what}\n{''.join(traceback.format_exception(error))}"))
     return f"bisect-env itself failed ({type(error).__name__}: {error}); the log has more"
 
@@ -188,7 +187,7 @@ def _threads(
 
 
 def take(source: queue.SimpleQueue[_T], timeout: float | None) -> list[_T]:
-    """Everything in a queue, after waiting for the first."""
+    """Return all items of a queue, after waiting for the first."""
     items: list[_T] = []
     deadline = None if timeout is None else time.monotonic() + timeout
     try:

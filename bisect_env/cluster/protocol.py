@@ -36,13 +36,13 @@ _GRAIN = 2**20
 
 @dataclass(frozen=True, slots=True)
 class WorkerOffer:
-    """The trials and GPUs that one worker can run and lend.
+    """The trials and GPUs that one worker offers.
 
     Attributes:
-        address: Dask's.
+        address: Dask's address of the worker.
         host: Name or address of its host.
-        threads: Tasks at the same time.
-        gpus: GPUs that it hands out, those put aside not counted.
+        threads: Number of tasks at the same time.
+        gpus: Number of GPUs that it hands out, without excluded ones.
     """
 
     address: str
@@ -52,20 +52,20 @@ class WorkerOffer:
 
     @classmethod
     def of(cls, address: str, info: Mapping[str, Any]) -> WorkerOffer:
-        """From the scheduler's description of a worker."""
+        """Build an offer from the scheduler's description of a worker."""
         return cls(address, str(info["host"]), int(info["nthreads"]), int(info["resources"].get(GPU, 0)))
 
 
 def trials_per_gpu(gpus: float) -> int:
-    """Return how many trials that ask for so much of a GPU run on one at the same time."""
+    """Return how many trials with this share of a GPU can run on one GPU at the same time."""
     return int(1.0 / gpus + 1e-6) if 0 < gpus < 1 else 1
 
 
 def promised(gpus: float) -> float:
     """Return the amount of Dask's GPU resource that a trial takes.
 
-    Shares are multiples of a power of two, so that taking and giving them back leaves exactly what was there:
-    with thirds of one, a trial that needs all of it would wait for ever.
+    Shares are multiples of a power of two, so that taking and returning them is exact in floating point:
+    with thirds, a trial that needs a whole GPU might wait for ever.
     """
     return floor(_GRAIN / trials_per_gpu(gpus)) / _GRAIN if gpus < 1 else gpus
 
@@ -81,9 +81,9 @@ def slots(offers: Iterable[WorkerOffer], gpus: float) -> int:
 
 
 def why_never(offers: Sequence[WorkerOffer], gpus: float) -> str | None:
-    """Why no worker could run a trial with that many GPUs, or None when one could.
+    """Return why no worker could run a trial with that many GPUs, or None if one could.
 
-    Without any worker nothing is known: some may be about to join.
+    Without any worker the answer is None: workers may be about to join.
     """
     if gpus == 0 or not offers or slots(offers, gpus):
         return None
@@ -101,11 +101,11 @@ def why_never(offers: Sequence[WorkerOffer], gpus: float) -> str | None:
 
 @dataclass(frozen=True, slots=True)
 class TrialRequest:
-    """One trial with the lock from which a worker makes its prefix.
+    """One trial with the lock from which a worker builds its prefix.
 
     Attributes:
         spec: What to run.
-        lock: The whole environment; workers share no file system with us.
+        lock: The complete lock, since workers share no file system with the command.
         allow_source: Whether installing may build source distributions.
     """
 
@@ -116,12 +116,12 @@ class TrialRequest:
 
 @dataclass(frozen=True, slots=True)
 class PrefixRequest:
-    """An environment that is to be made before a trial needs it.
+    """A request to build an environment before a trial needs it.
 
     Attributes:
-        lock: The whole environment.
+        lock: The complete lock.
         allow_source: Whether installing may build source distributions.
-        look: Whether to look if a prefix that is there is still as it was made.
+        look: Whether to check that an existing prefix is unchanged.
     """
 
     lock: Lock
@@ -131,12 +131,12 @@ class PrefixRequest:
 
 @dataclass(frozen=True, slots=True)
 class PrefixChange:
-    """A prefix was not as it was made any more, so that trials in it say nothing.
+    """A change found in the files of a prefix, which makes trials in it void.
 
     Attributes:
-        lock_hash: Which environment.
-        host: Where.
-        since: When it was last seen as it was made, UTC.
+        lock_hash: Lock of the environment.
+        host: Host of the prefix.
+        since: When it was last seen unchanged, UTC.
     """
 
     lock_hash: str
@@ -146,11 +146,11 @@ class PrefixChange:
 
 @dataclass(frozen=True, slots=True)
 class PrefixProgress:
-    """A host tells where the making of a prefix is; no answer, which comes later.
+    """A progress report of a host that builds a prefix; the answer follows later.
 
     Attributes:
-        lock_hash: Which environment.
-        step: What is done now.
+        lock_hash: Lock of the environment.
+        step: The current step.
     """
 
     lock_hash: str
@@ -159,13 +159,13 @@ class PrefixProgress:
 
 @dataclass(frozen=True, slots=True)
 class PrefixReady:
-    """The answer to a `PrefixRequest`: at least one host has made the prefix, and trials can run there.
+    """The answer to a `PrefixRequest`: at least one host has built the prefix, and trials can run there.
 
     Attributes:
-        lock_hash: Which environment.
-        build_seconds: Time that the slowest host spent on making it; 0 when all had it.
-        notes: What a user should know of how it was made.
-        changes: Where it had been changed, if it was looked at.
+        lock_hash: Lock of the environment.
+        build_seconds: Build time on the slowest host; 0 if all had it.
+        notes: Remarks for the user on how it was built.
+        changes: Changes found in existing prefixes, if they were checked.
     """
 
     lock_hash: str
@@ -176,12 +176,12 @@ class PrefixReady:
 
 @dataclass(frozen=True, slots=True)
 class TrialCompleted:
-    """A trial ran and was classified.
+    """The answer about a trial that ran and was classified.
 
     Attributes:
-        record: What it did.
-        build_seconds: Time spent on making the prefix; 0 when it existed.
-        notes: What a user should know of how the prefix was made.
+        record: Its record.
+        build_seconds: Time spent on building the prefix; 0 if it existed.
+        notes: Remarks for the user on how the prefix was built.
     """
 
     record: TrialRecord
@@ -191,13 +191,13 @@ class TrialCompleted:
 
 @dataclass(frozen=True, slots=True)
 class BuildFailed:
-    """The prefix could not be made; the trial, if it was for one, never ran.
+    """The answer about a prefix that could not be built; its trial, if any, did not run.
 
     Attributes:
-        trial_id: Of the request, "" when it was prepared for trials to come.
-        lock_hash: Which environment.
+        trial_id: Id of the requested trial, "" if the prefix was prepared for later trials.
+        lock_hash: Lock of the environment.
         message: The builder's own words.
-        transient: Network or checksum trouble (void) rather than a property of the environment.
+        transient: Whether network or checksum errors (void) are the cause, not the environment.
     """
 
     trial_id: str
@@ -208,15 +208,15 @@ class BuildFailed:
 
 @dataclass(frozen=True, slots=True)
 class TrialLost:
-    """The worker or its host went away, or the trial was cancelled; it says nothing about the script.
+    """The answer about a trial that was cancelled or whose worker went away; it is no evidence.
 
     Attributes:
-        trial_id: Of the request.
+        trial_id: Id of the requested trial.
         reason: What is known about the loss.
-        host: Where it ran, "" when it is not known to have begun.
-        crowded: Whether another trial on the same GPU may be to blame.
-        under_trial: Whether the host went away while the trial itself ran, so that the trial may be to blame.
-        change: Of its prefix, where that is why.
+        host: Host where it ran, "" if it is not known to have started.
+        crowded: Whether another trial on the same GPU may be the cause.
+        under_trial: Whether the host went away while the trial ran, so that the trial may be the cause.
+        change: Change of its prefix, if that is the reason.
     """
 
     trial_id: str
@@ -235,7 +235,7 @@ class Executor(Protocol):
 
     @property
     def slots(self) -> int:
-        """How many trials can run at the same time, now."""
+        """Return how many trials can run at the same time, at present."""
         ...
 
     def submit(self, request: TrialRequest) -> None:
@@ -247,18 +247,18 @@ class Executor(Protocol):
         ...
 
     def prepare(self, request: PrefixRequest) -> None:
-        """Begin to make a prefix on every host that there is now; returns at once.
+        """Start to build a prefix on every present host; returns at once.
 
-        Hosts that join later make what is in use, and get trials once it is made. What is being made is not
-        ended by `cancel`.
+        Hosts that join later build the environments in use, and get trials once these are built. `cancel`
+        does not end builds.
         """
         ...
 
     def wait(self, timeout: float | None = None) -> list[Completion]:
-        """Block until at least one answer is there, or the timeout (seconds) is over.
+        """Block until there is at least one answer, or the timeout (seconds) is over.
 
         Returns:
-            The answers since the last call, and what is told of builds under way; empty on timeout.
+            The answers since the last call, and progress of running builds; empty on timeout.
 
         Raises:
             InfrastructureError: The cluster as a whole is lost.
@@ -266,13 +266,13 @@ class Executor(Protocol):
         ...
 
     def wake(self) -> None:
-        """Let a `wait` under way return at once, or the next one; called from any thread."""
+        """Make the current `wait`, or the next one, return at once; may be called from any thread."""
         ...
 
     def cancel(self) -> None:
-        """End all trials, whether they run or wait, and return at once; those submitted later go on."""
+        """End all submitted trials, running or waiting, and return at once; later ones are not affected."""
         ...
 
     def close(self) -> None:
-        """Cancel, then give back what the executor holds; may be called twice."""
+        """Cancel trials, then release all resources; may be called twice."""
         ...

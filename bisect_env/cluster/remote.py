@@ -36,10 +36,10 @@ Versions = Mapping[str, Any]
 
 
 def version_problems(answer: Mapping[str, Any]) -> list[str]:
-    """Differences of versions that keep hosts from working together, one line each.
+    """Return version differences that keep hosts from working together, one line each.
 
     Args:
-        answer: Of `Client.get_versions(packages=["bisect-env"])`.
+        answer: Result of `Client.get_versions(packages=["bisect-env"])`.
     """
     here = _packages(answer["client"])
     scheduler = _packages(answer["scheduler"])
@@ -100,7 +100,7 @@ class RemoteExecutor(DaskExecutor):
     TLS and everything else about connections is Dask's own configuration (`distributed.comm.tls`).
 
     Args:
-        build: Makes prefixes, on the workers' hosts; has to survive a pickle.
+        build: Builds prefixes on the workers' hosts; must be picklable.
         scheduler: Address, such as `tcp://host:8786`.
         scheduler_file: File that `dask scheduler --scheduler-file` wrote, instead of an address.
         gpus_per_trial: See `DaskExecutor`.
@@ -174,21 +174,21 @@ def _open(scheduler: str | None, scheduler_file: Path | None, timeout: float) ->
 
 
 def _address_in(scheduler_file: Path) -> str:
-    """Return the address in a scheduler's file, "" if there is none: Dask says what is wrong with it."""
+    """Return the address in a scheduler's file; "" if there is none, which Dask will report."""
     with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
         return str(json.loads(scheduler_file.read_text())["address"])
     return ""
 
 
 def _refuse_others(address: str, timeout: float) -> None:
-    """Shake hands with the scheduler before Dask's client does, which waits for an answer for ever.
+    """Check that a scheduler answers at an address, because Dask's client would wait for it for ever.
 
-    Whatever else listens there (a web server, another service) says nothing, or nothing that can be read.
+    Another service at that address (a web server, say) sends nothing, or nothing that can be read.
 
     Raises:
-        InfrastructureError: What answers is no scheduler, or it does not answer.
-        OSError: Nothing listens, or the certificates do not fit.
-        ValueError: The address is none.
+        InfrastructureError: Another service answers, or none does.
+        OSError: Nothing listens, or the certificates do not match.
+        ValueError: The address is invalid.
     """
     if not address:
         return
@@ -224,7 +224,10 @@ def _refuse_others(address: str, timeout: float) -> None:
 
 
 def _refuse_tls_without_certificates(where: str, scheduler_file: Path | None) -> None:
-    """Look before Dask does: its client dies of a `TypeError`, and then holds up our end for a minute."""
+    """Raise an error if a TLS address is used without certificates.
+
+    Dask's client would fail with a `TypeError` and then delay the end of the command by a minute.
+    """
     address = where if scheduler_file is None else _address_in(scheduler_file)
     if not address.startswith("tls://"):
         return

@@ -53,35 +53,35 @@ if TYPE_CHECKING:
 
 
 class Xids(Protocol):
-    """Xid events heard during a trial."""
+    """An interface to the Xid events that occurred during a trial."""
 
     def xids(self, uuid: str) -> list[int]:
-        """Of one GPU, in order."""
+        """Return the events of one GPU, in order."""
         ...
 
     def busy(self, uuid: str) -> float | None:
-        """Share of the last moments in which a kernel ran on it; None when that cannot be read."""
+        """Return the share of the last moments in which a kernel ran on a GPU; None if unreadable."""
         ...
 
 
 class Monitor(Protocol):
-    """Reads GPUs; `nvml.Nvml` is one."""
+    """An interface that reads GPUs, such as `gpus.Nvml`."""
 
     def read(self, uuid: str) -> Reading:
-        """How a GPU is now."""
+        """Return the present state of a GPU."""
         ...
 
     def describe(self, uuids: Sequence[str]) -> tuple[str, str]:
-        """Model of some GPUs and version of their driver, as in `Machine`; "" for what cannot be told."""
+        """Return the models of some GPUs and the driver's version, as in `Machine`; "" if unreadable."""
         ...
 
     def watch(self, uuids: Sequence[str]) -> AbstractContextManager[Xids]:
-        """Hear the Xid events of some GPUs."""
+        """Collect the Xid events of some GPUs inside the block."""
         ...
 
 
 class _XidWatch:
-    """What one trial's classification hears of its GPUs."""
+    """The Xid events of one trial's GPUs, as its classification uses them."""
 
     def __init__(self, heard: Xids, uuids: Sequence[str]) -> None:
         self._heard = heard
@@ -101,12 +101,12 @@ DISTURBED = frozenset({Outcome.CUDA_OOM, Outcome.CUDA_FAULT, Outcome.CUDA_INIT})
 
 @dataclass(slots=True, eq=False)
 class _Tenant:
-    """A trial on some GPUs.
+    """A trial that uses some GPUs.
 
     Attributes:
-        uuids: Which.
-        share: Of each of them.
-        crowded: Whether another trial was there at the same time, for a moment at least.
+        uuids: UUIDs of the GPUs.
+        share: Share of each of them.
+        crowded: Whether another trial used one of them at the same time, at least for a moment.
     """
 
     uuids: list[str]
@@ -115,18 +115,18 @@ class _Tenant:
 
 
 class HostGpus:
-    """Lends GPUs, or shares of them, to trials; safe from several threads at once.
+    """A lender of GPUs, or shares of them, to trials; safe to use from several threads.
 
-    Dask's resource `GPU` sees to it that no more are asked for than there are; which ones is decided here.
-    Shares of one GPU are put together, so that whole GPUs stay free for those who need one. A trial for which
-    there is enough, but not in one piece, waits for the first GPU that can be made free, which gets no
-    further shares.
+    Dask's resource `GPU` limits how many are requested; this class decides which ones to lend. Shares are
+    packed onto one GPU, so that whole GPUs stay free for trials that need one. If enough is free, but
+    scattered over several GPUs, a trial waits until the least used GPUs are empty; these get no further
+    shares meanwhile.
 
     Args:
-        gpus: UUIDs to lend, and what reads them; without it their health is not watched.
+        gpus: UUIDs to lend, and their monitor; without a monitor their health is not watched.
 
     Attributes:
-        on_aside: Called with a GPU, why it is put aside, and how many are left.
+        on_aside: Called with a GPU that is excluded, the reason, and how many are left.
     """
 
     def __init__(self, gpus: tuple[Sequence[str], Monitor | None]) -> None:
@@ -140,7 +140,7 @@ class HostGpus:
         self.on_aside: Callable[[str, str, int], None] = lambda _uuid, _why, _left: None
 
     def describe(self, gpus: float) -> set[tuple[str, str]]:
-        """Models and drivers that trials with this many GPUs may see; none when nothing can read them."""
+        """Return models and drivers that trials with this many GPUs may see; empty without a monitor."""
         count = ceil(gpus)
         with self._lock:
             uuids = sorted(self._healthy)
@@ -151,7 +151,7 @@ class HostGpus:
         return {self._monitor.describe(group) for group in groups}
 
     def enough(self, gpus: float) -> bool:
-        """Return whether as many GPUs as that still work."""
+        """Return whether at least that many GPUs still work."""
         return len(self._healthy) >= gpus
 
     def run(self, spec: TrialSpec, trial: GpuTrial) -> TrialRecord:
@@ -190,7 +190,7 @@ class HostGpus:
         return tenant
 
     def _room(self) -> dict[str, Fraction]:
-        """Share of each healthy GPU that is free, those that have rested longest first."""
+        """Return the free share of each healthy GPU, the longest unused first."""
         room = {uuid: Fraction(1) for uuid in self._order if uuid in self._healthy}
         for tenant in self._tenants:
             for uuid in tenant.uuids:
@@ -232,7 +232,7 @@ class HostGpus:
         return self._heard(spec, uuids, record)
 
     def _heard(self, spec: TrialSpec, uuids: list[str], record: TrialRecord) -> TrialRecord:
-        """Weigh what the trial itself says of its GPUs."""
+        """Record what a trial claims about its GPUs, and exclude GPUs with confirmed faults."""
         with self._lock:
             if record.outcome is not Outcome.GPU_LOST:
                 self._suspicions.used(uuids)
@@ -266,10 +266,10 @@ class WorkerSettings:
     """Settings that a worker needs besides the request.
 
     Attributes:
-        build: Makes prefixes.
-        topic: Where the executor listens.
+        build: Builds prefixes.
+        topic: Topic on which the executor listens.
         cpus: CPUs that trials may use; empty means those of the worker.
-        version: Of the command's bisect-env.
+        version: Version of the command's bisect-env.
     """
 
     build: PrefixBuilder
@@ -279,10 +279,10 @@ class WorkerSettings:
 
 
 def dask_setup(_worker: Worker) -> None:
-    """Called by Dask when the worker starts.
+    """Ignore SIGINT in the worker; Dask calls this when the worker starts.
 
-    A Ctrl-C in the terminal reaches every process of its foreground group. What it means is for the command
-    to decide: workers that died of it would turn an orderly stop into lost trials.
+    A Ctrl-C in the terminal reaches every process of its foreground group. Only the command decides what
+    it means: workers that died of it would turn an orderly stop into lost trials.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
 
@@ -295,10 +295,10 @@ _gpus: HostGpus | None = None
 
 
 def perform_on_worker(request: TrialRequest, attempt: str, settings: WorkerSettings) -> Completion:
-    """Answer a request.
+    """Perform a request on this worker.
 
     Raises:
-        Reschedule: This worker's GPUs were put aside after the trial had been sent here.
+        Reschedule: This worker's GPUs were excluded after the trial had been sent here.
     """
     worker = get_worker()
     trial_id, host = request.spec.trial_id, socket.gethostname()
@@ -325,7 +325,7 @@ def perform_on_worker(request: TrialRequest, attempt: str, settings: WorkerSetti
 
 
 def machines_of_worker(topic: str, gpus_per_trial: float) -> set[Machine]:
-    """Classes of machines that trials on this worker see.
+    """Return the classes of machines that trials on this worker see.
 
     Raises:
         InfrastructureError: Its GPUs cannot be read.
@@ -340,12 +340,12 @@ def machines_of_worker(topic: str, gpus_per_trial: float) -> set[Machine]:
 async def prepare_on_worker(
     request: PrefixRequest, build: PrefixBuilder, topic: str, dask_worker: Worker
 ) -> PrefixReady | BuildFailed:
-    """Called in the worker's event loop: make a prefix in a thread that no trial runs in.
+    """Build a prefix in a thread that runs no trials; called in the worker's event loop.
 
     Args:
-        request: What to make.
-        build: Makes it.
-        topic: Where progress is told.
+        request: The prefix.
+        build: Builds it.
+        topic: Topic for progress events.
         dask_worker: The worker, which Dask fills in.
     """
     loop = asyncio.get_running_loop()

@@ -42,12 +42,12 @@ class CommandResult:
 
     @property
     def ok(self) -> bool:
-        """Whether it did what it was asked to."""
+        """Return whether the command succeeded."""
         return self.returncode == 0
 
     @property
     def words(self) -> str:
-        """Why it failed."""
+        """Return why the command failed."""
         if self.returncode is None:
             return "no answer in time"
         return (self.stderr.strip() or self.stdout.strip() or f"exit code {self.returncode}")[-2000:]
@@ -181,7 +181,7 @@ class NoSuchImageError(Exception):
 
 
 def full_image_name(name: str) -> str:
-    """The name with its registry, as docker completes it: podman may be set up to complete none. Pure."""
+    """Return the name with its registry, completed as docker does; podman may complete none. Pure."""
     first, slash, _ = name.partition("/")
     if slash and ("." in first or ":" in first or first == "localhost"):
         return name
@@ -219,7 +219,7 @@ def resolve_image(engine: Engine, name: str) -> str:
 
 
 def look_up_image(engine: Engine, name: str) -> str | None:
-    """As `resolve_image`, but nothing is fetched: None where only that would tell.
+    """Resolve an image as `resolve_image` does, but without fetching; None if only fetching would tell.
 
     Raises:
         NoSuchImageError: There is no such image.
@@ -263,7 +263,7 @@ def _failure(
 
 
 def ensure_image(engine: Engine, reference: str) -> bool:
-    """Have the image of a reference on this host.
+    """Make sure that the image of a reference is on this host.
 
     Args:
         engine: Holds the images.

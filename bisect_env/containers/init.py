@@ -82,7 +82,7 @@ def _limit_core(wanted: bool) -> None:
 
 
 def _oom_kills() -> int:
-    """How often the kernel has killed for lack of memory in this container."""
+    """Return how often the kernel has killed for lack of memory in this container."""
     total = 0
     for path in ("/sys/fs/cgroup/memory.events", "/sys/fs/cgroup/memory/memory.oom_control"):
         try:
@@ -168,7 +168,7 @@ class Init:
         return True
 
     def _reap(self) -> bool:
-        """Collect what ended; whether the script is among it, now or before."""
+        """Reap ended processes; return whether the script has ended, now or before."""
         while True:
             try:
                 pid, status, used = os.wait4(-1, os.WNOHANG)
@@ -181,7 +181,7 @@ class Init:
         return self.status is not None
 
     def _end_others(self) -> int:
-        """Give what outlives the script a moment, then end it; how many had to be ended."""
+        """Wait a moment for processes that outlive the script, kill the rest, and return their number."""
         deadline = time.time() + LINGER
         while self._others() and time.time() < deadline:
             time.sleep(0.005)

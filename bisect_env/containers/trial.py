@@ -38,7 +38,7 @@ class Inside:
 
     @property
     def python(self) -> str:
-        """The interpreter that runs the first process."""
+        """Return the interpreter that runs the first process."""
         return "python3" if self.prefix is None else str(self.prefix / "bin" / "python")
 
 
@@ -240,12 +240,12 @@ def read_state(text: str) -> dict[str, Any] | None:
 
 
 class ContainerError(Exception):
-    """The engine could not do what a trial needs: a failure of this host, not of the script."""
+    """An error that the engine could not run a container: a failure of this host, not of the script."""
 
 
 @dataclass(frozen=True, slots=True)
 class ContainerCommands:
-    """How a supervisor reaches a container, which is no child of the client that it started.
+    """The commands with which a supervisor controls a container, which is not a child of its client.
 
     Attributes:
         abort: Command that has the container's process print its stacks and end.
@@ -281,12 +281,12 @@ class Contained:
 
     @property
     def argv(self) -> list[str]:
-        """The engine's command that runs the container in the foreground."""
+        """Return the engine's command that runs the container in the foreground."""
         return run_argv(self.inside, self.parcel, [path.name for path in self.parcel.work.iterdir()])
 
     @property
     def commands(self) -> ContainerCommands:
-        """The engine's commands on the container."""
+        """Return the engine's commands for the container."""
         engine, name = self.inside.engine, self.parcel.name
         return ContainerCommands(
             abort=engine.argv("kill", "--signal", "ABRT", name),
@@ -298,7 +298,7 @@ class Contained:
 
     @property
     def removal(self) -> list[Sequence[str]]:
-        """Commands that remove the container and make its files removable when nobody is left to."""
+        """Return commands that remove the container and make its files removable for a later process."""
         return [self.commands.remove, open_up_argv(self.inside, self.top)]
 
     def first_process(self) -> int | None:

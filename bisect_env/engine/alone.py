@@ -42,16 +42,18 @@ class Alone:
         self._seen: defaultdict[Index, _Counts] = defaultdict(_Counts)
 
     def heard(self, index: Index, evidence: Evidence) -> None:
-        """Take in a trial of this combination that had its GPU to itself."""
+        """Count a trial of this combination that had its GPU to itself."""
         seen = self._seen[index]
         seen.bad += evidence is Evidence.BAD
         seen.good += evidence is Evidence.GOOD
 
     def wanted(self, search: StudySearch, places: int) -> list[Index]:
-        """Combinations to try alone now, one entry a trial; empty when nothing more is to be learnt so.
+        """Return combinations to try alone now, one entry per trial.
+
+        Empty if such trials cannot add anything.
 
         Args:
-            search: Whose answer it is about.
+            search: Search whose answer is checked.
             places: Trials that can run at the same time, each on a GPU of its own.
         """
         best = search.verdict.best
@@ -66,7 +68,7 @@ class Alone:
         return chosen
 
     def why_not(self, search: StudySearch) -> str | None:
-        """Why a confirmed answer is not to be called so; None where nothing speaks against it."""
+        """Return why a confirmed answer should not be called confirmed; None if nothing contradicts it."""
         best = search.verdict.best
         if not self._is_needed or search.verdict.status is not Status.CONFIRMED:
             return None

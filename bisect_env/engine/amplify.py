@@ -102,7 +102,7 @@ class Amplified:
         good: The good end under it.
         tried: All that was tried, with what it came to.
         trials: How many trials it took, those of the good end too.
-        signature: Of the failure; "" where it has not shown.
+        signature: Signature of the failure; "" if it was not seen.
     """
 
     perturbation: Perturbation
@@ -133,7 +133,7 @@ def _arm(arm: Arm) -> dict[str, Any]:
 
 
 def known_perturbation(store: Store, study_id: str) -> Perturbation | None:
-    """Under what a study's trials run, if that has been settled."""
+    """Return the perturbation of a study's trials, None if none was chosen yet."""
     for decision in store.decisions(study_id):
         if decision.kind == AMPLIFIED:
             return Perturbation.from_json(decision.payload["perturbation"])
@@ -149,7 +149,7 @@ GOOD, BAD = "good", "bad"
 
 @dataclass(frozen=True, slots=True)
 class Amplifying:
-    """The order in which circumstances are tried. Pure: it is told trials and says which to run next.
+    """A schedule of perturbations to try. Pure: it receives trials and returns which to run next.
 
     Attributes:
         matrix: What is run.
@@ -164,7 +164,9 @@ class Amplifying:
     seed: int = 0
 
     def batches(self) -> Batches:
-        """Ask for batches of trials; each answer has those that count, and fewer only if an end is hopeless.
+        """Yield batches of trials to run; each is answered with its counted trials.
+
+        An answer has fewer trials than requested only if no more can be had at that end.
 
         Returns:
             The circumstances under which the failure is most frequent for what it costs.
@@ -288,15 +290,15 @@ class BatchPlan(BlockPlan):
 
     @property
     def finished(self) -> bool:
-        """Whether it is known what to go on with."""
+        """Return whether the result is known."""
         return self.found is not None
 
     def block(self, _places: int, *, is_idle: bool) -> tuple[Index, int] | None:
-        """Return what is left of the batch."""
+        """Return the rest of the batch."""
         return self._wanted and (self._wanted[0], self._wanted[1] - len(self._got))
 
     def hear(self, index: Index, trial: StoredTrial) -> None:
-        """Take in a recorded trial of any kind; void ones are run again."""
+        """Process a recorded trial of any kind; void ones are run again."""
         if trial.evidence is Evidence.VOID or self._wanted is None or index != self._wanted[0]:
             return
         self._got.append(trial)
@@ -304,7 +306,7 @@ class BatchPlan(BlockPlan):
             self._advance(self._got)
 
     def set_aside(self, index: Index) -> None:
-        """Note that nothing can be learnt under some circumstances: a batch there ends with what it has."""
+        """Exclude a perturbation without useful trials: its batch ends with the trials that it has."""
         self._aside.add(index)
         if self._wanted is not None and self._wanted[0] == index:
             self._advance(self._got)
@@ -323,7 +325,7 @@ class BatchPlan(BlockPlan):
 
 
 class _Measuring(Runner):
-    """Runs batches, whose trials are measured and not only counted."""
+    """A runner of batches whose plan receives every trial, not only its evidence."""
 
     plan: BatchPlan
 
@@ -333,7 +335,7 @@ class _Measuring(Runner):
 
 @dataclass(slots=True)
 class Amplifier:
-    """Tries circumstances.
+    """A search for the perturbation under which a failure is most frequent.
 
     Attributes:
         matrix: What is run.
@@ -342,7 +344,7 @@ class Amplifier:
         start: Starts the place where trials run; the caller closes it.
         study: For which; None where the matrix has no study.
         notify: Called with a sentence about what is being done.
-        stopped: Looked at twice a second.
+        stopped: Called twice a second; true ends the work.
         target: What counts as bad; as the matrix says if None.
         cpus: CPUs that a trial may use.
     """
@@ -358,7 +360,7 @@ class Amplifier:
     cpus: int = field(default_factory=lambda: len(os.sched_getaffinity(0)))
 
     def run(self, bad: End, good: End) -> Amplified:
-        """Find the circumstances under which the failure is most frequent for what it costs.
+        """Find the perturbation under which the failure is most frequent for its cost.
 
         Args:
             bad: The bad end with its lock.
@@ -491,7 +493,7 @@ def settle(
         provider: Solves.
         start: Starts the place where trials run; called if there is something to find out.
         notify: Called with a sentence about what is being done.
-        stopped: Looked at twice a second.
+        stopped: Called twice a second; true ends the work.
     """
     if not matrix.file.search.amplify:
         return NONE

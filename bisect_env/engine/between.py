@@ -59,12 +59,12 @@ class Ends:
 
     @property
     def wholes(self) -> tuple[Whole, Whole]:
-        """Both, as a matrix says them."""
+        """Return both environments in the form of a matrix."""
         return _whole(self.good, self.python[0]), _whole(self.bad, self.python[1])
 
     @property
     def channels(self) -> tuple[str, ...]:
-        """Of both, the bad one's first; conda-forge where conda packages come from nowhere known."""
+        """Return the channels of both, the bad one's first; conda-forge if conda packages have none."""
         found = tuple(dict.fromkeys((*self.bad.channels, *self.good.channels)))
         return found or (("conda-forge",) if self.good.uses_conda else ())
 
@@ -79,7 +79,7 @@ class Ends:
 def read_ends(
     good: str, bad: str, *, python: str = "", stored: Callable[[str], ForeignEnvironment | None]
 ) -> Ends:
-    """Read two environments, and settle for which Python.
+    """Read two environments, and determine their Python version.
 
     Args:
         good: A file, a directory, or a study's combination (`STUDY:last-good`).
@@ -150,7 +150,7 @@ def _notes(good: ForeignEnvironment, bad: ForeignEnvironment, pythons: tuple[str
 
 
 def _comparable(ends: Ends) -> None:
-    """Refuse ends between which nothing can lie.
+    """Raise an error for two ends that cannot be compared.
 
     Raises:
         UsageError: In words that name the remedy.
@@ -199,7 +199,7 @@ def lock_ends(matrix: Matrix, provider: EnvironmentProvider) -> dict[str, LockRe
     """Lock both ends, in the order good, bad.
 
     Args:
-        matrix: Of the pair.
+        matrix: Matrix of the pair.
         provider: Solves.
     """
     grid = expand(matrix, provider.catalogue, datetime.now(UTC))
@@ -256,7 +256,7 @@ def moving_packages(
     yanked: Callable[[str, Collection[str]], bool],
     failure: str = "",
 ) -> tuple[Moving, ...] | str:
-    """Whose releases to bisect, or why there is nothing to bisect.
+    """Return the packages whose releases to bisect, or the reason why there are none.
 
     Args:
         explanation: What carries the failure.
@@ -318,9 +318,10 @@ def withdrawn(provider: EnvironmentProvider) -> Callable[[str, Collection[str]],
 
 
 def surroundings(explanation: Explanation, pair: Pair, moving: Sequence[Moving]) -> list[tuple[str, Whole]]:
-    """Environments in which to try the releases, the most telling first: the good one, then the bad one.
+    """Return the environments in which to try the releases: the good one first, then the bad one.
 
-    Around what was tried without the rest of the changes, the culprits alone are known to carry the failure.
+    Around what was tried without the rest of the changes, the culprits alone are known to carry the
+    failure.
     """
     without = {one.name for one in moving}
     follow = {explanation.changes[i].name for i in inseparable(explanation)} - without
@@ -378,7 +379,7 @@ def answer(explanation: Explanation, verdict: VerdictDocument | None, why_not: s
 
     Args:
         explanation: What carries the failure.
-        verdict: Of the releases; None if they were not bisected.
+        verdict: Verdict about the releases; None if they were not bisected.
         why_not: The reason, if there is one to tell.
     """
     changes = [explanation.changes[i] for i in explanation.culprits]
@@ -429,11 +430,11 @@ def _releases(verdict: VerdictDocument, culprits: int) -> str:
 
 
 def record(store: Store, study: Study, sentence: str, releases: Study | None, said: str) -> None:
-    """Keep where it led with the study of the two environments, for its reports.
+    """Store the result of the releases' study with the study of the two environments.
 
     Args:
         store: Open for writing.
-        study: Of the two environments.
+        study: Study of the two environments.
         sentence: The whole answer.
         releases: The study of the releases, if there is one.
         said: What that study says.

@@ -35,7 +35,7 @@ def open_derived(
 
     Args:
         store: Open for writing.
-        matrix: Of the other study.
+        matrix: Matrix of the other study.
         serves: Id of the other study; "" if the matrix has none.
         what: It does, as its name says.
         digest: What makes it the same study when it is opened again.

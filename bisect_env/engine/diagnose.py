@@ -77,7 +77,7 @@ class Diagnosis:
     """The result of a diagnosis.
 
     Attributes:
-        record: Of the trial in which the failure showed; of the last one if it did not.
+        record: Record of the trial that showed the failure, else of the last trial.
         shown: Whether it showed.
         trials: How many were run.
         findings: Sentences: the guilty frame, who waits for whom.
@@ -121,8 +121,8 @@ def diagnose(
         target: What counts as the failure; as the matrix says if None.
         notes: What has to be said of it beforehand.
         gpus: UUIDs of the GPUs to use.
-        on_trial: Hears of every trial.
-        stopped: Looked at during trials; true ends them.
+        on_trial: Called with every trial.
+        stopped: Called during trials; true ends them.
 
     Raises:
         UsageError: A tool that is asked for is not here.
@@ -231,7 +231,7 @@ def _for_gpu_core(debug: Debug, run: Callable[[Debug], TrialRecord | None]) -> N
 
 
 def _again_in_gdb(debug: Debug, run: Callable[[], TrialRecord | None], limit: int) -> None:
-    """Where a crash has left no core, run the program in gdb until it crashes there, too."""
+    """Run the program in gdb until it crashes, for hosts where a crash leaves no core file."""
     for number in range(1, limit + 1):
         record = run()
         if record is None:
@@ -246,7 +246,7 @@ def _again_in_gdb(debug: Debug, run: Callable[[], TrialRecord | None], limit: in
 
 
 def with_tools(spec: TrialSpec, tools: Tools) -> TrialSpec:
-    """Return the trial as it is run under what was asked for.
+    """Return the trial modified to run under the requested tools.
 
     Raises:
         UsageError: compute-sanitizer is not here.
@@ -270,7 +270,7 @@ def _in_toolkit(name: str) -> str | None:
 
 
 def findings_of(record: TrialRecord, debug: Debug) -> list[str]:
-    """Sentences about the cause of the failure, the most telling first."""
+    """Return sentences about the cause of the failure, the most informative first."""
     found = [debug.autopsy.sentence] if debug.autopsy.sentence else []
     if record.outcome is Outcome.HANG:
         found += sentences(record.stack)

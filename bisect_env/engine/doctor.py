@@ -29,7 +29,7 @@ LITTLE_DISK = 10 * 1024**3
 
 
 class Health(StrEnum):
-    """How a check came out."""
+    """The result of a check."""
 
     OK = "ok"
     MISSING = "missing"

@@ -36,7 +36,7 @@ from bisect_env.search.verdict import Answer, Boundary, Verdict
 def verdict_document(
     grid: Grid, search: StudySearch, missing: Mapping[Index, tuple[str, str]]
 ) -> VerdictDocument:
-    """Describe the search's verdict.
+    """Return the search's verdict as a document.
 
     Args:
         grid: The study's grid.
@@ -153,7 +153,7 @@ def _boundary(grid: Grid, boundary: Boundary, missing: Mapping[Index, tuple[str,
 
 
 def axes_document(grid: Grid) -> list[dict[str, Any]]:
-    """Return the axes of a grid, which a verdict is told with; what an axis does not list is there, too."""
+    """Return the axes of a grid for a verdict's document, including values that they skip."""
     return [
         {
             "name": axis.name,
@@ -167,7 +167,7 @@ def axes_document(grid: Grid) -> list[dict[str, Any]]:
 
 
 def _left_out(axis: GridAxis) -> dict[str, Any]:
-    """What an axis does not list; of commits, which may be many, their number, and what they are called."""
+    """Return the releases that an axis skips; for commits, labels of its values and skipped numbers."""
     if axis.history is None:
         return {"passed_over": list(axis.passed_over)}
     return {
@@ -177,7 +177,7 @@ def _left_out(axis: GridAxis) -> dict[str, Any]:
 
 
 def _table(grid: Grid, search: TableSearch) -> CompatibilityTable:
-    """Describe what every combination is called."""
+    """Return the labels of all combinations."""
     called = search.called
     return CompatibilityTable(
         good=sum(not one.bad for one in called.values()),
@@ -257,7 +257,7 @@ def named_commits(verdict: VerdictDocument, axis: str) -> tuple[str, str, list[s
     """Return first bad and last good commit of an axis that alone carries a verdict, and those between.
 
     Args:
-        verdict: Of the study.
+        verdict: Verdict of the study.
         axis: Of commits.
 
     Returns:
@@ -284,12 +284,12 @@ def chapter(
     """Return the chapter of a report on the first bad commit.
 
     Args:
-        axis: Of the matrix.
+        axis: Axis of the matrix.
         package: That is built.
         bad: The first bad commit.
         good: The last good one.
         between: Commits between them that could not be tried.
-        forge: Where the repository is looked at, "" where nobody knows.
+        forge: Web address of the repository, "" if unknown.
     """
     return CommitReport(
         axis=axis,

@@ -16,7 +16,7 @@ from bisect_env.trials.records import Evidence, TrialRecord
 
 @dataclass(frozen=True, slots=True)
 class StudyOpened:
-    """The study exists in the database.
+    """The event that the study exists in the database.
 
     Attributes:
         study_id: Its id.
@@ -44,7 +44,7 @@ class Reused:
 
 @dataclass(frozen=True, slots=True)
 class Said:
-    """Something that a user may want to follow; nothing is wrong.
+    """The event of a remark that a user may want to follow; nothing is wrong.
 
     Attributes:
         text: A sentence.
@@ -55,7 +55,7 @@ class Said:
 
 @dataclass(frozen=True, slots=True)
 class LockProgress:
-    """Some combinations are locked, or known to have no solution.
+    """The event that some combinations are locked, or known to have no solution.
 
     Attributes:
         done: How many.
@@ -111,7 +111,7 @@ class Building:
     """The step that the building of an environment has reached.
 
     Attributes:
-        lock_hash: Which one.
+        lock_hash: Lock of the environment.
         step: What is done for it now.
         ready: Environments that are there.
         building: Environments that are being made.
@@ -128,7 +128,7 @@ class Built:
     """An environment was made.
 
     Attributes:
-        lock_hash: Which one.
+        lock_hash: Lock of the environment.
         combinations: Those that live in it.
         seconds: What it took, on the slowest host.
     """
@@ -140,7 +140,7 @@ class Built:
 
 @dataclass(frozen=True, slots=True)
 class SetAside:
-    """Nothing can be learnt at these combinations.
+    """The event that some combinations are excluded, because trials of them are not possible or useful.
 
     Attributes:
         combinations: They share one measurement.
@@ -155,7 +155,7 @@ class SetAside:
 
 @dataclass(frozen=True, slots=True)
 class Warned:
-    """Something the user should know that does not stop the study."""
+    """The event of a warning that does not stop the study."""
 
     text: str
 
@@ -173,7 +173,7 @@ class Progress:
         counts: Combination to its bad and its counted trials, those of earlier commands included.
         passing: While nothing has failed: the bad end, how often it has passed, and the rate down to which
             failures are looked for; else None.
-        axes: Of the grid (see `axes_document`).
+        axes: Axes of the grid (see `axes_document`).
     """
 
     trials: int
@@ -188,13 +188,13 @@ class Progress:
 
 @dataclass(frozen=True, slots=True)
 class Answered:
-    """The answer stands, and is checked further.
+    """The event that the answer stands and checks of it begin.
 
     Attributes:
         verdict: The verdict so far.
         checks: Trials that the checks want.
         seconds: How long they may take; None for any time.
-        axes: Of the grid (see `axes_document`).
+        axes: Axes of the grid (see `axes_document`).
     """
 
     verdict: VerdictDocument
@@ -221,7 +221,7 @@ class Failed:
     """The command ends with an error; `Concluded` follows if there is a study.
 
     Attributes:
-        exit_code: Of the command.
+        exit_code: Exit code of the command.
         what: What happened.
         tried: What was attempted before giving up, or None.
         remedy: What to do next, or None.
@@ -236,7 +236,7 @@ class Failed:
 
     @classmethod
     def of(cls, error: BisectEnvError) -> Failed:
-        """Return the event of an error that the user is told."""
+        """Return the event of an error that is shown to the user."""
         problems = error.problems if isinstance(error, MatrixError) else ()
         return cls(int(error.exit_code), error.what, error.tried, error.remedy, problems)
 

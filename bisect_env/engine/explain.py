@@ -86,17 +86,17 @@ class CulpritPlan(BlockPlan):
 
     @property
     def is_sure(self) -> bool:
-        """Whether the confidence is reached."""
+        """Return whether the confidence is reached."""
         step = self._step()
         return isinstance(step, Done) and step.is_sure
 
     @property
     def finished(self) -> bool:
-        """Whether nothing more is to be learnt, or the limit is reached."""
+        """Return whether no further trial is useful, or the limit is reached."""
         return self.search.size == 1 or self.trials >= self._max_trials or isinstance(self._step(), Done)
 
     def block(self, places: int, *, is_idle: bool) -> tuple[Index, int] | None:
-        """Return what is left of the block that was begun; the next one once all of it has ended."""
+        """Return the rest of the current block, or the next block once all trials have ended."""
         if not is_idle:
             return self._block
         step = self._step()
@@ -141,7 +141,7 @@ class CulpritStudy:
     """The search for the packages that carry a failure.
 
     Args:
-        matrix: Whose study was answered.
+        matrix: Matrix of the answered study.
         study: That study.
         store: Open for writing.
         provider: Solves intermediate environments.
@@ -195,11 +195,11 @@ class CulpritStudy:
 
     @property
     def changes(self) -> int:
-        """Number of packages that changed."""
+        """Return the number of packages that changed."""
         return len(self._names)
 
     def run(self) -> Explanation:
-        """Search until it is known, nothing more can be learnt, or the limit is reached.
+        """Search until the culprits are known, no trial is useful, or the limit is reached.
 
         Returns:
             What was found; stored in the study, unless the user stopped it.
@@ -380,7 +380,7 @@ class CulpritStudy:
         return Conditions(key, self._values(changes_of(index)), self._around)
 
     def _values(self, intermediate: Changes) -> Combination:
-        """Return what the command sees of the axes: of each package the version that is there."""
+        """Return the axis values that the command sees: each package's version in this environment."""
         moved = {self._between.changes[i].name for i in intermediate}
         still = {c.name for i, c in enumerate(self._between.changes) if i not in intermediate} - moved
         axes = self.matrix.file.axes

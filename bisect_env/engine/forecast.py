@@ -39,7 +39,7 @@ class Forecast:
     environments_range: tuple[float, float] = (0.0, 0.0)
 
     def gpu_hours(self, trial_seconds: float, gpus: float) -> tuple[float, float, float]:
-        """Mean, 5th and 95th centile of the time that trials hold GPUs.
+        """Return the mean, 5th and 95th centile of the time that trials occupy GPUs.
 
         Args:
             trial_seconds: Of one trial.
@@ -66,7 +66,7 @@ def forecast(
     workers: int = 1,
     going_on: Callable[[], bool] = lambda: True,
 ) -> Forecast | None:
-    """Play studies to their end.
+    """Simulate studies to their end.
 
     Args:
         grid: The lattice.

@@ -29,7 +29,7 @@ Changes = frozenset[int]
 
 @dataclass(frozen=True, slots=True)
 class Between:
-    """Two locks and what changed from one to the other.
+    """A pair of locks with the changes from one to the other.
 
     Attributes:
         good: The lock that passes.
@@ -46,12 +46,12 @@ class Between:
 
     @classmethod
     def of(cls, good: Lock, bad: Lock, request: EnvironmentRequest, axes: Sequence[str]) -> Between:
-        """Sort out what changed.
+        """Build the changes between two environments.
 
         Args:
             good: The lock that passes.
             bad: The lock that fails.
-            request: Of the bad combination.
+            request: Request of the bad combination.
             axes: Packages that axes move.
         """
         # The same version from another archive of an index, or another place: what a solver takes follows
@@ -66,11 +66,11 @@ class Between:
 
     @property
     def everything(self) -> Changes:
-        """All changes: the bad end."""
+        """Return all changes: the bad end."""
         return frozenset(range(len(self.changes)))
 
     def packages(self, intermediate: Changes) -> dict[str, LockedPackage]:
-        """Packages of an intermediate environment by normalised name; a PyPI environment's Python is none."""
+        """Return the packages of an intermediate environment by normalised name, without PyPI's Python."""
         found = {str(canonicalize_name(p.name)): p for p in self.good.packages}
         theirs = {str(canonicalize_name(p.name)): p for p in self.bad.packages}
         for position in intermediate:
@@ -117,7 +117,7 @@ class Between:
         return result if asked == solved else None
 
     def leaning_request(self, intermediate: Changes, position: int) -> EnvironmentRequest | None:
-        """One change made in an intermediate environment, the solver free to move what that forces.
+        """Return a request for one more change that lets the solver move whatever this change forces.
 
         Args:
             intermediate: Where it is made, or taken back if it holds it.
@@ -153,7 +153,7 @@ class Between:
         )
 
     def locate(self, result: LockResult, start: Changes) -> Changes | None:
-        """The intermediate environment that was solved, None if it holds a version that neither end has."""
+        """Return the intermediate environment of a solution; None if it holds a version of neither end."""
         if not isinstance(result, Lock):
             return None
         solved = {str(canonicalize_name(p.name)): (p.version, p.build) for p in result.packages}
@@ -179,7 +179,7 @@ def _follows(change: PackageChange) -> bool:
 
 
 class Demands:
-    """Requirements between the wheels of two environments, to tell without a solver which mixtures are sound.
+    """The wheels' requirements, which show without a solver which mixtures of two environments are sound.
 
     A demand that its own end does not meet, as in an environment that was put together by hand, is none.
 
@@ -247,7 +247,7 @@ class Demands:
         return make_lock(ends[0].python, ends[0].platform, self._between.packages(intermediate).values())
 
     def closures(self) -> tuple[list[Changes], list[Changes]]:
-        """For each change the changes that it forces, and those that are undone with it.
+        """Return, for each change, the changes that it forces, and those that are undone with it.
 
         Returns:
             Two sets for each change, itself included.
@@ -274,7 +274,7 @@ def _meets(packages: Mapping[str, LockedPackage], asked: Requirement) -> bool:
 
 
 def closures(between: Between, provider: EnvironmentProvider) -> tuple[list[Changes], list[Changes]]:
-    """For each change the changes that it forces, and those that are undone with it.
+    """Return, for each change, the changes that it forces, and those that are undone with it.
 
     Args:
         between: The two ends.
@@ -335,7 +335,7 @@ class IntermediateRequests:
         return self._demands.lock(changes_of(index))
 
     def accept(self, index: Index, result: LockResult) -> LockResult:
-        """Return the lock if it is what was asked for."""
+        """Return the lock if it matches the request, else an error."""
         if not isinstance(result, Lock) or self._between.check(changes_of(index), result) is not None:
             return result
         return UnsolvableError("the solver takes other packages than were asked for")

@@ -30,15 +30,15 @@ from bisect_env.storage.entries import CombinationState, CombinationStatus
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """Everything that is known about a study's combinations before anything runs.
+    """The locks, groups and errors of a study's combinations, known before anything runs.
 
     Attributes:
         grid: The expanded matrix.
-        locks: Lock of each combination that has one, as far as it was asked for.
-        unsolvable: Why others have none, likewise.
-        groups: For each combination that can perhaps be run the first one with the same lock and the same
+        locks: Lock of each requested combination that has one.
+        unsolvable: Error of each requested combination that has none.
+        groups: For each combination that may be runnable, the first one with the same lock and the same
             values of value axes: trials of one are trials of all.
-        warnings: What should be known of the environment of a combination, where there is something.
+        warnings: Warnings about the environment of a combination, if there are any.
     """
 
     grid: Grid
@@ -49,7 +49,7 @@ class Prepared:
 
     @property
     def environments(self) -> int:
-        """Number of distinct locks."""
+        """Return the number of distinct locks."""
         return len({lock.content_hash for lock in self.locks.values()})
 
     def state(self, index: Index) -> CombinationState:
@@ -157,7 +157,7 @@ def commit_source(matrix: Matrix, axis: CommitAxis, commit: str) -> CommitSource
 
 
 def _pinned(override: str, pins: Mapping[str, str]) -> str:
-    """Return an override; the bare name of an axis is that axis's value, whatever other packages ask for."""
+    """Return an override; the bare name of an axis is pinned to the axis's value."""
     versions = {str(canonicalize_name(name)): version for name, version in pins.items()}
     version = versions.get(str(canonicalize_name(override)))
     return override if version is None else f"{override}=={version}"
@@ -179,13 +179,13 @@ def _conda_request(
 
 
 def anchors(matrix: Matrix, grid: Grid, index: Index) -> list[Index]:
-    """Combinations whose locks should be kept to, so that little else changes, the best first. Pure.
+    """Return combinations whose locks a solver should stay close to, the best first. Pure.
 
     All combinations lean on the same one: the first on every axis of packages, else the last on every such
-    axis. So each environment is that one with the axes moved, and with whatever these need. It depends on the
-    grid alone, so that locks depend neither on who is solved when nor on which combinations are asked for. No
-    step is taken along dates, for what the day before had is just what a day may not hold on to, nor along
-    values, which are one environment.
+    axis. So each environment is that one with the axes moved, and with whatever these need. It depends on
+    the grid alone, so that locks depend neither on who is solved when nor on which combinations are asked
+    for. No step is taken along dates, for what the day before had is just what a day may not hold on to,
+    nor along values, which are one environment.
 
     Args:
         matrix: As loaded; it may ask for the newest of everything instead.
@@ -212,7 +212,7 @@ def anchors(matrix: Matrix, grid: Grid, index: Index) -> list[Index]:
 
 
 def unfit(matrix: Matrix, grid: Grid) -> dict[Index, UnsolvableError]:
-    """Combinations of which the index says that a package is not to be had for that Python. Pure."""
+    """Return combinations for which the index has no package for that Python, with the error. Pure."""
     pythons = [k for k, axis in enumerate(matrix.file.axes.values()) if getattr(axis, "is_python", False)]
     found: dict[Index, UnsolvableError] = {}
     for position, axis in enumerate(grid.axes):
@@ -362,11 +362,11 @@ class Locking:
 
     @property
     def under_way(self) -> int:
-        """Combinations that were wanted and are not answered yet."""
+        """Return the number of requested combinations that are not locked yet."""
         return len(self._running) + len(self._waiting)
 
     def want(self, indices: Iterable[Index]) -> None:
-        """Begin to lock combinations; those that are known or under way already are left as they are."""
+        """Start to lock combinations, except those that are known or in progress."""
         asked = tuple(indices)
         self._asked.update(asked)
         for index in asked:
@@ -376,7 +376,7 @@ class Locking:
         self._start()
 
     def want_ahead(self, indices: Iterable[Index]) -> None:
-        """Lock what may be wanted, the most likely first, as far as there is room beside what is wanted.
+        """Lock combinations that may be needed later, the likeliest first, while solvers are free.
 
         It takes the place of what was given before and is not begun: by now other things are likely.
         """
@@ -387,7 +387,7 @@ class Locking:
         return not (index in self._locks or index in self._unsolvable or index in self._running)
 
     def take(self) -> list[Index]:
-        """Combinations that were answered since the last call; see `prepared` for the answers.
+        """Return the combinations that were answered since the last call; `prepared` has the answers.
 
         An error counts only where the lock is needed: it may be one that nobody will ever ask for.
 
@@ -412,11 +412,11 @@ class Locking:
         return answered
 
     def wait(self, timeout: float | None) -> None:
-        """Wait until a solver has answered, or the time (seconds) is over; None for no limit."""
+        """Wait until a solver has answered, or the time (seconds) is over; None means no limit."""
         wait(self._running.values(), timeout, return_when=FIRST_COMPLETED)
 
     def lock_now(self, index: Index) -> LockResult:
-        """Lock one combination, and what it leans on, and wait for it.
+        """Lock one combination, after those that it depends on, and wait for it.
 
         Raises:
             InfrastructureError: As for `take`.
@@ -427,7 +427,7 @@ class Locking:
     def lock_every(
         self, indices: Collection[Index], on_progress: Callable[[int, int], None] | None = None
     ) -> None:
-        """Lock combinations, and what they lean on, and wait for all of them.
+        """Lock combinations, after those that they depend on, and wait for all of them.
 
         Args:
             indices: Which.
@@ -449,12 +449,12 @@ class Locking:
         return index not in self._locks and index not in self._unsolvable
 
     def regroup(self) -> None:
-        """Find out which combinations are one measurement, once all are locked."""
+        """Determine which combinations are one measurement, once all are locked."""
         self._groups.clear()
         self._groups.update(group(self._grid, self._locks))
 
     def close(self) -> None:
-        """Give up what was not begun; solvers that run are not waited for."""
+        """Drop requests that have not started; running solvers are not waited for."""
         self._pool.shutdown(wait=False, cancel_futures=True)
 
     def _start(self) -> None:
@@ -467,7 +467,7 @@ class Locking:
                 self._begin(index, self._most_ahead)
 
     def _begin(self, index: Index, most: int) -> None:
-        """Begin to lock a combination, or what it leans on, if fewer than `most` solvers run."""
+        """Start to lock a combination, or one that it depends on, if fewer than `most` solvers run."""
         solving = {self._requests.request(one).key for one in self._running}
         if len(self._running) >= most or not self._is_open(index):
             return
@@ -489,7 +489,7 @@ class Locking:
             self._begin(missing, self._most)
 
     def _model(self, index: Index) -> tuple[Index | None, Lock | None]:
-        """What has to be locked before, None if nothing; and the lock to be like, None if there is none."""
+        """Return the combination to lock first, or None, and the lock to stay close to, or None."""
         for anchor in self._requests.anchors(index):
             if anchor in self._locks:
                 return None, self._locks[anchor]
@@ -580,7 +580,7 @@ def lock_one(matrix: Matrix, grid: Grid, index: Index, provider: EnvironmentProv
     Args:
         matrix: As loaded.
         grid: As expanded.
-        index: Which one; it may be one that a rule takes out.
+        index: Index of the combination, which may be excluded by a rule.
         provider: Solves.
 
     Raises:
@@ -602,7 +602,7 @@ def is_lazy(grid: Grid) -> bool:
 
 
 def environment_warnings(request: EnvironmentRequest, lock: Lock) -> tuple[str, ...]:
-    """Warnings about an environment that should be read before its trials are believed. Pure."""
+    """Return warnings about an environment that should be read before its trials are trusted. Pure."""
     cuda = request.conda is not None and "__cuda" in request.conda.virtual_packages
     asked = (*request.pins, *(request.conda.pins if request.conda else ()))
     return lock_warnings(lock, asked=asked, cuda=cuda)

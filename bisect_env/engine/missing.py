@@ -23,7 +23,7 @@ _ENOUGH = 3
 
 @dataclass
 class MissingModules:
-    """Listens to a study's first trials.
+    """A listener to a study's first trials that detects modules missing in every environment.
 
     Args:
         packages: That the study is about: what they import is the question itself.
@@ -36,12 +36,12 @@ class MissingModules:
     _otherwise: bool = False
 
     def heard(self, event: events.Event) -> None:
-        """Take note of a trial."""
+        """Process an event; only finished trials matter."""
         if isinstance(event, events.TrialFinished):
             self.tell(event.record)
 
     def tell(self, record: TrialRecord) -> None:
-        """Take note of what one trial did."""
+        """Record whether a trial failed because of a missing module."""
         module = missing_module(record)
         if module is None or is_of(module, self.packages):
             self._otherwise = self._otherwise or record.outcome not in _NO_ANSWER
@@ -50,7 +50,7 @@ class MissingModules:
 
     @property
     def module(self) -> str | None:
-        """The module that is forgotten, as far as is known by now."""
+        """Return the module that the matrix forgot, if enough trials show it, else None."""
         module = self.suspect
         both = bool(self.ends) and all(
             {combination[axis] for combination in self._lacking} >= set(ends)
@@ -60,7 +60,7 @@ class MissingModules:
 
     @property
     def suspect(self) -> str | None:
-        """The module that every trial so far failed for want of, in however few environments.
+        """Return the one module that every trial so far lacked, even if few environments were tried.
 
         It is to blame where a study ends because the combination that is stated to work does not.
         """
@@ -83,7 +83,7 @@ _NO_ANSWER = {
 
 
 def missing_module(record: TrialRecord) -> str | None:
-    """Return the module for want of which a trial failed, None if it did not."""
+    """Return the module whose absence made a trial fail, None if that is not why."""
     if record.outcome not in (Outcome.IMPORT_ERROR, Outcome.EXIT_FAIL):
         return None
     found = _NO_MODULE.search(record.detail)

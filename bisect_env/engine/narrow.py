@@ -29,7 +29,7 @@ class Releases:
     """The boundary that a study found.
 
     Attributes:
-        axis: Whose values are releases.
+        axis: Axis whose values are releases.
         package: That it moves.
         good: The last good release.
         bad: The first bad one.
@@ -52,7 +52,7 @@ def releases_of(matrix: Matrix, verdict: VerdictDocument) -> Releases:
     """Return the releases between which a study's answer lies.
 
     Args:
-        matrix: Of the study.
+        matrix: Matrix of the study.
         verdict: Its verdict.
 
     Raises:
@@ -88,10 +88,10 @@ def releases_of(matrix: Matrix, verdict: VerdictDocument) -> Releases:
 
 
 def tag_of(version: str, package: str, tags: Sequence[str]) -> str | None:
-    """The tag of a release: v1.2.3, 1.2.3, name-1.2.3, release/1.2.3 and their like; None if there is none.
+    """Return the tag of a release (v1.2.3, 1.2.3, name-1.2.3, release/1.2.3 and so on), or None.
 
     Args:
-        version: Of the release.
+        version: Version of the release.
         package: Normalised name.
         tags: All there are.
     """
@@ -127,7 +127,7 @@ def commits_text(matrix: Matrix, releases: Releases, commits: CommitRange, *, co
     """Return the text of a matrix over the commits between two releases; all other keys are copied. Pure.
 
     Args:
-        matrix: Of the study of releases.
+        matrix: Matrix of the study of releases.
         releases: Its boundary.
         commits: What lies between.
         command_line: Shown in the first line.

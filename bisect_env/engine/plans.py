@@ -14,7 +14,7 @@ class BlockPlan(ABC):
     """A plan that wants trials of one combination at a time; see `engine.state.Plan`.
 
     Attributes:
-        trials: Trials that it was told and that count.
+        trials: Number of counted trials so far.
     """
 
     def __init__(self) -> None:
@@ -23,7 +23,7 @@ class BlockPlan(ABC):
     @property
     @abstractmethod
     def finished(self) -> bool:
-        """Whether no more trials are wanted."""
+        """Return whether no more trials are wanted."""
 
     @abstractmethod
     def block(self, places: int, *, is_idle: bool) -> tuple[Index, int] | None:
@@ -56,7 +56,7 @@ class BlockPlan(ABC):
     def foresee(
         self, _pending: Mapping[Index, int], _build_cost: Mapping[Index, float] | None = None
     ) -> list[Index]:
-        """Return nothing: what comes next depends on the whole block."""
+        """Return an empty list: the next block depends on the whole present one."""
         return []
 
     def tell(self, _index: Index, *, hit: bool) -> None:
@@ -69,7 +69,7 @@ class BlockPlan(ABC):
 
 
 class OnePlan(BlockPlan):
-    """A plan of trials of one combination; subclasses say how many are wanted.
+    """A plan of trials of one combination; subclasses determine their number.
 
     Args:
         index: The combination.
@@ -90,11 +90,11 @@ class OnePlan(BlockPlan):
 
     @property
     def finished(self) -> bool:
-        """Whether no more trials are wanted."""
+        """Return whether no more trials are wanted."""
         return self._is_aside or self.wanted() <= 0
 
     def block(self, _places: int, *, is_idle: bool) -> tuple[Index, int] | None:
-        """Return the combination and what is left."""
+        """Return the combination and the number of trials left."""
         return None if self._is_aside else (self._index, self.wanted())
 
     def set_aside(self, _index: Index) -> None:
@@ -124,7 +124,7 @@ class UntilRate(OnePlan):
 
     Args:
         index: The combination.
-        test: Has not been told anything.
+        test: A test without trials.
         limit: Trials after which to give up.
 
     Attributes:

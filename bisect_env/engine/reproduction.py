@@ -150,7 +150,7 @@ echo "$failed of $times runs failed"
 
 
 def _left_out(matrix: Matrix) -> list[str]:
-    """Variables of `trial.env` that may be secrets. The values of axes are the combination's own name."""
+    """Return the variables of `trial.env` that may be secrets, sorted."""
     return sorted(name for name, value in matrix.file.trial.env.items() if not may_be_stored(name, value))
 
 
@@ -227,7 +227,7 @@ def _contrast(lock: Lock, good: Contrast | None) -> list[str]:
 
 
 def _elsewhere(lock: Lock) -> list[str]:
-    """Return what whoever has not the same disk must know of packages that are built from commits."""
+    """Return notes on packages built from local repositories, for readers on another host."""
     places = {
         package.name: package.url.removeprefix("git+file://").rpartition("@")[0]
         for package in lock.packages

@@ -30,7 +30,7 @@ _VERSION = 1
 
 
 def trial_key(matrix: Matrix, prepared: Prepared, index: Index, perturbation: Perturbation = NONE) -> str:
-    """The key of a trial; trials of any study with equal keys are the same measurement: hex sha256. Pure.
+    """Return the key of a trial (hex sha256), equal for equal measurements of all studies. Pure.
 
     Args:
         matrix: What is run.
@@ -64,12 +64,12 @@ def trial_key(matrix: Matrix, prepared: Prepared, index: Index, perturbation: Pe
 
 
 def reusable(machines: Collection[Machine], gpus: float) -> frozenset[Machine]:
-    """Classes of machines whose trials can be reused. Pure."""
+    """Return the classes of machines whose trials can be reused. Pure."""
     return frozenset(m for m in machines if m.cpu and (not gpus or (m.gpu_model and m.driver)))
 
 
 class Reuse:
-    """Looks for trials of other studies under the keys of this one.
+    """A finder of other studies' trials with the same keys as this study's.
 
     Args:
         trials: Of this study.
@@ -94,7 +94,7 @@ class Reuse:
         self._user = user
 
     def look(self, among: Collection[Index] | None = None) -> list[StoredTrial]:
-        """Take what was recorded since the last look; return it as `StudyTrials.reuse` does.
+        """Reuse trials recorded since the last call; return them as `StudyTrials.reuse` does.
 
         Args:
             among: Look for trials of these combinations alone.

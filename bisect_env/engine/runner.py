@@ -64,7 +64,7 @@ class Conditions:
 
 
 class Series(Container[str], Protocol):
-    """The trials of a study that a plan is told, by their ids, and ids for new ones."""
+    """The ids of the study's trials that a plan receives, and a source of new ids."""
 
     def new_id(self) -> str:
         """Return an id for a new trial, which belongs to the series from now on."""
@@ -98,7 +98,7 @@ class NewTrials:
 
 
 class Runner:
-    """Runs the trials that a plan wants, and records them in a study.
+    """A runner of the trials that a plan wants; it records them in a study.
 
     Args:
         matrix: What is run.
@@ -110,11 +110,11 @@ class Runner:
         conditions: Returns how the trials of a combination with a lock run; the key has to stay the same.
         notify: Called with everything that happens.
         clock: Seconds that only grow.
-        stopped: Looked at between steps; true ends the trials that run.
-        series: Trials that the plan is told.
+        stopped: Called between steps; true ends the trials that run.
+        series: Trials that the plan receives.
         machines: Classes of machines on which trials will run: trials that other studies recorded there
             under the same keys are reused. None reuses nothing.
-        user: Whose studies' trials may be reused; None for anybody's.
+        user: User whose trials may be reused; None for all users.
         deadline: When to give up, on the same clock; None for never.
         max_trials: Trials that count, at most; None for any number.
         waits: Whether trials that still run when the plan is finished come to their end. Else they are ended
@@ -177,7 +177,7 @@ class Runner:
     # -- before and after ----------------------------------------------------------------------------------
 
     def replay(self) -> None:
-        """Tell the plan what the database has already."""
+        """Add the trials in the database to the plan."""
         # A combination may have been found to have no solution before the study was open.
         for refused in [one for one in self._prepared.unsolvable if one in self.state.members]:
             self._act(self.state.locked(refused))
@@ -214,7 +214,7 @@ class Runner:
         return len(new)
 
     def _learn(self, trials: Sequence[StoredTrial]) -> None:
-        """Tell the state trials that the database has, in order; all again if they mean something else."""
+        """Add stored trials to the state in order, or all trials again if their evidence has changed."""
         if self._trials.basis != self._basis:
             self._begin_again()
             return
@@ -232,10 +232,10 @@ class Runner:
             )
 
     def _heard(self, index: Index, trial: StoredTrial) -> None:
-        """Take note of a trial that the state is about to be told."""
+        """Process a trial before it is added to the state."""
 
     def _begin_again(self) -> None:
-        """Tell a new plan every trial: the study is about another failure, or some trials are void."""
+        """Start a new plan with every trial, because the target has changed or some trials became void."""
         self._basis = self._trials.basis
         set_aside = {index for index, (status, _) in self.state.aside.items() if status == "set-aside"}
         self.plan = self._make_plan()
@@ -252,12 +252,12 @@ class Runner:
             self._notify(events.Reused(reused, tuple(self._store.origins(self._study_id))))
 
     def _group_of(self, combination: Combination) -> Index | None:
-        """Return what stands for a stored combination; None where this command does not look at it."""
+        """Return the representative of a stored combination; None if this command does not use it."""
         found = self.grid.find(combination)
         return None if found is None else self._prepared.groups.get(found)
 
     def run(self, start: Callable[[], Executor]) -> None:
-        """Go on until the plan is finished.
+        """Run trials until the plan is finished.
 
         Args:
             start: Starts the place where trials run, or waits until it stands; the caller closes it.
@@ -286,7 +286,7 @@ class Runner:
             self.state.check_anything_ran()
 
     def _go_further(self) -> bool:
-        """Do what is left once the plan is finished; return whether that may have changed its mind."""
+        """Do the final checks of a finished plan; return whether it may need more trials after them."""
         return self._look_at_environments()
 
     def _pursue(self) -> None:
@@ -316,7 +316,7 @@ class Runner:
         return self._deadline is None or self._clock() < self._deadline
 
     def _look_at_environments(self) -> bool:
-        """Look at environments in which trials passed; return whether one is not as it was made."""
+        """Check environments in which trials passed; return whether one has changed."""
         known = self._basis
         waiting, self._unseen = self._unseen, set()
         locks = {lock.content_hash: lock for lock in self._prepared.locks.values()}
@@ -329,7 +329,7 @@ class Runner:
         return self._basis != known
 
     def _note_change(self, change: PrefixChange) -> None:
-        """Void the trials of an environment since it was last seen as it was made."""
+        """Mark the trials of an environment as void from when it was last seen unchanged."""
         until = datetime.now(UTC)
         self._trials.note_change(ChangedEnvironment(change.lock_hash, change.host, change.since, until))
         there = self.state.combinations_in(change.lock_hash)
@@ -345,7 +345,7 @@ class Runner:
     # -- one step ------------------------------------------------------------------------------------------
 
     def _work(self) -> bool:
-        """Go on until nothing is under way; return whether anything was."""
+        """Run until nothing is in progress; return whether anything was."""
         was_busy = False
         while self._wants_more():
             self._carry_out()
@@ -368,7 +368,7 @@ class Runner:
         """Do what else is due while trials run."""
 
     def _carry_out(self) -> None:
-        """Do what the state wants, as often as other commands are faster with some of it."""
+        """Start what the state wants; repeat if other commands have claimed some of it."""
         for attempt in range(_ATTEMPTS):
             slots = self._sender.slots
             only = self._only()
@@ -411,7 +411,7 @@ class Runner:
             self._learn_reused(self._reuse.look(new))
 
     def _save_locked(self) -> None:
-        """Store what was locked since the last time: before anything that names it, and not for itself."""
+        """Store new locks before anything refers to them."""
         if not self._unsaved:
             return
         locks = self._prepared.locks
@@ -434,7 +434,7 @@ class Runner:
             self._sender.prepare(lock)
 
     def _start(self, chosen: Sequence[Index], *, alone: bool = False) -> bool:
-        """Claim trials and send those off that no other command was faster with.
+        """Claim trials and start those that no other command has claimed.
 
         Args:
             chosen: Their combinations.
@@ -486,7 +486,7 @@ class Runner:
         return {trial: self.grid.combination(index) for trial, index in self.state.running.items()}
 
     def _wind_down(self) -> None:
-        """Let trials that are about to end do so, then end the others.
+        """Wait for trials that are about to end, then end the others.
 
         Ending them all at once would favour quick outcomes: a hang takes longer than a pass.
         """
@@ -580,7 +580,7 @@ class Runner:
                 self.state.check(ours[trial.trial_id][0], trial.evidence)
 
     def _recorded(self, record: TrialRecord) -> None:
-        """Take note of a trial of ours that is stored now."""
+        """Process a trial of this command that has been stored."""
 
     def _act(self, findings: Iterable[Finding]) -> None:
         for finding in findings:

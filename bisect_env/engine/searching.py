@@ -34,7 +34,7 @@ SAVE_EVERY = 5.0
 
 
 class StudyRunner(Runner):
-    """Runs one study until it is decided, its budget is spent, or the user stops it.
+    """A runner of one study until it is decided, its budget is spent, or the user stops it.
 
     Args:
         matrix: What is asked.
@@ -43,7 +43,7 @@ class StudyRunner(Runner):
         study_id: The open study.
         notify: Called with everything that happens.
         clock: Seconds that only grow.
-        stopped: Looked at between steps; true ends the study in an orderly way.
+        stopped: Called between steps; true ends the study in an orderly way.
         machines: As for `Runner`.
         goal: What the study wants to know.
         quick: Whether to end as soon as the answer stands, without checks.
@@ -109,7 +109,7 @@ class StudyRunner(Runner):
 
     @property
     def missing(self) -> dict[Index, tuple[str, str]]:
-        """Status and reason of every combination that cannot be run, as far as that is known."""
+        """Return status and reason of every combination that is known not to be runnable."""
         return self.state.missing()
 
     def document(self) -> VerdictDocument:
@@ -121,11 +121,11 @@ class StudyRunner(Runner):
 
     @property
     def finished(self) -> bool:
-        """Whether nothing more is to be tried."""
+        """Return whether no more trials are wanted."""
         return self.plan.finished and not self._alone.wanted(self.plan, 1)
 
     def tried(self, axis: str, verdict: VerdictDocument) -> list[tuple[str, str, str]]:
-        """Return what was tried along an axis, all else as in the first bad combination.
+        """Return which values of an axis were tried, with all others as in the first bad combination.
 
         Args:
             axis: Its name.
@@ -190,7 +190,7 @@ class StudyRunner(Runner):
         return self._try_alone() or super()._go_further()
 
     def _try_alone(self) -> bool:
-        """Try both sides of the boundary without neighbours, where trials share GPUs; whether any ran."""
+        """Try both sides of the boundary without other trials on the GPU; return whether any trial ran."""
         chosen = self._alone.wanted(self.plan, self._sender.places_alone)
         if not chosen or self._stopped() or not self._in_time():
             return False
@@ -223,7 +223,7 @@ class StudyRunner(Runner):
         self._show()
 
     def _bound_checks(self) -> None:
-        """Say the answer as soon as it stands, and end its checks when their time is over."""
+        """Announce the answer when it stands, and end its checks when their time is over."""
         if not self.plan.answered:
             # A failure during the checks has opened the question again.
             self._check_until = None
@@ -240,7 +240,7 @@ class StudyRunner(Runner):
             self.plan.end_checks()
 
     def _look_between_kinds(self) -> None:
-        """Look between failures of different kinds once an answer stands: a pass there tells them apart."""
+        """Add a check between failures of different kinds: a pass there shows that they are two problems."""
         search = self.plan
         if self._trials.target.signature or not isinstance(search, Search) or not search.answered:
             return
@@ -289,7 +289,7 @@ class StudyRunner(Runner):
         )
 
     def _only_passing(self) -> tuple[Combination, int, float] | None:
-        """Return what is known of a failure that nobody has seen yet: see `events.Progress.passing`."""
+        """Return combination, passes and rate while no failure was seen: see `events.Progress.passing`."""
         tallies = self.state.tallies
         if self.state.hits or not tallies:
             return None

@@ -32,7 +32,7 @@ GATHER = 0.05
 
 
 class Sender:
-    """Sends trials and builds of one matrix to an executor, and keeps count of what runs.
+    """A sender of one matrix's trials and builds to an executor, which counts what is running.
 
     Args:
         matrix: What is run.
@@ -58,12 +58,12 @@ class Sender:
 
     @property
     def slots(self) -> int:
-        """How many trials can run at the same time."""
+        """Return how many trials can run at the same time."""
         return max(1, self.executor.slots // (self._on_a_gpu // trials_per_gpu(self.gpus)))
 
     @property
     def places_alone(self) -> int:
-        """How many can while none shares its GPU with another."""
+        """Return how many trials can run at the same time without sharing a GPU."""
         return max(1, self.executor.slots // self._on_a_gpu)
 
     @property
@@ -71,7 +71,7 @@ class Sender:
         return trials_per_gpu(self._matrix.file.trial.gpus)
 
     def prepare(self, lock: Lock, *, look: bool = False) -> None:
-        """Begin to make an environment, or to look whether it is still as it was made."""
+        """Start to build an environment, or to check that it is unchanged."""
         self.executor.prepare(PrefixRequest(within_limits(self._matrix, lock), self._allow_source, look))
 
     def submit(
@@ -132,7 +132,7 @@ class Sender:
         return answers
 
     def _make_room(self, lent: float, reason: str) -> None:
-        """Let half as many trials share a GPU, if as many as now did when they disturbed each other."""
+        """Halve the number of trials that share a GPU, if that many have disturbed each other."""
         if lent < 1 and lent == self.gpus:
             fewer = trials_per_gpu(self.gpus) // 2
             self.gpus = 1 / fewer if fewer > 1 else 1

@@ -28,17 +28,17 @@ HEAR_EVERY = 1.0
 
 
 def name_of_holder() -> str:
-    """A name for what this process claims, by which `has_ended` knows the process; each call gives another.
+    """Return a new, unique name for this process's claims that `has_ended` can check.
 
-    It says the boot of the machine, the namespace of process ids, the id, and when the process was started;
-    where these cannot be read (not Linux), it is merely unique.
+    It says the boot of the machine, the namespace of process ids, the id, and when the process was
+    started; where these cannot be read (not Linux), it is merely unique.
     """
     process = (_machine(), str(os.getpid()), _started(os.getpid()))
     return " ".join([uuid.uuid4().hex, *(process if all(process) else ())])
 
 
 def has_ended(holder: str) -> bool:
-    """Whether the process that has this name is known to be gone; False of what this machine cannot know."""
+    """Return whether the process with this name has certainly ended; false for other machines."""
     words = holder.split(" ")
     if len(words) != 4 or words[1] != _machine() or not words[2].isdecimal():
         return False
@@ -54,7 +54,7 @@ def has_ended(holder: str) -> bool:
 
 
 def _machine() -> str:
-    """The boot of this machine and the namespace of our process ids; empty where the system does not say."""
+    """Return the id of this machine's boot and process namespace; "" if the system does not give it."""
     with contextlib.suppress(OSError):
         boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
         return f"{boot}/{Path('/proc/self/ns/pid').stat().st_ino}"
@@ -62,7 +62,7 @@ def _machine() -> str:
 
 
 def _started(pid: int) -> str:
-    """When a process was started, in ticks since the boot; "ended" where nobody has waited for it yet."""
+    """Return when a process was started, in ticks since the boot; "ended" for a zombie."""
     with contextlib.suppress(OSError):
         stat = Path(f"/proc/{pid}/stat").read_bytes()
         # Behind the name in parentheses, which may contain anything, come the fields from the third on;
@@ -77,7 +77,7 @@ class Sharing:
 
     Args:
         store: Where the study is.
-        study_id: Which one.
+        study_id: Id of the study.
         trials: Those that this command knows.
         clock: Seconds that only grow.
 
@@ -120,7 +120,7 @@ class Sharing:
 
     @property
     def is_due(self) -> bool:
-        """Whether it is time to look again."""
+        """Return whether it is time to look again."""
         return self._clock() >= self._heard_at + HEAR_EVERY
 
     def claim(
@@ -129,7 +129,7 @@ class Sharing:
         running: Mapping[Combination, int],
         decision: tuple[str, dict[str, Any]],
     ) -> list[bool]:
-        """Claim trials, as ids and combinations; return for each whether it is ours.
+        """Claim trials, given by id and combination; return for each whether the claim succeeded.
 
         What is not ours was claimed or recorded by another command since the last look.
 
@@ -150,13 +150,13 @@ class Sharing:
         )
 
     def renew(self, running: Callable[[], Mapping[str, Combination]], *, now: bool = False) -> None:
-        """Renew the claims of the running trials, and no others, if it is time or `now` is set."""
+        """Renew the claims of the running trials only, if it is time or `now` is set."""
         if now or self._clock() >= self._renewed_at + RENEW_EVERY:
             self._store.renew(self._study_id, self._holder, running(), lease=LEASE)
             self._renewed_at = self._clock()
 
     def release(self, trial_ids: Collection[str]) -> None:
-        """These trials will not be recorded."""
+        """Release the claims of trials that will not be recorded."""
         self._store.release(self._holder, trial_ids)
 
     def close(self) -> None:

@@ -84,12 +84,12 @@ class ChosenCombination:
 
     @property
     def index(self) -> Index:
-        """Position of the combination in the grid."""
+        """Return the position of the combination in the grid."""
         return self.grid.index(self.single.combination)
 
     @property
     def study(self) -> Study:
-        """The study of the matrix.
+        """Return the study of the matrix.
 
         Raises:
             ValueError: There is none.
@@ -163,7 +163,7 @@ def _look_up(
     notify: Callable[[events.Event], None],
     as_of: datetime | None,
 ) -> tuple[ChosenCombination, str]:
-    """Return a combination with its lock, and what the lock warns of in one line."""
+    """Return a combination with its lock and the lock's warnings in one line."""
     known = store.find_study(matrix.name, matrix.digest)
     if known is not None or as_of is None:
         as_of = study_date(matrix, store, provider.as_of)
@@ -239,7 +239,7 @@ def run_trials(
 
     Args:
         chosen: From `open_one`.
-        make_plan: Returns a plan that was told nothing.
+        make_plan: Returns a plan without trials.
         store: Open for writing.
         provider: As for `open_one`.
         start: Starts the place where trials run; the caller closes it.
@@ -304,13 +304,13 @@ GIVE_UP_AFTER = 10
 
 @dataclass(frozen=True, slots=True)
 class Verification:
-    """How a test of a rate ended.
+    """The result of a test of a rate.
 
     Attributes:
         combination: Axis to value.
         claim: What was shown; None if nothing was.
         max_rate: The limit.
-        confidence: Of the claim.
+        confidence: Confidence of the claim.
         trials: That are evidence.
         hits: Bad ones among them.
         rate: Their share, 0 without trials.
@@ -391,7 +391,7 @@ class Verifier:
         chosen: The combination.
         store: Where its trials are.
         max_rate: The limit.
-        confidence: Of the claim.
+        confidence: Confidence of the claim.
         max_trials: Where to give up; None for ten times what a flawless combination would need.
         fresh: Begin a new test, even where one was interrupted.
 

@@ -95,7 +95,7 @@ def lost_record(
     """Return the record of a trial whose worker or host went away.
 
     Args:
-        trial_id: Of the trial.
+        trial_id: Id of the trial.
         combination: That it tried.
         lock_hash: Of its environment.
         reason: What is known of the loss, for people.

@@ -109,13 +109,13 @@ class Tally:
         self.lost_on |= other.lost_on
 
     def many_lost(self) -> str | None:
-        """A finding of its own when trials took several hosts down, which one bad host would not explain."""
+        """Return a reason to exclude a combination whose trials took several hosts down, else None."""
         if len(self.lost_on) < LOSSES_FOR_FINDING:
             return None
         return f"its trials were lost on {len(self.lost_on)} hosts ({', '.join(sorted(self.lost_on))})"
 
     def why_aside(self) -> str | None:
-        """Why nothing more should be tried here, or None."""
+        """Return why no more trials should run here, or None."""
         counted = self.good + self.bad
         if counted == 0 and (lost := self.many_lost()):
             return lost
@@ -142,12 +142,12 @@ class Mean:
 
     @property
     def value(self) -> float | None:
-        """The mean, None before the first value."""
+        """Return the mean, None before the first value."""
         return self.total / self.count if self.count else None
 
 
 def says_bad(evidence: Evidence) -> bool | None:
-    """True if a trial tells the search bad, False if good; None if it tells nothing.
+    """Return true for bad and false for good evidence; None for evidence that does not count.
 
     Failures of another kind, spoilt trials and skips are None: they never reach the posterior.
     """
@@ -155,7 +155,7 @@ def says_bad(evidence: Evidence) -> bool | None:
 
 
 def build_cost(build_seconds: float | None, trial_seconds: float | None) -> float:
-    """Price of a new environment in trials, from what was measured so far.
+    """Return the price of a new environment in trials, from the measured times.
 
     Args:
         build_seconds: Mean over builds, None before the first.
@@ -203,7 +203,7 @@ def in_flight(slots: int, trial_seconds: float | None, *, flaky: bool = True) ->
 
 
 def brief(text: str) -> str:
-    """The first line; of a short text all of them, for tools put the cause below what it led to. Pure."""
+    """Return the first line of a long text, or all lines of a short one, joined by colons. Pure."""
     lines: list[str] = [line.strip() for line in text.splitlines() if line.strip()]
     return ": ".join(lines if len(lines) <= _SHORT else lines[:1]) or "(no words)"
 
@@ -212,15 +212,15 @@ def brief(text: str) -> str:
 
 
 class Plan(Protocol):
-    """Chooses which combinations to try, and knows when to stop."""
+    """An interface that chooses which combinations to try and when to stop."""
 
     @property
     def trials(self) -> int:
-        """Trials that it was told and that count."""
+        """Return the number of counted trials so far."""
 
     @property
     def finished(self) -> bool:
-        """Whether no more trials are wanted."""
+        """Return whether no more trials are wanted."""
 
     def ask(
         self,
@@ -235,7 +235,7 @@ class Plan(Protocol):
 
         Args:
             count: Most trials.
-            pending: Trials of each combination that run and are not told yet.
+            pending: Running trials of each combination.
             build_cost: Price of an environment that does not exist yet, in trials.
             only: Choose among these combinations.
             worth: Leave out trials that tell less than this share of what the best one tells.
@@ -258,10 +258,10 @@ class Plan(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class PutAside:
-    """Nothing can be learnt at a combination.
+    """The finding that trials of a combination are not possible or useful.
 
     Attributes:
-        index: Of the combination that stands for its group.
+        index: Index of the combination that stands for its group.
         status: As outcomes call it: `env-unsolvable`, `env-unbuildable` or `set-aside`.
         reason: Why.
     """
@@ -273,7 +273,7 @@ class PutAside:
 
 @dataclass(frozen=True, slots=True)
 class Remark:
-    """Something that the user should know, told once.
+    """A message that is shown to the user once.
 
     Attributes:
         text: A sentence.
@@ -306,7 +306,7 @@ class StudyState:
     Args:
         matrix: What is asked.
         prepared: Its combinations; locks may be added to it at any time.
-        plan: Chooses, and is told here.
+        plan: Chooses trials, and receives their results from this object.
         max_trials: Trials that count, at most; None for any number.
 
     Attributes:
@@ -362,10 +362,10 @@ class StudyState:
         self._foreseen_at: tuple[int, int, int, int] | None = None
 
     def begin_again(self, plan: Plan) -> None:
-        """Forget what trials said, which is told again; environments, and what runs, stay as they are.
+        """Drop all findings of trials, which will be added again; environments and running trials stay.
 
         Args:
-            plan: A new one, which is told here from now on.
+            plan: The new plan, which receives results from now on.
         """
         self.plan = plan
         self.aside = {i: why for i, why in self.aside.items() if why[0] != "set-aside"}
@@ -383,16 +383,16 @@ class StudyState:
 
     @property
     def hits(self) -> int:
-        """Bad trials."""
+        """Return the number of bad trials."""
         return sum(tally.bad for tally in self.tallies.values())
 
     @property
     def looks_certain(self) -> bool:
-        """Whether every combination tried has always failed or always passed, and none was asked often."""
+        """Return whether every combination always failed or always passed, in few trials each."""
         return not any((t.bad and t.good) or t.bad + t.good >= FLAKY_FROM for t in self.tallies.values())
 
     def missing(self) -> dict[Index, tuple[str, str]]:
-        """Status and reason of every combination that cannot be run, as far as that is known."""
+        """Return status and reason of every combination that is known not to be runnable."""
         known = {index: ("excluded", why) for index, why in self._grid.excluded.items()}
         known |= {
             index: ("env-unbuildable" if error.building else "env-unsolvable", error.message)
@@ -405,7 +405,7 @@ class StudyState:
     # -- facts: environments -------------------------------------------------------------------------------
 
     def locked(self, index: Index) -> list[Finding]:
-        """A combination was answered by its solver: `Prepared` has its lock, or why there is none.
+        """Process a solver's answer about a combination, which `Prepared` holds.
 
         Raises:
             NoEnvironmentError: It is an end that the matrix states, and has no environment.
@@ -432,11 +432,11 @@ class StudyState:
         )
 
     def begun(self, lock_hash: str) -> None:
-        """An environment is being made."""
+        """Record that an environment is being built."""
         self.building.add(lock_hash)
 
     def built(self, lock_hash: str, seconds: float) -> None:
-        """An environment is there; it took so many seconds, 0 where it existed."""
+        """Record that an environment exists, and its build time in seconds, 0 if it existed before."""
         self.building.discard(lock_hash)
         self.ready.add(lock_hash)
         self._failed_builds = 0
@@ -444,10 +444,10 @@ class StudyState:
             self.build_seconds.add(seconds)
 
     def build_failed(self, lock_hash: str, message: str, *, transient: bool) -> list[Finding]:
-        """An environment could not be made, for a reason that may pass or not.
+        """Process the failure to build an environment, for a reason that may be transient or not.
 
-        What cannot be built is a property of its combinations as soon as another environment could be made,
-        for then neither the host nor the network is to blame.
+        What cannot be built is a property of its combinations as soon as another environment could be
+        made, for then neither the host nor the network is to blame.
 
         Raises:
             InfrastructureError: Builds fail one after the other, and none succeeded yet.
@@ -476,14 +476,14 @@ class StudyState:
         return findings + self._remark(f"build-{indices[0]}", f"{self._last_void}; it is tried again")
 
     def combinations_in(self, lock_hash: str) -> list[Index]:
-        """Combinations, each standing for its group, whose environment this is."""
+        """Return the representative combinations that use this environment."""
         return list(self._in_environment[lock_hash])
 
     def changed(self, lock_hash: str, name: str) -> None:
         """Note that trials changed an environment, which is made again.
 
         Args:
-            lock_hash: Which one.
+            lock_hash: Lock of the environment.
             name: A combination that lives in it, for the message.
 
         Raises:
@@ -505,7 +505,7 @@ class StudyState:
         self.running[trial_id] = index
 
     def ended(self, trial_id: str) -> Index:
-        """A trial does not run any more; gives its combination."""
+        """Record that a trial has ended, and return its combination."""
         return self.running.pop(trial_id)
 
     def nothing_runs(self) -> None:
@@ -520,7 +520,7 @@ class StudyState:
     def learn(
         self, index: Index, outcome: Outcome, evidence: Evidence, *, duration: float, detail: str
     ) -> list[Finding]:
-        """Take in a recorded trial.
+        """Process a recorded trial.
 
         Args:
             index: Its combination, standing for its group.
@@ -550,7 +550,7 @@ class StudyState:
         return []
 
     def check(self, record: TrialRecord, evidence: Evidence) -> None:
-        """Whether a trial that ran just now shows that to go on makes no sense.
+        """Raise an error if the trial that just ran shows that further trials are pointless.
 
         Raises:
             UsageError: The command could be run in none of the combinations tried: that is a mistake in the
@@ -589,11 +589,11 @@ class StudyState:
             )
 
     def put_aside(self, index: Index, status: str, reason: str) -> list[Finding]:
-        """Take in that a combination cannot be tried, as another command or an earlier one found."""
+        """Exclude a combination that another or earlier command found not to be runnable."""
         return self._put_aside(index, status, reason)
 
     def check_anything_ran(self) -> None:
-        """Without any trial it matters why.
+        """Raise an error if no trial ran because no environment can be built.
 
         Raises:
             NoEnvironmentError: No combination has an environment that can be made.
@@ -635,7 +635,7 @@ class StudyState:
         return lock is not None and lock.content_hash in self.ready
 
     def _is_paid(self, index: Index) -> bool:
-        """Whether its environment costs nothing more: it exists, or it is being made whatever comes."""
+        """Return whether a combination's environment costs nothing more: it exists or is being built."""
         lock = self._prepared.locks.get(index)
         if lock is None:
             return False
@@ -689,7 +689,7 @@ class StudyState:
         return Wanted(tuple(now[:free]), *self._to_make([one for one in only if one not in now], slots))
 
     def decide_ahead(self, slots: int) -> Wanted:
-        """Decide what to prepare for what the search may want once the running trials have ended.
+        """Decide what to prepare for trials that the search may want after the running ones.
 
         Trials that `decide` wants are started first, because this takes longer.
 
@@ -706,7 +706,10 @@ class StudyState:
         return Wanted((), build, (*lock, *self._after(ahead, pending, costs)))
 
     def _elsewhere(self, wanted: list[Index]) -> list[Index]:
-        """What to make instead of what failed often: whether anything can be made tells whose fault it is."""
+        """Return the environments to build, with those that failed often replaced by near ones.
+
+        If a near one can be built, the failures are not the fault of this host.
+        """
 
         def failed(index: Index) -> int:
             return self.tallies[index].failed_builds
@@ -732,7 +735,7 @@ class StudyState:
         return {index: price * expected_builds(index[place], failed, built) for index in unpaid}
 
     def _backfill(self, count: int, pending: Mapping[Index, int], slots: int) -> list[Index]:
-        """Return what is worth trying in environments that exist, until those that were wanted do."""
+        """Return trials in existing environments to run until the wanted environments are built."""
         ready = {index for index in self.members if self.is_ready(index)}
         if count <= 0 or not ready or not self.plan.trials or self.looks_certain:
             return []
@@ -744,7 +747,7 @@ class StudyState:
         return chosen
 
     def _ahead(self, costs: Mapping[Index, float], pending: Counter[Index]) -> list[Index]:
-        """Return what is likely to be wanted next, if anything new is known since the last call."""
+        """Return the combinations that are likely to be wanted next, unless nothing has changed."""
         known = (self.plan.trials, len(self.running), len(self.ready), sum(pending.values()))
         if not pending or not costs or known == self._foreseen_at or len(self.members) > THOUGHT_THROUGH:
             return []
@@ -760,14 +763,14 @@ class StudyState:
     def _after(
         self, ahead: Sequence[Index], pending: Counter[Index], costs: Mapping[Index, float]
     ) -> list[Index]:
-        """Return what may be wanted after what comes next: locking it costs little but waiting."""
+        """Return combinations that may be wanted after the next ones, so that they can be locked early."""
         if not ahead or not self.looks_certain:
             return []
         then = self.plan.foresee(pending + Counter(ahead), costs)
         return [index for index in then if index not in self._prepared.locks]
 
     def _to_make(self, wanted: Iterable[Index], slots: int) -> tuple[tuple[Index, ...], tuple[Index, ...]]:
-        """Environments to make and combinations to lock, of those wanted, as far as there is room."""
+        """Return which environments to build and which combinations to lock, within the limits."""
         least, most = BUILDS_AT_ONCE
         room = min(max(least, slots), most) - len(self.building)
         locks = self._prepared.locks

@@ -54,7 +54,7 @@ def matrix_of(study: Study, path: Path | None = None) -> Matrix:
 
 
 def _recorded_matrix(study: Study) -> Matrix:
-    """Load the matrix that the database names, which others may have written: a matrix says what is run.
+    """Load the matrix that the database names, after checking its owner: a matrix contains commands.
 
     Raises:
         MatrixError: It cannot be read.
@@ -120,7 +120,7 @@ def _is_strangers(path: Path) -> bool:
 
 
 def _is_kept_below_here(path: Path) -> bool:
-    """Return whether a file lies below the current directory where nobody else can have put it."""
+    """Return whether a file lies below the current directory in folders that only we or root can change."""
     here = Path.cwd()
     if not path.is_relative_to(here):
         return False
@@ -144,7 +144,7 @@ def known_target(matrix: Matrix, store: Store, study_id: str | None) -> Target:
 
 
 def named_combinations(study: Study) -> dict[str, Mapping[str, str]]:
-    """`first-bad` and `last-good` of the verdict, as far as there is one. Pure."""
+    """Return the verdict's combinations `first-bad` and `last-good`, if there are any. Pure."""
     if study.verdict is None:
         return {}
     found = {"first-bad": study.verdict.first_bad, "last-good": study.verdict.last_good}
@@ -156,9 +156,9 @@ def stored_combination(store: Store, study: Study, text: str | None, flag: str =
 
     Args:
         store: Where the study is.
-        study: Which one.
+        study: The study.
         text: See `bisect_env.matrix.grid.find_combination`.
-        flag: Of the command line, if it was given by one.
+        flag: The option's name, if it was given by one.
 
     Raises:
         UsageError: There is no such combination, or it has no environment.

@@ -62,7 +62,7 @@ Notify = Callable[[events.Event], None]
 
 @dataclass(frozen=True, slots=True)
 class Conclusion:
-    """How a study ended.
+    """The end of a study: its report and the command's exit code.
 
     Attributes:
         report: The report document.
@@ -79,7 +79,7 @@ SPENT = "time-spent"
 
 @dataclass(slots=True)
 class StudyRun:
-    """One command's work on the study of a matrix: it begins the study, or goes on where it stopped.
+    """One command's work on the study of a matrix: it creates or resumes the study.
 
     Args:
         matrix: As loaded.
@@ -122,7 +122,7 @@ class StudyRun:
     _deadline: float | None = field(init=False)
 
     def run(self) -> Conclusion:
-        """Answer the matrix.
+        """Run the study until the matrix has its answer.
 
         Raises:
             BisectEnvError: Whatever a user can correct; everything finished by then is stored.
@@ -207,7 +207,7 @@ class StudyRun:
         return images
 
     def _search(self, images: Mapping[str, str]) -> StudyRunner:
-        """Search the grid as it is now; return what is known then."""
+        """Search the present grid and return the runner."""
         matrix, store, study = self.matrix, self.store, self._study
         if self._locking is not None:
             self._locking.close()
@@ -273,7 +273,7 @@ class StudyRun:
             )
 
     def _refine(self, runner: StudyRunner) -> bool:
-        """Add what lies around the answer to the grid; return whether there is more to search."""
+        """Add values around the answer to the grid; return whether there is more to search."""
         matrix = self.matrix
         if self.stopped():
             return False
@@ -290,7 +290,7 @@ class StudyRun:
         return True
 
     def _conclude(self, runner: StudyRunner) -> Conclusion:
-        """Store the verdict, and say how the study ended.
+        """Store the verdict and report how the study ended.
 
         Raises:
             StudyInterruptedError: The user stopped it before there was an answer.
@@ -356,7 +356,7 @@ def _goes_on(matrix: Matrix, goal: Goal) -> str:
 
 
 def _told(matrix: Matrix, grid: Grid, added: Mapping[str, Sequence[str]]) -> str:
-    """Return what is looked at around an answer: releases by name, commits by number."""
+    """Return a phrase for the values added around an answer: releases by name, commits by number."""
     texts = []
     for name, values in added.items():
         if isinstance(matrix.file.axes[name], CommitAxis):
@@ -419,7 +419,7 @@ def _withdrawn(grid: Grid, verdict: Verdict) -> Iterator[str]:
 
 
 def settled_ends(study: Study | None) -> dict[str, tuple[str, str]]:
-    """Of the axes of commits of a study both ends, which it goes on with, wherever branches point by now."""
+    """Return both ends of a study's commit axes, which stay fixed even if branches move."""
     axes = () if study is None else study.definition.grid
     return {
         str(axis["name"]): (str(axis["values"][0]), str(axis["values"][-1]))
@@ -457,7 +457,7 @@ def _keep_logs_within_limit(store: Store, notify: Notify) -> None:
 def study_date(
     matrix: Matrix, store: Store, fixed: datetime | None = None, user: str | None = None
 ) -> datetime:
-    """Return the date of a study: what was uploaded later does not exist for it.
+    """Return the date of a study: later uploads are ignored.
 
     A new study takes the present moment, one that goes on keeps its own, so that the same matrix gives the
     same locks tomorrow.
@@ -466,7 +466,7 @@ def study_date(
         matrix: As loaded.
         store: Where the study may be known.
         fixed: The only moment that environments can be had for, if there is but one.
-        user: Whose study may be known; None for anybody's.
+        user: User whose studies may be resumed; None for all users.
 
     Raises:
         UsageError: The study is known, and sees the indexes as of another moment.
@@ -546,7 +546,7 @@ def open_locking(
         matrix: As loaded.
         grid: As expanded.
         provider: Solves.
-        notify: Hears of the progress.
+        notify: Called with the progress.
         workers: Solvers at the same time.
         images: Of names of container images those that the study has settled on, with what they stand for.
         every: Lock every combination now.
@@ -580,7 +580,7 @@ def open_locking(
 
 
 def stored_locks(store: Store, study: Study, grid: Grid) -> dict[Index, Lock]:
-    """Locks that a study has from earlier commands."""
+    """Return the locks that a study has from earlier commands."""
     found: dict[Index, Lock] = {}
     locks: dict[str, Lock | None] = {}
     for state in store.combinations(study.id):
@@ -613,7 +613,7 @@ def recorded_images(matrix: Matrix, store: Store, study: Study) -> dict[str, str
 
 
 def save_prepared(store: Store, study: Study, prepared: Prepared) -> None:
-    """Write combinations and locks; what is there already stays."""
+    """Store combinations and locks; existing ones are kept."""
     store.save_locks(study.id, {lock.content_hash: lock for lock in prepared.locks.values()}.values())
     store.save_combinations(study.id, [prepared.state(index) for index in prepared.grid.indices()])
 
@@ -626,7 +626,7 @@ def _keep_commit(
     catalogue: VersionCatalogue,
     verdict: VerdictDocument,
 ) -> None:
-    """Write down what is known of the first bad commit, if the answer is one."""
+    """Store the details of the first bad commit, if the answer is a commit."""
     for name, axis in matrix.file.axes.items():
         if not isinstance(axis, CommitAxis) or axis.direction is Direction.FIXED:
             continue

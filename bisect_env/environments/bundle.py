@@ -69,7 +69,7 @@ class BundledAnswers:
 
 
 def request_digest(request: EnvironmentRequest) -> str:
-    """Under which a request's answer is kept: its key may hold the address of an index."""
+    """Return the key of a request's answer: a hash, since the request may contain an index's address."""
     return hashlib.sha256(request.key.encode()).hexdigest()
 
 
@@ -177,10 +177,10 @@ class Bundle:
         return _size(self.folder(sha256) / name) == size
 
     def missing(self, answers: BundledAnswers, *, pythons: bool = True) -> list[str]:
-        """Names of files that were not copied completely, sorted.
+        """Return the names of files that were not copied completely, sorted.
 
         Args:
-            answers: Of the study.
+            answers: Answers of the study.
             pythons: Whether interpreters count, which a host may have itself.
         """
         absent = [n for s, (n, size) in answers.archives.items() if not self.has(s, n, size)]
@@ -194,7 +194,7 @@ class Bundle:
         return sorted(absent)
 
     def damaged(self, answers: BundledAnswers) -> list[str]:
-        """Names of files that differ from what was fetched; reads every file."""
+        """Return the names of files that differ from the fetched ones; reads every file."""
         wrong = [
             name
             for name, (size, sha256) in answers.files.items()
@@ -249,7 +249,7 @@ class Bundle:
         return self.folder(sha256) / f"built-{python}"
 
     def _others(self, answers: BundledAnswers) -> dict[str, tuple[int, str]]:
-        """Return what the directory holds beside archives and locks."""
+        """Return size and hash of the files that are neither archives nor locks."""
         built = (path for sha256 in answers.archives for path in self.folder(sha256).glob("built-*/*.whl"))
         pythons = (path for path in self.pythons.rglob("*") if not path.name.startswith("."))
         return {

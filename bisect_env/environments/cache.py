@@ -40,7 +40,7 @@ _CANNOT_WRITE = (errno.EROFS, errno.EACCES, errno.EPERM)
 
 
 class Lease:
-    """Keeps a prefix from being taken away; held until `release`, or until the process ends, however.
+    """A lease that protects a prefix from removal until `release` or the end of the process.
 
     Args:
         fd: An open file with a shared lock on it; None where the cache cannot be written and has no such
@@ -62,12 +62,12 @@ class Lease:
 
 
 def use_path(folder: Path, content_hash: str) -> Path:
-    """Return the file whose lock says that a prefix is in use, and whose time says when it last was."""
+    """Return the file whose lock shows that a prefix is in use, and whose time shows its last use."""
     return folder / f".{content_hash}.use"
 
 
 def hold(folder: Path, content_hash: str) -> Lease:
-    """Lease a prefix, there or yet to be built, and note the moment as its last use.
+    """Lease a prefix, existing or not, and record the present time as its last use.
 
     Waits only while somebody takes that prefix away.
 
@@ -111,7 +111,7 @@ def hold(folder: Path, content_hash: str) -> Lease:
 
 @contextlib.contextmanager
 def taking_away(folder: Path, content_hash: str) -> Iterator[bool]:
-    """Keep others from using a prefix for the time of the block; gives False if one is using it.
+    """Keep others from using a prefix inside the block; yield false if one is using it.
 
     Raises:
         OSError: The cache cannot be used.
@@ -135,7 +135,7 @@ def taking_away(folder: Path, content_hash: str) -> Iterator[bool]:
 
 
 def last_use(folder: Path, content_hash: str) -> float:
-    """Unix time of the last `hold`, or of the building of the prefix."""
+    """Return the Unix time of the last `hold`, or of the building of the prefix."""
     for path in (use_path(folder, content_hash), folder / content_hash):
         with contextlib.suppress(OSError):
             return path.stat().st_mtime
@@ -144,7 +144,7 @@ def last_use(folder: Path, content_hash: str) -> float:
 
 @contextlib.contextmanager
 def archives(cache: Path, *, exclusive: bool, timeout: float) -> Iterator[bool]:
-    """Shared by those who install from the cached archives, exclusive for those who remove some.
+    """Lock the cached archives: shared to install from them, exclusive to remove some.
 
     An archive that vanished under an installer would look like a package that cannot be installed.
 
@@ -327,7 +327,7 @@ def free_bytes(cache: Path) -> int:
 
 
 def growth(cache: Path, free: int) -> str:
-    """Return what to say of a cache after a command, "" if it has hardly grown.
+    """Return a message about a cache that has grown during a command, "" if it has hardly grown.
 
     Args:
         cache: Our cache directory.
@@ -359,7 +359,7 @@ def prune(
         limit: Bytes on disk to come down to; None takes all that `unused_since` allows.
         unused_since: Unix time; prefixes used later stay. None spares none for that reason.
         dry_run: Say only what would go.
-        on_removed: Hears the content hash of each prefix that goes.
+        on_removed: Called with the content hash of each removed prefix.
     """
     if not cache.is_dir():
         return Pruned((), 0, 0, 0)
@@ -442,7 +442,7 @@ class Checked:
 
 
 def verify(cache: Path, only: Sequence[str] = (), *, repair: bool = False) -> Iterator[Checked]:
-    """Look whether prefixes and archives are as they were made.
+    """Check whether prefixes and archives are unchanged.
 
     Args:
         cache: Our cache directory.
@@ -471,7 +471,7 @@ def verify(cache: Path, only: Sequence[str] = (), *, repair: bool = False) -> It
 
 
 def usage(cache: Path) -> int:
-    """Bytes on disk of everything in the cache, shared files once."""
+    """Return the bytes on disk of everything in the cache; shared files count once."""
     inodes: Inodes = {}
     _inodes(cache, inodes)
     return sum(size for size, _ in inodes.values())
@@ -483,7 +483,7 @@ def _prefixes(cache: Path) -> list[Path]:
 
 
 def _archive_folders(cache: Path) -> list[Path]:
-    """Directories that each hold one archive, unpacked or whole, or the mirror of a repository."""
+    """Return the directories that each hold one archive or the mirror of a repository."""
     patterns = ("uv/archive-v*/*", "conda/pkgs/*", "commits/*", "git/*.git")
     return [p for pattern in patterns for p in sorted(cache.glob(pattern)) if p.is_dir()]
 
@@ -498,7 +498,7 @@ def _remove_unfinished(cache: Path) -> None:
 
 
 def take_away(cache: Path, folder: Path) -> None:
-    """Remove a prefix or an archive, if it is there; nobody ever finds half of it.
+    """Remove a prefix or an archive atomically, if it exists.
 
     Args:
         cache: Our cache directory.

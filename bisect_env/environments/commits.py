@@ -75,7 +75,7 @@ class BuiltWheel:
 
     @property
     def version(self) -> str:
-        """The version in the wheel's file name."""
+        """Return the version in the wheel's file name."""
         return self.path.name.split("-")[1]
 
     def locked(self, package: LockedPackage) -> LockedPackage:
@@ -84,7 +84,7 @@ class BuiltWheel:
 
 
 class CommitBuilder:
-    """Builds commits on this host, and keeps what was built.
+    """A builder of commits on this host that keeps the built wheels.
 
     Args:
         cache: Our cache directory.
@@ -286,7 +286,7 @@ _failures: dict[tuple[str, BuildLimit], tuple[float, str]] = {}
 
 
 def build_limit(committed: datetime, interpreter: Interpreter) -> str:
-    """First instant (RFC 3339) that is too new for what a commit is built with."""
+    """Return the first instant (RFC 3339) that is too new for a commit's build requirements."""
     minor = interpreter.release[:2]
     released = _RELEASED.get((minor[0], minor[1]))
     known = datetime.fromisoformat(f"{released}T00:00:00+00:00") if released else committed
@@ -296,10 +296,10 @@ def build_limit(committed: datetime, interpreter: Interpreter) -> str:
 
 
 def stated_metadata(text: str, package: str) -> tuple[str, str, str] | None:
-    """Name, version and metadata of a project whose `pyproject.toml` states all of it. Pure.
+    """Return name, version and metadata of a project whose `pyproject.toml` states all of them. Pure.
 
     Args:
-        text: Of the file; "" where there is none.
+        text: Text of the file; "" if there is none.
         package: Normalised name that is expected.
 
     Returns:
@@ -335,7 +335,7 @@ _ASKED = {"version", "dependencies", "optional-dependencies", "requires-python"}
 
 
 def package_of_project(files: Mapping[str, str | None]) -> str | None:
-    """The name of the package that a repository builds, as its files state it; None where none does. Pure.
+    """Return the name of the package that a repository's files state, None if none does. Pure.
 
     Args:
         files: `pyproject.toml` and `setup.cfg`, as far as they are there.
@@ -417,7 +417,7 @@ def _failed(finished: Finished, source: CommitSource) -> UnbuildableError:
 
 
 def _reason(words: str) -> str:
-    """Return what is known of a failure that has nothing to do with the commit."""
+    """Return the cause of a build failure that is not the commit's fault, or ""."""
     if "missing an upload date" in words:
         return " (the index gives no upload dates, so that nobody knows what is as old as the commit)"
     return ""

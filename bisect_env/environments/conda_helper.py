@@ -48,14 +48,14 @@ _SERVER_LOOK = 0.2  # seconds between two looks at a download
 
 
 class Downloads(rattler.InstallerReporter):
-    """Notes when anything last happened: rattler itself waits for ever for a server that falls silent."""
+    """A monitor of download activity, because rattler waits for ever for a silent server."""
 
     def __init__(self) -> None:
         self._under_way: set[int] = set()
         self._last = time.monotonic()
 
     def on_populate_cache_start(self, operation: int, package_name: str) -> int:
-        """See `InstallerReporter`; what is in the cache already is complete at once."""
+        """Start to watch an archive; see `InstallerReporter`. A cached archive is complete at once."""
         self._last = time.monotonic()
         self._under_way.add(operation)
         return operation
@@ -70,12 +70,12 @@ class Downloads(rattler.InstallerReporter):
         self._under_way.discard(cache_entry)
 
     def silence(self) -> float:
-        """Seconds since any of the archives that are waited for got data; 0.0 without one."""
+        """Return the seconds since any awaited archive received data; 0.0 if none is awaited."""
         return time.monotonic() - self._last if self._under_way else 0.0
 
 
 class _Credentials:
-    """User names and passwords that addresses in the user's configuration hold, as HTTP wants them.
+    """The user names and passwords of configured addresses, as HTTP headers.
 
     Args:
         mirrors: Address to the addresses that are asked in its place.
@@ -88,7 +88,7 @@ class _Credentials:
             self.mirrors[url] = [self._without(place) for place in places]
 
     def header(self, host: str, path: str) -> dict[str, str] | None:
-        """Return what a request gets on top."""
+        """Return the additional headers of a request."""
         for known, start, value in self._headers:
             if host == known and path.startswith(start):
                 return {"Authorization": value}
@@ -105,7 +105,7 @@ class _Credentials:
 
 
 def client(mirrors: dict[str, list[str]], timeout: int | None, retries: int = _RETRIES) -> Client:
-    """HTTP with the user's own credentials: rattler's storage, the keyring and `.netrc`."""
+    """Return an HTTP client with the user's own credentials: rattler's storage, the keyring and `.netrc`."""
     # A mirror's own user and password are lost by rattler.
     credentials = _Credentials(mirrors)
     return Client(
@@ -223,7 +223,7 @@ class _Channels:
         return records
 
     async def find(self, wanted: Iterable[Sequence[str]]) -> list[rattler.RepoDataRecord]:
-        """Records by (name, URL); those that the channels no longer have are left out."""
+        """Return records by (name, URL), without those that the channels no longer have."""
         pairs = [(name, url) for name, url in wanted]
         unknown = {name for name, url in pairs if url not in self._known}
         if unknown:
@@ -242,7 +242,7 @@ class _Channels:
         return [record for group in found for record in group]
 
     async def elsewhere(self, name: str) -> list[str]:
-        """Versions that are built for other platforms, as far as the channels tell."""
+        """Return versions that are built for other platforms, as far as the channels list them."""
         others: list[Any] = [platform for platform in _PLATFORMS if platform not in self.platforms]
         try:
             found = await self.gateway.query(self.sources, others, [name], recursive=False, **self.options)
@@ -257,7 +257,7 @@ class _Channels:
 
 
 class Helper:
-    """Answers requests; holds the channels that it was asked about."""
+    """A server of requests that caches the channels it has read."""
 
     def __init__(self) -> None:
         self._channels: dict[str, _Channels] = {}
@@ -271,7 +271,7 @@ class Helper:
         }
 
     async def answer(self, request: Message) -> Message:
-        """Return what a request comes to; `failed` says why it came to nothing."""
+        """Return the result of a request; its key `failed` names the kind of failure."""
         try:
             return await self._operations[request["op"]](request)
         except InvalidMatchSpecError as error:
@@ -292,7 +292,7 @@ class Helper:
         return self._channels[key]
 
     async def _alias(self, _request: Message) -> Message:
-        """Return what stands before a channel's bare name, unless the user says otherwise."""
+        """Return the default prefix of a channel's bare name."""
         return {"alias": str(rattler.Channel("name").base_url).rstrip("/").removesuffix("/name")}
 
     async def _read_lock(self, request: Message) -> Message:
@@ -334,7 +334,7 @@ class Helper:
         return {"records": found, "elsewhere": await channels.elsewhere(name)}
 
     async def _download(self, request: Message) -> Message:
-        """One archive, whose hash is for others to look at."""
+        """Download one archive; the caller checks its hash."""
         try:
             await download(request["url"], Path(request["target"]), request["mirrors"], request["stall"])
         except TimeoutError as error:
@@ -420,11 +420,11 @@ def describe(record: rattler.RepoDataRecord) -> Message:
 
 
 def merged(depends: Iterable[str]) -> list[tuple[str, str]]:
-    """One text for each name that is depended on, sorted by name.
+    """Return one dependency text per package name, sorted by name.
 
-    conda-lock's format has a mapping where repodata has a list, in which a name may stand twice
-    (`numpy >=1.21,<3` and `numpy 1.26.*|2.*`). Both hold, so that they are joined by commas; a choice (`|`)
-    binds less tightly than a comma and gets parentheses.
+    conda-lock's format has a mapping where repodata has a list, in which a name may stand twice (`numpy
+    >=1.21,<3` and `numpy 1.26.*|2.*`). Both hold, so that they are joined by commas; a choice (`|`) binds
+    less tightly than a comma and gets parentheses.
     """
     versions: dict[str, list[str]] = {}
     builds: dict[str, list[str]] = {}
@@ -498,7 +498,7 @@ def _build_number(build: str) -> int:
 
 
 def _wrong_hash(record: rattler.RepoDataRecord, verified: Path) -> str | None:
-    """Return what is wrong with an archive on disk, whose content rattler takes on trust."""
+    """Return the problem of an archive on disk whose hash is wrong; rattler does not check such archives."""
     parts = urlsplit(record.url)
     if parts.scheme != "file":
         return None
@@ -526,7 +526,7 @@ def _wrong_hash(record: rattler.RepoDataRecord, verified: Path) -> str | None:
 
 
 def main() -> None:
-    """Answer until the input ends, then leave without shutting down."""
+    """Answer requests until the input ends, then exit without shutting down."""
     # Libraries may write to standard output: it is the answers' alone, and becomes standard error.
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)

@@ -135,7 +135,7 @@ def environment_text(request: EnvironmentRequest, places: ChannelPlaces) -> str:
 
 
 def _conda_spec(spec: str) -> str:
-    """conda-lock splits specs at spaces and wants versions without operators after them."""
+    """Return a spec in the form of conda-lock, which splits specs at spaces and expects no operator."""
     name, _, rest = spec.partition(" ")
     return f"{name} {rest.removeprefix('==')}" if rest.startswith("==") and "=" not in rest[2:] else spec
 
@@ -196,12 +196,12 @@ class SolvedConda:
 
     @property
     def python(self) -> str:
-        """Version of its interpreter."""
+        """Return the version of its interpreter."""
         return next(package.version for package in self.packages if package.name == "python")
 
 
 class CondaSolver:
-    """Solves conda requests.
+    """A solver of conda requests.
 
     Args:
         cache_dir: Our cache directory.
@@ -257,7 +257,7 @@ class CondaSolver:
         return SolvedConda(packages, {facts["url"]: facts["record"] for facts in answer["records"]})
 
     def versions(self, package: str, channels: Sequence[str], platform: str) -> dict[str, Any]:
-        """Builds of a package (`records`), and versions for other platforms (`elsewhere`).
+        """Return the builds of a package (`records`), and versions for other platforms (`elsewhere`).
 
         Raises:
             PackageNotFoundError: No channel has it.
@@ -318,7 +318,7 @@ class CondaSolver:
 
 
 def virtual_package_facts(packages: Mapping[str, str]) -> list[tuple[str, str, str]]:
-    """Name, version and build of each virtual package.
+    """Return name, version and build of each virtual package.
 
     The name of a microarchitecture is the build string of `__archspec`, whose version is always 1.
     """

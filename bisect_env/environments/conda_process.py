@@ -61,7 +61,7 @@ def answered(answer: dict[str, Any], channels: Sequence[str], tried: str) -> dic
 
 
 def channel_failure(text: str, channels: Sequence[str], tried: str) -> BisectEnvError:
-    """Put rattler's words about a channel into ours.
+    """Return an error of ours for rattler's message about a channel.
 
     Args:
         text: Its error with its causes, a line each.
@@ -107,7 +107,7 @@ def channel_failure(text: str, channels: Sequence[str], tried: str) -> BisectEnv
 
 
 def unknown_package(name: str, near: Sequence[str], channels: Sequence[str]) -> PackageNotFoundError:
-    """No channel has a package of this name, in any version."""
+    """Return the error for a package name that no channel has in any version."""
     hint = f"did you mean {' or '.join(near)}?" if near else "nothing there has a similar name"
     return PackageNotFoundError(
         f"no conda channel has a package {name!r}; {hint}",
@@ -159,7 +159,7 @@ class HelperDiedError(Exception):
 
 
 class HelperProcess:
-    """One process; not to be used by two threads at once.
+    """A helper process, to be used by one thread at a time.
 
     Args:
         command: Its argument vector.
@@ -188,12 +188,12 @@ class HelperProcess:
 
     @property
     def pid(self) -> int:
-        """Its process id."""
+        """Return its process id."""
         return self.process.pid
 
     @property
     def is_open(self) -> bool:
-        """Whether it can be asked again."""
+        """Return whether it can receive another request."""
         return not self._errors.closed
 
     def ask(self, request: dict[str, Any], timeout: float) -> dict[str, Any]:
@@ -272,7 +272,7 @@ class HelperProcess:
 
 
 class HelperPool:
-    """Keeps helpers for later requests, as many as were asked at the same time.
+    """A pool that keeps helper processes for later requests, as many as were used at the same time.
 
     Args:
         start: Starts one.

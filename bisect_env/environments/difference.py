@@ -29,7 +29,7 @@ _LABELS = ("homepage", "home", "source", "repository", "source code", "github", 
 
 
 def project_urls(prefixes: Iterable[Path]) -> dict[str, str]:
-    """Pages of the projects whose packages are installed in these prefixes.
+    """Return the home pages of the projects whose packages are installed in these prefixes.
 
     Args:
         prefixes: Directories of environments; those that do not exist are passed over.
@@ -90,7 +90,7 @@ class PackageState:
         manager: `pip` or `conda`; "" for an interpreter that no package manager brings.
         source: Channel or host that it comes from.
         sha256: Hex digest of the archive, "" for such an interpreter.
-        url: Of the archive.
+        url: Address of the archive.
     """
 
     version: str
@@ -102,7 +102,7 @@ class PackageState:
 
     @property
     def label(self) -> str:
-        """Version and, where there is one, build or commit."""
+        """Return the version with its build or commit, if any."""
         if self.url.startswith("git+"):
             return f"{self.version} at {self.url.partition('#')[0].rpartition('@')[2][:SHORT]}"
         return f"{self.version} {self.build}".rstrip()
@@ -132,7 +132,7 @@ class PackageChange:
 def difference(
     before: Lock, after: Lock, axis_packages: Collection[str] = (), urls: Mapping[str, str] | None = None
 ) -> tuple[PackageChange, ...]:
-    """Packages that differ between two locks.
+    """Return the packages that differ between two locks.
 
     A package that a wheel brings here and conda there is one that changed. The interpreter counts as the
     package `python`, also where it is none.

@@ -42,7 +42,7 @@ def obtain(
     addresses: Sequence[str] = (),
     by: Callable[[str, Path], None] | None = None,
 ) -> Path:
-    """The archive of a package in a folder: there already and sound, or fetched and compared with its hash.
+    """Return the archive of a package in a folder; download and verify it unless it is there and intact.
 
     Args:
         package: Which.
@@ -127,7 +127,7 @@ def download_conda(url: str, target: Path, *, pool: HelperPool | None = None, st
     """Fetch an archive as the installer would: with rattler's store of credentials, `.netrc` and `.condarc`.
 
     Args:
-        url: Of the archive; may hold a user, a password or a token, which no message repeats.
+        url: Address of the archive; a user, password or token in it appears in no message.
         target: The file to write.
         pool: Where rattler runs.
         stall: Seconds without any data after which it is given up.

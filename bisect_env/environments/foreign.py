@@ -73,7 +73,7 @@ class ForeignPackage:
     hashes: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        """Refuse words that no package has: a list of others may hold one of megabytes.
+        """Raise an error for names and versions that are too long; foreign lists may hold anything.
 
         Raises:
             ValueError: One is too long.
@@ -87,7 +87,7 @@ class ForeignPackage:
 
     @property
     def spec(self) -> str:
-        """The package as its manager writes it: `click==8.1.8`, `numpy ==2.0 py311_0`."""
+        """Return the package in its manager's notation: `click==8.1.8`, `numpy ==2.0 py311_0`."""
         if self.manager == "pip":
             return f"{self.name}=={self.version}"
         return f"{self.name} =={self.version} {self.build}".rstrip()
@@ -134,7 +134,7 @@ class ForeignEnvironment:
 
     @property
     def uses_conda(self) -> bool:
-        """Whether any package comes from a conda channel."""
+        """Return whether any package comes from a conda channel."""
         return any(package.manager == "conda" for package in self.packages)
 
     def of(self, manager: str) -> tuple[ForeignPackage, ...]:
@@ -142,7 +142,7 @@ class ForeignEnvironment:
         return tuple(p for p in self.packages if p.manager == manager and p.name != "python")
 
     def summary(self) -> str:
-        """One line: what was found, and what was left out."""
+        """Return one line on what was found and what was left out."""
         count = f"{len(self.packages)} package{'' if len(self.packages) == 1 else 's'}"
         python = f", Python {self.python}" if self.python else ""
         platform = f", {self.platform}" if self.platform else ""
@@ -310,7 +310,7 @@ class _Reader:
         return self._checked(lambda: reader(data))
 
     def _checked(self, read: Callable[[], ForeignEnvironment]) -> ForeignEnvironment:
-        """Formats are other people's: whatever is not as expected is said, never raised as it comes."""
+        """Call a reader and turn all its errors into messages, since foreign files may have any form."""
         try:
             return read()
         except (KeyError, TypeError, ValueError, AttributeError, IndexError, RecursionError) as error:
@@ -410,7 +410,7 @@ class _Reader:
     def _requirement_lines(
         self, text: str, where: Path, above: tuple[Path, ...]
     ) -> Iterator[tuple[str, str]]:
-        """Each requirement with its place; lines that go on are one, files that are named are read."""
+        """Yield each requirement with its place; continued lines are joined, and included files are read."""
         parts: list[str] = []
         start, is_list = 1, bool(_PIN.search(text))
         for number, raw in enumerate([*text.splitlines(), ""], 1):
@@ -741,7 +741,7 @@ class _Reader:
         return list(found.values())
 
     def _once(self, packages: Iterable[ForeignPackage]) -> list[ForeignPackage]:
-        """Each package once: of several versions the newest, and it is said."""
+        """Return each package once; of several versions the newest, with a note."""
         found: dict[tuple[str, str], ForeignPackage] = {}
         for package in packages:
             key = (package.manager, package.name)
@@ -763,7 +763,7 @@ class _Reader:
 
 @dataclass
 class _Markers:
-    """Evaluates environment markers for a Python and a platform, with every extra and group asked for."""
+    """An evaluator of environment markers for a Python and a platform, with all extras and groups."""
 
     python: str
     platform: str
@@ -792,7 +792,10 @@ class _Markers:
         }
 
     def holds(self, text: str) -> bool:
-        """Whether a marker holds for some extra; one that cannot be read does, so that nothing is lost."""
+        """Return whether a marker holds for some extra.
+
+        An unreadable marker holds, so that nothing is lost.
+        """
         if not text:
             return True
         try:
@@ -818,7 +821,7 @@ def _whole(python: str) -> str:
 
 
 def _reached(entries: Sequence[dict[str, Any]], manifest: Mapping[str, Any], markers: _Markers) -> set[int]:
-    """Positions of the packages of a `uv.lock` that its projects lead to, all groups and extras included."""
+    """Return the positions of the packages of a `uv.lock` that its projects need, with groups and extras."""
     by_name: dict[str, list[int]] = {}
     for position, entry in enumerate(entries):
         by_name.setdefault(str(canonicalize_name(entry["name"])), []).append(position)
@@ -1038,7 +1041,7 @@ def _stated_platform(text: str) -> str:
 
 
 def _poetry_range(text: str) -> str:
-    """Poetry's `^3.9` and `~3.9` as PEP 440 has them; "" for what says nothing or cannot be said so."""
+    """Return Poetry's `^3.9` and `~3.9` in PEP 440 notation; "" if that is impossible or adds nothing."""
     if text.strip() in ("", "*") or "||" in text:
         return ""
     parts = []

@@ -42,7 +42,7 @@ def image_package(reference: str) -> LockedPackage:
 
 
 def locked_image(name: str) -> LockedPackage:
-    """Return the image that a name stands for now, as a package of a lock.
+    """Return the image that a name refers to at present, as a package of a lock.
 
     Raises:
         UnsolvableError: There is no such image.
@@ -62,7 +62,7 @@ def without_image(lock: Lock) -> Lock:
 
 
 def moved_tag(name: str, recorded: str) -> str | None:
-    """Return the warning about a name that stands for another image now than when the study began.
+    """Return a warning if a name refers to another image than when the study began.
 
     Args:
         name: As the matrix says.

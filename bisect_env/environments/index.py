@@ -49,7 +49,7 @@ _LAST_MINOR = 30
 
 @functools.cache
 def host_platforms() -> tuple[str, ...]:
-    """Platform tags of this host, most specific first (manylinux by its glibc)."""
+    """Return the platform tags of this host, most specific first (manylinux by its glibc)."""
     return tuple(tags.platform_tags())
 
 
@@ -98,7 +98,7 @@ def fits_platform(filename: str, platforms: Sequence[str] | None = None) -> bool
 
 
 def pythons_of(filename: str) -> frozenset[str] | None:
-    """Minor versions of Python (`3.11`) that a wheel is for; None for every Python 3."""
+    """Return the minor versions of Python (`3.11`) that a wheel is for; None for every Python 3."""
     parts = _split(filename)
     found: set[str] = set()
     for tag in parts[1] if parts is not None else ():
@@ -159,7 +159,7 @@ IMPORTED_AS = {
 
 @functools.lru_cache(64)
 def near_names(package: str, base: str | None = None) -> tuple[str, ...]:
-    """Names that the index has and that are near to one that it does not have, the nearest first.
+    """Return names on the index that are similar to a missing one, the most similar first.
 
     Args:
         package: The name that is not there.
@@ -182,7 +182,7 @@ def near_names(package: str, base: str | None = None) -> tuple[str, ...]:
 
 
 def advice(package: str, base: str | None = None) -> str:
-    """`; did you mean torch?`, or "" if no name is near."""
+    """Return a hint such as `; did you mean torch?`, or "" if no name is similar."""
     near = near_names(package, base)
     return f"; did you mean {' or '.join(near)}?" if near else ""
 
@@ -247,7 +247,7 @@ class IndexFile:
 
 
 class PypiCatalogue:
-    """Looks up releases in a package index (PEP 503 pages or PEP 691 JSON, over HTTP or `file://`).
+    """A catalogue of a package index (PEP 503 pages or PEP 691 JSON, over HTTP or `file://`).
 
     Pages are fetched once in the life of this object. Safe to use from several threads.
 
@@ -345,10 +345,10 @@ class PypiCatalogue:
         return self._pages.get(key, lambda: self._page(base, package, is_flat=is_flat))
 
     def python_versions(self) -> list[str]:
-        """Pythons that an environment could have, oldest first.
+        """Return the Python versions that an environment could have, oldest first.
 
-        All that are installed here, and of the minor versions that are not, the newest that uv could fetch:
-        asking for 3.11 means the interpreter that is here, not one that has to be fetched.
+        All that are installed here, and of the minor versions that are not, the newest that uv could
+        fetch: asking for 3.11 means the interpreter that is here, not one that has to be fetched.
         """
         interpreters = self._interpreters or machine_interpreters()
         here = {found.version for found in interpreters.installed() if found.final}
@@ -446,7 +446,7 @@ def _flat_page(place: str, package: str, timeout: tuple[float, float]) -> tuple[
 
 
 def _is_of(filename: str, package: str) -> bool:
-    """Return whether a wheel is one of a package; of a source distribution `_release_of` says so."""
+    """Return whether a wheel belongs to a package; `_release_of` checks source distributions."""
     return not filename.endswith(".whl") or canonicalize_name(
         filename.partition("-")[0]
     ) == canonicalize_name(package)
@@ -472,7 +472,7 @@ def _fetched_page(url: str, package: str, timeout: tuple[float, float]) -> tuple
 
 
 def _json_files(package: str, page: Mapping[str, Any], url: str) -> tuple[IndexFile, ...]:
-    """The files of a project page of PEP 691, which is read by hand: it comes with every everyday question.
+    """Return the files of a project page of PEP 691, parsed by hand because that is faster.
 
     Raises:
         ValueError: It is of a later major version, or no such page.
@@ -504,7 +504,7 @@ def _json_files(package: str, page: Mapping[str, Any], url: str) -> tuple[IndexF
 
 
 def _release_of(filename: str, package: str) -> tuple[str, bool] | None:
-    """Version of a wheel or source distribution, and whether it is a wheel; None for other files."""
+    """Return the version of a wheel or source distribution, and whether it is a wheel; else None."""
     if len(filename) > _MAX_FILENAME:
         return None
     if filename.endswith(".whl"):

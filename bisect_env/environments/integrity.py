@@ -102,7 +102,7 @@ def archive_is_unchanged(folder: Path, cache: Path) -> bool:
 
 
 def forget_archive(folder: Path, cache: Path) -> None:
-    """Forget how an archive was, because it is taken away: another of its name may come."""
+    """Delete the recorded state of an archive that is removed; another with its name may follow."""
     _snapshot_file(folder, cache).unlink(missing_ok=True)
 
 

@@ -49,18 +49,18 @@ class Interpreter:
 
     @property
     def release(self) -> tuple[int, ...]:
-        """The version as numbers."""
+        """Return the version as numbers."""
         return tuple(int(part) for part in self.version.split("."))
 
     @property
     def abi(self) -> str:
-        """Tag of its own ABI, such as `cp311`, `cp36m`."""
+        """Return the tag of its ABI, such as `cp311`, `cp36m`."""
         major, minor = self.release[:2]
         return f"cp{major}{minor}{'m' if minor < 8 else ''}"
 
 
 def listed_by_uv() -> tuple[Interpreter, ...]:
-    """Ask uv for the CPythons of this machine, those of the most trusted places first.
+    """Return the CPythons of this machine that uv lists, those in the most trusted places first.
 
     Free-threaded, debug and 32-bit builds, and other implementations, do not serve: a version in a matrix
     means the ordinary CPython of that version. uv remembers what each executable said.
@@ -108,7 +108,7 @@ def listed_by_uv() -> tuple[Interpreter, ...]:
 
 
 def candidate_paths() -> Iterator[Path]:
-    """Executables that may be interpreters, most trusted first: pyenv, this one, PATH, conda."""
+    """Yield executables that may be interpreters, most trusted first: pyenv, this one, PATH, conda."""
     home = Path.home()
     for root in _existing(os.environ.get("PYENV_ROOT"), home / ".pyenv"):
         yield from sorted(root.glob("versions/*/bin/python"))
@@ -230,7 +230,7 @@ def _numbers(version: str) -> tuple[int, ...]:
 
 
 def fetch_with_uv(version: str, *, environ: Mapping[str, str] | None = None) -> str:
-    """Let uv install a Python of its own; returns "" or why it could not.
+    """Let uv install a Python; return "" or the reason why it failed.
 
     Args:
         version: Such as `3.11`.
@@ -252,7 +252,7 @@ def fetch_with_uv(version: str, *, environ: Mapping[str, str] | None = None) -> 
 
 
 def uv_python_versions() -> tuple[str, ...]:
-    """Full versions of CPython that uv could fetch for this platform, oldest first; newest of each minor."""
+    """Return full CPython versions that uv can download here, oldest first; the newest of each minor."""
     with temporary("python") as folder:
         answer = Uv(folder / "cache").run(
             ["python", "list", "--only-downloads", "--output-format", "json"],
@@ -292,7 +292,7 @@ def offline_interpreters(root: Path) -> Interpreters:
 
 
 def offline_environment(root: Path) -> dict[str, str]:
-    """Environment in which uv asks no network, and finds interpreters in a directory."""
+    """Return an environment in which uv works offline and finds interpreters in a directory."""
     environ = {**os.environ, "UV_OFFLINE": "1", "UV_PYTHON_CACHE_DIR": str(root / "pythons")}
     own = root / "pythons" / "downloads.json"
     if own.exists():

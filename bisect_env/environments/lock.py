@@ -14,7 +14,7 @@ from bisect_env.errors import InfrastructureError, UsageError
 
 
 class UnsolvableError(Exception):
-    """No environment satisfies the request: a property of the combination, not a failure of ours.
+    """An error that no environment satisfies the request: a property of the combination.
 
     Args:
         message: The solver's words.
@@ -53,7 +53,7 @@ class PackageNotFoundError(UsageError):
 
 
 class LockFileError(InfrastructureError):
-    """A lock file cannot be read, or its content is not what its hash says."""
+    """An error about a lock file that cannot be read or does not match its hash."""
 
 
 def _unsolvable(message: str, building: bool) -> UnsolvableError:
@@ -91,22 +91,22 @@ class LockedPackage:
 
     @property
     def is_conda(self) -> bool:
-        """Whether it comes from a conda channel."""
+        """Return whether it comes from a conda channel."""
         return self.manager == "conda"
 
     @property
     def is_image(self) -> bool:
-        """Whether it is a container image, and its URL the reference of that."""
+        """Return whether it is a container image, whose reference is its URL."""
         return self.manager == IMAGE
 
     @property
     def is_source(self) -> bool:
-        """Whether installing it has to build it first."""
+        """Return whether it has to be built for installation."""
         return self.manager == "pip" and not self.url.partition("#")[0].endswith(".whl")
 
     @property
     def is_commit(self) -> bool:
-        """Whether it is built from a commit of a repository; its hash is then that of how it is built."""
+        """Return whether it is built from a commit; its hash is then that of commit and recipe."""
         return self.url.startswith("git+")
 
 
@@ -140,7 +140,7 @@ _DEPENDENCY = re.compile(r"[^\x00-\x1f\x7f]{0,1000}")
 def check_forms(
     python: str, platform: str, packages: Iterable[LockedPackage], exclude_newer: str | None
 ) -> None:
-    """Refuse what no lock may hold. Pure.
+    """Raise an error for values that no lock may contain. Pure.
 
     Args:
         python: See `Lock`.
@@ -180,7 +180,7 @@ def check_forms(
 
 @dataclass(frozen=True, slots=True)
 class BuildLimit:
-    """What the build of a package from a commit may take.
+    """The time and memory limits for building a package from a commit.
 
     Attributes:
         package: Normalised name.
@@ -224,22 +224,22 @@ class Lock:
 
     @property
     def is_conda(self) -> bool:
-        """Whether its prefix is a conda environment, which brings its own interpreter."""
+        """Return whether its prefix is a conda environment, which contains its own interpreter."""
         return any(package.is_conda for package in self.packages)
 
     @property
     def image(self) -> str:
-        """The reference of the container image in which it is used, or ""."""
+        """Return the reference of its container image, or ""."""
         return next((package.url for package in self.packages if package.is_image), "")
 
     @property
     def local_addresses(self) -> tuple[str, ...]:
-        """Addresses of its packages that lead to files of a host, and not into the web."""
+        """Return the addresses of packages that are files of a host instead of web addresses."""
         return tuple(p.url for p in self.packages if p.url.startswith(("file:", "git+file:")))
 
     @property
     def has_commits(self) -> bool:
-        """Whether some of it is built from commits, for which there are no hashes of archives."""
+        """Return whether any package is built from a commit, which has no archive hash."""
         return any(package.is_commit for package in self.packages)
 
     def __reduce__(self) -> tuple[object, ...]:

@@ -52,7 +52,7 @@ def make_lock(
     *,
     records: Mapping[str, str] | None = None,
 ) -> Lock:
-    """Put packages together into a lock.
+    """Build a lock from packages.
 
     Args:
         python: Version as the combination asks for it.
@@ -86,7 +86,7 @@ def make_lock(
 def content_hash(
     python: str, platform: str, packages: Iterable[LockedPackage], exclude_newer: str | None = None
 ) -> str:
-    """Hex sha256 over Python, platform and the sorted URLs and hashes (and the date of source builds).
+    """Return the hex sha256 of Python, platform, sorted URLs and hashes, and the date of source builds.
 
     Args:
         python: Version of the interpreter.
@@ -106,7 +106,7 @@ def content_hash(
 
 
 def parse_lock(text: str, *, name: str = "the lock") -> Lock:
-    """Read back what `make_lock` wrote.
+    """Read a lock from the text that `make_lock` wrote.
 
     Args:
         text: The file's content.
@@ -339,7 +339,7 @@ def records_text(lock: Lock) -> str:
 
 
 def index_text(results: Mapping[str, LockResult]) -> str:
-    """The text of `index.json`: for each combination its lock, or the solver's words. Pure, and sorted."""
+    """Return the text of `index.json`: per combination its lock or the solver's message. Pure, sorted."""
     combinations = []
     for key in sorted(results):
         result = results[key]
@@ -386,7 +386,7 @@ def _write(path: Path, text: str) -> None:
 
 
 def note_solved(lock: Lock) -> None:
-    """Remember a lock that was solved here, if packages of it come from files."""
+    """Record a lock that was solved on this host, if it contains packages from files."""
     if lock.local_addresses:
         # Where this cannot be written, the lock is solved again when a database names it.
         with contextlib.suppress(OSError):

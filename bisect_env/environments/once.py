@@ -12,7 +12,7 @@ Value = TypeVar("Value")
 
 
 class OncePerKey(Generic[Key, Value]):
-    """Values by key; threads that ask for the same one at the same time wait for a single answer."""
+    """A cache of values by key; threads that need the same one at the same time wait for one computation."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()

@@ -87,7 +87,7 @@ def install(
     date: str | None = None,
     step: str = "downloading",
 ) -> None:
-    """Install packages, and nothing that they depend on.
+    """Install packages without their dependencies.
 
     Args:
         uv: With the cache that their archives are kept in.
@@ -154,7 +154,7 @@ _FORMAT = 4  # raise it when prefixes are made differently: older ones are then 
 
 @dataclass(frozen=True, slots=True)
 class Changed:
-    """A prefix that does not hold any more what it held when it was made.
+    """A prefix whose content has changed since it was built.
 
     Attributes:
         since: When it was last seen as it was made, UTC.
@@ -186,13 +186,13 @@ class Prefix:
     inside: Inside | None = None
 
     def release(self) -> None:
-        """Say that the prefix is no longer in use; from then on it may be evicted."""
+        """End the use of the prefix; from then on it may be evicted."""
         if self.lease is not None:
             self.lease.release()
 
 
 def state_of(place: Path) -> str:
-    """A digest of a prefix's content when it was made; "" for a directory that is no prefix of ours."""
+    """Return the digest of a prefix's content when it was built; "" if the directory is no prefix of ours."""
     try:
         return str(json.loads((place / MARKER).read_text("utf-8"))["snapshot"])
     except (OSError, ValueError, KeyError, TypeError):
@@ -200,7 +200,7 @@ def state_of(place: Path) -> str:
 
 
 def look(place: Path, state: str) -> Changed | None:
-    """Look whether a prefix still holds what `state_of` said; if not, the next user builds it again.
+    """Check whether a prefix still has the state of `state_of`; if not, the next user rebuilds it.
 
     Threads that look at the same time share the looks that begin after they asked.
 
@@ -227,7 +227,7 @@ def look(place: Path, state: str) -> Changed | None:
 
 
 def _is_unchanged(place: Path, state: str) -> bool:
-    """Look now; what is as it was made is noted here and, by the time of the marker, for other processes."""
+    """Check a prefix now; record an unchanged one here and, by its marker's time, for other processes."""
     begun, now = time.monotonic(), time.time()
     if not integrity.is_unchanged(place, state, ignore=(MARKER,)):
         return False
@@ -410,7 +410,7 @@ class _Builder:
 
     @contextlib.contextmanager
     def _alone(self) -> Iterator[None]:
-        """Keep others from building this environment, until the installer has ended, too."""
+        """Keep others from building this environment, until the installer has ended as well."""
         # Twice the limit: whoever holds it has one build to finish and cleaning up to do.
         path = lock_path(self.folder, self.lock.content_hash)
         with lock_file(path, exclusive=True, timeout=2 * self.timeout) as self._held:
@@ -442,7 +442,7 @@ class _Builder:
         self.packages = tuple(packages)
 
     def _fill(self, interpreter: Interpreter | None) -> None:
-        """Let the installers fill the prefix; once more if an archive that they took has changed since."""
+        """Run the installers on the prefix; repeat once if an archive that they used has changed."""
         for _attempt in range(2):
             with self._archives():
                 if interpreter is None:
@@ -471,7 +471,7 @@ class _Builder:
             yield
 
     def _compare(self, held: validation.Held) -> None:
-        """What the new prefix says it holds: another environment than the lock's is none."""
+        """Raise an error if the content of the new prefix differs from the lock."""
         comparison = validation.compare(self.lock, held)
         if comparison.errors:
             raise UnbuildableError(
@@ -500,7 +500,7 @@ class _Builder:
         self._install(self.final)
 
     def _mark(self, interpreter: Interpreter | None, begun: float) -> None:
-        """Make the prefix read-only, and write last what makes it one and what it holds."""
+        """Make the prefix read-only, and write last the marker that makes it valid, with its digest."""
         lock = self.final / "conda-lock.yml"
         lock.write_text(self.lock.text, "utf-8")
         state = integrity.snapshot(self.final, ignore=(MARKER,), protect=True)
@@ -525,7 +525,7 @@ class _Builder:
         return {p.url: bundle.path(p) for p in packages}
 
     def _wheels(self) -> tuple[LockedPackage, ...]:
-        """Return what is not conda's, with the addresses that the archives are to be taken from."""
+        """Return the packages that are not conda's, with the addresses of their archives."""
         packages = tuple(package for package in self.packages if not package.is_conda)
         if self.offline is None:
             return packages

@@ -54,13 +54,13 @@ def told_to(listener: Listener | None) -> Iterator[None]:
 
 
 def tell(step: BuildStep) -> None:
-    """Say what is done now."""
+    """Report the current step to the listener, if there is one."""
     if (listener := _listener.get()) is not None:
         listener(step)
 
 
 class Archives:
-    """Reads in uv's own lines which archives it is at.
+    """A parser of uv's output that finds which archives uv is downloading.
 
     Args:
         what: The name of the step: archives come from a network, or are here already.
@@ -76,7 +76,7 @@ class Archives:
         self._waiting: list[str] = []
 
     def heard(self, line: str) -> None:
-        """A line that uv has written.
+        """Process a line that uv has written.
 
         Raises:
             UnbuildableError: There is no room for what it has begun to fetch.
@@ -116,7 +116,7 @@ def shown_bytes(count: int) -> str:
 
 
 class Seldom:
-    """A listener that passes on what is new, and the rest twice a second."""
+    """A listener that forwards new steps at once, and repeated ones twice a second."""
 
     def __init__(self, listener: Listener, clock: Callable[[], float] = time.monotonic) -> None:
         self._listener = listener
@@ -125,7 +125,7 @@ class Seldom:
         self._at = float("-inf")
 
     def __call__(self, step: BuildStep) -> None:
-        """Hear a step."""
+        """Receive a step."""
         now = self._clock()
         if (step.what, step.package) != self._last or now >= self._at + EVERY:
             self._last, self._at = (step.what, step.package), now

@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 
 
 class Catalogue:
-    """Lists releases of both managers; each is looked up when it is asked for.
+    """A catalogue of releases from both managers, which looks a package up when it is requested.
 
     Args:
         pypi: The index.
@@ -144,7 +144,7 @@ def conda_releases(
 
 
 class Locker:
-    """Turns requests into locks.
+    """A locker that turns requests into locks.
 
     Args:
         cache_dir: Our cache directory.
@@ -212,13 +212,13 @@ class Locker:
         )
 
     def _image(self, request: EnvironmentRequest) -> list[LockedPackage]:
-        """Return the image of a request; a name stands for one image as long as this object lives."""
+        """Return the image of a request; a name refers to one image for the lifetime of this object."""
         if not request.image:
             return []
         return [self._images.get(request.image, lambda: locked_image(request.image))]
 
     def attempt(self, request: EnvironmentRequest, prefer: Lock | None) -> LockResult:
-        """As `lock`; that there is no solution is an answer, too."""
+        """Lock an environment as `lock` does, but return the error if there is no solution."""
         try:
             return self.lock(request, prefer)
         except UnsolvableError as error:
@@ -230,16 +230,16 @@ class Locker:
 
 
 class EnvironmentProvider(Protocol):
-    """Turns requests into locks and locks into prefixes."""
+    """An interface that turns requests into locks and locks into prefixes."""
 
     @property
     def catalogue(self) -> VersionCatalogue:
-        """The versions that can be asked for."""
+        """Return the catalogue of available versions."""
         ...
 
     @property
     def as_of(self) -> datetime | None:
-        """The only "now" for which it can answer; None where any will do."""
+        """Return the only moment that it supports as "now"; None if it supports any."""
         ...
 
     def lock(self, request: EnvironmentRequest, prefer: Lock | None = None) -> LockResult:
@@ -251,7 +251,10 @@ class EnvironmentProvider(Protocol):
         ...
 
     def requirements(self, lock: Lock) -> Mapping[str, tuple[str, ...]] | None:
-        """Requirements of each wheel of a lock, by name; None if its prefix is not on this host."""
+        """Return the requirements of each wheel of a lock, by name.
+
+        None if its prefix is not on this host.
+        """
         ...
 
 
@@ -281,18 +284,18 @@ class Environments:
 
     @classmethod
     def of(cls, matrix: Matrix, cache_dir: Path | None = None) -> Environments:
-        """Return the environments whose packages come from where a matrix says."""
+        """Return environments that take packages from the places that a matrix names."""
         file = matrix.file
         return cls(cache_dir, index=file.index, indexes=file.package_indexes, find_links=matrix.find_links)
 
     @property
     def as_of(self) -> datetime | None:
-        """None, since indexes can be asked about any day."""
+        """Return None, since indexes support any day."""
         return None
 
     @property
     def catalogue(self) -> Catalogue:
-        """Lists releases and Pythons."""
+        """Return the catalogue of releases and Pythons."""
         return self._catalogue
 
     def lock(self, request: EnvironmentRequest, prefer: Lock | None = None) -> LockResult:
@@ -323,10 +326,10 @@ def _no_commits(repository: str) -> UsageError:
 
 
 class _WithoutCommits:
-    """A catalogue that has no commits: they are built, with what is not known beforehand."""
+    """A catalogue without commits, whose build requirements cannot be known beforehand."""
 
     def commits(self, repository: str, first: str, last: str, *, every: bool) -> History:
-        """None; arguments as for `VersionCatalogue`.
+        """Raise an error; arguments as for `VersionCatalogue`.
 
         Raises:
             UsageError: Always.
@@ -334,7 +337,7 @@ class _WithoutCommits:
         raise _no_commits(repository)
 
     def commit_details(self, repository: str, commits: Sequence[str]) -> tuple[list[CommitDetails], str]:
-        """As for `commits`.
+        """Raise an error, as `commits` does.
 
         Raises:
             UsageError: Always.
@@ -343,7 +346,7 @@ class _WithoutCommits:
 
 
 class RecordingCatalogue(_WithoutCommits):
-    """Asks another catalogue, and keeps what it answers.
+    """A catalogue that queries another one and records its answers.
 
     Args:
         inner: The one that is asked.
@@ -376,7 +379,7 @@ class RecordingCatalogue(_WithoutCommits):
 
 
 class OfflineCatalogue(_WithoutCommits):
-    """Answers what a `RecordingCatalogue` kept.
+    """A catalogue that returns the answers recorded by a `RecordingCatalogue`.
 
     Args:
         answers: What was kept.
@@ -441,12 +444,12 @@ class OfflineEnvironments:
 
     @property
     def as_of(self) -> datetime:
-        """The moment when the directory was fetched, which is "now" for studies."""
+        """Return the moment when the directory was fetched, which is "now" for studies."""
         return self._answers.as_of
 
     @property
     def catalogue(self) -> OfflineCatalogue:
-        """Answers what the indexes answered."""
+        """Return a catalogue of the recorded answers."""
         return OfflineCatalogue(self._answers.catalogue, self._bundle.root)
 
     def lock(self, request: EnvironmentRequest, prefer: Lock | None = None) -> LockResult:

@@ -42,7 +42,7 @@ class _Archive:
 
 
 class PypiSolver:
-    """Solves what comes from a PyPI-like index.
+    """A solver of packages from a PyPI-like index.
 
     Args:
         cache_dir: Our cache directory.
@@ -303,7 +303,7 @@ def _dated_by_name(request: EnvironmentRequest) -> Iterator[str]:
 
 
 def _without_dates(request: EnvironmentRequest, default: str, files: Iterable[str]) -> Iterator[str]:
-    """Say which index lacks the upload dates of some files, as far as that is known."""
+    """Yield which index lacks the upload dates of some files, as far as known."""
     urls = {one.name: one.url for one in request.indexes}
     packages: dict[str, list[str]] = {}
     for name in dict.fromkeys(str(canonicalize_name(file.partition("-")[0])) for file in files):

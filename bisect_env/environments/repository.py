@@ -68,7 +68,7 @@ class Repository:
 
     @property
     def shown(self) -> str:
-        """Its address without a password."""
+        """Return its address without a password."""
         return without_credentials(self.source) if "://" in self.source else self.source
 
     # -- what is there --------------------------------------------------------------------------------------
@@ -96,7 +96,7 @@ class Repository:
                 raise self._unknown(commit)
 
     def update(self) -> None:
-        """Bring the mirror up to date, or make it.
+        """Update the mirror, or create it.
 
         Raises:
             UsageError: There is no such repository.
@@ -120,7 +120,7 @@ class Repository:
                 self._git("update-ref", "--no-deref", "HEAD", found[1])
 
     def resolve(self, *texts: str) -> list[str]:
-        """Hashes of what tags, branches, hashes or days name; the repository is asked about what can move.
+        """Return the hashes of tags, branches, hashes or days; names that can move are fetched first.
 
         Raises:
             CommitNotFoundError: One names no commit.
@@ -224,7 +224,7 @@ class Repository:
         return ""
 
     def tags(self) -> list[str]:
-        """Names of all tags."""
+        """Return the names of all tags."""
         text = self._read("for-each-ref", "--format=%(refname:strip=2)", "refs/tags")
         return [name for name in text.split("\n") if name]
 
@@ -234,13 +234,13 @@ class Repository:
         return finished.stdout if finished.returncode == 0 else None
 
     def folders_with(self, commit: str, names: Collection[str]) -> list[str]:
-        """Folders below the root of a commit that have a file of one of some names, those higher up first."""
+        """Return the folders of a commit that contain a file with one of some names, the highest first."""
         paths = self._read("ls-tree", "-r", "-z", "--name-only", "--full-tree", commit).split("\0")
         found = {path.rpartition("/")[0] for path in paths if path.rpartition("/")[2] in names}
         return sorted(found - {""}, key=lambda folder: (folder.count("/"), folder))
 
     def submodules(self, commit: str) -> list[str]:
-        """Paths of a commit that are commits of other repositories."""
+        """Return the paths of submodules in a commit."""
         found = []
         for entry in self._read("ls-tree", "-r", "-z", "--full-tree", commit).split("\0"):
             facts, _, path = entry.partition("\t")
@@ -252,7 +252,7 @@ class Repository:
 
     @contextlib.contextmanager
     def checked_out(self, commit: str, folder: Path) -> Iterator[Path]:
-        """The files of a commit in a fresh clone, for the time of the block.
+        """Check out the files of a commit in a fresh clone, for the duration of the block.
 
         A clone, so that builds which take their version from tags find them; of the mirror, so that it has
         neither hooks nor filters.
@@ -283,7 +283,7 @@ class Repository:
             lease.release()
 
     def pointers(self, place: Path) -> list[str]:
-        """Files of a checkout that only point to what git-lfs keeps elsewhere."""
+        """Return the files of a checkout that are pointers of git-lfs."""
         names = self._run(["-C", place, "ls-files", "-z"], cwd=place).stdout
         if ".gitattributes" not in names:
             return []
@@ -416,7 +416,7 @@ _EMPTY_TREE = "4b825dc642cb6eb9a060e54bf8d69288fbee4904"
 
 
 def _environment(outer: Mapping[str, str], *, transport: bool) -> dict[str, str]:
-    """Of the user's settings those that say how a repository is reached, and none else."""
+    """Return the variables that git needs to reach a repository, without the user's other settings."""
     env = passed_on(outer)
     env |= {name: outer[name] for name in ("PATH", "TMPDIR") if name in outer}
     env |= {

@@ -43,7 +43,7 @@ class CondaRequest:
     engine: Literal["rattler", "conda-lock"] = "rattler"
 
     def specs(self, python: str) -> tuple[str, ...]:
-        """Everything that is asked for as match specs, always with Python.
+        """Return all requested packages as match specs, always with Python.
 
         Args:
             python: `3.11`, `3.11.7`, or "" for any.
@@ -123,19 +123,19 @@ class EnvironmentRequest:
 
     @property
     def requirements(self) -> tuple[str, ...]:
-        """The pins as requirements, then the further packages."""
+        """Return the pins as requirements, followed by the further packages."""
         return (*(f"{name}=={version}" for name, version in self.pins.items()), *self.packages)
 
     @property
     def exclude_newer_text(self) -> str | None:
-        """`exclude_newer` as RFC 3339 text in UTC."""
+        """Return `exclude_newer` as RFC 3339 text in UTC."""
         if self.exclude_newer is None:
             return None
         return self.exclude_newer.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
     @property
     def key(self) -> str:
-        """A canonical text of the whole request."""
+        """Return a canonical text of the whole request."""
         allowed = self.allow_source if isinstance(self.allow_source, bool) else sorted(self.allow_source)
         return json.dumps(
             {
@@ -185,7 +185,7 @@ _PREFIX = "git+"
 
 @dataclass(frozen=True, slots=True)
 class CommitRecipe:
-    """How commits are built.
+    """A recipe for building commits.
 
     Attributes:
         subdirectory: Where in the repository the package is; "" for its root.
@@ -262,12 +262,12 @@ class CommitSource:
 
     @property
     def name(self) -> str:
-        """Normalised name."""
+        """Return the normalised name."""
         return str(canonicalize_name(self.package.partition("[")[0]))
 
     @property
     def url(self) -> str:
-        """The address for a lock, in pip's format, with all that a build needs."""
+        """Return the address for a lock in pip's format, with all settings of the build."""
         is_path = "://" not in self.repository
         place = Path(self.repository).as_uri() if is_path else without_credentials(self.repository)
         fragment = self.build.fragment
@@ -275,12 +275,12 @@ class CommitSource:
 
     @property
     def limit(self) -> BuildLimit:
-        """What its build may take."""
+        """Return the time and memory limits of its build."""
         return BuildLimit(self.name, self.build.time_limit, self.build.memory)
 
     @property
     def digest(self) -> str:
-        """The hash of commit and recipe, which stands in a lock for the hash of an archive."""
+        """Return the hash of commit and recipe, which replaces an archive's hash in a lock."""
         return hashlib.sha256(f"{self.commit}#{self.build.fragment}".encode()).hexdigest()
 
     def locked(self, version: str) -> LockedPackage:

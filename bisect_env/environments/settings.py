@@ -21,7 +21,7 @@ from bisect_env.matrix.versions import PackageIndex
 
 
 def default_cache_dir() -> Path:
-    """`BISECT_ENV_CACHE`, or the user's cache directory."""
+    """Return `BISECT_ENV_CACHE`, or the user's cache directory."""
     configured = os.environ.get("BISECT_ENV_CACHE")
     return (
         Path(configured).expanduser().absolute() if configured else platformdirs.user_cache_path("bisect-env")
@@ -29,7 +29,7 @@ def default_cache_dir() -> Path:
 
 
 def default_offline() -> Path | None:
-    """`BISECT_ENV_OFFLINE`: a directory that `bisect-env fetch` wrote, from which alone to build."""
+    """Return `BISECT_ENV_OFFLINE`: a directory written by `bisect-env fetch`, the only source of builds."""
     configured = os.environ.get("BISECT_ENV_OFFLINE")
     return Path(configured).expanduser().absolute() if configured else None
 
@@ -62,11 +62,11 @@ def default_build_limit() -> int:
 
 
 def parse_size(text: str, name: str) -> int:
-    """Bytes from a text such as `20GB` or `512MiB`.
+    """Return the bytes of a text such as `20GB` or `512MiB`.
 
     Args:
         text: What was given.
-        name: Of the option or variable, for the message.
+        name: Name of the option or variable, for the message.
 
     Raises:
         UsageError: It is no size.
@@ -124,7 +124,7 @@ def _default_index() -> str:
 
 @dataclass(frozen=True, slots=True)
 class PackagePlaces:
-    """Where uv and pip are configured to take packages from.
+    """The configured package sources of uv and pip.
 
     Attributes:
         default: Address of the default index, with the login that was configured in it.
@@ -141,7 +141,7 @@ class PackagePlaces:
 
 
 def configured_places(environ: Mapping[str, str] | None = None) -> PackagePlaces:
-    """Return where packages come from beside what a matrix names: as uv is configured, or else pip.
+    """Return the package sources that uv's configuration names, or else pip's.
 
     Raises:
         InfrastructureError: A configuration file cannot be read.
@@ -183,7 +183,7 @@ def _of_pip(environ: Mapping[str, str], key: str) -> list[str]:
 
 
 def uv_config_files(environ: Mapping[str, str]) -> Iterator[Path]:
-    """The `uv.toml` files that uv reads outside of projects, strongest first, if they exist."""
+    """Yield the existing `uv.toml` files that uv reads outside of projects, strongest first."""
     if environ.get("UV_CONFIG_FILE"):
         yield Path(environ["UV_CONFIG_FILE"])
         return
@@ -223,7 +223,7 @@ def _index_of_uv_toml(config: dict[str, Any]) -> str | None:
 
 
 def pip_config_files(environ: Mapping[str, str]) -> Iterator[Path]:
-    """The paths of pip's configuration files."""
+    """Yield the paths of pip's configuration files."""
     # pip's own order, strongest first: PIP_CONFIG_FILE, the virtual environment, the user, the host.
     configured = environ.get("PIP_CONFIG_FILE")
     if configured == os.devnull:
@@ -272,7 +272,7 @@ class CondaConfig:
 
     Attributes:
         channel_alias: What stands before a channel's bare name; "" until rattler says what is usual.
-        default_channels: What `defaults` means; empty where nobody says so.
+        default_channels: Channels that `defaults` means; empty if not configured.
         custom_channels: Name to the address that stands before it.
         custom_multichannels: Name to the channels that it stands for.
         mirrored_channels: Name to the addresses that have its content (micromamba's key).
@@ -410,7 +410,7 @@ def read_conda_config() -> CondaConfig:
 
 
 def certificates(environ: Mapping[str, str]) -> dict[str, str]:
-    """Variables that make rattler trust the authorities that conda trusts on this host.
+    """Return variables that make rattler trust the certificate authorities that conda trusts here.
 
     `ssl_verify` of the configuration decides, then rattler's own variables, then those that conda knows.
 
@@ -432,7 +432,7 @@ def certificates(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def conda_config_files(environ: Mapping[str, str]) -> Iterator[Path]:
-    """Files that exist, in the order in which conda reads them."""
+    """Return conda's existing configuration files, in the order in which conda reads them."""
     home = Path(environ.get("HOME", "/"))
     own = Path(environ.get("XDG_CONFIG_HOME") or home / ".config")
     places = [Path("/etc/conda"), Path("/var/lib/conda")]

@@ -42,7 +42,7 @@ _NICE = 10  # niceness of what nobody waits for
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """How a tool ended.
+    """The result of running a tool.
 
     Attributes:
         returncode: As `subprocess` gives it.
@@ -132,7 +132,7 @@ def giving_way() -> Iterator[None]:
 
 
 def end_running() -> None:
-    """Kill every tool that other threads wait for, because the command ends."""
+    """Kill all tools that other threads are waiting for, because the command ends."""
     with _lock:
         for pid in _running:
             os.killpg(pid, signal.SIGKILL)
@@ -177,7 +177,7 @@ def _is_stopped(pid: int) -> bool:
 
 
 class _Lines:
-    """Passes on what a process has written into a file, line by line, while it writes."""
+    """A reader that forwards the lines that a process writes into a file, while it writes."""
 
     def __init__(self, fd: int, heard: Callable[[str], None]) -> None:
         self._fd = fd
@@ -185,7 +185,7 @@ class _Lines:
         self._at = 0
 
     def pass_on(self) -> None:
-        """What is whole and new; read without moving the place at which the process writes."""
+        """Forward new complete lines, without moving the position at which the process writes."""
         text, end, _ = os.pread(self._fd, _KEEP, self._at).rpartition(b"\n")
         self._at += len(text) + len(end)
         for line in text.decode("utf-8", "replace").splitlines():
@@ -511,7 +511,7 @@ _TRANSIENT = re.compile(
 
 
 def is_transient(words: str) -> bool:
-    """Return whether uv's or rattler's words tell of the network, the disk or a corrupted download.
+    """Return whether an error of uv or rattler comes from the network, the disk or a corrupted download.
 
     A file that is gone for good (404, 410) is not transient: no other attempt would find it.
     """
@@ -519,7 +519,7 @@ def is_transient(words: str) -> bool:
 
 
 def plain_words(stderr: str, limit: int = 4000) -> str:
-    """An error of uv without its decoration: no progress, no prefixes, and both ends of a long build log."""
+    """Return uv's error without progress and prefixes, and with both ends of a long build log."""
     lines: list[str] = []
     for line in stderr.splitlines():
         if line.startswith(("warning:", "Using ", "Resolved ", "Prepared ", "   Building", "      Built")):

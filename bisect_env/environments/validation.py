@@ -42,7 +42,7 @@ _OTHER_NAMES = {
 
 
 def provided_to_pypi(packages: Iterable[LockedPackage]) -> dict[str, str]:
-    """PyPI name to version of what conda packages provide to wheels.
+    """Map the PyPI names that conda packages provide to their versions.
 
     Only packages that depend on Python are Python packages: the C library `zlib` is not the module of that
     name. Versions that PEP 440 cannot read constrain nothing.
@@ -81,10 +81,10 @@ _CUDA_SPEC = re.compile(
 def virtual_packages(
     platform: str, cuda: str | None, overrides: Mapping[str, str] | None = None
 ) -> dict[str, str]:
-    """Name to version of every virtual package.
+    """Return the version of every virtual package by name.
 
-    A Linux as conda-lock assumes it: glibc 2.28 (that of the oldest systems that today's CUDA supports) and
-    the baseline of the architecture. There is CUDA only where the matrix says so.
+    A Linux as conda-lock assumes it: glibc 2.28 (that of the oldest systems that today's CUDA supports)
+    and the baseline of the architecture. There is CUDA only where the matrix says so.
 
     Args:
         platform: conda's name of it.
@@ -141,7 +141,7 @@ _SHOWN = 3
 
 
 def cuda_majors(packages: Iterable[LockedPackage]) -> dict[int, list[str]]:
-    """Major versions of CUDA that packages are built for, with the packages that say so. Pure."""
+    """Return the CUDA major versions that packages are built for, with these packages' names. Pure."""
     found: dict[int, list[str]] = {}
     for package in packages:
         if (major := _major(package)) is not None:
@@ -162,7 +162,7 @@ def _major(package: LockedPackage) -> int | None:
 
 
 def lock_warnings(lock: Lock, *, asked: Iterable[str] = (), cuda: bool = False) -> tuple[str, ...]:
-    """Warnings about an environment that should be read before its trials are believed. Pure.
+    """Return warnings about an environment that should be read before its trials are trusted. Pure.
 
     Args:
         lock: As solved.
@@ -216,7 +216,7 @@ class Held:
 
 
 def held_by(prefix: Path) -> Held:
-    """Ask a prefix what it holds; nothing in it is run."""
+    """Read which packages a prefix contains, without running any of its code."""
     conda = {}
     for path in (prefix / "conda-meta").glob("*.json"):
         data = json.loads(path.read_text("utf-8"))
@@ -235,14 +235,14 @@ def held_by(prefix: Path) -> Held:
 
 
 def distribution(name: str) -> tuple[str, str] | None:
-    """Normalised name and version of a directory of notes such as `numpy-2.2.1.dist-info`. Pure."""
+    """Return normalised name and version of a directory such as `numpy-2.2.1.dist-info`. Pure."""
     match = _INFO.fullmatch(name)
     return (canonicalize_name(match["name"]), match["version"]) if match else None
 
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """How a prefix differs from its lock.
+    """The differences between a prefix and its lock.
 
     Attributes:
         errors: It is another environment than the lock's.

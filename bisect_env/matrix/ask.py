@@ -32,8 +32,8 @@ class InlineMetadata:
 
     Attributes:
         dependencies: Requirements.
-        requires_python: Range of Pythons, "" for any.
-        exclude_newer: uv's date, "" for none.
+        requires_python: Range of Python versions, "" for any.
+        exclude_newer: Value of uv's `exclude-newer`, "" for none.
     """
 
     dependencies: tuple[str, ...] = ()
@@ -43,15 +43,15 @@ class InlineMetadata:
 
 @dataclass(frozen=True, slots=True)
 class CommitRange:
-    """Commits that are asked about.
+    """A range of commits to bisect.
 
     Attributes:
         git: Address, or absolute path of a clone.
-        package: That is built from them.
-        first: It worked there.
-        last: It fails there.
-        every: Whether merges are gone into.
-        subdirectory: Where in the repository the package is; "" for its root.
+        package: Package that is built from the commits.
+        first: Commit that works.
+        last: Commit that fails.
+        every: Whether the commits that merges brought in are looked at, too.
+        subdirectory: Directory of the package in the repository; "" for its root.
     """
 
     git: str
@@ -63,7 +63,7 @@ class CommitRange:
 
     @property
     def lines(self) -> list[str]:
-        """The axis, as a matrix file has it."""
+        """Return the lines of a matrix file that define the axis."""
         facts = [f"git: {_q(self.git)}", f"package: {self.package}"]
         facts += [f"from: {_q(self.first)}", f"to: {_q(self.last)}"]
         facts += ["history: all"] if self.every else []
@@ -72,41 +72,41 @@ class CommitRange:
 
     @property
     def ends(self) -> list[str]:
-        """Both ends, as a matrix file states them."""
+        """Return the lines of a matrix file that state both ends."""
         named = ((GOOD, self.first), (BAD, self.last))
         return [f"{end}: {{{_key(self.package)}: {_q(commit)}}}" for end, commit in named]
 
 
 @dataclass(frozen=True, slots=True)
 class AskedQuestion:
-    """A question that was asked on the command line.
+    """A question given on the command line.
 
     Attributes:
         packages: Axes: `torch>=2.5`, or a name for every release.
         command: Program and arguments, as given.
-        files: Files that travel along, relative to the folder that they are copied from.
-        with_packages: Further requirements of every environment.
-        pythons: Versions of Python; empty for this one.
+        files: Files to copy into trials, relative to their source folder.
+        with_packages: Additional requirements of every environment.
+        pythons: Versions of Python; empty for the running one.
         good: Axis to a version that works.
         bad: Axis to a version that fails.
         since: First day of a date axis, "" for none.
-        until: Its last day.
-        rate: About how often it fails where it does; None where nobody knows.
-        inline: What the script says of itself.
+        until: Last day of the date axis.
+        rate: Approximate failure rate where it fails; None if unknown.
+        inline: The metadata in the script's header.
         channels: conda channels; with any, packages come from there.
         prereleases: Whether pre-releases are tried.
         step: Which releases of a range are tried; "" for every one.
-        timeout: Of one trial, such as `60s`; "" for the default.
-        gpus: That one trial needs.
+        timeout: Time limit of one trial, such as `60s`; "" for the default.
+        gpus: Number of GPUs that one trial needs.
         env: Environment variables to add.
-        confidence: Of the answer; None for the default.
-        name: Of the study; "" for one made from the packages.
+        confidence: Confidence of the answer; None for the default.
+        name: Name of the study; "" for one made from the packages.
         index: Address of the package index, "" for the configured one.
         extra_indexes: Name to address of further indexes.
         find_links: Folders and pages with wheels.
         exclude_newer: Day or instant after which uploads are ignored, "" for none.
         yanked: Whether withdrawn releases are tried.
-        commits: What is asked instead of releases; None for those.
+        commits: Commits to bisect instead of releases; None to bisect releases.
     """
 
     packages: tuple[str, ...]
@@ -137,17 +137,17 @@ class AskedQuestion:
 
 
 def inline_metadata(text: str, name: str = "the script") -> InlineMetadata:
-    """Read a script's header, as PEP 723 has it.
+    """Read a script's header (PEP 723).
 
     Args:
-        text: Of the script.
-        name: What to call it in messages.
+        text: Text of the script.
+        name: Name of the script in messages.
 
     Returns:
-        What it says; nothing where there is no header.
+        The metadata; empty if there is no header.
 
     Raises:
-        UsageError: The header is none, or there are two.
+        UsageError: The header is invalid, or there are two.
     """
     blocks = [match for match in _INLINE.finditer(text) if match["type"] == "script"]
     if not blocks:
@@ -177,18 +177,18 @@ def inline_metadata(text: str, name: str = "the script") -> InlineMetadata:
 
 
 def stated_ends(texts: Iterable[str], axes: Sequence[str], flag: str) -> dict[str, str]:
-    """Read `--good` or `--bad`: `torch=2.6.0,cuml=24.04`, or a version alone where there is one axis.
+    """Read `--good` or `--bad`: `torch=2.6.0,cuml=24.04`, or only a version if there is one axis.
 
     Args:
         texts: As given.
-        axes: Packages that are asked about.
-        flag: For messages.
+        axes: Packages of the question.
+        flag: The option's name, for messages.
 
     Returns:
         Normalised package to version.
 
     Raises:
-        UsageError: It names none of the packages, or no version.
+        UsageError: A text names none of the packages, or no version.
     """
     known = [str(canonicalize_name(name)) for name in axes]
     found: dict[str, str] = {}
@@ -208,23 +208,23 @@ def stated_ends(texts: Iterable[str], axes: Sequence[str], flag: str) -> dict[st
 
 
 def package_name(spec: str) -> str:
-    """Return the name that a `-p` is about.
+    """Return the package name of a `-p` option.
 
     Raises:
-        UsageError: It is no package with a range.
+        UsageError: The option is no package with a range.
     """
     return _axis(spec).name
 
 
 def full_command(words: Sequence[str], folder: Path) -> tuple[str, ...]:
-    """Return the command as it is run: a script alone gets its interpreter.
+    """Return the command to run; a script without a program gets its interpreter.
 
     Args:
         words: As given.
-        folder: Where relative paths begin.
+        folder: Base of relative paths.
 
     Raises:
-        UsageError: There is none, or the script does not exist.
+        UsageError: There is no command, or the script does not exist.
     """
     if not words:
         raise UsageError(
@@ -266,17 +266,18 @@ def matrix_text(
 ) -> str:
     """Return the text of a matrix file that asks a question. Pure.
 
-    With neither a good nor a bad version, nobody knows where along an axis the failure lies: it may have come
-    and gone (`either`). With both, the axis goes from one to the other.
+    Without a good or a bad version, the failure may have come and gone along an axis (`either`). With
+    both, the axis goes from one to the other.
 
     Args:
         question: As given.
         command_line: Shown in the first line.
         here: The running Python, as `3.12`; that of this process if "".
-        installed: Return the Pythons on this machine; asked if the script's header excludes the running one.
+        installed: Returns the Python versions on this machine; called if the script's header excludes the
+            running one.
 
     Raises:
-        UsageError: Something in it cannot be; the message names the flag.
+        UsageError: Some part of the question is not possible; the message names the option.
     """
     axes = [_axis(spec) for spec in question.packages]
     if not axes and not question.since and question.commits is None:
@@ -329,7 +330,7 @@ def runs_pytest(command: Sequence[str]) -> bool:
 
 
 def _trial(question: AskedQuestion, axes: Iterable[str]) -> list[str]:
-    """Return the keys of where packages come from, `trial` and `search`."""
+    """Return the lines of a matrix file for package sources, `trial` and `search`."""
     words = ", ".join(_q(_literal(word, axes)) for word in question.command)
     lines = ["trial:", f"  command: [{words}]"]
     if question.files:
@@ -354,11 +355,11 @@ def _trial(question: AskedQuestion, axes: Iterable[str]) -> list[str]:
 
 
 def search_lines(rate: float | None, confidence: float | None) -> list[str]:
-    """Return the key `search`, if there is something to say. Pure.
+    """Return the lines of the key `search`, empty if both arguments are None. Pure.
 
     Args:
-        rate: About how often it fails where it does.
-        confidence: Of the answer.
+        rate: Approximate failure rate where it fails.
+        confidence: Confidence of the answer.
     """
     found = []
     if confidence is not None:
@@ -373,18 +374,18 @@ def search_lines(rate: float | None, confidence: float | None) -> list[str]:
 def travelling(
     command: Sequence[str], extra: Iterable[str], folder: Path
 ) -> tuple[tuple[str, ...], dict[str, Path]]:
-    """Return which files a command takes along.
+    """Return the command with the files that have to be copied into trials.
 
     Args:
-        command: Its words; those that name a file that exists take it along, also as `FILE::TEST`.
-        extra: Files and directories that travel besides.
-        folder: Where relative paths begin.
+        command: Words of the command; existing files among them are copied, also those named as `FILE::TEST`.
+        extra: Additional files and directories to copy.
+        folder: Base of relative paths.
 
     Returns:
-        The command, with files from outside the folder under their bare names, and name to file.
+        The command, in which files from outside the folder have their bare names, and name to file.
 
     Raises:
-        UsageError: Two files would have one name, or something named does not exist.
+        UsageError: Two files would have the same name, or a named file does not exist.
     """
     files: dict[str, Path] = {}
     words: list[str] = []
@@ -444,7 +445,7 @@ def _requirement(text: str, where: str) -> Requirement:
 
 
 def _requirements(texts: Iterable[str], axes: Sequence[str]) -> tuple[str, ...]:
-    """Return each requirement once: of a package the first one counts; packages of axes are left out."""
+    """Return one requirement per package, the first that names it, without the packages of axes."""
     found: dict[str, str] = {}
     for text in texts:
         requirement = _requirement(text, "--with")
@@ -487,7 +488,7 @@ def _package_axis(axis: _AskedAxis, question: AskedQuestion) -> list[str]:
 
 
 def _ends(axes: Sequence[_AskedAxis], question: AskedQuestion) -> list[str]:
-    """Return the stated ends, where they say something of every axis that has several values."""
+    """Return the lines for the stated ends that name every axis with several values."""
     lines = []
     for flag, stated in (("good", question.good), ("bad", question.bad)):
         names = {str(canonicalize_name(axis.name)): axis for axis in axes}
@@ -513,13 +514,13 @@ def _name(question: AskedQuestion, names: Sequence[str]) -> str:
 
 
 def _key(name: str) -> str:
-    """An axis is called as its package; names that begin otherwise get a letter before them."""
+    """Return the axis name of a package; a name that does not begin with a letter gets the prefix `p`."""
     key = name.lower().replace(".", "-")
     return key if key[:1].isalpha() else f"p{key}"
 
 
 def _literal(word: str, axes: Iterable[str]) -> str:
-    """Return a word whose braces mean themselves, unless all that they hold are axes."""
+    """Return a word with its braces doubled, unless the braces hold only names of axes."""
     try:
         named = placeholders(word)
     except ValueError:
@@ -559,7 +560,7 @@ _PASSED_OVER = {"__pycache__", "node_modules", "build", "dist", "lockfiles"}
 
 
 def _below(folder: Path) -> Iterable[Path]:
-    """The files of a directory that a trial may need: neither hidden ones nor environments nor caches."""
+    """Yield the files of a directory that a trial may need, without hidden files, environments and caches."""
     for one in folder.iterdir():
         if one.name.startswith(".") or one.name in _PASSED_OVER or one.name.endswith((".pyc", ".egg-info")):
             continue
@@ -571,7 +572,7 @@ def _below(folder: Path) -> Iterable[Path]:
 
 
 def _take(files: dict[str, Path], place: Path, folder: Path) -> str:
-    """Note a file under its relative name, or its bare one where it lies outside; gives back the name."""
+    """Add a file to `files` and return its name: the relative path, or the bare name outside the folder."""
     whole, base = place.resolve(), folder.resolve()
     name = whole.relative_to(base).as_posix() if whole.is_relative_to(base) else whole.name
     if files.setdefault(name, whole) != whole:
@@ -595,7 +596,7 @@ def _no_script(folder: Path, name: str) -> UsageError:
 
 @dataclass(frozen=True, slots=True)
 class Whole:
-    """What stands in one environment.
+    """The contents of one environment.
 
     Attributes:
         python: Version of Python, "" where conda brings it.
@@ -610,14 +611,14 @@ class Whole:
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """Two environments and what is run in them.
+    """Two environments and the command to run in them.
 
     Attributes:
-        good: Works.
-        bad: Fails.
-        question: What is run; its packages, Pythons and ends are not looked at.
-        channels: Of conda.
-        dependencies: `none` where the metadata of packages contradict what is installed.
+        good: The environment in which the command works.
+        bad: The environment in which it fails.
+        question: The command and its options; the question's packages, Pythons and ends are ignored.
+        channels: conda channels.
+        dependencies: `none` if the installed packages contradict their metadata.
         allow_source: Whether source distributions may be built.
     """
 
@@ -637,10 +638,10 @@ ENVIRONMENT = "environment"
 def pair_text(pair: Pair, *, command_line: str = "") -> str:
     """Return the text of a matrix file that asks which of two environments fails. Pure.
 
-    What both have stands under `packages`; the axis has what differs.
+    Requirements common to both are listed under `packages`, the others on the axis.
 
     Args:
-        pair: As given.
+        pair: The environments.
         command_line: Shown in the first line.
     """
     question = pair.question
@@ -671,11 +672,11 @@ class Moving:
     """A package whose releases are bisected.
 
     Attributes:
-        name: Of the package.
+        name: Name of the package.
         good: The version that works.
         bad: The version that fails.
-        is_conda: Whether it comes from a channel.
-        yanked: Whether withdrawn releases have to be among them, for an end is one.
+        is_conda: Whether it comes from a conda channel.
+        yanked: Whether to include withdrawn releases, because an end is one.
     """
 
     name: str
@@ -686,15 +687,17 @@ class Moving:
 
 
 def releases_text(moving: Sequence[Moving], rest: Whole, pair: Pair) -> str:
-    """The text of a matrix file over the releases of some packages, with everything else as it is. Pure.
+    """Return the text of a matrix file over the releases of some packages. Pure.
+
+    All other packages stay as they are.
 
     Args:
         moving: The packages, with their versions at both ends.
-        rest: What every environment holds besides.
-        pair: The environments that they are between.
+        rest: The other packages of every environment.
+        pair: The two environments that contain the versions.
 
     Raises:
-        UsageError: A version is none.
+        UsageError: A version is invalid.
     """
     question = pair.question
     names = [package.name for package in moving]
@@ -746,11 +749,11 @@ _PLAIN = re.compile(r"[A-Za-z][A-Za-z0-9_.-]*")
 
 @dataclass(frozen=True, slots=True)
 class PackageAnswer:
-    """A package that is to be an axis.
+    """A package that becomes an axis.
 
     Attributes:
-        name: Of the package.
-        versions: A range such as `>=2.0,<2.6`, or versions between commas.
+        name: Name of the package.
+        versions: A range such as `>=2.0,<2.6`, or versions separated by commas.
     """
 
     name: str
@@ -758,23 +761,23 @@ class PackageAnswer:
 
     @property
     def is_range(self) -> bool:
-        """Whether the versions are a range and no list."""
+        """Return whether the versions are a range instead of a list."""
         return any(sign in self.versions for sign in "<>=!~*")
 
 
 @dataclass(frozen=True, slots=True)
 class TemplateAnswers:
-    """The answers from which a matrix is made.
+    """The answers from which a matrix file is made.
 
     Attributes:
         packages: The axes.
-        script: Relative path of the script, as the matrix names it.
+        script: Relative path of the script in the matrix.
         python: Version of Python.
         manager: `pypi` or `conda`.
-        channels: Of conda.
-        timeout: Of one trial, such as `60s`.
-        gpus: That one trial needs.
-        name: Of the study; "" for one made from the packages.
+        channels: conda channels.
+        timeout: Time limit of one trial, such as `60s`.
+        gpus: Number of GPUs that one trial needs.
+        name: Name of the study; "" for one made from the packages.
     """
 
     packages: Sequence[PackageAnswer]
@@ -788,7 +791,7 @@ class TemplateAnswers:
 
     @property
     def study(self) -> str:
-        """The name of the study."""
+        """Return the name of the study."""
         named = self.name or "_".join(package.name for package in self.packages)
         return _UNSAFE.sub("_", named.lower()).strip("_-") or "study"
 
@@ -874,7 +877,7 @@ def _quoted(text: str) -> str:
 
 
 def script_template(packages: Sequence[str]) -> str:
-    """Return a script to begin with, where there is none yet."""
+    """Return a script to start from, for a user who has none yet."""
     imports = "\n".join(f"import {name.replace('-', '_')}" for name in packages if name != "python")
     return f'''"""Shows the failure: the exit status counts, and nothing else (0 passes, 125 skips)."""
 

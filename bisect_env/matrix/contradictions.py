@@ -24,7 +24,7 @@ from bisect_env.matrix.versions import Manager, order_key
 
 
 def listed_values(axis: Axis) -> tuple[str, ...] | None:
-    """The axis's values in their final order, or None where an index or a repository has to be asked."""
+    """Return the axis's values in their final order; None if an index or a repository has to be queried."""
     if isinstance(axis, CommitAxis):
         return None
     if isinstance(axis, PackageAxis):
@@ -35,7 +35,7 @@ def listed_values(axis: Axis) -> tuple[str, ...] | None:
 
 
 def cross_checks(file: MatrixFile, lines: Mapping[Path, int]) -> list[Problem]:
-    """Return all problems between the keys of a file."""
+    """Return all contradictions between the keys of a file."""
     found = [
         *_axes_among_themselves(file),
         *_packages_and_axes(file),
@@ -121,7 +121,7 @@ def _packages_and_axes(file: MatrixFile) -> Iterator[Contradiction]:
 
 
 def _whole_environments(file: MatrixFile, by_package: Mapping[str, str]) -> Iterator[Contradiction]:
-    """Each package of an environment axis stands once, and nowhere else."""
+    """Yield packages of environment axes that are listed twice or elsewhere in the file."""
     elsewhere = {package_of(text) for text in (*file.packages.pypi, *file.packages.conda)}
     for axis, found in file.axes.items():
         if not isinstance(found, EnvironmentAxis):
@@ -199,7 +199,7 @@ def _rules(file: MatrixFile) -> Iterator[Contradiction]:
 
 
 def value_problem(name: str, axis: Axis, condition: str) -> str | None:
-    """The problem with a value, or a comparison, that a rule or `skip` names; None if there is none."""
+    """Return the problem with a value or comparison that a rule or `skip` names; None if there is none."""
     values = listed_values(axis)
     if values is not None and condition in values:
         return None
@@ -215,7 +215,7 @@ def value_problem(name: str, axis: Axis, condition: str) -> str | None:
 
 
 def _names_a_value(axis: Axis, values: tuple[str, ...], text: str) -> bool:
-    """Return whether a text names values of an axis; a comparison that is no value itself does not."""
+    """Return whether a text names values of an axis; a comparison counts only if it is itself a value."""
     if is_comparison(text) and text not in values:
         return False
     try:
@@ -240,7 +240,7 @@ def _ends(file: MatrixFile) -> Iterator[Contradiction]:
 
 
 def _commits(file: MatrixFile) -> Iterator[Contradiction]:
-    """What commits cannot be combined with."""
+    """Yield problems of axes of commits, which exclude some other settings."""
     conda = bool(file.packages.conda) or any(
         (isinstance(axis, PackageAxis) and axis.manager is Manager.CONDA)
         or (isinstance(axis, EnvironmentAxis) and any(one.conda for one in axis.environments.values()))
@@ -271,12 +271,9 @@ def end_value_problem(
     Args:
         end: `good` or `bad`.
         name: The axis's name.
-        values: Its concrete values, or None when they are not known yet.
+        values: Its concrete values, or None if they are not known yet.
         axis: The axis.
-        value: What the end says about it, or None.
-
-    Returns:
-        The text of the problem, or None.
+        value: The value stated for this axis, or None.
     """
     if values is None:
         return None
@@ -292,7 +289,7 @@ def end_value_problem(
 def _ends_agree(
     file: MatrixFile, stated_good: Mapping[str, str], stated_bad: Mapping[str, str]
 ) -> Iterator[Contradiction]:
-    """Refuse a good end that lies at least as far to the bad side as the bad end, on every axis."""
+    """Yield a problem if the good end lies at least as far to the bad side as the bad end, on every axis."""
     good: dict[str, int] = {}
     bad: dict[str, int] = {}
     for name, axis in file.axes.items():

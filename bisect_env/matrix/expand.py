@@ -43,15 +43,14 @@ def expand(
     as_of: datetime | None = None,
     settled: Mapping[str, tuple[str, str]] | None = None,
 ) -> Grid:
-    """Work out the values of every axis, the excluded combinations, and the stated ends.
+    """Expand a matrix: the values of every axis, the excluded combinations, and the stated ends.
 
     Args:
         matrix: As loaded.
-        catalogue: Asked about ranges alone.
-        as_of: First instant that is too new for a range when the matrix has no `exclude_newer`: a study
-            that goes on next week must not grow.
-        settled: Of axes of commits the hashes of both ends, where a study has settled on them: branches
-            move.
+        catalogue: Queried for ranges only.
+        as_of: For a matrix without `exclude_newer`, releases of a range from this instant on are ignored, so
+            that a study that is resumed next week does not grow.
+        settled: For axes of commits, the hashes of both ends that a study has already fixed; branches move.
 
     Returns:
         Values ascending on package and date axes, as written on value axes.
@@ -109,16 +108,16 @@ def expand(
 
 
 def to_refine(matrix: Matrix, axis: GridAxis, good: str, bad: str) -> tuple[str, ...]:
-    """Return the releases to add to an axis around a boundary, so that it lies between two releases.
+    """Return the releases to add to an axis so that a boundary lies between two neighbouring releases.
 
     Args:
-        matrix: Which may say `refine: false`.
-        axis: With the releases that its range passed over.
+        matrix: The matrix; it may say `refine: false`.
+        axis: The axis, with the releases that `step` passed over.
         good: Its value on the good side of the boundary.
-        bad: On the bad side.
+        bad: Its value on the bad side.
 
     Returns:
-        Those between the two, ascending; nothing where every one was looked at.
+        The releases between the two, ascending; empty if none was passed over.
     """
     source = matrix.file.axes[axis.name]
     if not isinstance(source, PackageAxis) or not source.refine:
@@ -127,12 +126,12 @@ def to_refine(matrix: Matrix, axis: GridAxis, good: str, bad: str) -> tuple[str,
 
 
 def refined(matrix: Matrix, grid: Grid, added: Mapping[str, Sequence[str]]) -> Grid:
-    """Return a grid with more values on some axes; rules and stated ends hold as before.
+    """Return a grid with more values on some axes; rules and stated ends are kept.
 
     Args:
-        matrix: Which the grid was expanded from.
-        grid: As expanded, or refined before.
-        added: Axis to releases from `to_refine`; of an axis of commits all its values in their order.
+        matrix: The matrix from which the grid was expanded.
+        grid: The grid, possibly refined before.
+        added: Axis to releases from `to_refine`; for an axis of commits, all its values in their order.
     """
     axes = []
     for axis in grid.axes:
@@ -148,7 +147,7 @@ def refined(matrix: Matrix, grid: Grid, added: Mapping[str, Sequence[str]]) -> G
 
 
 def _with_axes(matrix: Matrix, grid: Grid, axes: Sequence[GridAxis]) -> Grid:
-    """Return a grid with other values on its axes; rules and stated ends hold as before."""
+    """Return a grid with other values on its axes; rules and stated ends are kept."""
     other = Grid(tuple(axes))
 
     def moved(index: Index | None) -> Index | None:
@@ -158,13 +157,13 @@ def _with_axes(matrix: Matrix, grid: Grid, axes: Sequence[GridAxis]) -> Grid:
 
 
 def commit_axis(name: str, direction: Direction, history: History, values: Iterable[str]) -> GridAxis:
-    """Return an axis of some commits of a history.
+    """Return an axis with some commits of a history as its values.
 
     Args:
-        name: Of the axis.
+        name: Name of the axis.
         direction: How the failure changes along it.
         history: All commits between its ends.
-        values: Those that are looked at, in their order.
+        values: The commits to look at, in their order.
     """
     chosen = tuple(values)
     known = set(chosen)
@@ -196,7 +195,7 @@ def _range_values(
     as_of: datetime | None,
     pythons: Sequence[str] | None,
 ) -> tuple[Chosen, str | None]:
-    """Return what the range stands for, and a problem when nothing is left."""
+    """Return the releases of a range, and a problem if none is left."""
     file = matrix.file
     if axis.manager is Manager.CONDA or (axis.is_python and file.uses_conda):
         releases = catalogue.conda_versions(
@@ -216,13 +215,13 @@ def _range_values(
 
 @dataclass(frozen=True, slots=True)
 class Chosen:
-    """The releases that a range stands for.
+    """The releases chosen for a range.
 
     Attributes:
         values: The chosen versions, ascending.
-        dropped: Version to reason, for those in the range that were left out.
-        passed_over: Releases for which the newest of their group stands, ascending.
-        unfit: Version to Python to reason, for those that fit some of the Pythons and not these.
+        dropped: Version to reason, for versions in the range that were left out.
+        passed_over: Releases represented by the newest of their group, ascending.
+        unfit: Version to Python to reason, for versions that fit only some of the Pythons.
     """
 
     values: tuple[str, ...]
@@ -239,14 +238,14 @@ def select_releases(
     needs_wheel: bool,
     pythons: Sequence[str] | None = None,
 ) -> Chosen:
-    """Choose the releases that a range stands for.
+    """Choose the releases of a range.
 
     Args:
-        axis: With a range as its `versions`.
-        releases: Everything the index has; a version that stands twice counts once.
+        axis: Axis with a range as its `versions`.
+        releases: All releases on the index; duplicates count once.
         limit: First instant that is too new, or None.
-        needs_wheel: Leave out releases without a built archive.
-        pythons: Leave out what fits none of these versions of Python; None: whatever it fits.
+        needs_wheel: Whether to leave out releases without a built archive.
+        pythons: Leave out releases that fit none of these versions of Python; None to keep them all.
     """
     assert isinstance(axis.versions, str)
     specifier = parse_range(axis.versions)

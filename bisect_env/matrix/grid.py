@@ -19,7 +19,7 @@ from bisect_env.matrix.problems import near
 
 @dataclass(frozen=True, slots=True)
 class Combination:
-    """One value per axis, in the matrix's axis order; hashable, so that it can key counts.
+    """One value per axis, in the matrix's axis order; hashable.
 
     Attributes:
         items: Pairs (axis name, value). Values are text: `3.10` is a version, not a number.
@@ -29,16 +29,16 @@ class Combination:
 
     @classmethod
     def of(cls, values: Mapping[str, str]) -> Combination:
-        """Take the axes in the mapping's order."""
+        """Return a combination with the axes in the mapping's order."""
         return cls(tuple(values.items()))
 
     @property
     def key(self) -> str:
-        """A canonical JSON text: equal combinations have equal keys, in every process and release."""
+        """Return a canonical JSON text, equal for equal combinations in every process and release."""
         return json.dumps(self.items, separators=(",", ":"), ensure_ascii=False)
 
     def as_dict(self) -> dict[str, str]:
-        """Axis name to value, in axis order."""
+        """Return axis name to value, in axis order."""
         return dict(self.items)
 
     def __getitem__(self, axis: str) -> str:
@@ -62,7 +62,7 @@ Index = tuple[int, ...]
 
 
 class AxisKind(StrEnum):
-    """The kinds of axes: what changes along one."""
+    """A kind of axis: what changes along it."""
 
     PACKAGE = "package"
     """The exact version of one package (or of Python itself)."""
@@ -77,7 +77,7 @@ class AxisKind(StrEnum):
 
 
 class Direction(StrEnum):
-    """The directions of axes: where along one the bad values may lie."""
+    """A direction of an axis: where along it the bad values may lie."""
 
     REGRESSION = "regression"
     """From some value on."""
@@ -98,13 +98,12 @@ class GridAxis:
         kind: What it changes.
         values: At least one, without duplicates.
         direction: Where the bad values may lie.
-        dropped: Value to reason, for values that a range named and that were left out
-            (withdrawn, no wheel for this platform, pre-release).
-        passed_over: Releases of a range that `step` left to the newest of their group, ascending; nothing
-            where the range is not to be refined.
-        history: Of an axis of commits, all that its values are chosen from.
-        unfit: Value to value of the axis of Python to reason, for values that the index has for some of these
-            alone.
+        dropped: Value to reason, for values of a range that were left out (withdrawn, no wheel for this
+            platform, pre-release).
+        passed_over: Releases of a range that `step` skipped in favour of the newest of their group,
+            ascending; empty if the range is not to be refined.
+        history: For an axis of commits, the history that its values are chosen from.
+        unfit: Value to Python version to reason, for values that have no release for that Python.
     """
 
     name: str
@@ -135,12 +134,15 @@ class Grid:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Number of values on each axis."""
+        """Return the number of values on each axis."""
         return tuple(len(axis.values) for axis in self.axes)
 
     @property
     def ends(self) -> tuple[Index, Index] | None:
-        """The good and the bad end, each stated or else given by the directions; None without either."""
+        """Return the good and the bad end, stated or else implied by the directions.
+
+        None if neither applies.
+        """
         good, bad = self.good, self.bad
         if good is None or bad is None:
             sides = {Direction.REGRESSION: (0, -1), Direction.FIXED: (-1, 0)}
@@ -156,7 +158,7 @@ class Grid:
         return (good, bad) if good != bad else None
 
     def indices(self) -> Iterator[Index]:
-        """Every index, excluded ones too, in row-major order."""
+        """Return every index, including excluded ones, in row-major order."""
         return itertools.product(*(range(size) for size in self.shape))
 
     def combination(self, index: Index) -> Combination:
@@ -194,15 +196,15 @@ def parse_at(text: str, flag: str = "--at") -> dict[str, str]:
     """Read `axis=value,axis=value`.
 
     Args:
-        text: As the user gave it; blanks may stand instead of commas, as reports write combinations. What
-            no `name=` follows belongs to the value.
-        flag: The option that it was given by, for messages; "" if by none.
+        text: As the user gave it; blanks may replace commas, as reports write combinations. Text that no
+            `name=` follows belongs to the value.
+        flag: The option's name, for messages; "" if there is none.
 
     Returns:
         Axis to value, in the order given.
 
     Raises:
-        UsageError: It cannot be read, or names an axis twice.
+        UsageError: The text cannot be read, or names an axis twice.
     """
     of, option = _words(flag)
     remedy = f"write it like {option}torch=2.3.1,cuml=24.04"
@@ -234,9 +236,9 @@ def find_combination(
     Args:
         grid: As expanded.
         text: `axis=value,...`, `first-bad` or `last-good`, `good` or `bad` for the stated ends of the
-            matrix; None where every axis has but one value.
-        named: What `first-bad` and `last-good` are, if the study has been answered.
-        flag: The option that it was given by, for messages; "" if by none.
+            matrix; None if every axis has only one value.
+        named: The combinations `first-bad` and `last-good`, if the study has an answer.
+        flag: The option's name, for messages; "" if there is none.
 
     Raises:
         UsageError: No such axis or value, an axis is missing, or there is no answer yet.
@@ -274,7 +276,7 @@ def find_combination(
 
 
 def _words(flag: str) -> tuple[str, str]:
-    """How messages name an option: before what is wrong, and in an example."""
+    """Return how messages refer to an option: a prefix of the problem, and a prefix of an example."""
     return (f"{flag}: ", f"{flag} ") if flag else ("", "")
 
 

@@ -26,10 +26,10 @@ _HASH = re.compile(r"\b[0-9a-f]{40}(?:[0-9a-f]{24})?\b")
 
 @dataclass(frozen=True, slots=True)
 class Commit:
-    """A commit, as far as its place in a history needs it.
+    """A commit with the facts that place it in a history.
 
     Attributes:
-        parents: Hashes, that of the branch it was made on first.
+        parents: Hashes of its parents, the first parent first.
         subject: First line of its message.
     """
 
@@ -39,14 +39,14 @@ class Commit:
 
 @dataclass(frozen=True)
 class History:
-    """The commits between two.
+    """The commits between two ends.
 
     Attributes:
-        first: Where it begins: the older end itself, or where the newer end's line left its history.
-        last: Where it ends.
-        commits: Hash to commit, for all that lie after `first`, `last` included, in the order of `git log`.
-        every: Whether what a merge brought in is looked at, too.
-        first_subject: Of the commit `first`.
+        first: The older end, or the commit where the newer end's line left the older end's history.
+        last: The newer end.
+        commits: Hash to commit, for all commits after `first` up to `last`, in the order of `git log`.
+        every: Whether commits that a merge brought in are looked at, too.
+        first_subject: Subject of the commit `first`.
     """
 
     first: str
@@ -57,12 +57,12 @@ class History:
 
     @cached_property
     def line(self) -> tuple[str, ...]:
-        """First parents from `first` to `last`."""
+        """Return the first parents from `first` to `last`."""
         return (self.first, *self._below(self.last), self.last)
 
     @cached_property
     def place(self) -> dict[str, int]:
-        """Position of each commit that may be a value."""
+        """Return the position of each commit that may be a value."""
         if not self.every:
             return {commit: i for i, commit in enumerate(self.line)}
         # Depth first, parents in their order, each commit after what it was made from.
@@ -89,16 +89,16 @@ class History:
     def inside(self, older: Iterable[str], newer: str, listed: Collection[str] = ()) -> tuple[str, ...]:
         """Return which commits to look at next between the two sides of a boundary.
 
-        These are first parents of the newer side. Once each of those is listed, they are what one of the
-        merges among them brought in, the newest merge first: along one line bad commits follow good ones.
+        The first parents of the newer side come first. Once all of them are listed, the commits that one
+        of their merges brought in follow, the newest merge first.
 
         Args:
-            older: Commits that are as the older end, and with them whatever they were made from.
-            newer: A commit that is as the newer end.
+            older: Commits that behave as the older end; their ancestors count as such, too.
+            newer: A commit that behaves as the newer end.
             listed: Commits that are values of the axis already, whether they could be tried or not.
 
         Returns:
-            Oldest first; of more than `AT_ONCE` some.
+            The commits, oldest first; a selection if there are more than `AT_ONCE`.
         """
         known = self._made_from(older)
         tips, seen = [newer], {*known}
@@ -114,18 +114,18 @@ class History:
         return ()
 
     def around(self, values: Sequence[str], older: Iterable[str], newer: str) -> tuple[str, ...]:
-        """Return the values of an axis after a look around a boundary, in an order that fits what is known.
+        """Return the values of an axis with further commits around a boundary, in an order that fits trials.
 
-        A commit that an older one was made from comes before every commit that may still be the culprit.
-        Otherwise a commit that cannot be built, before a good one of another branch, would seem good.
+        Ancestors of older commits come before every commit that may still be the culprit. Otherwise a
+        commit that cannot be built would seem good if it came before a good one of another branch.
 
         Args:
-            values: Those of the axis.
-            older: Those that are as the older end.
-            newer: The first one that is as the newer end.
+            values: Present values of the axis.
+            older: Commits that behave as the older end.
+            newer: The first commit that behaves as the newer end.
 
         Returns:
-            The same values where nothing is left to look at.
+            The same values if no commit is left to look at.
         """
         older = [*older]
         known = self._made_from(older)
@@ -133,10 +133,12 @@ class History:
         return tuple(sorted(wanted, key=lambda one: (one not in known, self.place[one])))
 
     def left_out(self, values: Iterable[str]) -> dict[str, int]:
-        """Return how many commits stand directly before each value without being one, where some do.
+        """Return, for each value, how many commits directly before it are no values.
+
+        Zero counts are left out.
 
         Args:
-            values: Those of an axis, in their order.
+            values: Values of an axis, in their order.
         """
         counts: dict[str, int] = {}
         known: set[str] = set()
@@ -147,16 +149,16 @@ class History:
         return counts
 
     def parents(self, commit: str) -> tuple[str, ...]:
-        """Return what a commit was made from, as far as it may be a value."""
+        """Return the parents of a commit that may be values."""
         known = self.commits.get(commit)
         return () if known is None else known.parents[: None if self.every else 1]
 
     def _made_from(self, commits: Iterable[str], known: set[str] | None = None) -> set[str]:
-        """Commits of the range, and all of it that they were made from.
+        """Return the given commits and all their ancestors within the range.
 
         Args:
             commits: The commits.
-            known: To which they are added.
+            known: Set to which they are added; its members are not followed again.
         """
         found = set() if known is None else known
         stack = list(commits)
@@ -175,22 +177,28 @@ class History:
         return found or tuple(dict.fromkeys(merged))
 
     def _merged(self, commit: str) -> list[tuple[str, ...]]:
-        """Return the line of each branch that a merge brought in, oldest first; nothing for other commits."""
+        """Return the commits of each branch that a merge brought in, oldest first.
+
+        Empty for other commits.
+        """
         tips = [one for one in self.parents(commit)[1:] if one in self.commits]
         return [(*self._below(tip), tip) for tip in tips]
 
     def subject(self, commit: str) -> str:
-        """First line of a commit's message."""
+        """Return the first line of a commit's message."""
         known = self.commits.get(commit)
         return known.subject if known else self.first_subject
 
     def label(self, commit: str) -> str:
-        """How people read a commit: its hash, shortened, and its subject."""
+        """Return a readable name of a commit: its shortened hash and its subject."""
         subject = self.subject(commit)
         return f"{commit[:SHORT]} ({subject})" if subject else commit[:SHORT]
 
     def _below(self, commit: str) -> tuple[str, ...]:
-        """First parents of a commit within the range, oldest first, without itself and without `first`."""
+        """Return the first-parent ancestors of a commit within the range, oldest first.
+
+        The commit itself and `first` are left out.
+        """
         return tuple(self._down(commit))[::-1]
 
     def _down(self, commit: str) -> Iterator[str]:
@@ -208,13 +216,13 @@ class CommitDetails:
 
     Attributes:
         commit: Its hash.
-        author: Name.
-        authored: When it was written.
-        committed: When it came to where it is.
+        author: Name of the author.
+        authored: Time of writing.
+        committed: Time of the commit.
         subject: First line of its message.
-        parents: Hashes.
-        files: What it changes from its first parent: path, lines added and removed, None for binary files.
-        tags: That point to it.
+        parents: Hashes of its parents.
+        files: Changes from its first parent: path, lines added and removed, None for binary files.
+        tags: Tags of the commit.
     """
 
     commit: str
@@ -228,7 +236,7 @@ class CommitDetails:
 
 
 def thinned(line: Iterable[str]) -> tuple[str, ...]:
-    """A line as it is, or with about as many of its commits as can be looked at, both ends among them."""
+    """Return a line of commits, thinned evenly if it is long; both ends are kept."""
     whole = tuple(line)
     if len(whole) <= AT_ONCE:
         return whole
@@ -242,11 +250,11 @@ def is_commit(text: str) -> bool:
 
 
 def readable(text: str, labels: Mapping[str, str] | None = None) -> str:
-    """Return a text with its hashes of commits as people read them.
+    """Return a text with readable names instead of commit hashes.
 
     Args:
         text: May hold any number of full hashes.
-        labels: Hash to what stands for it; others are shortened.
+        labels: Hash to readable name; other hashes are shortened.
     """
     known = labels or {}
     return _HASH.sub(lambda found: known.get(found[0], found[0][:SHORT]), text)

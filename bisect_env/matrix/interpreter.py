@@ -14,7 +14,7 @@ _RUNS_NOTHING = frozenset("Vh?")
 
 @dataclass(frozen=True, slots=True)
 class PythonOptions:
-    """The interpreter's own options in a command that runs a script, a module or code.
+    """The interpreter's own options on a command line that runs a script, a module or code.
 
     Attributes:
         end: Position of the script, of `-m` or of `-c`; None where `-m` or `-c` shares its word with
@@ -34,7 +34,7 @@ def is_python(program: str) -> bool:
 
 
 def python_options(arguments: Sequence[str]) -> PythonOptions | None:
-    """Read what follows the interpreter; None where it would run no script, module or code."""
+    """Parse the words after the interpreter; None if it would run no script, module or code."""
     flags: set[str] = set()
     settings: list[str] = []
     position = 0
@@ -68,6 +68,6 @@ def python_options(arguments: Sequence[str]) -> PythonOptions | None:
 
 
 def can_repeat(command: Sequence[str]) -> bool:
-    """Return whether a command is Python whose script, module or code can be run again in its process."""
+    """Return whether a command is Python code that can be run again in the same process."""
     options = python_options(command[1:])
     return is_python(command[0]) and options is not None and options.end is not None

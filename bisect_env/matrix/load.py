@@ -66,10 +66,10 @@ class StudyFile:
 
 
 def name_problem(name: str) -> str | None:
-    """Why a path cannot be carried along, or None.
+    """Return why a file cannot be copied into trials under this path, or None.
 
-    A trial runs in a fresh folder into which the files are written under the same relative paths, so that
-    nothing outside the matrix's own folder has a place there.
+    A trial runs in a fresh folder, into which the files are written under the same relative paths.
+    Therefore files outside the matrix's own folder are refused.
     """
     path = PurePosixPath(name)
     if not name.isprintable():
@@ -168,14 +168,14 @@ class Matrix:
     """A checked matrix file with the files of its trial.
 
     Attributes:
-        file: What the file says.
-        path: Where it lies, as the user named it.
+        file: The parsed file.
+        path: Path of the file, as the user named it.
         text: Its raw text.
-        files: What every trial gets into its working directory.
+        files: Files copied into the working directory of every trial.
         platform: conda's name of the platform: the file's, else this machine's.
         digest: sha256 (hex) of everything that decides what a trial does and what it means: equal digests
-            may share trials. Words for people and the search's own settings are left out, so that a study
-            goes on under a larger budget.
+            may share trials. Descriptions and the search's own settings are left out, so that a study can be
+            resumed with a larger budget.
         lines: Path of a key to its line, for messages.
     """
 
@@ -189,12 +189,12 @@ class Matrix:
 
     @property
     def name(self) -> str:
-        """The study's name."""
+        """Return the study's name."""
         return self.file.name
 
     @property
     def channels(self) -> tuple[str, ...]:
-        """The conda channels; one beside the file (`./channel`) is one wherever the command is given."""
+        """Return the conda channels; paths such as `./channel` are resolved relative to the matrix file."""
         return tuple(
             str((self.path.parent / name).resolve()) if name.startswith(("./", "../")) else name
             for name in self.file.channels
@@ -205,13 +205,13 @@ class Matrix:
         return fill(self.file.trial.effective_command, combination.as_dict())
 
     def image(self, combination: Combination) -> str:
-        """Name of the container image of a combination; "" where trials run in none."""
+        """Return the name of the container image of a combination; "" if trials do not use containers."""
         if self.file.executor is None:
             return ""
         return fill([self.file.executor.image], combination.as_dict())[0]
 
     def environment(self, combination: Combination) -> dict[str, str]:
-        """Return the variables that a trial gets: `trial.env`, and one for each axis."""
+        """Return the environment variables of a trial: `trial.env`, and one for each axis."""
         axes = {variable(axis): value for axis, value in combination.items}
         return {**self.file.trial.env, **axes}
 
@@ -221,7 +221,7 @@ class Matrix:
 
     @property
     def find_links(self) -> tuple[str, ...]:
-        """Addresses, and absolute paths of folders, where wheels lie."""
+        """Return addresses, and absolute paths of folders, that contain wheels."""
         folder = self.path.absolute().parent
         return tuple(
             text if "://" in text else os.path.normpath(folder / Path(text).expanduser())
@@ -229,7 +229,7 @@ class Matrix:
         )
 
     def index_of(self, axis: PackageAxis) -> str | None:
-        """Return the address of the only index that an axis's package comes from; None for any index."""
+        """Return the address of the index that an axis's package must come from; None for any index."""
         return None if axis.index is None else self.file.indexes[axis.index].url
 
     def line(self, *loc: str | int) -> int | None:
@@ -243,8 +243,8 @@ def repository_at(text: str, folder: Path) -> str:
     """Return the repository that a text names: an address, or the absolute path of a clone.
 
     Args:
-        text: As it was written: an address, `host:path` as ssh has it, or a path.
-        folder: Where relative paths begin.
+        text: An address, `host:path` in ssh's form, or a path.
+        folder: Base of relative paths.
     """
     if text.startswith("file://"):
         text = unquote(urlsplit(text).path)
@@ -276,15 +276,15 @@ def load_matrix(path: str | os.PathLike[str]) -> Matrix:
 
 
 def skipping(matrix: Matrix, words: Iterable[str]) -> Matrix:
-    """Return a matrix in which further values are not tried, as if `skip` of their axes named them.
+    """Return a matrix that leaves out further values, as if `skip` of their axes named them.
 
     Args:
         matrix: As loaded.
-        words: Each `axis=value`, where the value may be a comparison; or a value alone, where one axis only
-            has several.
+        words: Each `axis=value`, where the value may be a comparison; or only a value, if just one axis has
+            several.
 
     Raises:
-        UsageError: No axis of the matrix is meant.
+        UsageError: A word names no axis of the matrix.
     """
     several = [name for name, axis in matrix.file.axes.items() if len(listed_values(axis) or "ab") > 1]
     axes = dict(matrix.file.axes)

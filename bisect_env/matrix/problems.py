@@ -20,11 +20,11 @@ MAX_TEXT = 600
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """One thing that is wrong.
+    """One problem of a file.
 
     Attributes:
         text: What is wrong; remedy.
-        line: Counted from 1, or None when no line is to blame.
+        line: Line number from 1, or None if no line is to blame.
     """
 
     text: str
@@ -39,7 +39,7 @@ class Problem:
 
 
 def matrix_error(path: str, problems: Iterable[Problem]) -> MatrixError:
-    """Return all problems in the order of their lines, each once."""
+    """Return an error with all problems in the order of their lines, without duplicates."""
     ordered = sorted(dict.fromkeys(problems), key=lambda problem: problem.line or 0)
     return MatrixError(path, [str(problem) for problem in ordered])
 
@@ -47,8 +47,7 @@ def matrix_error(path: str, problems: Iterable[Problem]) -> MatrixError:
 def known_part(loc: Iterable[str | int], lines: Mapping[Path, int]) -> Path:
     """Return the longest path of the file that a pydantic location names.
 
-    pydantic puts the names of union members and of validators between the keys; they are not in the file
-    and are left out.
+    pydantic inserts the names of union members and of validators between the keys; these are left out.
     """
     path: Path = ()
     for step in loc:
@@ -58,7 +57,7 @@ def known_part(loc: Iterable[str | int], lines: Mapping[Path, int]) -> Path:
 
 
 def dotted(path: Path) -> str:
-    """`axes.python.versions[0]`."""
+    """Return a path in the form `axes.python.versions[0]`."""
     text = ""
     for step in path:
         text += f"[{step}]" if isinstance(step, int) else f".{step}" if text else step
@@ -78,12 +77,12 @@ def near(word: str, known: Iterable[str]) -> str:
 def of_validation(
     error: ValidationError, lines: Mapping[Path, int], keys_at: Mapping[str, Iterable[str]]
 ) -> list[Problem]:
-    """Put pydantic's findings into our words.
+    """Translate pydantic's errors into problems.
 
     Args:
         error: As raised for the whole file.
         lines: Path to line.
-        keys_at: Name of a model (pydantic's title) or tag to its keys, for near names.
+        keys_at: Name of a model (pydantic's title) or tag to its keys, for suggestions.
     """
     found = error.errors(include_url=False)
     places = {details["loc"] for details in found}

@@ -23,7 +23,7 @@ def is_comparison(condition: str) -> bool:
 
 
 def check_comparison(axis: Axis, condition: str) -> None:
-    """Refuse a comparison that the axis cannot answer.
+    """Raise an error if a comparison does not apply to the axis.
 
     Raises:
         ValueError: The message names a remedy.
@@ -101,13 +101,13 @@ def _compare_dates(value: str, operator: str, date: str) -> bool:
 
 
 class RuleSet:
-    """All rules of a matrix, with their conditions worked out once for each axis.
+    """All rules of a matrix, with their conditions resolved to values once for each axis.
 
     Args:
         axes: Name to axis, in order.
         values: Name to concrete values.
-        exclude: Rules that take combinations out.
-        include: Rules that win them back; without `exclude`, the only combinations to keep.
+        exclude: Rules that exclude combinations.
+        include: Rules that include them again; without `exclude`, the only combinations to keep.
     """
 
     def __init__(
@@ -126,17 +126,17 @@ class RuleSet:
         self._include = [(rule, _allowed(axes, values, rule)) for rule in include]
 
     def skipping(self, combination: Combination) -> str | None:
-        """Return the axis whose `skip` takes a combination out, None if none does."""
+        """Return the axis whose `skip` excludes a combination, None if none does."""
         return next((name for name, skipped in self._skip.items() if combination[name] in skipped), None)
 
     def excluding(self, combination: Combination) -> int | None:
-        """Position in `exclude` of the rule that takes a combination out, None if none of them does."""
+        """Return the position in `exclude` of the rule that excludes a combination, None if none does."""
         if any(_matches(combination, allowed) for _, allowed in self._include):
             return None
         return next((i for i, (_, a) in enumerate(self._exclude) if _matches(combination, a)), None)
 
     def why_excluded(self, combination: Combination) -> str | None:
-        """Return the reason for which a combination is out, or None when it is in."""
+        """Return the reason why a combination is excluded, or None if it is not."""
         if (axis := self.skipping(combination)) is not None:
             return f"skipped: `skip` of {axis} names {combination[axis]}"
         if any(_matches(combination, allowed) for _, allowed in self._include):

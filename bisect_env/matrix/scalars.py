@@ -30,11 +30,11 @@ MAX_DATES = 10_000
 def cutoff(text: str) -> datetime:
     """Return the first instant that is too new, in UTC.
 
-    A day counts whole (`2020-09-22` lets in what was uploaded on that day, as uv does); an instant such
-    as `2020-09-22T12:00:00Z` is itself the limit. An instant without an offset is UTC.
+    A day includes all uploads of that day (`2020-09-22`, as in uv); an instant such as
+    `2020-09-22T12:00:00Z` is itself the limit. An instant without an offset is UTC.
 
     Raises:
-        ValueError: Neither a day nor an instant; the message names a remedy.
+        ValueError: The text is neither a day nor an instant; the message names a remedy.
     """
     try:
         if _DAY.fullmatch(text):
@@ -53,7 +53,7 @@ def parse_day(text: str) -> date:
     """Read a day such as `2026-01-31`.
 
     Raises:
-        ValueError: It is none; the message names a remedy.
+        ValueError: The text is no day; the message names a remedy.
     """
     try:
         if _DAY.fullmatch(text):
@@ -67,7 +67,7 @@ def parse_step(text: str) -> int:
     """Read the step of a date range, in days: `3`, `1d`, `2w`.
 
     Raises:
-        ValueError: It is none; the message names a remedy.
+        ValueError: The text is no step; the message names a remedy.
     """
     match = _STEP.fullmatch(text.strip())
     if match is None or int(match[1]) < 1:
@@ -76,10 +76,9 @@ def parse_step(text: str) -> int:
 
 
 def days_between(first: str, last: str, step: str) -> tuple[str, ...]:
-    """Return every `step` days from `first` on; `last` itself always belongs to it.
+    """Return every `step`-th day from `first` on; `last` is always included.
 
-    The end stays on the axis even when the step would miss it: it is the day on which the user saw the
-    trouble.
+    The last day is included even if the step would miss it because the user saw the failure on that day.
 
     Raises:
         ValueError: The days cannot be read, are in the wrong order, or are too many.
@@ -112,7 +111,7 @@ def parse_duration(text: str) -> float:
     """Read seconds from `90`, `90s`, `2m`, `1h30m`.
 
     Raises:
-        ValueError: It is none, or not above zero, or above 30 days; the message names a remedy.
+        ValueError: The text is no duration, or not above zero, or above 30 days; the message names a remedy.
     """
     pieces = _DURATION_PIECE.findall(text.strip())
     whole = "".join(match.group(0) for match in _DURATION_PIECE.finditer(text.strip()))
@@ -162,7 +161,7 @@ def _one_line(value: str) -> str:
 
 
 def _like(pattern: str, words: str) -> AfterValidator:
-    """The whole text must match; of another one it is said that it `is not`, and what to write."""
+    """Return a validator that requires the whole text to match; `words` complete its "... is not" message."""
 
     def check(value: str) -> str:
         if not re.fullmatch(pattern, value):
@@ -173,7 +172,7 @@ def _like(pattern: str, words: str) -> AfterValidator:
 
 
 def check_axis_name(value: str) -> str:
-    """Give the name back when it can be an axis, a placeholder and an environment variable.
+    """Return the name if it can be an axis, a placeholder and an environment variable.
 
     Raises:
         ValueError: It cannot; the message names a remedy.

@@ -74,10 +74,10 @@ PASSED = frozenset(
 
 
 def passed_on(outer: Mapping[str, str]) -> dict[str, str]:
-    """Variables of an environment that scripts of trials and builds of source distributions may see.
+    """Return the environment variables that scripts of trials and source builds may see.
 
     Args:
-        outer: Our own environment.
+        outer: The environment of this process.
     """
     # Names first: of the process's own environment each value is decoded anew.
     env = {name: outer[name] for name in outer if name in PASSED or name.startswith("LC_")}
@@ -87,7 +87,7 @@ def passed_on(outer: Mapping[str, str]) -> dict[str, str]:
 
 
 def without_proxy_logins(env: Mapping[str, str]) -> dict[str, str]:
-    """Return the environment with proxies, and without the user names and passwords for them."""
+    """Return the environment with user names and passwords removed from proxy addresses."""
     return {
         name: _PROXY_LOGIN.sub(r"\1", value) if name.lower() in _PROXIES else value
         for name, value in env.items()
@@ -95,15 +95,15 @@ def without_proxy_logins(env: Mapping[str, str]) -> dict[str, str]:
 
 
 def is_secret_parameter(name: str) -> bool:
-    """Return whether a parameter of a web address is named as secrets are."""
+    """Return whether the name of a URL parameter suggests a secret."""
     return _SECRET_PARAMETER.search(name) is not None
 
 
 def may_be_stored(variable: str, value: str) -> bool:
-    """Return whether an environment variable's value may go where others read it: an allow-list.
+    """Return whether an environment variable's value may be stored where others can read it.
 
-    A variable that tunes a library may, and a number or a switch of any other; nothing that is named like a
-    secret.
+    This is an allow-list: variables that tune a library, and other variables whose value is a number or a
+    switch; never variables named like a secret.
     """
     if _SECRET_VARIABLE.search(variable):
         return False
@@ -114,24 +114,24 @@ _BUILD_SECRET = "BISECT_ENV_BUILD_ENV_"
 
 
 def is_secret(variable: str, value: str) -> bool:
-    """Return whether a variable of a build is named like a secret, or holds an address with a password."""
+    """Return whether a build variable is named like a secret, or holds an address with a password."""
     return _SECRET_VARIABLE.search(variable) is not None or without_passwords(value) != value
 
 
 def keep_for_builds(variables: Mapping[str, str]) -> None:
-    """Keep the secrets among the variables of a build in this process's environment.
+    """Keep the secret variables of a build in this process's environment.
 
-    Locks go into files and the database, so they hold `***` in place of a secret. The processes that build
-    find its value in the environment, which the workers of this host inherit.
+    Locks are written to files and the database, so they hold `***` in place of a secret. Build processes
+    find the value in the environment, which the workers of this host inherit.
     """
     os.environ.update({_BUILD_SECRET + k: v for k, v in variables.items() if is_secret(k, v)})
 
 
 def for_build(variables: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables of a build with the values of those that a lock leaves out.
+    """Return the variables of a build, with masked secrets replaced by their values.
 
     Raises:
-        InfrastructureError: This process does not know one of them.
+        InfrastructureError: The value of a masked variable is not known to this process.
     """
     found = {}
     for name, value in variables.items():
@@ -146,7 +146,7 @@ def for_build(variables: Mapping[str, str]) -> dict[str, str]:
 
 
 def without_passwords(text: str) -> str:
-    """Return the text with `***` for the passwords and tokens of the addresses in it."""
+    """Return a text in which `***` replaces the passwords and tokens of addresses."""
     if not any(hint in text for hint in _HINTS):
         return text
     for pattern, replacement in _PASSWORDS:
@@ -157,13 +157,13 @@ def without_passwords(text: str) -> str:
 def without_passwords_in_code(text: str) -> str:
     """Return a command line or traceback without passwords, even those with spaces, quotes and slashes.
 
-    It takes more than that out of a line with several addresses, hence it is nothing for texts to be read.
+    It may remove more than the password from a line with several addresses; do not use it for prose.
     """
     return without_passwords(_WIDELY.sub(rf"\1{MASK}@", without_passwords(text)))
 
 
 def without_credentials(url: str) -> str:
-    """The URL without user name, password and parameters named like secrets: for messages and lock files."""
+    """Return a URL without user name, password and secret parameters, for messages and lock files."""
     parts = urlsplit(url)
     kept = "&".join(p for p in parts.query.split("&") if not is_secret_parameter(p.partition("=")[0]))
     if "@" not in parts.netloc and kept == parts.query:
@@ -172,20 +172,20 @@ def without_credentials(url: str) -> str:
 
 
 def public_channel(url: str) -> str:
-    """A conda channel's address as a lock may name it: without user, password, token and final slash."""
+    """Return a conda channel's public address: without user, password, token and final slash."""
     return _CHANNEL_TOKEN.sub("", without_credentials(url)).rstrip("/")
 
 
 def without_channel_secrets(text: str) -> str:
-    """Return the words of a solver without users, passwords and tokens of conda channels.
+    """Return a solver's message without users, passwords and tokens of conda channels.
 
-    Elsewhere `/t/` is no token: addresses of forums have it.
+    Use it only for solvers: elsewhere `/t/` is no token but part of an address.
     """
     return _CHANNEL_TOKEN.sub("/t/...", _USER_INSIDE.sub("://", text))
 
 
 def public_json(value: Any) -> Any:
-    """Return a JSON value without passwords in any text of it."""
+    """Return a JSON value with passwords removed from all its texts."""
     if isinstance(value, str):
         return without_passwords(value)
     if isinstance(value, Mapping):
@@ -200,13 +200,13 @@ def _masked_parameter(found: re.Match[str]) -> str:
 
 
 def shared_matrix_text(text: str) -> str:
-    """Return a matrix file's text as others may read it.
+    """Return a matrix file's text without secrets.
 
-    Every line stays where it is; passwords of addresses, values of `trial.env` that are not on the
-    allow-list, and values of `build.env` that look like secrets become `***`.
+    Line numbers are kept. Passwords of addresses, values of `trial.env` that are not on the allow-list,
+    and values of `build.env` that look like secrets become `***`.
 
     Raises:
-        UsageError: The text is no YAML, so that what is a secret in it cannot be found.
+        UsageError: The text is no YAML, so that its secrets cannot be found.
     """
     for start, end in sorted(_secret_values(text), reverse=True):
         lines = "\n" * text.count("\n", start, end)
@@ -242,7 +242,7 @@ def _secret_values(text: str) -> set[tuple[int, int]]:
 
 
 def _values(node: Any, name: str | None = None) -> list[Any]:
-    """Return the nodes of a mapping's values, or that of one key; nothing where the node is no mapping."""
+    """Return the nodes of all values of a mapping, or of one key; empty if the node is no mapping."""
     from ruamel.yaml.nodes import MappingNode
 
     pairs = node.value if isinstance(node, MappingNode) else ()

@@ -25,13 +25,13 @@ _TEXT = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class SignatureParts:
-    """A signature taken apart.
+    """The parts of a failure signature.
 
     Attributes:
-        version: Of the algorithm.
+        version: Version of the algorithm.
         kind: `crash:SIGSEGV`, `exit-fail:ValueError`, `hang`; it begins with the outcome.
-        phase: Of the process, or "" where stacks say nothing (CUDA).
-        frames: Normalised, innermost first.
+        phase: Phase of the process, or "" if stacks do not show it (CUDA).
+        frames: Normalised frames, innermost first.
     """
 
     version: int
@@ -41,11 +41,11 @@ class SignatureParts:
 
     @property
     def outcome(self) -> str:
-        """The outcome that it is a kind of."""
+        """Return the outcome that the kind begins with."""
         return self.kind.partition(":")[0]
 
     def stored(self) -> str:
-        """Return the signature in the form of the database."""
+        """Return the signature in the form that the database stores."""
         parts = [self.version, self.kind, self.phase, *self.frames]
         return json.dumps(parts, separators=(",", ":"), ensure_ascii=False)
 
@@ -56,10 +56,10 @@ class SignatureParts:
 
 
 def read_signature(text: str) -> SignatureParts:
-    """Take a signature apart, as stored or as shown.
+    """Parse a signature in its stored or its displayed form.
 
     Raises:
-        ValueError: It is neither.
+        ValueError: The text has neither form.
     """
     if text.startswith("["):
         try:
@@ -77,12 +77,12 @@ def read_signature(text: str) -> SignatureParts:
 
 
 def as_part(text: str) -> str:
-    """Return a kind or a frame that can stand in the text: on one line, without what separates parts."""
+    """Return a kind or frame on one line and without the separator of parts."""
     return re.sub(r"\s+", " ", text).replace(_BETWEEN, "<").strip()
 
 
 def shown(signature: str) -> str:
-    """Return a stored signature in words; itself if it is none."""
+    """Return a stored signature in its displayed form; the text itself if it is no signature."""
     try:
         return str(read_signature(signature))
     except (ValueError, TypeError):

@@ -20,14 +20,14 @@ from bisect_env.matrix.history import CommitDetails, History
 
 
 class Manager(StrEnum):
-    """The package managers that a package can come from."""
+    """A package manager that packages can come from."""
 
     CONDA = "conda"
     PYPI = "pypi"
 
 
 class Step(StrEnum):
-    """Which releases of a range stand for the others: the newest of each ..."""
+    """A size of groups of releases; the newest release of each group represents the group."""
 
     MAJOR = "major"
     MINOR = "minor"
@@ -44,7 +44,7 @@ def parse_pypi(text: str) -> Version:
     """Read a PEP 440 version.
 
     Raises:
-        ValueError: It is none; the message names a remedy.
+        ValueError: The text is no version; the message names a remedy.
     """
     try:
         return Version(text)
@@ -57,10 +57,10 @@ _LONGEST_RANGE = 1000
 
 
 def check_version(text: str, manager: Manager) -> str:
-    """Give the text back when it is a version in the manager's sense.
+    """Return the text if it is a version in the manager's format.
 
     Raises:
-        ValueError: It is none; the message names a remedy.
+        ValueError: It is not; the message names a remedy.
     """
     if manager is Manager.PYPI:
         parse_pypi(text)
@@ -73,7 +73,7 @@ def parse_range(text: str) -> SpecifierSet:
     """Read a range such as `>=2.1,<2.6`.
 
     Raises:
-        ValueError: It is none; the message names a remedy.
+        ValueError: The text is no range; the message names a remedy.
     """
     if not text.strip():
         raise ValueError("the range is empty; write one like '>=2.1,<2.6', or a list of versions")
@@ -88,7 +88,7 @@ def parse_range(text: str) -> SpecifierSet:
 
 
 def order_key(version: str, manager: Manager) -> Any:
-    """Return a sort key; keys of one manager compare with each other, and are equal for the same version."""
+    """Return a sort key, comparable with keys of the same manager and equal for the same version."""
     return parse_pypi(version) if manager is Manager.PYPI else CondaVersion(version)
 
 
@@ -156,12 +156,12 @@ class CondaVersion:
 
 
 def between(versions: Iterable[str], one: str, other: str) -> tuple[str, ...]:
-    """The versions that lie strictly between two others, ascending; none where any of the two is no version.
+    """Return the versions strictly between two others, ascending; empty if an end is no version.
 
     Args:
         versions: PEP 440 versions in any order.
-        one: Either end.
-        other: The other.
+        one: One end.
+        other: The other end.
     """
     try:
         low, high = sorted((Version(one), Version(other)))
@@ -172,14 +172,14 @@ def between(versions: Iterable[str], one: str, other: str) -> tuple[str, ...]:
 
 
 def newest_of_each(versions: Iterable[str], step: Step) -> tuple[str, ...]:
-    """Keep the newest version of each group that `step` names.
+    """Return the newest version of each group that `step` defines.
 
     Args:
         versions: PEP 440 versions in any order, without duplicates.
         step: The size of a group.
 
     Returns:
-        Ascending.
+        The versions, ascending.
     """
     width = {Step.MAJOR: 1, Step.MINOR: 2, Step.PATCH: 3}.get(step)
     parsed = sorted((Version(text), text) for text in versions)
@@ -200,16 +200,16 @@ _LATE_PATCH = 99
 def fitting_python(
     wanted: SpecifierSet, *, here: str = "", installed: Callable[[], Iterable[str]] = tuple
 ) -> str:
-    """Return the Python for what states a range of them.
+    """Return the Python version to use for a stated range.
 
     Args:
         wanted: The range.
-        here: The running Python, as `3.12`; that of this process if "". It is taken if it fits.
-        installed: Return the whole versions on this machine, of which the newest that fits is taken; asked
-            only if needed. Where none fits, the nearest older minor version is taken, else a newer one.
+        here: The running Python, as `3.12`; that of this process if "". It is used if it fits.
+        installed: Returns the full versions on this machine, called only if needed; the newest that fits is
+            used. If none fits, the nearest older minor version is used, else a newer one.
 
     Returns:
-        A minor version if the range holds for its late patch releases, else a whole one; "" where none fits.
+        A minor version if the range includes its late patch releases, else a full one; "" if none fits.
     """
     here = here or f"{sys.version_info.major}.{sys.version_info.minor}"
     fitting = [one for one in _PYTHONS if wanted.contains(f"{one}.{_LATE_PATCH}", prereleases=True)]
@@ -227,7 +227,7 @@ def fitting_python(
 
 
 def host_platform() -> str:
-    """Return the platform that this process runs on, by conda's name for it, such as `linux-64`."""
+    """Return conda's name of the platform that this process runs on, such as `linux-64`."""
     system = {"linux": "linux", "darwin": "osx", "win32": "win"}.get(sys.platform, sys.platform)
     machine = platform.machine().lower()
     if machine in ("x86_64", "amd64"):
@@ -249,12 +249,12 @@ class Release:
 
     Attributes:
         version: As the index writes it.
-        uploaded: When its first file appeared, with a time zone; None when the index does not say.
+        uploaded: Upload time of its first file, with a time zone; None if the index does not give it.
         yanked: Whether it was withdrawn.
         requires_python: The range of interpreters that its metadata names, or None.
         has_wheel: Whether any built archive exists for the platform.
-        pythons: Minor versions (`3.11`) that it has built archives for; None when it has one for any.
-        lacks: Why it cannot be had, in the catalogue's words, or "".
+        pythons: Minor versions (`3.11`) that it has built archives for; None if it has one for any.
+        lacks: Why it cannot be installed, in the catalogue's words, or "".
     """
 
     version: str
@@ -268,12 +268,12 @@ class Release:
 
 @dataclass(frozen=True, slots=True)
 class PackageIndex:
-    """A package index that is asked beside the default one.
+    """A package index used in addition to the default one.
 
     Attributes:
-        name: As matrix files and uv's settings name it; "" for none.
+        name: Its name in matrix files and uv's settings; "" for none.
         url: Its address.
-        explicit: Whether it is asked only for packages that name it.
+        explicit: Whether it is used only for packages that name it.
     """
 
     name: str
@@ -282,7 +282,7 @@ class PackageIndex:
 
 
 class VersionCatalogue(Protocol):
-    """Lists versions. Asked for ranges only: a matrix of lists needs no network."""
+    """An interface that lists available versions; used for ranges only, so that lists need no network."""
 
     def versions(self, package: str, *, manager: Manager, index: str | None) -> list[Release]:
         """Return every release of a package, in any order; empty when the index does not know it.
@@ -324,7 +324,7 @@ class VersionCatalogue(Protocol):
         Args:
             repository: Address, or absolute path of a clone.
             first: Tag, branch, hash or day of the older end.
-            last: Of the newer end.
+            last: Tag, branch, hash or day of the newer end.
             every: Whether what was merged is looked at, too.
 
         Raises:
@@ -334,10 +334,10 @@ class VersionCatalogue(Protocol):
         ...
 
     def commit_details(self, repository: str, commits: Sequence[str]) -> tuple[list[CommitDetails], str]:
-        """Commits as git describes them, and the web address of their repository.
+        """Return commits as git describes them, and the web address of their repository.
 
         Args:
-            repository: As for `commits`, which was asked before.
+            repository: As for `commits`, which must have been called before.
             commits: Hashes.
 
         Raises:

@@ -23,12 +23,12 @@ _NULLS = {"", "~", "null", "Null", "NULL"}
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """A parsed file.
+    """A parsed YAML file.
 
     Attributes:
         data: Mappings, lists, text and None.
         lines: Path of a key or item to its line, counted from 1; the empty path is the document.
-        problems: What is wrong with the YAML itself; `data` holds what could be read all the same.
+        problems: Problems of the YAML itself; `data` holds the readable part.
     """
 
     data: Any
@@ -60,7 +60,7 @@ def parse(text: str) -> Source:
 
 
 class _StopReadingError(Exception):
-    """Going on would only repeat the problem that was just noted."""
+    """A signal to stop reading because further problems would only repeat the last one."""
 
 
 class _TreeBuilder:

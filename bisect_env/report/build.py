@@ -83,10 +83,10 @@ if TYPE_CHECKING:
 
 
 def with_iterations(verdict: VerdictDocument, trials: Sequence[StoredTrial]) -> VerdictDocument:
-    """Add to the rates at both sides of the boundary those of single iterations, where scripts are repeated.
+    """Add the rates of single iterations to both sides of the boundary, if scripts are repeated.
 
     Args:
-        verdict: Of the study.
+        verdict: Verdict of the study.
         trials: All trials of the study.
     """
     return verdict.model_copy(
@@ -136,12 +136,12 @@ LIMIT = 2000
 def timeline(
     states: Sequence[CombinationState], trials: Sequence[StoredTrial], decisions: Sequence[Decision]
 ) -> TimelineReport:
-    """Put trials and builds on one clock.
+    """Put trials and builds on one time axis.
 
     Args:
         states: Every combination, in the report's order.
-        trials: The study's own.
-        decisions: What was decided; builds are among it.
+        trials: The study's own trials.
+        decisions: The study's decisions, which include its builds.
     """
     position = {state.combination: i for i, state in enumerate(states)}
     members: defaultdict[str, list[int]] = defaultdict(list)
@@ -215,17 +215,17 @@ def posterior(
     *,
     every_configuration: bool,
 ) -> PosteriorReport:
-    """Tell the trials again, and follow the answers that led.
+    """Replay the trials in a new search and record the probabilities of the leading answers.
 
     Args:
         study: As stored.
         states: Every combination.
-        trials: What the study knows, in the order in which it was told.
+        trials: All trials of the study, in the order in which the study received them.
         every_configuration: Whether the study looked for further failing configurations.
 
     Returns:
-        An empty one for a large matrix, whose answers are told apart only as far as they have to be, and for
-        one without axes, which has no answers to tell apart.
+        An empty report for a large matrix, whose answers are only partly distinguished, and for a matrix
+        without axes, which has no answers to compare.
     """
     if not study.definition.grid:
         return PosteriorReport()
@@ -265,7 +265,7 @@ def posterior(
 
 
 def groups_of(grid: Grid, states: Sequence[CombinationState]) -> dict[Index, Index]:
-    """For each combination that may be run the first one of the same lock and values of value axes."""
+    """Map each runnable combination to the first one with the same lock and the same values of value axes."""
     values = [i for i, axis in enumerate(grid.axes) if axis.kind is AxisKind.VALUE]
     first: dict[tuple[Any, ...], Index] = {}
     groups: dict[Index, Index] = {}
@@ -316,7 +316,7 @@ def steps(
         study: As stored.
         axes: Its axes.
         verdict: Its verdict.
-        lock: Of the first bad combination.
+        lock: Lock of the first bad combination.
     """
     path = clean(study.definition.matrix_path)
     if not path:
@@ -365,7 +365,7 @@ def steps(
 
 
 def _by_hand(lock: Lock) -> list[str]:
-    """Return what the README of that directory says."""
+    """Return the commands from the README of a reproduction directory."""
     if lock.image:
         return ["docker build --tag repro .", "docker run --rm repro"]
     if lock.is_conda:
@@ -379,7 +379,7 @@ def _by_hand(lock: Lock) -> list[str]:
 
 
 def own_date(study: Study) -> datetime | None:
-    """Return the moment that the matrix itself names in `exclude_newer`, which counts for its locks."""
+    """Return the moment that the matrix names in `exclude_newer`, None if it names none."""
     data = yaml_source.parse(study.definition.matrix_text).data
     named = data.get("exclude_newer") if isinstance(data, dict) else None
     try:
@@ -426,19 +426,19 @@ def build_report(
     *,
     with_posterior: bool = True,
 ) -> Report:
-    """Put a report together.
+    """Build a report.
 
     Args:
         study: With its verdict, if it has one.
         states: Its combinations.
-        trials: All of its trials, in the order in which it got them.
+        trials: All of its trials, in the order in which it received them.
         target: The failure that it is about.
-        failures: Ways of failing with an example each, the most frequent first.
-        origins: From whom it has trials that were measured before.
-        decisions: What was decided during it.
+        failures: Kinds of failure with an example each, the most frequent first.
+        origins: Users whose earlier trials it reuses.
+        decisions: Decisions made during the study.
         difference: Between the environments of last good and first bad.
-        lock: Of the first bad combination.
-        with_posterior: Whether the answers are followed through the trials.
+        lock: Lock of the first bad combination.
+        with_posterior: Whether to record the probabilities of answers trial by trial.
     """
     axes = tuple(AxisInfo.model_validate(axis) for axis in study.definition.grid)
     states = _in_matrix_order(states, axes)
@@ -524,7 +524,7 @@ def build_report(
 
 
 def _changed(difference: DifferenceReport | None, explanation: Explanation | None) -> list[str]:
-    """Return what differs from last good to first bad: the culprits where they are known, else everything."""
+    """Return the culprit packages with their versions if they are known, else all packages that differ."""
     if explanation is not None and explanation.culprits:
         culprits = [explanation.changes[i] for i in explanation.culprits]
         return [f"{one.name} {one.old} → {one.new}" for one in culprits]
@@ -537,7 +537,7 @@ def _changed(difference: DifferenceReport | None, explanation: Explanation | Non
 
 
 def _scripts(study: Study) -> list[str]:
-    """`trial.files` of a study's matrix, or the one script that its command names."""
+    """Return `trial.files` of a study's matrix as a list."""
     data = yaml_source.parse(study.definition.matrix_text).data
     trial = data.get("trial") if isinstance(data, dict) else None
     files = trial.get("files") if isinstance(trial, dict) else None
@@ -545,13 +545,13 @@ def _scripts(study: Study) -> list[str]:
 
 
 def _unbuilt(states: Sequence[CombinationState]) -> list[str]:
-    """Why environments could not be built, one reason a combination."""
+    """Return why environments could not be built, one reason per combination."""
     failed = [state for state in states if state.status == CombinationStatus.UNBUILDABLE]
     return [state.reason for state in failed if state.reason.strip()]
 
 
 def _in_matrix_order(states: Sequence[CombinationState], axes: Sequence[AxisInfo]) -> list[CombinationState]:
-    """What was tried by itself before the study was may be stored before its neighbours."""
+    """Return the combinations in matrix order; storage may hold some out of order."""
     places = [(axis.name, {value: place for place, value in enumerate(axis.values)}) for axis in axes]
 
     def place(state: CombinationState) -> tuple[int, ...]:
@@ -642,7 +642,10 @@ def _outcome_at(
     counts: Mapping[Combination, EvidenceCounts],
     failures: Sequence[tuple[FailureGroup, WholeTrial]],
 ) -> str | None:
-    """Return what the bad trials did, if all did the same: those at the first bad combination, else all."""
+    """Return the outcome of the bad trials if all have the same one, else None.
+
+    The bad trials are those at the first bad combination, or all of them if it has none.
+    """
     here = counts.get(Combination.of(first_bad)) if first_bad else None
     if here is not None and here.bad:
         seen = {outcome for evidence, outcome in here.by_outcome if evidence is Evidence.BAD}
@@ -681,7 +684,7 @@ def _good_side(
 
 
 def _of_bad_ones(verdict: VerdictDocument, counts: Mapping[Combination, EvidenceCounts]) -> tuple[int, int]:
-    """Bad trials and trials that count of the combinations that a verdict calls bad."""
+    """Return the numbers of bad and of counted trials of the combinations that a verdict calls bad."""
     if not verdict.is_decided:
         return 0, 0
     is_bad = calls_bad(verdict)
@@ -730,7 +733,7 @@ def _warnings(counts: Mapping[Combination, EvidenceCounts]) -> list[str]:
 
 
 def _environment_warnings(states: Sequence[CombinationState]) -> list[str]:
-    """Return what the solver said of environments that can be run, each text once."""
+    """Return the solver's warnings about environments that can be run, each text once."""
     groups: dict[str, list[Combination]] = {}
     for state in states:
         if state.status is CombinationStatus.SOLVABLE and state.reason:
@@ -768,13 +771,13 @@ FAILURES = 5
 
 
 def load_report(store: Store, study_id: str, *, posterior: bool = True) -> Report:
-    """Return the report of a study as one state of the database, even while others write.
+    """Return the report of a study from one consistent state of the database, even while others write.
 
     Args:
-        store: Where the study is.
+        store: The storage.
         study_id: Its whole id.
-        posterior: Whether to follow the answers through all trials, for formats that show it; that takes as
-            long as the search did.
+        posterior: Whether to record the probabilities of answers trial by trial, which takes as long as the
+            search did.
 
     Raises:
         UsageError: There is no such study.
@@ -805,7 +808,7 @@ def load_report(store: Store, study_id: str, *, posterior: bool = True) -> Repor
 
 
 def report_document(store: Store, study_id: str, *, posterior: bool = True) -> dict[str, Any]:
-    """The report of a study as a JSON object: what `--format json` prints and `run --json` ends with."""
+    """Return the report of a study as a JSON object, as `--format json` and `run --json` print it."""
     return load_report(store, study_id, posterior=posterior).document()
 
 
@@ -815,7 +818,10 @@ def _lock(store: Store, states: Sequence[CombinationState], cell: Mapping[str, s
 
 
 def _difference(study: Study, good: Lock | None, bad: Lock | None) -> DifferenceReport | None:
-    """What differs between last good and first bad; pages of projects where their prefixes are here."""
+    """Return the packages that differ between last good and first bad; None if either is unknown.
+
+    Project pages are included if the prefixes are on this host.
+    """
     verdict = study.verdict or VerdictDocument()
     if good is None or bad is None or verdict.last_good is None or verdict.first_bad is None:
         return None

@@ -61,7 +61,7 @@ def stability(trials: Sequence[StoredTrial]) -> dict[str, dict[str, Any]]:
 
 
 def stability_warnings(found: Mapping[str, Mapping[str, Any]]) -> list[str]:
-    """Return a sentence for each effect that is noteworthy."""
+    """Return a sentence for each noteworthy effect."""
     warnings = []
     for name, effect in found.items():
         if not effect["noteworthy"]:
@@ -82,7 +82,7 @@ def stability_warnings(found: Mapping[str, Mapping[str, Any]]) -> list[str]:
 
 
 def machine_warnings(trials: Sequence[StoredTrial]) -> list[str]:
-    """GPUs and hosts that were lost under trials: whom to look at, and that nothing was counted.
+    """Return warnings about GPUs and hosts that were lost during trials, none of which were counted.
 
     Args:
         trials: All of a study.
@@ -108,10 +108,10 @@ def machine_warnings(trials: Sequence[StoredTrial]) -> list[str]:
 
 
 def other_failures(trials: Sequence[StoredTrial], target: str = "") -> list[str]:
-    """Warns if trials failed in other ways than the study looks for, since these may be two problems.
+    """Return a warning if trials failed in other ways than the target, since these may be two problems.
 
     Args:
-        trials: All of a study, with what they say in it.
+        trials: All trials of a study, with their evidence.
         target: Signature of the failure that it is about, "" if it is about any.
     """
     bad = {trial.combination for trial in trials if trial.evidence is Evidence.BAD}
@@ -137,7 +137,7 @@ def other_failures(trials: Sequence[StoredTrial], target: str = "") -> list[str]
 
 
 def _other_problems(trials: Sequence[StoredTrial]) -> Iterator[str]:
-    """Of each kind of failure that a study is not about: the combinations in which nothing else was seen."""
+    """Yield, for each kind of failure other than the target, the combinations in which only it was seen."""
     counted = {trial.combination for trial in trials if trial.evidence in (Evidence.GOOD, Evidence.BAD)}
     ways: dict[str, dict[str, int]] = {}
     for trial in trials:
@@ -154,12 +154,12 @@ def _other_problems(trials: Sequence[StoredTrial]) -> Iterator[str]:
 
 
 def rate_warnings(stated: float | None, bad: int, trials: int) -> list[str]:
-    """Warns if the bad ones fail clearly more or less often than the user said.
+    """Return a warning if bad combinations fail clearly more or less often than the user stated.
 
     Args:
-        stated: `search.crash_rate`, None where nobody said.
+        stated: `search.crash_rate`, None if it was not stated.
         bad: Bad trials of the combinations that the verdict calls bad.
-        trials: All of theirs that count.
+        trials: All of their counted trials.
     """
     if stated is None or not trials:
         return []
@@ -174,14 +174,14 @@ def rate_warnings(stated: float | None, bad: int, trials: int) -> list[str]:
 def good_side_warnings(
     verdict: VerdictDocument, axes: Sequence[AxisInfo], bad: int, trials: int, least: float
 ) -> list[str]:
-    """Warns if the last good combination fails, too, though less often.
+    """Return a warning if the last good combination fails, too, though less often.
 
     Args:
-        verdict: Of the study.
-        axes: Of the study.
+        verdict: Verdict of the study.
+        axes: Axes of the study.
         bad: Bad trials of the last good combination.
-        trials: All of its trials that count.
-        least: `search.min_crash_rate`; below it nobody asked.
+        trials: All of its counted trials.
+        least: `search.min_crash_rate`; lower rates are ignored.
     """
     culprits, good = verdict.culprit_axes, verdict.last_good
     low, high = clopper_pearson(bad, trials)
@@ -196,7 +196,7 @@ def good_side_warnings(
 
 
 def verdict_warnings(verdict: VerdictDocument) -> list[str]:
-    """Warnings that follow from the verdict itself."""
+    """Return the warnings that follow from the verdict itself."""
     warnings = []
     if verdict.kind == "never" and verdict.trials and verdict.table is None:
         warnings.append(
@@ -261,19 +261,19 @@ def advice(
     scripts: Sequence[str] = (),
     unbuilt: Sequence[str] = (),
 ) -> list[str]:
-    """Return the likely reason why a study has no answer, and the line of the matrix that would change it.
+    """Return the likely reasons why a study has no answer, and the lines of the matrix to change.
 
     Args:
-        verdict: Of the study.
-        axes: Of the study.
-        failures: Ways in which trials failed, the most frequent first.
-        trials: All of the study.
-        settings: Of its search.
+        verdict: Verdict of the study.
+        axes: Axes of the study.
+        failures: Kinds of failure, the most frequent first.
+        trials: All trials of the study.
+        settings: Settings of its search.
         scripts: `trial.files` of the matrix.
-        unbuilt: Why environments could not be built, one reason a combination.
+        unbuilt: Why environments could not be built, one reason per combination.
 
     Returns:
-        A sentence each, the likeliest first; nothing where there is an answer.
+        One sentence per reason, the likeliest first; empty if there is an answer.
     """
     if verdict.is_decided:
         return []
@@ -287,7 +287,7 @@ def advice(
 
 
 def _passed_elsewhere(axes: Sequence[AxisInfo], trials: Sequence[StoredTrial]) -> list[str]:
-    """Where a stated good combination is bad and others passed, it is what was stated that is wrong."""
+    """Return advice if a stated good combination is bad while others passed: the statement is wrong."""
     counts: dict[tuple[str, ...], Counter[Evidence]] = {}
     several = [axis.name for axis in axes if len(axis.values) > 1]
     for trial in trials:
@@ -347,7 +347,7 @@ def _why_always(bad: Sequence[FailureReport], scripts: Sequence[str]) -> Iterato
 
 
 def _two_failures(axes: Sequence[AxisInfo], trials: Sequence[StoredTrial]) -> Iterator[str]:
-    """Where trials at the two ends of the only axis fail in different ways, these are two problems."""
+    """Yield advice if trials at the two ends of the only axis fail in different ways: two problems."""
     several = [axis for axis in axes if len(axis.values) > 1]
     if len(several) != 1:
         return
@@ -374,16 +374,16 @@ def _two_failures(axes: Sequence[AxisInfo], trials: Sequence[StoredTrial]) -> It
 def several_failures(
     verdict: VerdictDocument, axes: Sequence[AxisInfo], trials: Sequence[StoredTrial]
 ) -> list[str]:
-    """Warns if the combinations that an answer calls bad fail in two unrelated ways.
+    """Return a warning if the combinations that an answer calls bad fail in two unrelated ways.
 
     Args:
-        verdict: Of the study.
-        axes: Of the study.
-        trials: All of the study.
+        verdict: Verdict of the study.
+        axes: Axes of the study.
+        trials: All trials of the study.
 
     Returns:
-        One sentence, with the line of the matrix that asks for one of them alone; nothing where one outcome
-        and exception was seen from one end of the bad values to the other.
+        One sentence, with the line of the matrix that restricts the study to one of them; empty if one
+        outcome and exception was seen from one end of the bad values to the other.
     """
     culprits = verdict.culprit_axes
     if not verdict.is_decided or len(culprits) != 1:
@@ -412,7 +412,7 @@ def several_failures(
 
 
 def _way(signature: str) -> str:
-    """Outcome and exception of a failure; what others wrote into a database may be anything."""
+    """Return outcome and exception of a signature; the text itself if it is no valid signature."""
     try:
         return read_signature(signature).kind
     except (ValueError, TypeError):

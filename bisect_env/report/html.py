@@ -84,7 +84,7 @@ def html_text(report: Report, *, served: bool = False) -> str:
 
 @cache
 def policy() -> str:
-    """Content security policy of the page: its own script, styles in it, and nothing from anywhere."""
+    """Return the content security policy of the page: its own script, inline styles, and nothing else."""
     digest = base64.b64encode(hashlib.sha256(_own("script.js").encode()).digest()).decode()
     return (
         f"default-src 'none'; script-src 'sha256-{digest}'; style-src 'unsafe-inline'; "
@@ -139,7 +139,7 @@ def _moment(moment: datetime | None) -> str:
 
 
 def _is_address(text: str) -> bool:
-    """Return whether a page may be linked to: an address says what else it is than one of the web."""
+    """Return whether a text is a web address that the page may link to."""
     try:
         return urlsplit(text).scheme in ("http", "https")
     except ValueError:
@@ -147,7 +147,7 @@ def _is_address(text: str) -> bool:
 
 
 def _chosen(report: Report) -> Mapping[str, str]:
-    """Return which slice is seen first: that of the first bad combination, if there are many."""
+    """Return the combination whose slice is shown first: the first bad one, if any."""
     return report.verdict.first_bad or {}
 
 
@@ -175,7 +175,7 @@ def _lanes(report: Report) -> list[dict[str, Any]]:
 
 
 def _facts(verdict: VerdictDocument) -> list[tuple[str, str]]:
-    """Return what the verdict says about itself beyond its sentence, with titles."""
+    """Return the details of the verdict beyond its sentence, with titles."""
 
     def number(value: float | None) -> str:
         return "" if value is None else f"{value:.3g}"
@@ -197,7 +197,7 @@ def _facts(verdict: VerdictDocument) -> list[tuple[str, str]]:
 
 
 def _odds(log10: float | None) -> str:
-    """Return a Bayes factor as people read it: how many times better the trials are explained."""
+    """Return a Bayes factor in words: how many times better the answer explains the trials."""
     if log10 is None:
         return ""
     if log10 < 0:
@@ -234,7 +234,7 @@ _NICE_SECONDS = (0.1, 0.2, 0.5, 1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 1800, 36
 
 @dataclass(frozen=True, slots=True)
 class _PlotArea:
-    """Where a picture's axes lie within it."""
+    """The position of the plot within a picture."""
 
     width: float
     height: float
@@ -245,7 +245,10 @@ class _PlotArea:
 
 
 def posterior_picture(report: Report) -> Markup | None:
-    """Return the probability of each answer against the number of trials; None where nothing was counted."""
+    """Return a plot of the probability of each answer against the number of trials.
+
+    None if no trial was counted.
+    """
     trace = report.posterior
     if not trace.points or not trace.answers:
         return None
@@ -274,7 +277,7 @@ def posterior_picture(report: Report) -> Markup | None:
 
 
 def nice_step(least: float) -> int:
-    """Return the smallest of 1, 2, 5, 10, 20, 50, ... that is no less."""
+    """Return the smallest of 1, 2, 5, 10, 20, 50, ... that is at least `least`."""
     power = 1
     while True:
         for factor in (1, 2, 5):
@@ -284,7 +287,7 @@ def nice_step(least: float) -> int:
 
 
 def timeline_picture(report: Report) -> Markup | None:
-    """Lanes of builds and workers; None where nothing ran."""
+    """Return a picture with lanes of builds and workers; None if nothing ran."""
     line = report.timeline
     if not line.trials and not line.builds:
         return None
@@ -343,7 +346,7 @@ def _span(at: Clock, one: TimedTrial | TimedBuild) -> tuple[float, float]:
 
 
 def lanes_of(line: TimelineReport) -> dict[str, list[int]]:
-    """Positions of trials by worker; by host where there are too many workers."""
+    """Return the positions of trials by worker, or by host if there are too many workers."""
     by_worker: dict[str, list[int]] = {}
     by_host: dict[str, list[int]] = {}
     for i, trial in enumerate(line.trials):
@@ -354,13 +357,13 @@ def lanes_of(line: TimelineReport) -> dict[str, list[int]]:
 
 
 class Clock:
-    """Seconds of the study to seconds on the picture, without long pauses."""
+    """A mapping from seconds of the study to seconds on the picture, with long pauses shortened."""
 
     def __init__(self, cuts: Sequence[tuple[float, float]]) -> None:
         self._cuts = cuts
 
     def __call__(self, moment: float) -> float:
-        """Return where a moment lies."""
+        """Return the position of a moment on the picture."""
         shift = 0.0
         for start, length in self._cuts:
             if moment > start:
@@ -369,7 +372,7 @@ class Clock:
 
 
 def clock(line: TimelineReport) -> tuple[Clock, list[tuple[float, float]]]:
-    """Return a clock that leaves out pauses, and the pauses: where they begin, and how long they are."""
+    """Return a clock that shortens pauses, and the pauses as pairs of begin and length."""
     spans = sorted(_spans(line))
     cuts = []
     end = spans[0][0] if spans else 0.0
@@ -424,7 +427,7 @@ class HeatMap:
 
 
 def heat_map(report: Report) -> HeatMap | None:
-    """Draw the matrix; None where there is none."""
+    """Draw the matrix; return None if the report has no axes or combinations."""
     if not report.axes or not report.combinations:
         return None
     across, down, further = words.table_layout(report)
@@ -465,14 +468,14 @@ def _drawn(
     down: AxisInfo | None,
     report: Report,
 ) -> Markup:
-    """One slice as a table.
+    """Draw one slice as a table.
 
     Args:
         fixed: Further axes and their values here.
         members: The combinations of this slice.
         across: Axis of the columns.
         down: Axis of the rows, if there is a second one.
-        report: For what is first bad and last good.
+        report: The report, which names first bad and last good.
     """
     place = {
         (one.combination.get(across.name, ""), one.combination.get(down.name, "") if down else ""): one
@@ -500,7 +503,7 @@ def _drawn(
 
 
 def cell_words(one: CombinationReport, report: Report) -> str:
-    """Everything that a cell says, in one line."""
+    """Return a cell's full description in one line."""
     parts = [words.named(one.combination), _tag(one, report)]
     if one.rate is not None:
         shown = f"{percent(one.rate)}, 95 % interval {interval(*one.interval)}"
@@ -510,7 +513,7 @@ def cell_words(one: CombinationReport, report: Report) -> str:
 
 
 def cell_note(one: CombinationReport) -> str:
-    """Remarks on a cell: why it has no rate, what was not counted, and whose trials it shows."""
+    """Return remarks on a cell: why it has no rate, uncounted trials, and whose trials it shows."""
     parts = []
     if not one.is_runnable:
         parts.append(f"{one.status}: {shortened(clean(one.reason), _REASON) or 'no reason given'}")
@@ -538,10 +541,10 @@ class _HeatCell:
     """One cell of a heat map.
 
     Attributes:
-        label: What it says, read aloud and shown on pointing.
-        background: Declaration of its colour; empty where a style of the page has it.
+        label: Description, read aloud and shown on hovering.
+        background: CSS declaration of its colour; empty if a style of the page sets it.
         styles: Names of styles of the page.
-        lines: What stands in it, with the style of each line.
+        lines: Text of the cell, with the style of each line.
     """
 
     label: str

@@ -20,7 +20,7 @@ from bisect_env.report.model import CombinationReport, Report
 
 
 class _Suite(TestSuite):
-    """With the number of its study, which the library has no name for."""
+    """A test suite with the number of its study, for which the library has no attribute."""
 
     id = Attr()
 
@@ -102,7 +102,7 @@ def _result(result: FinalResult, text: str) -> FinalResult:
 
 
 def _stack(one: CombinationReport, report: Report) -> str:
-    """Return what was seen there, else the same failure elsewhere."""
+    """Return the failures seen at a combination, else the same kind of failure elsewhere."""
     wanted = "bad" if one.bad else "other"
     known = [failure for failure in report.failures if failure.evidence == wanted]
     here = [failure for failure in known if failure.combination == one.combination]
@@ -116,7 +116,7 @@ def _stack(one: CombinationReport, report: Report) -> str:
 
 
 def _told(report: Report) -> str:
-    """Return what belongs to the study as a whole."""
+    """Return the text about the study as a whole."""
     lines = [clean(report.sentence), words.summary(report)]
     lines += [line for line in (words.reused(report), words.timing(report), words.trace(report)) if line]
     lines += [f"{title}: {what}" for title, what in words.ends(report)]
@@ -136,5 +136,5 @@ def _told(report: Report) -> str:
 
 
 def _legal(text: str) -> str:
-    """Without the characters that XML 1.0 cannot hold."""
+    """Return a text without the characters that XML 1.0 cannot hold."""
     return "".join(c for c in text if c in "\n\t" or unicodedata.category(c) not in ("Cc", "Cs", "Cn"))

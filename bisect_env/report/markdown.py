@@ -221,7 +221,7 @@ def _reproduce(report: Report) -> Iterator[str]:
 
 
 def _files(step: StepReport) -> Iterator[str]:
-    """For readers who have neither the database nor the directory: the environment itself."""
+    """Yield the files of the environment, for readers without the database or the directory."""
     for name, content in step.files.items():
         lines = [clean(line) for line in content.splitlines()]
         if len(lines) > _FILE_LINES:
@@ -242,7 +242,7 @@ def _table(heads: Sequence[str], lines: Sequence[Sequence[str]]) -> Iterator[str
 
 
 def code(text: str) -> str:
-    """One line of text as code, where no table is."""
+    """Return one line of text as code, for use outside of tables."""
     text = clean(text)
     if not text:
         return ""
@@ -253,19 +253,19 @@ def code(text: str) -> str:
 
 
 def cell(text: str) -> str:
-    """One line of text as code in a table, where a bar would end the cell; elsewhere its escape shows."""
+    """Return one line of text as code in a table, with its vertical bars escaped."""
     return code(text).replace("|", "\\|")
 
 
 def fenced(lines: Sequence[str], language: str) -> list[str]:
-    """Lines as a block of code that none of them can end."""
+    """Return lines as a block of code with a fence longer than any in the lines."""
     longest = max((len(run) for line in lines for run in re.findall("`+", line)), default=0)
     fence = "`" * max(3, longest + 1)
     return [f"{fence}{language}", *lines, fence]
 
 
 def _linked(address: str) -> str:
-    """Return an address as a link, if it can be one."""
+    """Return an address as a link, or "" if it cannot be one."""
     cleaned = clean(address)
     if not re.fullmatch(r"https?://[^\s<>|`\\]+", cleaned):
         return ""

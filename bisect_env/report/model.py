@@ -189,7 +189,7 @@ class AxisInfo(Frozen):
 
 
 def labels(axes: Sequence[AxisInfo]) -> dict[str, str]:
-    """How people read the hashes of commits that are values."""
+    """Return the readable names of commit hashes that are values."""
     return {value: label for axis in axes for value, label in axis.labels.items()}
 
 
@@ -232,7 +232,7 @@ class TrialCounts(Frozen):
 
     @property
     def counted(self) -> int:
-        """Trials that are evidence."""
+        """Return the number of trials that are evidence."""
         return self.good + self.bad
 
 
@@ -272,12 +272,12 @@ class CombinationReport(Frozen):
 
     @property
     def counted(self) -> int:
-        """Trials that are evidence."""
+        """Return the number of trials that are evidence."""
         return self.good + self.bad
 
     @property
     def is_runnable(self) -> bool:
-        """Whether trials of it say something about the question."""
+        """Return whether trials of the combination are possible."""
         return self.status == "solvable"
 
 
@@ -358,12 +358,12 @@ class Report(Frozen):
 
     @property
     def has_verdict(self) -> bool:
-        """Whether there is an answer, confirmed or likely."""
+        """Return whether there is an answer, confirmed or likely."""
         return self.verdict.is_decided
 
     @property
     def sentence(self) -> str:
-        """The verdict in one sentence."""
+        """Return the verdict in one sentence."""
         return self.verdict.sentence
 
     def document(self) -> dict[str, Any]:

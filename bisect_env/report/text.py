@@ -33,12 +33,12 @@ def print_report(
     *,
     completed: Callable[[str], str] = lambda text: text,
 ) -> None:
-    """Print a report, or what `report_document` made of one.
+    """Print a report, given as a report or as its document.
 
     Args:
         report: What to show.
-        stream: Where to; stdout if None. Characters that it cannot encode become `?`.
-        completed: What is done to the text first, such as giving its commands more options.
+        stream: Output; stdout if None. Characters that it cannot encode become `?`.
+        completed: Function applied to the text first, for example to add options to its commands.
     """
     stream = sys.stdout if stream is None else stream
     whole = report if isinstance(report, Report) else Report.read(report)
@@ -109,7 +109,7 @@ def _parts(report: Report) -> Iterator[RenderableType]:
 
 
 def _requirements(report: Report) -> Iterator[Text]:
-    """What can be pasted: requirements, and rules that leave out what fails."""
+    """Yield texts to paste: requirements, and rules that exclude what fails."""
     for when, needs in words.constraints(report):
         yield Text(f"  {when + ': ' if when else ''}{', '.join(needs)}")
     if rules := words.exclude_rules(report):
@@ -166,7 +166,7 @@ def _failures(report: Report) -> Iterator[Text]:
 
 
 def stack_lines(stack: str, limit: int = STACK_LINES) -> list[str]:
-    """Return the beginning and the end of a stack, safe to print; what is left out is said."""
+    """Return the beginning and end of a stack, safe to print, with a line that counts the omitted lines."""
     lines = [shortened(line, words.REASON_WIDTH) for line in clean_lines(stack).splitlines() if line.strip()]
     if len(lines) <= limit:
         return lines

@@ -41,7 +41,7 @@ ROWS = 40
 
 
 class Detail(IntEnum):
-    """How much neighbours must have in common to become one row."""
+    """A condition under which neighbouring combinations become one row."""
 
     ALL = 4
     """Four or more that were not tried, or four or more that only passed."""
@@ -54,8 +54,8 @@ class Row:
     """One line of the table.
 
     Attributes:
-        values: Axis to its value as people read it, or to `first … last`.
-        members: The combinations that it stands for.
+        values: Axis to its readable value, or to `first … last`.
+        members: The combinations in this row.
     """
 
     values: Mapping[str, str]
@@ -63,17 +63,17 @@ class Row:
 
     @property
     def counted(self) -> int:
-        """Trials that are evidence; those of equal environments once."""
+        """Return the number of trials that are evidence; equal environments count once."""
         return sum(m.counted for m in self._measured())
 
     @property
     def bad(self) -> int:
-        """Of those, bad ones."""
+        """Return the number of bad trials among the counted ones."""
         return sum(m.bad for m in self._measured())
 
     @property
     def interval(self) -> tuple[float, float]:
-        """95 % interval of the rate."""
+        """Return the 95 % interval of the rate."""
         return clopper_pearson(self.bad, self.counted)
 
     def _measured(self) -> list[CombinationReport]:
@@ -125,7 +125,7 @@ def boundary_cells(report: Report) -> list[Mapping[str, str]]:
 
 
 def columns(report: Report) -> list[str]:
-    """Axes that have something to tell: those with several values."""
+    """Return the axes to show as columns: those with several values, or all if none has."""
     names = [axis.name for axis in report.axes if len(axis.values) > 1]
     return names or [axis.name for axis in report.axes]
 
@@ -177,7 +177,7 @@ def _collapsed(
 
 
 def _is_line(run: Sequence[CombinationReport]) -> bool:
-    """Return whether exactly one axis varies; only then is `a … b` read as what it stands for."""
+    """Return whether exactly one axis varies within a run, so that `a … b` is unambiguous."""
     first, second = run[0].combination, run[1].combination
     moved = {axis for axis, value in first.items() if second.get(axis) != value}
     last = run[-1].combination
@@ -219,12 +219,12 @@ _STATUS_WORDS = {
 
 
 def named(cell: Mapping[str, str]) -> str:
-    """Return a combination: `python=3.11 orjson=3.9.11`."""
+    """Return a combination as text: `python=3.11 orjson=3.9.11`."""
     return clean(readable(" ".join(f"{axis}={value}" for axis, value in cell.items())))
 
 
 def summary(report: Report) -> str:
-    """Return which study, how many trials, how many environments."""
+    """Return a line with the study, the number of trials, and the number of environments."""
     study, counts = report.study, report.trial_counts
     uncounted = [
         f"{number} {name}"
@@ -255,7 +255,7 @@ def reused(report: Report) -> str:
 
 
 def ends(report: Report) -> list[tuple[str, str]]:
-    """Target, first bad, last good and the rest of the verdict, each with its title."""
+    """Return target, first bad, last good and the rest of the verdict, each with its title."""
     # The version of the comparison is of use where a signature is copied from: at the failures.
     target = _COMPARISON.sub("", report.target)
     found = [("target", shortened(clean(target), SIGNATURE_WIDTH))] if target else []
@@ -284,7 +284,7 @@ def ends(report: Report) -> list[tuple[str, str]]:
 
 
 def untested(report: Report) -> str:
-    """Say what the verdict claims about versions that were hardly tried; "" if nothing."""
+    """Return what the verdict claims about versions with few or no trials; "" if nothing."""
     nouns = {axis.name: noun(axis.kind) for axis in report.axes}
     texts = []
     for one in report.verdict.untested:
@@ -310,7 +310,7 @@ def untested(report: Report) -> str:
 
 
 def commit(found: CommitReport) -> list[tuple[str, str]]:
-    """Facts about the first bad commit, each with its title."""
+    """Return facts about the first bad commit, each with its title."""
     lines = [
         ("commit", f"{clean(found.commit)}{' (a merge)' if found.is_merge else ''}"),
         ("subject", shortened(clean(found.subject), REASON_WIDTH)),
@@ -330,7 +330,7 @@ def commit(found: CommitReport) -> list[tuple[str, str]]:
 
 
 def diffstat(found: CommitReport, limit: int) -> list[str]:
-    """Return the files that a commit changes, one line each, the first ones if there are many."""
+    """Return the files that a commit changes, one line each, at most `limit` of them."""
     lines = []
     for path, added, removed in found.files[:limit]:
         size = "binary" if added is None or removed is None else f"+{added} −{removed}"
@@ -345,7 +345,7 @@ def _short(one: NamedCommit) -> str:
 
 
 def between(found: Explanation) -> list[tuple[str, str, str]]:
-    """Environments between last good and first bad: what moved in each, bad trials, and the interval."""
+    """Return the environments between last good and first bad: moved packages, bad trials, and interval."""
     lines = []
     for one in sorted(found.intermediates, key=lambda one: (len(one.moved), one.moved)):
         names = clean(", ".join(found.changes[i].name for i in one.moved if i < len(found.changes)))
@@ -355,7 +355,7 @@ def between(found: Explanation) -> list[tuple[str, str, str]]:
 
 
 def alternatives(report: Report) -> list[tuple[str, str]]:
-    """Answers that may be the right one instead, each with its probability; none of a confirmed verdict."""
+    """Return other possible answers with their probabilities; empty for a confirmed verdict."""
     found = []
     for candidate in report.verdict.candidates[1:4] if report.verdict.status != "confirmed" else ():
         chance, bad = candidate.probability, candidate.first_bad
@@ -369,14 +369,14 @@ def alternatives(report: Report) -> list[tuple[str, str]]:
 
 
 def rate(row: Row) -> str:
-    """Of a row's counted trials, with the interval; "" without any."""
+    """Return the rate of a row's counted trials, with the interval; "" if it has none."""
     if not row.counted:
         return ""
     return f"{percent(row.bad / row.counted)} ({interval(*row.interval)})"
 
 
 def note(row: Row, report: Report) -> str:
-    """Further remarks on a row: what the verdict calls it and what it stands for."""
+    """Return further remarks on a row: its label by the verdict and the combinations in it."""
     first = row.members[0]
     parts = []
     if not first.is_runnable:
@@ -400,7 +400,7 @@ def note(row: Row, report: Report) -> str:
 
 
 def left_out(report: Report) -> list[tuple[str, str, str]]:
-    """Combinations that could not be tried: a few of each status with reasons, then how many more."""
+    """Return combinations that could not be tried: some per status with reasons, then how many more."""
     groups: dict[tuple[str, str], list[CombinationReport]] = {}
     for one in report.combinations:
         if not one.is_runnable:
@@ -430,7 +430,7 @@ def described(failure: FailureReport) -> str:
 
 
 def change(one: PackageChange) -> tuple[str, str, str, str]:
-    """Return a package that differs: name, before, after, and what versions do not show."""
+    """Return name, old and new version of a changed package, and changes that versions do not show."""
     old, new = one.before, one.after
     told = []
     if old is not None and new is not None:
@@ -452,7 +452,7 @@ def _version(state: PackageState | None) -> str:
 
 
 def trace(report: Report) -> str:
-    """How the probability of the answer moved, at a few numbers of trials; "" where nothing was counted."""
+    """Return the answer's probability after some numbers of trials; "" if no trial was counted."""
     points = report.posterior.points
     if not points or not report.posterior.answers:
         return ""
@@ -462,7 +462,7 @@ def trace(report: Report) -> str:
 
 
 def timing(report: Report) -> str:
-    """Return how long trials and builds took, and where; "" where nothing ran."""
+    """Return how long trials and builds took, and where; "" if nothing ran."""
     line = report.timeline
     if not line.trials and not line.builds:
         return ""
@@ -483,7 +483,7 @@ def timing(report: Report) -> str:
 
 
 def machines(report: Report) -> list[str]:
-    """Classes of machines on which trials ran."""
+    """Return the classes of machines on which trials ran."""
     return [
         clean(" ".join(part for part in (m.cpu, m.gpu_model, m.driver and f"driver {m.driver}") if part))
         for m in report.machines
@@ -511,9 +511,9 @@ class Cell:
     """One combination of the table.
 
     Attributes:
-        called: `good`, `bad`, `out` for one that cannot be tried, or "" for one that is not known.
-        tried: Whether its own trials say so.
-        counts: `3/10` for one that failed and passed, else "".
+        called: `good`, `bad`, `out` if it cannot be tried, or "" if unknown.
+        tried: Whether the label comes from its own trials.
+        counts: `3/10` if it failed and passed, else "".
     """
 
     called: str
@@ -546,7 +546,7 @@ class TableSlice:
 
 
 def table_layout(report: Report) -> tuple[AxisInfo, AxisInfo | None, list[AxisInfo]]:
-    """Return which axis runs across, which down, and which are left: culprits first, then the longest."""
+    """Return the column axis, the row axis, and the other axes: culprits first, then the longest."""
     culprits = set(report.verdict.culprit_axes)
     order = sorted(report.axes, key=lambda axis: (axis.name not in culprits, -len(axis.values)))
     chosen = [axis for axis in order if len(axis.values) > 1][:2] or order[:1]
@@ -556,7 +556,7 @@ def table_layout(report: Report) -> tuple[AxisInfo, AxisInfo | None, list[AxisIn
 
 
 def table_slices(report: Report) -> list[TableSlice]:
-    """Return the tables; empty where the study did not ask for one."""
+    """Return the tables; empty unless the study was to complete the table."""
     if report.verdict.table is None or not report.axes:
         return []
     across, down, further = table_layout(report)
@@ -586,7 +586,7 @@ def _cell(one: CombinationReport | None) -> Cell:
 
 
 def table_lines(report: Report) -> Iterator[str]:
-    """The tables in plain text."""
+    """Yield the tables in plain text."""
     found = table_slices(report)
     if not found:
         return
@@ -614,7 +614,7 @@ def table_lines(report: Report) -> Iterator[str]:
 
 
 def constraints(report: Report) -> list[tuple[str, list[str]]]:
-    """Requirements to paste into a package's metadata, and the releases that they are for."""
+    """Return requirements to paste into a package's metadata, each with the values it applies to."""
     if report.verdict.compatibility is None:
         return []
     found = []
@@ -631,7 +631,7 @@ def _specifier(span: str) -> str:
 
 
 def exclude_rules(report: Report) -> list[str]:
-    """Lines for the `exclude` of a matrix file, which then leaves out what fails."""
+    """Return lines for the `exclude` of a matrix file that leave out failing combinations."""
     rules = () if report.verdict.compatibility is None else report.verdict.compatibility.exclude
     found = ["exclude:"] if rules else []
     for rule in rules:
@@ -647,7 +647,7 @@ def _quoted(what: str | Sequence[str]) -> str:
 
 
 def csv_text(report: Report) -> str:
-    """`--format csv`: one line for each combination of a study."""
+    """Return the report as CSV, one line per combination."""
     table = report.verdict.table
     chances = {frozenset(one.combination.items()): one.probability for one in (table.calls if table else ())}
     names = [axis.name for axis in report.axes]

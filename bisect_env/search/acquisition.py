@@ -48,13 +48,13 @@ _LN2 = float(np.log(2.0))
 
 
 def binary_entropy(p: FloatArray) -> FloatArray:
-    """Entropy in bits of a yes/no with probability p, elementwise."""
+    """Return the entropy, in bits, of a binary outcome with probability p, elementwise."""
     clipped = np.minimum(np.maximum(p, 0.0), 1.0)
     return np.asarray((entropy(clipped) + entropy(1.0 - clipped)) / _LN2, dtype=np.float64)
 
 
 def any_hit(rates: FloatArray, blocks: FloatArray = BLOCKS) -> FloatArray:
-    """Chance of at least one hit in each block at each rate, shape (rates, blocks)."""
+    """Return the probability of at least one hit per block of trials and rate, shape (rates, blocks)."""
     if len(blocks) == 1 and blocks[0] == 1.0:
         return rates[:, None]
     return np.asarray(1.0 - (1.0 - rates[:, None]) ** blocks, dtype=np.float64)
@@ -68,7 +68,9 @@ def information(
     *,
     bad_cells: tuple[FloatArray, FloatArray] | None = None,
 ) -> FloatArray:
-    """Bits that each block of trials of each cell tells, rates at their weight.
+    """Return the expected information of each block of trials of each cell, in bits.
+
+    Information about the rates counts with the weight `RATES_WEIGHT`.
 
     Args:
         space: The hypotheses.
@@ -103,7 +105,7 @@ def information(
 
 
 def _entropy_given_side(hit: FloatArray, weights: FloatArray) -> FloatArray:
-    """P(z)·H(O | z) for one side, from P(z, O) of shape (*lattice, blocks) and P(z, rates)."""
+    """Return P(z)·H(O | z) for one side, from P(z, O) of shape (*lattice, blocks) and P(z, rates)."""
     chance = np.maximum(weights.sum(axis=-1), 1e-300)[..., None]
     return np.asarray(chance * binary_entropy(hit / chance), dtype=np.float64)
 
@@ -111,7 +113,9 @@ def _entropy_given_side(hit: FloatArray, weights: FloatArray) -> FloatArray:
 def information_on_answer(
     space: HypothesisSpace, counts: Counts, belief: Belief, cells: NDArray[np.intp], blocks: FloatArray
 ) -> FloatArray:
-    """Bits that blocks of trials tell about the hypothesis alone, among the most probable ones.
+    """Return the expected information of each block of trials about which hypothesis is true, in bits.
+
+    Only the `_HYPOTHESES_LEFT` most probable hypotheses are compared.
 
     Args:
         space: The hypotheses.
@@ -148,7 +152,7 @@ def information_on_answer(
 
 
 def scores(info: FloatArray, build_cost: FloatArray, blocks: FloatArray = BLOCKS) -> FloatArray:
-    """Best information per unit of cost over the blocks.
+    """Return the highest information per unit of cost over the blocks, for each cell.
 
     Args:
         info: Shape (*lattice, blocks), bits.
@@ -169,19 +173,20 @@ def choose(
     visible: NDArray[np.bool_],
     leading: float,
 ) -> tuple[int, FloatArray, FloatArray]:
-    """Return the cell whose next trial is worth most.
+    """Return the cell whose next trial has the highest expected information per cost.
 
     Args:
         space: The hypotheses.
-        counts: What was seen, with trials under way.
-        belief: The posterior of it.
+        counts: Counts so far, including trials under way.
+        belief: The posterior given these counts.
         build_cost: As for `scores`.
-        visible: Cells that can be asked for; some can.
+        visible: Cells that may be chosen; at least one.
         leading: Posterior of the best answer.
 
     Returns:
-        Its flat position on the lattice; the score that does not look at hypotheses one by one, of all cells,
-        0 where nothing can be asked for; and how likely each is bad. Both have the shape of the lattice.
+        The cell's flat position on the lattice; the score of every cell from `information` alone (0 for cells
+        that may not be chosen); and the probability that each cell is bad. Both arrays have the shape of the
+        lattice.
     """
     blocks = BLOCKS if build_cost.any() else ONE
     bad_cells = belief.bad_cells(space)

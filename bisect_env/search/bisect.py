@@ -65,14 +65,14 @@ _NOTHING = 1e-9
 
 @dataclass(frozen=True)
 class Found:
-    """The answer that the labels give.
+    """The answer that the labels give so far.
 
     Attributes:
         how: Which description is in use: `rule`, `changes`, `frontier`, `pair` or `none`.
-        list_answers: Works out answers in order of probability, at least one.
-        settled: Whether the first one is known to the last cell.
-        untried: Cells that are to be looked at for it to be shown on both sides.
-        bits: Entropy of what is still open, in bits.
+        list_answers: Returns the answers in order of probability, at least one.
+        settled: Whether the first answer decides every cell.
+        untried: Cells that still have to be looked at so that both sides of the answer have been tried.
+        bits: Entropy of the remaining uncertainty, in bits.
     """
 
     how: str
@@ -83,17 +83,17 @@ class Found:
 
     @cached_property
     def answers(self) -> tuple[Answer, ...]:
-        """Answers in order of probability, at least one; worked out when they are asked for."""
+        """Return the answers in order of probability, at least one; computed on first access."""
         return self.list_answers()
 
 
 @dataclass(frozen=True)
 class Rivals:
-    """Answers that also call some combinations bad that passed.
+    """Alternative answers that call some combinations bad although they passed.
 
     Attributes:
-        cells: The good combinations.
-        weight: Prior of each kind of rival, in units of that of the answers that agree with all labels.
+        cells: The combinations that passed.
+        weight: Prior weight of each kind of rival, relative to the answers that agree with all labels.
         calls: Which of the cells each kind calls bad, 0/1, shape (rivals, cells).
     """
 
@@ -103,18 +103,18 @@ class Rivals:
 
 
 class Bisection:
-    """Labels of combinations, and where to look next.
+    """A search among labelled combinations that chooses the cells to look at next.
 
     Args:
         grid: The lattice, with stated ends if there are any.
-        space: The rules, with what is said of the ends in their prior.
-        group: For each cell the flat position of the cell that stands for it, -1 where nothing can be learnt
-            any more; shape of the lattice. Looked at anew when `forget` was called.
-        required: Share of the prior weight of what is left that the answer must hold.
-        confidence: The same of the answer that everything is bad, which a flaky failure would not shake.
-        control: Whether to look at the good end of a single axis though nobody stated it. Every pass
-            elsewhere says more of the answer; but a failure there shows a history that changes more often.
-            Left out where nothing is checked once the answer stands.
+        space: The rules, with the stated ends in their prior.
+        group: For each cell the flat position of the cell that stands for it, -1 where nothing more can be
+            learnt; shape of the lattice. Read again after `forget`.
+        required: Share of the remaining prior weight that the answer must hold.
+        confidence: Share that the answer "everything is bad" must hold.
+        control: Whether to look at the good end of a single axis even if nobody stated it. A pass elsewhere
+            narrows the answer more, but a failure there shows a history that changes more often. False
+            where the answer is not checked afterwards.
     """
 
     def __init__(
@@ -137,7 +137,7 @@ class Bisection:
     # -- labels ------------------------------------------------------------------------------------------
 
     def label(self, cell: Index, *, bad: bool) -> None:
-        """Say what a cell is; a cell that stands for its group."""
+        """Set the label of a cell, which must be the representative of its group."""
         if self.labels.get(cell) is bad:
             return
         if cell in self._applied:
@@ -146,7 +146,7 @@ class Bisection:
         self.forget()
 
     def relabel(self, labels: Mapping[Index, bool]) -> None:
-        """Say what all cells are."""
+        """Replace the labels of all cells."""
         if labels == self.labels:
             return
         if any(labels.get(cell) is not self.labels[cell] for cell in self._applied):
@@ -155,7 +155,7 @@ class Bisection:
         self.forget()
 
     def forget(self) -> None:
-        """Drop what followed from earlier labels, or from what can be run."""
+        """Drop cached results that depend on the labels or on which cells can be run."""
         for name in (
             "found",
             "_visible",
@@ -170,7 +170,7 @@ class Bisection:
             self.__dict__.pop(name, None)
 
     def _fitting(self, labels: Mapping[Index, bool]) -> NDArray[np.intp]:
-        """Return the rules that say what the labels say."""
+        """Return the remaining rules that agree with the labels."""
         return self._agreeing(self._left, labels)
 
     def _agreeing(self, rules: NDArray[np.intp], labels: Mapping[Index, bool]) -> NDArray[np.intp]:
@@ -182,7 +182,7 @@ class Bisection:
 
     @cached_property
     def _rules(self) -> NDArray[np.intp]:
-        """Rules that are left."""
+        """Return the rules that agree with all labels so far."""
         new = {cell: bad for cell, bad in self.labels.items() if cell not in self._applied}
         self._left = self._agreeing(self._left, new)
         self._applied |= set(new)
@@ -195,7 +195,7 @@ class Bisection:
 
     @cached_property
     def _table(self) -> NDArray[np.int8]:
-        """Label of each cell, that of its group: 1 bad, 0 good, -1 not known."""
+        """Return the label of each cell, taken from its group: 1 bad, 0 good, -1 unknown."""
         known = np.full(self._group.size, -1, dtype=np.int8)
         for cell, bad in self.labels.items():
             known[np.ravel_multi_index(cell, self._grid.shape)] = bad
@@ -212,7 +212,10 @@ class Bisection:
 
     @cached_property
     def ends(self) -> tuple[Index | None, Index | None]:
-        """The stated ends, or the cells of which the prior is sure enough, as far as they can be run."""
+        """Return the good and the bad end: those stated, else the cells that the prior is sure of.
+
+        An end that cannot be run and has no substitute is None.
+        """
         prior = self._space.bad_mass(self._space.prior[:, None])[..., 0]
         pairs = []
         for stated, extreme, sure in (
@@ -231,7 +234,7 @@ class Bisection:
 
     @cached_property
     def found(self) -> Found:
-        """The answer by now."""
+        """Return the best answer so far."""
         if len(self._rules):
             return self._found_rule()
         for attempt in (self._found_changes, self._found_frontier, self._found_pair):
@@ -245,7 +248,7 @@ class Bisection:
         return Found("none", lambda: (constant,), True, untried, 0.0)
 
     def probability_bad(self) -> FloatArray:
-        """Chance that each cell is bad, shape of the lattice; 0.5 where nothing is said."""
+        """Return the probability that each cell is bad, shape of the lattice; 0.5 where nothing is known."""
         return self._chance.copy()
 
     @cached_property
@@ -273,12 +276,12 @@ class Bisection:
         )
 
     def _unlooked(self, answers: Collection[Index]) -> tuple[Index, ...]:
-        """Cells without a label that stand for some, each once."""
+        """Return the unlabelled representatives of some cells, each once."""
         cells = (self._stands_for(cell) for cell in answers)
         return tuple(dict.fromkeys(c for c in cells if c is not None and c not in self.labels))
 
     def _sides(self, best: Answer) -> tuple[Index, ...]:
-        """Both sides of every boundary that were not looked at."""
+        """Return the cells on both sides of every boundary that were not looked at."""
         pairs = [cell for b in best.boundaries for cell in (b.bad, b.good)]
         if not pairs:
             pairs = [cell for cell in (best.first_bad, best.last_good) if cell is not None]
@@ -293,7 +296,7 @@ class Bisection:
 
     @cached_property
     def rivals(self) -> Rivals:
-        """Answers that remain possible if good combinations passed by luck."""
+        """Return the answers that remain possible if some combinations passed by luck."""
         found = self.found
         if found.how != "rule" and self._is_line and not self._control:
             return self._fewer_changes()
@@ -315,7 +318,7 @@ class Bisection:
         return Rivals(tuple(good), weight[others] / mass, calls[others])
 
     def _fewer_changes(self) -> Rivals:
-        """Answers by which a history that changes too often does so less often: good ones passed by luck."""
+        """Return rivals with fewer changes along the axis, under which some good cells passed by luck."""
         known = [cell for cell in self._line() or [] if cell in self.labels]
         good = tuple(cell for cell in known if not self.labels[cell])
         runs = [(bad, list(run)) for bad, run in itertools.groupby(known, key=self.labels.__getitem__)]
@@ -332,7 +335,7 @@ class Bisection:
         return Rivals(good, np.array(weight), np.array(calls, dtype=np.float64).reshape(len(weight), -1))
 
     def scattered(self, count: int, pending: Collection[Index]) -> list[Index]:
-        """Cells without a label, as far from all others as can be, in the order of the lattice."""
+        """Return up to `count` unlabelled cells, each as far as possible from all others in lattice order."""
         flat = np.flatnonzero(self._visible)
         taken = [int(np.ravel_multi_index(cell, self._grid.shape)) for cell in (*self.labels, *pending)]
         where = np.flatnonzero(np.isin(flat, taken))
@@ -385,7 +388,7 @@ class Bisection:
         return Found("rule", answers, settled, untried, _entropy(mass))
 
     def _member(self, rules: NDArray[np.intp], members: NDArray[np.bool_], first: int) -> Hypothesis:
-        """Return the simplest rule of those that agree."""
+        """Return the simplest of several rules that agree."""
         among = rules[members] if members.any() else rules[[first]]
         for extreme in (self._space.never, self._space.always):
             if extreme in among:
@@ -395,7 +398,7 @@ class Bisection:
     def _open_cells(
         self, limit: int | None = None, allowed: NDArray[np.bool_] | None = None
     ) -> NDArray[np.intp]:
-        """Visible cells on which the rules that are left disagree, flat; of more than `limit` some."""
+        """Return flat positions of visible cells on which the remaining rules disagree, at most `limit`."""
         bad = np.where(self._visible if allowed is None else allowed, self._chance, 0.0).ravel()
         for cell in self.labels:
             bad[np.ravel_multi_index(cell, self._grid.shape)] = 0.0
@@ -412,7 +415,7 @@ class Bisection:
 
     @property
     def _directions(self) -> list[Direction]:
-        """Of the axes that have a choice."""
+        """Return the directions of the axes that have more than one value."""
         return [axis.direction for axis, n in zip(self._grid.axes, self._grid.shape, strict=True) if n > 1]
 
     @property
@@ -427,7 +430,10 @@ class Bisection:
         return self._directions in once and len(self._rules) > 0
 
     def _line(self) -> list[Index] | None:
-        """Cells of the only axis with a choice, in order, those that can be run; None if it is not alone."""
+        """Return the runnable cells of the only axis with several values, in order.
+
+        None if several axes vary.
+        """
         if not self._is_line:
             return None
         return [tuple(map(int, cell)) for cell in np.argwhere(self._group >= 0)]
@@ -465,7 +471,7 @@ class Bisection:
 
     @cached_property
     def _stairs(self) -> Staircase | None:
-        """The frontier, else the band, that the labels allow."""
+        """Return the frontier that the labels allow, else the band, else None."""
         if len(ordered_axes(self._grid)) < 2:
             return None
         for changes in (1, 2):
@@ -489,14 +495,14 @@ class Bisection:
 
     @cached_property
     def _bands(self) -> list[Staircase]:
-        """All bands that the labels allow, if there is no frontier."""
+        """Return all bands that the labels allow; an empty list if a frontier fits."""
         if self._stairs is None or self._stairs.changes == 1:
             return []
         return staircases(self._table, self._grid, self._stairs.changes, self._visible)
 
     @property
     def _contested(self) -> NDArray[np.bool_]:
-        """Cells of which two bands do not say the same."""
+        """Return the unlabelled cells that the bands leave open or disagree about."""
         found = np.zeros(self._grid.shape, dtype=bool)
         for band in self._bands:
             found |= ~band.decided | (band.lowest != self._bands[0].lowest)
@@ -535,7 +541,7 @@ class Bisection:
         return Found("pair", lambda: (best,), not steps, (), math.log2(1 + steps))
 
     def _path(self) -> list[Index] | None:
-        """The shortest path of neighbours from a bad to a good cell; the nearest two labels that differ.
+        """Return the shortest path of neighbours from a bad to a good cell, or None if no path joins them.
 
         Neighbours differ on one axis, with nothing between them that can be run; on an axis without order
         any two values are neighbours.
@@ -590,13 +596,13 @@ class Bisection:
         cost: FloatArray | None = None,
         only: Collection[Index] | None = None,
     ) -> list[Index]:
-        """Cells to look at now, each worth its time; none where what is pending has to come first.
+        """Return the cells to look at now; an empty list if pending results are needed first.
 
         Args:
-            count: How many at most.
+            count: Maximum number of cells.
             pending: Cells that are being looked at.
             cost: Price of each cell's environment in looks, shape of the lattice.
-            only: Choose among these alone; None for all.
+            only: Cells to choose from; None for all.
         """
         pending = {cell for cell in pending if cell not in self.labels}
         alone = count == 1 and not pending
@@ -623,21 +629,25 @@ class Bisection:
 
     @property
     def _ends_first(self) -> list[Index]:
-        """Ends that are looked at before anything else."""
+        """Return the unlabelled ends, which are looked at before any other cell."""
         trusted = not self._control and self._grid.good is None and self._is_line
         ends = self.ends[1:] if trusted else self.ends
         return [cell for cell in ends if cell is not None and cell not in self.labels]
 
     @property
     def _is_careful(self) -> bool:
-        """Whether passes may be luck that nothing checks afterwards, and cost more than failures do."""
+        """Return whether passes count as possibly lucky.
+
+        They do where nothing checks them later and the failure is expected to change once along one axis.
+        """
         return not self._control and self.changes_once
 
     @property
     def _bad_end_can_wait(self) -> bool:
-        """Whether the bad end need not be looked at yet, or any more.
+        """Return whether the bad end need not be looked at yet, or not at all.
 
-        Another version that fails says as much. One that passes asks for it: there may be no failure at all.
+        A failure of another version replaces that look. If only passes were seen, the bad end is needed:
+        there may be no failure at all.
         """
         return not self.looks or any(self.labels.values())
 
@@ -652,7 +662,7 @@ class Bisection:
     def foresee(
         self, pending: Collection[Index], cost: FloatArray | None = None, most: int = 3
     ) -> list[Index]:
-        """Cells that would be looked at next if a pending one were good, or bad."""
+        """Return the cells that would be looked at next if a pending cell turned out bad, or good."""
         chance = self.probability_bad()
         open_ = [cell for cell in pending if cell not in self.labels]
         open_.sort(key=lambda cell: (abs(chance[cell] - 0.5), cell))
@@ -664,7 +674,7 @@ class Bisection:
         return list(dict.fromkeys(cell for cell in wanted if cell not in pending))
 
     def supposing(self, labels: Mapping[Index, bool]) -> Bisection:
-        """Return the bisection with some more labels."""
+        """Return a copy of this bisection with additional labels."""
         ahead = Bisection(
             *(self._grid, self._space, self._group, self._required),
             confidence=self._confidence,
@@ -682,7 +692,7 @@ class Bisection:
         cost: FloatArray | None,
         allowed: NDArray[np.bool_],
     ) -> list[Index]:
-        """Cells that together split the weight of the rules most evenly."""
+        """Return the cells that together split the weight of the rules most evenly."""
         rules = self._rules
         # Ends that are being looked at are taken to be what is said of them.
         said = {end: bad for end, bad in zip(self.ends, (False, True), strict=True) if end in pending and end}
@@ -737,14 +747,15 @@ class Bisection:
 
     @property
     def looks(self) -> int:
-        """How many cells were looked at, a stated good end apart."""
+        """Return the number of labelled cells, without the stated good end."""
         good = None if self._grid.good is None else self._stands_for(self._grid.good)
         return sum(cell != good for cell in self.labels)
 
     def _leaves_looks(self, cells: NDArray[np.intp]) -> NDArray[np.bool_]:
-        """Whether after a look at each cell, whatever it shows, the looks that are left find the change.
+        """Return for each cell whether the remaining looks can find the change after either result there.
 
-        There is one more look than halving would take; of cells that leave too few the middle does.
+        The budget is one look more than halving would take. If no cell leaves enough looks, the middle one
+        counts.
         """
         open_ = self._open_cells()
         left = math.ceil(math.log2(max(int(np.count_nonzero(self._visible)), 2))) - self.looks
@@ -755,7 +766,7 @@ class Bisection:
     def _gap_cells(
         self, room: int, pending: Collection[Index], cost: FloatArray | None, allowed: NDArray[np.bool_]
     ) -> list[Index]:
-        """Cells that cut the gaps between labels that differ, as evenly as there is room."""
+        """Return cells that divide the gaps between differing labels as evenly as the room allows."""
         line = self._line() if self.found.how == "changes" else None
         if line is not None:
             known = [p for p, cell in enumerate(line) if self._table[cell] >= 0]
@@ -797,10 +808,10 @@ def described(kind: str, bad: NDArray[np.bool_]) -> Hypothesis:
 
 
 def _worth_of_a_look(fails: FloatArray) -> FloatArray:
-    """Bits per trial of a look where a pass counts as two trials, since it may be luck.
+    """Return the information of a look in bits per trial, where a pass costs two trials since it may be luck.
 
-    The most are told where failures have the golden share, 0.618 (Karp 1961: codes whose letters differ in
-    cost): a failure is expected, and then little is left to be luck.
+    The maximum lies at a failure probability of 0.618, the golden ratio (Karp 1961: codes whose letters
+    differ in cost).
 
     Args:
         fails: Probability that each look shows a failure.
@@ -810,12 +821,12 @@ def _worth_of_a_look(fails: FloatArray) -> FloatArray:
 
 
 def _places(bits: float, most: int, price: float = 0.0) -> int:
-    """At how many places to cut at once: as many as bring the answer soonest, and no more.
+    """Return at how many places to cut at once, so that the answer comes soonest.
 
     Args:
-        bits: Entropy of what is open.
-        most: How many can be looked at together, at least 1.
-        price: Of an environment, in looks; `BUILT_AT_ONCE` are made in the time of one.
+        bits: Entropy of the remaining uncertainty.
+        most: How many cells can be looked at together, at least 1.
+        price: Price of an environment, in looks; `BUILT_AT_ONCE` are made in the time of one.
     """
     if bits <= 0 or most <= 1:
         return min(most, 1)
@@ -829,19 +840,19 @@ def _places(bits: float, most: int, price: float = 0.0) -> int:
 
 
 def _even_sample(weight: FloatArray, count: int) -> NDArray[np.intp]:
-    """Positions such that each is drawn as often as its weight says."""
+    """Return `count` positions, each drawn in proportion to its weight."""
     total = np.cumsum(weight)
     steps = (np.arange(count) + 0.5) / count * total[-1]
     return np.asarray(np.minimum(np.searchsorted(total, steps), len(weight) - 1), dtype=np.intp)
 
 
 def _even_cuts(says: NDArray[np.bool_], weight: FloatArray, count: int) -> list[int] | None:
-    """Cells at which a chain of rules is cut into parts of equal weight; None where rules form no chain.
+    """Return cells that cut a chain of rules into parts of equal weight; None if the rules form no chain.
 
     Args:
-        says: What each rule says of each cell, shape (rules, cells).
-        weight: Of each rule, sums to 1.
-        count: Of cuts.
+        says: Whether each rule calls each cell bad, shape (rules, cells).
+        weight: Weight of each rule; they sum to 1.
+        count: Number of cuts.
     """
     bad = weight @ says
     order = np.argsort(bad, kind="stable")
@@ -864,13 +875,13 @@ def _entropy(weight: FloatArray) -> float:
 
 
 def _entropy_of(says: NDArray[np.bool_], weight: FloatArray) -> float:
-    """Entropy of what rules say of some cells together, in bits."""
+    """Return the joint entropy, in bits, of the labels that the rules give to some cells."""
     _, of = np.unique(_packed(says), axis=0, return_inverse=True)
     return _entropy(np.bincount(of.reshape(-1), weights=weight).astype(np.float64))
 
 
 def _gain(seen: NDArray[np.bool_], says: NDArray[np.bool_], weight: FloatArray) -> FloatArray:
-    """Bits that each cell adds to what some cells tell, shape (cells,)."""
+    """Return the information, in bits, that each cell adds to the cells already seen; shape (cells,)."""
     _, of = np.unique(_packed(seen), axis=0, return_inverse=True)
     of = of.reshape(-1)
     blocks = np.zeros((int(of.max()) + 1, len(weight)))

@@ -33,24 +33,24 @@ _PATIENCE = 3
 
 
 class Runnable(Protocol):
-    """Which combinations can be run: an array of the shape of the lattice, or what is looked up like one."""
+    """An array-like that tells which combinations can be run, in the shape of the lattice."""
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Of the lattice."""
+        """Return the shape of the lattice."""
 
     def __getitem__(self, index: Index, /) -> Any:
-        """Whether the combination can be run."""
+        """Return whether the combination can be run."""
 
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """Trials that are wanted of one combination although the answer stands.
+    """Additional trials of one combination that check a standing answer.
 
     Attributes:
         cell: The combination.
-        wanted: How many trials, from now on.
-        why: `first bad`, `last good`, `control`, or `untested` for a look where nobody looked.
+        wanted: How many more trials are wanted.
+        why: `first bad`, `last good`, `control`, or `untested` for a combination without a trial.
     """
 
     cell: Index
@@ -59,17 +59,20 @@ class Check:
 
 
 def clean_passes(rate: float, confidence: float) -> int:
-    """Passes in a row that exclude a rate, with the one that made the combination the last good."""
+    """Return the number of passes in a row that exclude a rate, plus the pass that made it the last good."""
     return 1 + math.ceil(math.log(1.0 - sure_of(0, confidence)) / math.log1p(-rate) - 1e-9)
 
 
 def sure_of(hits: int, confidence: float) -> float:
-    """Confidence of the interval after so many failures: the errors of all numbers add up to the stated."""
+    """Return the confidence of the interval after `hits` failures.
+
+    The errors over all numbers of failures add up to 1 − `confidence`.
+    """
     return 1.0 - (1.0 - confidence) * share(hits)
 
 
 def clean_checks(best: Answer, can_run: Runnable, tally: Tally, limits: SearchLimits) -> list[Check]:
-    """Trials that the last good combinations still need.
+    """Return the checks that the last good combinations and their controls still need.
 
     Args:
         best: The answer.
@@ -85,7 +88,10 @@ def clean_checks(best: Answer, can_run: Runnable, tally: Tally, limits: SearchLi
 
 
 def _controls(best: Answer, can_run: Runnable, tally: Tally, limits: SearchLimits) -> list[Check]:
-    """Of each last good combination that failed the farthest good one on the same line."""
+    """Return a check of the control of each last good combination that failed.
+
+    The control is the farthest good combination on the same line.
+    """
     enough = clean_passes(limits.clean_rate, limits.confidence)
     found = []
     for boundary in best.boundaries:
@@ -108,18 +114,19 @@ def _controls(best: Answer, can_run: Runnable, tally: Tally, limits: SearchLimit
 
 
 def apart_checks(best: Answer, tally: Tally, limits: SearchLimits, tried: int) -> list[Check]:
-    """Trials that the first bad combinations need where nothing but their own failures tells them apart.
+    """Return checks of first bad combinations that differ from the last good ones only in their failures.
 
-    Where the last good combination failed as well, y failures of n at the first bad one have to be no luck at
-    its rate r, whichever of all combinations that were tried had that luck:
+    Where the last good combination failed as well, y failures in n trials of the first bad one must be
+    unlikely at the last good one's rate r. The probability is multiplied by the number of combinations
+    that were tried:
 
         P(at least y of n | r) · tried ≤ 1 − confidence
 
     Args:
-        best: The answer, a pair that no rule of all combinations speaks for.
-        tally: What was seen.
-        limits: The confidence, and how far to go.
-        tried: How many combinations were.
+        best: The answer: a pair that no rule over all combinations supports.
+        tally: Hits and trials of a combination.
+        limits: The confidence, and the rate that sets the maximum number of trials.
+        tried: How many combinations were tried.
     """
     most = _PATIENCE * clean_passes(limits.clean_rate, limits.confidence)
     found = []
@@ -133,20 +140,20 @@ def apart_checks(best: Answer, tally: Tally, limits: SearchLimits, tried: int) -
 
 
 def _at_least(hits: int, trials: int, rate: float) -> float:
-    """Probability of so many failures or more."""
+    """Return the probability of at least `hits` failures in `trials` at a rate."""
     k = np.arange(hits, trials + 1)
     ways = math.lgamma(trials + 1) - np.array([math.lgamma(n + 1) + math.lgamma(trials - n + 1) for n in k])
     return float(np.exp(ways + k * math.log(rate) + (trials - k) * math.log1p(-rate)).sum())
 
 
 def cleared(best: Answer, can_run: Runnable, tally: Tally, limits: SearchLimits) -> tuple[Cleared, ...]:
-    """Return what is known of each last good combination.
+    """Return for each last good combination its counts, the upper bound of its rate and the trials it lacks.
 
     Args:
         best: The answer.
         can_run: Which combinations can be run, shape of the lattice.
-        tally: What was seen.
-        limits: The rate that is to be excluded, and the confidence.
+        tally: Hits and trials of a combination.
+        limits: The rate to be excluded, and the confidence.
     """
     enough = clean_passes(limits.clean_rate, limits.confidence)
     found = []
@@ -161,7 +168,7 @@ def cleared(best: Answer, can_run: Runnable, tally: Tally, limits: SearchLimits)
 
 
 def last_good(best: Answer, can_run: Runnable, tally: Tally) -> list[Index]:
-    """Return the good side of each boundary, of an island both sides if both were tried; each once."""
+    """Return the good side of each boundary, each once; for a bad interval also its other side, if tried."""
     found: dict[Index, None] = {}
     for boundary in best.boundaries:
         found[boundary.good] = None
@@ -208,7 +215,7 @@ def untested_checks(best: Answer, grid: Grid, can_run: NDArray[np.bool_], tally:
 
 
 def _mixed_ends(best: Answer, first_bad: Index) -> list[Index]:
-    """Both ends of every culprit axis, each with each, at the first bad combination on the others."""
+    """Return all combinations of the two ends of the culprit axes, other axes as at the first bad one."""
     ends = [
         (0, len(best.hypothesis.sets[axis]) - 1) if axis in best.hypothesis.culprits else (place,)
         for axis, place in enumerate(first_bad)
@@ -217,9 +224,9 @@ def _mixed_ends(best: Answer, first_bad: Index) -> list[Index]:
 
 
 def _other_ends(best: Answer, grid: Grid) -> list[Index]:
-    """Both sides of boundaries at both ends of axes that may change either way and are said not to matter.
+    """Return both sides of each boundary, moved to both ends of every two-way axis called irrelevant.
 
-    Where such an axis matters, there is a turn that nobody saw: bad at one of its ends, good at the other.
+    If such an axis matters after all, one of its ends is bad and the other good: a change that nobody saw.
     """
     found: dict[Index, None] = {}
     for boundary in best.boundaries:
@@ -232,7 +239,7 @@ def _other_ends(best: Answer, grid: Grid) -> list[Index]:
 
 
 def _far_cells(best: Answer, grid: Grid) -> list[Index]:
-    """Per culprit axis its last good value with all others at their bad ends; and the other way round."""
+    """Return, per culprit axis, its last good value with all other axes at their bad ends, and vice versa."""
     assert best.first_bad is not None
     hypothesis = best.hypothesis
     ordered = [i for i, axis in enumerate(grid.axes) if axis.direction is not Direction.UNORDERED]

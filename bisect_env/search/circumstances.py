@@ -30,12 +30,12 @@ _DRAWS = 20_000
 
 @dataclass(frozen=True, slots=True)
 class Arm:
-    """Trials and failures of the script under one perturbation, and what they cost.
+    """Counts and cost of the trials of one perturbation.
 
     Attributes:
-        trials: How many counted.
-        hits: How many failed as the study's failures do, with the same signature.
-        seconds: What they cost, in seconds of the whole machine.
+        trials: Number of counted trials.
+        hits: Number of failures with the study's signature.
+        seconds: Cost of the trials, in seconds of the whole machine.
     """
 
     trials: int = 0
@@ -47,30 +47,36 @@ class Arm:
 
     @property
     def rate(self) -> float:
-        """Posterior mean of the failure rate under Jeffreys' prior."""
+        """Return the posterior mean of the failure rate under Jeffreys' prior."""
         return (self.hits + 0.5) / (self.trials + 1.0)
 
     @property
     def speed(self) -> float:
-        """How fast it tells good from bad: `r` above, in 1/s; 0 before the first trial."""
+        """Return how fast trials separate good from bad: `r` of the module, in 1/s.
+
+        0 before the first trial.
+        """
         return -math.log1p(-self.rate) * self.trials / self.seconds if self.seconds else 0.0
 
 
 def better_half(arms: Sequence[Arm], least: int = 1) -> list[int]:
-    """Positions of the faster half of some arms (rounded up, and at least so many), the fastest first."""
+    """Return the positions of the faster half of the arms, the fastest first.
+
+    The half is rounded up and has at least `least` arms.
+    """
     order = sorted(range(len(arms)), key=lambda i: -arms[i].speed)
     return order[: max(least, (len(arms) + 1) // 2)]
 
 
 def probability_faster(arm: Arm, base: Arm, rng: np.random.Generator) -> float:
-    """Probability that one arm tells good from bad faster than another.
+    """Return the probability that an arm separates good from bad faster than a base arm.
 
-    The costs are means of many trials and taken as known; the rates have Jeffreys' prior.
+    Costs are means of many trials and treated as known; rates have Jeffreys' prior.
 
     Args:
-        arm: The one.
-        base: The other.
-        rng: For the draws.
+        arm: The arm in question.
+        base: The arm to compare with.
+        rng: Random generator for the draws.
     """
     speeds = []
     for one in (arm, base):
@@ -83,12 +89,13 @@ def probability_faster(arm: Arm, base: Arm, rng: np.random.Generator) -> float:
 def clean_trials(rate: float, error: float = 0.02, least: int = 8) -> int:
     """Return how many passes of the good end show that a perturbation does not make it fail, too.
 
-    If it made the good end fail as often as the bad one, all of them would pass with probability `error`.
+    If the perturbation made the good end fail as often as the bad one, all of these trials would pass with
+    probability `error`.
 
     Args:
         rate: Failure rate of the bad end under the perturbation.
-        error: See above.
-        least: At least so many.
+        error: Probability that all trials pass by chance.
+        least: Minimum number of trials.
     """
     if rate >= 1.0:
         return least

@@ -21,7 +21,7 @@ _MEMBERS, _JUDGED = 4096, 1 << 22
 
 
 class Classes:
-    """Partition of the hypotheses by what they say about visible cells.
+    """A partition of the hypotheses into classes that label all visible cells alike.
 
     Args:
         space: The hypotheses.
@@ -47,7 +47,7 @@ class Classes:
         self.always = int(self.of[space.always])
 
     def masses(self, hypotheses: FloatArray) -> FloatArray:
-        """Posterior of each class, shape (classes,)."""
+        """Return the posterior of each class, shape (classes,)."""
         return np.asarray(np.bincount(self.of, weights=hypotheses, minlength=self.count), dtype=np.float64)
 
     def representative(self, number: int, group: NDArray[np.intp]) -> Hypothesis:
@@ -66,14 +66,14 @@ class Classes:
 
 
 def simplest(space: HypothesisSpace, members: NDArray[np.intp], group: NDArray[np.intp]) -> Hypothesis:
-    """Of hypotheses that agree about every measurement the one that splits the fewest groups.
+    """Return, of hypotheses that agree about every measurement, the one that splits the fewest groups.
 
-    A boundary in the midst of days, or releases, that live in one environment would be as good for the
-    search, and nonsense for a reader: both sides of it are the same trials.
+    A boundary between versions that share one environment would fit as well but mean nothing to a reader:
+    both sides would be the same trials.
 
     Args:
         space: The hypotheses.
-        members: Those that agree, by number; of equals the one with the largest prior is taken.
+        members: Numbers of those that agree; ties go to the largest prior.
         group: For each cell the flat position of the cell that stands for its group, -1 if infeasible; shape
             of the lattice.
     """
@@ -90,7 +90,7 @@ def simplest(space: HypothesisSpace, members: NDArray[np.intp], group: NDArray[n
 def boundary_pairs(
     bad: NDArray[np.bool_], feasible: NDArray[np.bool_], axis: int
 ) -> list[tuple[Index, Index]]:
-    """Pairs (bad, good) of feasible cells that are neighbours along one axis.
+    """Return pairs (bad, good) of feasible cells that are neighbours along one axis.
 
     Args:
         bad: Which cells a hypothesis calls bad, shape of the lattice.

@@ -45,13 +45,16 @@ _PATIENCE = 2.0
 def search_for(
     grid: Grid, groups: Mapping[Index, Index], limits: SearchLimits | None = None, *, quick: bool = False
 ) -> Search | CoarsenedSearch:
-    """The exact search where it fits, and the coarsened one where it does not; arguments as for `Search`."""
+    """Return an exact search if the lattice is small enough, else a coarsened one.
+
+    Arguments as for `Search`.
+    """
     large = is_large(grid.shape, [axis.direction for axis in grid.axes])
     return (CoarsenedSearch if large else Search)(grid, groups, limits, quick=quick)
 
 
 class CoarsenedSearch(StudySearch):
-    """A `Search` over a lattice of any size; asked and told like it.
+    """A search over a lattice of any size, with the methods of `Search`.
 
     Args:
         grid: The lattice.
@@ -116,7 +119,7 @@ class CoarsenedSearch(StudySearch):
             self._search.tell_counts(here, hits, trials)
 
     def set_aside(self, index: Index) -> None:
-        """Nothing more can be learnt at this combination."""
+        """Exclude a combination: no more trials of it are possible."""
         cell = self._groups.get(index)
         if cell is not None and cell not in self._aside:
             self._aside.append(cell)
@@ -133,7 +136,10 @@ class CoarsenedSearch(StudySearch):
         only: Collection[Index] | None = None,
         worth: float = 0.0,
     ) -> list[Index]:
-        """Choose the next trials; see `Search.ask`. Of `build_cost` only what may be chosen is looked up."""
+        """Choose the next trials; see `Search.ask`.
+
+        Prices are looked up only for cells that may be chosen.
+        """
         search = self._with(pending or {})
         if self.answered and not self._checks_ended:
             running = pending or {}
@@ -153,7 +159,10 @@ class CoarsenedSearch(StudySearch):
     def foresee(
         self, pending: Mapping[Index, int], build_cost: Mapping[Index, float] | None = None
     ) -> list[Index]:
-        """Cells that would be asked next if a pending trial showed the target; see `Search.foresee`."""
+        """Return the cells that would be asked next if a pending trial showed the target.
+
+        See `Search.foresee`.
+        """
         search = self._with(pending)
         if self.answered and not self._checks_ended:
             return [check.cell for check in self.checks]
@@ -173,19 +182,22 @@ class CoarsenedSearch(StudySearch):
 
     @property
     def finished(self) -> bool:
-        """Whether more trials are not wanted: the answer stands and is checked, or the budget is spent."""
+        """Return whether no more trials are wanted.
+
+        That is so once the answer stands and is checked, or the budget is spent.
+        """
         if self.trials >= self.limits.max_trials:
             return True
         return self.answered and (self._checks_ended or not self.checks)
 
     @property
     def answered(self) -> bool:
-        """Whether the answer stands; what is asked from then on checks it."""
+        """Return whether the answer stands; later trials only check it."""
         return self._now().finished
 
     @property
     def checks(self) -> tuple[Check, ...]:
-        """The trials of last good combinations that a standing answer still needs."""
+        """Return the checks of last good combinations that a standing answer still needs."""
         known = (self.trials, len(self._aside))
         if self._checked is None or self._checked[0] != known:
             verdict = self.verdict
@@ -197,11 +209,11 @@ class CoarsenedSearch(StudySearch):
 
     @property
     def checks_left(self) -> int:
-        """Trials that the checks still want."""
+        """Return how many trials the checks still need."""
         return 0 if self._checks_ended else sum(check.wanted for check in self.checks)
 
     def end_checks(self) -> None:
-        """Check no further: the search is finished as soon as the answer stands."""
+        """Skip further checks: the search is finished as soon as the answer stands."""
         self._checks_ended = True
 
     @property
@@ -210,7 +222,7 @@ class CoarsenedSearch(StudySearch):
 
     @property
     def verdict(self) -> Verdict:
-        """The answer by now, on the whole lattice."""
+        """Return the answer so far, on the whole lattice."""
         search = self._now()
         verdict = search.verdict
         hidden = entropy_bits(search.probabilities)
@@ -232,14 +244,14 @@ class CoarsenedSearch(StudySearch):
         )
 
     def counts(self, index: Index) -> tuple[int, int]:
-        """Hits and counted trials of a combination (those of its whole group)."""
+        """Return hits and counted trials of a combination's group."""
         return self._told.get(self.representative_of(index), (0, 0))
 
     def probability_bad(self) -> FloatArray:
-        """Posterior that each combination is bad, shape of the grid.
+        """Return the posterior that each combination is bad, shape of the grid.
 
-        Between active values it is drawn straight, which is exact where an axis changes once, equally likely
-        anywhere.
+        Between active values the posterior is interpolated linearly, which is exact for an axis that
+        changes once at an equally likely place.
         """
         bad = self._now().probability_bad()
         for i, (axis, size) in enumerate(zip(self._axes, self._grid.shape, strict=True)):
@@ -252,7 +264,7 @@ class CoarsenedSearch(StudySearch):
     # -- which values are active ---------------------------------------------------------------------------
 
     def _with(self, pending: Mapping[Index, int]) -> Question:
-        """Return the search, with the combinations that run now among its own."""
+        """Return the search over the active values, which include all values of running combinations."""
         self._pending = frozenset(self._groups[index] for index in pending if index in self._groups)
         search = self._now()
         if any(self._here(cell) is None for cell in self._pending):
@@ -261,7 +273,7 @@ class CoarsenedSearch(StudySearch):
         return search
 
     def _now(self) -> Question:
-        """Return the search over the values that are active by now."""
+        """Return the search over the active values, refined first if trials call for it."""
         if self._search is not None and self._looked_at != self.trials:
             self._looked_at = self.trials
             shares = self._shares(self._search)
@@ -287,7 +299,10 @@ class CoarsenedSearch(StudySearch):
         self._looked_at = self.trials
 
     def _needed(self, axis: int) -> list[int]:
-        """Values that counts and ends name; all of an axis without order, where none is between others."""
+        """Return the values of an axis that tried cells, running cells and ends use.
+
+        All values if unordered.
+        """
         size = self._grid.shape[axis]
         if self._grid.axes[axis].direction is Direction.UNORDERED:
             return list(range(size))
@@ -295,7 +310,7 @@ class CoarsenedSearch(StudySearch):
         return sorted({0, size - 1, *(cell[axis] for cell in cells)})
 
     def _over(self, active: list[list[int]]) -> Question:
-        """Return a search over some values of each axis, told all that is known."""
+        """Return a search over some values of each axis that has been given all counts."""
         self._axes = [
             CoarseAxis.over(fine, values) for fine, values in zip(self._families, active, strict=True)
         ]
@@ -328,7 +343,7 @@ class CoarsenedSearch(StudySearch):
         return search
 
     def _shares(self, search: Question) -> list[FloatArray]:
-        """Posterior of each fine set of each axis, row 0 being "does not matter"."""
+        """Return the posterior of each fine set of each axis; row 0 means "does not matter"."""
         shares = []
         for coarse, fine, axis in zip(search.by_set(), self._families, self._axes, strict=True):
             whole = np.bincount(axis.of, weights=fine.prior)
@@ -338,7 +353,10 @@ class CoarsenedSearch(StudySearch):
         return shares
 
     def _split(self, axis: int, share: FloatArray, active: NDArray[np.intp], patience: float) -> int | None:
-        """Return the value that halves the likeliest set that still holds too much; None if none does."""
+        """Return the value that halves the most probable unsplit class of sets.
+
+        None if all are small enough.
+        """
         matters = float(share[1:].sum())
         if matters < _MATTERS:
             return None
@@ -357,7 +375,7 @@ class CoarsenedSearch(StudySearch):
         return None
 
     def _hidden_bits(self, search: Question) -> float:
-        """Entropy within the sets that are not split yet, about."""
+        """Return approximately the entropy, in bits, within the sets that are not split yet."""
         shares = self._shares(search)
         coarse = search.by_set()
         return sum(entropy_bits(q[1:]) - entropy_bits(c[1:]) for q, c in zip(shares, coarse, strict=True))
@@ -385,7 +403,7 @@ class CoarsenedSearch(StudySearch):
         return self._groups.get(value, value)
 
     def _whole(self, found: Answer) -> Answer:
-        """Return an answer over active values as one over all: values between are left on the good side."""
+        """Return an answer over active values as one over all values; values in between count as good."""
         hypothesis = found.hypothesis
         if hypothesis.kind in ("never", "always"):
             fill = hypothesis.kind == "always"
@@ -414,7 +432,7 @@ class CoarsenedSearch(StudySearch):
 
 @dataclass(frozen=True)
 class _CanRun:
-    """Which combinations of a large lattice can be run, looked up one by one."""
+    """A lookup of which combinations of a large lattice can be run."""
 
     shape: tuple[int, ...]
     groups: Mapping[Index, Index]

@@ -21,14 +21,14 @@ from bisect_env.search.verdict import Answer, Boundary, Status, Verdict, between
 
 
 class CornerSearch(TableSearch):
-    """A search for every failing configuration: the table is completed, and the answer is its corners.
+    """A search for every failing configuration: it completes the table and reports its bad corners.
 
     The verdict is about the first configuration, the one nearest to the good end.
     """
 
     @cached_property
     def verdict(self) -> Verdict:
-        """The answer about the first configuration; the status is that of the whole table."""
+        """Return the answer about the first configuration; its status is that of the whole table."""
         table = self.table_verdict
         if not self._corners:
             reason = "no failure was seen" if not self._called_bad.any() else "every combination fails"
@@ -39,18 +39,21 @@ class CornerSearch(TableSearch):
 
     @property
     def others(self) -> tuple[Verdict, ...]:
-        """Verdicts about the further configurations, once the table is complete."""
+        """Return verdicts about the further configurations; empty until the table is complete."""
         if not self.is_complete:
             return ()
         return tuple(replace(self.verdict, best=one, candidates=(one,)) for one in self._corners[1:])
 
     @property
     def no_other(self) -> float | None:
-        """Probability that nothing else fails; None without a configuration, and before it is known."""
+        """Return the probability that nothing else fails.
+
+        None if no configuration is known or the table is open.
+        """
         return self.verdict.best.probability if self._corners and self.is_complete else None
 
     def forget(self) -> None:
-        """Drop what followed from earlier counts here, too."""
+        """Drop cached results, including those of this subclass."""
         super().forget()
         for name in ("_called_bad", "_corners"):
             self.__dict__.pop(name, None)
@@ -69,7 +72,7 @@ class CornerSearch(TableSearch):
 
     @cached_property
     def _corners(self) -> tuple[Answer, ...]:
-        """Every configuration, the nearest to the good end first; none where all or none is bad."""
+        """Return every configuration, nearest to the good end first; empty if all combinations are alike."""
         bad = self._called_bad
         good = np.zeros(self._grid.shape, dtype=bool)
         for index, one in self.called.items():

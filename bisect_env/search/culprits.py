@@ -55,18 +55,18 @@ _NOTHING = 1e-3
 
 @dataclass(frozen=True, slots=True)
 class CheckEnvironment:
-    """Find out whether an intermediate environment can be made."""
+    """A step that asks whether an intermediate environment can be built."""
 
     intermediate: Changes
 
 
 @dataclass(frozen=True, slots=True)
 class Try:
-    """Run trials of an intermediate environment that can be made.
+    """A step that asks for trials of an intermediate environment that can be built.
 
     Attributes:
-        intermediate: Which one.
-        trials: How many; looking at the answer earlier may save some.
+        intermediate: The environment.
+        trials: Number of trials; the answer may be found before all of them have run.
     """
 
     intermediate: Changes
@@ -75,7 +75,7 @@ class Try:
 
 @dataclass(frozen=True, slots=True)
 class Done:
-    """Nothing more is to be learnt.
+    """The end of the search: no step is left.
 
     Attributes:
         is_sure: Whether the confidence is reached.
@@ -86,14 +86,14 @@ class Done:
 
 @dataclass(frozen=True, slots=True)
 class Culprit:
-    """A hypothesis with its probability.
+    """A hypothesis about which changes cause the failure, with its probability.
 
     Attributes:
         kind: `all`, `any` or `whole`.
-        changes: C; every change for `whole`.
+        changes: The changes; every change for `whole`.
         probability: Posterior.
-        tied: Further hypotheses that no intermediate environment tells from this one, the more probable
-            first; the probability is that of all of them.
+        tied: Further hypotheses that no intermediate environment can tell from this one, the most probable
+            first; the probability covers all of them.
     """
 
     kind: str
@@ -115,7 +115,7 @@ _NAMES = {_ALL: "all", _EITHER: "any", _TOGETHER: "whole"}
 
 @dataclass
 class CulpritSearch:
-    """The state of one search; see the module.
+    """A search for the changes between two environments that cause a failure; see the module.
 
     Args:
         size: Number of changes, at least 1.
@@ -127,7 +127,7 @@ class CulpritSearch:
         confidence: Posterior at which the search ends.
         min_rate: The smallest crash rate that is looked for.
         stated_rate: How often the bad end fails, if the user says so.
-        is_sound: Says at once whether an intermediate environment can be made; True where nobody knows.
+        is_sound: Returns at once whether an intermediate environment can be built; True if unknown.
 
     Attributes:
         counts: Bad trials and trials of each intermediate environment tried.
@@ -159,7 +159,7 @@ class CulpritSearch:
     # -- telling -------------------------------------------------------------------------------------------
 
     def mark(self, intermediate: Changes, *, feasible: bool) -> None:
-        """Say whether an intermediate environment can be made."""
+        """Record whether an intermediate environment can be built."""
         self._feasible[intermediate] = feasible
 
     def tell(self, intermediate: Changes, *, hits: int, trials: int) -> None:
@@ -204,13 +204,13 @@ class CulpritSearch:
 
     @property
     def best(self) -> Culprit:
-        """The most probable hypothesis, and how sure it is that its changes carry the failure."""
+        """Return the most probable hypothesis with the probability that its changes cause the failure."""
         top = int(self._posterior.argmax())
         return self._culprit(top, float(self._posterior[self._agreeing(top)].sum()))
 
     @property
     def answer(self) -> Culprit:
-        """The best hypothesis, together with those of the same size that no environment can tell from it."""
+        """Return the best hypothesis with those of the same size that no environment can tell from it."""
         known = [intermediate for intermediate, feasible in self._feasible.items() if feasible]
         best = self.best
         if not known or best.probability >= self.confidence:
@@ -226,9 +226,9 @@ class CulpritSearch:
         return self._culprit(top, mass, tuple(self._members(i) for i in ordered))
 
     def _agreeing(self, top: int) -> NDArray[np.bool_]:
-        """Hypotheses that say what the top one says of its own changes: they carry the failure, no fewer do.
+        """Return which hypotheses agree that the top one's changes cause the failure and no fewer do.
 
-        That another package does it as well makes no difference to that.
+        They may name further causes besides.
         """
         itself = np.zeros(len(self._posterior), dtype=np.bool_)
         itself[top] = True
@@ -249,7 +249,7 @@ class CulpritSearch:
 
     @property
     def infeasible(self) -> int:
-        """Number of intermediate environments that cannot be made."""
+        """Return the number of intermediate environments that cannot be built."""
         return sum(not feasible for feasible in (self._sound | self._feasible).values())
 
     # -- the posterior -------------------------------------------------------------------------------------
@@ -303,11 +303,13 @@ class CulpritSearch:
     def _most_telling(
         self, candidates: Sequence[Changes], build_cost: float
     ) -> tuple[float, Changes, int] | None:
-        """Score, environment and block of the candidate that tells most per cost; None where none does.
+        """Return score, environment and block size of the best candidate; None if no candidate is useful.
+
+        The best candidate has the highest expected information per cost.
 
         A block tells the mutual information between whether the intermediate environment is bad and its
-        number of failures. The rate of a bad intermediate environment is taken beta-distributed with the mean
-        and the variance of the posterior.
+        number of failures. The rate of a bad intermediate environment is taken beta-distributed with the
+        mean and the variance of the posterior.
         """
         if not candidates:
             return None
@@ -335,7 +337,7 @@ class CulpritSearch:
     # -- intermediate environments ---------------------------------------------------------------------------
 
     def _candidates(self) -> list[Changes]:
-        """Environments that may tell the leading hypotheses apart, each once, without the ends."""
+        """Return the environments that may separate the leading hypotheses, each once, without the ends."""
         leaders = np.argsort(-self._posterior)[:_LEADERS].tolist()
         sets = [self._members(i) for i in leaders]
         share = self._posterior @ self._hypotheses.members
@@ -392,7 +394,10 @@ def _mean_and_variance(values: FloatArray, weights: FloatArray) -> tuple[float, 
 
 
 def _of_hits(trials: int, mean: float, variance: float) -> FloatArray:
-    """Probability of each number of hits if the rate is beta-distributed with these moments."""
+    """Return the probability of each number of hits for a beta-distributed rate.
+
+    Mean and variance of the rate are given.
+    """
     mean = min(max(mean, 1e-9), 1 - 1e-9)
     # Almost no variance is a plain binomial; a beta with huge parameters is one, to many digits.
     total = mean * (1 - mean) / max(variance, 1e-12 * mean) - 1.0
@@ -400,7 +405,10 @@ def _of_hits(trials: int, mean: float, variance: float) -> FloatArray:
 
 
 def _information(chance: FloatArray, if_bad: FloatArray, if_good: FloatArray) -> FloatArray:
-    """Bits of mutual information between a label and a count, for each chance of the label; shape (C,)."""
+    """Return the mutual information, in bits, of a label and a count, for each chance of the label.
+
+    The result has shape (C,).
+    """
     bad, good = chance[:, None] * if_bad[None, :], (1.0 - chance)[:, None] * if_good[None, :]
     mixed = bad + good
     with np.errstate(divide="ignore", invalid="ignore"):

@@ -39,10 +39,10 @@ class Family:
 
     @property
     def spared(self) -> FloatArray:
-        """0/1, shape (sets, values): the values that *any of* leaves good.
+        """Return which values each set leaves good in an *any of* hypothesis: 0/1, shape (sets, values).
 
-        The complement of each set; on an axis that does not matter nothing is bad for its sake, so that
-        row 0 is all ones here too.
+        Each row is the complement of the set. Row 0 is all ones: an axis that does not matter makes no
+        value bad.
         """
         spared = 1.0 - self.sets
         spared[0] = 1.0
@@ -50,7 +50,7 @@ class Family:
 
 
 def family(direction: Direction, size: int, *, gaps: bool = True) -> Family:
-    """Return the family that belongs to a direction.
+    """Return the candidate sets of bad values for a direction.
 
     Args:
         direction: Where the bad values may lie.
@@ -100,12 +100,12 @@ def family(direction: Direction, size: int, *, gaps: bool = True) -> Family:
 
 @dataclass(frozen=True)
 class CoarseAxis:
-    """One axis with some of its values active.
+    """One axis of which the search looks at some values only.
 
     Attributes:
-        active: Active values, ascending.
+        active: The values looked at, ascending.
         of: Coarse set of each fine set, shape (fine sets,).
-        coarse: What the search over active values takes for the family.
+        coarse: The family over the active values.
     """
 
     active: NDArray[np.intp]
@@ -114,7 +114,7 @@ class CoarseAxis:
 
     @classmethod
     def over(cls, fine: Family, active: Sequence[int]) -> CoarseAxis:
-        """Return a family of value sets, reduced to the values that are looked at."""
+        """Return the axis with a family of value sets reduced to the active values."""
         columns = np.array(sorted(active), dtype=np.intp)
         of = alike(fine.sets, columns)
         first = np.unique(of, return_index=True)[1]
@@ -123,7 +123,10 @@ class CoarseAxis:
 
 
 def alike(sets: FloatArray, columns: NDArray[np.intp]) -> NDArray[np.intp]:
-    """Class of each set, by what it says of some values; class 0 is "does not matter" alone."""
+    """Group sets that agree on the given columns, and return the group number of each set.
+
+    Group 0 contains only set 0, "does not matter".
+    """
     of = np.zeros(len(sets) - 1, dtype=np.intp)
     for column in columns:
         code = 2 * of + (sets[1:, column] > 0)

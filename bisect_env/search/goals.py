@@ -14,7 +14,7 @@ from bisect_env.search.table import TableSearch
 
 
 class Goal(StrEnum):
-    """The goals that a study can have."""
+    """A goal that a study can have."""
 
     FIRST_BAD = "first-bad"
     """Where it begins to fail."""
@@ -30,11 +30,11 @@ def search_towards(
     """Return the search for a goal.
 
     Args:
-        goal: What the study wants to know.
+        goal: What the study is to find.
         grid: As for `Search`.
         groups: As for `Search`.
-        limits: As for `Search`, and so is `quick`.
-        quick: See there; only a search for the first bad combination checks its answer.
+        limits: As for `Search`.
+        quick: As for `Search`; only a search for the first bad combination uses it.
     """
     match goal:
         case Goal.TABLE:

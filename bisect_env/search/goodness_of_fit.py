@@ -42,10 +42,10 @@ class Unexplained:
 
     Attributes:
         index: The cell that stands for its group.
-        called_bad: What the verdict says of it.
+        called_bad: Whether the verdict calls it bad.
         hits: Trials that showed the target.
         trials: Counted trials.
-        chance: Of a result at least as far from what the verdict predicts.
+        chance: Probability of a result at least this far from the verdict's prediction.
     """
 
     index: Index
@@ -56,7 +56,7 @@ class Unexplained:
 
 
 def unexplained(hypothesis: Hypothesis, counts: Counts) -> tuple[Unexplained, ...]:
-    """Combinations that an answer cannot explain, the strangest first.
+    """Return the combinations that an answer cannot explain, the least probable first.
 
     Args:
         hypothesis: The answer.
@@ -94,16 +94,16 @@ def unexplained(hypothesis: Hypothesis, counts: Counts) -> tuple[Unexplained, ..
 def log10_bayes_factor(
     posterior: FloatArray, prior: FloatArray, these: NDArray[np.bool_], those: NDArray[np.bool_]
 ) -> float | None:
-    """Decimal logarithm of the Bayes factor between two sets of hypotheses.
+    """Return the decimal logarithm of the Bayes factor between two sets of hypotheses.
 
     Args:
         posterior: Of each hypothesis, shape (H,).
         prior: The same before any trial.
-        these: 0/1, shape (H,): the hypotheses in favour of which the factor counts.
-        those: 0/1: their rivals.
+        these: 0/1, shape (H,): hypotheses that a positive value favours.
+        those: 0/1, shape (H,): their rivals.
 
     Returns:
-        Between -300 and 300, where float64 ends; None if a side had no prior.
+        Between -300 and 300, the range of float64; None if a side had no prior.
     """
     mine, its = float(prior @ these), float(prior @ those)
     if mine <= 0 or its <= 0:

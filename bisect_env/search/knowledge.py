@@ -24,14 +24,14 @@ _STATED_END_DOUBT = 0.1
 
 
 class Knowledge(Tallies):
-    """Counts and belief of one question.
+    """The counts of a question and the posterior over its hypotheses.
 
     Args:
         grid: The lattice of combinations, with stated ends if there are any.
         groups: For each cell the cell that stands for it (combinations with one measurement share a group),
             missing for cells that cannot be run.
         min_rate: Smallest crash rate that is looked for.
-        stated_rate: How often it fails where it does, if the user says so.
+        stated_rate: Failure rate of bad combinations, if the user states it.
         families: As for `HypothesisSpace`.
     """
 
@@ -58,16 +58,16 @@ class Knowledge(Tallies):
         self._patterns = Patterns.before(self._space)
 
     def _believing(self, space: HypothesisSpace, groups: Mapping[Index, Index]) -> HypothesisSpace:
-        """Return the space with what is said of the ends in its prior."""
+        """Return the space after its prior was adapted to the stated ends."""
         for end, is_bad in ((self._grid.good, False), (self._grid.bad, True)):
             if end is not None and end in groups:
                 space.expect(groups[end], bad=is_bad, doubt=_STATED_END_DOUBT)
         return space
 
     def over(self, histories: Histories) -> Self:
-        """The same trials under hypotheses that may change more often.
+        """Return a copy with the same trials and with hypotheses that may change more often.
 
-        Counts are shared: what is told to either is known to both, once `forget` was called on the other.
+        The counts are shared; call `forget` on one copy after trials were added to the other.
         """
         twin = copy.copy(self)
         space = HypothesisSpace(self._grid.shape, self._directions, families=histories.families)
@@ -78,14 +78,17 @@ class Knowledge(Tallies):
         return twin
 
     def forget(self, *, classes: bool = True) -> None:
-        """Drop what followed from earlier counts, and with `classes` from what could be tried."""
+        """Drop cached results that depend on the counts.
+
+        With `classes` also those that depend on the groups.
+        """
         super().forget(classes=classes)
         for name in ("_belief", "_masses", *(("_classes", "_plain_classes") if classes else ())):
             self.__dict__.pop(name, None)
 
     @property
     def space(self) -> HypothesisSpace:
-        """The hypotheses, with what is said of the ends in their prior."""
+        """Return the hypotheses, with the stated ends in their prior."""
         return self._space
 
     # -- what is known -----------------------------------------------------------------------------------
@@ -100,14 +103,14 @@ class Knowledge(Tallies):
         return update(self._space, counts, patterns=self._patterns)
 
     def typical_rates(self) -> tuple[float, float]:
-        """Posterior means of the target rate of bad combinations and of good ones."""
+        """Return the posterior means of the target rate of bad combinations and of good ones."""
         belief = self._belief
         bad_rate = float(belief.bad_rates @ (self.rates.kernel @ self.rates.rates))
         return bad_rate, float(belief.backgrounds @ self.rates.p0)
 
     @cached_property
     def _masses(self) -> FloatArray:
-        """Posterior of each class of hypotheses, shape (classes,)."""
+        """Return the posterior of each class of hypotheses, shape (classes,)."""
         return self._classes.masses(self._belief.hypotheses)
 
     @cached_property
@@ -115,7 +118,7 @@ class Knowledge(Tallies):
         return Classes(self._space, self.visible)
 
     def probability_bad(self) -> FloatArray:
-        """Posterior that each combination is bad, shape of the grid."""
+        """Return the posterior that each combination is bad, shape of the grid."""
         return self._space.bad_mass(self._belief.hypotheses[:, None])[..., 0]
 
     def _chance_bad(self, index: Index) -> float:
@@ -123,15 +126,15 @@ class Knowledge(Tallies):
 
     @property
     def probabilities(self) -> FloatArray:
-        """Posterior of each class of hypotheses, shape (classes,).
+        """Return the posterior of each class of hypotheses, shape (classes,).
 
-        Classes are numbered anew when a combination is set aside.
+        Classes are renumbered when a combination is set aside.
         """
         return self._masses
 
     @property
     def fingerprints(self) -> FloatArray:
-        """Numbers that identify each class by its good and bad combinations, shape (classes, 2)."""
+        """Return two numbers per class that identify its good and bad combinations, shape (classes, 2)."""
         return self._classes.prints
 
     def representative(self, number: int) -> Hypothesis:
@@ -140,16 +143,17 @@ class Knowledge(Tallies):
 
     @property
     def tried(self) -> Values:
-        """Per axis the values of combinations that were tried, and of the stated ends."""
+        """Return, per axis, the values of tried combinations and of the stated ends."""
         ends = [self._stands_for[end] for end in (self._grid.good, self._grid.bad) if end in self._stands_for]
         cells = [*self.seen.own_rate, *ends]
         return tuple(tuple(sorted({cell[axis] for cell in cells})) for axis in range(len(self._grid.shape)))
 
     def chance_not_monotone(self, histories: Histories) -> float:
-        """Posterior that some axis changes more often than its direction says, by what was tried.
+        """Return the posterior that some axis changes more often than its direction says.
 
-        Histories that agree wherever something was tried are one here, and one that a plain history agrees
-        with is plain: what nothing speaks for is not doubted. That is the posterior of the whole lattice.
+        Histories that agree on all tried values count as one, and one that agrees with a plain history
+        counts as plain: trials give no reason to doubt it. The result equals the posterior over the whole
+        lattice.
         """
         cells = sorted(self.seen.own_rate)
         if self._looked_at is None or self._looked_at[:2] != (histories, cells):
@@ -160,7 +164,10 @@ class Knowledge(Tallies):
     def _look_at(
         self, histories: Histories, values: Values
     ) -> tuple[HypothesisSpace, NDArray[np.bool_], Patterns]:
-        """Histories on some values, which agree with a plain one where something was tried, and patterns."""
+        """Return histories reduced to some values, with a mask of the plain ones and their patterns.
+
+        A history counts as plain if it agrees with a plain one on all tried cells.
+        """
         part = looked_at(histories, values)
         shape = [len(some) for some in values]
         space = HypothesisSpace(shape, self._directions, families=part.families)
@@ -182,16 +189,16 @@ class Knowledge(Tallies):
         return space, np.asarray(plain[of]), patterns
 
     def _is_plain(self, number: int) -> bool:
-        """Return whether a class changes along each axis as its direction says."""
+        """Return whether a class changes along each axis as its direction allows."""
         return self._plain_classes is None or bool(self._plain_classes[number])
 
     @cached_property
     def _plain_classes(self) -> NDArray[np.bool_] | None:
-        """Classes that change as the directions say, as far as can be tried, shape (classes,)."""
+        """Return which classes change only as the directions allow, shape (classes,); None if all do."""
         if self._plain is None:
             return None
         return np.bincount(self._classes.of, weights=self._plain, minlength=self._classes.count) > 0
 
     def by_set(self) -> list[FloatArray]:
-        """Posterior of each set of bad values, per axis; the first is "does not matter"."""
+        """Return the posterior of each set of bad values, per axis; the first set means "does not matter"."""
         return self._space.by_set(self._belief.hypotheses)

@@ -23,7 +23,7 @@ _PATIENCE = 6
 
 
 def chances(counts: Counts) -> dict[Index, float]:
-    """Probability of being bad of each combination that was tried, without any rule."""
+    """Return the probability that each tried combination is bad, without assuming any rule."""
     cells = list(counts.own_rate)
     if not cells:
         return {}
@@ -41,12 +41,12 @@ def chances(counts: Counts) -> dict[Index, float]:
 def labels(
     counts: Counts, chance: dict[Index, float], confidence: float, bad_rate: float
 ) -> dict[Index, bool]:
-    """Return the label of each combination.
+    """Return the labels of the combinations that have one: true means bad.
 
     Args:
-        counts: What was seen.
-        chance: Of being bad, from `chances`.
-        confidence: That a label must have.
+        counts: Counts so far.
+        chance: Probability of being bad, from `chances`.
+        confidence: Probability that a label must have; after many trials the likelier label is given anyway.
         bad_rate: Typical target rate of bad combinations.
     """
     enough = _PATIENCE * clean_trials(bad_rate)
@@ -58,5 +58,5 @@ def labels(
 
 
 def usual_trials(bad_rate: float, background: float) -> int:
-    """About how many trials a combination needs before it carries a label."""
+    """Return about how many trials a combination needs before it gets a label."""
     return int(np.ceil(clean_trials(bad_rate) * (1.0 + 4.0 * min(background / max(bad_rate, 1e-9), 0.5))))

@@ -51,11 +51,11 @@ Values = tuple[tuple[int, ...], ...]
 
 
 def times_rarer(size: int, changes: int) -> float:
-    """Return how many times rarer one history of some changes is than one that changes once, as is said.
+    """Return how many times rarer a history with some changes is, in the prior, than one with one change.
 
     Args:
-        size: Values of the axis.
-        changes: How many; of more than three as many as three.
+        size: Number of values of the axis.
+        changes: Number of changes; more than three count as three.
     """
     changes = min(changes, max(_WEIGHTS))
     share = RARE * _WEIGHTS[changes] / sum(_WEIGHTS.values())
@@ -67,8 +67,8 @@ class Histories:
     """Families of value sets that may change more often, one per axis.
 
     Attributes:
-        families: For `HypothesisSpace`.
-        plain: Per axis which of its sets follow the direction, shape (sets,).
+        families: The families, as `HypothesisSpace` takes them.
+        plain: Per axis, which of its sets follow the direction, shape (sets,).
     """
 
     families: tuple[Family, ...]
@@ -76,9 +76,7 @@ class Histories:
 
 
 def histories(shape: Sequence[int], directions: Sequence[Direction], tried: Values) -> Histories | None:
-    """Return the histories that can be weighed beside the plain ones; None where there are none.
-
-    The longest axis comes first, and two bad runs are the last to be added.
+    """Return the histories that can be compared with the plain ones; None where there are none.
 
     Args:
         shape: Number of values of each axis.
@@ -126,13 +124,13 @@ def _together(families: tuple[Family, ...], plain: tuple[int, ...]) -> Histories
 
 @functools.lru_cache(maxsize=16)
 def _wider(plain: Family, changes: int, near: tuple[int, ...], limit: int) -> Family:
-    """Return a family with all sets that change so often at most; those it had come first.
+    """Return a family extended by all sets with at most `changes` changes; the family's own sets come first.
 
     Args:
         plain: The family.
-        changes: How often, 2 or 3.
-        near: Where sets that change `limit` times or more do so.
-        limit: Sets that change less often may do so everywhere.
+        changes: Maximum number of changes, 2 or 3.
+        near: Places where sets with `limit` or more changes may change.
+        limit: Sets with fewer changes may change anywhere.
     """
     size = plain.sets.shape[1]
     known = {row.tobytes() for row in plain.sets > 0}
@@ -153,7 +151,7 @@ def _wider(plain: Family, changes: int, near: tuple[int, ...], limit: int) -> Fa
 
 
 def _changing(size: int, changes: int, places: tuple[int, ...]) -> NDArray[np.bool_]:
-    """Return every set of values that turns from good to bad or back so often, at some places alone."""
+    """Return every set of values with exactly `changes` changes between good and bad, at the given places."""
     chosen = np.array(list(itertools.combinations(places, changes)), dtype=np.intp).reshape(-1, changes)
     values = np.arange(size)
     odd = np.zeros((len(chosen), size), dtype=bool)
@@ -163,11 +161,11 @@ def _changing(size: int, changes: int, places: tuple[int, ...]) -> NDArray[np.bo
 
 
 def looked_at(of: Histories, active: Values) -> Histories:
-    """Histories reduced to the values that are looked at; sets that agree there become one.
+    """Return histories reduced to some values; sets that agree on these become one.
 
     Args:
         of: The histories.
-        active: The values.
+        active: The values to keep, per axis.
     """
     axes = [CoarseAxis.over(fine, values) for fine, values in zip(of.families, active, strict=True)]
     plain = tuple(
@@ -178,15 +176,15 @@ def looked_at(of: Histories, active: Values) -> Histories:
 
 
 def could_be_better(counts: Counts, belief: Belief, space: HypothesisSpace) -> float:
-    """Return how much better than the best hypothesis another history could explain the counts, at most.
+    """Return an upper bound of how much better another history could explain the counts (log factor).
 
     Each combination is taken as good or bad as suits it best, at every pair of rates:
 
         log Σ_{j,k} P(m_j, σ_j, p0_k) · Π_x max(B_j(x), G_k(x))  −  log P(counts | best hypothesis)
 
-    No history exceeds that, so that a small value spares weighing them all. On a lattice of one axis the best
-    choice that changes `_MOST_CHANGES` times is taken instead, by dynamic programming along the axis: noise
-    makes a value that is good here and there look better as bad, but few histories change as often.
+    No history exceeds that, so that a small value spares weighing them all. On a lattice of one axis the
+    best choice that changes `_MOST_CHANGES` times is taken instead, by dynamic programming along the axis:
+    noise makes a value that is good here and there look better as bad, but few histories change as often.
 
     Args:
         counts: What was seen, at one combination at least.

@@ -21,7 +21,7 @@ _STEPS = 20_000
 
 
 def logsumexp(values: Any, axis: int | tuple[int, ...] | None = None) -> Any:
-    """log(Σ exp(values)) without overflow; minus infinity where all are."""
+    """Return log(Σ exp(values)) without overflow; minus infinity if all values are."""
     array = np.asarray(values, dtype=np.float64)
     most = np.max(array, axis=axis, keepdims=True)
     safe = np.where(np.isfinite(most), most, 0.0)
@@ -31,26 +31,26 @@ def logsumexp(values: Any, axis: int | tuple[int, ...] | None = None) -> Any:
 
 
 def xlogy(x: Any, y: Any) -> FloatArray:
-    """x·log(y), and 0 where x is 0, whatever y is."""
+    """Return x·log(y), and 0 wherever x is 0."""
     x, y = np.broadcast_arrays(np.asarray(x, dtype=np.float64), np.asarray(y, dtype=np.float64))
     with np.errstate(divide="ignore", invalid="ignore"):
         return np.where(x == 0.0, 0.0, x * np.log(np.where(x == 0.0, 1.0, y)))
 
 
 def xlog1py(x: Any, y: Any) -> FloatArray:
-    """x·log(1 + y), and 0 where x is 0, whatever y is."""
+    """Return x·log(1 + y), and 0 wherever x is 0."""
     x, y = np.broadcast_arrays(np.asarray(x, dtype=np.float64), np.asarray(y, dtype=np.float64))
     with np.errstate(divide="ignore", invalid="ignore"):
         return np.where(x == 0.0, 0.0, x * np.log1p(np.where(x == 0.0, 0.0, y)))
 
 
 def entropy(x: FloatArray) -> FloatArray:
-    """−x·log(x) of each element, and 0 at 0."""
+    """Return −x·log(x) of each element, and 0 at 0."""
     return -xlogy(x, x)
 
 
 def relative_entropy(x: float, y: float) -> float:
-    """x·log(x/y) of two positive numbers, and 0 where x is 0."""
+    """Return x·log(x/y) of two positive numbers, and 0 where x is 0."""
     return 0.0 if x == 0.0 else x * math.log(x / y)
 
 
@@ -118,9 +118,9 @@ def beta_quantile(a: float, b: float, chance: float) -> float:
 
 
 def binomial_at_most(hits: int, trials: int, rates: FloatArray) -> FloatArray:
-    """Chance of at most so many hits in so many trials, for each rate, shape of `rates`.
+    """Return the probability of at most `hits` hits in `trials` trials, for each rate; shape of `rates`.
 
-    The sum of the single chances, by their logarithms; of the two tails the shorter one is summed.
+    The terms are summed from their logarithms; only the shorter tail is summed.
     """
     if hits >= trials:
         return np.ones_like(rates)
@@ -138,10 +138,10 @@ def binomial_at_most(hits: int, trials: int, rates: FloatArray) -> FloatArray:
 
 
 def beta_binomial(trials: int, a: float, b: float) -> FloatArray:
-    """Chance of each number of hits in so many trials, of a rate drawn from Beta(a, b); shape (trials + 1,).
+    """Return the probability of each number of hits for a rate drawn from Beta(a, b), shape (trials + 1,).
 
-    Each chance is made from the one before it, `(n − k)(k + a) / ((k + 1)(n − k − 1 + b))` of it: that keeps
-    its digits where `a` and `b` are huge, of which differences of log-gamma functions lose most.
+    Each probability is computed from the one before, times `(n − k)(k + a) / ((k + 1)(n − k − 1 + b))`.
+    Unlike differences of log-gamma functions, this keeps its precision where `a` and `b` are huge.
     """
     hits = np.arange(trials, dtype=np.float64)
     steps = np.log((trials - hits) * (hits + a)) - np.log((hits + 1.0) * (trials - hits - 1.0 + b))

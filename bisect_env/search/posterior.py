@@ -35,7 +35,7 @@ _LARGEST_EXPONENT = 700.0
 
 @dataclass(frozen=True, eq=False)
 class Patterns:
-    """Hypotheses that say the same of every cell that was tried: they have one likelihood.
+    """A partition of the hypotheses into patterns that label all tried cells alike and share a likelihood.
 
     Attributes:
         of: Pattern of each hypothesis, shape (H,); *never bad* has one of its own.
@@ -49,13 +49,13 @@ class Patterns:
 
     @classmethod
     def before(cls, space: HypothesisSpace) -> Patterns:
-        """Those of a space before anything was tried."""
+        """Return the patterns of a space before any trial."""
         of = np.zeros(space.size, dtype=np.intp)
         of[space.never] = 1
         return cls(of, (), np.zeros((2, 0), dtype=bool))
 
     def after(self, space: HypothesisSpace, cells: Iterable[Index]) -> Patterns:
-        """The patterns of all these cells; worked out from those of fewer cells where these are among them.
+        """Return the patterns for all these cells, reusing the present ones if `cells` contains their cells.
 
         Patterns are numbered by what they say, so that sums do not depend on the order of trials.
         """
@@ -82,7 +82,7 @@ class Patterns:
 
 
 def _words(calls: NDArray[np.bool_]) -> NDArray[np.uint64]:
-    """Rows of yes and no as numbers that sort them, shape (rows, words)."""
+    """Pack boolean rows into integers that can be sorted, shape (rows, words)."""
     packed = np.packbits(calls, axis=1)
     wide = np.zeros((len(calls), -(-packed.shape[1] // 8) * 8 or 8), dtype=np.uint8)
     wide[:, : packed.shape[1]] = packed
@@ -102,12 +102,12 @@ _NEVER_MIND = 1e-9
 
 @dataclass(frozen=True, eq=False)
 class Belief:
-    """The posterior: what is known of a hypothesis is its own weight times what is known of its pattern.
+    """The posterior, stored per pattern: a hypothesis has its own weight times the value of its pattern.
 
     Attributes:
-        weight: Of each hypothesis within its pattern, shape (H,): its prior.
+        weight: Prior of each hypothesis, shape (H,).
         of: Pattern of each hypothesis, shape (H,).
-        by_rate: Joint of a hypothesis and (m, σ) for its weight, of each pattern, shape (patterns, J).
+        by_rate: Joint of a hypothesis and (m, σ), divided by its weight, per pattern, shape (patterns, J).
         by_background: The same with p0, shape (patterns, K).
         log_evidence: Log marginal likelihood of all counts; differences between models are Bayes factors.
     """
@@ -120,7 +120,7 @@ class Belief:
 
     @cached_property
     def hypotheses(self) -> FloatArray:
-        """Posterior of each hypothesis, shape (H,), sums to 1."""
+        """Return the posterior of each hypothesis, shape (H,); it sums to 1."""
         return np.asarray(self.weight * self.by_rate.sum(axis=1)[self.of])
 
     @cached_property
@@ -129,26 +129,27 @@ class Belief:
 
     @cached_property
     def bad_rates(self) -> FloatArray:
-        """Posterior of (m, σ), shape (J,)."""
+        """Return the posterior of (m, σ), shape (J,)."""
         return np.asarray(self._weights @ self.by_rate)
 
     @cached_property
     def backgrounds(self) -> FloatArray:
-        """Posterior of p0, shape (K,)."""
+        """Return the posterior of p0, shape (K,)."""
         return np.asarray(self._weights @ self.by_background)
 
     def with_bad_rate(self, these: NDArray[np.intp] | slice = slice(None)) -> FloatArray:
-        """Joint of some hypotheses and (m, σ), shape (these, J)."""
+        """Return the joint posterior of some hypotheses and (m, σ), shape (these, J)."""
         return np.asarray(self.weight[these, None] * self.by_rate[self.of[these]])
 
     def with_background(self, these: NDArray[np.intp] | slice = slice(None)) -> FloatArray:
-        """Joint of some hypotheses and p0, shape (these, K)."""
+        """Return the joint posterior of some hypotheses and p0, shape (these, K)."""
         return np.asarray(self.weight[these, None] * self.by_background[self.of[these]])
 
     def bad_cells(self, space: HypothesisSpace) -> tuple[FloatArray, FloatArray]:
-        """Weight of the hypotheses that call each cell bad, with (m, σ) and with p0.
+        """Return the weight of the hypotheses that call each cell bad, jointly with (m, σ) and with p0.
 
-        Of more than `_SAMPLED` likely hypotheses a sample by weight, which will do for choosing trials.
+        With more than `_SAMPLED` likely hypotheses, a weighted sample of them is used, which suffices to
+        choose trials.
 
         Returns:
             Shapes (*lattice, J) and (*lattice, K).
@@ -188,8 +189,8 @@ def update(space: HypothesisSpace, counts: Counts, patterns: Patterns | None = N
 
     Args:
         space: The hypotheses with their prior.
-        counts: What was seen.
-        patterns: Of the space and the cells that were tried, if they are known.
+        counts: Counts so far.
+        patterns: Patterns of the space, possibly for fewer cells; None to compute them.
     """
     if patterns is None:
         patterns = Patterns.before(space)
@@ -231,7 +232,10 @@ def update(space: HypothesisSpace, counts: Counts, patterns: Patterns | None = N
 def _log_likelihoods(
     space: HypothesisSpace, counts: Counts, patterns: Patterns
 ) -> tuple[FloatArray, FloatArray]:
-    """Of the cells that each pattern calls bad, shape (patterns, J), and of those it calls good, (…, K)."""
+    """Return the log likelihoods under each pattern of its bad cells and of its good cells.
+
+    The shapes are (patterns, J) and (patterns, K).
+    """
     if patterns.cells:
         where = tuple(np.array(patterns.cells).T)
         log_bad, log_good = counts.log_bad[where], counts.log_good[where]
@@ -246,13 +250,13 @@ def _log_likelihoods(
 
 
 def share(space: HypothesisSpace, counts: Counts, these: NDArray[np.bool_], patterns: Patterns) -> float:
-    """Posterior of some hypotheses together.
+    """Return the posterior of some hypotheses together.
 
     Args:
         space: The hypotheses with their prior.
-        counts: What was seen.
-        these: Which of them, shape (H,).
-        patterns: Of the space and the cells that were tried.
+        counts: Counts so far.
+        these: Which hypotheses, shape (H,).
+        patterns: Patterns of the space for the tried cells.
     """
     a, b = _log_likelihoods(space, counts, patterns)
     top_a, top_b = a.max(axis=1), b.max(axis=1)

@@ -53,18 +53,18 @@ _FORESEEN = 3
 
 
 class Question(Knowledge):
-    """One question: where in the grid do trials begin to show the target?
+    """A search for where in the grid trials begin to show the target, under one set of hypotheses.
 
     Args:
         grid: The lattice of combinations, with stated ends if there are any.
         groups: For each cell the cell that stands for it (combinations with one measurement share a group),
             missing for cells that cannot be run.
         limits: When to stop.
-        families: Of value sets, one per axis, instead of those that belong to the axes' directions.
+        families: Value sets, one family per axis, instead of those that belong to the axes' directions.
 
     Attributes:
-        proves_first: Whether both sides of the boundary are tried as often as `proof` says before the answer
-            stands; else that is left to whoever checks it afterwards.
+        proves_first: Whether both sides of the boundary need the trials of `proof` before the answer stands;
+            otherwise the caller checks the answer afterwards.
     """
 
     proves_first = True
@@ -103,14 +103,14 @@ class Question(Knowledge):
             count: How many can start now.
             pending: Trials of each combination that run at this moment.
             build_cost: Price of each combination's environment in trials; missing = it exists.
-            only: Choose among these alone, because the others have to wait; None for all.
-            worth: With `only`, what the best of them must tell, as a share of what the best of all would.
+            only: Cells to choose from because the others have to wait; None for all.
+            worth: With `only`: minimum score of the best of them, as a share of the best score of all.
 
         Returns:
-            Cells that stand for their groups, `count` of them (fewer only when nothing can be run, or nothing
+            Cells that stand for their groups, `count` of them (fewer only when nothing can be run, or no cell
             of `only` is worth it).
-            A running or chosen trial counts as a pass that is still to come, which keeps parallel
-            workers from all asking the same question.
+            A running or chosen trial counts as a future pass, which keeps parallel workers from all trying
+            the same cell.
         """
         if not self.visible.any():
             return []
@@ -140,15 +140,15 @@ class Question(Knowledge):
         return chosen
 
     def _shared_out(self, room: int, ahead: Counts, belief: Belief, cost: FloatArray) -> dict[Index, int]:
-        """The best cell and, if there is more room than it needs at a time, others that tell of other things.
+        """Return how many trials to give to the best cell and, if there is room, to other informative cells.
 
-        Another posterior for each choice would take too long. Other things are told by cells whose chance of
-        being bad is another: one pass says little of another cell where they are bad together or not at all.
+        Computing another posterior for each choice would take too long. Instead, the other cells are those
+        whose probability of being bad differs: cells that are bad together tell much the same.
 
         Args:
             room: Trials to share out.
-            ahead: What was seen, with trials under way.
-            belief: The posterior of it, or of a part of it.
+            ahead: Counts so far, including trials under way.
+            belief: The posterior given these counts, or part of them.
             cost: Price of each environment in trials, shape of the lattice.
         """
         best, score, bad = self._best(ahead, belief, cost)
@@ -168,10 +168,10 @@ class Question(Knowledge):
     def foresee(
         self, pending: Mapping[Index, int], build_cost: Mapping[Index, float] | None = None
     ) -> list[Index]:
-        """Cells that would be asked next if a pending trial showed the target, most likely bad first.
+        """Return the cells that would be asked next if a pending trial showed the target.
 
-        What would be asked if all passed is what `ask` says. Together they are the environments worth making
-        while those trials run.
+        The cell most likely to be bad comes first. `ask` returns the cells for the case that all pending
+        trials pass. Both together are the environments worth building while those trials run.
 
         Args:
             pending: Trials of each combination that run at this moment.
@@ -196,7 +196,7 @@ class Question(Knowledge):
         return self._best(ahead, belief, cost)[0] if first is None else first
 
     def _end_first(self, ahead: Counts, belief: Belief) -> Index | None:
-        """Return a control at the good end, then the bad end until it shows the target or is doubted."""
+        """Return the good end if it is untried, else the bad end until it fails or is doubted, else None."""
         good, bad = self._ends
         if good is not None and ahead.trials[good] == 0:
             return good
@@ -206,10 +206,11 @@ class Question(Knowledge):
         return None if doubted else bad
 
     def _more_at_bad_end(self, bad: Index, ahead: Counts) -> bool:
-        """Return whether the bad rate is still too little known to be worth searching with.
+        """Return whether the bad end needs more trials because the bad rate is too uncertain.
 
-        Every later step is cheaper for knowing it: until the target showed anywhere, and at this end, unless
-        each trial there showed it, `_END_FAILURES` times.
+        Knowing the rate makes every later step cheaper. More trials are wanted until the target has been
+        seen anywhere. Then they are wanted only if a trial of this end passed, until `_END_FAILURES` of
+        them failed or `_END_TRIALS` of them were run.
         """
         if not self.seen.hits.any():
             return True
@@ -217,14 +218,14 @@ class Question(Knowledge):
         return hits < _END_FAILURES and hits < trials and ahead.trials[bad] < _END_TRIALS
 
     def forget(self, *, classes: bool = True) -> None:
-        """Drop what followed from earlier counts here, too."""
+        """Drop cached results, including those of this subclass."""
         super().forget(classes=classes)
         for name in ("_sure", "_required", "_clean", "verdict", *(("_ends", "_spread") if classes else ())):
             self.__dict__.pop(name, None)
 
     @cached_property
     def _ends(self) -> tuple[Index | None, Index | None]:
-        """The stated ends, else the cells of which the prior is sure."""
+        """Return the stated ends, or else the cells that the prior is sure of."""
         prior = self._space.bad_mass(self._space.prior[:, None])[..., 0]
         lowest = np.where(self.visible, prior, np.inf)
         highest = np.where(self.visible, prior, -np.inf)
@@ -239,7 +240,7 @@ class Question(Knowledge):
         return good, bad
 
     def _to_certify(self, ahead: Counts) -> Index | None:
-        """Once one answer is sure: the side of its boundary that was tried too little."""
+        """Return, once one answer is sure, a cell that still lacks trials to prove it; else None."""
         if not self._sure:
             return None
         verdict = self.verdict
@@ -249,7 +250,7 @@ class Question(Knowledge):
         return None
 
     def _wanted(self, best: Answer) -> list[tuple[Index, float]]:
-        """Trials that some combinations must have before the answer stands."""
+        """Return cells with the number of trials that each must have before the answer stands."""
         if best.hypothesis.kind == "never":
             return [(cell, 1) for cell in self._spread]
         if best.hypothesis.kind == "always":
@@ -259,10 +260,10 @@ class Question(Knowledge):
         return self.proof(best) if self.proves_first else []
 
     def proof(self, best: Answer) -> list[tuple[Index, float]]:
-        """Trials that each side of every boundary must have for it to be proven, infinite without failures.
+        """Return the trials that each side of every boundary must have; infinite until it has failed enough.
 
-        The first bad combination must have failed, the last good one passed; and a control must have, and
-        the middle of each long stretch, where that is cheap.
+        The first bad combination must have failed and the last good one passed. A control and the middle
+        of each long untested interval must have passed, too, where that is cheap.
         """
         wanted: list[tuple[Index, float]] = []
         pairs = [(b.bad, b.good) for b in best.boundaries]
@@ -288,7 +289,7 @@ class Question(Knowledge):
 
     @cached_property
     def _spread(self) -> list[Index]:
-        """Some cells from one end of the lattice to the other."""
+        """Return some cells spread from one end of the lattice to the other."""
         cells = np.flatnonzero(self.visible)
         if not len(cells):
             return []
@@ -297,7 +298,7 @@ class Question(Knowledge):
 
     @cached_property
     def _clean(self) -> int:
-        """Passes that show a combination to be good, at a cautious estimate of the bad rate."""
+        """Return how many passes show a combination to be good, at a cautious estimate of the bad rate."""
         chances = self._belief.bad_rates @ self.rates.kernel
         return clean_trials(quantile(self.rates.rates, chances, CAUTION))
 
@@ -305,7 +306,7 @@ class Question(Knowledge):
         return [cell for cell, wanted in self._wanted(best) if self.seen.trials[cell] < wanted]
 
     def _best(self, ahead: Counts, belief: Belief, cost: FloatArray) -> tuple[Index, FloatArray, FloatArray]:
-        """Return the cell whose next trial is worth most; of each what it tells, and how likely it is bad."""
+        """Return the cell with the best score, and for all cells the score and the probability to be bad."""
         leading = float(self._classes.masses(belief.hypotheses).max())
         cell, score, bad = choose(self._space, ahead, belief, cost, self.visible, leading)
         return position(cell, self._grid.shape), score, bad
@@ -319,23 +320,27 @@ class Question(Knowledge):
 
     @property
     def finished(self) -> bool:
-        """Whether more trials are not wanted: confirmed, or decided that nothing changes, or budget spent."""
+        """Return whether no more trials are wanted.
+
+        That is so once the answer is confirmed, it is decided that nothing changes, or the budget is
+        spent.
+        """
         return self.trials >= self.limits.max_trials or not self.visible.any() or self._decided
 
     @property
     def is_confirmed(self) -> bool:
-        """Whether the verdict is confirmed; cheap as long as nothing is sure."""
+        """Return whether the verdict is confirmed; cheap as long as no answer is sure."""
         return self._sure and self.verdict.status is Status.CONFIRMED
 
     @property
     def may_be_doubted(self) -> bool:
-        """Whether to ask if the hypotheses are too narrow: at the end, or where trials speak against them."""
+        """Return whether the hypotheses may be too narrow: at the end, or if the trials contradict them."""
         if not self.seen.hits.any() or self.is_confirmed:
             return self.is_confirmed
         return self.could_be_better() > DOUBT
 
     def could_be_better(self) -> float:
-        """Log factor by which another history, or any table, could explain the counts better, at most."""
+        """Return an upper bound of how much better another history could explain the counts (log factor)."""
         return could_be_better(self.seen, self._belief, self._space)
 
     @property
@@ -351,12 +356,12 @@ class Question(Knowledge):
 
     @cached_property
     def _sure(self) -> bool:
-        """Whether some answer holds the stated confidence; much cheaper than the whole verdict."""
+        """Return whether some answer reaches the stated confidence; much cheaper than the whole verdict."""
         return bool(self._masses.max() >= self._required)
 
     @cached_property
     def _required(self) -> float:
-        """Posterior at which an answer counts as sure."""
+        """Return the posterior at which an answer counts as sure."""
         bad_rate, _ = self.typical_rates()
         # The median: before many good trials the mean is made of backgrounds that nothing speaks for.
         chances = self._belief.backgrounds
@@ -364,12 +369,12 @@ class Question(Knowledge):
 
     @property
     def leading(self) -> float:
-        """Probability of the best answer: that of the verdict."""
+        """Return the probability of the best answer, equal to the verdict's."""
         return float(self._masses.max())
 
     @cached_property
     def verdict(self) -> Verdict:
-        """The answer by now; a pure function of the counts."""
+        """Return the answer so far; a pure function of the counts."""
         belief = self._belief
         masses = self._masses
         order = np.argsort(-masses, kind="stable")
@@ -428,7 +433,7 @@ class Question(Knowledge):
         return np.isin(classes.of, (classes.never, classes.always))
 
     def _environments_left(self, masses: FloatArray) -> int:
-        """About one new environment for each bit that is missing, as in plain bisection."""
+        """Estimate how many new environments are needed: about one per missing bit, as in bisection."""
         untried = int(np.count_nonzero(self.visible & (self.seen.trials == 0)))
         return min(untried, math.ceil(entropy_bits(masses) - 1e-9))
 

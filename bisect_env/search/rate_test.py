@@ -35,23 +35,23 @@ _TINY = 1e-300
 
 
 class RateClaim(StrEnum):
-    """The claims that the test can make."""
+    """A claim that the test can make."""
 
     BELOW = "below"
     ABOVE = "above"
 
 
 class RateTest:
-    """The state of one test; see the module.
+    """A sequential test of whether a failure rate is below or above a limit; see the module.
 
     Args:
         max_rate: The limit, between 0 and 1, both excluded.
         confidence: One minus the error probability of either claim, between 0 and 1, both excluded.
 
     Attributes:
-        trials: Told so far.
+        trials: Number of trials so far.
         hits: Failures among them.
-        claim: What was shown first, None as long as nothing is; later trials do not change it.
+        claim: The first claim that was shown, None before that; later trials do not change it.
 
     Raises:
         ValueError: An argument is not between 0 and 1.
@@ -72,7 +72,7 @@ class RateTest:
 
     @property
     def clean_needed(self) -> int:
-        """Trials without a failure that show a rate below the limit."""
+        """Return how many trials without a failure show a rate below the limit."""
         return math.ceil(math.log((1.0 - _LATER) * self._error) / math.log1p(-self.max_rate))
 
     def tell(self, hit: bool) -> RateClaim | None:
@@ -125,12 +125,14 @@ class RateTest:
 
 
 def share(failures: int) -> float:
-    """Return the share of the error that is spent on *below* with so many failures; all shares sum to 1."""
+    """Return the share of the error spent on the claim *below* after so many failures; shares sum to 1."""
     return 1.0 - _LATER if failures == 0 else _LATER / (failures * (failures + 1))
 
 
 def upper_bound(hits: int, trials: int, confidence: float = 0.95) -> float:
-    """The rate above which a result this good has at most probability 1 − confidence; one look, one side.
+    """Return the rate above which a result this good has at most probability 1 − confidence.
+
+    This is a one-sided bound for a single look.
 
     Source: Clopper and Pearson (see `numeric.py`); without hits 1 − (1 − confidence)^(1 / trials), the
     "rule of three" for 95 %.

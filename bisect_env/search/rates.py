@@ -54,7 +54,7 @@ _POINTS = 14
 
 @dataclass(frozen=True, eq=False)
 class RateGrid:
-    """Prior over the rates, on a grid.
+    """The prior over failure rates, on a grid.
 
     Attributes:
         m: Typical target rate of bad cells, shape (J,).
@@ -78,12 +78,12 @@ class RateGrid:
     def default(
         cls, min_rate: float = 0.02, stated: float | None = None, *, two_steps: bool = True
     ) -> RateGrid:
-        """Rates from `min_rate` to 1, equally likely on a log scale, with extra weight on exactly 1.
+        """Return rates from `min_rate` to 1, uniform on a log scale, with extra weight on exactly 1.
 
         Args:
             min_rate: The smallest crash rate that is looked for, in (0, 1).
-            stated: About how often it fails where it does, if the user says so.
-            two_steps: Whether some of those that are bad may fail rarely where all others always do.
+            stated: Approximate failure rate of bad combinations, if the user states it.
+            two_steps: Whether some bad combinations may fail rarely while all others always fail.
         """
         points = np.geomspace(min_rate, 1.0, _POINTS)
         # No cell fails more rarely than what is looked for: such a cell could not be told from a good one.
@@ -118,7 +118,7 @@ class RateGrid:
         return grid._with_two_steps(p0_prior) if two_steps else grid
 
     def _with_two_steps(self, p0_prior: FloatArray) -> RateGrid:
-        """The grid with one more column: nearly all bad cells always fail, each of the others at any rate."""
+        """Return the grid with an added column: nearly all bad cells always fail, the others at any rate."""
         width = np.gradient(np.log(self.rates))
         row = _OF_THEM * width / width.sum()
         row[-1] += 1.0 - _OF_THEM
@@ -135,32 +135,32 @@ class RateGrid:
 
     @cached_property
     def too_often(self) -> NDArray[np.bool_]:
-        """Background rates that are as high as bad rates that are looked for, shape (K,)."""
+        """Return which background rates reach the smallest bad rate that is looked for, shape (K,)."""
         return np.asarray(self.p0 >= self.rates.min())
 
     @cached_property
     def log_hit(self) -> FloatArray:
-        """Logarithm of r, shape (R,)."""
+        """Return the logarithm of r, shape (R,)."""
         return _log(self.rates)
 
     @cached_property
     def log_miss(self) -> FloatArray:
-        """Logarithm of (1 − r), shape (R,)."""
+        """Return the logarithm of (1 − r), shape (R,)."""
         return _log(1.0 - self.rates)
 
     @cached_property
     def log_hit_good(self) -> FloatArray:
-        """Logarithm of p0, shape (K,)."""
+        """Return the logarithm of p0, shape (K,)."""
         return _log(self.p0)
 
     @cached_property
     def log_miss_good(self) -> FloatArray:
-        """Logarithm of (1 − p0), shape (K,)."""
+        """Return the logarithm of (1 − p0), shape (K,)."""
         return _log(1.0 - self.p0)
 
     @cached_property
     def log_kernel(self) -> FloatArray:
-        """Logarithm of the kernel, minus infinity where it is zero, shape (J, R)."""
+        """Return the logarithm of the kernel, minus infinity where it is zero, shape (J, R)."""
         with np.errstate(divide="ignore"):
             return np.log(self.kernel)
 
@@ -184,12 +184,12 @@ class RateGrid:
         return np.log(total) + top, weighted / total[:, None]
 
     def if_good(self, hits: float, trials: float) -> FloatArray:
-        """Log likelihood of a good cell's counts for each p0, shape (K,)."""
+        """Return the log likelihood of a good cell's counts for each p0, shape (K,)."""
         return _times(hits, self.log_hit_good) + _times(trials - hits, self.log_miss_good)
 
 
 def _background(min_rate: float) -> tuple[FloatArray, FloatArray]:
-    """Background rates with their prior: equally likely on a log scale, but for exactly 0."""
+    """Return background rates and their prior: uniform on a log scale, with extra weight on exactly 0."""
     octaves = round(np.log2(_OFTEN / (_LEAST_BACKGROUND * min_rate)))
     rare = _OFTEN * 2.0 ** -np.arange(max(octaves, 2), 0, -1)
     steps = round(np.log2(_MOST_OFTEN / _OFTEN) * _STEPS_AN_OCTAVE)

@@ -77,13 +77,13 @@ _MOST_SWEPT = 64
 
 
 class StudySearch(Protocol):
-    """The interface of searches to a study, with defaults for those that check no answer afterwards."""
+    """The interface of all searches, with defaults for searches that do not check their answer."""
 
     def tell(self, index: Index, *, hit: bool) -> None:
         """Count one trial of a combination: good or bad."""
 
     def set_aside(self, index: Index) -> None:
-        """Nothing more can be learnt at this combination; at any time."""
+        """Exclude a combination at any time: no more trials of it are possible."""
 
     def ask(
         self,
@@ -94,53 +94,53 @@ class StudySearch(Protocol):
         only: Collection[Index] | None = None,
         worth: float = 0.0,
     ) -> list[Index]:
-        """The next trials, at most `count`, and none where none is worth its time; see `Search.ask`."""
+        """Return the next trials, at most `count`; none if no trial is worth its time. See `Search.ask`."""
 
     def foresee(
         self, pending: Mapping[Index, int], build_cost: Mapping[Index, float] | None = None
     ) -> list[Index]:
-        """Combinations that could come next, whose environments are worth making meanwhile."""
+        """Return combinations that may come next, so that their environments can be built meanwhile."""
 
     def end_checks(self) -> None:
-        """Check no further: finished as soon as the answer stands."""
+        """Skip further checks: the search is finished as soon as the answer stands."""
         return
 
     @property
     def answered(self) -> bool:
-        """Whether the answer stands."""
+        """Return whether the answer stands."""
         return self.finished
 
     @property
     def checks_left(self) -> int:
-        """Trials that checks of a standing answer still want."""
+        """Return how many trials the checks of a standing answer still need."""
         return 0
 
     @property
     def finished(self) -> bool:
-        """Whether no more trials are wanted."""
+        """Return whether no more trials are wanted."""
 
     @property
     def trials(self) -> int:
-        """Counted trials so far."""
+        """Return the number of counted trials so far."""
 
     @property
     def verdict(self) -> Verdict:
-        """The answer by now."""
+        """Return the answer so far."""
 
     @property
     def leading(self) -> float:
-        """Probability of the best answer, for whoever needs no more of the verdict."""
+        """Return the probability of the best answer; may be cheaper than the whole verdict."""
         return self.verdict.best.probability
 
     def counts(self, index: Index) -> tuple[int, int]:
-        """Hits and counted trials of a combination."""
+        """Return hits and counted trials of a combination."""
 
     def probability_bad(self) -> FloatArray:
-        """Chance that each combination is bad, shape of the grid."""
+        """Return the probability that each combination is bad, shape of the grid."""
 
 
 class Search:
-    """One question: where in the grid do trials begin to show the target?
+    """A search for where in the grid trials begin to show the target.
 
     Args:
         grid: The lattice of combinations, with stated ends if there are any.
@@ -182,7 +182,7 @@ class Search:
 
     @cached_property
     def _question(self) -> Question:
-        """To which hypotheses the question is put, by the counts so far."""
+        """Return the question with the hypotheses that the counts call for: plain ones or wider histories."""
         narrow = self._narrow
         if not narrow.may_be_doubted:
             return narrow
@@ -193,7 +193,7 @@ class Search:
         return self._over(possible) if narrow.chance_not_monotone(possible) > limit else narrow
 
     def _over(self, possible: Histories) -> Question:
-        """Return the same question with histories that change more often; kept from trial to trial."""
+        """Return a copy of this question whose hypotheses may change more often. Cached."""
         if self._wide is None or self._wide[0] is not possible:
             self._wide = possible, self._narrow.over(possible)
         return self._wide[1]
@@ -207,7 +207,10 @@ class Search:
     # -- telling -----------------------------------------------------------------------------------------
 
     def tell(self, index: Index, *, hit: bool) -> None:
-        """Count one trial of a combination: good or bad. Other outcomes and void trials are never told."""
+        """Count one trial of a combination, good or bad.
+
+        Other outcomes and void trials must not be counted.
+        """
         self.tell_counts(index, int(hit), 1)
 
     def tell_counts(self, index: Index, hits: int, trials: int) -> None:
@@ -221,17 +224,17 @@ class Search:
         return self._narrow.can_be_told(index)
 
     def set_aside(self, index: Index) -> None:
-        """Nothing more can be learnt at this combination; see `Question.set_aside`."""
+        """Exclude a combination: no more trials of it are possible. See `Tallies.set_aside`."""
         self._narrow.set_aside(index)
         self._bisection.forget()
         self._forget(classes=True)
 
     def end_checks(self) -> None:
-        """Check no further: the search is finished as soon as the answer stands."""
+        """Skip further checks: the search is finished as soon as the answer stands."""
         self._checks_ended = True
 
     def look_at(self, index: Index) -> None:
-        """Have a combination looked at as a check of the answer, if nobody tried it: it may be no bad one."""
+        """Add a combination to the checks of the answer, unless it was tried: it may not be bad."""
         self._doubted = index
         self.__dict__.pop("checks", None)
 
@@ -239,7 +242,7 @@ class Search:
 
     @cached_property
     def _certain(self) -> bool:
-        """Whether failures are certain by all that was seen, and one was seen or is about to be."""
+        """Return whether all trials agree with a certain failure, and one was seen or is expected next."""
         labels = self._narrow.unanimous()
         if labels is None:
             return False
@@ -257,7 +260,10 @@ class Search:
 
     @cached_property
     def _labelled(self) -> dict[Index, float] | None:
-        """Probability of being bad of each combination by itself, if that is how the question is put."""
+        """Return the probability that each combination is bad by itself.
+
+        None unless the search uses labels.
+        """
         narrow = self._narrow
         if self._certain or not narrow.total_hits:
             return None
@@ -282,9 +288,9 @@ class Search:
         return 1.0 - (1.0 - self.limits.confidence) / 3
 
     def _speak_otherwise(self, chance: Mapping[Index, float]) -> bool:
-        """Return whether some combination by itself speaks against the answer that nothing changes.
+        """Return whether the trials of some combination contradict the answer that nothing changes.
 
-        A rule may contradict more of what was seen than that answer does, and be no better for it.
+        A rule may contradict more trials than that answer does, and then is no better.
         """
         verdict = self._question.verdict
         if verdict.ends_wrong or verdict.best.hypothesis.kind not in ("never", "always"):
@@ -294,7 +300,7 @@ class Search:
 
     @property
     def _one_sided(self) -> list[Index]:
-        """Where all labels are alike: what was tried and may carry the other one, the likeliest first."""
+        """Return, if all labels are alike, the tried cells that may have the other label, likeliest first."""
         chance, known = self._labelled or {}, self._bisection.labels
         if len(set(known.values())) > 1:
             return []
@@ -306,7 +312,7 @@ class Search:
     def _labelled_cells(
         self, count: int, pending: Mapping[Index, int], only: Collection[Index] | None
     ) -> list[Index]:
-        """Trials of the combinations whose labels are wanted: as many of each as it is likely to need."""
+        """Return trials of the combinations that need a label, as many of each as it probably needs."""
         usual = usual_trials(*self._narrow.typical_rates())
         chunk = max(1, usual // 2)
         waiting = [cell for cell, running in pending.items() if running >= chunk]
@@ -325,7 +331,7 @@ class Search:
         cost: FloatArray | None,
         only: Collection[Index] | None,
     ) -> list[Index]:
-        """Return what to try if one trial tells good from bad."""
+        """Return the next trials while failures look certain, so that one trial separates good from bad."""
         chosen = self._bisection.next(count, pending=pending, cost=cost, only=only)
         room = min(count, len(chosen) + self._room_beside_looks(pending))
         if len(chosen) < room:
@@ -339,9 +345,10 @@ class Search:
         return chosen
 
     def _repeats_beside(self, pending: Mapping[Index, int]) -> list[Index]:
-        """First bad combinations of the answers that the last open look leaves, where they lack a failure.
+        """Return first bad combinations to repeat while the last open look is running.
 
-        It is wanted whatever the look shows, as `_to_certify` says; beside it, it costs no round of its own.
+        They belong to the answers that this look leaves possible, and `_to_certify` wants a second failure
+        of them whatever the look shows. Repeating them now saves a round.
         """
         open_ = [cell for cell, running in pending.items() if running and cell not in self._bisection.labels]
         if self._quick or len(open_) != 1:
@@ -362,7 +369,7 @@ class Search:
         return wanted
 
     def _to_certify(self) -> list[tuple[Index, int]]:
-        """Combinations to be tried once more before the answer stands, with their trials by then."""
+        """Return combinations to try again before the answer stands, with the number of trials to reach."""
         found = self._bisection.found
         end = self._wrong_end()
         if end is not None:
@@ -394,12 +401,12 @@ class Search:
                 passes = once_more
 
     def _is_sure_if_certain(self, probability: float, doubt: float, trials: int) -> bool:
-        """Return whether an answer stands though the failure may be a flaky one that looks certain.
+        """Return whether an answer stands even if the failure may be flaky and only look certain.
 
         Args:
-            probability: Of the answer if the failure is certain.
+            probability: Probability of the answer if the failure is certain.
             doubt: From `_doubts`.
-            trials: Counted by then.
+            trials: Number of counted trials by then.
         """
         if trials >= self._narrow.visible_count + _SPARE:
             return probability >= self.limits.confidence * (1.0 + doubt)
@@ -423,7 +430,7 @@ class Search:
 
     @property
     def _certain_probability(self) -> tuple[float, Index | None]:
-        """Probability of the answer if failures may yet be flaky, and the good combination in most doubt.
+        """Return the probability of the answer if failures may be flaky, and the most doubtful good cell.
 
         Combinations that passed may be bad if the failure is not certain. With the prior `CERTAIN` that it
         is, and rates r equally likely on a log scale else, k failures of bad ones and n passes of bad ones
@@ -431,19 +438,19 @@ class Search:
 
             Z(k, n) = CERTAIN · [n = 0] + (1 − CERTAIN) · mean over r of r^k (1 − r)^n
 
-        and every rule that calls bad whatever failed, and combinations besides that passed n times together,
-        counts with Z(k, n) / Z(k, 0) against those that agree with all that was seen.
+        and every rule that calls bad whatever failed, and combinations besides that passed n times
+        together, counts with Z(k, n) / Z(k, 0) against those that agree with all that was seen.
         """
         best = self._bisection.found.answers[0].probability
         doubt, doubtful = self._doubts(int(self._narrow.total_hits))
         return best / (1.0 + doubt), doubtful
 
     def _doubts(self, failures: int, passes: Mapping[Index, int] | None = None) -> tuple[float, Index | None]:
-        """Weight of all rivals in that of the answer, and the good combination of which most say it is bad.
+        """Return the weight of all rivals relative to the answer, and the good cell that most call bad.
 
         Args:
             failures: k; see `_certain_probability`.
-            passes: n of some, where that is to be another number than what was counted.
+            passes: n of some cells, where it should differ from the counts.
         """
         rivals = self._bisection.rivals
         if not len(rivals.weight):
@@ -466,17 +473,17 @@ class Search:
         only: Collection[Index] | None = None,
         worth: float = 0.0,
     ) -> list[Index]:
-        """Choose the next trials, at most `count`; fewer, or none, where no more are worth their time.
+        """Choose the next trials, at most `count`; fewer, or none, if no more are worth their time.
 
         Args:
             count: How many can start now.
             pending: Trials of each combination that run at this moment.
             build_cost: Price of each combination's environment in trials; missing = it exists.
-            only: Choose among these alone, because the others have to wait; None for all.
-            worth: With `only`, what the best of them must tell, as a share of what the best of all would.
+            only: Cells to choose from because the others have to wait; None for all.
+            worth: With `only`: minimum score of the best of them, as a share of the best score of all.
 
         Returns:
-            Cells that stand for their groups; a cell as often as it is to be tried.
+            Cells that stand for their groups; a cell appears once per trial.
         """
         if count <= 0 or not self._narrow.visible_count:
             return []
@@ -510,8 +517,8 @@ class Search:
     def _room_beside_looks(self, pending: Mapping[Index, int]) -> int:
         """Return how many repetitions may start while a combination is tried for the first time.
 
-        It may be the only bad one, or change the answer: what is repeated meanwhile would add to the one
-        trial for each combination, and few more, in which a certain failure has an answer.
+        That combination may be the only bad one, or change the answer. Repetitions meanwhile would use up
+        the budget in which a certain failure has an answer: one trial per combination and `_SPARE` more.
         """
         if not any(n and not self.counts(cell)[1] for cell, n in pending.items()):
             return sys.maxsize
@@ -524,10 +531,10 @@ class Search:
         build_cost: Mapping[Index, float] | None,
         only: Collection[Index] | None,
     ) -> list[Index]:
-        """Combinations that nobody tried, as long as nothing failed: the bad end may be no bad one.
+        """Return untried combinations as long as nothing failed, because the bad end may not be bad.
 
-        Only what was not stated is doubted so soon, and environments are made for it only as fast as trials
-        have paid for them.
+        This is done only if no bad end was stated. Environments are built only as fast as trials have paid
+        for them.
         """
         if only is not None or self._narrow.total_hits or self._grid.bad is not None:
             return []
@@ -550,7 +557,7 @@ class Search:
     def foresee(
         self, pending: Mapping[Index, int], build_cost: Mapping[Index, float] | None = None
     ) -> list[Index]:
-        """Combinations that would be asked if pending trials showed the target, or if they did not.
+        """Return the combinations that would be asked for either result of the pending trials.
 
         Args:
             pending: Trials of each combination that run at this moment.
@@ -572,14 +579,14 @@ class Search:
 
     @property
     def finished(self) -> bool:
-        """Whether more trials are not wanted: the answer stands and is checked, or the budget is spent."""
+        """Return whether no more trials are wanted: the answer is checked, or the budget is spent."""
         if self.trials >= self.limits.max_trials or not self._narrow.visible_count:
             return True
         return self._answer_stands and (self._checks_ended or not self.checks)
 
     @property
     def answered(self) -> bool:
-        """Whether the answer stands; what is asked from then on checks it."""
+        """Return whether the answer stands; later trials only check it."""
         return self._answer_stands
 
     @cached_property
@@ -601,7 +608,7 @@ class Search:
 
     @cached_property
     def checks(self) -> tuple[Check, ...]:
-        """The checks that a standing answer still needs, in order; empty before it stands."""
+        """Return the checks that a standing answer still needs, in order; empty before it stands."""
         if not self._answer_stands:
             return ()
         verdict = self.verdict
@@ -628,7 +635,7 @@ class Search:
         return tuple(found.values())
 
     def _proof(self, verdict: Verdict) -> list[Check]:
-        """Return what a flaky failure's answer is proven by: as many trials as each side still lacks."""
+        """Return the checks that prove a flaky failure's answer: the trials that each side still lacks."""
         sides = {b.bad: "first bad" for b in verdict.best.boundaries}
         sides |= {b.good: "last good" for b in verdict.best.boundaries}
         usual = max(1, round(1.0 / max(verdict.bad_rate, 1e-6)))
@@ -641,19 +648,19 @@ class Search:
 
     @property
     def checks_left(self) -> int:
-        """Trials that the checks still want."""
+        """Return how many trials the checks still need."""
         return 0 if self._checks_ended else sum(check.wanted for check in self.checks)
 
     @cached_property
     def verdict(self) -> Verdict:
-        """The answer by now; a pure function of the counts."""
+        """Return the answer so far; a pure function of the counts."""
         if self._labelled is not None:
             return self._labelled_verdict(self._labelled)
         return self._certain_verdict() if self._certain else self._with_cleared(self._question.verdict)
 
     @property
     def leading(self) -> float:
-        """Probability of the best answer; to find out the rest of the verdict takes many times as long."""
+        """Return the probability of the best answer; computing the whole verdict takes many times as long."""
         if self._labelled is not None or self._certain:
             return self.verdict.best.probability
         return self._question.leading
@@ -723,7 +730,7 @@ class Search:
         return self._with_cleared(verdict)
 
     def _against_nothing(self) -> float | None:
-        """Decimal logarithm of the Bayes factor against one rate for all: 1 / ∫ r^k (1 − r)^n dr."""
+        """Return the decimal logarithm of the Bayes factor against a common rate: 1 / ∫ r^k (1 − r)^n dr."""
         hits, trials = self._narrow.total_hits, self.trials
         if not hits or hits == trials:
             return None
@@ -732,33 +739,33 @@ class Search:
 
     @property
     def trials(self) -> int:
-        """Counted trials so far."""
+        """Return the number of counted trials so far."""
         return self._narrow.trials
 
     def counts(self, index: Index) -> tuple[int, int]:
-        """Hits and counted trials of a combination (those of its whole group)."""
+        """Return hits and counted trials of a combination's group."""
         return self._narrow.counts(index)
 
     def probability_bad(self) -> FloatArray:
-        """Posterior that each combination is bad, shape of the grid."""
+        """Return the posterior that each combination is bad, shape of the grid."""
         if self._labelled is not None or self._certain:
             return self._bisection.probability_bad()
         return self._question.probability_bad()
 
     @property
     def rates(self) -> RateGrid:
-        """The prior for rates."""
+        """Return the prior for rates."""
         return self._narrow.rates
 
 
 def _certain_error(confidence: float, *, quick: bool) -> float:
-    """Return what is left of the stated error to answers about failures that only look certain."""
+    """Return the share of the stated error allowed to answers about failures that only look certain."""
     most = _UNCHECKED_ERROR if quick else _CERTAIN_ERROR
     return most * min((1.0 - confidence) / _USUAL_ERROR, 1.0) ** _DOUBTS
 
 
 def _flaky_weights(failures: int, passes: FloatArray, least: float) -> FloatArray:
-    """Z(k, n) of `Search._certain_probability` for each n."""
+    """Return Z(k, n) of `Search._certain_probability` for each n."""
     rates = np.geomspace(least, 1.0, 60)
     flaky = (rates**failures * (1.0 - rates) ** passes[:, None]).mean(axis=1)
     return np.asarray(CERTAIN * (passes == 0) + (1.0 - CERTAIN) * flaky, dtype=np.float64)

@@ -24,10 +24,10 @@ class Simulated:
     """The result of one simulated study.
 
     Attributes:
-        verdict: Its end.
-        trials: Trials that ran, controls and certificate included.
-        environments: Distinct environments in which trials ran.
-        rounds: Rounds of the workers.
+        verdict: The final verdict.
+        trials: Number of trials that ran, including controls and checks.
+        environments: Number of distinct environments in which trials ran.
+        rounds: Number of rounds of the workers.
     """
 
     verdict: Verdict
@@ -37,7 +37,7 @@ class Simulated:
 
 
 class TimeIsUpError(Exception):
-    """A study could not be played to its end in the time that there was."""
+    """An error raised when a simulated study did not end before `going_on` returned false."""
 
 
 def simulate(
@@ -52,21 +52,21 @@ def simulate(
     build_cost: float = 0.0,
     going_on: Callable[[], bool] = lambda: True,
 ) -> Simulated:
-    """Play one study to its end.
+    """Simulate one study to its end.
 
     Args:
         grid: The lattice.
         groups: As in `Search`.
         rates: True target rate of each cell, shape of the grid.
-        rng: Source of the coin tosses.
+        rng: Random generator for the results of trials.
         limits: When to stop.
-        quick: Whether it ends as soon as the answer stands, without checks.
-        workers: Trials that run at the same time.
+        quick: Whether the study ends as soon as the answer stands, without checks.
+        workers: Number of trials that run at the same time.
         build_cost: Price of an environment in trials.
-        going_on: Looked at before each round of the workers.
+        going_on: Called before each round; the simulation stops if it returns false.
 
     Raises:
-        TimeIsUpError: `going_on` said no before there was a verdict.
+        TimeIsUpError: `going_on` returned false before there was a verdict.
     """
     search = search_for(grid, groups, limits, quick=quick)
     costs = dict.fromkeys(groups.values(), build_cost) if build_cost else {}

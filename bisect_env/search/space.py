@@ -48,11 +48,11 @@ def _mode_products(tensor: FloatArray, matrices: Sequence[FloatArray]) -> FloatA
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Hypothesis:
-    """One hypothesis, spelled out.
+    """One hypothesis about which combinations are bad, written out as sets of values.
 
     Attributes:
-        kind: `all`, `any`, `never` or `always`; or `frontier` and `pair`, which no sets describe: the first
-            has bad combinations beyond a staircase, of the second no more is known than its table.
+        kind: `all`, `any`, `never` or `always`; or `frontier` or `pair`, which sets cannot describe: a
+            frontier has its bad combinations beyond a staircase, a pair is known by its table alone.
         sets: Per axis, 0/1 over its values: the bad values. All ones (for `all`) or all zeros (for `any`)
             on axes that do not matter.
         culprits: Positions of the axes that matter.
@@ -90,7 +90,7 @@ class Hypothesis:
         return all(inside) if self.kind == "all" else any(inside)
 
     def bad_cells(self) -> NDArray[np.bool_]:
-        """Shape of the lattice: which combinations are bad."""
+        """Return which combinations are bad, shape of the lattice."""
         shape = tuple(len(bad) for bad in self.sets)
         if self.kind in ("never", "always"):
             return np.full(shape, self.kind == "always")
@@ -104,7 +104,7 @@ class Hypothesis:
 
 
 class HypothesisSpace:
-    """Every hypothesis over a lattice, in one flat order.
+    """All hypotheses over a lattice, numbered in one flat order.
 
     Args:
         shape: Number of values on each axis.
@@ -137,7 +137,10 @@ class HypothesisSpace:
         self.prior = self._prior()
 
     def _prior(self) -> FloatArray:
-        """Few culprit axes weigh more; within one choice of culprits the families' own priors."""
+        """Return the prior: fewer culprit axes weigh more.
+
+        For given culprits the families' own priors apply.
+        """
         involved = _involved_axes(self._families)
         odds = np.array([EXTRA_AXIS_ODDS**k for k in range(len(self.shape) + 1)])
         within = _outer([np.where(f.prior > 0, f.prior, 1.0) for f in self._families])
@@ -154,7 +157,7 @@ class HypothesisSpace:
         return _normalised(np.concatenate([*parts, np.array([NEVER_PRIOR])]))
 
     def made_of(self, rows: Sequence[NDArray[np.bool_]]) -> NDArray[np.bool_]:
-        """Hypotheses that choose certain sets alone.
+        """Return which hypotheses use only certain sets.
 
         Args:
             rows: Per axis 0/1 over its sets, shape (sets,).
@@ -169,12 +172,12 @@ class HypothesisSpace:
         return np.concatenate([*kinds, np.ones(1, dtype=bool)])
 
     def expect(self, index: Index, *, bad: bool, doubt: float) -> None:
-        """Lower the prior of hypotheses that contradict what is said of a combination.
+        """Lower the prior of hypotheses that contradict a statement about a combination.
 
         Args:
             index: The combination.
-            bad: What is said of it.
-            doubt: Factor for the hypotheses that say otherwise, in (0, 1].
+            bad: Whether it is stated to be bad.
+            doubt: Factor for the hypotheses that contradict the statement, in (0, 1].
         """
         cell = np.zeros((*self.shape, 1))
         cell[index] = 1.0
@@ -182,7 +185,7 @@ class HypothesisSpace:
         self.prior = _normalised(np.where(called_bad == bad, self.prior, doubt * self.prior))
 
     def bad_totals(self, cells: FloatArray) -> FloatArray:
-        """Total of a cell quantity over the bad cells of every hypothesis.
+        """Return the total of a quantity over the bad cells of every hypothesis.
 
         Args:
             cells: Shape (*lattice, columns).
@@ -199,7 +202,7 @@ class HypothesisSpace:
         return np.concatenate(parts)
 
     def bad_mass(self, weights: FloatArray) -> FloatArray:
-        """Weight of the hypotheses that call each cell bad: the transpose of `bad_totals`.
+        """Return the weight of the hypotheses that call each cell bad: the transpose of `bad_totals`.
 
         Args:
             weights: Shape (hypotheses, columns).
@@ -217,7 +220,10 @@ class HypothesisSpace:
         return mass
 
     def by_set(self, weights: FloatArray) -> list[FloatArray]:
-        """Weight of the hypotheses that choose each set, of either kind: per axis, shape (sets,)."""
+        """Return the weight of the hypotheses that use each set: per axis, shape (sets,).
+
+        Hypotheses of both kinds, *all of* and *any of*, are added up.
+        """
         kinds = [weights[: self._all_size]] + ([weights[self._all_size : -1]] if self._any else [])
         total = np.sum([kind.reshape(self._set_shape) for kind in kinds], axis=0)
         axes = range(len(self.shape))
@@ -234,7 +240,7 @@ class HypothesisSpace:
         return np.concatenate([*kinds, np.zeros(1, dtype=bool)])
 
     def judged(self, hypotheses: NDArray[np.intp], cells: NDArray[np.intp]) -> NDArray[np.bool_]:
-        """Return which cells some hypotheses call bad.
+        """Return which cells each of some hypotheses calls bad.
 
         Args:
             hypotheses: Positions of the flat order, shape (H,).
@@ -255,7 +261,7 @@ class HypothesisSpace:
         return np.asarray(bad & (hypotheses < self.size - 1)[:, None])
 
     def hypothesis(self, number: int) -> Hypothesis:
-        """Spell out the hypothesis at a position of the flat order."""
+        """Return the hypothesis at a position of the flat order."""
         if number == self.size - 1:
             return self._constant("never")
         kind = "all" if number < self._all_size else "any"
@@ -274,17 +280,17 @@ class HypothesisSpace:
 
     @cached_property
     def never(self) -> int:
-        """Position of *never bad*."""
+        """Return the position of *never bad*."""
         return self.size - 1
 
     @cached_property
     def always(self) -> int:
-        """Position of *always bad*."""
+        """Return the position of *always bad*."""
         return 0
 
 
 def _involved_axes(families: Sequence[Family]) -> NDArray[np.int64]:
-    """Shape of the set lattice: how many axes a choice of sets involves."""
+    """Return how many axes each choice of sets involves, shape of the set lattice."""
     counts = np.zeros((1,) * len(families), dtype=np.int64)
     for axis, f in enumerate(families):
         matters = (np.arange(len(f.sets)) > 0).astype(np.int64)
@@ -310,7 +316,7 @@ def is_large(shape: Sequence[int], directions: Sequence[Direction]) -> bool:
 
 
 def _sets(direction: Direction, size: int) -> int:
-    """Number of sets in a family without gaps."""
+    """Return the number of sets in a family without gaps."""
     match direction:
         case Direction.EITHER:
             return 1 + 2 * (size - 1) + (size - 1) * (size - 2) // 2
@@ -321,7 +327,7 @@ def _sets(direction: Direction, size: int) -> int:
 
 
 def drawn(grid: Grid, rng: np.random.Generator) -> Hypothesis:
-    """A hypothesis drawn from the prior of a large lattice, "never", "always" and *any of* left out."""
+    """Draw a hypothesis from the prior of a large lattice, without "never", "always" and *any of*."""
     families = [family(axis.direction, len(axis.values), gaps=False) for axis in grid.axes]
     while True:
         chosen = []

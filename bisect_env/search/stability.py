@@ -37,12 +37,12 @@ _MOMENTS = (0.25, 0.5, 0.75)
 
 @dataclass(frozen=True, slots=True)
 class Told:
-    """One trial that counted, in the order in which trials ended.
+    """A counted trial, listed in the order in which trials ended.
 
     Attributes:
-        cell: What it was a trial of.
+        cell: The combination.
         hit: Whether it showed the target.
-        host: Where it ran; with a GPU, which one too.
+        host: Host where it ran; with a GPU, host and GPU.
     """
 
     cell: Hashable
@@ -52,11 +52,11 @@ class Told:
 
 @dataclass(frozen=True, slots=True)
 class Effect:
-    """Whether the rate differs in one part of the trials.
+    """A comparison of the failure rate in one part of the trials with the rest.
 
     Attributes:
-        part: Which part deviates most: a host, or the share of all trials after which the rate changed.
-        bayes_factor: Of "the rate differs in some part" against "in none".
+        part: The part that deviates most: a host, or the share of all trials after which the rate changed.
+        bayes_factor: Bayes factor of "the rate differs in some part" against "in none".
         ratio: The most likely factor between the rate in that part and in the rest.
         hits: Trials of that part that showed the target.
         trials: Trials of that part.
@@ -70,7 +70,7 @@ class Effect:
 
     @property
     def noteworthy(self) -> bool:
-        """Whether it should be reported."""
+        """Return whether the effect should be reported."""
         return self.bayes_factor >= NOTEWORTHY
 
 
@@ -83,7 +83,10 @@ def host_effect(told: Sequence[Told]) -> Effect | None:
 
 
 def drift(told: Sequence[Told]) -> Effect | None:
-    """Whether the rate changed after a quarter, a half or three quarters of all trials; None before four."""
+    """Return the strongest change of the rate after a quarter, half or three quarters of all trials.
+
+    None if there are too few trials.
+    """
     if len(told) < len(_MOMENTS) + 1:
         return None
     parts = []
@@ -97,7 +100,7 @@ _Table = Counter[tuple[Hashable, bool, bool]]
 
 
 def _part(told: Sequence[Told], inside: Callable[[int, Told], bool]) -> _Table:
-    """How often each (cell, in the part, hit) came up."""
+    """Count how often each (cell, in the part, hit) occurs."""
     return Counter((t.cell, inside(i, t), t.hit) for i, t in enumerate(told))
 
 

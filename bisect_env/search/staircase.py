@@ -35,7 +35,7 @@ _STEPS = (1.0, 0.1)
 
 
 def ordered_axes(grid: Grid) -> list[int]:
-    """Axes with an order and a choice."""
+    """Return the axes that have an order and more than one value."""
     return [
         i
         for i, axis in enumerate(grid.axes)
@@ -44,7 +44,7 @@ def ordered_axes(grid: Grid) -> list[int]:
 
 
 def beyond(cells: NDArray[np.bool_], axes: Sequence[int], back: Collection[int]) -> NDArray[np.bool_]:
-    """Cells at or beyond some, upwards along each axis but for those along which it is downwards."""
+    """Return the cells at or beyond the given ones: upward along each axis, downward along axes in `back`."""
     for axis in axes:
         if axis in back:
             cells = np.flip(np.maximum.accumulate(np.flip(cells, axis), axis=axis), axis)
@@ -54,7 +54,7 @@ def beyond(cells: NDArray[np.bool_], axes: Sequence[int], back: Collection[int])
 
 
 def _total_beyond(weight: FloatArray, axes: Sequence[int], back: Collection[int]) -> FloatArray:
-    """Total of a weight over the cells from which each cell is at or beyond, itself included."""
+    """Return for each cell the total weight of the cells that it is at or beyond, including itself."""
     for axis in axes:
         if axis in back:
             weight = np.flip(np.cumsum(np.flip(weight, axis), axis=axis), axis)
@@ -65,16 +65,16 @@ def _total_beyond(weight: FloatArray, axes: Sequence[int], back: Collection[int]
 
 @dataclass(frozen=True, eq=False)
 class Staircase:
-    """The tables that agree with the labels and change a few times at most on every way upward.
+    """The tables that agree with the labels and change at most a few times on every way upward.
 
     Attributes:
-        changes: How often at most.
+        changes: Maximum number of changes.
         begins_bad: Whether the lowest level is bad.
-        axes: Those with an order.
-        back: Of them those along which upward is towards lower positions.
+        axes: The ordered axes.
+        back: Those of the axes along which upward means towards lower positions.
         least: Smallest level that each cell can have, shape of the lattice.
         most: Greatest level.
-        known: Cells that carry a label.
+        known: Cells that have a label.
     """
 
     changes: int
@@ -87,12 +87,12 @@ class Staircase:
 
     @property
     def decided(self) -> NDArray[np.bool_]:
-        """Cells that are known to be bad or good."""
+        """Return which cells are known to be bad or good."""
         return np.asarray((self.least == self.most) | self.known)
 
     @property
     def lowest(self) -> NDArray[np.bool_]:
-        """The bad cells if every level is as low as it can be."""
+        """Return which cells are bad if every level is as low as possible."""
         return np.asarray((self.least % 2 == 1) != self.begins_bad)
 
     def next(
@@ -102,10 +102,10 @@ class Staircase:
         visible: NDArray[np.bool_],
         allowed: NDArray[np.bool_],
     ) -> list[Index]:
-        """At most `count` cells that decide most, however they turn out.
+        """Return up to `count` cells whose labels would decide the most other cells.
 
         Args:
-            count: How many.
+            count: Maximum number of cells.
             pending: Cells that are being looked at.
             visible: Cells that count.
             allowed: Cells that may be chosen.
@@ -137,7 +137,10 @@ class Staircase:
         return chosen
 
     def _worth(self, weight: FloatArray, forth: Sequence[int]) -> FloatArray:
-        """Levels that a look rules out: the lesser of both outcomes, and a little for the other one."""
+        """Return how many levels a look at each cell rules out.
+
+        The worse outcome counts fully, the better one a little.
+        """
         raised, lowered = np.zeros_like(weight), np.zeros_like(weight)
         for level in range(self.changes + 1):
             above = _total_beyond(weight * (self.least <= level), self.axes, forth)
@@ -152,9 +155,10 @@ class Staircase:
 
     @cached_property
     def bits(self) -> float:
-        """How much the labels had to say to name this staircase among all, in bits; an upper bound.
+        """Return an upper bound of the bits the labels needed to single out this staircase among all.
 
-        A table that is none agrees with its first labels by chance, as with any description of as many bits.
+        A table that is no staircase agrees with the first labels by chance, as with any description of as
+        many bits.
         """
         sizes = [n for axis, n in enumerate(self.least.shape) if axis in self.axes]
         if self.changes == 1 and len(self.axes) == 2:
@@ -183,9 +187,10 @@ class Staircase:
 
     @cached_property
     def _frontiers(self) -> tuple[float, FloatArray]:
-        """Of frontiers of two axes: bits of what the labels leave, and the share of each place on each line.
+        """Return how many bits the labels say about frontiers of two axes, and each place's share per line.
 
-        All frontiers are equally likely with one half, else those with fewer steps are likelier.
+        The prior gives one half to equally likely frontiers, the other half prefers frontiers with fewer
+        steps.
         """
         bits, shares = [], []
         for step in _STEPS:
@@ -198,7 +203,7 @@ class Staircase:
         return named, np.asarray(sum(w * share for w, share in zip(weight, shares, strict=True)))
 
     def _chance(self) -> FloatArray:
-        """Share of the frontiers of two axes that call each cell bad."""
+        """Return, for two axes, the share of the frontiers that call each cell bad."""
         share = self._frontiers[1]
         turn = tuple(axis for axis in self.axes if axis in self.back)
         bad = np.moveaxis(np.cumsum(share, axis=-1)[..., :-1], (-2, -1), self.axes)
@@ -206,14 +211,14 @@ class Staircase:
 
 
 def _chain(fits: FloatArray, step: float) -> tuple[float, FloatArray]:
-    """Frontiers as chains: on line r what is bad begins at a place that is no higher than on line r − 1.
+    """Sum over all frontiers, as chains: bad values begin on line r no higher than on line r − 1.
 
     Args:
-        fits: 1 for each place at which it can begin, 0 else; shape (…, lines, places).
-        step: Weight of a line at which it moves, in that of one at which it stays.
+        fits: 1 for each place at which they can begin, else 0; shape (…, lines, places).
+        step: Weight of a line at which the place moves, relative to one at which it stays.
 
     Returns:
-        log2 of their weight, and the share of each place on each line.
+        log2 of the total weight, and the share of each place on each line.
     """
     forward, backward = fits.copy(), np.ones_like(fits)
     bits = 0.0
@@ -235,11 +240,11 @@ def _chain(fits: FloatArray, step: float) -> tuple[float, FloatArray]:
 
 
 def _log2_frontiers(sizes: Sequence[int]) -> float:
-    """log2 of how many frontiers there are; of more than three axes a bound.
+    """Return log2 of the number of frontiers; an upper bound for more than three axes.
 
-    Of n values there are n + 1, of n × m the binomial of n + m over n, of three axes as many as plane
-    partitions in a box: the product of (i + j + k − 1) / (i + j + k − 2) (P. A. MacMahon, *Combinatory
-    Analysis*, 1916).
+    One axis with n values has n + 1 frontiers, n × m values have the binomial of n + m over n, and three
+    axes as many as there are plane partitions in a box: the product of (i + j + k − 1) / (i + j + k − 2)
+    (P. A. MacMahon, *Combinatory Analysis*, 1916).
     """
     *rest, a, b, c = [*(1 for _ in range(3 - len(sizes))), *sorted(sizes)]
     places = itertools.product(range(1, a + 1), range(1, b + 1), range(1, c + 1))
@@ -254,14 +259,14 @@ def staircases(
     *,
     anyway: bool = False,
 ) -> list[Staircase]:
-    """The staircases that the labels allow, with every orientation: the one that decides most comes first.
+    """Return the staircases that the labels allow, in every orientation; the most decided one first.
 
     Args:
         table: 1 bad, 0 good, -1 not known; shape of the lattice.
         grid: The lattice. A frontier that runs against stated directions comes after one that does not.
-        changes: How often the table changes at most.
+        changes: Maximum number of changes of the table.
         visible: Cells that count.
-        anyway: Whether directions that are stated count for nothing.
+        anyway: Whether to ignore stated directions.
     """
     ordered = tuple(ordered_axes(grid))
     found: list[tuple[int, int, Staircase]] = []
@@ -285,7 +290,7 @@ def staircases(
 def _bounded(
     table: NDArray[np.int8], axes: tuple[int, ...], back: tuple[int, ...], changes: int, *, begins_bad: bool
 ) -> Staircase | None:
-    """Bounds of all levels, from the labels; None if some label has no level left."""
+    """Return a staircase with the bounds that the labels set; None if the labels contradict each other."""
     forth = [axis for axis in axes if axis not in back]
     odd = np.where(table < 0, -1, (table == 1) != begins_bad).astype(np.int8)
     least = np.zeros(table.shape, dtype=np.int8)

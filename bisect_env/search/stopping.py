@@ -30,7 +30,7 @@ def quantile(values: FloatArray, chances: FloatArray, share: float) -> float:
 
 
 def required_confidence(stated: float, bad_rate: float, background: float) -> float:
-    """Posterior that an answer must hold: the stated confidence, or more where noise is high.
+    """Return the posterior that an answer must reach: the stated confidence, or more where noise is high.
 
     Args:
         stated: Confidence that the user asked for.
@@ -42,9 +42,10 @@ def required_confidence(stated: float, bad_rate: float, background: float) -> fl
 
 
 def clean_trials(rate: float) -> int:
-    """Passes in a row after which a combination of this rate would have failed with probability 1 - `MISS`.
+    """Return how many passes in a row show that a combination does not fail at `rate`.
 
-    `(1 − rate)^n ≤ miss`, at least one; rates above `1 − miss` ask for no more than that.
+    At that rate it would have failed with probability 1 − `MISS`: `(1 − rate)^n ≤ MISS`. The number is at
+    least one.
     """
     # One trial is exactly enough at the highest rate, whatever rounding makes of the quotient.
     return math.ceil(math.log(MISS) / math.log1p(-min(rate, 1.0 - MISS)) - 1e-9)
@@ -55,8 +56,8 @@ def judge(best: Answer, *, required: float, agreed: bool, lacking: bool) -> tupl
 
     Args:
         best: The most probable answer.
-        required: Posterior at which it is sure.
-        agreed: Whether it is the best one under every model of the rates that is still believed.
+        required: Posterior at which the answer counts as sure.
+        agreed: Whether it is the best answer under every model of the rates that is still plausible.
         lacking: Whether a side of its boundary, or an interval far from it, was tried too little.
     """
     sure = best.probability >= required

@@ -75,14 +75,14 @@ _NO_ORDER = 0.125
 
 @dataclass(frozen=True, eq=False)
 class _Described:
-    """A description that agrees with all labels.
+    """A description of the table that agrees with all labels.
 
     Attributes:
-        bad: What it calls bad, where it is decided.
-        decided: Where it says anything.
+        bad: Which cells it calls bad, where it is decided.
+        decided: Which cells it decides.
         holds: Prior that it holds without exception.
-        stairs: The staircase, and others that the labels allow.
-        alike: Axes without order at whose values it is the same.
+        stairs: The staircase, followed by others that the labels allow.
+        alike: Axes without order along which the description is constant.
     """
 
     bad: NDArray[np.bool_]
@@ -94,12 +94,12 @@ class _Described:
 
 @dataclass(frozen=True, slots=True)
 class Called:
-    """What the table calls one combination, and how sure that is.
+    """The label that the table gives to one combination, and its probability.
 
     Attributes:
         bad: Whether it is called bad.
-        tried: Whether its own trials say so.
-        probability: That it is right.
+        tried: Whether the label comes from the combination's own trials.
+        probability: Probability that the label is right.
     """
 
     bad: bool
@@ -108,7 +108,7 @@ class Called:
 
 
 class TableSearch(StudySearch):
-    """Which combinations are good, and which are bad?
+    """A search that calls every combination good or bad.
 
     Args:
         grid: The lattice, with stated ends if there are any.
@@ -131,13 +131,13 @@ class TableSearch(StudySearch):
         self.forget()
 
     def set_aside(self, index: Index) -> None:
-        """Nothing more can be learnt at this combination; at any time."""
+        """Exclude a combination at any time: no more trials of it are possible."""
         self._known.set_aside(index)
         self.__dict__.pop("_first", None)
         self.forget()
 
     def forget(self) -> None:
-        """Drop what followed from earlier counts."""
+        """Drop cached results."""
         for name in (
             "_labels",
             "_doubtful",
@@ -156,7 +156,7 @@ class TableSearch(StudySearch):
 
     @cached_property
     def _said(self) -> tuple[dict[Index, float], int]:
-        """Probability of being bad of each combination that was tried, and the trials that one needs."""
+        """Return the probability that each tried combination is bad, and how many trials one needs."""
         counts = self._known.seen
         unanimous = self._known.unanimous()
         if unanimous is not None:
@@ -175,7 +175,7 @@ class TableSearch(StudySearch):
 
     @cached_property
     def _labels(self) -> dict[Index, bool]:
-        """What each combination is, of those that were tried enough; those that can still be run."""
+        """Return the label of each runnable combination that was tried enough: true means bad."""
         chance, usual = self._said
         if self._is_certain:
             return {cell: p >= 0.5 for cell, p in chance.items()}
@@ -192,12 +192,12 @@ class TableSearch(StudySearch):
 
     @property
     def _often(self) -> int:
-        """Trials after which a combination is called what is likelier until others are known."""
+        """Return after how many trials a combination gets the likelier label while no others are known."""
         return 2 * clean_trials(max(_RARE, self.limits.min_crash_rate))
 
     @cached_property
     def _doubtful(self) -> list[Index]:
-        """Combinations that are called what is likelier, and might turn out otherwise."""
+        """Return combinations whose label is merely the likelier one and may change."""
         if self._is_certain:
             return []
         chance, usual = self._said
@@ -209,7 +209,7 @@ class TableSearch(StudySearch):
         ]
 
     def _in_table(self, known: Mapping[Index, bool]) -> NDArray[np.int8]:
-        """Labels in the shape of the lattice, those of whole groups: 1 bad, 0 good, -1 not known."""
+        """Return labels in the shape of the lattice, applied to whole groups: 1 bad, 0 good, -1 unknown."""
         flat = np.full(self._known.group.size, -1, dtype=np.int8)
         for cell, bad in known.items():
             flat[np.ravel_multi_index(cell, self._grid.shape)] = bad
@@ -222,7 +222,7 @@ class TableSearch(StudySearch):
         return self._in_table(self._labels)
 
     def _alone(self, known: Mapping[Index, bool]) -> list[Index]:
-        """Combinations without which there would be a frontier, where these are few."""
+        """Return the few labelled combinations without which the labels would form a frontier."""
         table = self._in_table(known)
         axes = self._ordered
         if not axes or staircases(table, self._grid, 1, self._known.visible):
@@ -242,7 +242,7 @@ class TableSearch(StudySearch):
 
     @cached_property
     def _again(self) -> list[tuple[Index, int]]:
-        """Combinations that are to be tried again before much is made of them, with their trials by then."""
+        """Return combinations to try again before their labels are trusted, and the trials to reach."""
         counts = self._known.seen
         chance, usual = self._said
         found: dict[Index, int] = {}
@@ -269,13 +269,13 @@ class TableSearch(StudySearch):
 
     @property
     def _failing(self) -> list[Index]:
-        """Combinations that always failed, where failures are certain by all that was seen."""
+        """Return the combinations that always failed; empty if some combination both failed and passed."""
         labels = self._known.unanimous() or {}
         return sorted(cell for cell, bad in labels.items() if bad and self._known.can_run(cell))
 
     @property
     def _repeats_left(self) -> int:
-        """How many failures are still to be repeated before they are taken to be certain."""
+        """Return how many failures still have to be repeated before failures count as certain."""
         failing = self._failing
         repeated = sum(int(self._known.seen.trials[cell]) - 1 for cell in failing)
         return max(0, _REPEATED - repeated) if failing else 0
@@ -284,7 +284,7 @@ class TableSearch(StudySearch):
 
     @cached_property
     def _description(self) -> _Described | None:
-        """The simplest description that agrees with all labels."""
+        """Return the simplest description that agrees with all labels; None if there is none."""
         holds = _HOLDS
         unordered = tuple(i for i, n in enumerate(self._grid.shape) if n > 1 and i not in self._ordered)
         for alike in dict.fromkeys((unordered, ())):
@@ -313,12 +313,15 @@ class TableSearch(StudySearch):
         return _Described(bad, everywhere, holds, (best, *others), alike)
 
     def _proofs(self, description: _Described) -> float:
-        """Labels beyond those that it took to name the description."""
+        """Return the number of labels beyond those that were needed to single out the description."""
         return max(0.0, len(self._labels) - description.stairs[0].bits)
 
     @cached_property
     def _checks(self) -> tuple[list[Index], float]:
-        """What is to be tried although a description says it, best first; and P of the module."""
+        """Return the combinations to try although the description decides them, best first.
+
+        And P of the module.
+        """
         description = self._description
         open_ = self._cells(self._known.visible & (self._table < 0))
         if description is None or not open_:
@@ -359,7 +362,7 @@ class TableSearch(StudySearch):
         return sum(place in some for place, some in zip(cell, lacking, strict=False))
 
     def _lacking(self, description: _Described, axis: int, passed: NDArray[np.bool_]) -> set[int]:
-        """Values of an axis that are called good somewhere, and were not seen to pass anywhere."""
+        """Return values of an axis that are called good somewhere but have not passed anywhere."""
         across = tuple(other for other in range(len(self._grid.shape)) if other != axis)
         called_good = np.asarray((self._known.visible & ~description.bad).any(axis=across))
         good = called_good & ~np.asarray(passed.any(axis=across))
@@ -418,7 +421,7 @@ class TableSearch(StudySearch):
         cost: FloatArray | None,
         allowed: NDArray[np.bool_],
     ) -> list[Index]:
-        """Combinations without a label that are to be tried next."""
+        """Return the unlabelled combinations to try next."""
         if count <= 0:
             return []
         unknown = allowed & (self._table < 0)
@@ -451,7 +454,7 @@ class TableSearch(StudySearch):
         taken: Collection[Index],
         open_: NDArray[np.bool_],
     ) -> list[Index]:
-        """Combinations that decide most of a staircase, each at those values without order tried least."""
+        """Return combinations that decide most of a staircase, each at the least tried unordered values."""
         flat = [tuple(0 if i in alike else place for i, place in enumerate(cell)) for cell in taken]
         visible = _any(self._known.visible, alike)
         allowed = open_.copy()
@@ -474,7 +477,7 @@ class TableSearch(StudySearch):
 
     @cached_property
     def _first(self) -> list[Index]:
-        """What is tried before anything else: the ends, and the corners of the lattice."""
+        """Return the combinations to try first: the stated ends and the corners of the lattice."""
         axes, last = self._ordered, [n - 1 for n in self._grid.shape]
         if len(axes) <= _CORNERS:
             corners = list(product(*({0, n} if i in axes else {0} for i, n in enumerate(last))))
@@ -490,7 +493,7 @@ class TableSearch(StudySearch):
 
     @property
     def _suspects(self) -> list[Index]:
-        """Where nothing failed: the ends and corners that did not pass often enough, the newest first."""
+        """Return, if nothing failed, the ends and corners with too few passes, in reverse order."""
         if self._known.total_hits or not self._known.visible_count:
             return []
         return [cell for cell in self._first[::-1] if self.counts(cell)[1] < self._enough_passes]
@@ -503,7 +506,7 @@ class TableSearch(StudySearch):
     def foresee(
         self, pending: Mapping[Index, int], build_cost: Mapping[Index, float] | None = None
     ) -> list[Index]:
-        """Combinations that could come next, whose environments are worth making meanwhile."""
+        """Return combinations that may come next, so that their environments can be built meanwhile."""
         if not self._known.visible_count:
             return []
         looking = set(self._known.by_cell(pending))
@@ -514,7 +517,7 @@ class TableSearch(StudySearch):
 
     @property
     def is_complete(self) -> bool:
-        """Whether every combination is called good or bad at the stated confidence."""
+        """Return whether every combination is called good or bad at the stated confidence."""
         if (
             self._again
             or self._suspects
@@ -532,28 +535,28 @@ class TableSearch(StudySearch):
 
     @property
     def finished(self) -> bool:
-        """Whether no more trials are wanted."""
+        """Return whether no more trials are wanted."""
         if self.trials >= self.limits.max_trials or not self._known.visible_count:
             return True
         return self.is_complete
 
     @property
     def answered(self) -> bool:
-        """Whether the table is complete."""
+        """Return whether the table is complete."""
         return self.is_complete
 
     @property
     def trials(self) -> int:
-        """Counted trials so far."""
+        """Return the number of counted trials so far."""
         return self._known.trials
 
     def counts(self, index: Index) -> tuple[int, int]:
-        """Hits and counted trials of a combination (those of its whole group)."""
+        """Return hits and counted trials of a combination's group."""
         return self._known.counts(index)
 
     @cached_property
     def called(self) -> dict[Index, Called]:
-        """What each combination is called so far, as far as anything can be said."""
+        """Return the label of each combination that has one so far."""
         chance, _ = self._said
         description = self._description
         found: dict[Index, Called] = {}
@@ -569,7 +572,7 @@ class TableSearch(StudySearch):
         return found
 
     def probability_bad(self) -> FloatArray:
-        """Chance that each combination is bad, shape of the grid; 0.5 where nothing is said."""
+        """Return the probability that each combination is bad, shape of the grid; 0.5 if it has no label."""
         bad = np.full(self._grid.shape, 0.5)
         for cell, one in self.called.items():
             bad[cell] = one.probability if one.bad else 1.0 - one.probability
@@ -577,12 +580,12 @@ class TableSearch(StudySearch):
 
     @cached_property
     def verdict(self) -> Verdict:
-        """The answer by now; a pure function of the counts."""
+        """Return the answer so far; a pure function of the counts."""
         return self.table_verdict
 
     @cached_property
     def table_verdict(self) -> Verdict:
-        """The answer about the table as a whole."""
+        """Return the answer about the table as a whole."""
         complete = self.is_complete
         called = self.called
         bad = np.zeros(self._grid.shape, dtype=bool)
@@ -614,7 +617,7 @@ class TableSearch(StudySearch):
         )
 
     def _answer(self, bad: NDArray[np.bool_]) -> Answer:
-        """Return the table as an answer: what is bad, and where it begins."""
+        """Return the table as an answer: the bad combinations and their boundaries."""
         feasible = self._known.group >= 0
         counts = self._known.seen
         flat = np.where(feasible, self._known.group, 0)
@@ -628,12 +631,12 @@ class TableSearch(StudySearch):
 
 
 def _any(cells: NDArray[np.bool_], axes: tuple[int, ...]) -> NDArray[np.bool_]:
-    """Return whether a cell is at any value of some axes, which keep one place each."""
+    """Reduce some axes to one place each: true where any of their values is."""
     return np.asarray(cells.any(axis=axes, keepdims=True))
 
 
 def _joined(table: NDArray[np.int8], axes: tuple[int, ...]) -> NDArray[np.int8] | None:
-    """Labels of all values of some axes as one; None where these contradict each other."""
+    """Merge the labels of all values of some axes; None if they contradict each other."""
     bad, good = (_any(table == label, axes) for label in (1, 0))
     if (bad & good).any():
         return None
@@ -641,15 +644,15 @@ def _joined(table: NDArray[np.int8], axes: tuple[int, ...]) -> NDArray[np.int8] 
 
 
 def exception(holds: float, proofs: float) -> float:
-    """P of the module: that the next combination is an exception, after so many that were none.
+    """Return P of the module: the probability that the next combination is an exception.
 
     Args:
         holds: π.
-        proofs: n.
+        proofs: n, the number of combinations so far that were no exception.
     """
 
     def mean(exceptions: float) -> float:
-        """E[ε^exceptions (1 − ε)^proofs] under Beta(½, ½)."""
+        """Return E[ε^exceptions (1 − ε)^proofs] under Beta(½, ½)."""
         a, b = 0.5 + exceptions, 0.5 + proofs
         return math.exp(math.lgamma(a) + math.lgamma(b) - math.lgamma(a + b)) / math.pi
 

@@ -21,7 +21,7 @@ class Counts:
     """Target outcomes and counted trials of every cell, with their log likelihoods kept up to date.
 
     Args:
-        shape: Of the lattice.
+        shape: Shape of the lattice.
         grid: Rates to score.
 
     Attributes:
@@ -49,7 +49,7 @@ class Counts:
         self.log_good[index] = self.grid.if_good(y, n)
 
     def at(self, values: Sequence[Sequence[int]]) -> Counts:
-        """The counts on some values of each axis, to compute a posterior from; nothing may be added to them.
+        """Return the counts on some values of each axis, read-only, for computing a posterior.
 
         Args:
             values: Per axis, positions.
@@ -73,7 +73,7 @@ class Counts:
 
 
 class Tallies:
-    """What trials said of each combination, and which combinations can still be tried.
+    """The counts of each combination, and which combinations can still be tried.
 
     Args:
         grid: The lattice of combinations.
@@ -82,9 +82,9 @@ class Tallies:
         rates: Rates by which counts are scored.
 
     Attributes:
-        rates: The same.
+        rates: The same rates.
         seen: The counts so far.
-        group: For each cell the flat position of the one that stands for it, -1 where nothing can be learnt.
+        group: For each cell the flat position of the cell that stands for it, -1 where nothing can be learnt.
     """
 
     def __init__(self, grid: Grid, groups: Mapping[Index, Index], rates: RateGrid) -> None:
@@ -101,7 +101,10 @@ class Tallies:
     # -- telling -----------------------------------------------------------------------------------------
 
     def tell(self, index: Index, *, hit: bool) -> None:
-        """Count one trial of a combination: good or bad. Other outcomes and void trials are never told."""
+        """Count one trial of a combination, good or bad.
+
+        Other outcomes and void trials must not be counted.
+        """
         self.tell_counts(index, int(hit), 1)
 
     def tell_counts(self, index: Index, hits: int, trials: int) -> None:
@@ -110,16 +113,19 @@ class Tallies:
         self.forget(classes=False)
 
     def set_aside(self, index: Index) -> None:
-        """Nothing more can be learnt at this combination (unbuildable, skipped, always failing another way).
+        """Exclude a combination from further trials (unbuildable, skipped, always failing another way).
 
-        Its whole group is asked no more; trials of it that were told, or still will be, keep counting.
+        Its whole group is excluded. Trials of it that were counted, or still will be, keep counting.
         """
         if self.group[index] >= 0:
             self.group[self.group == self.group[index]] = -1
             self.forget()
 
     def forget(self, *, classes: bool = True) -> None:
-        """Drop what followed from earlier counts, and with `classes` from what could be tried."""
+        """Drop cached results that depend on the counts.
+
+        With `classes` also those that depend on the groups.
+        """
         if classes:
             self.__dict__.pop("visible", None)
 
@@ -133,7 +139,7 @@ class Tallies:
         """Return the cell that stands for a combination's group.
 
         Raises:
-            ValueError: It is none that could be run when the search began.
+            ValueError: The combination could not be run when the search began.
         """
         try:
             return self._stands_for[index]
@@ -145,7 +151,7 @@ class Tallies:
         return bool(self.group[index] >= 0)
 
     def by_cell(self, numbers: Mapping[Index, int]) -> dict[Index, int]:
-        """Numbers of combinations as numbers of the cells that stand for them; those that can be run."""
+        """Return numbers per combination as numbers per representative cell, for runnable ones only."""
         found: dict[Index, int] = {}
         for index, number in numbers.items():
             if self.can_run(index):
@@ -154,7 +160,7 @@ class Tallies:
         return found
 
     def unanimous(self) -> dict[Index, bool] | None:
-        """Return whether each cell that was tried always failed; None where some failed and passed."""
+        """Return whether each tried cell always failed; None if some cell both failed and passed."""
         labels: dict[Index, bool] = {}
         for cell in self.seen.own_rate:
             hits = self.seen.hits[cell]
@@ -165,22 +171,22 @@ class Tallies:
 
     @cached_property
     def visible(self) -> NDArray[np.bool_]:
-        """Cells that stand for a group that can be run."""
+        """Return which cells stand for a group that can be run."""
         flat = np.arange(self.group.size).reshape(self.group.shape)
         return np.asarray(self.group == flat)
 
     @property
     def total_hits(self) -> int:
-        """Trials that showed the target so far."""
+        """Return the number of trials that showed the target so far."""
         return int(self.seen.hits.sum())
 
     @property
     def visible_count(self) -> int:
-        """Combinations of which something can be learnt, each group once."""
+        """Return the number of groups of combinations that can still be tried."""
         return int(np.count_nonzero(self.visible))
 
     def rates_under(self, hypothesis: Hypothesis) -> tuple[float, float]:
-        """Posterior means of the target rate of bad combinations and of good ones if a hypothesis is true."""
+        """Return the posterior mean target rates of bad and of good combinations if a hypothesis is true."""
         log_weight = np.log(np.maximum(self.rates.joint, 1e-300))
         for cell in self.seen.own_rate:
             if hypothesis.is_bad(cell):
@@ -194,16 +200,16 @@ class Tallies:
 
     @property
     def trials(self) -> int:
-        """Counted trials so far."""
+        """Return the number of counted trials so far."""
         return int(self.seen.trials.sum())
 
     def counts(self, index: Index) -> tuple[int, int]:
-        """Hits and counted trials of a combination (those of its whole group)."""
+        """Return hits and counted trials of a combination's group."""
         cell = self.representative_of(index)
         return int(self.seen.hits[cell]), int(self.seen.trials[cell])
 
     def prices(self, build_cost: Mapping[Index, float] | None) -> FloatArray:
-        """Price of each cell's environment in trials, shape of the lattice; 0 where it exists."""
+        """Return the price of each cell's environment in trials, shape of the lattice; 0 where it exists."""
         cost = np.zeros(self._grid.shape)
         for index, price in (build_cost or {}).items():
             if self.group[index] >= 0:

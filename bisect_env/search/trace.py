@@ -15,10 +15,10 @@ from bisect_env.search.space import Hypothesis
 
 @dataclass(frozen=True, slots=True)
 class Trace:
-    """How probable some answers were after some numbers of trials.
+    """The probabilities of some answers after increasing numbers of trials.
 
     Attributes:
-        answers: Those that hold, or once held, the most; the best one at the end comes first.
+        answers: The answers that are, or once were, the most probable; the final best one comes first.
         trials: Numbers of trials, ascending: the points.
         probabilities: Posterior of each answer at each point, shape (points, answers); 0 where it was not
             among the answers of the verdict at that time.
@@ -30,16 +30,16 @@ class Trace:
 
 
 def trace(search: StudySearch, told: Sequence[tuple[Index, bool]], *, points: int, answers: int) -> Trace:
-    """Tell a search its trials, and follow the answers of its verdict on the way.
+    """Feed trials to a search and record the answers of its verdict on the way.
 
-    Which answers are weighed, and how, depends on the counts. Answers of different moments are therefore
+    Which answers a verdict compares depends on the counts. Answers of different moments are therefore
     matched by the combinations that they call bad.
 
     Args:
-        search: That was told nothing yet; what is to be set aside is set aside.
-        told: Combination and whether it showed the target, in order.
-        points: How often to look at most.
-        answers: How many answers to follow at most.
+        search: A search without trials, with all exclusions already made.
+        told: Pairs of a combination and whether the trial showed the target, in order.
+        points: Maximum number of points.
+        answers: Maximum number of answers to follow.
     """
     moments = [_probabilities(search)]
     looks = _looks(len(told), points)
@@ -63,11 +63,11 @@ def trace(search: StudySearch, told: Sequence[tuple[Index, bool]], *, points: in
 
 
 def _probabilities(search: StudySearch) -> dict[bytes, tuple[Hypothesis, float]]:
-    """Return the answers of a verdict, the best one first, by the combinations that they call bad."""
+    """Return the answers of a verdict, the best one first, keyed by the combinations that they call bad."""
     candidates = search.verdict.candidates
     return {one.hypothesis.bad_cells().tobytes(): (one.hypothesis, one.probability) for one in candidates}
 
 
 def _looks(trials: int, points: int) -> set[int]:
-    """Return the numbers of trials after which to look: all, or evenly spread ones and the last."""
+    """Return the numbers of trials after which to record: all, or evenly spread ones including the last."""
     return {int(n) for n in np.linspace(1, trials, min(points, trials)).round()} if trials else set()

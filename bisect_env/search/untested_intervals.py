@@ -41,7 +41,7 @@ Tally = Callable[[Index], tuple[int, int]]
 
 @dataclass(frozen=True, slots=True)
 class _Run:
-    """Neighbouring combinations of one line that an answer calls the same, those that can be run."""
+    """A run of neighbouring runnable combinations on one line that an answer labels alike."""
 
     axis: int
     cells: tuple[Index, ...]
@@ -49,7 +49,7 @@ class _Run:
 
 
 def passes(bad_rate: float) -> int | None:
-    """After how many passes a check is over, None where failures are too rare for it.
+    """Return after how many passes a check is complete; None if failures are too rare for checks.
 
     Args:
         bad_rate: Typical target rate of bad combinations.
@@ -61,18 +61,18 @@ def passes(bad_rate: float) -> int | None:
 def checks(
     best: Answer, grid: Grid, can_run: NDArray[np.bool_], tally: Tally, bad_rate: float
 ) -> list[tuple[Index, int]]:
-    """Combinations to be tried before an answer is confirmed, with how often.
+    """Return combinations to try before an answer is confirmed, with the number of trials of each.
 
     Args:
         best: The answer.
         grid: The lattice.
         can_run: Which combinations can be run, shape of the lattice.
-        tally: What was seen.
+        tally: Hits and trials of a combination.
         bad_rate: Typical target rate of bad combinations.
 
     Returns:
-        Those that seem to be otherwise, then those of the longest intervals first; none where failures are
-        rare. Each interval becomes two of half the length, so that an axis asks for three at most.
+        First combinations whose trials contradict the answer, then those of the longest untested intervals;
+        empty where failures are rare. Each check halves its interval, so that an axis needs three at most.
     """
     enough = passes(bad_rate)
     if enough is None:
@@ -99,7 +99,7 @@ def checks(
 def untested_intervals(
     best: Answer, grid: Grid, can_run: NDArray[np.bool_], tally: Tally, bad_rate: float
 ) -> tuple[UntestedInterval, ...]:
-    """For each ordered culprit axis the longest interval that an answer takes for granted.
+    """Return, for each ordered culprit axis, the longest interval that an answer labels without trials.
 
     Args:
         best: The answer.
@@ -139,7 +139,7 @@ def _runs(best: Answer, grid: Grid, can_run: NDArray[np.bool_]) -> Iterator[_Run
 
 
 def _if_strange(counts: tuple[int, int], bad: bool, enough: int) -> int:
-    """Trials that a combination needs if those so far say otherwise than the answer, else 0."""
+    """Return how many trials a combination needs if its trials so far contradict the answer, else 0."""
     hits, trials = counts
     if bad:
         return enough if trials and not hits else 0
@@ -152,7 +152,7 @@ def _is_known(counts: tuple[int, int], bad: bool, enough: int) -> bool:
 
 
 def _untested(run: _Run, is_known: Callable[[Index, bool], bool]) -> Iterator[tuple[Index, ...]]:
-    """The longest parts of a run without a combination that is known."""
+    """Yield the longest parts of a run that contain no known combination."""
     start = 0
     for place, cell in enumerate(run.cells):
         if is_known(cell, run.called_bad):
@@ -174,7 +174,7 @@ def _without_gaps(interval: Sequence[Index], axis: int) -> list[list[Index]]:
 
 
 def _hardly_tried(run: _Run, tally: Tally, bad_rate: float) -> Iterator[UntestedInterval]:
-    """For each first combination the longest interval from there whose trials could all have passed."""
+    """Yield, for each start, the longest interval whose trials could all have passed by chance."""
     counts = [tally(cell) for cell in run.cells]
     end = total = 0
     for start in range(len(run.cells)):

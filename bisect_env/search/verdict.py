@@ -20,7 +20,7 @@ _PAIRED = 500
 
 
 class Status(StrEnum):
-    """How sure the answer is."""
+    """A level of certainty of an answer."""
 
     CONFIRMED = "confirmed"
     """The stated confidence is reached, whether bad combinations share a rate or not, and both sides of
@@ -38,7 +38,7 @@ class Boundary:
     Attributes:
         axis: Position of the axis.
         bad: The bad cell.
-        good: The good one; they differ on `axis` alone.
+        good: The good cell; the two differ on `axis` alone.
         between: Cells between them that could not be tried.
     """
 
@@ -53,9 +53,9 @@ class Answer:
     """The answer of one class of hypotheses.
 
     Attributes:
-        hypothesis: The member that speaks for it.
-        boundaries: One per culprit axis that shows a feasible boundary; of a history that changes more often
-            than its axis's direction says, one per change.
+        hypothesis: The hypothesis that represents the class.
+        boundaries: One per culprit axis that has a feasible boundary; if a history changes more often than
+            the axis's direction allows, one per change.
         first_bad: The bad cell of the boundary, None when nothing or everything is bad. Where no boundary can
             be run, the bad and the good cell that are nearest to each other.
         last_good: Its good neighbour.
@@ -70,11 +70,12 @@ class Answer:
 
     @property
     def culprits(self) -> tuple[int, ...]:
-        """Axes whose value at `first_bad` is to blame.
+        """Return the axes whose value at `first_bad` causes the failure.
 
-        For *all of* these are all the axes that matter. For *any of* each axis that matters makes
-        combinations bad by itself, and the one between `first_bad` and `last_good` is named; the others
-        have their own boundaries. Without any boundary these are the axes among which nothing decides.
+        For *all of*, these are all axes that matter. For *any of*, each axis that matters makes
+        combinations bad by itself; only the axis between `first_bad` and `last_good` is returned, and the
+        others have boundaries of their own. Without any boundary, these are the axes among which the
+        trials cannot decide.
         """
         if (
             (self.hypothesis.kind in ("all", "frontier", "table") and self.boundaries)
@@ -88,16 +89,16 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class UntestedInterval:
-    """An interval of combinations along one axis of which an answer says more than trials do.
+    """An interval of combinations along one axis that an answer labels with too few trials to show it.
 
     Attributes:
         axis: Position of the axis.
-        first: The lowest of them.
-        last: The highest; the two differ on `axis` alone.
-        called_bad: What the answer says of them.
-        length: How many there are, those that cannot be run left out.
+        first: The lowest combination.
+        last: The highest combination; the two differ on `axis` alone.
+        called_bad: Whether the answer calls the combinations bad.
+        length: Number of combinations, without those that cannot be run.
         trials: Counted trials there, none of which failed if they are called bad.
-        chance: That so many trials all pass where combinations fail as often as bad ones do.
+        chance: Probability that so many trials all pass although the combinations are bad.
     """
 
     axis: int
@@ -111,14 +112,14 @@ class UntestedInterval:
 
 @dataclass(frozen=True, slots=True)
 class Cleared:
-    """The rate that trials of a last good combination exclude.
+    """The failure rate that the trials of a last good combination exclude.
 
     Attributes:
         index: The combination.
         hits: Trials that showed the target.
         trials: Counted trials.
-        below: It fails in less than this share of runs, at the stated confidence.
-        wanted: Trials that are still to come before the rate that was asked for is excluded, 0 when done.
+        below: Upper bound of its failure rate, at the stated confidence.
+        wanted: Trials still needed to exclude the requested rate, 0 when done.
     """
 
     index: Index
@@ -184,18 +185,18 @@ def answer(
 ) -> Answer:
     """Find where a hypothesis's boundary runs through combinations that can be run.
 
-    One cell is the pivot, the same for all culprit axes if possible: for *all of* the first bad cell, whose
-    good neighbours show that every culprit axis is needed; for *any of* the last good cell, whose bad
-    neighbours show that each alone suffices. A window's beginning comes before its end, pairs that were tried
-    before pairs that were not, then the one nearest to the low end of every axis.
+    One cell is the pivot, the same for all culprit axes if possible: for *all of* the first bad cell,
+    whose good neighbours show that every culprit axis is needed; for *any of* the last good cell, whose
+    bad neighbours show that each alone suffices. The beginning of a window comes before its end, tried
+    pairs before untried ones, then the pair nearest to the low end of every axis.
 
     Args:
-        hypothesis: What it says.
-        probability: Of its class.
+        hypothesis: The hypothesis.
+        probability: Probability of its class.
         feasible: Which cells can be run, shape of the lattice.
-        hits: Target outcomes, those of a cell's whole group, same shape.
-        trials: Counted trials, likewise.
-        every_change: Whether each place at which an axis changes is a boundary, not one per axis alone.
+        hits: Target outcomes of each cell's whole group, same shape.
+        trials: Counted trials of each cell's whole group, same shape.
+        every_change: Whether each place at which an axis changes is a boundary, instead of one per axis.
     """
     if not hypothesis.culprits:
         return Answer(hypothesis, (), None, None, probability)
@@ -280,7 +281,7 @@ def between(axis: int, bad: Index, good: Index) -> tuple[Index, ...]:
 
 
 def capacity(p0: float, p1: float) -> float:
-    """Bits that one best-placed trial carries about good or bad when both rates are known.
+    """Return the bits of information of one ideally placed trial when both rates are known.
 
     The capacity of the binary channel with crossover rates p0 and 1 − p1:
     `C = (p0·h(p1) − p1·h(p0)) / (p1 − p0) + log2(1 + 2^−s)`, `s = (h(p1) − h(p0)) / (p1 − p0)`.
@@ -296,7 +297,7 @@ def capacity(p0: float, p1: float) -> float:
 
 
 def entropy_bits(masses: Sequence[float] | FloatArray) -> float:
-    """Entropy in bits of a distribution."""
+    """Return the entropy of a distribution in bits."""
     p = np.asarray(masses, dtype=np.float64)
     p = p[p > 0]
     return float(-(p * np.log2(p)).sum())

@@ -98,10 +98,10 @@ def _of_server(shown: str, error: DBAPIError) -> StorageError | None:
 
 
 def storage_error(shown: str, error: DBAPIError) -> StorageError:
-    """Return the message for a driver's error.
+    """Return an error with a message for a driver's error.
 
     Args:
-        shown: The database as the user knows it, without a password.
+        shown: The database as messages name it, without a password.
         error: As SQLAlchemy raised it.
     """
     name = str(getattr(error.orig, "sqlite_errorname", ""))
@@ -131,7 +131,7 @@ def _no_text(shown: str, tried: str) -> StorageError:
 
 @contextlib.contextmanager
 def speaking(shown: str) -> Iterator[None]:
-    """Turn the driver's errors into messages; broken constraints are for the caller to explain.
+    """Turn the driver's errors into readable errors, except broken constraints, which callers explain.
 
     Raises:
         StorageError: Instead of what the driver raised.
@@ -162,18 +162,18 @@ _REMEDY = (
 
 
 def database_location(reference: str | None, environ: Mapping[str, str] | None = None) -> Path | URL:
-    """Return the database that a user means.
+    """Return the location of the database that a user means.
 
     Args:
-        reference: A path or a URL; None looks at `BISECT_ENV_DB`, then takes a file in the user's data
+        reference: A path or a URL; if None, `BISECT_ENV_DB` is used, else a file in the user's data
             directory.
         environ: Environment variables, `os.environ` if None.
 
     Returns:
-        The absolute path of a SQLite file, or the URL of a PostgreSQL database; nothing is looked up.
+        The absolute path of a SQLite file, or the URL of a PostgreSQL database; nothing is opened.
 
     Raises:
-        UsageError: It is a URL that this release cannot serve, or names nothing.
+        UsageError: The reference is empty, or a URL that this release does not support.
     """
     environ = os.environ if environ is None else environ
     if reference is None:
@@ -202,7 +202,7 @@ def database_location(reference: str | None, environ: Mapping[str, str] | None =
 
 
 def shown_location(reference: str | None) -> str:
-    """Return the database that a user means, as messages name it; nothing is opened.
+    """Return the location of a user's database in the form for messages; nothing is opened.
 
     Raises:
         UsageError: As for `database_location`.
@@ -212,7 +212,7 @@ def shown_location(reference: str | None) -> str:
 
 
 def shown_url(url: URL) -> str:
-    """The URL as messages may quote it: `***` for the password, without options, which may hold another."""
+    """Return a URL for messages: `***` for the password, and no options, which may hold another one."""
     return url.set(query={}).render_as_string(hide_password=True)
 
 
@@ -322,7 +322,7 @@ ONE_ROW = {
 
 
 def make_views(connection: Connection) -> None:
-    """Make every view."""
+    """Create all views."""
     bodies = (_COMBINATIONS, _TRIALS, _verdicts(connection.dialect.name), _PACKAGES)
     schema = _schema_of(connection)
     for name, body in zip(NAMES, bodies, strict=True):
@@ -336,7 +336,7 @@ def schema_name(connection: Connection) -> str | None:
 
 
 def name_public(connection: Connection) -> None:
-    """Let names without a schema mean our tables, until the transaction ends: for SQL that others wrote."""
+    """Let names without a schema mean our tables until the transaction ends, for SQL of users."""
     if schema_name(connection) is not None:
         connection.exec_driver_sql(f"SET LOCAL search_path = pg_catalog, {PUBLIC}, pg_temp")
 
@@ -356,7 +356,7 @@ LOG_LIMIT = "log_limit"
 
 
 def make_schema(connection: Connection) -> None:
-    """Make every table and view in an empty database, in the transaction that is given."""
+    """Create all tables and views of an empty database in the given transaction."""
     METADATA.create_all(connection)
     make_views(connection)
     # The limit is there from the beginning, as none: else a user who may only insert could set one, and have
@@ -395,7 +395,7 @@ def has_schema(connection: Connection, shown: str) -> bool:
 
 
 def no_results(shown: str) -> StorageError:
-    """Return the error for a database that is to be read and does not exist."""
+    """Return the error for a database that is to be read but does not exist."""
     return StorageError(
         f"there are no results in {shown}",
         remedy="start `bisect-env run MATRIX` first, or name another with `--db` or BISECT_ENV_DB",
@@ -403,17 +403,17 @@ def no_results(shown: str) -> StorageError:
 
 
 def fact(connection: Connection, name: str) -> str | None:
-    """Return a fact that the database holds about itself."""
+    """Return a fact that the database stores about itself, None if it is missing."""
     query = select(MetaRow.value).where(MetaRow.name == name)  # type: ignore[call-overload]
     value = connection.execute(query).scalar_one_or_none()
     return None if value is None else str(value)
 
 
 def stored_version(connection: Connection, shown: str) -> int:
-    """Return the version of the schema that a database has.
+    """Return the version of a database's schema.
 
     Raises:
-        StorageError: It does not say.
+        StorageError: The database does not state it.
     """
     with speaking(shown):
         value = fact(connection, "schema")
@@ -426,10 +426,10 @@ def stored_version(connection: Connection, shown: str) -> int:
 
 
 def check_version(found: int, shown: str) -> None:
-    """Refuse a schema that is not this release's. Pure.
+    """Raise an error unless a schema's version is this release's. Pure.
 
     Raises:
-        StorageError: It is another one.
+        StorageError: It is another version.
     """
     if found != SCHEMA_VERSION:
         is_newer = found > SCHEMA_VERSION
@@ -462,8 +462,8 @@ class Database:
     """An open database.
 
     Attributes:
-        engine: Its transactions write, and hold the write lock from their beginning.
-        reader: The same pool; its transactions read one state and block nobody.
+        engine: Engine for writing; its transactions hold the write lock from their beginning.
+        reader: Engine for reading from the same pool; its transactions see one state and block nobody.
         shown: The database as messages name it, without a password.
     """
 
@@ -482,15 +482,15 @@ class Database:
 
 
 def open_database(reference: str | None, *, read_only: bool) -> Database:
-    """Open the results database; make it first if it is to be written and is not there.
+    """Open the results database; create it if it does not exist and is not opened for reading only.
 
     Args:
         reference: As `database_location` takes it.
-        read_only: Whether to open it for reading alone; it must exist then.
+        read_only: Whether to open it for reading only; it must exist then.
 
     Raises:
         UsageError: The reference cannot be understood.
-        StorageError: There is no database that this release could use.
+        StorageError: There is no database that this release can use.
     """
     location = database_location(reference)
     # The back ends import this module; and a user has one of the two.

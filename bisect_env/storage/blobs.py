@@ -26,10 +26,10 @@ _AGAIN = update(BLOBS).where(BLOBS.c.content_hash == bindparam("digest"))
 
 
 def put(session: Session, contents: Sequence[bytes]) -> list[str]:
-    """Store contents in the writing session that is given.
+    """Store contents in the given writing session.
 
     Args:
-        session: Of a writer, who holds the write lock.
+        session: A writing session, which holds the write lock.
         contents: None of them empty.
 
     Returns:
@@ -60,13 +60,13 @@ def put(session: Session, contents: Sequence[bytes]) -> list[str]:
 
 
 def get(row: BlobRow) -> bytes | None:
-    """Return a content; None when it was collected.
+    """Return a content; None if it was collected.
 
-    It is unpacked to the size that its row states and not a byte further, and that size is held to what we
-    would store: four megabytes that others wrote may unpack to four gigabytes.
+    It is unpacked at most to the size that its row states, and that size is limited to what we would
+    store: four megabytes that somebody else wrote may unpack to four gigabytes.
 
     Raises:
-        StorageError: It is not what its hash and its size state.
+        StorageError: The content does not match its hash and size.
     """
     digest: object = row.content_hash
     if not isinstance(digest, str) or not _DIGEST.fullmatch(digest):

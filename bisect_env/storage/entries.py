@@ -16,7 +16,7 @@ from bisect_env.trials.records import Evidence, Machine, Outcome, TrialFacts, Tr
 
 
 class StudyStatus(StrEnum):
-    """How far a study is."""
+    """A stage in the life of a study."""
 
     OPEN = "open"
     """Running, or ended by something that left it no time to say so."""
@@ -29,7 +29,7 @@ class StudyStatus(StrEnum):
 
 
 class CombinationStatus(StrEnum):
-    """Whether anything can be learnt at a combination."""
+    """A state of a combination: whether trials of it are possible, and why not."""
 
     UNLOCKED = "unlocked"
     """Nobody has asked for its environment yet."""
@@ -46,7 +46,7 @@ class CombinationStatus(StrEnum):
 
     @property
     def is_learnt(self) -> bool:
-        """Whether it was found out by running something, not by solving."""
+        """Return whether the status was found by running something, not by solving."""
         return self in (CombinationStatus.UNBUILDABLE, CombinationStatus.SET_ASIDE)
 
 
@@ -55,19 +55,19 @@ class StudyDefinition:
     """The question of a study and its settings.
 
     Attributes:
-        name: Of the matrix.
-        digest: Of everything that decides what a trial means (`Matrix.digest`).
-        matrix_path: As the user named it.
+        name: Name in the matrix.
+        digest: Digest of everything that decides what a trial means (`Matrix.digest`).
+        matrix_path: Path as the user named it.
         matrix_text: The file's raw text.
-        description: Of the matrix.
+        description: Description in the matrix.
         grid: JSON list, in matrix order an object for each axis: `name`, `kind`, `direction`, `values`.
-        settings: JSON object: the search's settings and whatever else may change when a study goes on.
+        settings: JSON object: the search's settings and others that may change when a study is resumed.
         target: The failure that the study is about, as the matrix states it.
-        exclude_newer: The moment as of which the index is seen; a study that goes on keeps its first one.
-        version: Of bisect-env.
+        exclude_newer: The moment as of which the index is seen; a resumed study keeps its first one.
+        version: Version of bisect-env.
         host: Host name.
         user: Name of the user.
-        fresh: Whether it starts from nothing, whatever has been measured already.
+        fresh: Whether it starts without any earlier trials.
     """
 
     name: str
@@ -86,7 +86,7 @@ class StudyDefinition:
 
     @property
     def packages(self) -> list[str]:
-        """Packages that the axes move, in matrix order."""
+        """Return the packages of the axes, in matrix order."""
         # Where an axis names no package, it is called as what it moves.
         named = (axis.get("package", axis["name"]) for axis in self.grid)
         return [name for name in named if name]
@@ -121,12 +121,12 @@ class Study:
 
     @property
     def exclude_newer(self) -> datetime | None:
-        """The moment as of which the index is seen, UTC."""
+        """Return the moment as of which the index is seen, UTC."""
         return self.definition.exclude_newer
 
     @property
     def grid(self) -> Grid:
-        """The combinations that the study was about when it was opened last, with its stated ends."""
+        """Return the combinations of the study when it was last opened, with its stated ends."""
         axes = tuple(
             GridAxis(
                 axis["name"],
@@ -147,10 +147,10 @@ class CombinationState:
     """One combination of a study.
 
     Attributes:
-        combination: The point of the matrix.
+        combination: The combination.
         status: A `CombinationStatus`.
-        reason: Why; of solvable ones what their environment warns of, mostly "".
-        lock_hash: Of its lock, if it has one.
+        reason: Reason of the status; for solvable ones the warnings of their environment, mostly "".
+        lock_hash: Hash of its lock, if it has one.
     """
 
     combination: Combination
@@ -163,14 +163,14 @@ class CombinationState:
 class StoredTrial(TrialFacts):
     """A trial of a study, without its logs.
 
-    `combination` is the one that it stands for in this study.
+    `combination` is the combination that it counts for in this study.
 
     Attributes:
-        sequence: Grows in the order in which the study got its trials.
+        sequence: Grows in the order in which the study received its trials.
         study_id: The study that recorded it.
-        reused: Whether that is another study than the one that was asked for.
-        matched: Whether its output contains what the study looks for.
-        evidence: Its meaning in the study.
+        reused: Whether another study recorded it.
+        matched: Whether its output contains the study's pattern.
+        evidence: Its evidence in the study.
         recorded_at: UTC.
     """
 
@@ -188,13 +188,13 @@ class StoredTrial(TrialFacts):
 
 @dataclass(frozen=True, slots=True)
 class WholeTrial:
-    """A trial with its logs, as the study that recorded it has it.
+    """A trial with its logs, as the study that recorded it stores it.
 
     Attributes:
         study_id: The study that recorded it.
-        record: What it did, logs included.
+        record: Its record, including logs.
         recorded_at: UTC.
-        collected: Whether some of its logs were collected to make room; they are "" then.
+        collected: Whether some of its logs were dropped to save space; these are "".
     """
 
     study_id: str
@@ -208,10 +208,10 @@ class Want:
     """A trial that a command wants to run.
 
     Attributes:
-        trial_id: It will have.
-        combination: Of the study.
-        believed: Trials of this combination that are recorded in the study or being run, as far as who asks
-            knows; of those recorded only what is counted, see `Store.claim`.
+        trial_id: Id that it will have.
+        combination: Its combination in the study.
+        believed: Number of trials of this combination that the command knows to be recorded or running; of
+            the recorded ones, only those that count, see `Store.claim`.
     """
 
     trial_id: str
@@ -221,7 +221,7 @@ class Want:
 
 @dataclass(frozen=True, slots=True)
 class EvidenceCounts:
-    """How many trials of one combination said what.
+    """Numbers of trials of one combination by evidence and outcome.
 
     Attributes:
         by_outcome: (evidence, outcome) to number of trials.
@@ -230,37 +230,37 @@ class EvidenceCounts:
     by_outcome: Mapping[tuple[Evidence, Outcome], int] = field(default_factory=dict)
 
     def of(self, evidence: Evidence) -> int:
-        """Number of trials with this evidence."""
+        """Return the number of trials with this evidence."""
         return sum(n for (said, _), n in self.by_outcome.items() if said is evidence)
 
     @property
     def good(self) -> int:
-        """Passes."""
+        """Return the number of passes."""
         return self.of(Evidence.GOOD)
 
     @property
     def bad(self) -> int:
-        """Trials that showed the target."""
+        """Return the number of trials that showed the target."""
         return self.of(Evidence.BAD)
 
     @property
     def other(self) -> int:
-        """Failures of another kind."""
+        """Return the number of failures of another kind."""
         return self.of(Evidence.OTHER)
 
     @property
     def void(self) -> int:
-        """Trials that infrastructure spoilt."""
+        """Return the number of trials that are void because of infrastructure failures."""
         return self.of(Evidence.VOID)
 
     @property
     def skip(self) -> int:
-        """Trials that said nothing can be learnt."""
+        """Return the number of trials that were skipped."""
         return self.of(Evidence.SKIP)
 
     @property
     def counted(self) -> int:
-        """Trials that are evidence: good and bad."""
+        """Return the number of trials that are evidence: good and bad."""
         return self.good + self.bad
 
 
@@ -269,11 +269,11 @@ class FailureGroup:
     """Trials of a study that failed in the same way.
 
     Attributes:
-        signature: What makes them the same, or "".
-        outcome: What they did.
-        evidence: What that says.
-        trials: How many.
-        trial_id: One of them, the first recorded.
+        signature: Their common signature, or "".
+        outcome: Their outcome.
+        evidence: Their evidence.
+        trials: Number of trials.
+        trial_id: Id of the first recorded one.
     """
 
     signature: str
@@ -330,11 +330,11 @@ counts."""
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """Something that was decided during a study, for those who want to follow it.
+    """A decision made during a study, recorded so that the study can be followed.
 
     Attributes:
         at: UTC.
-        kind: What was decided.
+        kind: Kind of the decision.
         payload: JSON object.
     """
 

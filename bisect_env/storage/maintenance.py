@@ -28,7 +28,7 @@ from bisect_env.storage.values import DamageError
 
 
 def problems(reference: str | None) -> tuple[str, list[str]]:
-    """Return the database as messages name it, and what is wrong with it, a sentence each.
+    """Return the database's name for messages, and its problems, one sentence each.
 
     Raises:
         StorageError: It cannot be opened, or has another schema.
@@ -64,7 +64,7 @@ _NAMED = 10
 
 
 def _damages(connection: Connection) -> list[str]:
-    """Rows that do not hold what we write; logs are not read."""
+    """Return descriptions of rows with invalid content; logs are not read."""
     found: list[str] = []
     with Session(connection) as session:
         packages: defaultdict[str, list[PackageRow]] = defaultdict(list)
@@ -96,7 +96,7 @@ def _damages(connection: Connection) -> list[str]:
 
 
 def stats(reference: str | None) -> tuple[str, dict[str, int | str]]:
-    """Return the database as messages name it, and its measures: schema, rows of each table, size in bytes.
+    """Return the database's name for messages, and its schema, rows per table and size in bytes.
 
     Raises:
         StorageError: It cannot be opened, or has another schema.

@@ -77,9 +77,10 @@ def _literal(value: str) -> str:
 
 
 def _pattern(value: str) -> str:
-    """Return a LIKE pattern in which `*` stands for anything, and `%` at the ends as well.
+    """Return a LIKE pattern in which `*` matches anything, and so does `%` at the ends.
 
-    It is in lower case, to be compared with text in lower case: LIKE looks at case in PostgreSQL alone.
+    The pattern is in lower case and must be compared with lower-case text: only PostgreSQL's LIKE is
+    case-sensitive.
     """
     value = value.lower()
     inner = value.strip("%")
@@ -111,7 +112,7 @@ def _only_reading(action: int, first: str | None, second: str | None, *_: str | 
 
 
 def no_leaks(action: int, first: str | None, second: str | None, *_: str | None) -> int:
-    """Deny SQLite what loads code, shows addresses of memory, or shows paths: an authorizer."""
+    """Deny SQLite functions that load code or expose memory addresses or paths; used as an authorizer."""
     if action == sqlite3.SQLITE_FUNCTION:
         return sqlite3.SQLITE_DENY if second in ("load_extension", "fts3_tokenizer") else sqlite3.SQLITE_OK
     is_listed = action == sqlite3.SQLITE_READ and (first or "").lower() == "pragma_database_list"
@@ -122,11 +123,11 @@ def no_leaks(action: int, first: str | None, second: str | None, *_: str | None)
 def ask(
     reference: str | None, question: str, *, timeout: float = TIMEOUT
 ) -> Iterator[tuple[list[str], Iterator[Sequence[Any]]]]:
-    """Ask one SELECT; gives the names of the columns, and the rows one by one.
+    """Run one SELECT; yield the names of the columns, and an iterator of the rows.
 
-    SQLite opens the file for reading and allows a statement nothing else; PostgreSQL answers through a
-    cursor, which takes nothing but a query, in a transaction that is READ ONLY and always rolled back.
-    Functions with effects are refused, because READ ONLY does not stop all of them.
+    SQLite opens the file read-only and allows no other kind of statement; PostgreSQL answers through a
+    cursor, which accepts only a query, in a READ ONLY transaction that is always rolled back. Functions
+    with side effects are refused, because READ ONLY does not stop all of them.
 
     Args:
         reference: As `Store.open` takes it.
@@ -134,8 +135,8 @@ def ask(
         timeout: Seconds until the last row.
 
     Raises:
-        UsageError: It is no single query, names what is not there, or takes too long or too much.
-        StorageError: There is no database that this release could use, or it fails.
+        UsageError: It is no single query, names unknown tables or columns, or takes too long or too much.
+        StorageError: There is no database that this release can use, or it fails.
     """
     limit = _Limit(timeout)
     database = open_database(reference, read_only=True)
@@ -168,7 +169,7 @@ def ask(
 
 
 class _Limit:
-    """How long a question may take, and how much its rows.
+    """A limit on the time and memory of a query's answer.
 
     Args:
         timeout: Seconds from now.
@@ -181,14 +182,14 @@ class _Limit:
 
     @property
     def is_over(self) -> bool:
-        """Whether its time is over."""
+        """Return whether the time is over."""
         return time.monotonic() > self._deadline
 
     def count(self, row: tuple[Any, ...]) -> tuple[Any, ...]:
-        """Return the row, which fits.
+        """Return the row after adding its size to the total.
 
         Raises:
-            UsageError: It does not.
+            UsageError: The answer is too large, or the time is over.
         """
         self._taken += sys.getsizeof(row) + sum(map(sys.getsizeof, row))
         if self._taken > MEMORY:
@@ -214,7 +215,7 @@ class _Limit:
 
 @contextmanager
 def _rolled_back(connection: Connection) -> Iterator[None]:
-    """Open a transaction that leaves nothing behind, whatever happens in it."""
+    """Open a transaction that is always rolled back."""
     transaction = connection.begin()
     try:
         yield
@@ -296,7 +297,7 @@ def _refuse_effects(connection: Connection, question: str) -> None:
 
 
 def limit_memory(connection: sqlite3.Connection) -> None:
-    """Hold SQLite to `MEMORY` in this process, for good, and what this connection makes to memory."""
+    """Limit SQLite's memory to `MEMORY` in this process, and keep temporary data in memory."""
     connection.execute("PRAGMA temp_store = MEMORY")
     connection.execute(f"PRAGMA soft_heap_limit = {MEMORY}")
     connection.execute(f"PRAGMA hard_heap_limit = {MEMORY}")

@@ -116,7 +116,7 @@ _TRIAL_ID = re.compile(r"[0-9A-Za-z_-]{1,64}")
 
 @cache
 def _columns_of(table: type[SQLModel]) -> TypeAdapter[Any]:
-    """Return what checks the columns of a table, of whose types SQLite keeps none."""
+    """Return a validator for the columns of a table, because SQLite does not enforce their types."""
     columns: dict[str, Any] = {
         name: (Annotated[(field.annotation, *field.metadata)] if field.metadata else field.annotation, ...)
         for name, field in table.model_fields.items()
@@ -132,16 +132,16 @@ def _shape(key: tuple[str, str]) -> TypeAdapter[Any]:
 
 
 def _check(adapter: TypeAdapter[Any], value: Any, where: str, column: str = "") -> None:
-    """Refuse a value that is not what an adapter takes.
+    """Raise an error if an adapter does not accept a value.
 
     Args:
-        adapter: A strict one.
-        value: Of a row, or of one of its columns.
-        where: Which row, for the message.
-        column: Which column; "" for the whole row.
+        adapter: A strict adapter.
+        value: Value of a row, or of one of its columns.
+        where: Name of the row, for the message.
+        column: Name of the column; "" for the whole row.
 
     Raises:
-        DamageError: It is not.
+        DamageError: The value is not accepted.
     """
     try:
         adapter.validate_python(value, strict=True)
@@ -156,11 +156,11 @@ def _damage(error: ValidationError, where: str, column: str) -> DamageError:
 
 
 def check_row(row: SQLModel, where: str) -> None:
-    """Refuse a row with a value of another type than its column has, or with NaN or an infinity.
+    """Raise an error if a row holds a value of another type than its column has, or NaN or an infinity.
 
     Args:
-        row: Of one of our tables.
-        where: Which one, for the message.
+        row: A row of one of our tables.
+        where: Name of the row, for the message.
 
     Raises:
         DamageError: It does.
@@ -169,7 +169,7 @@ def check_row(row: SQLModel, where: str) -> None:
 
 
 def _named(kind: str, row_id: object) -> str:
-    """Return a row in words. An id that another program wrote is quoted."""
+    """Return a name of a row for messages; an invalid id is quoted."""
     return (
         f"{kind} {row_id}"
         if isinstance(row_id, str) and _TRIAL_ID.fullmatch(row_id)
@@ -257,7 +257,10 @@ def verdict_value(verdict: VerdictDocument) -> dict[str, Any]:
 
 
 def definition_values(definition: StudyDefinition) -> dict[str, Any]:
-    """Return the columns that may change when a study goes on: all but its identity and `exclude_newer`."""
+    """Return the columns that may change when a study is resumed.
+
+    These are all but its identity and `exclude_newer`.
+    """
     return {
         "version": clean(definition.version),
         "host": clean(definition.host),
@@ -299,17 +302,16 @@ def package_rows(lock: Lock) -> list[PackageRow]:
 
 
 def lock_of(row: LockRow, packages: list[PackageRow]) -> Lock:
-    """Return a stored lock as plain data, if it is what its hash says.
+    """Return a stored lock as plain data, after checking it against its hash.
 
-    Environments, and files that others build from, are made of locks: what anybody else could have written
-    into one is used nowhere.
+    Environments are built from locks, so a lock that somebody else could have written is never used.
 
     Args:
-        row: With the text, from which the lock is read.
-        packages: Its packages as people ask for them, in whatever order; they have to say the same.
+        row: The row with the text, from which the lock is read.
+        packages: Its packages in any order; they must agree with the text.
 
     Raises:
-        DamageError: The text is none of ours, has another hash, or the columns say something else.
+        DamageError: The text is no valid lock, has another hash, or contradicts the columns.
     """
     from bisect_env.environments.lockfiles import parse_lock  # brings a YAML parser, which few commands need
 
@@ -345,10 +347,10 @@ def combination_of(row: CombinationRow) -> CombinationState:
 
 
 def combination_from(key: object, where: str) -> Combination:
-    """Return the combination that a stored key means.
+    """Return the combination of a stored key.
 
     Raises:
-        DamageError: It means none.
+        DamageError: The key is invalid.
     """
     data = read_json(key)
     pairs = data if isinstance(data, list) else None
@@ -378,11 +380,11 @@ def decision_of(row: DecisionRow) -> Decision:
 def trial_values(study_id: str, record: TrialRecord, trial_key: str, now: datetime) -> dict[str, Any]:
     """Return the columns of a trial's row, without its logs.
 
-    A mapping, which costs a tenth of what a `TrialRow` does: there is one for each trial.
+    The result is a mapping, which costs a tenth of a `TrialRow`: there is one for each trial.
 
     Args:
         study_id: Id of the study that records it.
-        record: What it did.
+        record: The trial's record.
         trial_key: Key under which other studies find it; "" for none.
         now: Time of recording.
     """
@@ -413,7 +415,7 @@ def trial_values(study_id: str, record: TrialRecord, trial_key: str, now: dateti
 
 
 def artefacts_of(record: TrialRecord) -> dict[str, bytes]:
-    """Return the texts that a trial wrote, by name, without passwords; bytes keep NUL and lone surrogates."""
+    """Return a trial's texts by name, without passwords; NUL and lone surrogates are kept as bytes."""
     texts = {name: getattr(record, name) for name in LOGS}
     if record.imported:
         texts[IMPORTED] = json.dumps(dict(record.imported), sort_keys=True, ensure_ascii=False)
@@ -423,15 +425,15 @@ def artefacts_of(record: TrialRecord) -> dict[str, bytes]:
 
 
 def stored_trial(of_study: MemberRow, row: TrialRow, key: str) -> StoredTrial:
-    """Return a trial of a study without its logs; its evidence is left to a `Judge`.
+    """Return a trial of a study without its logs; a `Judge` determines its evidence later.
 
     Args:
-        of_study: What the study has of it.
-        row: Its facts.
-        key: Key of the combination that it stands for in the study.
+        of_study: The study's row about the trial.
+        row: The trial's facts.
+        key: Key of the combination that it counts for in the study.
 
     Raises:
-        DamageError: It is not what we store.
+        DamageError: A row holds invalid content.
     """
     facts = _facts(row, key)
     check_member(of_study)
@@ -446,20 +448,20 @@ def stored_trial(of_study: MemberRow, row: TrialRow, key: str) -> StoredTrial:
 
 
 def change_of(row: ChangedRow) -> ChangedEnvironment:
-    """Return the change of an environment that a row holds.
+    """Return the change of an environment from its row.
 
     Raises:
-        DamageError: It is not what we store.
+        DamageError: The row holds invalid content.
     """
     check_row(row, f"change {shortened(row.id)} of an environment")
     return ChangedEnvironment(row.lock_hash, row.host, row.since, row.until)
 
 
 def check_member(row: MemberRow) -> None:
-    """Refuse a row that does not hold what we store.
+    """Raise an error if a row about a trial of a study holds invalid content.
 
     Raises:
-        DamageError: It does not.
+        DamageError: It does.
     """
     where = f"trial {shortened(row.trial_sequence)} of study {shortened(row.study_id)}"
     check_row(row, where)
@@ -507,10 +509,10 @@ def check_trial(row: TrialRow) -> dict[str, Any]:
 
 
 def whole_trial(row: TrialRow, key: str, logs: Mapping[str, bytes | None]) -> WholeTrial:
-    """Return a trial with its logs, of which those that were collected are None.
+    """Return a trial with its logs; logs that are None were collected.
 
     Raises:
-        DamageError: It is not what we store.
+        DamageError: The row or its logs hold invalid content.
     """
     facts = _facts(row, key)
     where = _named("trial", row.trial_id)

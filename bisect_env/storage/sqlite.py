@@ -66,11 +66,11 @@ _NETWORK_FUSE = frozenset(
 
 
 def network_file_system(path: PurePath, mounts: Iterable[tuple[str, str]]) -> str | None:
-    """Return the type of the network file system that holds a path, None when it is a local one. Pure.
+    """Return the type of the network file system that holds a path, None if it is a local one. Pure.
 
     Args:
         path: Absolute and without symbolic links.
-        mounts: (mount point, file system type) in the order of mounting; of two at one point the last counts.
+        mounts: (mount point, file system type) in the order of mounting; the last one at a point counts.
     """
     holder: tuple[int, str] = (-1, "")
     for point, kind in mounts:
@@ -84,7 +84,7 @@ def network_file_system(path: PurePath, mounts: Iterable[tuple[str, str]]) -> st
 
 
 def network_file_system_of(path: Path) -> str | None:
-    """The type of the network file system that holds a path of this machine, which need not exist yet."""
+    """Return the type of the network file system that holds a path of this host, which need not exist."""
     import psutil
 
     mounts = [(partition.mountpoint, partition.fstype) for partition in psutil.disk_partitions(all=True)]
@@ -96,10 +96,10 @@ def network_file_system_of(path: Path) -> str | None:
 
 
 def open_file(path: Path, *, read_only: bool) -> Database:
-    """Open a SQLite file; make it, mode 0600 in a directory of mode 0700, if it is to be written.
+    """Open a SQLite file; create it (mode 0600, its directory 0700) unless it is opened for reading only.
 
     Raises:
-        StorageError: It is not ours, is damaged, cannot be reached, or lies where it would be destroyed.
+        StorageError: It is not ours, is damaged, cannot be reached, or lies on a network file system.
     """
     if kind := network_file_system_of(path):
         raise StorageError(
@@ -151,17 +151,17 @@ def _unreachable(path: Path, error: OSError) -> StorageError:
 
 
 def _is_frozen(path: Path) -> bool:
-    """Whether nobody writes here and we cannot make the shared memory that WAL needs even for reading."""
+    """Return whether nobody writes to the file and we cannot create WAL's shared memory beside it."""
     if os.access(path.parent, os.W_OK):
         return False
     return not Path(f"{path}-wal").exists() and not Path(f"{path}-shm").exists()
 
 
 class _Place:
-    """The file that is written to, and whether it is still the one that was opened.
+    """A guard that checks that a database file is still the one that was opened.
 
-    A database that somebody deletes or replaces lives on, without a name, for those who have it open. What
-    they write is lost; and its log, which keeps its name, would be taken for that of the file put there.
+    If a file is deleted or replaced, the old one lives on without a name for processes that have it open.
+    Their writes are lost, and its log, which keeps its name, would be applied to the new file.
     """
 
     def __init__(self, path: Path) -> None:
@@ -228,7 +228,7 @@ def _engine(path: Path, *, read_only: bool) -> Engine:
 
 
 def _use_wal(connection: Any) -> str:
-    """Let readers and writers not wait for each other; return the journal mode that is in use now."""
+    """Switch to WAL, so that readers and writers do not block each other; return the mode now in use."""
     until = time.monotonic() + backend.BUSY_SECONDS
     while True:
         try:

@@ -105,10 +105,10 @@ def combination_row(session: Session, study_id: str, combination: Combination) -
 
 @contextlib.contextmanager
 def constraints(what: str) -> Iterator[None]:
-    """Turn a broken constraint into a defect of the caller.
+    """Turn a broken constraint into a `ValueError`: a defect of the caller.
 
     Raises:
-        ValueError: Instead of what the driver raised.
+        ValueError: In place of the driver's error.
     """
     try:
         yield
@@ -133,11 +133,11 @@ class Collected:
 
     Attributes:
         limit: Bytes that logs may take.
-        before: Bytes that they took.
+        before: Bytes that logs took before.
         after: Bytes that they take now.
-        logs: Contents dropped to keep the limit.
-        orphans: Contents dropped because no trial refers to them.
-        cited: Bytes that verdicts cite, which stay.
+        logs: Number of contents dropped to keep the limit.
+        orphans: Number of contents dropped because no trial refers to them.
+        cited: Bytes that verdicts cite and that are kept.
     """
 
     limit: int
@@ -149,13 +149,13 @@ class Collected:
 
 
 def limit_of(session: Session) -> int:
-    """Return the limit that the database keeps."""
+    """Return the limit on logs that the database stores."""
     value = session.exec(select(MetaRow.value).where(MetaRow.name == LOG_LIMIT)).first()
     return int(value) if value is not None and re.fullmatch(r"[0-9]{1,18}", value) else LIMIT
 
 
 def stored(session: Session) -> int:
-    """Bytes that logs take, compressed."""
+    """Return how many bytes logs take, compressed."""
     query = select(func.coalesce(func.sum(BlobRow.stored), 0)).where(col(BlobRow.collected).is_(False))
     return int(session.exec(query).one())
 
@@ -182,7 +182,7 @@ def _cited_trials(store: Store, session: Session) -> set[int]:
 
 
 def collect_logs(sessions: Store, limit: int | None, *, dry: bool) -> Collected:
-    """As `Store.collect`."""
+    """Collect logs; see `Store.collect`."""
     with sessions.reading() if dry else sessions.writing() as session:
         before = stored(session)
         limit = limit_of(session) if limit is None else limit
@@ -253,11 +253,11 @@ def find_study(studies: Sequence[Study], reference: str | None, shown: str) -> S
 
     Args:
         studies: Every study, the newest first.
-        reference: What the user said; None for the newest. The path of a matrix will do as well.
+        reference: The user's reference; None for the newest. The path of a matrix works as well.
         shown: The database, for messages.
 
     Raises:
-        UsageError: There is none, or several ids begin so.
+        UsageError: There is no such study, or several ids begin with the reference.
     """
     if not studies:
         raise UsageError(
@@ -333,7 +333,7 @@ def _add_decision(session: Session, study_id: str, kind: str, payload: Mapping[s
 
 
 def _statements(session: Session) -> Connection:
-    """For statements that know nothing of the session's objects; what these wait to write goes first."""
+    """Return the session's connection for direct statements, after flushing its objects."""
     session.flush()
     return session.connection()
 
@@ -343,7 +343,7 @@ def _statements(session: Session) -> Connection:
 
 
 def _whole_trial(session: Session, trial_id: str) -> WholeTrial | None:
-    """One trial with its logs."""
+    """Return one trial with its logs, None if it is not stored."""
     query = (
         select(TrialRow, CombinationRow.key)
         .join(MemberRow, col(MemberRow.trial_sequence) == col(TrialRow.sequence))
@@ -359,7 +359,7 @@ def _whole_trial(session: Session, trial_id: str) -> WholeTrial | None:
 
 
 def _artefacts(session: Session, sequence: int) -> dict[str, bytes | None]:
-    """Everything that a trial left, by name; what was collected is None."""
+    """Return all files that a trial left, by name; None for collected ones."""
     query = (
         select(ArtefactRow.name, BlobRow)
         .join(BlobRow, col(BlobRow.content_hash) == col(ArtefactRow.content_hash))
@@ -405,7 +405,7 @@ def _stand_at(now: float) -> dict[str, float]:
 
 
 def time_of_database(session: Session) -> float:
-    """Seconds since 1970 by the database's clock: hosts disagree about the time."""
+    """Return the time by the database's clock, in seconds since 1970; clocks of hosts may differ."""
     connection = _statements(session)
     return float(connection.execute(_CLOCKS[connection.dialect.name]).scalar_one())
 
@@ -426,14 +426,14 @@ _TAKEN = union_all(
 def _add_claims(
     session: Session, study_id: str, holder: str, ours: Sequence[tuple[str, int]], until: float
 ) -> None:
-    """Claim trials, as ids and rows of their combinations, that nobody else has."""
+    """Store claims of trials, given by id and combination row, that nobody else has claimed."""
     same = {"study_id": study_id, "holder": clean(holder), "expires_at": until}
     values = [{"trial_id": trial_id, "combination_id": place, **same} for trial_id, place in ours]
     _statements(session).execute(insert(_CLAIMS), values)
 
 
 def _taken(session: Session, study_id: str, after: int) -> Counter[int]:
-    """Count the trials of each combination that a study got after a `sequence`, or that are claimed."""
+    """Count a study's trials per combination that are claimed or were added after a `sequence`."""
     found: Counter[int] = Counter()
     for place, number in _statements(session).execute(_TAKEN, {"study": study_id, "after": after}):
         found[place] += number
@@ -468,7 +468,7 @@ class Store:
         self._studies: set[str] = set()
 
     def close(self) -> None:
-        """Give the connections back; may be called twice."""
+        """Close the connections; may be called twice."""
         self.database.engine.dispose()
 
     def __enter__(self) -> Self:
@@ -479,7 +479,7 @@ class Store:
 
     @property
     def shown(self) -> str:
-        """The database as messages name it, without a password."""
+        """Return the database's name for messages, without a password."""
         return self.database.shown
 
     @contextlib.contextmanager
@@ -507,7 +507,7 @@ class Store:
 
     @contextlib.contextmanager
     def reading(self) -> Iterator[Session]:
-        """A session for reading; within another one of this thread, that one."""
+        """Open a session for reading, or reuse the one of this thread."""
         if (shared := getattr(self._local, "session", None)) is not None:
             yield shared
             return
@@ -516,7 +516,7 @@ class Store:
 
     @contextlib.contextmanager
     def writing(self) -> Iterator[Session]:
-        """A session for writing, which is committed at its end."""
+        """Open a session for writing that is committed at its end, or reuse the one of this thread."""
         if (shared := getattr(self._local, "writer", None)) is not None:
             yield shared
             return
@@ -526,10 +526,10 @@ class Store:
 
     @classmethod
     def open(cls, url_or_path: str | None = None, *, read_only: bool = False) -> Store:
-        """Open the database, making it first if it is not there.
+        """Open the database; create it if it does not exist.
 
         Args:
-            url_or_path: What the user said; None for `BISECT_ENV_DB`, then the user's data directory.
+            url_or_path: The user's reference; None for `BISECT_ENV_DB`, then the user's data directory.
             read_only: Open an existing database and refuse to write.
 
         Raises:
@@ -548,12 +548,12 @@ class Store:
             return rows.study_of(row) if row else None
 
     def open_study(self, definition: StudyDefinition, *, study_id: str | None = None) -> Study:
-        """Go on with the study of this name and digest, or begin one; a fresh one begins in any case.
+        """Resume the study with this name and digest, or create one; a fresh definition always creates one.
 
-        An existing study takes over everything from the definition but `exclude_newer`, which keeps its
-        first value (what was resolved must stay resolved), and `fresh`. One that was interrupted or failed
-        is open again; one that is finished stays so until `reopen`. A `study_id` names the study to go
-        on with, and "" begins another one.
+        A resumed study takes over the new definition except `exclude_newer`, which keeps its first value
+        (so that resolved versions stay the same), and `fresh`. An interrupted or failed study is opened
+        again; a finished one stays finished until `reopen`. A `study_id` names the study to resume, and ""
+        creates another one.
         """
         now = datetime.now(UTC)
         values = rows.definition_values(definition)
@@ -589,13 +589,13 @@ class Store:
             return rows.study_of(row)
 
     def save_verdict(self, study_id: str, verdict: VerdictDocument) -> None:
-        """Store the verdict so far, for those who look at a study that is still going."""
+        """Store the verdict so far, for readers of a running study."""
         with self.writing() as session:
             row = study_row(session, study_id)
             row.verdict, row.updated_at = rows.verdict_value(verdict), datetime.now(UTC)
 
     def set_grid(self, study_id: str, grid: Sequence[dict[str, Any]]) -> None:
-        """Store other values of a study's axes, when releases were added around its answer."""
+        """Store new values of a study's axes, after releases were added around its answer."""
         with self.writing() as session:
             row = study_row(session, study_id)
             row.grid, row.updated_at = [jsonable(axis) for axis in grid], datetime.now(UTC)
@@ -604,9 +604,9 @@ class Store:
         """End a study.
 
         Args:
-            study_id: Which one.
+            study_id: Id of the study.
             status: `finished`, `interrupted` or `failed`.
-            verdict: None keeps the one stored last.
+            verdict: Final verdict; None keeps the one stored last.
 
         Raises:
             ValueError: Another status.
@@ -622,7 +622,7 @@ class Store:
                 row.verdict = rows.verdict_value(verdict)
 
     def reopen(self, study_id: str) -> None:
-        """Go on with a study that had ended; its verdict stays until the next one."""
+        """Set an ended study to open; its verdict stays until the next one."""
         with self.writing() as session:
             row = study_row(session, study_id)
             row.status, row.finished_at, row.updated_at = StudyStatus.OPEN.value, None, datetime.now(UTC)
@@ -635,7 +635,7 @@ class Store:
                 study of all.
 
         Raises:
-            UsageError: There is none, or several ids begin so.
+            UsageError: There is no such study, or several ids begin with the reference.
         """
         return find_study(self.studies(), reference, self.shown)
 
@@ -646,13 +646,13 @@ class Store:
             return [rows.study_of(row) for row in session.exec(query)]
 
     def record_decision(self, study_id: str, kind: str, payload: dict[str, Any]) -> None:
-        """Store something that was decided, for those who want to follow the study later."""
+        """Store a decision, so that the study can be followed later."""
         with self.writing() as session:
             self._check_study(session, study_id)
             _add_decision(session, study_id, kind, payload)
 
     def decisions(self, study_id: str) -> list[Decision]:
-        """Everything that was decided in a study, in order."""
+        """Return all decisions of a study, in order."""
         with self.reading() as session:
             query = select(DecisionRow).where(DecisionRow.study_id == study_id).order_by(col(DecisionRow.id))
             return [rows.decision_of(row) for row in session.exec(query)]
@@ -673,10 +673,10 @@ class Store:
             session.add_all(package for lock in new for package in rows.package_rows(lock))
 
     def lock(self, content_hash: str) -> Lock | None:
-        """Return a stored lock, whole; its hash is computed again.
+        """Return a complete stored lock, None if there is none; its hash is verified.
 
         Raises:
-            StorageError: It is not what its hash says, or holds what no lock of ours does.
+            StorageError: It does not match its hash, or is no valid lock.
         """
         with self.reading() as session:
             row = session.get(LockRow, content_hash)
@@ -686,13 +686,13 @@ class Store:
             return rows.lock_of(row, list(session.exec(query)))
 
     def save_combinations(self, study_id: str, states: Iterable[CombinationState]) -> None:
-        """Store what is known about combinations before anything runs.
+        """Store the states of combinations before anything runs.
 
-        What running has taught is not forgotten: an `unbuildable` or `set-aside` combination that comes as
-        `solvable` with the same lock stays what it is. Nor is anything forgotten for an `unlocked` one.
+        Findings of trials are kept: an `unbuildable` or `set-aside` combination that is saved as
+        `solvable` with the same lock, or as `unlocked`, keeps its status.
 
         Raises:
-            ValueError: A status that is none, or a lock that is not stored.
+            ValueError: An invalid status, or a lock that is not stored.
         """
         with self.writing() as session, constraints("a lock that is not stored"):
             study_row(session, study_id)
@@ -719,16 +719,16 @@ class Store:
             session.flush()
 
     def set_combination(self, study_id: str, combination: Combination, status: str, reason: str) -> None:
-        """Store what running has taught about a combination; its lock stays.
+        """Store a combination's status after something was run; its lock stays.
 
         Args:
-            study_id: Its study.
-            combination: Which one.
+            study_id: Id of its study.
+            combination: The combination.
             status: A `CombinationStatus`.
-            reason: Why, for people.
+            reason: Readable reason.
 
         Raises:
-            ValueError: A status that is none, or a combination that the study does not have.
+            ValueError: An invalid status, or a combination that the study does not have.
         """
         checked = CombinationStatus(status)
         with self.writing() as session:
@@ -754,7 +754,7 @@ class Store:
     # -- trials ----------------------------------------------------------------------------------------------
 
     def _check_study(self, session: Session, study_id: str) -> None:
-        """See that there is a study; none is ever removed, so that each is looked up once.
+        """Raise an error if there is no such study; cached, because studies are never removed.
 
         Raises:
             ValueError: There is none.
@@ -766,10 +766,10 @@ class Store:
     def combination_ids(
         self, session: Session, study_id: str, combinations: Sequence[Combination]
     ) -> list[int]:
-        """Return the ids of combinations' rows; an id never changes, so that each is looked up once.
+        """Return the row ids of combinations; cached, because ids never change.
 
         Raises:
-            ValueError: The study does not have one.
+            ValueError: The study does not have one of them.
         """
         found = []
         for combination in combinations:
@@ -782,7 +782,7 @@ class Store:
         return found
 
     def study_trials(self, study_id: str) -> StudyTrials:
-        """Return the trials of a study to read, judge and record; none of them is known there yet.
+        """Return an object to read, judge and record the trials of a study; it has read none yet.
 
         Raises:
             ValueError: There is no such study.
@@ -790,19 +790,19 @@ class Store:
         return StudyTrials(self, study_id)
 
     def trials(self, study_id: str) -> list[StoredTrial]:
-        """Return the trials of a study with their evidence, those that it reuses included, without logs.
+        """Return the trials of a study with their evidence, including reused ones, without logs.
 
-        They come in the order in which the study got them.
+        They are in the order in which the study received them.
         """
         return self.study_trials(study_id).look()
 
     def evidence(self, trial: WholeTrial) -> Evidence:
-        """Return what a trial is evidence of in the study that recorded it."""
+        """Return the evidence of a trial in the study that recorded it."""
         trials = self.trials(trial.study_id)
         return next(one.evidence for one in trials if one.trial_id == trial.record.trial_id)
 
     def trial(self, trial_id: str) -> WholeTrial | None:
-        """One trial with its logs."""
+        """Return one trial with its logs, None if it is not stored."""
         with self.reading() as session:
             return _whole_trial(session, trial_id)
 
@@ -821,16 +821,16 @@ class Store:
         """Claim trials before they run.
 
         Args:
-            study_id: Their study.
-            holder: Who claims; unique to a command.
-            wants: In order; each sees those before it.
-            lease: Seconds for which the claims stand unless they are renewed, at most `LONGEST_LEASE`.
-            decision: Kind and payload of what was decided, stored if anything could be claimed.
-            after: The `sequence` up to which the holder knows everything: what was recorded until then is not
-                counted, neither here nor in what is believed.
+            study_id: Id of their study.
+            holder: Id of the claiming command, unique.
+            wants: The trials, in order; each takes the earlier ones into account.
+            lease: Seconds for which the claims are valid unless they are renewed, at most `LONGEST_LEASE`.
+            decision: Kind and payload of a decision, stored if any trial was claimed.
+            after: The `sequence` up to which the holder knows all trials: trials recorded until then are not
+                counted, neither here nor in `believed`.
 
         Returns:
-            For each whether it is the holder's now.
+            For each trial, whether it is claimed for the holder.
 
         Raises:
             ValueError: The study does not have a combination.
@@ -856,15 +856,15 @@ class Store:
         return answers
 
     def renew(self, study_id: str, holder: str, running: Mapping[str, Combination], *, lease: float) -> None:
-        """Say that these trials, and no others, are still being run by this holder.
+        """Renew this holder's claims of the running trials, and drop its other claims.
 
-        Claims that lapsed meanwhile (the holder was suspended, or its host) stand again.
+        Claims that expired meanwhile (the holder or its host was suspended) become valid again.
 
         Args:
-            study_id: Whose trials they are.
-            holder: Who runs them.
+            study_id: Id of the study.
+            holder: Id of the command that runs the trials.
             running: Trial id to its combination.
-            lease: Seconds from now for which the claims stand.
+            lease: Seconds from now for which the claims are valid.
         """
         with self.writing() as session:
             now = time_of_database(session)
@@ -879,7 +879,7 @@ class Store:
                 _add_claims(session, study_id, holder, [*zip(left, places, strict=True)], now + lease)
 
     def release(self, holder: str, trial_ids: Collection[str] | None = None) -> None:
-        """Give claims back: those of some trials, or all of this holder."""
+        """Release claims of this holder: those of some trials, or all."""
         with self.writing() as session:
             query = delete(ClaimRow).where(col(ClaimRow.holder) == clean(holder))
             if trial_ids is not None:
@@ -887,15 +887,15 @@ class Store:
             session.exec(query)
 
     def end_claims(self, session: Session, trial_ids: Sequence[str]) -> None:
-        """End the claims of trials that are recorded, in the writing session that is given."""
+        """Remove the claims of recorded trials, in the given writing session."""
         session.connection().execute(_OF_TRIALS, {"ids": [*trial_ids]})
 
     def claimed(self, study_id: str, holder: str) -> dict[str, Counter[Combination]]:
-        """Count the trials of each combination of a study that others run now, by who claimed them.
+        """Count the trials of a study that other commands are running, by holder and combination.
 
         Args:
-            study_id: Which study.
-            holder: Whose claims are left out.
+            study_id: Id of the study.
+            holder: Holder whose claims are left out.
         """
         found: dict[str, Counter[Combination]] = {}
         with self.reading() as session:
@@ -909,7 +909,7 @@ class Store:
     # -- trials of other studies ---------------------------------------------------------------------------
 
     def origins(self, study_id: str) -> list[Origin]:
-        """From whom a study has the trials that it reuses, the largest share first."""
+        """Return the users and studies whose trials a study reuses, the largest share first."""
         with self.reading() as session:
             number: Any = func.count()
             query = (
@@ -932,7 +932,7 @@ class Store:
     # -- logs and other files that trials left ---------------------------------------------------------------
 
     def artefacts(self, trial_id: str) -> dict[str, bytes | None]:
-        """Everything that a trial left, by name; what was collected is None.
+        """Return all files that a trial left, by name; None for collected ones.
 
         Raises:
             ValueError: The trial is not stored.
@@ -941,11 +941,11 @@ class Store:
             return _artefacts(session, _sequence(session, trial_id))
 
     def collect(self, limit: int | None = None, *, dry: bool = False) -> Collected:
-        """Drop what no trial refers to, and the oldest logs beyond a limit; never what a verdict cites.
+        """Drop contents that no trial refers to, and the oldest logs beyond a limit; cited logs are kept.
 
         Args:
-            limit: Bytes that all logs together may take; it is kept for later. None takes the one kept.
-            dry: Change nothing, say what would be dropped.
+            limit: Bytes that all logs together may take, stored for later; None uses the stored limit.
+            dry: Change nothing, only compute the result.
         """
         return collect_logs(self, limit, dry=dry)
 

@@ -47,16 +47,16 @@ _NEVER_REUSED = VOID | {Outcome.NOT_RUNNABLE}
 
 
 class StudyTrials:
-    """The trials of one study, its own and those that it reuses, in the order in which it got them.
+    """The trials of one study, own and reused ones, in the order in which the study received them.
 
-    Used by one thread.
+    Must be used by one thread only.
 
     Args:
-        store: Where the study is.
-        study_id: Which one.
+        store: The database.
+        study_id: Id of the study.
 
     Attributes:
-        judge: Has been told every trial up to `last`.
+        judge: A judge that has all trials up to `last`.
         changes: Number of the last change of an environment that the judge knows.
         last: Number of the last trial of the study that is known here.
 
@@ -75,7 +75,7 @@ class StudyTrials:
             self._ask(session)
 
     def _ask(self, session: Session) -> None:
-        """Begin with a judge that was told nothing."""
+        """Start again with a judge that has no trials."""
         found = session.exec(select(ChangedRow).order_by(col(ChangedRow.id))).all()
         self.changes = found[-1].id or 0 if found else 0
         changed = [rows.change_of(row) for row in found]
@@ -85,34 +85,37 @@ class StudyTrials:
 
     @property
     def basis(self) -> tuple[Target, int]:
-        """The target and the changes of environments: the evidence of all trials depends on them."""
+        """Return the target and the number of environment changes, on which all evidence depends."""
         return self.target, self.changes
 
     @property
     def target(self) -> Target:
-        """The failure that the study is about, as far as the known trials show it."""
+        """Return the failure that the study is about, as far as the known trials show it."""
         return self.judge.target
 
     def look(self) -> list[StoredTrial]:
-        """Return the trials that are not known yet, in order, with their evidence by now."""
+        """Read trials that were added since the last call.
+
+        Return them in order, with their present evidence.
+        """
         with self._store.reading() as session:
             return self._with_evidence(self._catch_up(session))
 
     def everything(self) -> list[StoredTrial]:
-        """Return all trials that are known, in order, with their evidence by now."""
+        """Return all known trials in order, with their present evidence."""
         return self._with_evidence(self._known)
 
     def record(self, trials: Sequence[tuple[TrialRecord, str]]) -> list[StoredTrial]:
-        """Store trials, all or none, and end their claims; when this returns, they are there for good.
+        """Store trials, all or none, and end their claims; they are committed when this returns.
 
-        A trial whose id is stored already stays as it is.
+        A trial whose id is already stored is not changed.
 
         Args:
-            trials: The record of each, and its key: what makes trials of other studies the same measurement,
-                "" if nothing does.
+            trials: Each record with its key, which is equal for equal measurements of other studies; "" if
+                there are none.
 
         Returns:
-            The trials that were not known before, those of other commands included, in order.
+            The trials that were not known before, including those of other commands, in order.
 
         Raises:
             ValueError: The study does not have a combination, or a lock is not stored.
@@ -173,18 +176,18 @@ class StudyTrials:
     def reuse(
         self, keys: Mapping[str, Combination], machines: Collection[Machine], user: str | None = None
     ) -> list[StoredTrial]:
-        """Take trials that other studies recorded under the same keys on the same machines.
+        """Add trials that other studies recorded under the same keys on the same machines.
 
-        Of a key all trials are taken or none: where the logs that decide what some trial means here were
-        collected, no trial of that key is. Failures of the infrastructure are left out.
+        All trials of a key are taken or none: none if logs that decide the evidence of one of them were
+        collected. Infrastructure failures are left out.
 
         Args:
-            keys: Key to the combination of this study that it stands for.
+            keys: Key to the combination of this study that it counts for.
             machines: Classes of machines on which they must have run.
-            user: Take trials of this user's studies alone; None for anybody's.
+            user: Take only trials of this user's studies; None for all users.
 
         Returns:
-            As `record`; empty when nothing was taken.
+            As `record`; empty if no trial was taken.
         """
         with self._store.reading() as session:
             if not any(self._measured(session, key, machines, user) for key in keys):
@@ -205,7 +208,7 @@ class StudyTrials:
     def _measured(
         self, session: Session, key: str, machines: Collection[Machine], user: str | None
     ) -> list[tuple[int, bool]]:
-        """Return number and output match of the trials of other studies that have a key."""
+        """Return number and output match of the other studies' trials with this key."""
         if not key or key in self._incomplete:
             return []
         known = select(MemberRow.trial_sequence).where(MemberRow.study_id == self._study_id)
@@ -236,10 +239,10 @@ class StudyTrials:
     # -- what both have in common ----------------------------------------------------------------------------
 
     def admit(self, session: Session, members: Sequence[Mapping[str, Any]]) -> None:
-        """Add trials that are stored already, in a writing session of the caller.
+        """Add trials that are already stored, in the caller's writing session.
 
         Args:
-            session: Of a writer.
+            session: A writing session.
             members: `trial_sequence`, `combination_id`, `reused` and `matched` of each.
         """
         news, before = self._catch_up(session), self.basis
@@ -249,10 +252,10 @@ class StudyTrials:
         self._admitted(session, news, before)
 
     def note_change(self, changed: ChangedEnvironment) -> None:
-        """Store that an environment was changed; what ran there since says nothing, in any study.
+        """Store that an environment was changed, which makes its trials since then void in all studies.
 
         Args:
-            changed: Which, where and when.
+            changed: The environment, host and period.
         """
         with self._store.writing() as session:
             session.add(ChangedRow(**dataclasses.asdict(changed)))
@@ -287,7 +290,7 @@ class StudyTrials:
     def _admitted(
         self, session: Session, news: list[StoredTrial], before: tuple[Target, int]
     ) -> list[StoredTrial]:
-        """Judge what was inserted, and everything else if the basis is another; return all news."""
+        """Judge new trials, or all trials if the basis has changed; return all trials not returned before."""
         session.flush()
         own = self._with_evidence(self._catch_up(session))
         changed = own if self.basis == before else self.everything()

@@ -48,12 +48,12 @@ class Merged:
     """The result of a merge.
 
     Attributes:
-        studies: Studies that were read.
-        new_studies: Of those, how many the target did not know.
-        trials: Trials that were read.
-        new_trials: Of those, how many the target did not have.
-        conflicts: Ids of trials that both have and that differ; the target's stayed.
-        damaged: What was left out because it is not what we store, a sentence each.
+        studies: Number of studies that were read.
+        new_studies: Number of these that the target did not have.
+        trials: Number of trials that were read.
+        new_trials: Number of these that the target did not have.
+        conflicts: Ids of trials that differ between the databases; the target's version was kept.
+        damaged: Rows left out because of invalid content, one sentence each.
     """
 
     studies: int = 0
@@ -69,15 +69,15 @@ def merge(
     target: Database,
     chosen: Sequence[str] | None = None,
 ) -> Merged:
-    """Add what one database has to another.
+    """Copy the contents of one database into another.
 
     Args:
-        source: Only read, as one state.
+        source: Read only, as one state.
         target: Open for writing.
-        chosen: Ids of studies, None for all; those whose trials they reuse come along.
+        chosen: Ids of studies, None for all; studies whose trials they reuse are included.
 
     Raises:
-        UsageError: They are one database.
+        UsageError: Both are the same database.
         StorageError: One of them fails.
     """
     if source.shown == target.shown:
@@ -124,7 +124,7 @@ class _Copier:
         self.merged = Merged()
 
     def study(self, study: StudyRow) -> bool:
-        """Copy a study; one whose rows or locks are damaged is named, and nothing of it is used."""
+        """Copy a study; if its rows or locks are damaged, report it and copy nothing of it."""
         try:
             self._check(study)
         except (DamageError, StorageError) as error:
@@ -244,7 +244,7 @@ class _Copier:
             self._artefacts(session, left, copy.sequence)
 
     def _left_by(self, sequence: int) -> Iterator[tuple[str, BlobRow, bytes | None]]:
-        """What a trial left: name, row and content, which is what its hash says."""
+        """Yield name, row and content of each file that a trial left; the content's hash is verified."""
         query = (
             select(ArtefactRow.name, BlobRow)
             .join(BlobRow, col(BlobRow.content_hash) == col(ArtefactRow.content_hash))
@@ -265,10 +265,10 @@ class _Copier:
             session.add(ArtefactRow(trial_sequence=ours, name=name, content_hash=blob.content_hash))
 
     def changes(self, study_ids: Sequence[str]) -> None:
-        """Copy what is known of changed environments: their trials say nothing here either.
+        """Copy the known changes of environments, which make trials void here as well.
 
         Args:
-            study_ids: Studies whose locks are here already.
+            study_ids: Studies whose locks have already been copied.
         """
         wanted = {lock_hash for study_id in study_ids for lock_hash in self._locks_of(study_id)}
         with self.writing() as session:
@@ -285,7 +285,7 @@ class _Copier:
                 Store(self._target).study_trials(study_ids[0]).note_change(changed)
 
     def members(self, study_id: str) -> None:
-        """Give a study the trials that it has in the source and does not have in the target yet."""
+        """Add to a study in the target the trials that only the source's study has."""
         query = (
             select(MemberRow, TrialRow.trial_id, CombinationRow.key)
             .join(TrialRow, col(TrialRow.sequence) == col(MemberRow.trial_sequence))
@@ -357,11 +357,11 @@ def _opened(reference: str | None, *, read_only: bool) -> Iterator[Database]:
 
 
 def export(reference: str | None, file: Path, studies: Sequence[str] = ()) -> Merged:
-    """Write a database, or some of its studies, into one new SQLite file, logs and all.
+    """Write a database, or some of its studies, into a new SQLite file, including logs.
 
     Args:
         reference: As `Store.open` takes it.
-        file: Must not exist; it appears whole or not at all, mode 0600.
+        file: Must not exist; it is created completely or not at all, with mode 0600.
         studies: References of studies as `Store.study` takes them; none for all.
 
     Raises:
@@ -391,7 +391,7 @@ def export(reference: str | None, file: Path, studies: Sequence[str] = ()) -> Me
 
 
 def merge_databases(reference: str | None, other: str) -> Merged:
-    """Add what another database holds; it may be in use, and stays as it is.
+    """Add the contents of another database, which may be in use and is not changed.
 
     Raises:
         StorageError: It has another schema than this release's, or cannot be read.

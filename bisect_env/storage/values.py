@@ -20,11 +20,11 @@ _Member = TypeVar("_Member", bound=StrEnum)
 
 
 class DamageError(Exception):
-    """A stored value is not what we store there; `backend.speaking` adds which database it is in.
+    """An error about a stored value with invalid content; `backend.speaking` adds the database's name.
 
     Args:
-        where: Which row, in words: `study 1f0c…`.
-        column: Which column, and where in it.
+        where: The row, in words: `study 1f0c…`.
+        column: The column, and the place in it.
         why: What is wrong.
     """
 
@@ -36,15 +36,16 @@ class DamageError(Exception):
 
 
 def shortened(value: object) -> str:
-    """Return a stored value as a message may quote it."""
+    """Return a stored value, quoted and shortened for a message."""
     text = ascii(value)
     return text if len(text) <= 60 else f"{text[:50]}… ({len(text)} characters)"
 
 
 def read_json(text: object) -> Any:
-    """Parse JSON that a database gives back; return the text if it is none, or cannot be written again.
+    """Parse JSON from a database; return the text itself if it is invalid or cannot be written again.
 
-    If this raised, nobody could name the row that is damaged: `rows.check_row` sees that there is a text.
+    It does not raise an error because the damaged row could not be named here: `rows.check_row` finds the
+    text.
     """
     try:
         if not isinstance(text, str | bytes | bytearray):
@@ -61,27 +62,30 @@ def _refuse_constant(text: str) -> NoReturn:
 
 
 class Bytes(TypeDecorator[bytes]):
-    """Binary data. SQLite stores anything anywhere: SQLAlchemy's `bytes(10**12)` would fill the memory."""
+    """A column type for binary data.
+
+    SQLite stores any type in any column: with SQLAlchemy's type, `bytes(10**12)` would fill the memory.
+    """
 
     impl = LargeBinary
     cache_ok = True
 
     def result_processor(self, dialect: Dialect, coltype: object) -> Callable[[Any], Any]:
-        """Return bytes as they are."""
+        """Return a function that returns bytes unchanged."""
         return lambda value: bytes(value) if isinstance(value, memoryview | bytearray) else value
 
 
 class UtcDateTime(TypeDecorator[datetime]):
-    """A moment with a time zone, kept in UTC.
+    """A column type for moments with a time zone, stored in UTC.
 
-    SQLite stores no time zone: a naive time would mean another moment on another host, and is refused.
+    SQLite stores no time zone. A naive time would mean another moment on another host, so it is refused.
     """
 
     impl = DateTime(timezone=True)
     cache_ok = True
 
     def process_bind_param(self, value: datetime | None, dialect: Dialect) -> datetime | None:
-        """To UTC.
+        """Return the moment in UTC.
 
         Raises:
             ValueError: The time has no time zone.
@@ -94,7 +98,7 @@ class UtcDateTime(TypeDecorator[datetime]):
         return value.replace(tzinfo=None) if dialect.name == "sqlite" else value
 
     def result_processor(self, dialect: Dialect, coltype: object) -> Callable[[Any], Any]:
-        """Return moments with the time zone that SQLite forgot; what is no moment stays as it is."""
+        """Return a function that adds the time zone to moments; other values stay unchanged."""
 
         def process(value: object) -> object:
             if value is None:
@@ -109,20 +113,20 @@ class UtcDateTime(TypeDecorator[datetime]):
 
 
 def clean(text: str) -> str:
-    """Text that every database takes: PostgreSQL refuses NUL, and UTF-8 has no lone surrogates.
+    """Return a text without NUL and lone surrogates, which databases refuse.
 
-    Texts come from crashing processes and undecodable file names; a trial must not be lost over one.
+    Texts come from crashing processes and undecodable file names; a trial must not be lost because of one.
     """
     return text.replace("\0", "\N{REPLACEMENT CHARACTER}").encode("utf-8", "replace").decode("utf-8")
 
 
 def public(text: str) -> str:
-    """Texts of solvers, installers and scripts without the passwords in addresses that they quote."""
+    """Return a cleaned text without the passwords of addresses in it."""
     return clean(without_passwords(text))
 
 
 def jsonable(value: Any) -> Any:
-    """Return the value as JSON can say it: numbers that are not finite become null, texts are cleaned.
+    """Return a value for JSON: infinite and NaN numbers become null, texts are cleaned.
 
     Raises:
         TypeError: It holds something that is no JSON value.
@@ -141,10 +145,10 @@ def jsonable(value: Any) -> Any:
 
 
 def member(enum: type[_Member], text: str, where: str) -> _Member:
-    """Return the member of an enumeration that a stored text means.
+    """Return the member of an enumeration with a stored value.
 
     Raises:
-        StorageError: There is none: somebody else wrote this, or a newer release.
+        StorageError: There is none: another program wrote it, or a newer release.
     """
     try:
         return enum(text)

@@ -25,33 +25,33 @@ from bisect_env.trials.tracebacks import FatalDump, Traceback, final_traceback, 
 
 @dataclass(frozen=True)
 class ExitRecord:
-    """The facts about one process that classification looks at, and what its output says, parsed once.
+    """The facts about one process that classification uses, with its parsed output.
 
     Attributes:
         returncode: As `subprocess` gives it, negative for a signal; None when the process never started or
             could not be ended.
         stage: Where starting failed (`setup`, `chdir`, `exec`, `lookup`, `outside`), or "".
-        why: Why it was not started, where `errno` cannot say it.
-        timed_out: The deadline passed before the process ended.
-        killed_by_us: We sent a signal before it ended.
+        why: Why it was not started, if `errno` cannot say it.
+        timed_out: Whether the deadline passed before the process ended.
+        killed_by_us: Whether we sent a signal before it ended.
         cpu_rate: CPUs it kept busy just before the deadline; None when not measured.
         gpu_rate: Share of the time in which its GPUs were busy just before the deadline; None when not
             measured.
         oom_kills: Kills for lack of memory that the cgroup counted while it ran.
-        left_over: Processes that outlived it and that we ended.
-        unended: Processes that even SIGKILL did not end (held by a driver).
+        left_over: Number of processes that outlived it and that we ended.
+        unended: Number of processes that even SIGKILL did not end (held by a driver).
         duration: Seconds from exec to end.
-        peak: Most memory that it, or a process that it waited for, had at once, in bytes; 0 when not known.
+        peak: Peak memory of the process, or of one that it waited for, in bytes; 0 when not known.
         stdout: Kept part, decoded.
         stderr: Kept part, decoded.
         stacks: What the deadline's stack hook returned, or "".
-        pid: Of the process; of a container, its client's.
-        iterations: How many iterations of the script were begun; 1 where it is not repeated.
-        state: What a container's engine said of it after its end, or "".
-        marks: What the harness inside the interpreter left.
-        expected: What the modules that it looked for should have been.
-        xids: What the driver reported of the trial's GPUs while it ran.
-        disk_error: Why its file system could not be written to after it, where it named EIO; else "".
+        pid: Id of the process; for a container, of the engine's client.
+        iterations: Number of iterations of the script that were begun; 1 if it is not repeated.
+        state: State of the container after its end, as the engine reported it, or "".
+        marks: Notes of the harness inside the interpreter.
+        expected: Distributions that the watched modules should have come from.
+        xids: Xids that the driver reported for the trial's GPUs while it ran.
+        disk_error: Why its file system could not be written to after it, if its output named EIO; else "".
     """
 
     returncode: int | None
@@ -80,30 +80,30 @@ class ExitRecord:
 
     @property
     def signal(self) -> int:
-        """The signal that ended it, or 0."""
+        """Return the signal that ended the process, or 0."""
         return -self.returncode if self.returncode is not None and self.returncode < 0 else 0
 
     @property
     def failed_alone(self) -> bool:
-        """It ended by itself, and not with success."""
+        """Return whether the process ended by itself, and not with success."""
         return self.returncode not in (None, 0) and not self.killed_by_us
 
     @cached_property
     def traceback(self) -> Traceback | None:
-        """The last traceback that can be why the process ended."""
+        """Return the last traceback that can explain why the process ended."""
         return final_traceback(self.stderr)
 
     @cached_property
     def dump(self) -> FatalDump | None:
-        """The last of faulthandler's dumps."""
+        """Return the last of faulthandler's dumps."""
         return parse_fatal_dump(self.stderr)
 
     @cached_property
     def words(self) -> str:
-        """The text in which a failed process says why.
+        """Return the text in which a failed process explains its failure.
 
-        Its final traceback, else the end of its output; with a signal, what came before faulthandler's dump,
-        which may be longer than anything worth reading.
+        That is its final traceback, else the end of its output. After a signal it is the output before
+        faulthandler's dump, which may be very long.
         """
         if self.signal:
             return tail(before_dump(self.stderr), LAST_WORDS)
@@ -113,15 +113,15 @@ class ExitRecord:
 
     @property
     def phase(self) -> Phase:
-        """The phase in which the process ended, or failed if it then ended in order.
+        """Return the phase in which the process ended, or failed if it then ended in order.
 
         The phases are those of `docs/outcomes.md`: *start* until the interpreter is up, *import* while the
-        main thread imports a module that is not there yet, *body*, and *teardown* from the first handler of
-        `atexit` on. Threads that are still waited for belong to the body.
+        main thread imports a module for the first time, *body*, and *teardown* from the first handler of
+        `atexit` on. Waiting for threads belongs to the body.
 
-        A mark of teardown is certain. Otherwise a stack decides before a mark: it is that of the thread that
-        failed, and marks are those of the main thread; of a program that replaced itself (`exec`) marks are
-        old.
+        A mark of teardown is certain. Otherwise a stack takes precedence over a mark: the stack is that of
+        the thread that failed, whereas marks come from the main thread; after `exec` they come from the
+        replaced program.
         """
         if self.signal or self.timed_out or self.returncode is None:
             if self.marks.phase is Phase.TEARDOWN:
@@ -165,7 +165,7 @@ _ABORT = re.compile(
 
 
 def abort_cause(stderr: str) -> str:
-    """Return the line in which a library says why it calls abort(), or ""."""
+    """Return the line in which a library explains why it called abort(), or ""."""
     found = _ABORT.findall(tail(before_dump(stderr), LAST_WORDS))
     return str(found[-1]).strip() if found else ""
 
@@ -190,11 +190,11 @@ class Classification:
     """The outcome of a process, with its reason.
 
     Attributes:
-        outcome: The fact.
-        detail: One line for people: why.
-        phase: Where in its life it ended, as far as known.
-        code: What tells failures of this outcome apart: the CUDA error, the signal's name, the exception or
-            the exit code; "" where nothing does.
+        outcome: The outcome.
+        detail: The reason, in one readable line.
+        phase: The phase in which it ended, as far as known.
+        code: What distinguishes failures of this outcome: the CUDA error, the signal's name, the exception or
+            the exit code; "" if nothing does.
     """
 
     outcome: Outcome

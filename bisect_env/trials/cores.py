@@ -42,12 +42,12 @@ _ALLOCATOR = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class Autopsy:
-    """What a debugger reads in a core file.
+    """The stacks that a debugger read from a core file.
 
     Attributes:
-        guilty: The innermost native frame of the thread that crashed, apart from how processes die.
+        guilty: The innermost native frame of the thread that crashed, without the frames of dying itself.
         python: The innermost Python frame of that thread.
-        text: All threads, Python and native frames.
+        text: All threads, with Python and native frames.
     """
 
     guilty: str = ""
@@ -56,7 +56,7 @@ class Autopsy:
 
     @property
     def sentence(self) -> str:
-        """The guilty frame, in words; "" when neither tool could read the core."""
+        """Return a sentence that names the guilty frame; "" if no tool could read the core."""
         if not self.guilty:
             return f"guilty frame: {self.python}" if self.python else ""
         return f"guilty frame: {self.guilty}" + (f", called from {self.python}" if self.python else "")
@@ -74,7 +74,10 @@ def core_names(pattern: str, pid: int) -> list[str]:
 
 
 def find_core(work: Path, pid: int, pattern: str | None = None) -> tuple[Path | None, str]:
-    """Return the core that a process left, or why there is none; without a pattern, by this host's."""
+    """Return the core file of a process, or the reason why there is none.
+
+    `pattern` is a `core_pattern`; if it is None, this host's is read.
+    """
     if pattern is None:
         try:
             pattern = PATTERN.read_text("utf-8").strip()
@@ -106,7 +109,7 @@ def _of_journal(work: Path, pid: int, pattern: str) -> tuple[Path | None, str]:
 
 
 def read_core(core: Path, program: str) -> Autopsy:
-    """Look at a core file with the tools that are here."""
+    """Read a core file with the debuggers that are installed."""
     native, first, tid = _with_gdb(core, program)
     python, frame = _with_py_spy(core, tid)
     return Autopsy(first, frame, "\n\n".join(part for part in (python, native) if part))
@@ -115,7 +118,8 @@ def read_core(core: Path, program: str) -> Autopsy:
 def under_gdb() -> tuple[str, ...] | None:
     """Return the gdb command that runs a program and prints the stacks at a signal; None without gdb.
 
-    For hosts that leave no core file. A program runs slower under it, and its threads take turns otherwise.
+    It is meant for hosts that leave no core file. Under gdb a program runs slower, and its threads are
+    scheduled differently.
     """
     gdb = find_tool("gdb")
     if gdb is None:
@@ -174,7 +178,7 @@ def _with_py_spy(core: Path, tid: int | None) -> tuple[str, str]:
 
 
 def called_from(thread: stacks.Thread) -> str:
-    """Return a thread's innermost Python frame, and that of the user's own code if it is another one."""
+    """Return a thread's innermost Python frame and, if it differs, the innermost frame of the user's code."""
     frames = [frame for frame in thread.frames if not frame.native]
     own = next((frame for frame in frames if not _LIBRARY.search(frame.file)), None)
     innermost = str(frames[0]) if frames else ""
@@ -182,13 +186,13 @@ def called_from(thread: stacks.Thread) -> str:
 
 
 def _thread(found: Sequence[stacks.Thread], tid: int | None) -> stacks.Thread | None:
-    """Return the thread that crashed; without an id, the only thread that there is."""
+    """Return the thread with this id or, if there is no id, the only thread; else None."""
     named = [thread for thread in found if thread.tid == tid]
     return named[0] if named else found[0] if tid is None and len(found) == 1 else None
 
 
 def read_gpu_core(core: Path) -> tuple[str, str]:
-    """Return what cuda-gdb prints for a GPU core, and a sentence of it; both "" without cuda-gdb."""
+    """Return cuda-gdb's output for a GPU core, and a sentence that sums it up; both "" without cuda-gdb."""
     tool = find_tool("cuda-gdb") or shutil.which("cuda-gdb", path="/usr/local/cuda/bin")
     if tool is None:
         return "", ""
@@ -197,7 +201,7 @@ def read_gpu_core(core: Path) -> tuple[str, str]:
 
 
 def of_cuda_gdb(text: str) -> str:
-    """Return the error on the GPU and its place from what cuda-gdb printed; "" if it has none. Pure."""
+    """Return the error on the GPU and its place from cuda-gdb's output; "" if there is none. Pure."""
     error = re.search(r"^CUDA Exception: (.+)$", text, re.MULTILINE)
     if error is None:
         return ""
@@ -214,11 +218,11 @@ def of_cuda_gdb(text: str) -> str:
 
 @dataclass(slots=True)
 class Debug:
-    """Looks at one trial, and keeps what it finds in a directory.
+    """A debugger of one trial that keeps its findings in a directory.
 
     Attributes:
-        autopsy: What a debugger read in the core, once there was one.
-        on_gpu: Sentences on what cores of the GPU show.
+        autopsy: Stacks from the core file, if there was one.
+        on_gpu: Sentences about GPU core files.
         notes: What could not be done, and why.
     """
 
@@ -228,7 +232,7 @@ class Debug:
     notes: list[str] = field(default_factory=list)
 
     def on_deadline(self, pid: int) -> str:
-        """Return the stacks of a hanging process, and keep gdb's in a file beside py-spy's."""
+        """Return the stacks of a hanging process; gdb's stacks are kept in a file as well."""
         text = live_stacks(pid)
         gdb = find_tool("gdb")
         if gdb is None:
@@ -245,7 +249,7 @@ class Debug:
         return text
 
     def after(self, record: ExitRecord, work: Path, program: str) -> None:
-        """Look for what a process that was ended by a signal has left in its directory."""
+        """Collect and read the core files that a process left in its directory."""
         for path in work.glob("*.nvcudmp"):
             kept = self.keep / path.name
             shutil.move(path, kept)

@@ -16,7 +16,7 @@ from bisect_env.trials.records import Outcome
 
 @dataclass(frozen=True, slots=True)
 class ErrorTable:
-    """One table."""
+    """One table of GPU errors, with its source."""
 
     source: str
     read: str
@@ -38,12 +38,12 @@ def _load(name: str) -> ErrorTable:
 
 @dataclass(frozen=True, slots=True)
 class CudaError:
-    """One error.
+    """One CUDA error.
 
     Attributes:
-        number: The same in the runtime and in the driver.
-        driver: Name in the driver API, "" where it has none.
-        outcome: What a process that ends with it did.
+        number: Its number, the same in the runtime and in the driver.
+        driver: Name in the driver API, "" if it has none.
+        outcome: Outcome of a process that ends with this error.
     """
 
     number: int
@@ -98,11 +98,11 @@ _BY_TEXT = {error.text: error for error in CUDA_ERRORS}
 def find_cuda_error(text: str) -> CudaError | None:
     """Return the first error of the table that a text names.
 
-    The first, because a destructor that meets the broken context afterwards echoes it.
+    Later ones do not count: a destructor that meets the broken context afterwards repeats the error.
 
     Args:
-        text: The last words of a process that failed, not its whole output: an error that was handled long
-            before the end explains nothing.
+        text: The last words of a process that failed. Do not pass its whole output: an error that was handled
+            long before the end does not explain the failure.
     """
     for match in _PATTERN.finditer(text):
         number = match["number"] or match["numba"]
@@ -123,11 +123,11 @@ def find_cuda_error(text: str) -> CudaError | None:
 
 @dataclass(frozen=True, slots=True)
 class Xid:
-    """One kind of report.
+    """One kind of error report of the GPU driver.
 
     Attributes:
-        sick: Hardware, driver or firmware: nothing on that GPU is evidence. Otherwise it is what a program's
-            own fault leaves.
+        sick: Whether hardware, driver or firmware is at fault, so that no trial on that GPU is evidence.
+            Otherwise a program's own fault can cause it.
     """
 
     number: int

@@ -46,10 +46,10 @@ import: the harness cannot run there, or would be seen."""
 
 @dataclass(frozen=True, slots=True)
 class Imported:
-    """A package as the script's interpreter really had it.
+    """A package that the script's interpreter imported.
 
     Attributes:
-        module: As imported.
+        module: Name of the imported module.
         stated: Its `__version__`, "" if it states none.
     """
 
@@ -63,9 +63,9 @@ class Marks:
     """The notes of the harness.
 
     Attributes:
-        phase: The last phase that began; unknown when no harness ran, or none that could mark.
-        finished: The handlers of `atexit` were done.
-        imported: The packages that were looked for and found, `python` itself first.
+        phase: The last phase that began; unknown if no harness ran, or it could not write marks.
+        finished: Whether the handlers of `atexit` have finished.
+        imported: The watched packages that were imported, `python` itself first.
     """
 
     phase: Phase = Phase.UNKNOWN
@@ -77,7 +77,7 @@ NO_MARKS = Marks()
 
 
 def is_watched(program: str, arguments: Sequence[str], env: Mapping[str, str], cwd: Path) -> bool:
-    """Return whether a command starts a Python that the harness can run in without being noticed."""
+    """Return whether a command starts a Python in which the harness can run without changing the output."""
     if env.get("PYTHONVERBOSE") or env.get("PYTHONPROFILEIMPORTTIME") or env.get("PYTHONINSPECT"):
         return False
     if not is_python(program):
@@ -111,13 +111,13 @@ def install(
     """Put the harness into a trial's directory.
 
     Args:
-        directory: Where it may write; it makes `harness` there.
-        env: The child's environment without it.
-        modules: Names to look for among what the script imports.
-        gc_threshold: First threshold of the garbage collector that the script is to begin with; 0 leaves it.
+        directory: A writable directory; the harness is put into `harness` there.
+        env: The child's environment without the harness.
+        modules: Names of modules to watch for.
+        gc_threshold: First threshold of the garbage collector at the script's start; 0 keeps the default.
 
     Returns:
-        The environment with it, and the file for `read_marks`.
+        The environment with the harness, and the file for `read_marks`.
     """
     place = directory / "harness"
     place.mkdir()
@@ -166,11 +166,11 @@ _SHARED_NAMES = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class LockedDistribution:
-    """What a lock states of a distribution that can be imported.
+    """A distribution of a lock that can be imported.
 
     Attributes:
-        name: Normalised name, PyPI's; `python` for the interpreter.
-        version: Exact; of Python as much of it as was asked for.
+        name: Normalised PyPI name; `python` for the interpreter.
+        version: Exact version; for Python, as much of it as was requested.
     """
 
     name: str
@@ -183,8 +183,8 @@ class Expected:
     """The distribution that importing a module should give.
 
     Attributes:
-        site: Directory that the prefix has it in, "" for the interpreter.
-        installed: Version by the metadata in that directory.
+        site: Directory of the distribution in the prefix, "" for the interpreter.
+        installed: Version in the metadata in that directory.
     """
 
     locked: LockedDistribution
@@ -194,7 +194,7 @@ class Expected:
 
 @functools.lru_cache(_KEPT)
 def expected_imports(prefix: Path, locked: tuple[LockedDistribution, ...]) -> Mapping[str, Expected]:
-    """Return the modules of an environment by name, as its distributions list them. Runs nothing in it."""
+    """Return the modules of an environment by name, as its distributions list them. Runs no code of it."""
     by_name = {one.name: one for one in locked}
     found = {"python": Expected(by_name["python"])} if "python" in by_name else {}
     for site in sorted(prefix.glob("lib/python*/site-packages")):
@@ -209,7 +209,7 @@ def expected_imports(prefix: Path, locked: tuple[LockedDistribution, ...]) -> Ma
 
 
 def _modules(record: Path) -> list[str]:
-    """Return the outermost packages and modules of a distribution that have code of their own."""
+    """Return the outermost packages and modules of a distribution that contain code."""
     try:
         with record.open(encoding="utf-8", errors="replace", newline="") as stream:
             names = set(_named(row[0] for row in csv.reader(stream) if row))
@@ -235,7 +235,7 @@ def _named(paths: Iterable[str]) -> Iterator[str]:
 
 
 def imported_versions(expected: Mapping[str, Expected], imported: Iterable[Imported]) -> dict[str, str]:
-    """Map each distribution to the version that the script really had. Pure."""
+    """Map each distribution to the version that the script imported. Pure."""
     versions: dict[str, str] = {}
     for one in imported:
         if (wanted := expected.get(one.module)) is not None:
@@ -253,9 +253,9 @@ def _version(wanted: Expected, one: Imported) -> str:
 def mismatch(expected: Mapping[str, Expected], imported: Iterable[Imported]) -> str:
     """Return one line on imports that differ from the lock; "" if none does. Pure.
 
-    A module from the prefix has the version that the metadata beside it states, whatever it says itself. One
-    from elsewhere counts only if it states another version: the standard library has modules that backports
-    are named after.
+    A module from the prefix has the version in the metadata beside it, regardless of its `__version__`. A
+    module from elsewhere counts only if it states another version: the standard library has modules that
+    share their names with backports.
     """
     said = []
     for one in imported:
@@ -304,9 +304,7 @@ NOTES = "bodies"
 
 
 def repeated(arguments: Sequence[str], count: int, place: Path) -> tuple[list[str], Path]:
-    """Return the interpreter's arguments under which it runs the script several times.
-
-    The runner is put into `place`, a directory that the trial may write to.
+    """Return arguments for the interpreter that run the script several times.
 
     Returns:
         The arguments, and the file for `iterations_begun`.
@@ -326,7 +324,7 @@ def repeated(arguments: Sequence[str], count: int, place: Path) -> tuple[list[st
 
 
 def iterations_begun(notes: Path) -> int:
-    """Return how many iterations were begun; 0 when the interpreter did not come so far."""
+    """Return how many iterations were begun; 0 if the interpreter did not get that far."""
     try:
         return int(notes.read_text("utf-8"))
     except (OSError, ValueError):

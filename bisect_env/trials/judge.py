@@ -55,7 +55,7 @@ ENOUGH = 3
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """The failure that a study is about; an empty set of details means any.
+    """The failure that a study is about; an empty set of details matches any.
 
     Attributes:
         outcomes: Outcomes that can be the target.
@@ -74,12 +74,12 @@ class Target:
 
     @property
     def is_open(self) -> bool:
-        """Whether the signature is not known yet."""
+        """Return whether the signature is not known yet."""
         return self.signature == FROM_BAD_END
 
     @property
     def any_signature(self) -> Target:
-        """The same target without the condition on the signature."""
+        """Return the same target without the condition on the signature."""
         return replace(self, signature="")
 
     def as_json(self) -> dict[str, Any]:
@@ -123,9 +123,9 @@ def judge(facts: TrialFacts, target: Target, *, matched: bool, repeated: bool = 
     """Return the evidence of a trial in a study with this target.
 
     Args:
-        facts: What the trial did.
-        target: What the study is about.
-        matched: Whether its output contains what the target asks for (`output_matches`).
+        facts: The facts of the trial.
+        target: The failure that the study is about.
+        matched: Whether the output contains the target's pattern (`output_matches`).
         repeated: Whether its combination had failed to initialise CUDA before; the first time is void.
     """
     outcome = facts.outcome
@@ -144,7 +144,7 @@ def judge(facts: TrialFacts, target: Target, *, matched: bool, repeated: bool = 
 
 
 def judge_alone(record: TrialRecord, target: Target) -> Evidence:
-    """Return the evidence of a trial that belongs to no study; an open target is any failure that fits."""
+    """Return the evidence of a trial outside of a study; an open target accepts any signature."""
     known = target.any_signature if target.is_open else target
     return judge(record, known, matched=output_matches(record, known), repeated=True)
 
@@ -162,12 +162,12 @@ def _has_details(facts: TrialFacts, target: Target) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class ChangedEnvironment:
-    """A time in which trials of an environment on a host say nothing, because its files were changed.
+    """A period in which trials of an environment on a host are void because its files were changed.
 
     Attributes:
-        lock_hash: Which environment.
-        host: Where.
-        since: When it was last seen as it was made, UTC.
+        lock_hash: Lock of the environment.
+        host: The host.
+        since: When its files were last seen unchanged, UTC.
         until: When the change was seen, UTC.
     """
 
@@ -177,7 +177,7 @@ class ChangedEnvironment:
     until: datetime
 
     def covers(self, facts: TrialFacts) -> bool:
-        """Return whether a trial began in that time, there."""
+        """Return whether a trial began in that period, in that environment and on that host."""
         same = (facts.lock_hash, facts.host) == (self.lock_hash, self.host)
         return same and self.since <= facts.started_at <= self.until
 
@@ -191,7 +191,7 @@ class Places:
             measurement; empty if there is none.
         bad: The bad end, with all combinations that are the same measurement; empty if there is none.
         line: Position of each combination along the only axis with several values, counted from the bad end
-            towards the good one; empty where there is no such axis, or its values have no order.
+            towards the good one; empty if several axes vary, or the values have no order.
     """
 
     good: frozenset[Combination] = frozenset()
@@ -201,7 +201,7 @@ class Places:
 
 @dataclass(slots=True)
 class Behaviour:
-    """The counted trials of one combination, whatever their signatures.
+    """Counts and signatures of one combination's trials, regardless of the target's signature.
 
     Attributes:
         failures: Number of failures.
@@ -225,8 +225,8 @@ class TwoProblems:
         signature: Its signature, as stored.
         other: The other combination.
         other_kind: Kind of its failure.
-        lacking: Failures that each of the two still lacks before they are taken for two problems; empty when
-            they are.
+        lacking: How many more failures of each of the two are needed to count them as two problems; empty
+            once they count.
     """
 
     bad: Combination
@@ -237,14 +237,14 @@ class TwoProblems:
 
 
 class Judge:
-    """The evidence of a study's trials, and the target that follows from them.
+    """A judge of a study's trials, which derives their evidence and the target of the study.
 
-    Evidence depends on all trials told so far: ask for it again after `target` has changed.
+    Evidence depends on all trials added so far: request it again after `target` has changed.
 
     Args:
-        rule: What the matrix says.
+        rule: The target that the matrix states.
         places: The combinations on which the target can depend.
-        changed: Environments that were changed under trials.
+        changed: Environments whose files changed while trials used them.
     """
 
     def __init__(self, rule: Target, places: Places, changed: Collection[ChangedEnvironment] = ()) -> None:
@@ -258,10 +258,10 @@ class Judge:
         self._is_stale = False
 
     def tell(self, facts: TrialFacts, *, matched: bool) -> None:
-        """Take in a trial; trials are told in the order in which the study got them.
+        """Add a trial; trials must be added in the order in which the study received them.
 
         Args:
-            facts: What it did.
+            facts: Facts of the trial.
             matched: As for `judge`.
         """
         combination = facts.combination
@@ -286,7 +286,7 @@ class Judge:
             self._from_bad_end = facts.signature
 
     def evidence(self, facts: TrialFacts, *, matched: bool) -> Evidence:
-        """Return the evidence of a trial that was told."""
+        """Return the evidence of a trial that was added."""
         if self._is_void(facts):
             return Evidence.VOID
         return self._evidence(facts, self.target, matched=matched)
@@ -300,10 +300,10 @@ class Judge:
 
     @property
     def target(self) -> Target:
-        """The failure that the study is about, as far as the trials told show it.
+        """Return the failure that the study is about, as far as the trials so far show it.
 
-        It is what the matrix states; with `signature: from-bad-end` the first failure at the bad end; where
-        the matrix names no signature and two problems are seen, that of the bad end.
+        It is the target that the matrix states; with `signature: from-bad-end`, the first failure at the
+        bad end. If the matrix names no signature and two problems are seen, it is that of the bad end.
         """
         if self.rule.is_open and self._from_bad_end:
             return replace(self.rule, signature=self._from_bad_end)
@@ -314,7 +314,7 @@ class Judge:
 
     @property
     def two_problems(self) -> TwoProblems | None:
-        """The two problems that the trials show, or may show after some more failures; None without."""
+        """Return two problems that the trials show, or may show after more failures; else None."""
         if self.rule.signature:
             return None
         if self._is_stale:
@@ -322,9 +322,9 @@ class Judge:
         return self._problems
 
     def between_kinds(self, line: Sequence[Combination]) -> Combination | None:
-        """Return a combination between two that fail in ways that have nothing in common.
+        """Return an untried combination between two that fail in ways that have nothing in common, or None.
 
-        If it passes, the two are two problems. Between them nothing was tried.
+        If that combination passes, the two are different problems.
 
         Args:
             line: Combinations that can be run, in order.
@@ -361,14 +361,17 @@ class Judge:
         return bool(seen.kinds) and not seen.passes and not seen.unsigned
 
     def _other_end(self, bad: Combination) -> Combination | None:
-        """Return the good end if it, too, always fails, and never as the bad end does."""
+        """Return the good end if it always fails as well, but never as the bad end does."""
         good = self._tried(self.places.good)
         if good is None or not self._always_fails(good):
             return None
         return good if not self._seen[good].kinds.keys() & self._seen[bad].kinds.keys() else None
 
     def _beyond_a_pass(self, bad: Combination) -> Combination | None:
-        """Return the nearest combination that fails beyond a pass, and never as those before the pass do."""
+        """Return the nearest combination beyond a pass that always fails, but in another way; None if none.
+
+        "Another way" means that no kind of failure is shared with those before the pass.
+        """
         line = sorted(
             (position, place) for place in self._seen if (position := self.places.line.get(place)) is not None
         )

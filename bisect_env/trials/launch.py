@@ -34,7 +34,7 @@ HEAD_SHARE = 4
 
 
 class HeadTail:
-    """Bytes kept from the beginning and the end of a stream, with a bound on the whole."""
+    """The beginning and the end of a stream, limited to a total number of bytes."""
 
     def __init__(self, limit: int) -> None:
         self._head_limit = limit // HEAD_SHARE
@@ -45,7 +45,7 @@ class HeadTail:
         self.total = 0
 
     def add(self, data: bytes) -> None:
-        """Take the next piece of the stream."""
+        """Append the next piece of the stream."""
         self.total += len(data)
         room = self._head_limit - len(self._head)
         if room > 0:
@@ -82,13 +82,14 @@ _counters: dict[Path, tuple[float, tuple[str, ...]]] = {}
 def oom_kills(root: Path = Path("/")) -> int:
     """Return how often the kernel has killed for lack of memory in this process's memory cgroup.
 
-    In the root cgroup, which keeps no such count, the host's own. Only differences mean anything.
+    The root cgroup has no such counter; there the host's counter is returned. Only differences are
+    meaningful.
 
     Args:
-        root: Where `proc` and `sys` are (a test's copy).
+        root: Directory that holds `proc` and `sys`; tests pass a copy.
 
     Returns:
-        The counter; 0 when the host shows none.
+        The counter; 0 if the host has none.
     """
     for path in (*_cgroup_counters(root), f"{root}/proc/vmstat"):
         try:
@@ -101,7 +102,7 @@ def oom_kills(root: Path = Path("/")) -> int:
 
 
 def _cgroup_counters(root: Path) -> tuple[str, ...]:
-    """Return the files that count memory kills in this process's cgroups; cached, for they seldom change."""
+    """Return the files that count memory kills in this process's cgroups; cached for a while."""
     until, known = _counters.get(root, (0.0, ()))
     if time.monotonic() < until:
         return known
@@ -121,7 +122,7 @@ def _cgroup_counters(root: Path) -> tuple[str, ...]:
 
 
 def _text(path: str) -> str:
-    """Read a file of the kernel's without a text stream, which would be slow: every trial does it twice."""
+    """Read a file of the kernel without a text stream, which is slow: every trial reads two of them."""
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         data = b""
@@ -168,20 +169,20 @@ END_GRACE = 3.0
 
 
 class LaunchError(Exception):
-    """A process could not be started, or its supervisor was lost: a failure of ours, not of the script."""
+    """An error of ours: a process could not be started, or its supervisor was lost."""
 
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """The process that a supervisor is asked to start.
+    """A request to a supervisor to start a process.
 
     Attributes:
         argv: `argv[0]` is a path, absolute or relative to `cwd`.
         core: Whether a core file may be written (the limit itself is inherited).
         cpus: CPUs that the process may use; empty means those of this process.
-        nice: Added to its niceness.
+        nice: Amount added to its niceness.
         scratch: Directory that the supervisor removes if this process dies.
-        elsewhere: The container, where the process is only the client of an engine.
+        elsewhere: The container, if the process is only the client of an engine.
     """
 
     argv: Sequence[str]
@@ -195,7 +196,7 @@ class Launch:
 
 
 class Launcher:
-    """Starts supervisors; safe to use from several threads."""
+    """A starter of supervisors, safe to use from several threads."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -203,7 +204,7 @@ class Launcher:
         self._requests: socket.socket | None = None
 
     def start(self, launch: Launch, stdout: int, stderr: int) -> socket.socket:
-        """Have a process started, with the given write ends as its output; the caller closes its own copies.
+        """Start a process with the given write ends as its output; the caller closes its own copies.
 
         Returns:
             The control socket. Closing it, or the death of this process, ends everything that was started.
@@ -241,7 +242,7 @@ class Launcher:
             socket.send_fds(self._requests, [b"+"], fds)
 
     def prepare(self) -> None:
-        """Start the server before it is needed; the first `start` reports what goes wrong."""
+        """Start the server before it is needed; errors are reported by the first `start`."""
         with self._lock, contextlib.suppress(OSError):
             if self.process is None:
                 self._start_server()
@@ -282,10 +283,10 @@ class Launcher:
     def kill(self, supervisor: int | None) -> None:
         """Kill a supervisor that does not answer, everything below it, and the server, which may be stopped.
 
-        Trials that run have supervisors of their own, which go on; the next `start` makes a new server.
+        Running trials have supervisors of their own and continue; the next `start` starts a new server.
 
         Args:
-            supervisor: Its process id, None where none was started.
+            supervisor: Its process id, None if none was started.
         """
         with self._lock:
             if supervisor is not None:
@@ -300,7 +301,7 @@ class Launcher:
             self._discard()
 
     def forget(self) -> None:
-        """Let go of the server and its socket, which belong to the parent of this forked child."""
+        """Close this forked child's copies of the server's handles, which belong to the parent."""
         if self._requests is not None:
             self._requests.close()
         if self.process is not None:
@@ -357,12 +358,12 @@ DRAIN_LIMIT = 8_000_000
 
 
 class TrialCancelledError(Exception):
-    """The trial was cancelled and its processes are ended; it has no record."""
+    """An error raised when a trial was cancelled: its processes have ended, and it has no record."""
 
 
 @dataclass
 class _Process:
-    """One process under way: the state that the loop of `run_process` moves."""
+    """A running process: the state that the loop of `run_process` updates."""
 
     control: socket.socket
     streams: dict[int, HeadTail]
@@ -380,7 +381,7 @@ class _Process:
     cancelled: bool = False
 
     def act(self, cancelled: Callable[[], bool]) -> None:
-        """Do what the clock or the cancel flag asks for."""
+        """Kill or abort the process if it was cancelled or a deadline has passed."""
         now = time.monotonic()
         if self.killed_at is not None:
             if now > self.killed_at + KILL_GRACE + (ENGINE_GRACE if self.contained else 0.0):
@@ -426,7 +427,7 @@ class _Process:
         return 0.0 if top is None else tree_cpu_seconds(top)
 
     def receive(self) -> bool:
-        """Read the supervisor's messages; True when there will be no more."""
+        """Read the supervisor's messages; return true if it will send no more."""
         data = self.control.recv(65536)
         if not data:
             if "exited" not in self.events and "failed" not in self.events:
@@ -448,22 +449,22 @@ def run_process(
     on_deadline: Callable[[int], str] = lambda _pid: "",
     contained: Callable[[], int | None] | None = None,
 ) -> ExitRecord:
-    """Start a process, wait for it alone, and end everything that it left behind.
+    """Start a process, wait until it ends, and end all processes that it left behind.
 
-    Its end is the end of the process itself, not of its pipes: a daemonised grandchild that keeps them open
-    delays nothing. When the deadline passes, the stacks are taken, the group gets SIGABRT (on which
+    Only the end of the process itself counts: a daemonised grandchild that keeps its pipes open delays
+    nothing. When the deadline passes, the stacks are recorded, the group gets SIGABRT (on which
     faulthandler prints every Python stack), and two seconds later SIGKILL.
 
     Args:
         launch: What to start.
         timeout: Wall-clock limit in seconds.
         output_limit: Bytes kept of each of stdout and stderr.
-        cancelled: Looked at ten times a second.
+        cancelled: Called ten times a second; returns whether to cancel.
         on_deadline: Called with the process's id before it is aborted; its text is kept as the stacks.
         contained: For a container: finds the first process in it, by its id on this host.
 
     Raises:
-        TrialCancelledError: `cancelled` said so; every process is ended.
+        TrialCancelledError: `cancelled` returned true; every process is ended.
         LaunchError: A failure of ours.
     """
     kills_before = oom_kills()
@@ -509,7 +510,7 @@ def _pump(watch: _Process, cancelled: Callable[[], bool]) -> None:
 
 
 def _read(fd: int, sink: HeadTail) -> int:
-    """Read from a pipe; return how many bytes, 0 at its end."""
+    """Read from a pipe and return the number of bytes, 0 at its end."""
     data = os.read(fd, 65536)
     sink.add(data)
     return len(data)

@@ -19,19 +19,19 @@ from bisect_env.matrix.grid import Combination
 
 @dataclass(frozen=True, slots=True)
 class Perturbation:
-    """Circumstances of a trial.
+    """Circumstances under which a trial runs, chosen to make a failure more frequent.
 
     Attributes:
-        name: For people; also what it is called in the database.
+        name: Readable name, also used in the database.
         copies: Copies started at once for each that the matrix asks for.
         repeats: How often the script is run within one process.
-        env: Environment variables, under those of the matrix.
-        load: Processes beside it that do nothing but use CPU.
+        env: Environment variables; those of the matrix take precedence.
+        load: Number of processes that keep CPUs busy meanwhile.
         cpus: CPUs that it may use, counted from the first; 0 for all.
-        nice: Added to its niceness.
-        gc_threshold: First threshold of Python's garbage collector; 0 leaves it.
-        seeds: Hash seeds of which every second trial gets one; the others have random ones. A seed decides a
-            trial altogether: were it always the same, a version that fails under half of all seeds might
+        nice: Amount added to its niceness.
+        gc_threshold: First threshold of Python's garbage collector; 0 keeps the default.
+        seeds: Hash seeds, one of which every second trial gets; the others have random ones. A seed can
+            decide the result alone: with a fixed seed, a version that fails under half of all seeds might
             never fail, and pass for good.
     """
 
@@ -51,10 +51,10 @@ class Perturbation:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Perturbation:
-        """Read back what `as_json` gave; keys of later releases are refused by name.
+        """Build a perturbation from the result of `as_json`.
 
         Raises:
-            TypeError: A key is unknown.
+            TypeError: A key is unknown, as it may be in data of a later release.
         """
         return cls(**{**data, "seeds": tuple(data.get("seeds", ()))})
 
@@ -68,7 +68,7 @@ NONE = Perturbation()
 
 
 class Outcome(StrEnum):
-    """How one process ended, independently of any study."""
+    """A way in which one process ended, independent of any study."""
 
     HARNESS_ERROR = "harness-error"
     WORKER_LOST = "worker-lost"
@@ -117,7 +117,7 @@ class Phase(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """A class of machines on which equal trials mean the same.
+    """A class of machines on which equal trials are comparable.
 
     Attributes:
         cpu: Architecture, such as `x86_64`.
@@ -141,7 +141,7 @@ UNKNOWN_MACHINE = Machine("")
 
 @dataclass(frozen=True, slots=True)
 class TrialFile:
-    """A file that the script needs, carried with the trial: workers share no file system.
+    """A file that the script needs, sent along with the trial because workers share no file system.
 
     Attributes:
         name: Relative path inside the trial's working directory.
@@ -160,22 +160,22 @@ class TrialSpec:
 
     Attributes:
         trial_id: Unique; a record is stored once however often it arrives.
-        combination: The point of the matrix.
+        combination: The combination of the matrix.
         lock_hash: Content hash of the environment's lock.
         command: Argument vector; `command[0]` is looked up in the prefix first, then on PATH.
-        files: Written into a fresh working directory.
+        files: Files to write into a fresh working directory.
         env: Added to the child's allow-listed environment (the matrix's `trial.env`, `BISECT_ENV_<AXIS>`).
         timeout: Wall-clock limit in seconds.
         concurrency: Copies started at once; together they are one trial.
         repeats: How often the script is run within one process, until it fails.
-        gpus: How many GPUs the trial sees; below 1, the share of one that it is lent.
+        gpus: Number of GPUs that the trial sees; below 1, the share of one GPU.
         hash_seed: `PYTHONHASHSEED` of the child, recorded so that a trial can be repeated.
         output_limit: Bytes kept of each of stdout and stderr.
-        perturbation: Circumstances that are to make a failure more frequent; `concurrency` and `env` have
-            their share of it already.
-        network: Whether a trial in a container has one; outside of containers every trial does.
-        allow_host: Programs that the command may start though they are not the environment's.
-        under: A tool of the host that starts the command, with its arguments; empty where there is none.
+        perturbation: Circumstances that are to make a failure more frequent; `concurrency` and `env`
+            include their part of it already.
+        network: Whether a trial in a container has a network; outside of containers every trial has one.
+        allow_host: Programs outside the environment that the command may start.
+        under: A tool of the host that starts the command, with its arguments; empty if there is none.
     """
 
     trial_id: str
@@ -204,22 +204,22 @@ class TrialFacts:
         trial_id: As in the spec.
         combination: As in the spec.
         lock_hash: As in the spec.
-        outcome: The fact; of several copies, the first by `Outcome`'s precedence.
-        detail: One line for people: why this outcome.
+        outcome: The outcome; with several copies, the first by `Outcome`'s precedence.
+        detail: Why this outcome, in one readable line.
         returncode: As `subprocess` gives it; negative for a signal, None when the process never started.
-        phase: Where it ended.
+        phase: The phase in which it ended.
         started_at: UTC.
         duration: Seconds of wall time.
-        signature: What makes two failures the same, or "".
+        signature: Signature of the failure, equal for equal failures, or "".
         killed_by_us: Whether the watcher ended it (deadline or cancel).
         hash_seed: `PYTHONHASHSEED` of the child.
         copies: Outcome to number of copies; sums to the spec's concurrency.
-        iterations: How many iterations of the script were begun, in all copies together; 0 where it is not
-            repeated.
+        iterations: Number of iterations of the script that were begun, in all copies together; 0 if it is
+            not repeated.
         host: Host name.
         worker: Name of the worker on it.
         gpu: UUIDs of the GPUs seen, comma-separated, or "".
-        machine: On what class of machine it ran.
+        machine: Class of the machine on which it ran.
     """
 
     trial_id: str
@@ -248,10 +248,10 @@ class TrialRecord(TrialFacts):
 
     Attributes:
         stdout: Kept part of the output, decoded with replacement characters.
-        stderr: Likewise.
+        stderr: Kept part of the error output, decoded the same way.
         stack: The stack that explains the outcome, or "".
         imported: Distribution to the version that the script's interpreter really imported, and `python`;
-            empty where no harness ran.
+            empty if no harness ran.
     """
 
     stdout: str = ""

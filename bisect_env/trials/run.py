@@ -64,9 +64,9 @@ child's PATH, where the prefix comes first."""
 def resolve_program(program: str, *, prefix_bin: Path, python: Path, path: str) -> str | None:
     """Return the path of `command[0]`, or None if it is not found.
 
-    `python`, `python3` and `python3.11` are the prefix's interpreter, whatever its directory calls it; other
-    names are looked up beside it, then on the child's PATH. What contains a slash is taken as it is,
-    relative to the trial's working directory.
+    `python`, `python3` and `python3.11` are the prefix's interpreter, whatever its directory calls it;
+    other names are looked up beside it, then on the child's PATH. A name that contains a slash is returned
+    unchanged, relative to the trial's working directory.
     """
     if "/" in program:
         return program
@@ -88,16 +88,16 @@ def why_outside(
 ) -> str:
     """Return why a program would run with packages of another environment; "" if it would not.
 
-    A program is inside when it lies in the prefix, or is one of the trial's own files, and when the
-    interpreter that its first line names is the prefix's or a shell.
+    A program is inside if it lies in the prefix or is one of the trial's own files, and the interpreter in
+    its first line is the prefix's or a shell.
 
     Args:
         program: The file that would be executed, relative to `cwd` or absolute.
-        named: How the command calls it.
+        named: The program's name in the command.
         prefix: Directory of the environment.
         python: Its interpreter.
         cwd: The trial's working directory.
-        allowed: `trial.allow_host`: names and paths of programs that are meant to be the host's.
+        allowed: `trial.allow_host`: names and paths of programs that the host may provide.
     """
     path = Path(os.path.normpath(cwd / program))
     if not {named, path.name, str(path)}.isdisjoint(allowed):
@@ -120,7 +120,7 @@ def why_outside(
 def _why_interpreter_outside(
     path: Path, named: str, prefix: Path, python: Path, allowed: Collection[str]
 ) -> str:
-    """Return the same for the interpreter in the first line of a script that itself is inside."""
+    """Return why the interpreter in the first line of a script lies outside; "" if it does not."""
     try:
         with path.open("rb") as stream:
             match = _SHEBANG.match(stream.readline(512))
@@ -152,14 +152,14 @@ def _is_below(path: Path, folder: Path) -> bool:
 
 
 class GpuWatch(Protocol):
-    """Watches the GPUs of one trial while it runs."""
+    """An interface that watches the GPUs of one trial while it runs."""
 
     def reported(self) -> Sequence[int]:
-        """Return the Xids that the driver has reported of them since the trial began, in order."""
+        """Return the Xids that the driver has reported for the GPUs since the trial began, in order."""
         ...
 
     def busy(self) -> float | None:
-        """Return the share of the last moments in which a kernel ran on any of them; None if unreadable."""
+        """Return the share of the last moments in which a kernel ran on any GPU; None if unreadable."""
         ...
 
 
@@ -171,9 +171,10 @@ _SPIN = [sys.executable, "-I", "-S", "-c", "while True: pass"]
 
 @contextlib.contextmanager
 def load_beside(processes: int, cpus: Collection[int], limit: float) -> Iterator[None]:
-    """Keep CPUs busy with processes that end after `limit` seconds at the latest, however this process ends.
+    """Keep CPUs busy with extra processes for the duration of the context.
 
-    Without CPUs they use those of this process.
+    The processes end after `limit` seconds at the latest, even if this process is killed. If `cpus` is
+    empty, they use the CPUs of this process.
     """
     if not processes:
         yield
@@ -196,9 +197,9 @@ def load_beside(processes: int, cpus: Collection[int], limit: float) -> Iterator
 
 
 def some_cpus(count: int, cpus: Collection[int], trial_id: str) -> list[int]:
-    """Return some of the CPUs that a trial may use, chosen by its id so that trials spread over all of them.
+    """Return `count` of the CPUs that a trial may use, chosen by its id so that trials spread over them.
 
-    A count of 0 means all; no CPUs mean those of this process.
+    A count of 0 means all; if `cpus` is empty, the choice is among those of this process.
     """
     allowed = sorted(cpus or os.sched_getaffinity(0))
     if not count or count >= len(allowed):
@@ -219,7 +220,7 @@ __all__ = ["TrialCancelledError", "harness_error_record", "run_trial"]
 
 @dataclass(frozen=True, slots=True)
 class _Execution:
-    """Where and with what a trial runs; the same for all its copies."""
+    """The settings of a trial's execution that all its copies share."""
 
     prefix: Path
     python: Path
@@ -249,28 +250,27 @@ def run_trial(
 ) -> TrialRecord:
     """Run a trial and classify it. Safe to call from several threads at once.
 
-    Each copy gets its own working directory, session and supervisor; nothing of any is left when this
+    Each copy gets its own working directory, session and supervisor; all are gone when this function
     returns or raises.
 
     Args:
         spec: What to run.
         prefix: Directory of the environment, with `bin/`.
-        python: Its interpreter; `bin/python` when not given.
+        python: Its interpreter; `bin/python` by default.
         gpus: UUIDs of the GPUs that the trial may see.
         cpus: CPUs that it may use; empty means those of this process.
-        cancelled: Looked at ten times a second.
+        cancelled: Called ten times a second; returns whether to cancel.
         worker: Name of the worker, for the record.
-        debug: Looks closely at what happens; the trial may then be slower, and may leave a core file.
-        inside: The container image that it runs in, if it does.
-        locked: What the lock says of the distributions that can be imported; what the script then really
-            imports is compared with it.
-        gpu_watch: Watches its GPUs, if anything does.
+        debug: Debugger of the trial; with one, the trial may be slower and leave a core file.
+        inside: The container image that it runs in, if any.
+        locked: Distributions of the lock that can be imported; the script's imports are compared with them.
+        gpu_watch: Watcher of its GPUs, if any.
 
     Returns:
         The record; a failure of our own is one too, with outcome `harness-error`.
 
     Raises:
-        TrialCancelledError: `cancelled` said so, and everything is ended.
+        TrialCancelledError: `cancelled` returned true, and everything is ended.
     """
     started_at = datetime.now(UTC)
     clock = time.monotonic()
@@ -342,7 +342,7 @@ def _run_copy(spec: TrialSpec, place: _Execution) -> ExitRecord:
 
 
 def _run_in(directory: WorkDir, spec: TrialSpec, place: _Execution) -> ExitRecord:
-    """Run the command with the harness around it, on this host or in a container, and read its notes."""
+    """Run the command with the harness, on this host or in a container, and read the harness's notes."""
     notes_in = directory.top
     if place.inside is None:
         env = child_env(
@@ -483,7 +483,7 @@ def _run_contained(
 
 
 def _as_ended_inside(record: ExitRecord, contained: Contained) -> ExitRecord:
-    """Return what was seen of the script in a container, given what was seen of the engine's client."""
+    """Return the record of the script in a container, given the record of the engine's client."""
     if record.stage:
         kind = contained.inside.engine.kind
         raise ContainerError(f"the container engine {kind} cannot be started")
@@ -541,7 +541,7 @@ def _detail(chosen: Classification, one: ExitRecord, counts: Counter[Outcome], s
 
 
 def _stack(record: ExitRecord) -> str:
-    """Return the stack that explains a failure; "" for a passing process, whatever it logged."""
+    """Return the stack that explains a failure; "" for a passing process, even if it logged one."""
     if record.returncode == 0 and not record.timed_out:
         return ""
     explains = record.dump or record.traceback

@@ -32,7 +32,7 @@ _FAILURES = _CUDA | {Outcome.HANG, Outcome.CRASH, Outcome.IMPORT_ERROR, Outcome.
 
 
 def signature(record: ExitRecord, found: Classification) -> str:
-    """Return the signature of a failure; "" for outcomes that are none."""
+    """Return the signature of a failure; "" for outcomes that are no failure."""
     if found.outcome not in _FAILURES:
         return ""
     kind = f"{found.outcome}:{found.code}" if found.code else str(found.outcome)
@@ -62,7 +62,7 @@ def _frames(record: ExitRecord, found: Classification) -> tuple[str, ...]:
 
 
 def normalise_python(frame: PythonFrame) -> str:
-    """Return `package/module.py:function`, without line and prefix: the same on every host."""
+    """Return `package/module.py:function`, without line and prefix, so that all hosts give the same text."""
     file = frame.file
     for mark in ("/site-packages/", "/dist-packages/"):
         if mark in file:
@@ -95,10 +95,10 @@ def normalise_native(name: str) -> str:
 def matches(a: str, b: str) -> bool:
     """Return whether two stored signatures are of the same failure.
 
-    Of one version and kind, and: equal frames; or a common run of two frames that includes the innermost of
-    one of them (the other has one more inside); or as many frames, each similar by more than 0.8 to its
-    counterpart (a function was renamed). Without frames the phase has to be the same. An empty one matches
-    nothing.
+    They must have the same version and kind, and one of: equal frames; a common run of two frames that
+    includes the innermost of one of them (the other has one more inside); or equally many frames, each
+    similar by more than 0.8 to its counterpart (a function was renamed). Without frames the phase must be
+    equal. An empty signature matches nothing.
     """
     if not a or not b:
         return False
@@ -117,9 +117,9 @@ def matches(a: str, b: str) -> bool:
 
 
 def _similarity(a: str, b: str) -> float:
-    """Return the mean of two similarities of two frames: of their files, and of the words of their names.
+    """Return the similarity of two frames: the mean of that of their files and that of their names.
 
-    Letters alone would make `step_1` and `step_2` the same.
+    Names are compared by words; letters alone would make `step_1` and `step_2` equal.
     """
     file_a, _, name_a = a.rpartition(":")
     file_b, _, name_b = b.rpartition(":")

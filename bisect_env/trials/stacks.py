@@ -36,8 +36,8 @@ class ToolOutput:
     """The output of a tool.
 
     Attributes:
-        text: Its standard output, the end cut off when there is too much.
-        why: Why it failed, one line, or "".
+        text: Its standard output, truncated if it is too long.
+        why: Why it failed, in one line, or "".
     """
 
     ok: bool
@@ -53,7 +53,7 @@ def find_tool(name: str) -> str | None:
 
 
 def run_tool(argv: Sequence[str], limit: float = TOOL_LIMIT) -> ToolOutput:
-    """Run a tool to its end, or for `limit` seconds."""
+    """Run a tool until it ends, for at most `limit` seconds."""
     answer = ask(argv, limit)
     if answer.returncode is None:
         return ToolOutput(False, "", f"no answer in {limit:.0f} s")
@@ -78,7 +78,7 @@ def is_stopped(pid: int) -> bool:
 
 
 def go_on(pid: int) -> None:
-    """Wake a process that a tool, ended in the middle, has left stopped."""
+    """Continue a process that an interrupted tool has left stopped."""
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.kill(pid, signal.SIGCONT)
 
@@ -106,8 +106,8 @@ class Frame:
     Attributes:
         function: Its name, or an address.
         file: Name of the source file or library.
-        line: 0 when it is not known.
-        native: Whether it is no Python.
+        line: Line number, 0 if unknown.
+        native: Whether it is native code instead of Python.
     """
 
     function: str
@@ -126,11 +126,11 @@ _HANDLER_FRAME = Frame(_HANDLER, native=True)
 def failing_frames(text: str) -> list[Frame]:
     """Return the native frames of the thread that failed, innermost first, without those of dying itself.
 
-    That is the thread with a signal handler on its stack, and what is below the handler; where the signal met
-    no handler, the thread that gdb says took it, which in a core file is thread 1.
+    That thread is the one with a signal handler on its stack; its frames below the handler are returned.
+    If the signal met no handler, it is the thread that gdb names, which in a core file is thread 1.
 
     Args:
-        text: What `thread apply all bt` or `bt` printed.
+        text: Output of `thread apply all bt` or `bt`.
     """
     threads: dict[int, list[Frame]] = {}
     number = took = 1
@@ -212,10 +212,10 @@ class Thread:
     """One thread of a process.
 
     Attributes:
-        tid: The kernel's id of it.
-        frames: Innermost first, native and Python ones.
+        tid: Its id in the kernel.
+        frames: Native and Python frames, innermost first.
         wants_gil: Whether it sleeps until it gets the GIL.
-        mutex_owner: Thread that holds the mutex for which it sleeps; None when it sleeps for none.
+        mutex_owner: Thread that holds the mutex for which it sleeps; None if it waits for none.
     """
 
     tid: int
@@ -230,12 +230,12 @@ class Thread:
 
     @property
     def python(self) -> Frame | None:
-        """Its innermost Python frame."""
+        """Return its innermost Python frame."""
         return next((frame for frame in self.frames if not frame.native), None)
 
     @property
     def native_call(self) -> Frame | None:
-        """The native function in which it is, below its innermost Python frame; None in Python code."""
+        """Return the native function that the innermost Python frame has called; None in Python code."""
         inner = []
         for frame in self.frames:
             if not frame.native:
@@ -252,16 +252,16 @@ class Thread:
 
     @property
     def place(self) -> str:
-        """Where it is, in words: its native call and the Python frame that made it."""
+        """Return a phrase that names the thread's native call and the Python frame that made it."""
         called_from = f", called from {self.python}" if self.native_call and self.python else ""
         return f"{self.native_call or self.python}{called_from}"
 
 
 def of_py_spy(document: Sequence[Mapping[str, Any]]) -> list[Thread]:
-    """Return the threads in what `py-spy dump --json` printed. Pure.
+    """Return the threads from the output of `py-spy dump --json`. Pure.
 
     Raises:
-        KeyError: It has another form.
+        KeyError: The output has another form.
     """
     threads = []
     for thread in document:
@@ -281,7 +281,10 @@ def of_py_spy(document: Sequence[Mapping[str, Any]]) -> list[Thread]:
 
 
 def with_waits(pid: int, threads: Sequence[Thread]) -> list[Thread]:
-    """Add what each thread sleeps for, as the kernel knows it; nothing if the process is gone."""
+    """Return the threads with what each waits for, as the kernel shows it.
+
+    Unchanged if that is unreadable.
+    """
     try:
         maps = Path(f"/proc/{pid}/maps").read_text()
         here = {_inner(path): int(path.name) for path in Path(f"/proc/{pid}/task").iterdir()}
@@ -304,7 +307,7 @@ def with_waits(pid: int, threads: Sequence[Thread]) -> list[Thread]:
 def _addresses(pid: int, tids: Mapping[int, int]) -> dict[int, int]:
     """Map each thread, by its own id, to the address on which it sleeps.
 
-    Looked at several times: who waits for the GIL wakes every 5 ms to ask for it, and sleeps again.
+    The threads are read several times: one that waits for the GIL wakes every 5 ms and sleeps again.
     """
     found: dict[int, int] = {}
     for _ in range(_LOOKS):
@@ -320,7 +323,7 @@ def _addresses(pid: int, tids: Mapping[int, int]) -> dict[int, int]:
 def _inner(task: Path) -> int:
     """Return the id of a thread in its own namespace, which in a container differs from the id here.
 
-    It is what py-spy tells, and what a mutex has as its owner.
+    py-spy reports this id, and a mutex stores it as its owner.
     """
     try:
         match = re.search(r"^NSpid:.*?(\d+)$", (task / "status").read_text(), re.MULTILINE)
@@ -369,7 +372,7 @@ def _owner(pid: int, address: int) -> int | None:
 
 
 def explain(threads: Sequence[Thread]) -> list[str]:
-    """Return sentences on what keeps a process from going on; none if nothing can be seen. Pure."""
+    """Return sentences that explain why a process does not continue; empty if no cause is seen. Pure."""
     by_id = {thread.tid: thread for thread in threads}
     holder = next((thread for thread in threads if thread.has_gil), None)
     waits: dict[int, tuple[int, str]] = {}
@@ -405,8 +408,8 @@ def explain(threads: Sequence[Thread]) -> list[str]:
 def where_main_is(threads: Sequence[Thread]) -> list[str]:
     """Return sentences on where the main thread is and which thread keeps the GIL. Pure.
 
-    For processes in which no thread waits for another. The owner of a `threading.Lock` cannot be seen; a
-    thread that sits in a native call with the GIL is then the one to look at.
+    Use this for processes in which no thread is seen to wait for another. The owner of a `threading.Lock`
+    cannot be seen; a thread in a native call that holds the GIL is then the likely cause.
     """
     main = next((thread for thread in threads if thread.name == "MainThread"), None)
     holder = next((t for t in threads if t.has_gil and t is not main and t.native_call is not None), None)
@@ -440,9 +443,10 @@ _BY_PY_SPY = ", by py-spy:"
 
 
 def live_stacks(pid: int) -> str:
-    """Return Python and native stacks of every thread of a process and of what it started; it then continues.
+    """Return Python and native stacks of all threads of a process and its descendants.
 
-    py-spy where it is and understands the process, else gdb. What neither can tell is said, not hidden.
+    py-spy is used if it is installed and understands the process, else gdb. Failures of both are part of
+    the text. The process continues afterwards.
     """
     return "\n\n".join(filter(None, (_of_one(member) for member in _family(pid))))
 
@@ -489,7 +493,7 @@ def with_py_spy(tool: str, pid: int) -> ToolOutput:
 
 
 def sentences(text: str) -> list[str]:
-    """Return the sentences of `live_stacks` on why a process hangs, without the stacks. Pure."""
+    """Return the sentences of `live_stacks` that explain a hang, without the stacks. Pure."""
     found: list[str] = []
     reading = False
     for line in text.splitlines():
@@ -503,7 +507,7 @@ def sentences(text: str) -> list[str]:
 
 
 def with_gdb(tool: str, pid: int) -> ToolOutput:
-    """Return all threads as gdb sees them: native frames alone."""
+    """Return all threads with their native frames, as gdb shows them."""
     said = run_tool([tool, *GDB, "-p", str(pid), "-ex", "thread apply all bt 40"])
     if "#0" not in said.text:
         return ToolOutput(False, "", said.why or "no frames")
@@ -517,7 +521,7 @@ def only_threads(text: str) -> str:
 
 
 def render(pid: int, found: Iterable[Thread]) -> str:
-    """Write threads as text: what keeps them, then each with its frames. Pure."""
+    """Return threads as text: first why the process does not continue, then the frames of each. Pure."""
     listed = list(found)
     lines = [f"Process {pid}{_BY_PY_SPY}", *(explain(listed) or where_main_is(listed))]
     for thread in listed:

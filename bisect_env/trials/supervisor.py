@@ -96,11 +96,11 @@ def _signal_all(pids: set[int], number: int) -> None:
 
 
 class ContainerHold:
-    """The container; see `ContainerCommands` in `containers/trial.py`.
+    """A lock on a running container, with the commands that end it; see `containers/trial.py`.
 
     Args:
-        commands: Of the engine, by what they do, and the file to hold.
-        env: Their environment.
+        commands: Commands of the engine by purpose, and the file to lock.
+        env: Environment of the commands.
     """
 
     def __init__(self, commands: dict[str, Any], env: dict[str, str]) -> None:
@@ -113,7 +113,7 @@ class ContainerHold:
         self.state = ""
 
     def close(self, *, kill: bool) -> None:
-        """End the container, read how it ended, and remove it."""
+        """End the container, read its final state, and remove it."""
         if kill:
             # It fails when the engine is still making the container, and when that has ended by itself.
             self._is_sure = self.call("kill")[0] == 0
@@ -121,12 +121,12 @@ class ContainerHold:
         self._is_sure &= self.call("remove")[0] == 0
 
     def close_again(self) -> None:
-        """Remove the container again if that was unsure; no client can make it any more."""
+        """Remove the container again if its removal was uncertain; by now no client can create it."""
         if not self._is_sure:
             self.call("remove")
 
     def call(self, name: str) -> tuple[int | None, str]:
-        """Run one of the commands; return its exit code (None when it took too long) and its output."""
+        """Run one of the commands and return its exit code (None if it took too long) and its output."""
         argv = self._commands[name]
         output = os.memfd_create("answer")
         try:
@@ -159,7 +159,7 @@ class ContainerHold:
 
 
 class Supervisor:
-    """Runs one process of a trial; see the module's text."""
+    """A supervisor of one process of a trial; see the module's text."""
 
     def __init__(self, control: socket.socket, stdout: int, stderr: int) -> None:
         self.control = control
@@ -173,7 +173,7 @@ class Supervisor:
         self.elsewhere: ContainerHold | None = None
 
     def run(self) -> bool:
-        """Serve one request from start to end; False when processes are left that cannot be ended."""
+        """Serve one request from start to end; return false if processes are left that cannot be ended."""
         request = self._read_request()
         self.wakeup = _wakeup()
         _prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
@@ -212,7 +212,7 @@ class Supervisor:
         return data
 
     def tell(self, event: dict[str, Any]) -> None:
-        """Send an event to the worker, if it still lives."""
+        """Send an event to the worker; do nothing if the worker is gone."""
         with contextlib.suppress(OSError):
             self.control.sendall(json.dumps(event).encode() + b"\n")
 
@@ -250,7 +250,7 @@ class Supervisor:
         return True
 
     def _watch(self) -> bool:
-        """Wait for the main process; False when the worker went away first."""
+        """Wait for the main process; return false if the worker went away first."""
         poll = select.poll()
         poll.register(self.control, select.POLLIN)
         poll.register(self.wakeup, select.POLLIN)
@@ -278,7 +278,7 @@ class Supervisor:
         return self.status is not None
 
     def _obey(self, order: str) -> bool:
-        """Carry out an order; True when nothing is left to watch."""
+        """Carry out an order; return true if nothing is left to watch."""
         self.sent.append(order)
         if order == "A":
             if self.elsewhere is not None and self.elsewhere.call("abort")[0] == 0:
@@ -292,7 +292,7 @@ class Supervisor:
         return True
 
     def _reap(self) -> bool:
-        """Collect every ended child; False when there are no children at all."""
+        """Reap every ended child; return false if there are no children at all."""
         while True:
             try:
                 pid, status, used = os.wait4(-1, os.WNOHANG)
@@ -311,7 +311,10 @@ class Supervisor:
             pause = min(pause * 2, 0.02)
 
     def end_all(self) -> tuple[int, int]:
-        """Kill and reap everything below; return how many outlived the main process, how many still live."""
+        """Kill and reap all descendants.
+
+        Return how many outlived the main process, and how many still live.
+        """
         if not self._reap():
             return 0, 0
         # Stop before killing: a fork bomb makes new processes faster than they can be killed one by one,
@@ -425,7 +428,10 @@ def _end_last(supervisors: set[int]) -> None:
 
 
 def _bury(supervisors: set[int]) -> bool:
-    """Reap what ended, continue what was stopped; return whether a supervisor left its trial behind."""
+    """Reap ended supervisors, continue stopped ones.
+
+    Return whether one left processes of its trial behind.
+    """
     orphaned = False
     while True:
         try:
@@ -444,7 +450,7 @@ def _bury(supervisors: set[int]) -> bool:
 
 
 def _end_orphans(supervisors: set[int]) -> bool:
-    """Kill what dead supervisors left; False when there is nothing more."""
+    """Kill the processes that dead supervisors left; return false if there are none."""
     me = os.getpid()
     orphans = {pid for pid, parent in _parents().items() if parent == me} - supervisors
     _signal_all(orphans, signal.SIGKILL)

@@ -39,7 +39,7 @@ def without_groups(lines: Sequence[str]) -> list[str]:
 
 
 def _end(lines: Sequence[str], position: int) -> int:
-    """Return the position behind the last line of the drawing; a message may interrupt it."""
+    """Return the position after the last drawn line of an exception group; a message may interrupt it."""
     end = position
     for index in range(position, len(lines)):
         if _DRAWN.match(lines[index]) and not _GROUP.match(lines[index]):
@@ -90,19 +90,19 @@ class PythonFrame:
 
     @property
     def is_importlib(self) -> bool:
-        """Whether it belongs to the import system itself, or to what the harness puts around its lock."""
+        """Return whether the frame belongs to the import system or to the harness's wrapper of its lock."""
         return self.file.startswith(("<frozen importlib", "<frozen zipimport")) or self.file.endswith(
             "/harness/sitecustomize.py"
         )
 
     @property
     def is_module(self) -> bool:
-        """Whether it is the top level of a file (not of `exec` or `-c`)."""
+        """Return whether the frame is the top level of a file (not of `exec` or `-c`)."""
         return self.function == "<module>" and not self.file.startswith("<")
 
 
 class TracebackSource(StrEnum):
-    """The kinds of programs that print tracebacks."""
+    """A kind of program code that prints tracebacks."""
 
     UNCAUGHT = "uncaught"
     """The interpreter on its way out, or code that logs."""
@@ -118,7 +118,7 @@ class Traceback:
         frames: Most recent call first.
         exception: Its type as printed, `torch.OutOfMemoryError`.
         message: First line of its message.
-        origin: Who printed it.
+        origin: The code that printed it.
         text: From the first exception of its chain to the end of the message.
     """
 
@@ -130,7 +130,7 @@ class Traceback:
 
     @property
     def said(self) -> str:
-        """Its text without the lines of code, which may hold the words of failures that did not happen."""
+        """Return its text without source lines, which may name failures that did not happen."""
         lines = self.text.splitlines()
         return "\n".join(
             line
@@ -140,10 +140,10 @@ class Traceback:
 
     @property
     def while_importing(self) -> bool:
-        """Whether a module's top level was being executed by an import.
+        """Return whether an import was executing a module's top level.
 
-        The interpreter takes the import system's own frames out of a traceback. What stays is the top level
-        of an imported file, called from another frame: the outermost frame alone is the script itself.
+        The interpreter removes the import system's own frames from a traceback. The top level of an
+        imported file remains, called from another frame; the outermost frame alone is the script itself.
         """
         if any(frame.is_importlib for frame in self.frames):
             return True
@@ -179,16 +179,16 @@ class FatalDump:
 
     @property
     def current(self) -> ThreadStack | None:
-        """The thread that got the signal."""
+        """Return the thread that got the signal."""
         return next((thread for thread in self.threads if thread.current), None)
 
     @property
     def phase(self) -> Phase:
-        """The phase in which the process was, as far as the stacks tell.
+        """Return the phase in which the process was, as far as the stacks show it.
 
-        As long as the script's top level runs, some thread has it as its outermost frame; then the main
-        thread waits for the others. Once neither is so, the interpreter is on its way out: atexit handlers
-        and destructors are called from no frame.
+        While the script's top level runs, some thread has it as its outermost frame; afterwards the main
+        thread waits for the other threads. If neither is so, the interpreter is shutting down: atexit
+        handlers and destructors are called from no frame.
         """
         stacks = [thread.frames for thread in self.threads if thread.frames]
         if not stacks or self.current is None:
@@ -281,7 +281,7 @@ def _chained_to(lines: list[str], position: int) -> int | None:
 
 
 def _end_of_message(lines: list[str], position: int) -> int:
-    """Return where a message ends: messages have no closing mark, so at a traceback, a dump or the end."""
+    """Return where a message ends: at the next traceback or dump, or at the end of the output."""
     while position < len(lines) and not (
         lines[position].endswith(_HEADER) or "Fatal Python error: " in lines[position]
     ):
@@ -296,7 +296,7 @@ def _origin(lines: list[str], start: int) -> TracebackSource:
 
 
 def final_traceback(text: str) -> Traceback | None:
-    """Return the last traceback that can be why the process ended."""
+    """Return the last traceback that can explain why the process ended."""
     return next((t for t in reversed(parse_tracebacks(text)) if t.origin is TracebackSource.UNCAUGHT), None)
 
 

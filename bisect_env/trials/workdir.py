@@ -52,9 +52,9 @@ class WorkDir:
     """The directories of one process of a trial.
 
     Attributes:
-        top: Holds the other two; nobody else may enter it.
-        work: Its working directory, holding the trial's files and nothing else.
-        tmp: Its TMPDIR, beside `work`: a script that lists its own directory finds what it would alone.
+        top: Parent of the other two, closed to other users.
+        work: Its working directory, which holds only the trial's files.
+        tmp: Its TMPDIR, outside of `work` so that a script that lists its directory sees only its own files.
     """
 
     top: Path
@@ -64,7 +64,7 @@ class WorkDir:
 
 @contextmanager
 def work_dir(files: Sequence[TrialFile]) -> Iterator[WorkDir]:
-    """Make the directories, and remove them at the end whatever the script did to them.
+    """Create the directories and remove them at the end, whatever the script did to them.
 
     Raises:
         ValueError: A file's name leads out of the directory.
@@ -88,11 +88,11 @@ def work_dir(files: Sequence[TrialFile]) -> Iterator[WorkDir]:
 
 
 def sweep(*, containers: bool = True) -> None:
-    """Remove what trials left whose worker and supervisor were killed together.
+    """Remove the directories of trials whose worker and supervisor were both killed.
 
     Args:
-        containers: Whether to remove their containers as well, which may take its time; else these trials
-            are left for another time.
+        containers: Whether to remove their containers as well, which may take long; otherwise trials in
+            containers are skipped.
     """
     for old in left_behind(TRIAL):
         if not containers and (old / REMOVAL).exists():
@@ -106,11 +106,11 @@ def sweep(*, containers: bool = True) -> None:
 
 
 def keep_removal(top: Path, commands: Sequence[Sequence[str]]) -> None:
-    """Write down the commands that `sweep` runs before it removes a trial's directory.
+    """Save the commands that `sweep` runs before it removes a trial's directory.
 
     Args:
-        top: The directory; a trial in a container cannot write to this file in it.
-        commands: Remove what the trial has elsewhere, and make what is in the directory removable.
+        top: The directory; a trial in a container cannot write to the saved file.
+        commands: Commands that remove what the trial has elsewhere and make the directory removable.
     """
     (top / REMOVAL).write_text(json.dumps(commands), "utf-8")
 
@@ -131,7 +131,7 @@ def _write(directory: Path, file: TrialFile) -> None:
 
 
 def write_problem(folder: Path) -> str:
-    """Return what the file system says against writing to a folder, "" if nothing."""
+    """Return the file system's error on writing to a folder, "" if there is none."""
     probe = folder / f".probe-{os.getpid()}-{threading.get_ident()}"
     try:
         with probe.open("wb") as stream:
@@ -211,7 +211,10 @@ def container_env(
     gpus: Sequence[str] = (),
     extra: Mapping[str, str] | None = None,
 ) -> dict[str, str]:
-    """Return the variables that a trial in a container gets beside the image's; none are this host's."""
+    """Return the variables that a trial in a container gets in addition to the image's.
+
+    None are this host's.
+    """
     return {**_settings(tmp, hash_seed, trial_id, gpus), **(extra or {})}
 
 
@@ -237,7 +240,7 @@ def child_path(path: str, prefix_bin: Path, own_bin: Path | None) -> str:
 
 @functools.lru_cache(16)
 def _without(path: str, own_bin: Path | None) -> tuple[str, ...]:
-    """Return the directories of PATH except one, also under other names (links); cached."""
+    """Return the directories of PATH except one, which is recognised through links as well; cached."""
     own = None if own_bin is None else os.path.realpath(own_bin)
     return tuple(part for part in path.split(os.pathsep) if part and os.path.realpath(part) != own)
 

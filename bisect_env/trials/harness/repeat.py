@@ -14,7 +14,7 @@ import sys
 
 
 def _code(words):
-    """What to execute, the file that `__main__` says it is, and what `sys.argv` is to be."""
+    """Return the code to execute, its `__file__`, its `sys.argv`, and its folder."""
     kind = words[0]
     if kind == "-c":
         return compile(words[1], "<string>", "exec"), None, ["-c"] + words[2:], ""
@@ -34,7 +34,7 @@ def _begin(notes, number):
 
 
 def _run(words):
-    """One iteration."""
+    """Run one iteration."""
     if words[0] == "-m":
         import runpy
 

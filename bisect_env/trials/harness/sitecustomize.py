@@ -24,7 +24,7 @@ LINGER = "BISECT_ENV_HARNESS_LINGER"
 
 
 def _take_away(here):
-    """Undo what brought this module here; the file for the marks, the modules to look for, a time to stay."""
+    """Remove the harness's variables from the environment and return their values."""
     marks = os.environ.pop(MARKS, None)
     modules = os.environ.pop(MODULES, "").split()
     original = os.environ.pop(PYTHONPATH, None)
@@ -45,7 +45,7 @@ def _take_away(here):
 
 
 def _marker(path):
-    """A function that writes one mark, whatever the script does to `os` meanwhile."""
+    """Return a function that writes one mark; it works even if the script changes `os`."""
     os_open, os_pwrite, os_close, getpid, pid = os.open, os.pwrite, os.close, os.getpid, os.getpid()
     flags = os.O_WRONLY | os.O_CLOEXEC
 
@@ -67,7 +67,7 @@ def _marker(path):
 
 
 def _looker(path, wanted):
-    """A function that notes those of the wanted modules that are there by now."""
+    """Return a function that notes which of the wanted modules have been imported."""
     os_open, os_write, os_close, getpid, pid = os.open, os.write, os.close, os.getpid, os.getpid()
     flags = os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC
     left = list(wanted)
@@ -110,8 +110,8 @@ def _looker(path, wanted):
 def _watch_imports(mark, look):
     """Mark the outermost imports of the main thread.
 
-    The import system takes a lock around every import of a module that is not there yet. Following that adds
-    no frame to the stacks of what is imported.
+    The import system takes a lock around every import of a module that is not loaded yet. Watching that
+    lock adds no frame to the stacks of imported code.
     """
     import _frozen_importlib as bootstrap
     from _thread import get_ident
@@ -147,10 +147,10 @@ def _watch_imports(mark, look):
 
 
 def _watch_exit(mark, look, linger):
-    """Mark the beginning and the end of the handlers of `atexit`, which run last come, first served.
+    """Mark the beginning and the end of the handlers of `atexit`, which run in reverse order.
 
-    After the last of them the interpreter may stay for some seconds: whoever writes something about it beside
-    it, as CUDA's driver does, then finds it still there.
+    After the last handler the interpreter may stay for some seconds, so that another process that writes
+    about it, such as CUDA's driver, still finds it.
     """
     import atexit
 
