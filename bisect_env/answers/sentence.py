@@ -271,9 +271,12 @@ def _values(verdict: VerdictDocument, axis: str, kinds: Mapping[str, Mapping[str
         if len(bad) > 1 and len(others) == 1:
             return f"{axis} other than {others[0]}"
         return f"{axis} = {_listed(bad, 'or')}"
-    if direction is Direction.REGRESSION or (values and bad[-1] == values[-1] and bad[0] != values[0]):
+    is_known = set(bad) <= set(values)
+    is_first, is_last = is_known and bad[0] == values[0], is_known and bad[-1] == values[-1]
+    # Bad values may lie at the other end than the direction of the axis says.
+    if (is_last and not is_first) or (direction is Direction.REGRESSION and is_first is is_last):
         return f"{axis} ≥ {bad[0]}"
-    if direction is Direction.FIXED or (values and bad[0] == values[0]):
+    if is_first or direction is Direction.FIXED:
         good = _good_neighbour(verdict, axis, values, bad[-1])
         return f"{axis} < {good}" if good else f"{axis} ≤ {bad[-1]}"
     return f"{axis} = {bad[0]}" if len(bad) == 1 else f"{axis} {bad[0]} to {bad[-1]}"

@@ -92,6 +92,9 @@ class FurtherFailure(CandidateAnswer):
         default="none", description="How sure it is; see `status` of the verdict."
     )
     bad_rate: MeasuredRate | None = Field(default=None, description="Failure rate at `first_bad`.")
+    bad_values: dict[str, tuple[str, ...]] = Field(
+        default_factory=dict, description="Culprit axis to its bad values."
+    )
 
 
 class RateModels(AnswerPart):
@@ -330,4 +333,10 @@ def _is_called_bad(verdict: VerdictDocument, combination: Mapping[str, str]) -> 
     inside = [combination.get(axis) in values for axis, values in verdict.bad_values.items()]
     if verdict.kind not in ("all", "any") or not inside:
         return None
-    return all(inside) if verdict.kind == "all" else any(inside)
+    if verdict.kind == "any":
+        return any(inside)
+    return all(inside) or any(
+        all(combination.get(axis) in values for axis, values in other.bad_values.items())
+        for other in verdict.others or ()
+        if other.bad_values
+    )

@@ -122,6 +122,11 @@ def run(
     packages, `-p` names each, and the command stands behind `--`. With `--git PATH --from v1 --to v2` it
     asks for the commit. The same command after an interruption goes on where it stopped.
     """
+    if quick and sure:
+        raise UsageError(
+            "--quick leaves checks out, and --sure asks for all of them",
+            remedy="give one of the two",
+        )
     flags = replace(flags, words=words or (), gpus=where.gpus)
     conclusion = conduct(
         "run",

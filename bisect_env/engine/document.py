@@ -52,12 +52,7 @@ def verdict_document(
         first_bad=_named(grid, best.first_bad),
         last_good=_named(grid, best.last_good),
         culprit_axes=_culprits(grid, best),
-        bad_values={
-            grid.axes[i].name: tuple(
-                value for value, bad in zip(grid.axes[i].values, best.hypothesis.sets[i], strict=True) if bad
-            )
-            for i in best.hypothesis.culprits
-        },
+        bad_values=_bad_values(grid, best),
         directions={axis.name: axis.direction for axis in grid.axes},
         probability=best.probability,
         models=RateModels(sharing=verdict.sharing, differing=verdict.differing),
@@ -206,7 +201,18 @@ def _other(grid: Grid, search: StudySearch, verdict: Verdict) -> FurtherFailure:
         culprit_axes=_culprits(grid, best),
         probability=best.probability,
         bad_rate=_rate(search, best.first_bad),
+        bad_values=_bad_values(grid, best),
     )
+
+
+def _bad_values(grid: Grid, answer: Answer) -> dict[str, tuple[str, ...]]:
+    """Return the bad values of each culprit axis of an answer."""
+    return {
+        grid.axes[i].name: tuple(
+            value for value, bad in zip(grid.axes[i].values, answer.hypothesis.sets[i], strict=True) if bad
+        )
+        for i in answer.hypothesis.culprits
+    }
 
 
 def _chance_of_luck(search: StudySearch, best: Answer) -> float | None:

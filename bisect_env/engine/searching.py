@@ -233,7 +233,8 @@ class StudyRunner(Runner):
             seconds = max(CHECK_SECONDS, CHECK_SHARE * (now - self._began_at))
             self._check_until = float("inf") if self._is_sure else now + seconds
             # On resuming, a replayed study may have looks that are due before it has an answer.
-            if self.plan.checks_left and (document := self.document()).status != "none":
+            document = self.document()
+            if self.plan.checks_left and document.status == "confirmed" and not document.ends_wrong:
                 bound = None if self._is_sure else seconds
                 self._notify(events.Answered(document, self.plan.checks_left, bound, self._axes))
         elif now >= self._check_until:

@@ -710,6 +710,8 @@ class Search:
         best = replace(best, probability=chance)
         status, reason = _certain_status(found.how, best, stands)
         wrong = ("good",) if stands and self._wrong_end() is not None else ()
+        if stands and not wrong and self._bad_end_passes(best):
+            wrong = ("bad",)
         verdict = Verdict(
             status=status,
             reason=reason,
@@ -728,6 +730,14 @@ class Search:
             certain=True,
         )
         return self._with_cleared(verdict)
+
+    def _bad_end_passes(self, best: Answer) -> bool:
+        """Return whether the stated bad end only passed and is good by an answer."""
+        end = self._grid.bad
+        if end is None or self._narrow.group[end] < 0:
+            return False
+        hits, trials = self.counts(end)
+        return trials > 0 and not hits and not best.hypothesis.is_bad(end)
 
     def _against_nothing(self) -> float | None:
         """Return the decimal logarithm of the Bayes factor against a common rate: 1 / ∫ r^k (1 − r)^n dr."""

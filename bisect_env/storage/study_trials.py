@@ -18,9 +18,11 @@ from sqlalchemy import update as update_rows
 from sqlalchemy.exc import IntegrityError
 from sqlmodel import Session, col, select
 
+from bisect_env.errors import StorageError
 from bisect_env.matrix.grid import AxisKind, Combination, Direction, Grid
 from bisect_env.matrix.signatures import read_signature
 from bisect_env.storage import blobs, rows
+from bisect_env.storage.backend import ANOTHER
 from bisect_env.storage.entries import AMPLIFIED, StoredTrial, Study
 from bisect_env.storage.tables import (
     METADATA,
@@ -326,7 +328,9 @@ def _keep_artefacts(session: Session, records: Sequence[TrialRecord], sequences:
 def _question(session: Session, study_id: str) -> tuple[Target, Places]:
     row = session.get(StudyRow, study_id)
     if row is None:
-        raise ValueError(f"there is no study {study_id}")
+        raise StorageError(
+            f"the database has no study {study_id}", remedy="take it from a backup, or " + ANOTHER
+        )
     study = rows.study_of(row)
     query = select(CombinationRow).where(CombinationRow.study_id == study_id)
     locks = {state.combination: state.lock_hash for state in map(rows.combination_of, session.exec(query))}

@@ -15,11 +15,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from sqlalchemy.exc import IntegrityError
 from sqlmodel import Session, col, select
 
 from bisect_env.errors import StorageError, UsageError
 from bisect_env.storage import blobs, rows
-from bisect_env.storage.backend import Database, open_database, speaking
+from bisect_env.storage.backend import ANOTHER, Database, open_database, speaking
 from bisect_env.storage.entries import CombinationStatus
 from bisect_env.storage.store import Store
 from bisect_env.storage.tables import (
@@ -78,17 +79,23 @@ def merge(
 
     Raises:
         UsageError: Both are the same database.
-        StorageError: One of them fails.
+        StorageError: One of them fails, or rows of the source contradict each other.
     """
     if source.shown == target.shown:
         raise UsageError(f"{source.shown} would be merged into itself", remedy="name another database")
     with speaking(source.shown), Session(source.reader) as reading:
         copier = _Copier(reading, target)
         wanted = _with_origins(reading, chosen)
-        copied = [study.id for study in _studies(reading, wanted) if copier.study(study)]
-        copier.changes(copied)
-        for study_id in copied:
-            copier.members(study_id)
+        try:
+            copied = [study.id for study in _studies(reading, wanted) if copier.study(study)]
+            copier.changes(copied)
+            for study_id in copied:
+                copier.members(study_id)
+        except IntegrityError as error:
+            # In a damaged file, an index may lead to a row that names a study that is not there.
+            raise StorageError(
+                f"{source.shown} is damaged: {error.orig}", remedy="take it from a backup, or " + ANOTHER
+            ) from error
         return copier.merged
 
 

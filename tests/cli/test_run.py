@@ -219,3 +219,10 @@ def test_two_commands_on_one_study_share_their_trials(tmp_path: Path) -> None:
     report = json.loads(done.stdout)
     assert report["verdict"]["first_bad"]["level"] == "6"
     assert report["verdict"]["trials"] == report["trials"] == len(command.stored())
+
+
+def test_checks_are_left_out_or_all_made_but_not_both(run: RunCommand) -> None:
+    code, _, err = run("run", "orjson>=3.8", "repro.py", "--quick", "--sure")
+    assert code == 2
+    assert "--quick" in err
+    assert "--sure" in err

@@ -67,6 +67,12 @@ def test_an_end_that_is_not_as_stated(studies: Studies, end: str, script: str) -
         studies.run(path)
 
 
+def test_a_stated_bad_end_that_passes_beside_failures_is_not_as_stated(studies: Studies) -> None:
+    path = studies.matrix("import sys; sys.exit(int(sys.argv[1]) > 6)", rest="bad: {level: 4}")
+    with pytest.raises(EndsNotAsStatedError, match="the stated bad combination"):
+        studies.run(path)
+
+
 def test_an_end_that_is_not_as_stated_comes_with_the_likely_reason(studies: Studies) -> None:
     path = studies.matrix("open('data.txt')", rest="good: {level: 0}\nbad: {level: 9}")
     with pytest.raises(EndsNotAsStatedError) as caught:

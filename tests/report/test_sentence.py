@@ -140,6 +140,12 @@ def test_several_culprits() -> None:
     assert sentence(corner()).startswith("importlib-metadata ≥ 5.0 with python < 3.8 is broken: ")
 
 
+def test_bad_values_at_the_other_end_than_the_direction_says() -> None:
+    """Of several failing configurations, one may lie at the low end of a regression."""
+    low = corner(bad_values={"python": ["3.7"], "importlib-metadata": ["4.0", "4.1", "5.0"]})
+    assert sentence(low, KOMBU).startswith("importlib-metadata < 5.1 with python < 3.8 is broken: ")
+
+
 def test_a_bound_that_is_not_known_is_not_invented() -> None:
     untried = {"combination": {**CORNER, "python": "3.7.9"}, "status": "env-unsolvable", "reason": "no"}
     hidden = with_between(corner(), untried)

@@ -294,6 +294,20 @@ def test_bytes_that_change_anywhere_end_in_words(original: tuple[Path, str], tmp
         use_bytes(bytes(changed_bytes), empty, study_id, tmp_path)
 
 
+def test_a_row_that_its_index_finds_under_another_name_is_damage(
+    original: tuple[Path, str], tmp_path: Path
+) -> None:
+    """The index of `study_id` leads to a row in which another study stands."""
+    path, study_id = original
+    content, stored = path.read_bytes(), study_id.encode()
+    found, places = content.find(stored), 0
+    while found >= 0:
+        other = content[:found] + b"f" * len(stored) + content[found + len(stored) :]
+        use_bytes(other, empty_database(tmp_path), study_id, tmp_path)
+        found, places = content.find(stored, found + 1), places + 1
+    assert places > 5
+
+
 def test_a_schema_that_is_no_text_is_damage(original: tuple[Path, str], tmp_path: Path) -> None:
     """SQLite quotes it in a message that Python cannot read."""
     path, study_id = original
