@@ -17,7 +17,7 @@ from sqlmodel import select as select_rows
 from bisect_env.answers.verdict_document import RateModels, VerdictDocument
 from bisect_env.environments.lock import LockedPackage
 from bisect_env.environments.lockfiles import make_lock
-from bisect_env.errors import UsageError
+from bisect_env.errors import StorageError, UsageError
 from bisect_env.matrix.signatures import FROM_BAD_END
 from bisect_env.storage.entries import (
     CombinationState,
@@ -183,13 +183,15 @@ class StoreContract:
             lambda: store.save_combinations(study.id, [CombinationState(combination("1.0"), "fine")]),
             lambda: store.set_combination(study.id, combination("9.9"), "unbuildable", ""),
             lambda: record_trial(store, study.id, record("9.9")),
-            lambda: record_trial(store, "0" * 32, record()),
             lambda: record_trial(store, study.id, record(lock_hash="f" * 64)),
             lambda: store.record_decision("0" * 32, "ask", {}),
         ]
         for call in calls:
             with pytest.raises(ValueError, match=r"study|combination|lock|Status"):
                 call()
+        # In a damaged file, a list of studies may name one that is not found.
+        with pytest.raises(StorageError, match="has no study 0000"):
+            record_trial(store, "0" * 32, record())
         assert store.trials(study.id) == []
         assert store.combinations(study.id) == states()
 
