@@ -58,6 +58,11 @@ class Explanation(AnswerPart):
     tied: tuple[tuple[int, ...], ...] = Field(
         default=(), description="Further answers that no environment tells from this one."
     )
+    perhaps: tuple[int, ...] = Field(
+        default=(),
+        description="Positions in `changes` of what may be needed as well: no environment has the culprits "
+        "without it.",
+    )
     probability: float = Field(description="Probability of the answer, those tied to it included.")
     is_sure: bool = Field(description="Whether the stated confidence was reached.")
     intermediates: tuple[IntermediateEnvironment, ...] = Field(
@@ -102,18 +107,26 @@ class Explanation(AnswerPart):
                 f"{names} cannot be told apart, for no environment has one without the others; among them is "
                 f"what carries the failure {evidence}; {sure}"
             )
-        return f"{self._blame(culprits)} {evidence}; {sure}"
+        return f"{self._blame(culprits)} {evidence}{self.not_tried_without()}; {sure}"
+
+    def not_tried_without(self) -> str:
+        """Return a clause about changes that may be needed as well, "" if there are none."""
+        if not self.perhaps:
+            return ""
+        names = _joined([self.changes[i] for i in self.perhaps], "and")
+        what = "it does" if len(self.culprits) == 1 else "they do"
+        return f"; whether {what} without {names} is not known, for no environment allows to try that"
 
     def _blame(self, culprits: Sequence[ChangedPackage]) -> str:
         named = _joined(culprits, "and" if self.kind == "any" else "together with")
         alone = {"any": "each carry", "all": "carry" if len(culprits) > 1 else "carries"}[self.kind]
-        if len(culprits) == 1:
+        if len(culprits) == 1 and not self.perhaps:
             alone = "alone carries"
         axes = [change.name for change in self.changes if change.of_axis]
         if axes and not any(change.of_axis for change in culprits):
             word = "its dependency " if len(culprits) == 1 else "what came along: "
             return f"not {_names(axes)} itself: {word}{named} {alone} the failure"
-        if len(culprits) == 1 and culprits[0].of_axis:
+        if len(culprits) == 1 and culprits[0].of_axis and not self.perhaps:
             return f"{named} itself, and nothing that came along, carries the failure"
         return f"{named} {alone} the failure"
 

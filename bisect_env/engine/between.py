@@ -392,12 +392,14 @@ def answer(explanation: Explanation, verdict: VerdictDocument | None, why_not: s
     named = " together with ".join(str(change) for change in changes)
     if explanation.kind == "any":
         named = " and ".join(str(change) for change in changes)
-    verb = "alone carries it" if len(changes) == 1 else "carry it"
+    verb = "carry it"
+    if len(changes) == 1:
+        verb = "carries it" if explanation.perhaps else "alone carries it"
     if explanation.kind == "any":
         verb = "each carry it"
     having, lacking = explanation.with_culprits, explanation.without_culprits
     evidence = f" (failed in {having.counts} trials with it, {lacking.counts} without)"
-    head = f"{_of(count)}{named} {verb}{evidence}"
+    head = f"{_of(count)}{named} {verb}{evidence}{explanation.not_tried_without()}"
     if count == 1:
         head = f"{named} is all that changed{evidence}"
     if count > 1:

@@ -426,6 +426,7 @@ class CulpritStudy:
             kind=answer.kind,
             culprits=tuple(sorted(answer.changes)),
             tied=tuple(tuple(sorted(other)) for other in answer.tied),
+            perhaps=tuple(sorted(answer.perhaps)),
             probability=1.0 if self.changes == 1 else answer.probability,
             is_sure=is_sure or self.changes == 1,
             intermediates=tuple(

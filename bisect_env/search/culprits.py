@@ -27,7 +27,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -94,12 +94,15 @@ class Culprit:
         probability: Posterior.
         tied: Further hypotheses that no intermediate environment can tell from this one, the most probable
             first; the probability covers all of them.
+        perhaps: Further changes that the failure may need as well: no intermediate environment has `changes`
+            without them. The probability covers that.
     """
 
     kind: str
     changes: Changes
     probability: float
     tied: tuple[Changes, ...] = ()
+    perhaps: Changes = frozenset()
 
 
 @dataclass(slots=True)
@@ -210,7 +213,7 @@ class CulpritSearch:
 
     @property
     def answer(self) -> Culprit:
-        """Return the best hypothesis with those of the same size that no environment can tell from it."""
+        """Return the best hypothesis with those that no environment can tell from it."""
         known = [intermediate for intermediate, feasible in self._feasible.items() if feasible]
         best = self.best
         if not known or best.probability >= self.confidence:
@@ -220,10 +223,16 @@ class CulpritSearch:
         agreeing = self._agreeing(top)
         same = (labels == labels[:, [top]]).all(axis=0) | agreeing
         size = self._hypotheses.members.sum(axis=1)
-        alike = same & ~agreeing & (size == size[top]) & (self._posterior > _WORTH * self._posterior[top])
+        others = same & ~agreeing & (self._posterior > _WORTH * self._posterior[top])
+        alike = others & (size == size[top])
+        wider = others & (size > size[top]) & (self._hypotheses.kinds != _EITHER)
         ordered = sorted(np.flatnonzero(alike).tolist(), key=lambda i: -self._posterior[i])
         mass = float(self._posterior[same].sum())
-        return self._culprit(top, mass, tuple(self._members(i) for i in ordered))
+        found = self._culprit(top, mass, tuple(self._members(i) for i in ordered))
+        if found.tied or found.kind != _NAMES[_ALL]:
+            return found
+        perhaps = frozenset[int]().union(*(self._members(int(i)) for i in np.flatnonzero(wider)))
+        return replace(found, perhaps=perhaps - found.changes)
 
     def _agreeing(self, top: int) -> NDArray[np.bool_]:
         """Return which hypotheses agree that the top one's changes cause the failure and no fewer do.

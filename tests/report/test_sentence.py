@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from bisect_env.answers.explanation import ChangedPackage, Explanation, IntermediateEnvironment
 from bisect_env.answers.sentence import do_not_matter, sentence
 from bisect_env.answers.verdict_document import VerdictDocument
 from tests.report.samples import Axis, axis, orjson_verdict, rate, verdict
@@ -278,3 +279,33 @@ def test_a_day_stands_for_the_packages_of_that_day(changed: list[str], told: str
     assert told in sentence(document, axes, "crash", changed)
     document, axes = one("1.2", "1.1")
     assert "(last good 1.1): " in sentence(document, axes, "crash", changed), "a version stands for itself"
+
+
+@pytest.mark.parametrize(
+    ("of_axis", "beginning"), [(False, "dep 1 → 2"), (True, "not lib itself: its dependency dep")]
+)
+def test_what_may_be_needed_as_well_is_told(of_axis: bool, beginning: str) -> None:
+    changes = [
+        ChangedPackage(name="lib", old="1", new="2", of_axis=of_axis),
+        ChangedPackage(name="dep", old="1", new="2"),
+        ChangedPackage(name="core", old="3", new="4"),
+    ]
+    tried = [
+        IntermediateEnvironment(moved=moved, bad=bad, trials=9)
+        for moved, bad in (((), 0), ((0, 2), 0), ((1, 2), 9), ((0, 1, 2), 9))
+    ]
+    found = Explanation(
+        good={"lib": "1"},
+        bad={"lib": "2"},
+        changes=tuple(changes),
+        kind="all",
+        culprits=(1,),
+        probability=0.97,
+        is_sure=True,
+        intermediates=tuple(tried),
+    )
+    assert "alone carries the failure (9 of 9 bad, against 0 of 9 without)" in found.in_words()
+    said = found.model_copy(update={"perhaps": (2,)}).in_words()
+    assert said.startswith(beginning)
+    assert "alone" not in said
+    assert "whether it does without core 3 → 4 is not known" in said

@@ -99,6 +99,28 @@ def test_what_no_environment_separates_is_one_answer() -> None:
     assert frozenset({3}) in (answer.changes, *answer.tied)
 
 
+def test_what_comes_along_with_the_culprit_may_be_needed_as_well() -> None:
+    """1 requires 4: no environment has 1 without 4, so nobody can say whether 4 is needed."""
+    along = [frozenset({i, 4}) if i == 1 else frozenset({i}) for i in range(6)]
+    back = [frozenset({i, 1}) if i == 4 else frozenset({i}) for i in range(6)]
+
+    def feasible(intermediate: Changes) -> bool:
+        return 1 not in intermediate or 4 in intermediate
+
+    for needs_both in (False, True):
+        search = CulpritSearch(6, (0, 40), (36, 40), forced=along, released=back)
+        answer, _, is_sure = played(
+            search,
+            lambda h, both=needs_both: 1 in h and (4 in h or not both),
+            (0.0, 0.9),
+            np.random.default_rng(5),
+            feasible=feasible,
+        )
+        assert is_sure
+        assert answer.changes == {1}
+        assert answer.perhaps == {4}
+
+
 def test_no_environment_in_between_ends_it_at_once() -> None:
     search = CulpritSearch(4, (0, 30), (30, 30))
     answer, trials, is_sure = played(
