@@ -43,7 +43,7 @@ _is_over = False
 def remove_own() -> None:
     """Remove what this process has; it ends now, perhaps without unwinding, and its threads get no more."""
     global _is_over
-    is_held = _making.acquire(timeout=1.0)  # whoever else holds it may be stuck in a file system
+    is_held = _making.acquire(timeout=1.0)  # its holder may be stuck in a file system
     _is_over = True
     if is_held:
         _making.release()

@@ -81,7 +81,7 @@ def _exit_code() -> int:
     except KeyboardInterrupt:
         return _stopped()
     except BrokenPipeError:
-        # Whoever read our output has seen enough. Python would complain once more when it flushes.
+        # The reader of our output closed it. Python would complain once more when it flushes.
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         return int(ExitCode.NO_VERDICT)
     except OSError as error:

@@ -144,7 +144,7 @@ def _line(number: int, event: events.TrialFinished) -> str:
     parts = [f"{sign} {number:>3}", f"{record.outcome:<12}", f"{record.duration:7.2f} s"]
     notes = [] if evidence == "good" else [record.detail]
     if evidence not in ("good", "bad"):
-        notes.append({"other": "not counted", "skip": "nothing to learn here", "void": "spoilt"}[evidence])
+        notes.append("nothing to learn here" if evidence == "skip" else "not counted")
     return "  ".join([*parts, "; ".join(note for note in notes if note)]).rstrip()
 
 
@@ -156,7 +156,7 @@ def trial(
     number: Annotated[
         int,
         typer.Option(
-            "--number", "-n", min=1, max=1_000_000, help="Trials that count; spoilt ones are run again."
+            "--number", "-n", min=1, max=1_000_000, help="Trials that count; void ones are run again."
         ),
     ] = 10,
     db: DatabaseOption = None,

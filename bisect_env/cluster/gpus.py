@@ -235,8 +235,8 @@ def after_trial(before: Reading, after: Reading, xids: Iterable[int] = ()) -> Gp
         new = (after.uncorrected or 0) - (before.uncorrected or 0)
         return GpuFault(after.uuid, f"{new} new uncorrectable memory errors during the trial", aside=True)
     if None not in (before.count, after.count) and before.count != after.count:
-        # This one still answers. The lost one is put aside by whoever holds it; putting aside every GPU of
-        # the host would end the study for one card.
+        # This one still answers. The worker that holds the lost one puts it aside; putting aside every GPU
+        # of the host would end the study for one card.
         reason = f"the host had {before.count} GPUs before the trial and {after.count} after it"
         return GpuFault(after.uuid, reason, aside=False)
     return None

@@ -96,8 +96,8 @@ class HostExecutor(DaskExecutor):
                     local_directory=str(folder),
                     preload=["bisect_env.cluster.worker"],
                     scheduler_kwargs=_SCHEDULER,
-                    # Every user of this host reaches the loopback device, and whoever a scheduler or a worker
-                    # listens to runs code as its owner.
+                    # Every user of this host can connect to the loopback device, and a scheduler or worker
+                    # runs the code that its peers send as the user who started it.
                     security=_security.temporary(),
                 )
                 undo.callback(self._close_cluster)

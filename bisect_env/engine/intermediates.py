@@ -259,8 +259,8 @@ class Demands:
 
     def _closure(self, end: Changes, position: int) -> Changes:
         along = {position}
-        # Whoever asks in vain for something, and what is asked for, are of different ends: the one of them
-        # that has not moved follows. With everything moved nothing is unmet, so that this ends.
+        # Where a demand is not met, one of its two packages has moved and the other has not: the other one
+        # moves as well. The loop ends, since no demand is unmet when every package has moved.
         while unmet := self.unmet(end ^ along):
             along |= {self._position[name] for pair in unmet for name in pair if name in self._position}
         return frozenset(along)

@@ -35,8 +35,8 @@ BUILDS_BEFORE_UNBUILDABLE = 3
 LOSSES_FOR_FINDING = 3
 """Different hosts on which trials of one combination were lost before that is told as a finding."""
 VOIDS_BEFORE_STOP = 10
-"""Void trials in a row, wherever, after which the infrastructure is to blame and the study stops; likewise
-builds that failed for reasons that pass, while no environment at all could be made."""
+"""Void trials in a row after which the study stops and blames the infrastructure. The same number holds for
+builds that failed for temporary reasons while no environment at all could be made."""
 CHANGES_BEFORE_STOP = 3
 """Times that trials may change the files of one environment before the study stops."""
 TRIED_BEFORE_BLAME = 3
@@ -82,7 +82,7 @@ class Tally:
         good: Passes.
         bad: Target outcomes.
         other: Failures of another kind.
-        void: Trials that infrastructure spoilt.
+        void: Trials that do not count because of a fault of the infrastructure.
         skip: Trials that said nothing can be learnt.
         failed_builds: Builds of its environment that failed.
         not_runnable: Trials whose command could not be run at all.
@@ -149,7 +149,7 @@ class Mean:
 def says_bad(evidence: Evidence) -> bool | None:
     """Return true for bad and false for good evidence; None for evidence that does not count.
 
-    Failures of another kind, spoilt trials and skips are None: they never reach the posterior.
+    Failures of another kind, void trials and skips are None: they never reach the posterior.
     """
     return {Evidence.BAD: True, Evidence.GOOD: False}.get(evidence)
 
@@ -555,7 +555,7 @@ class StudyState:
         Raises:
             UsageError: The command could be run in none of the combinations tried: that is a mistake in the
                 matrix, not a property of combinations.
-            InfrastructureError: When one trial after the other is spoilt, the next will be, too.
+            InfrastructureError: So many trials in a row were void that the next ones would be, too.
         """
         if evidence is Evidence.VOID:
             self._voids_in_a_row += 1

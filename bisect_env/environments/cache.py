@@ -106,7 +106,7 @@ def hold(folder: Path, content_hash: str) -> Lease:
             with contextlib.suppress(PermissionError):
                 os.utime(fd)
             return Lease(fd)
-        os.close(fd)  # whoever took the prefix away removed this file before we had our lock
+        os.close(fd)  # another process removed the prefix and this file before we had our lock
 
 
 @contextlib.contextmanager

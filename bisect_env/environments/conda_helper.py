@@ -346,7 +346,7 @@ class Helper:
         for record in records:
             if wrong := _wrong_hash(record, Path(request["verified"])):
                 return {"failed": "hash", "text": wrong}
-        # Whoever asks may be killed meanwhile; the next builder of this prefix waits until this is done.
+        # The caller may be killed meanwhile; the next builder of this prefix waits until this is done.
         lock = os.open(request["lock"], os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         fcntl.flock(lock, fcntl.LOCK_EX)
         try:

@@ -63,10 +63,10 @@ def make_lock(
         records: URL of a conda package to all that its channel says of it, as JSON.
 
     Raises:
-        LockFileError: The index, or whoever else named a package, gave it a name, version, hash or URL that
+        LockFileError: The index, or another source of the package, gave it a name, version, hash or URL that
             cannot be one.
     """
-    # Locks are shared, committed and stored: whoever made the packages, no password gets into one.
+    # Locks are shared, committed and stored: no password gets into one, wherever the packages come from.
     public = (replace(package, url=without_credentials(package.url)) for package in packages)
     ordered = tuple(sorted(public, key=lambda p: (p.name, p.version, p.url)))
     if not any(package.is_source for package in ordered):

@@ -411,7 +411,7 @@ class _Builder:
     @contextlib.contextmanager
     def _alone(self) -> Iterator[None]:
         """Keep others from building this environment, until the installer has ended as well."""
-        # Twice the limit: whoever holds it has one build to finish and cleaning up to do.
+        # Twice the limit: its holder has one build to finish and cleaning up to do.
         path = lock_path(self.folder, self.lock.content_hash)
         with lock_file(path, exclusive=True, timeout=2 * self.timeout) as self._held:
             if self._held is None:

@@ -1,4 +1,4 @@
-"""Reports the progress of locking and building to whoever asked for the environment."""
+"""Reports the progress of locking and building to the caller that asked for the environment."""
 
 from __future__ import annotations
 

@@ -134,7 +134,7 @@ class TimelineReport(Frozen):
     Attributes:
         begin: UTC; None where nothing ran.
         trials: In the order of their beginnings.
-        builds: Likewise.
+        builds: In the order of their beginnings.
         left_out: Trials that are not listed, because there are so many.
     """
 

@@ -1,8 +1,9 @@
 """What to check of an answer that stands: its last good side, and a look where nobody looked. Pure.
 
-Regressions often come in two steps: a first release fails in a tenth of runs, the next one always. Whoever
-finds the second has seen the first one pass, once or twice. So the last good combinations are tried until
-a failure rate is excluded: with y failures in n trials the rates above the end of the one-sided interval
+Regressions often come in two steps: a first release fails in a tenth of runs, the next one always. A search
+that finds the second may have seen the first one pass once or twice. So the last good combinations are
+tried until a failure rate is excluded: with y failures in n trials the rates above the end of the one-sided
+interval
 
     Beta(y + 1, n − y) at the stated confidence   (Clopper and Pearson; y = 0: 1 − (1 − confidence)^(1/n))
 

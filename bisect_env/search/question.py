@@ -30,7 +30,7 @@ from bisect_env.search.verdict import Answer, Status, Verdict, answer, capacity,
 
 # How sure the prior must be of an end before trials go there first.
 _END_CERTAINTY = 0.9
-# How often the first bad combination must have failed: whoever reads "1 of 1" doubts it, and rightly.
+# How often the first bad combination must have failed: one failure of one trial convinces no reader.
 _FAILURES = 2
 _MOST_CANDIDATES = 10
 # How often the bad end should have failed before the search leaves it, if it does not always fail.

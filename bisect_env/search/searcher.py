@@ -65,7 +65,7 @@ _REPEATED = 2
 _SPARE = 6
 """Trials beyond one for each combination until which that is doubted."""
 _FAILURES = 2
-"""How often the first bad combination must have failed: whoever reads "1 of 1" doubts it, and rightly."""
+"""How often the first bad combination must have failed: one failure of one trial convinces no reader."""
 _LIKELY = 0.4
 """Chance of what a look may show from which on its consequences are prepared by trials."""
 _UNSEEN = 7

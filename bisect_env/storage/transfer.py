@@ -2,8 +2,8 @@
 
 What is there already stays; what is new is added; saying it twice is saying it once. A study that both know,
 because it was copied once and went on in both, gets the trials of both, and the verdict that was stored last.
-Everything is written in small transactions, so that studies which run on the target go on meanwhile; whoever
-is killed in between starts the same command again.
+Everything is written in small transactions, so that studies which run on the target go on meanwhile. After
+a kill, the same command copies the rest.
 """
 
 from __future__ import annotations

@@ -117,7 +117,7 @@ def test_other_trials_are_told_from_bad_ones(capsys: pytest.CaptureFixture[str])
         lines(events.TrialFinished(one, evidence, 0.0))
     assert capsys.readouterr().out.splitlines() == [
         "!   1  exit-fail        0.25 s  exit code 3; not counted",
-        "?   2  killed-external     0.25 s  SIGKILL red; spoilt",
+        "?   2  killed-external     0.25 s  SIGKILL red; not counted",
         "-   3  skip             0.25 s  exit code 125; nothing to learn here",
     ]
 
