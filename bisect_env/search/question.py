@@ -19,6 +19,7 @@ from bisect_env.search.nonmonotone import DOUBT, could_be_better
 from bisect_env.search.posterior import Belief
 from bisect_env.search.stopping import (
     CAUTION,
+    FAILURES,
     clean_trials,
     judge,
     quantile,
@@ -30,8 +31,6 @@ from bisect_env.search.verdict import Answer, Status, Verdict, answer, capacity,
 
 # How sure the prior must be of an end before trials go there first.
 _END_CERTAINTY = 0.9
-# How often the first bad combination must have failed: one failure of one trial convinces no reader.
-_FAILURES = 2
 _MOST_CANDIDATES = 10
 # How often the bad end should have failed before the search leaves it, if it does not always fail.
 _END_FAILURES = 3
@@ -271,7 +270,7 @@ class Question(Knowledge):
             pairs = [(best.first_bad, best.last_good)]
         for pair in pairs:
             bad, good = (self.representative_of(cell) for cell in pair)
-            if self.seen.hits[bad] < _FAILURES:
+            if self.seen.hits[bad] < FAILURES:
                 wanted.append((bad, math.inf))
             wanted.append((good, self._clean))
         end = self._ends[0]

@@ -42,6 +42,7 @@ from bisect_env.search.labels import chances, labels, usual_trials
 from bisect_env.search.nonmonotone import RARE, Histories, histories
 from bisect_env.search.question import Question
 from bisect_env.search.rates import RateGrid
+from bisect_env.search.stopping import FAILURES
 from bisect_env.search.untested_intervals import untested_intervals
 from bisect_env.search.verdict import Answer, Status, Verdict
 
@@ -64,8 +65,6 @@ _REPEATED = 2
 """How many of them are repetitions where many places were looked at at once."""
 _SPARE = 6
 """Trials beyond one for each combination until which that is doubted."""
-_FAILURES = 2
-"""How often the first bad combination must have failed: one failure of one trial convinces no reader."""
 _LIKELY = 0.4
 """Chance of what a look may show from which on its consequences are prepared by trials."""
 _UNSEEN = 7
@@ -364,7 +363,7 @@ class Search:
             first = found.answers[0].first_bad if found.settled else None
             if first is not None:
                 cell = self._narrow.representative_of(first)
-                lacking = _FAILURES - self.counts(cell)[1] - pending.get(cell, 0)
+                lacking = FAILURES - self.counts(cell)[1] - pending.get(cell, 0)
                 wanted += [cell] * max(lacking, 0)
         return wanted
 
@@ -373,7 +372,7 @@ class Search:
         found = self._bisection.found
         end = self._wrong_end()
         if end is not None:
-            return [(end, _FAILURES)]
+            return [(end, FAILURES)]
         if not found.settled or found.untried:
             return []
         best = found.answers[0]
@@ -383,7 +382,7 @@ class Search:
         sides = dict.fromkeys(map(self._narrow.representative_of, bad_sides))
         # All that will be wanted if failures stay certain, so that workers need not wait for one another.
         trials = {cell: self.counts(cell)[1] for cell in sides}
-        wanted = {cell: _FAILURES for cell in sides if trials[cell] < _FAILURES}
+        wanted = {cell: FAILURES for cell in sides if trials[cell] < FAILURES}
         passes: dict[Index, int] = {}
         while True:
             fail = sum(n - trials[cell] for cell, n in wanted.items())

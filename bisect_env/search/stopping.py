@@ -14,6 +14,8 @@ MISS = 0.05
 CAUTION = 0.05
 """Quantile of the bad rate at which that is reckoned. The mean would let a failure that was seen in three
 trials of three count as certain, and one pass at the last good combination as proof."""
+FAILURES = 2
+"""How often the first bad combination must have failed: one failure of one trial convinces no reader."""
 
 # The posterior averages over rates. Where background and bad rate lie close together, the truth is on the
 # unlucky side of that average more often than the stated error: the error allowed shrinks with their ratio,
