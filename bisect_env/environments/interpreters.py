@@ -18,10 +18,10 @@ from urllib.parse import unquote, urlsplit
 
 from bisect_env.environments.once import OncePerKey
 from bisect_env.environments.settings import default_cache_dir
-from bisect_env.environments.uv_tool import Uv, plain_words
+from bisect_env.environments.uv_tool import Uv, no_room_error, plain_words
 from bisect_env.errors import InfrastructureError, InterpreterNotFoundError
 from bisect_env.matrix.secrets import without_credentials
-from bisect_env.temporary import temporary
+from bisect_env.temporary import full_file_system, temporary
 
 # --------------------------------------------------------------------------------------------------
 # Python interpreters: those on this machine, else fetched by uv.
@@ -89,6 +89,8 @@ def listed_by_uv() -> tuple[Interpreter, ...]:
             extra={"PATH": os.pathsep.join(map(str, ranks))},
         )
     if answer.returncode != 0:
+        if place := full_file_system(cache):
+            raise no_room_error(place)
         raise InfrastructureError(
             f"uv cannot list the Pythons here: {plain_words(answer.stderr) or 'no answer in time'}",
             remedy="remove what it names, or give the same command again",

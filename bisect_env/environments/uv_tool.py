@@ -287,6 +287,15 @@ def _is_open_in_uv_alone(pipe: int) -> bool:
     return found
 
 
+def no_room_error(place: Path) -> InfrastructureError:
+    """Return the error to raise when the file system of a place is full."""
+    return InfrastructureError(
+        f"no space left on the file system of {place}",
+        remedy="make room there, or name another place: TMPDIR for temporary files, "
+        "BISECT_ENV_CACHE for the cache",
+    )
+
+
 class Uv:
     """uv with one cache and one index.
 
@@ -366,11 +375,7 @@ class Uv:
                 return run_tool(argv, env=whole, cwd=cwd, timeout=timeout, heard=heard, holding=holding)
         except OSError as error:
             if error.errno in FULL and (place := full_file_system(self.cache_dir)):
-                raise InfrastructureError(
-                    f"no space left on the file system of {place}",
-                    remedy="make room there, or name another place: TMPDIR for temporary files, "
-                    "BISECT_ENV_CACHE for the cache",
-                ) from error
+                raise no_room_error(place) from error
             raise InfrastructureError(
                 f"uv cannot be used: {error}",
                 remedy="install bisect-env again (it brings uv), and see that the cache "
