@@ -96,7 +96,8 @@ def test_a_forecast_may_take_longer(large: Path, run: RunCommand) -> None:
     code, out, _ = run("plan", str(large), "--json", "--crash-rate", "1", "--forecast", "200")
     assert code == 0
     (cost,) = json.loads(out)["forecast"]
-    assert cost["trials"] < 60
+    # Of a certain failure: some 50 trials until it is found, and those that check the answer.
+    assert cost["trials"] < 100
 
 
 def test_a_plan_says_that_it_builds_where_sources_are_let_in(matrix: Path, run: RunCommand) -> None:

@@ -56,15 +56,15 @@ def test_releases_around_the_answer_are_looked_at(studies: Studies, index: Index
 def test_the_budget_of_time_is_that_of_the_whole_study(studies: Studies, index: IndexServer) -> None:
     path = question(studies, index)
     script = studies.folder / "script.py"
-    script.write_text("import time\ntime.sleep(0.25)\n" + script.read_text())
+    script.write_text("import time\ntime.sleep(0.35)\n" + script.read_text())
     path.write_text(path.read_text() + "search: {budget: 3s, crash_rate: 1}\n")
     report = studies.run(path, slots=1).report
-    # Releases around the answer, and checks of it, get what is left of it.
+    # The whole study takes some twelve trials. Releases around the answer, and checks of it, get what is left of it.
     assert report["verdict"]["first_bad"]["lib"] == "2.0.0"
-    assert 0 < report["trials"] <= 3 / 0.25 + 1
+    assert 0 < report["trials"] <= 3 / 0.35 + 1
     # So does the same command again; a larger one is what is missing.
     assert studies.run(path, slots=1).report["trials"] == report["trials"]
-    path.write_text(path.read_text().replace("budget: 3s", "budget: 5s"))
+    path.write_text(path.read_text().replace("budget: 3s", "budget: 10s"))
     assert studies.run(path, slots=1).report["trials"] > report["trials"]
 
 
