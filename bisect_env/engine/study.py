@@ -147,7 +147,8 @@ class StudyRun:
             finally:
                 if self._deadline is not None:
                     with contextlib.suppress(StorageError):  # the error that ended the study
-                        spent = {"seconds": round(time.monotonic() - began, 3)}
+                        now = time.monotonic()
+                        spent = {"seconds": round(now - began, 3), "cut": now >= self._deadline}
                         self.store.record_decision(self._study.id, SPENT, spent)
                 if self._locking is not None:
                     self._locking.close()
@@ -195,9 +196,18 @@ class StudyRun:
         budget = self.matrix.file.search.budget
         if budget is None:
             return None
-        decisions = self.store.decisions(self._study.id)
-        spent = [one.payload.get("seconds") for one in decisions if one.kind == SPENT]
+        spent = [one.get("seconds") for one in self._spent()]
         return began + budget - sum(seconds for seconds in spent if isinstance(seconds, int | float))
+
+    def _spent(self) -> list[Mapping[str, Any]]:
+        """Return what each earlier command stored of the budget that it took."""
+        return [one.payload for one in self.store.decisions(self._study.id) if one.kind == SPENT]
+
+    def _has_larger_budget(self) -> bool:
+        """Return whether the study ended with its budget, and has a larger one now."""
+        if self._deadline is None or self._deadline <= time.monotonic():
+            return False
+        return any(bool(one.get("cut")) for one in self._spent()[-1:])
 
     def _settled_images(self) -> dict[str, str]:
         images = recorded_images(self.matrix, self.store, self._study)
@@ -255,7 +265,7 @@ class StudyRun:
         )
         runner.replay()
         runner.take_unbuildable()
-        if is_done and runner.plan.answered and not self.sure:
+        if is_done and runner.plan.answered and not self.sure and not self._has_larger_budget():
             # Checked for its time already, or not at all because nobody wanted that.
             runner.plan.end_checks()
         if not runner.finished:

@@ -59,7 +59,8 @@ def test_the_budget_of_time_is_that_of_the_whole_study(studies: Studies, index: 
     script.write_text("import time\ntime.sleep(0.35)\n" + script.read_text())
     path.write_text(path.read_text() + "search: {budget: 3s, crash_rate: 1}\n")
     report = studies.run(path, slots=1).report
-    # The whole study takes some twelve trials. Releases around the answer, and checks of it, get what is left of it.
+    # The whole study takes some twelve trials. Releases around the answer, and checks of it, get what is
+    # left of it.
     assert report["verdict"]["first_bad"]["lib"] == "2.0.0"
     assert 0 < report["trials"] <= 3 / 0.35 + 1
     # So does the same command again; a larger one is what is missing.
