@@ -145,11 +145,8 @@ class StudyRun:
                 self._end_with(error)
                 raise
             finally:
-                if self._deadline is not None:
-                    with contextlib.suppress(StorageError):  # the error that ended the study
-                        now = time.monotonic()
-                        spent = {"seconds": round(now - began, 3), "cut": now >= self._deadline}
-                        self.store.record_decision(self._study.id, SPENT, spent)
+                with contextlib.suppress(StorageError):  # the error that ended the study
+                    self._note_spent(began)
                 if self._locking is not None:
                     self._locking.close()
                     if self.lockfiles is not None:
@@ -203,9 +200,18 @@ class StudyRun:
         """Return what each earlier command stored of the budget that it took."""
         return [one.payload for one in self.store.decisions(self._study.id) if one.kind == SPENT]
 
+    def _note_spent(self, began: float) -> None:
+        """Store what this command took, and whether the budget ended it."""
+        if self._deadline is None and not self._spent():
+            return
+        now = time.monotonic()
+        is_cut = self._deadline is not None and now >= self._deadline
+        spent = {"seconds": round(now - began, 3), "cut": is_cut}
+        self.store.record_decision(self._study.id, SPENT, spent)
+
     def _has_larger_budget(self) -> bool:
-        """Return whether the study ended with its budget, and has a larger one now."""
-        if self._deadline is None or self._deadline <= time.monotonic():
+        """Return whether the study ended with its budget, and has a larger one or none now."""
+        if self._deadline is not None and self._deadline <= time.monotonic():
             return False
         return any(bool(one.get("cut")) for one in self._spent()[-1:])
 

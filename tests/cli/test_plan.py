@@ -96,7 +96,7 @@ def test_a_forecast_may_take_longer(large: Path, run: RunCommand) -> None:
     code, out, _ = run("plan", str(large), "--json", "--crash-rate", "1", "--forecast", "200")
     assert code == 0
     (cost,) = json.loads(out)["forecast"]
-    # Of a certain failure: some 50 trials until it is found, and those that check the answer.
+    # Most of them check the answer. How few find it: tests/search/test_coarsening.py.
     assert cost["trials"] < 100
 
 

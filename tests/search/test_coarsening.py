@@ -14,6 +14,7 @@ from bisect_env.matrix.schema import SearchLimits
 from bisect_env.search.coarsening import CoarsenedSearch, search_for
 from bisect_env.search.question import Question
 from bisect_env.search.searcher import Search
+from bisect_env.search.simulate import simulate
 from bisect_env.search.space import drawn, is_large
 from bisect_env.search.verdict import Status
 from tests.search.worlds import EITHER, FIXED, REGRESSION, UNORDERED, alone, configuration, grid, play, rates
@@ -172,6 +173,19 @@ def test_played_to_the_end_like_any_search() -> None:
         coarsened.tell(cell, hit=cell[0] >= 61)
     assert coarsened.verdict.best.hypothesis == search.verdict.best.hypothesis
     assert coarsened.trials <= search.trials + 6
+
+
+def test_a_certain_failure_among_forty_thousand_combinations_takes_a_few_dozen_trials() -> None:
+    """Without the checks of the answer, which cost as much as those of a small lattice."""
+    seed = int(np.random.SeedSequence().entropy) % 2**32
+    print("seed", seed)
+    rng, lattice, taken = RNG(seed), grid((200, 200)), []
+    while len(taken) < 10:
+        bad = drawn(lattice, rng).bad_cells()
+        if bad.any() and not bad.all():
+            cells = np.where(bad, 1.0, 0.0)
+            taken.append(simulate(lattice, alone(lattice), cells, rng, quick=True).trials)
+    assert np.mean(taken) < 60
 
 
 @pytest.mark.parametrize("quick", [False, True])
