@@ -62,7 +62,7 @@ def test_the_budget_of_time_is_that_of_the_whole_study(
     script.write_text("import time\ntime.sleep(0.25)\n" + script.read_text())
     path.write_text(path.read_text() + "search: {budget: 6s, crash_rate: 1, clean_rate: 0.1}\n")
     report = studies.run(path, slots=1).report
-    # The checks alone take 29 trials, more than 7 s. Releases around the answer, and checks, get what is left.
+    # The checks alone take 29 trials, more than 7 s. Releases around the answer, and checks, share the rest.
     assert report["verdict"]["first_bad"]["lib"] == "2.0.0"
     assert 0 < report["trials"] <= 6 / 0.25 + 1
     # So does the same command again; a larger one, or none, is what is missing.
