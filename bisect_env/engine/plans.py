@@ -11,7 +11,7 @@ from bisect_env.search.rate_test import RateTest
 
 
 class BlockPlan(ABC):
-    """A plan that wants trials of one combination at a time; see `engine.state.Plan`.
+    """A plan that wants trials of one combination at a time; see `search.plan.Plan`.
 
     Attributes:
         trials: Number of counted trials so far.

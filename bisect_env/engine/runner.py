@@ -30,10 +30,11 @@ from bisect_env.engine.reuse import Reuse
 from bisect_env.engine.sender import LOOK, Sender
 from bisect_env.engine.sharing import Sharing
 from bisect_env.engine.specs import lost_record
-from bisect_env.engine.state import Finding, Plan, PutAside, StudyState, Wanted, brief
+from bisect_env.engine.state import Finding, PutAside, StudyState, Wanted, brief
 from bisect_env.errors import StudyInterruptedError
 from bisect_env.matrix.grid import Combination, Index
 from bisect_env.matrix.load import Matrix
+from bisect_env.search.plan import Plan
 from bisect_env.storage.entries import BUILD_FAILED, BUILT, CombinationStatus, StoredTrial
 from bisect_env.storage.store import Store
 from bisect_env.trials.judge import ChangedEnvironment
@@ -449,7 +450,6 @@ class Runner:
         decision = {
             "combinations": [combination.as_dict() for _, combination in wants],
             "after_trials": self.plan.trials,
-            "best": self._leading(),
         }
         with self._store.together():
             self._save_locked()
@@ -459,10 +459,6 @@ class Runner:
                 self.state.started(trial_id, index)
                 self._send(index, trial_id, combination, alone=alone)
         return all(won)
-
-    def _leading(self) -> float:
-        """Return the probability of the best answer so far, to be stored with the decision; 0 if none."""
-        return 0.0
 
     def _send(self, index: Index, trial_id: str, combination: Combination, *, alone: bool) -> None:
         how = self._conditions(index)

@@ -19,7 +19,7 @@ from bisect_env.matrix.load import Matrix
 from bisect_env.matrix.signatures import shown
 from bisect_env.search.coarsening import CoarsenedSearch
 from bisect_env.search.goals import Goal, search_towards
-from bisect_env.search.searcher import Search, StudySearch
+from bisect_env.search.searcher import StudySearch
 from bisect_env.search.verdict import Status
 from bisect_env.storage.entries import StoredTrial
 from bisect_env.storage.store import Store
@@ -212,9 +212,6 @@ class StudyRunner(Runner):
             said = {"combination": record.combination.as_dict(), "trial": record.trial_id}
             self._store.record_decision(self._study_id, ALONE, said)
 
-    def _leading(self) -> float:
-        return self.plan.leading
-
     # -- while it runs ---------------------------------------------------------------------------------------
 
     def _after_step(self) -> None:
@@ -243,7 +240,7 @@ class StudyRunner(Runner):
     def _look_between_kinds(self) -> None:
         """Add a check between failures of different kinds: a pass there shows that they are two problems."""
         search = self.plan
-        if self._trials.target.signature or not isinstance(search, Search) or not search.answered:
+        if self._trials.target.signature or not search.answered:
             return
         positions = self._trials.judge.places.line
         if not positions or not search.verdict.certain:

@@ -15,7 +15,6 @@ import sys
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
 
 from bisect_env.engine.locking import Prepared, of_commits
 from bisect_env.errors import InfrastructureError, NoEnvironmentError, UsageError
@@ -23,6 +22,7 @@ from bisect_env.matrix.grid import AxisKind, Index
 from bisect_env.matrix.load import Matrix
 from bisect_env.matrix.schema import CommitAxis
 from bisect_env.search.bisect import BUILT_AT_ONCE
+from bisect_env.search.plan import Plan
 from bisect_env.trials.records import Evidence, Outcome, TrialRecord
 
 OTHER_BEFORE_ASIDE = 3
@@ -206,51 +206,6 @@ def brief(text: str) -> str:
     """Return the first line of a long text, or all lines of a short one, joined by colons. Pure."""
     lines: list[str] = [line.strip() for line in text.splitlines() if line.strip()]
     return ": ".join(lines if len(lines) <= _SHORT else lines[:1]) or "(no words)"
-
-
-# -- the plan ----------------------------------------------------------------------------------------------
-
-
-class Plan(Protocol):
-    """An interface that chooses which combinations to try and when to stop."""
-
-    @property
-    def trials(self) -> int:
-        """Return the number of counted trials so far."""
-
-    @property
-    def finished(self) -> bool:
-        """Return whether no more trials are wanted."""
-
-    def ask(
-        self,
-        count: int,
-        *,
-        pending: Mapping[Index, int] | None = None,
-        build_cost: Mapping[Index, float] | None = None,
-        only: Collection[Index] | None = None,
-        worth: float = 0.0,
-    ) -> list[Index]:
-        """Return the combinations of the next trials, at most `count`, and none where none is worth its time.
-
-        Args:
-            count: Most trials.
-            pending: Running trials of each combination.
-            build_cost: Price of an environment that does not exist yet, in trials.
-            only: Choose among these combinations.
-            worth: Leave out trials that tell less than this share of what the best one tells.
-        """
-
-    def foresee(
-        self, pending: Mapping[Index, int], build_cost: Mapping[Index, float] | None = None
-    ) -> list[Index]:
-        """Return combinations that could come next, whose environments are worth making meanwhile."""
-
-    def tell(self, index: Index, *, hit: bool) -> None:
-        """Count one trial of a combination: bad or good."""
-
-    def set_aside(self, index: Index) -> None:
-        """Note that nothing more can be learnt at a combination."""
 
 
 # -- the state of a study ----------------------------------------------------------------------------------

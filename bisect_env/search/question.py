@@ -366,11 +366,6 @@ class Question(Knowledge):
         chances = self._belief.backgrounds
         return required_confidence(self.limits.confidence, bad_rate, quantile(self.rates.p0, chances, 0.5))
 
-    @property
-    def leading(self) -> float:
-        """Return the probability of the best answer, equal to the verdict's."""
-        return float(self._masses.max())
-
     @cached_property
     def verdict(self) -> Verdict:
         """Return the answer so far; a pure function of the counts."""

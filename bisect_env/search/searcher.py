@@ -40,6 +40,7 @@ from bisect_env.search.checks import Check, apart_checks, clean_checks, cleared,
 from bisect_env.search.families import FloatArray
 from bisect_env.search.labels import chances, labels, usual_trials
 from bisect_env.search.nonmonotone import RARE, Histories, histories
+from bisect_env.search.plan import Plan
 from bisect_env.search.question import Question
 from bisect_env.search.rates import RateGrid
 from bisect_env.search.stopping import FAILURES
@@ -75,34 +76,8 @@ _MOST_SWEPT = 64
 """Combinations that are tried once each as long as nothing has failed."""
 
 
-class StudySearch(Protocol):
-    """The interface of all searches, with defaults for searches that do not check their answer."""
-
-    def tell(self, index: Index, *, hit: bool) -> None:
-        """Count one trial of a combination: good or bad."""
-
-    def set_aside(self, index: Index) -> None:
-        """Exclude a combination at any time: no more trials of it are possible."""
-
-    def ask(
-        self,
-        count: int,
-        *,
-        pending: Mapping[Index, int] | None = None,
-        build_cost: Mapping[Index, float] | None = None,
-        only: Collection[Index] | None = None,
-        worth: float = 0.0,
-    ) -> list[Index]:
-        """Return the next trials, at most `count`; none if no trial is worth its time. See `Search.ask`."""
-
-    def foresee(
-        self, pending: Mapping[Index, int], build_cost: Mapping[Index, float] | None = None
-    ) -> list[Index]:
-        """Return combinations that may come next, so that their environments can be built meanwhile."""
-
-    def end_checks(self) -> None:
-        """Skip further checks: the search is finished as soon as the answer stands."""
-        return
+class StudySearch(Plan, Protocol):
+    """A plan that searches a grid for an answer, with defaults for searches that do not check theirs."""
 
     @property
     def answered(self) -> bool:
@@ -114,28 +89,26 @@ class StudySearch(Protocol):
         """Return how many trials the checks of a standing answer still need."""
         return 0
 
-    @property
-    def finished(self) -> bool:
-        """Return whether no more trials are wanted."""
+    def end_checks(self) -> None:
+        """Skip further checks: the search is finished as soon as the answer stands."""
+        return
 
-    @property
-    def trials(self) -> int:
-        """Return the number of counted trials so far."""
+    def look_at(self, index: Index) -> None:
+        """Add a combination to the checks of the answer, if this search makes checks."""
+        return
 
     @property
     def verdict(self) -> Verdict:
         """Return the answer so far."""
-
-    @property
-    def leading(self) -> float:
-        """Return the probability of the best answer; may be cheaper than the whole verdict."""
-        return self.verdict.best.probability
+        ...
 
     def counts(self, index: Index) -> tuple[int, int]:
         """Return hits and counted trials of a combination."""
+        ...
 
     def probability_bad(self) -> FloatArray:
         """Return the probability that each combination is bad, shape of the grid."""
+        ...
 
 
 class Search:
@@ -656,13 +629,6 @@ class Search:
         if self._labelled is not None:
             return self._labelled_verdict(self._labelled)
         return self._certain_verdict() if self._certain else self._with_cleared(self._question.verdict)
-
-    @property
-    def leading(self) -> float:
-        """Return the probability of the best answer; computing the whole verdict takes many times as long."""
-        if self._labelled is not None or self._certain:
-            return self.verdict.best.probability
-        return self._question.leading
 
     def _labelled_verdict(self, chance: Mapping[Index, float]) -> Verdict:
         found = self._bisection.found
