@@ -255,7 +255,7 @@ class _Comparison:
             log_event(event)
             view(event)
             if missing is not None:
-                missing.heard(event)
+                missing.on_event(event)
 
         return answer(
             matrix,

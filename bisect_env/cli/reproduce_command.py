@@ -29,7 +29,7 @@ from bisect_env.cli.options import (
 )
 from bisect_env.cli.output import say, tell
 from bisect_env.cli.places import open_place
-from bisect_env.engine.reproduction import BundleFile, Contrast, Seen, reproduction
+from bisect_env.engine.reproduction import BundleFile, Contrast, ObservedFailure, reproduction
 from bisect_env.engine.single import look_up
 from bisect_env.engine.specs import allowed_sources, trial_files
 from bisect_env.engine.stored import (
@@ -171,19 +171,21 @@ def reproduce(
     typer.echo(f"{target}: {len(files)} files; its README.md says how to run it", err=True)
 
 
-def _seen(store: Store, study: Study, one: StoredCombination) -> Seen:
+def _seen(store: Store, study: Study, one: StoredCombination) -> ObservedFailure:
 
     trials = [trial for trial in store.trials(study.id) if trial.combination == one.combination]
     if not trials:
-        return Seen()
+        return ObservedFailure()
     counts = counts_of(trials)[one.combination]
     bad = [trial for trial in trials if trial.evidence is Evidence.BAD]
     whole = store.trial(bad[0].trial_id) if bad else None
     contrast = _contrast(store, study, one) if bad else None
     if whole is None:
-        return Seen(counts.bad, counts.counted)
+        return ObservedFailure(counts.bad, counts.counted)
     record = whole.record
-    return Seen(counts.bad, counts.counted, record.detail, record.stack, str(record.machine), contrast)
+    return ObservedFailure(
+        counts.bad, counts.counted, record.detail, record.stack, str(record.machine), contrast
+    )
 
 
 def _contrast(store: Store, study: Study, one: StoredCombination) -> Contrast | None:

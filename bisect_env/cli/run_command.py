@@ -262,7 +262,7 @@ def conduct(
         view(event)
         taken.heard(event)
         if missing is not None:
-            missing.heard(event)
+            missing.on_event(event)
 
     matrix = Path(flags.words[0]) if flags.words else Path()
     try:

@@ -55,7 +55,7 @@ from bisect_env.trials.records import Machine
 
 
 def outcome(
-    lock_hash: str, answers: Mapping[str, object], *, told: Collection[str] = ()
+    lock_hash: str, answers: Mapping[str, object], *, known: Collection[str] = ()
 ) -> PrefixReady | BuildFailed:
     """Return the result of building a prefix on several hosts.
 
@@ -65,7 +65,7 @@ def outcome(
     Args:
         lock_hash: Lock of the environment.
         answers: Answer of each host; a value of another type means that the host was lost.
-        told: Hosts that were already reported as unable to build environments.
+        known: Hosts that were already reported as unable to build environments.
     """
     failed = {host: answer for host, answer in answers.items() if isinstance(answer, BuildFailed)}
     ready = [answer for answer in answers.values() if isinstance(answer, PrefixReady)]
@@ -75,7 +75,7 @@ def outcome(
             f"on {host} an environment cannot be made: {answer.message.splitlines()[0].rstrip(':')}; its "
             "trials run elsewhere, as will those of others that cannot be made there"
             for host, answer in failed.items()
-            if host not in told
+            if host not in known
         ]
         changes = tuple(change for answer in ready for change in answer.changes)
         return PrefixReady(lock_hash, max(answer.build_seconds for answer in ready), tuple(notes), changes)
@@ -83,7 +83,7 @@ def outcome(
         # What says something about the environment matters more than what says something of a host.
         return min(failed.values(), key=lambda failure: failure.transient)
     why = "; ".join(f"{type(one).__name__}: {one}" for one in answers.values()) or "there are none"
-    return BuildFailed("", lock_hash, f"no worker could be told to build: {why}", transient=True)
+    return BuildFailed("", lock_hash, f"no worker could be asked to build: {why}", transient=True)
 
 
 def one_of_each_host(offers: Iterable[WorkerOffer]) -> set[str]:
@@ -104,14 +104,14 @@ class Whereabouts:
     _requests: dict[str, PrefixRequest] = field(default_factory=dict)
     _there: dict[str, set[str]] = field(default_factory=dict)
     _begun: dict[str, set[str]] = field(default_factory=dict)
-    _spoilt: Counter[tuple[str, str]] = field(default_factory=Counter)
+    _failures: Counter[tuple[str, str]] = field(default_factory=Counter)
 
     def asked(self, request: PrefixRequest, offers: Sequence[WorkerOffer]) -> None:
         """Record that a prefix is being built on every present host."""
         self._requests[request.lock.content_hash] = request
         self._begun.setdefault(request.lock.content_hash, set()).update(offer.host for offer in offers)
 
-    def heard(self, lock_hash: str, answers: Mapping[str, object]) -> None:
+    def answered(self, lock_hash: str, answers: Mapping[str, object]) -> None:
         """Record the answers of hosts.
 
         After a transient failure or a loss, a host may build the prefix again.
@@ -121,8 +121,8 @@ class Whereabouts:
                 self._there.setdefault(lock_hash, set()).add(host)
                 continue
             if isinstance(answer, BuildFailed):
-                self._spoilt[lock_hash, host] += 1 if answer.transient else ATTEMPTS
-            if self._spoilt[lock_hash, host] < ATTEMPTS:
+                self._failures[lock_hash, host] += 1 if answer.transient else ATTEMPTS
+            if self._failures[lock_hash, host] < ATTEMPTS:
                 self._begun[lock_hash].discard(host)
 
     def late(
@@ -235,7 +235,7 @@ class DaskExecutor:
         self._woken = threading.Event()
         self._prepared: queue.SimpleQueue[tuple[str, dict[str, object], bool]] = queue.SimpleQueue()
         self._unable: set[str] = set()
-        self._told: queue.SimpleQueue[PrefixProgress] = queue.SimpleQueue()
+        self._progress: queue.SimpleQueue[PrefixProgress] = queue.SimpleQueue()
         self._whereabouts = Whereabouts()
         self.attempts: dict[str, _Attempt] = {}
         self._count = 0
@@ -352,20 +352,20 @@ class DaskExecutor:
         workers = sorted(offer.address for offer in builders)
         # The answer of the call itself, and no event: nothing orders an event after our subscription to it.
         try:
-            said = self.client.run(
+            message = self.client.run(
                 prepare_on_worker, request, self._build, self._topic, workers=workers, on_error="return"
             )
         except Exception as error:  # noqa: BLE001 - a thread's outermost frame: without an answer the study
             # would wait for ever. What is lost here is the scheduler, or everybody.
-            said = dict.fromkeys(workers, error)
-        answers = {offer.host: said.get(offer.address) for offer in builders}
+            message = dict.fromkeys(workers, error)
+        answers = {offer.host: message.get(offer.address) for offer in builders}
         self._prepared.put((lock_hash, answers, bool(late)))
         self._answers.put("")  # wakes `wait`
 
     def _on_every_host(self, request: PrefixRequest) -> list[WorkerOffer]:
         """Return one worker of each host, after waiting for the first worker."""
-        patience = time.monotonic() + NO_WORKERS_GRACE
-        while not (offers := self.look()) and time.monotonic() < patience and not self._closed:
+        deadline = time.monotonic() + NO_WORKERS_GRACE
+        while not (offers := self.look()) and time.monotonic() < deadline and not self._closed:
             time.sleep(0.1)
         self._whereabouts.asked(request, offers)
         chosen = one_of_each_host(offers)
@@ -380,28 +380,28 @@ class DaskExecutor:
         # A client that lost its scheduler and found it again has lost its subscriptions.
         comm = self.client.scheduler_comm
         if comm is not self._subscribed_on:
-            self.client.subscribe_topic(self._topic, self._hear)
+            self.client.subscribe_topic(self._topic, self._on_event)
             self._subscribed_on = comm
 
-    def _hear(self, event: tuple[float, Mapping[str, Any]]) -> None:
+    def _on_event(self, event: tuple[float, Mapping[str, Any]]) -> None:
         """Process an event of a worker.
 
         Runs in the client's event loop, before the answer that follows it.
         """
-        _, said = event
-        if "begun" in said:
-            attempt = self.attempts.get(said["begun"])
+        _, message = event
+        if "begun" in message:
+            attempt = self.attempts.get(message["begun"])
             if attempt is not None:
-                attempt.begun.append((said["worker"], said["host"]))
+                attempt.begun.append((message["worker"], message["host"]))
                 if len(attempt.begun) == 2:
                     # A worker that runs a cancelled key sees it and ends the trial. From another thread: in
                     # this one, which carries the messages, cancelling would wait for itself.
                     threading.Thread(target=attempt.future.cancel, daemon=True).start()
-        elif "building" in said:
-            self._told.put(PrefixProgress(said["building"], BuildStep(**said["step"])))
+        elif "building" in message:
+            self._progress.put(PrefixProgress(message["building"], BuildStep(**message["step"])))
             self._answers.put("")  # wakes `wait`
-        elif "aside" in said:
-            self._aside[f"{said['host']}/{said['aside']}"] = said["why"]
+        elif "aside" in message:
+            self._aside[f"{message['host']}/{message['aside']}"] = message["why"]
 
     def wait(self, timeout: float | None = None) -> list[Completion]:
         """Return the answers since the last call; see `Executor.wait`. Empty at once if none is expected."""
@@ -413,20 +413,20 @@ class DaskExecutor:
             prepared = take(self._prepared, 0.0)
             self._preparing -= len(prepared)
             ends = [self._come_to(*one) for one in prepared]
-            told = take(self._told, 0.0)
-            if answers or ends or told or self._woken.is_set():
+            progress = take(self._progress, 0.0)
+            if answers or ends or progress or self._woken.is_set():
                 self._woken.clear()
-                return [*told, *answers, *ends]
+                return [*progress, *answers, *ends]
             self._check_health()
             if deadline is not None and time.monotonic() >= deadline:
                 break
         return []
 
     def _come_to(self, lock_hash: str, answers: Mapping[str, object], late: bool) -> Completion:
-        self._whereabouts.heard(lock_hash, answers)
+        self._whereabouts.answered(lock_hash, answers)
         # Late ones are made where somebody else has it.
         known = {"": PrefixReady(lock_hash)} if late else {}
-        end = outcome(lock_hash, {**known, **answers}, told=self._unable)
+        end = outcome(lock_hash, {**known, **answers}, known=self._unable)
         if isinstance(end, PrefixReady):
             # One of a host is enough: the next commit will lack the same.
             self._unable |= {host for host, answer in answers.items() if isinstance(answer, BuildFailed)}
@@ -467,8 +467,8 @@ class DaskExecutor:
     # -- health --------------------------------------------------------------------------------------------
 
     def _check_client(self) -> None:
-        patience = time.monotonic() + self._reconnect_grace
-        while self.client.status == "connecting" and time.monotonic() < patience:
+        deadline = time.monotonic() + self._reconnect_grace
+        while self.client.status == "connecting" and time.monotonic() < deadline:
             time.sleep(0.1)
         if self.client.status != "running":
             raise InfrastructureError(

@@ -57,7 +57,7 @@ def importable(lock: Lock) -> tuple[LockedDistribution, ...]:
 # What happens on a worker for one request: make the prefix, run the trial, answer.
 
 CANCELLED = "the trial was cancelled"
-CHANGED = "files of its environment were changed or removed while it ran"
+CHANGED = "files of its environment were changed before it was started"
 
 
 class PrefixBuilder(Protocol):
@@ -162,16 +162,14 @@ def perform(
         record = trial() if gpus is None else gpus.run(spec, trial)
         # Wherever it failed: a trial beside it may have changed what this one imported.
         changed = look(prefix.path, state) if state and record.outcome is not Outcome.PASS else None
-        if changed is not None:
-            change = PrefixChange(spec.lock_hash, socket.gethostname(), changed.since)
-            return TrialLost(spec.trial_id, CHANGED, change.host, under_trial=False, change=change)
     except TrialCancelledError:
         return TrialLost(spec.trial_id, CANCELLED)
     except GpuUnavailableError as error:
         return TrialLost(spec.trial_id, str(error), socket.gethostname(), error.crowded, under_trial=False)
     finally:
         prefix.release()
-    return TrialCompleted(record, prefix.build_seconds, prefix.notes)
+    found = None if changed is None else PrefixChange(spec.lock_hash, socket.gethostname(), changed.since)
+    return TrialCompleted(record, prefix.build_seconds, prefix.notes, found)
 
 
 def prepare(

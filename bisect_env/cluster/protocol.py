@@ -182,11 +182,13 @@ class TrialCompleted:
         record: Its record.
         build_seconds: Time spent on building the prefix; 0 if it existed.
         notes: Remarks for the user on how the prefix was built.
+        change: Change of its prefix that was found after the trial, if there was one.
     """
 
     record: TrialRecord
     build_seconds: float = 0.0
     notes: tuple[str, ...] = ()
+    change: PrefixChange | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,7 +218,7 @@ class TrialLost:
         host: Host where it ran, "" if it is not known to have started.
         crowded: Whether another trial on the same GPU may be the cause.
         under_trial: Whether the host went away while the trial ran, so that the trial may be the cause.
-        change: Change of its prefix, if that is the reason.
+        change: Change of its prefix, if that is the reason: then the trial was not started.
     """
 
     trial_id: str

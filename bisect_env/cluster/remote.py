@@ -192,13 +192,13 @@ def _refuse_others(address: str, timeout: float) -> None:
     """
     if not address:
         return
-    patience = timeout * 5 / 6
+    limit = timeout * 5 / 6
 
     async def shake_hands() -> None:
         # A refused connection is tried again and again, for the scheduler may just be starting.
         settings = _security().get_connection_args("client")
-        connecting = _connect(address, timeout=patience * 0.8, **settings)
-        comm = await asyncio.wait_for(connecting, patience)
+        connecting = _connect(address, timeout=limit * 0.8, **settings)
+        comm = await asyncio.wait_for(connecting, limit)
         comm.abort()
 
     try:
@@ -206,7 +206,7 @@ def _refuse_others(address: str, timeout: float) -> None:
     except _FatalCommClosedError:
         raise
     except TimeoutError:
-        why = f"no answer in {patience:.0f} s"
+        why = f"no answer in {limit:.0f} s"
     except _CommClosedError as error:
         why = f"it hangs up: {error}"
     except (OSError, ValueError):

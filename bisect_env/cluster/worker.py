@@ -83,15 +83,15 @@ class Monitor(Protocol):
 class _XidWatch:
     """The Xid events of one trial's GPUs, as its classification uses them."""
 
-    def __init__(self, heard: Xids, uuids: Sequence[str]) -> None:
-        self._heard = heard
+    def __init__(self, events: Xids, uuids: Sequence[str]) -> None:
+        self._events = events
         self._uuids = uuids
 
     def reported(self) -> list[int]:
-        return [xid for uuid in self._uuids for xid in self._heard.xids(uuid)]
+        return [xid for uuid in self._uuids for xid in self._events.xids(uuid)]
 
     def busy(self) -> float | None:
-        rates = [rate for uuid in self._uuids if (rate := self._heard.busy(uuid)) is not None]
+        rates = [rate for uuid in self._uuids if (rate := self._events.busy(uuid)) is not None]
         return max(rates, default=None)
 
 
@@ -208,17 +208,17 @@ class HostGpus:
 
     def _watched(self, spec: TrialSpec, uuids: list[str], trial: GpuTrial) -> TrialRecord:
         if self._monitor is None:
-            return self._heard(spec, uuids, trial(uuids, None))
+            return self._with_claims(spec, uuids, trial(uuids, None))
         before = {uuid: self._monitor.read(uuid) for uuid in uuids}
         if bad := [one for reading in before.values() if (one := before_trial(reading))]:
             self._put_aside(bad)
             raise GpuUnavailableError(_say(bad))
-        with self._monitor.watch(uuids) as heard:
-            record = trial(uuids, _XidWatch(heard, uuids))
+        with self._monitor.watch(uuids) as events:
+            record = trial(uuids, _XidWatch(events, uuids))
         model, driver = self._monitor.describe(uuids)
         record = replace(record, machine=replace(record.machine, gpu_model=model, driver=driver))
         after = {uuid: self._monitor.read(uuid) for uuid in uuids}
-        found = [one for uuid in uuids if (one := after_trial(before[uuid], after[uuid], heard.xids(uuid)))]
+        found = [one for uuid in uuids if (one := after_trial(before[uuid], after[uuid], events.xids(uuid)))]
         if found:
             self._put_aside(found)
             detail = f"{_say(found)} (the script: {record.detail})"
@@ -227,11 +227,11 @@ class HostGpus:
         if record.outcome is Outcome.CUDA_OOM and others:
             pids = ", ".join(map(str, sorted(others)))
             raise GpuUnavailableError(f"out of GPU memory beside other processes ({pids}): {record.detail}")
-        if xids := [xid for uuid in uuids for xid in heard.xids(uuid)]:
+        if xids := [xid for uuid in uuids for xid in events.xids(uuid)]:
             record = replace(record, detail=f"{record.detail}; {described(xids)}")
-        return self._heard(spec, uuids, record)
+        return self._with_claims(spec, uuids, record)
 
-    def _heard(self, spec: TrialSpec, uuids: list[str], record: TrialRecord) -> TrialRecord:
+    def _with_claims(self, spec: TrialSpec, uuids: list[str], record: TrialRecord) -> TrialRecord:
         """Record what a trial claims about its GPUs, and exclude GPUs with confirmed faults."""
         with self._lock:
             if record.outcome is not Outcome.GPU_LOST:

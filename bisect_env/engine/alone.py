@@ -41,7 +41,7 @@ class Alone:
         self._is_needed = 0 < gpus < 1
         self._seen: defaultdict[Index, _Counts] = defaultdict(_Counts)
 
-    def heard(self, index: Index, evidence: Evidence) -> None:
+    def count(self, index: Index, evidence: Evidence) -> None:
         """Count a trial of this combination that had its GPU to itself."""
         seen = self._seen[index]
         seen.bad += evidence is Evidence.BAD

@@ -297,7 +297,7 @@ class BatchPlan(BlockPlan):
         """Return the rest of the batch."""
         return self._wanted and (self._wanted[0], self._wanted[1] - len(self._got))
 
-    def hear(self, index: Index, trial: StoredTrial) -> None:
+    def observe(self, index: Index, trial: StoredTrial) -> None:
         """Process a recorded trial of any kind; void ones are run again."""
         if trial.evidence is Evidence.VOID or self._wanted is None or index != self._wanted[0]:
             return
@@ -329,8 +329,8 @@ class _Measuring(Runner):
 
     plan: BatchPlan
 
-    def _heard(self, index: Index, trial: StoredTrial) -> None:
-        self.plan.hear(index, trial)
+    def _observe(self, index: Index, trial: StoredTrial) -> None:
+        self.plan.observe(index, trial)
 
 
 @dataclass(slots=True)
@@ -403,7 +403,7 @@ class Amplifier:
                 self.store,
                 own.id,
                 conditions=conditions,
-                notify=self._heard,
+                notify=self._on_event,
                 stopped=self.stopped,
                 waits=True,
             )
@@ -440,7 +440,7 @@ class Amplifier:
         known = {index: ends[grid.combination(index)[_END]][1] for index in grid.indices()}
         return Locking(self.matrix, grid, self.provider, known=known, among=list(known))
 
-    def _heard(self, event: events.Event) -> None:
+    def _on_event(self, event: events.Event) -> None:
         if isinstance(event, events.Warned):
             self.notify(f"warning: {event.text}")
 

@@ -7,6 +7,7 @@ kept, shared and resumed like everything else.
 from __future__ import annotations
 
 import hashlib
+import time
 from collections.abc import Callable, Mapping
 from contextlib import closing
 from dataclasses import dataclass, field
@@ -53,6 +54,8 @@ from bisect_env.storage.study_trials import StudyTrials
 from bisect_env.trials.records import NONE, Perturbation
 
 ABSENT = "absent"
+TELL_EVERY = 5.0
+"""Seconds after which progress is reported again, where nothing else was."""
 _FREE = 8
 """Trials at most that are run at once where fewer were asked for."""
 _AXES_SHARE = 1 / 3
@@ -171,6 +174,8 @@ class CulpritStudy:
     confidence: float = 0.95
     max_trials: int = 2000
     _last: Combination | None = None
+    _told_at: float = field(init=False, default_factory=time.monotonic)
+    _here: int = 0
     _trials: StudyTrials = field(init=False)
     _around: Perturbation = field(init=False)
 
@@ -205,12 +210,14 @@ class CulpritStudy:
             What was found; stored in the study, unless the user stopped it.
         """
         own = self._open()
+        if self.changes > 1:
+            self._say(f"comparing two environments, which differ in {self.changes} packages")
         demands = Demands.of(self._between, self.provider)
         if demands is not None:
             forced, released = demands.closures()
         else:
             if self.changes > 1:
-                self.tell(f"asking the solver what each of {self.changes} changes needs")
+                self._say(f"asking the solver what each of {self.changes} changes needs")
             forced, released = closures(self._between, self.provider)
 
         def search() -> CulpritSearch:
@@ -258,7 +265,7 @@ class CulpritStudy:
             self.store,
             own.id,
             conditions=lambda index: self._conditions(index, locking.prepared.locks[index]),
-            notify=self._heard,
+            notify=self._on_event,
             stopped=self.stopped,
             max_trials=self.max_trials,
             waits=True,
@@ -393,14 +400,27 @@ class CulpritStudy:
 
     # -- telling -------------------------------------------------------------------------------------------
 
-    def _heard(self, event: events.Event) -> None:
+    def _on_event(self, event: events.Event) -> None:
+        is_due = time.monotonic() >= self._told_at + TELL_EVERY
         match event:
             case events.TrialStarted(_, combination) if combination != self._last:
-                self._last = combination
-                self.tell(f"trying {self._in_words(combination)}")
+                self._last, self._here = combination, 0
+                self._say(f"trying {self._in_words(combination)}")
+            case events.TrialFinished(record):
+                self._here += record.combination == self._last
+                if is_due and self._last is not None:
+                    self._say(f"{self._here} trials of {self._in_words(self._last)}")
+            case events.Building(_, step) if is_due:
+                self._say(f"making an environment: {step.what} {step.package}".rstrip())
+            case events.LockProgress(done, total) if is_due:
+                self._say(f"solved {done} of {total} environments")
             case events.SetAside(combinations, _, reason):
-                self.tell(f"warning: {self._in_words(combinations[0])}: {reason}")
+                self._say(f"warning: {self._in_words(combinations[0])}: {reason}")
         self.notify(event)
+
+    def _say(self, text: str) -> None:
+        self._told_at = time.monotonic()
+        self.tell(text)
 
     def _in_words(self, combination: Combination) -> str:
         values = combination.as_dict()

@@ -35,7 +35,7 @@ class MissingModules:
     _lacking: dict[Combination, str] = field(default_factory=dict)
     _otherwise: bool = False
 
-    def heard(self, event: events.Event) -> None:
+    def on_event(self, event: events.Event) -> None:
         """Process an event; only finished trials matter."""
         if isinstance(event, events.TrialFinished):
             self.tell(event.record)

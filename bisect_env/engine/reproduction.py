@@ -29,7 +29,7 @@ _CHANGES = 30
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
+class ObservedFailure:
     """The failure that was seen at the combination.
 
     Attributes:
@@ -75,7 +75,7 @@ class BundleFile:
 
 
 def reproduction(
-    matrix: Matrix, combination: Combination, lock: Lock, seen: Seen, *, index: str = ""
+    matrix: Matrix, combination: Combination, lock: Lock, observed: ObservedFailure, *, index: str = ""
 ) -> dict[str, BundleFile]:
     """Return all files, by relative path.
 
@@ -83,7 +83,7 @@ def reproduction(
         matrix: With the files of its trial.
         combination: What is to be shown.
         lock: Its environment.
-        seen: What trials said.
+        observed: Results of its trials.
         index: URL of the package index, if it is another than pip's own.
 
     Raises:
@@ -95,7 +95,7 @@ def reproduction(
     texts = {
         LOCK: lock.text,
         RUN: _run(matrix, combination),
-        README: _readme(matrix, combination, lock, seen, index),
+        README: _readme(matrix, combination, lock, observed, index),
         DOCKERFILE: _dockerfile(lock, index),
     }
     wheels = [package for package in lock.packages if package.manager == "pip"]
@@ -174,11 +174,15 @@ WORKDIR /repro
 """
 
 
-def _readme(matrix: Matrix, combination: Combination, lock: Lock, seen: Seen, index: str) -> str:
+def _readme(
+    matrix: Matrix, combination: Combination, lock: Lock, observed: ObservedFailure, index: str
+) -> str:
     what = clean(matrix.file.description) or matrix.name
-    rate = f"it failed in {seen.bad} of {seen.trials} runs" if seen.trials else "it was not run yet"
-    where = f" on {escaped(clean(seen.machine))}" if seen.machine else ""
-    detail = f": {escaped(clean(seen.detail))}" if seen.detail and seen.bad else ""
+    rate = (
+        f"it failed in {observed.bad} of {observed.trials} runs" if observed.trials else "it was not run yet"
+    )
+    where = f" on {escaped(clean(observed.machine))}" if observed.machine else ""
+    detail = f": {escaped(clean(observed.detail))}" if observed.detail and observed.bad else ""
     script = f"""`{RUN} N` runs this command N times and counts the failures; a run ends after
 {matrix.file.trial.timeout:g} s.
 
@@ -189,7 +193,7 @@ def _readme(matrix: Matrix, combination: Combination, lock: Lock, seen: Seen, in
     parts = [
         f"# {what}\n",
         f"With {_listed(combination)}: {rate}{where}{detail}.\n",
-        *_contrast(lock, seen.contrast),
+        *_contrast(lock, observed.contrast),
         "## Run it\n",
         _steps(lock, index),
         *_elsewhere(lock),
@@ -199,8 +203,8 @@ def _readme(matrix: Matrix, combination: Combination, lock: Lock, seen: Seen, in
         parts.append(f"Set first, as values that may be secrets are left out: {', '.join(secrets)}.\n")
     if matrix.file.trial.gpus:
         parts.append(f"It needs {ceil(matrix.file.trial.gpus)} GPU(s).\n")
-    if seen.stack:
-        stack = "\n".join(clean_lines(seen.stack).splitlines()[:_STACK_LINES])
+    if observed.stack:
+        stack = "\n".join(clean_lines(observed.stack).splitlines()[:_STACK_LINES])
         fence = "```"
         while fence in stack:
             fence += "`"

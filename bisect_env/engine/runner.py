@@ -40,9 +40,9 @@ from bisect_env.storage.store import Store
 from bisect_env.trials.judge import ChangedEnvironment
 from bisect_env.trials.records import NONE, Evidence, Machine, Outcome, Perturbation, TrialRecord
 
-PATIENCE, PATIENCE_MOST = 3.0, 0.4
-"""How long trials that still run may go on once the plan is finished: in mean durations of a trial, and in
-seconds at most."""
+GRACE_TRIALS, GRACE_SECONDS = 3.0, 0.4
+"""Time that running trials get to end once the plan is finished: a number of mean trial durations, and its
+maximum in seconds."""
 _ATTEMPTS = 4
 """How often to decide again at once when other commands claim faster."""
 _PAUSE = 0.02
@@ -197,7 +197,7 @@ class Runner:
             if row.status == CombinationStatus.UNBUILDABLE and index is not None:
                 self._act(self.state.put_aside(index, "env-unbuildable", row.reason))
 
-    def hear_others(self, *, elsewhere: bool = True) -> int:
+    def read_others(self, *, elsewhere: bool = True) -> int:
         """Read the results that other commands recorded for this study.
 
         Args:
@@ -225,14 +225,14 @@ class Runner:
                 continue
             if trial.trial_id not in self._ours:
                 self.state.seen.add(trial.lock_hash)
-            self._heard(index, trial)
+            self._observe(index, trial)
             self._act(
                 self.state.learn(
                     index, trial.outcome, trial.evidence, duration=trial.duration, detail=trial.detail
                 )
             )
 
-    def _heard(self, index: Index, trial: StoredTrial) -> None:
+    def _observe(self, index: Index, trial: StoredTrial) -> None:
         """Process a trial before it is added to the state."""
 
     def _begin_again(self) -> None:
@@ -298,7 +298,7 @@ class Runner:
             is_idle = not self._work()
             # What still ran may have changed the answer, which then is not the answer yet.
             self._wind_down()
-            self.hear_others()
+            self.read_others()
             if not self._sender.running and not (asked := self.plan.ask(1)):
                 break
             if not is_idle or known != (self.plan.trials, len(self.state.aside)):
@@ -360,7 +360,7 @@ class Runner:
                 self._locking.wait(LOOK)
             self._take_locks()
             if self._sharing.is_due:
-                self.hear_others(elsewhere=False)
+                self.read_others(elsewhere=False)
             self._sharing.renew(self._claims)
             self._after_step()
         return True
@@ -388,7 +388,7 @@ class Runner:
                 return
             # Others are faster: what they did decides what is worth asking now.
             self._sharing.renew(self._claims, now=True)
-            self.hear_others(elsewhere=False)
+            self.read_others(elsewhere=False)
             time.sleep(_PAUSE * attempt)
 
     def _only(self) -> Mapping[Index, int] | None:
@@ -486,9 +486,9 @@ class Runner:
 
         Ending them all at once would favour quick outcomes: a hang takes longer than a pass.
         """
-        grace = min(PATIENCE * (self.state.trial_seconds.value or 0.0), PATIENCE_MOST)
-        patience = float("inf") if self._waits else self._clock() + grace
-        while self.state.running and (left := patience - self._clock()) > 0 and not self._stopped():
+        grace = min(GRACE_TRIALS * (self.state.trial_seconds.value or 0.0), GRACE_SECONDS)
+        deadline = float("inf") if self._waits else self._clock() + grace
+        while self.state.running and (left := deadline - self._clock()) > 0 and not self._stopped():
             self._handle(self._sender.wait(min(LOOK, left)))
             self._sharing.renew(self._claims)
         self._handle(self._sender.end())
@@ -503,12 +503,15 @@ class Runner:
         changes: list[PrefixChange] = []
         for answer in answers:
             match answer:
-                case TrialCompleted(record, build_seconds, notes):
+                case TrialCompleted(record, build_seconds, notes, change):
+                    changes += [] if change is None else [change]
                     self._warn(notes)
                     if record.trial_id in self.state.running:
                         recorded.append((self.state.ended(record.trial_id), record, build_seconds))
+                case TrialLost(trial_id, change=PrefixChange() as change):
+                    changes.append(change)
+                    self._forget(trial_id)
                 case TrialLost():
-                    changes += [] if answer.change is None else [answer.change]
                     if answer.trial_id in self.state.running:
                         recorded.append(self._lost(answer))
                 case PrefixProgress(lock_hash, step):
@@ -520,9 +523,10 @@ class Runner:
                     self._built(lock_hash, seconds)
                 case BuildFailed():
                     self._build_failed(answer)
-        self._record(recorded)
+        # Before the trials are recorded: what failed because of a change is not evidence for a moment.
         for change in changes:
             self._note_change(change)
+        self._record(recorded)
 
     def _lost(self, lost: TrialLost) -> tuple[Index, TrialRecord, float]:
         index = self.state.ended(lost.trial_id)
@@ -543,12 +547,16 @@ class Runner:
             self._record_build(lock_hash, seconds)
 
     def _build_failed(self, failed: BuildFailed) -> None:
-        if failed.trial_id and failed.trial_id in self.state.running:
-            self.state.ended(failed.trial_id)
-            self._sharing.release([failed.trial_id])
+        self._forget(failed.trial_id)
         failure = {"lock": failed.lock_hash, "reason": brief(failed.message)}
         self._store.record_decision(self._study_id, BUILD_FAILED, failure)
         self._act(self.state.build_failed(failed.lock_hash, failed.message, transient=failed.transient))
+
+    def _forget(self, trial_id: str) -> None:
+        """Give up a trial that did not run, if it is one of this command; it may be started anew."""
+        if trial_id in self.state.running:
+            self.state.ended(trial_id)
+            self._sharing.release([trial_id])
 
     def _record_build(self, lock_hash: str, seconds: float) -> None:
         self._store.record_decision(self._study_id, BUILT, {"lock": lock_hash, "seconds": seconds})

@@ -54,6 +54,7 @@ class StudyRunner(Runner):
 
     Attributes:
         plan: The search, which chooses and answers.
+        has_answered: Whether the answer stood while this command ran; its checks may have doubted it since.
     """
 
     plan: StudySearch
@@ -103,6 +104,7 @@ class StudyRunner(Runner):
         self._is_sure = sure
         self._began_at = clock()
         self._check_until: float | None = None
+        self.has_answered = False
         self._shown_at = self._saved_at = float("-inf")
 
     # -- before and after ----------------------------------------------------------------------------------
@@ -151,9 +153,9 @@ class StudyRunner(Runner):
                 found.append((value, "skip", f"({missing[index][0]})"))
         return found
 
-    def _heard(self, index: Index, trial: StoredTrial) -> None:
+    def _observe(self, index: Index, trial: StoredTrial) -> None:
         if trial.trial_id in self._trials_alone:
-            self._alone.heard(index, trial.evidence)
+            self._alone.count(index, trial.evidence)
 
     def _begin_again(self) -> None:
         problems = self._trials.judge.two_problems if self._basis[0] != self._trials.target else None
@@ -225,6 +227,7 @@ class StudyRunner(Runner):
             # A failure during the checks has opened the question again.
             self._check_until = None
             return
+        self.has_answered = True
         now = self._clock()
         if self._check_until is None:
             seconds = max(CHECK_SECONDS, CHECK_SHARE * (now - self._began_at))

@@ -149,8 +149,8 @@ class Sender:
         if not self.running:
             return ended
         self.executor.cancel()
-        patience = time.monotonic() + CANCEL_GRACE
-        while self.running and time.monotonic() < patience:
+        deadline = time.monotonic() + CANCEL_GRACE
+        while self.running and time.monotonic() < deadline:
             # A lost trial was ended here. A build that nobody hears of would be waited for without end.
             ended += [answer for answer in self.wait() if not isinstance(answer, TrialLost)]
         self.running.clear()

@@ -23,7 +23,7 @@ LEASE = 60.0
 On this host its process is seen to be gone.
 """
 RENEW_EVERY = LEASE / 4
-HEAR_EVERY = 1.0
+READ_EVERY = 1.0
 """Seconds between two looks at what others have recorded and claimed."""
 
 
@@ -98,7 +98,7 @@ class Sharing:
         self._trials = trials
         self._clock = clock
         self._holder = name_of_holder()
-        self._heard_at = self._renewed_at = clock()
+        self._read_at = self._renewed_at = clock()
         self.claimed: Counter[Combination] = Counter()
 
     def news(self) -> list[StoredTrial]:
@@ -109,7 +109,7 @@ class Sharing:
         with self._store.snapshot():
             found = self._trials.look()
             claims_of = self._store.claimed(self._study_id, self._holder)
-        self._heard_at = self._clock()
+        self._read_at = self._clock()
         self.claimed = Counter()
         for holder, claims in claims_of.items():
             if has_ended(holder):
@@ -121,7 +121,7 @@ class Sharing:
     @property
     def is_due(self) -> bool:
         """Return whether it is time to look again."""
-        return self._clock() >= self._heard_at + HEAR_EVERY
+        return self._clock() >= self._read_at + READ_EVERY
 
     def claim(
         self,

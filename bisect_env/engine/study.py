@@ -73,8 +73,9 @@ class Conclusion:
     exit_code: ExitCode
 
 
-SPENT = "time-spent"
-"""Kind of the decisions that say how many seconds of its budget a command has taken."""
+ENDED = "run-ended"
+"""Kind of the decisions that say how many seconds a command worked on a study, and what cut its checks short:
+`budget`, `max_trials` or `quick`; "" if nothing did."""
 
 
 @dataclass(slots=True)
@@ -135,10 +136,12 @@ class StudyRun:
         if self._study.status is not StudyStatus.FINISHED:
             self.place.begin()
         with closing(self.place):
+            cut = ""
             try:
                 images = self._settled_images()
                 while True:
                     runner = self._search(images)
+                    cut = self._cut(runner)
                     if not self._refine(runner):
                         return self._conclude(runner)
             except BisectEnvError as error:
@@ -146,7 +149,7 @@ class StudyRun:
                 raise
             finally:
                 with contextlib.suppress(StorageError):  # the error that ended the study
-                    self._note_spent(began)
+                    self._note_end(began, cut)
                 if self._locking is not None:
                     self._locking.close()
                     if self.lockfiles is not None:
@@ -193,27 +196,36 @@ class StudyRun:
         budget = self.matrix.file.search.budget
         if budget is None:
             return None
-        spent = [one.get("seconds") for one in self._spent()]
+        spent = [one.get("seconds") for one in self._earlier_runs()]
         return began + budget - sum(seconds for seconds in spent if isinstance(seconds, int | float))
 
-    def _spent(self) -> list[Mapping[str, Any]]:
-        """Return what each earlier command stored of the budget that it took."""
-        return [one.payload for one in self.store.decisions(self._study.id) if one.kind == SPENT]
+    def _earlier_runs(self) -> list[Mapping[str, Any]]:
+        """Return what each earlier command stored when it ended; see `ENDED`."""
+        return [one.payload for one in self.store.decisions(self._study.id) if one.kind == ENDED]
 
-    def _note_spent(self, began: float) -> None:
-        """Store what this command took, and whether the budget ended it."""
-        if self._deadline is None and not self._spent():
-            return
-        now = time.monotonic()
-        is_cut = self._deadline is not None and now >= self._deadline
-        spent = {"seconds": round(now - began, 3), "cut": is_cut}
-        self.store.record_decision(self._study.id, SPENT, spent)
+    def _note_end(self, began: float, cut: str) -> None:
+        """Store how long this command worked on the study, and what cut its checks short."""
+        if cut or self._deadline is not None or self._earlier_runs():
+            spent = {"seconds": round(time.monotonic() - began, 3), "cut": cut}
+            self.store.record_decision(self._study.id, ENDED, spent)
 
-    def _has_larger_budget(self) -> bool:
-        """Return whether the study ended with its budget, and has a larger one or none now."""
-        if self._deadline is not None and self._deadline <= time.monotonic():
-            return False
-        return any(bool(one.get("cut")) for one in self._spent()[-1:])
+    def _cut(self, runner: StudyRunner) -> str:
+        """Return what ended the trials before the checks were complete: see `ENDED`."""
+        if not self._is_in_time():
+            return "budget"
+        if runner.plan.trials >= self.matrix.file.search.max_trials:
+            return "max_trials"
+        return "quick" if self.quick else ""
+
+    def _is_in_time(self) -> bool:
+        return self._deadline is None or time.monotonic() < self._deadline
+
+    def _may_do_more(self, runner: StudyRunner) -> bool:
+        """Return whether a limit that cut the checks of this study short is gone."""
+        cut = next((one.get("cut") for one in reversed(self._earlier_runs())), "")
+        more_trials = runner.plan.trials < self.matrix.file.search.max_trials
+        gone = {"budget": self._is_in_time(), "max_trials": more_trials, "quick": not self.quick}
+        return self.sure or gone.get(str(cut), False)
 
     def _settled_images(self) -> dict[str, str]:
         images = recorded_images(self.matrix, self.store, self._study)
@@ -271,7 +283,7 @@ class StudyRun:
         )
         runner.replay()
         runner.take_unbuildable()
-        if is_done and runner.plan.answered and not self.sure and not self._has_larger_budget():
+        if is_done and runner.plan.answered and not self._may_do_more(runner):
             # Checked for its time already, or not at all because nobody wanted that.
             runner.plan.end_checks()
         if not runner.finished:
@@ -295,7 +307,7 @@ class StudyRun:
             return False
         around = self.goal is Goal.FIRST_BAD
         if around and (added := _around(matrix, self._grid, runner.plan)):
-            self.notify(events.Said(f"around the answer, {_told(matrix, self._grid, added)}"))
+            self.notify(events.Said(f"around the answer, {_in_words(matrix, self._grid, added)}"))
             self._grid = refined(matrix, self._grid, added)
         elif self._refining and not self.quick:
             self._refining = False
@@ -316,7 +328,7 @@ class StudyRun:
         if self.stopped() and runner.plan.answered:
             # What was to be checked further is left out, as with `--quick`.
             runner.plan.end_checks()
-        if self.stopped() and not runner.finished:
+        if self.stopped() and not runner.finished and not runner.has_answered:
             store.finish_study(study.id, StudyStatus.INTERRUPTED, runner.document())
             raise StudyInterruptedError(
                 # Of this study: what it was spared by trials of others was no work of its own.
@@ -335,7 +347,7 @@ class StudyRun:
             sentence = report["verdict"]["sentence"]
             store.save_verdict(study.id, document.model_copy(update={"sentence": sentence}))
             # Looked at after writing: of two commands that end together, the later verdict knows all trials.
-            if not runner.hear_others():
+            if not runner.read_others():
                 break
         if self.goal is Goal.FIRST_BAD and not self.stopped():
             for text in _withdrawn(self._grid, verdict):
@@ -371,7 +383,7 @@ def _goes_on(matrix: Matrix, goal: Goal) -> str:
     return f"{command_line('bisect-env', command, str(matrix.path))}   goes on from here"
 
 
-def _told(matrix: Matrix, grid: Grid, added: Mapping[str, Sequence[str]]) -> str:
+def _in_words(matrix: Matrix, grid: Grid, added: Mapping[str, Sequence[str]]) -> str:
     """Return a phrase for the values added around an answer: releases by name, commits by number."""
     texts = []
     for name, values in added.items():

@@ -56,7 +56,7 @@ from bisect_env.storage.entries import (
     WholeTrial,
     failures_of,
 )
-from bisect_env.storage.study_trials import StudyTrials
+from bisect_env.storage.study_trials import StudyTrials, study_row
 from bisect_env.storage.tables import (
     METADATA,
     ArtefactRow,
@@ -76,18 +76,6 @@ from bisect_env.trials.records import Evidence
 
 # --------------------------------------------------------------------------------------------------
 # Rows that must be there, and constraints in words.
-
-
-def study_row(session: Session, study_id: str) -> StudyRow:
-    """Return the row of a study.
-
-    Raises:
-        ValueError: There is none.
-    """
-    row = session.get(StudyRow, study_id)
-    if row is None:
-        raise ValueError(f"there is no study {study_id}")
-    return row
 
 
 def combination_row(session: Session, study_id: str, combination: Combination) -> CombinationRow:

@@ -325,13 +325,22 @@ def _keep_artefacts(session: Session, records: Sequence[TrialRecord], sequences:
 # On what the target of a study depends.
 
 
-def _question(session: Session, study_id: str) -> tuple[Target, Places]:
+def study_row(session: Session, study_id: str) -> StudyRow:
+    """Return the row of a study.
+
+    Raises:
+        StorageError: There is none: the file is damaged, or another command has deleted the study.
+    """
     row = session.get(StudyRow, study_id)
     if row is None:
         raise StorageError(
             f"the database has no study {study_id}", remedy="take it from a backup, or " + ANOTHER
         )
-    study = rows.study_of(row)
+    return row
+
+
+def _question(session: Session, study_id: str) -> tuple[Target, Places]:
+    study = rows.study_of(study_row(session, study_id))
     query = select(CombinationRow).where(CombinationRow.study_id == study_id)
     locks = {state.combination: state.lock_hash for state in map(rows.combination_of, session.exec(query))}
     rule = study.definition.target

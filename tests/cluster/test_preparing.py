@@ -16,7 +16,7 @@ FAILED = BuildFailed("", HASH, "too old", False)
 def known() -> Whereabouts:
     known = Whereabouts()
     known.asked(prepared(), OLD)
-    known.heard(HASH, {"a": READY})
+    known.answered(HASH, {"a": READY})
     return known
 
 
@@ -38,7 +38,7 @@ def test_a_host_that_joins_makes_what_is_in_use_once() -> None:
     assert where.late([HASH], OLD + NEW) == [], "it is under way"
     assert where.fit(HASH, OLD + NEW) == ["tcp://a:1", "tcp://a:2"]
     assert where.at_work(OLD + NEW) == OLD
-    where.heard(HASH, {"b": READY})
+    where.answered(HASH, {"b": READY})
     assert where.fit(HASH, OLD + NEW) is None
     assert where.at_work(OLD + NEW) == OLD + NEW
 
@@ -46,12 +46,12 @@ def test_a_host_that_joins_makes_what_is_in_use_once() -> None:
 def test_where_it_cannot_be_made_it_is_not_tried_again_and_where_it_was_lost_it_is() -> None:
     where = known()
     where.late([HASH], OLD + NEW)
-    where.heard(HASH, {"b": FAILED})
+    where.answered(HASH, {"b": FAILED})
     assert where.late([HASH], OLD + NEW) == []
     assert where.fit(HASH, OLD + NEW) == ["tcp://a:1", "tcp://a:2"]
     other = known()
     other.late([HASH], OLD + NEW)
-    other.heard(HASH, {"b": OSError("gone")})
+    other.answered(HASH, {"b": OSError("gone")})
     assert other.late([HASH], OLD + NEW) != []
 
 
@@ -65,7 +65,7 @@ def test_what_may_pass_is_tried_again_a_few_times_on_a_host_while_others_have_it
     for _ in range(ATTEMPTS):
         ((_, builders),) = where.late([HASH], OLD + NEW)
         assert [offer.address for offer in builders] == ["tcp://b:1"]
-        where.heard(HASH, {"b": BuildFailed("", HASH, "timeout", True)})
+        where.answered(HASH, {"b": BuildFailed("", HASH, "timeout", True)})
     assert where.late([HASH], OLD + NEW) == []
 
 
@@ -78,4 +78,4 @@ def test_a_host_that_cannot_make_what_another_has_is_told_once() -> None:
     assert made.notes[1].startswith(
         "on b an environment cannot be made: the build failed (this host has no gcc); its trials run else"
     )
-    assert outcome(HASH, answers, told={"b"}) == PrefixReady(HASH, 3.0, ("mended",))
+    assert outcome(HASH, answers, known={"b"}) == PrefixReady(HASH, 3.0, ("mended",))

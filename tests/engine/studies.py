@@ -104,6 +104,7 @@ class Studies:
         fresh: bool = False,
         only_mine: bool = False,
         goal: Goal = Goal.FIRST_BAD,
+        quick: bool = False,
         sure: bool = False,
     ) -> Conclusion:
         """Run a study in this process with an inline executor."""
@@ -125,5 +126,6 @@ class Studies:
                 fresh=fresh,
                 only_mine=only_mine,
                 goal=goal,
+                quick=quick,
                 sure=sure,
             ).run()

@@ -12,7 +12,7 @@ from bisect_env.engine import events
 from bisect_env.storage.query import ask
 from bisect_env.storage.store import Store
 from bisect_env.storage.transfer import merge_databases
-from bisect_env.trials.records import Evidence
+from bisect_env.trials.records import Evidence, Outcome
 from tests.engine.studies import PYTHON, Studies
 from tests.environments.index_server import IndexServer, serve
 
@@ -76,6 +76,8 @@ def check(studies: Studies, first_bad: str) -> None:
                 expected = Evidence.BAD if int(trial.combination["app"][0]) >= bad else Evidence.GOOD
                 assert trial.evidence is expected
         assert any(trial.evidence is Evidence.VOID for trial in trials)
+        # What the script did is stored as it was: no worker was lost.
+        assert all(trial.outcome is not Outcome.WORKER_LOST for trial in trials)
     with ask(str(studies.db), "SELECT trial_id, evidence FROM v_trials") as (_, rows):
         assert {row[0]: row[1] for row in rows} == {t.trial_id: str(t.evidence) for t in trials}
     # A database that takes them over knows of the change, too.

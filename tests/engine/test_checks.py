@@ -7,6 +7,7 @@ import time
 import pytest
 
 from bisect_env.engine import events, searching
+from bisect_env.trials.records import Evidence
 from tests.engine.studies import Studies, crash_from_six
 
 SLOW = crash_from_six("time.sleep(0.2)")
@@ -75,3 +76,68 @@ def test_whoever_stops_the_checks_gets_the_answer(studies: Studies) -> None:
     assert not [event for event in studies.events if isinstance(event, events.TrialStarted)]
     verdict = studies.run(path, sure=True).report["verdict"]
     assert verdict["cleared"][0]["trials"] > conclusion.report["verdict"]["cleared"][0]["trials"]
+
+
+def started(studies: Studies) -> int:
+    return sum(isinstance(event, events.TrialStarted) for event in studies.events)
+
+
+@pytest.mark.checked
+@pytest.mark.integration
+def test_checks_cut_by_the_limit_of_trials_go_on_under_a_larger_limit(studies: Studies) -> None:
+    path = studies.matrix(crash_from_six(), rest="search: {max_trials: 8}")
+    first = studies.run(path, sure=True).report
+    assert first["verdict"]["status"] == "confirmed"
+    assert first["verdict"]["trials"] == 8
+    studies.events.clear()
+    again = studies.run(path).report
+    assert started(studies) == 0
+    assert again["verdict"] == first["verdict"]
+    path.write_text(path.read_text().replace("max_trials: 8", "max_trials: 20"))
+    assert studies.run(path).report["verdict"]["trials"] > 8
+
+
+@pytest.mark.checked
+@pytest.mark.integration
+def test_a_quick_study_is_checked_when_it_is_asked_for_without_quick(studies: Studies) -> None:
+    path = studies.matrix(crash_from_six())
+    first = studies.run(path, quick=True).report["verdict"]
+    studies.events.clear()
+    assert studies.run(path, quick=True).report["verdict"] == first
+    assert started(studies) == 0
+    checked = studies.run(path).report["verdict"]
+    assert checked["trials"] > first["trials"]
+    assert checked["first_bad"] == first["first_bad"]
+    studies.events.clear()
+    assert studies.run(path).report["verdict"] == checked
+    assert started(studies) == 0
+
+
+@pytest.mark.checked
+@pytest.mark.integration
+def test_stopping_checks_that_have_raised_a_doubt_ends_with_the_answer(studies: Studies) -> None:
+    # The last good level passes until the answer stands, and then fails: the answer is in doubt.
+    doubtful = studies.folder / "doubtful"
+    script = crash_from_six(
+        f"if os.path.exists({str(doubtful)!r}) and sys.argv[1] == '5': os.abort()\ntime.sleep(0.05)"
+    )
+    path = studies.matrix(script)
+
+    def stopped() -> bool:
+        if any(isinstance(event, events.Answered) for event in studies.events):
+            doubtful.touch()
+        return any(
+            isinstance(event, events.TrialFinished)
+            and event.evidence is Evidence.BAD
+            and event.record.combination["level"] == "5"
+            for event in studies.events
+        )
+
+    conclusion = studies.run(path, sure=True, stopped=stopped)
+    report = conclusion.report
+    assert report["study"]["status"] == "finished"
+    assert conclusion.exit_code == (1 if report["verdict"]["status"] == "none" else 0)
+    # The same command goes on: the question is open.
+    studies.events.clear()
+    assert studies.run(path).report["verdict"]["first_bad"]["level"] == "5"
+    assert started(studies)

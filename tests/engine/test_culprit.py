@@ -6,6 +6,7 @@ import hashlib
 import itertools
 import json
 import random
+import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -15,6 +16,7 @@ import pytest
 
 from bisect_env.answers.explanation import Explanation
 from bisect_env.cluster.pool import PoolExecutor
+from bisect_env.engine import explain
 from bisect_env.engine.explain import CulpritStudy
 from bisect_env.engine.intermediates import Between, Demands
 from bisect_env.engine.plans import SoMany
@@ -130,6 +132,18 @@ def apps(index: IndexServer) -> None:
 
 
 APP = "app: {package: app, versions: ['1', '2']}"
+
+
+def test_the_search_reports_what_it_does_however_long_one_environment_is_tried(
+    studies: Studies, index: IndexServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(explain, "TELL_EVERY", 0.0)
+    apps(index)
+    ours = matrix(studies, index, FLAKY.format(module="helper", version="1"), APP)
+    ours.tried(("app=1", 12), ("app=2", 12))
+    ours.explain("app=1", "app=2")
+    assert ours.said[0] == "comparing two environments, which differ in 4 packages"
+    assert any(re.fullmatch(r"\d+ trials of .* as in the bad one .*", text) for text in ours.said)
 
 
 def test_not_the_package_itself_but_its_dependency(studies: Studies, index: IndexServer) -> None:
