@@ -16,7 +16,7 @@ import pytest
 
 from bisect_env.cluster.pool import PoolExecutor
 from bisect_env.engine.plans import SoMany
-from bisect_env.engine.reproduction import Seen, reproduction
+from bisect_env.engine.reproduction import ObservedFailure, reproduction
 from bisect_env.engine.single import open_one, run_trials
 from bisect_env.environments.lock import LockedPackage
 from bisect_env.environments.lockfiles import make_lock
@@ -300,7 +300,7 @@ def test_a_shell_has_the_environment(study: Path) -> None:
 def test_a_bundle_of_conda_packages(tmp_path: Path) -> None:
     matrix = load_matrix(Studies(tmp_path).matrix("pass"))
     lock = make_lock("3.11.9", "linux-64", [conda("python", "3.11.9", "h1"), wheel("lib", "1")])
-    files = reproduction(matrix, Combination.of({"python": "3.11", "level": "3"}), lock, Seen())
+    files = reproduction(matrix, Combination.of({"python": "3.11", "level": "3"}), lock, ObservedFailure())
     assert files["explicit.txt"].content.decode().splitlines()[1:] == [
         "@EXPLICIT",
         f"{lock.packages[1].url}#{'0' * 32}",
@@ -314,4 +314,4 @@ def test_a_bundle_of_conda_packages(tmp_path: Path) -> None:
     )
     taken = load_matrix(tmp_path / "matrix.yaml")
     with pytest.raises(ValueError, match=r"README\.md would be overwritten"):
-        reproduction(taken, Combination.of({"python": "3.11", "level": "3"}), lock, Seen())
+        reproduction(taken, Combination.of({"python": "3.11", "level": "3"}), lock, ObservedFailure())
