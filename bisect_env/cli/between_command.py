@@ -52,15 +52,15 @@ from bisect_env.engine.between import (
 from bisect_env.engine.between import answer as whole_answer
 from bisect_env.engine.locking import Locking
 from bisect_env.engine.missing import MissingModules
+from bisect_env.engine.opening import expand_as_known
 from bisect_env.engine.stored import stored_combination
-from bisect_env.engine.study import Conclusion, study_date
+from bisect_env.engine.study import Conclusion
 from bisect_env.environments.difference import PackageChange, PackageState, counted, difference, project_urls
 from bisect_env.environments.lock import Lock, UnsolvableError
 from bisect_env.environments.lockfiles import read_lock
 from bisect_env.environments.settings import default_cache_dir
 from bisect_env.errors import ExitCode, NoEnvironmentError, UsageError
 from bisect_env.matrix.ask import BAD, ENVIRONMENT, GOOD, Pair, pair_text, releases_text
-from bisect_env.matrix.expand import expand
 from bisect_env.matrix.load import Matrix, load_matrix
 from bisect_env.report.build import report_document
 from bisect_env.report.text import print_report
@@ -297,8 +297,7 @@ class _Comparison:
             path = kept(releases_text(moving, rest, self.pair), self.files, None, quiet=True)
             matrix = load_matrix(path)
             with Store.open(self.db) as store:
-                as_of = study_date(matrix, store, provider.as_of)
-            grid = expand(matrix, provider.catalogue, as_of)
+                grid = expand_as_known(matrix, store, provider).grid
             ends = [end for end in (grid.good, grid.bad) if end is not None]
             with closing(Locking(matrix, grid, provider)) as locking:
                 locking.lock_every(ends)

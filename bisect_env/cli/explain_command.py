@@ -34,14 +34,14 @@ from bisect_env.engine import events
 from bisect_env.engine.amplify import Amplified, Amplifier
 from bisect_env.engine.explain import CulpritStudy
 from bisect_env.engine.narrow import Releases, commits_text, is_of_commits, releases_of, tag_of
+from bisect_env.engine.opening import expand_as_known
+from bisect_env.engine.session import Session
 from bisect_env.engine.single import MAKING, look_up
 from bisect_env.engine.stored import known_target, matrix_of
-from bisect_env.engine.study import study_date
 from bisect_env.environments.repository import Repository
 from bisect_env.environments.settings import default_cache_dir
 from bisect_env.errors import EndsNotAsStatedError, ExitCode, StudyInterruptedError, UsageError
 from bisect_env.matrix.ask import CommitRange
-from bisect_env.matrix.expand import expand
 from bisect_env.matrix.grid import Grid
 from bisect_env.matrix.load import Matrix, load_matrix, repository_at
 from bisect_env.report.build import report_document
@@ -141,23 +141,10 @@ def find_culprits(
     """
     place, provider = open_place(where, loaded)
 
-    def heard(event: events.Event) -> None:
-        log_event(event)
-        warn(event)
-
-    def tell(text: str) -> None:
-        if not quiet or text.startswith("warning:"):
-            say(text, sys.stderr)
-
     culprit = CulpritStudy(
         loaded,
         study,
-        store,
-        provider,
-        place.executor,
-        notify=heard,
-        tell=tell,
-        stopped=stopped.is_set,
+        Session(store, provider, place.executor, logged(warn if quiet else tell), stopped.is_set),
         good=good,
         bad=bad,
         confidence=confidence or loaded.file.search.confidence,
@@ -345,9 +332,8 @@ def amplify(
     heard = logged(warn if shown.as_json else tell)
     place, provider = open_place(where, loaded)
     with Store.open(db) as store, closing(place):
-        as_of = study_date(loaded, store, provider.as_of)
-        grid = expand(loaded, provider.catalogue, as_of)
-        known_ends = grid.ends
+        expansion = expand_as_known(loaded, store, provider)
+        known_ends = expansion.grid.ends
         if known_ends is None and (bad is None or good is None):
             raise UsageError(
                 "the directions of the axes do not say which ends are good and bad",
@@ -356,23 +342,19 @@ def amplify(
         texts = {"good": good, "bad": bad}
         if known_ends is not None:
             for end, index in zip(("good", "bad"), known_ends, strict=True):
-                texts[end] = texts[end] or _text(grid, index)
+                texts[end] = texts[end] or _text(expansion.grid, index)
         found_ends = {
-            end: look_up(loaded, text, store=store, provider=provider, notify=heard, as_of=as_of)
+            end: look_up(loaded, text, store=store, provider=provider, notify=heard, as_of=expansion.as_of)
             for end, text in texts.items()
         }
-        bad_end, good_end = (found_ends[end].single for end in ("bad", "good"))
-        study = found_ends["bad"].known
+        bad_end, good_end = found_ends["bad"], found_ends["good"]
+        study = bad_end.expansion.study
         target = known_target(loaded, store, None if study is None else study.id)
-
-        def show(text: str) -> None:
-            heard(events.Said(text))
-
-        show(f"bad end: {bad_end.combination}; good end: {good_end.combination}")
-        show(where.starting)
-        amplifier = Amplifier(loaded, store, provider, place.executor, study, show, stopped.is_set, target)
-        show(MAKING)
-        found = amplifier.run((bad_end.combination, bad_end.lock), (good_end.combination, good_end.lock))
+        session = Session(store, provider, place.executor, heard, stopped.is_set)
+        session.say(f"bad end: {bad_end.combination}; good end: {good_end.combination}")
+        session.say(where.starting)
+        session.say(MAKING)
+        found = Amplifier(loaded, session, study, target).run(bad_end, good_end)
     _print(found, as_json=shown.as_json)
     raise typer.Exit(int(ExitCode.VERDICT if found.perturbation != NONE else ExitCode.NO_VERDICT))
 

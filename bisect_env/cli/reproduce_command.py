@@ -33,7 +33,7 @@ from bisect_env.engine.reproduction import BundleFile, Contrast, ObservedFailure
 from bisect_env.engine.single import look_up
 from bisect_env.engine.specs import allowed_sources, trial_files
 from bisect_env.engine.stored import (
-    StoredCombination,
+    LockedCombination,
     matrix_of,
     named_combinations,
     refuse_local,
@@ -73,7 +73,7 @@ def shell(
     place, provider = open_place(ExecutionOptions(cache=cache, offline=offline), loaded)
     place.close()  # nothing of it is started
     with Store.open(db) as store:
-        single = look_up(loaded, at, store=store, provider=provider, notify=tell).single
+        single = look_up(loaded, at, store=store, provider=provider, notify=tell)
     if image := single.lock.image:
         raise UsageError(
             f"{single.combination} runs in a container, and this command opens shells on the host alone",
@@ -171,7 +171,7 @@ def reproduce(
     typer.echo(f"{target}: {len(files)} files; its README.md says how to run it", err=True)
 
 
-def _seen(store: Store, study: Study, one: StoredCombination) -> ObservedFailure:
+def _seen(store: Store, study: Study, one: LockedCombination) -> ObservedFailure:
 
     trials = [trial for trial in store.trials(study.id) if trial.combination == one.combination]
     if not trials:
@@ -188,7 +188,7 @@ def _seen(store: Store, study: Study, one: StoredCombination) -> ObservedFailure
     )
 
 
-def _contrast(store: Store, study: Study, one: StoredCombination) -> Contrast | None:
+def _contrast(store: Store, study: Study, one: LockedCombination) -> Contrast | None:
     """The last good combination, if this is the first bad one; elsewhere nobody knows the difference."""
     named = named_combinations(study)
     if not {"first-bad", "last-good"} <= named.keys() or named["first-bad"] != one.combination.as_dict():

@@ -7,7 +7,6 @@ import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
@@ -21,23 +20,15 @@ from bisect_env.cli.places import open_place
 from bisect_env.cli.signals import stop_on_signals
 from bisect_env.cli.views import PlainView, ShownOptions, log_event, logged, start_log, timed
 from bisect_env.cluster.gpus import choose_gpus, group_gpus, open_nvml
-from bisect_env.cluster.protocol import Executor
 from bisect_env.engine import events
 from bisect_env.engine.diagnose import SANITIZERS, Diagnosis, Tools
 from bisect_env.engine.diagnose import diagnose as run
 from bisect_env.engine.plans import SoMany
-from bisect_env.engine.single import (
-    MAKING,
-    ChosenCombination,
-    Verification,
-    Verifier,
-    look_up,
-    open_one,
-    run_trials,
-)
+from bisect_env.engine.session import Session
+from bisect_env.engine.single import MAKING, ChosenCombination, look_up, open_one, run_trials
 from bisect_env.engine.specs import allowed_sources, within_limits
 from bisect_env.engine.stored import known_target
-from bisect_env.environments.provider import EnvironmentProvider
+from bisect_env.engine.verify import Verification, Verifier
 from bisect_env.errors import ExitCode, StudyInterruptedError, UsageError
 from bisect_env.matrix.load import Matrix, load_matrix
 from bisect_env.matrix.secrets import public_json
@@ -53,27 +44,6 @@ _EXTREME = 1e-6
 _SIGNS = {"good": "✓", "bad": "✗", "other": "!", "skip": "-", "void": "?"}
 
 
-@dataclass(frozen=True, slots=True)
-class Session:
-    """One combination that is about to be tried.
-
-    Attributes:
-        chosen: The combination and its study.
-        store: Open for writing.
-        provider: Makes environments.
-        start: Starts the place where trials run.
-        show: Called with everything that happens.
-        stopped: Whether the user wants to stop.
-    """
-
-    chosen: ChosenCombination
-    store: Store
-    provider: EnvironmentProvider
-    start: Callable[[], Executor]
-    show: Callable[[events.Event], None]
-    stopped: Callable[[], bool]
-
-
 @contextmanager
 def session(
     matrix: Path,
@@ -81,7 +51,7 @@ def session(
     db: str | None,
     where: ExecutionOptions,
     show: Callable[[events.Event], None],
-) -> Iterator[Session]:
+) -> Iterator[tuple[ChosenCombination, Session]]:
     """Open the study of a matrix at one combination, and close everything afterwards.
 
     Args:
@@ -100,7 +70,7 @@ def session(
     with Store.open(db) as store, closing(place):
         chosen = open_one(loaded, at, store=store, provider=provider, notify=show)
         show(events.Said(where.starting))
-        yield Session(chosen, store, provider, place.executor, show, stopped.is_set)
+        yield chosen, Session(store, provider, place.executor, show, stopped.is_set)
 
 
 class TrialLines:
@@ -168,20 +138,11 @@ def trial(
     They are stored, and `bisect-env run` starts from them. Ends with 3 if any was bad, else with 0.
     """
     start_log("trial", shown)
-    with session(matrix, at, db, where, logged(TrialLines(shown))) as opened:
-        chosen = opened.chosen
-        combination = chosen.single.combination
+    with session(matrix, at, db, where, logged(TrialLines(shown))) as (chosen, opened):
+        combination = chosen.combination
         if not (shown.as_json or shown.quiet):
-            say(f"{combination} (environment {chosen.single.lock.content_hash[:12]})", sys.stderr)
-        _, tally, _ = run_trials(
-            chosen,
-            lambda: SoMany(chosen.index, number),
-            store=opened.store,
-            provider=opened.provider,
-            start=opened.start,
-            notify=opened.show,
-            stopped=opened.stopped,
-        )
+            say(f"{combination} (environment {chosen.lock.content_hash[:12]})", sys.stderr)
+        _, tally, _ = run_trials(chosen, lambda: SoMany(chosen.index, number), opened)
         stopped = opened.stopped()
     counted = tally.good + tally.bad
     low, high = clopper_pearson(tally.bad, counted)
@@ -249,9 +210,9 @@ def verify(
         if not _EXTREME <= value <= 1 - _EXTREME:
             raise UsageError(f"{name} is {value:g}", remedy=f"give a number between 0 and 1, such as {usual}")
     start_log("verify", shown)
-    with session(matrix, at, db, where, logged(TrialLines(shown))) as opened:
+    with session(matrix, at, db, where, logged(TrialLines(shown))) as (chosen, opened):
         verifier = Verifier(
-            opened.chosen,
+            chosen,
             opened.store,
             max_rate=max_rate,
             confidence=confidence,
@@ -260,13 +221,11 @@ def verify(
         )
         again = f", going on after {how_many(verifier.resumed, 'trial')}" if verifier.resumed else ""
         say(
-            f"{opened.chosen.single.combination}: {verifier.clean_needed} trials without a failure would "
+            f"{chosen.combination}: {verifier.clean_needed} trials without a failure would "
             f"show a rate below {max_rate:.4g}{again}",
             sys.stderr,
         )
-        found = verifier.run(
-            provider=opened.provider, start=opened.start, notify=opened.show, stopped=opened.stopped
-        )
+        found = verifier.run(opened)
         stopped = opened.stopped() and found.claim is None
     say(json.dumps(found.document()) if shown.as_json else told(found))
     if stopped:
@@ -343,9 +302,9 @@ def diagnose(
     _, provider = open_place(where, loaded)
     with Store.open(db) as store:
         one = look_up(loaded, at, store=store, provider=provider, notify=heard)
-        study_id = None if one.known is None else one.known.id
-        target = known_target(loaded, store, study_id)
-    folder = _new_folder(output, f"{loaded.name}-{one.single.lock.content_hash[:8]}")
+        known = one.expansion.study
+        target = known_target(loaded, store, None if known is None else known.id)
+    folder = _new_folder(output, f"{loaded.name}-{one.lock.content_hash[:8]}")
 
     def show(text: str) -> None:
         log_event(events.Said(text))
@@ -355,19 +314,20 @@ def diagnose(
     def told(number: int, record: TrialRecord, evidence: Evidence) -> None:
         show(f"{number:>3}  {evidence:<5}  {record.outcome}: {record.detail}")
 
-    show(f"{one.single.combination} (environment {one.single.lock.content_hash[:12]})")
+    show(f"{one.combination} (environment {one.lock.content_hash[:12]})")
     show(MAKING)
-    lock = within_limits(loaded, one.single.lock)
+    lock = within_limits(loaded, one.lock)
     prefix = provider.ensure_prefix(lock, allow_source=allowed_sources(loaded))
     try:
         found = run(
             loaded,
-            one.single,
+            one,
             prefix,
             folder,
             limit=limit,
             tools=Tools(cuda, sanitizer or ""),
             target=target,
+            perturbation=one.perturbation,
             notes=[_OPEN] if target.is_open else [],
             gpus=uuids,
             on_trial=told,

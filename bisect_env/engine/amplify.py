@@ -15,16 +15,15 @@ from typing import Any
 
 import numpy as np
 
-from bisect_env.cluster.protocol import Executor
 from bisect_env.engine import events
-from bisect_env.engine.derived import open_derived
 from bisect_env.engine.locking import Locking
+from bisect_env.engine.opening import open_derived
 from bisect_env.engine.plans import BlockPlan
 from bisect_env.engine.runner import Conditions, Runner
+from bisect_env.engine.session import Session
 from bisect_env.engine.specs import target_of
-from bisect_env.engine.stored import known_target
+from bisect_env.engine.stored import LockedCombination, known_target
 from bisect_env.environments.lock import Lock
-from bisect_env.environments.provider import EnvironmentProvider
 from bisect_env.errors import NoEnvironmentError, StudyInterruptedError
 from bisect_env.matrix.grid import AxisKind, Combination, Direction, Grid, Index
 from bisect_env.matrix.interpreter import can_repeat
@@ -140,7 +139,6 @@ def known_perturbation(store: Store, study_id: str) -> Perturbation | None:
     return None
 
 
-End = tuple[Combination, Lock]
 Batch = tuple[str, Perturbation, int]
 """At which end, under what, and how many trials."""
 Batches = Generator[Batch, list[StoredTrial], Amplified]
@@ -338,28 +336,20 @@ class Amplifier:
     """A search for the perturbation under which a failure is most frequent.
 
     Attributes:
-        matrix: What is run.
-        store: Open for writing.
-        provider: Made the locks of the ends.
-        start: Starts the place where trials run; the caller closes it.
-        study: For which; None where the matrix has no study.
-        notify: Called with a sentence about what is being done.
-        stopped: Called twice a second; true ends the work.
+        matrix: The matrix.
+        session: Database, environments and executor.
+        study: Study that will run under the perturbation; None if the matrix has no study.
         target: What counts as bad; as the matrix says if None.
-        cpus: CPUs that a trial may use.
+        cpus: Number of CPUs that a trial may use.
     """
 
     matrix: Matrix
-    store: Store
-    provider: EnvironmentProvider
-    start: Callable[[], Executor]
+    session: Session
     study: Study | None = None
-    notify: Callable[[str], None] = lambda _text: None
-    stopped: Callable[[], bool] = lambda: False
     target: Target | None = None
     cpus: int = field(default_factory=lambda: len(os.sched_getaffinity(0)))
 
-    def run(self, bad: End, good: End) -> Amplified:
+    def run(self, bad: LockedCombination, good: LockedCombination) -> Amplified:
         """Find the perturbation under which the failure is most frequent for its cost.
 
         Args:
@@ -392,62 +382,63 @@ class Amplifier:
             combination = grid.combination(index)
             around = named.get(combination[_AROUND], NONE)
             # No key: what was run to choose among circumstances is no evidence.
-            return Conditions("", ends[combination[_END]][0], around)
+            return Conditions("", ends[combination[_END]].combination, around)
 
-        steps = Amplifying(self.matrix, arms, self.notify)
+        steps = Amplifying(self.matrix, arms, self.session.say)
         with closing(self._locking(own, grid, ends)) as locking:
             runner = _Measuring(
                 self.matrix,
                 locking,
                 lambda: BatchPlan(steps.batches(), place),
-                self.store,
+                self.session.notifying(self._on_event),
                 own.id,
                 conditions=conditions,
-                notify=self._on_event,
-                stopped=self.stopped,
                 waits=True,
             )
             runner.replay()
-            runner.run(self.start)
-        self.store.finish_study(own.id, StudyStatus.FINISHED, None)
+            runner.run()
+        self.session.store.finish_study(own.id, StudyStatus.FINISHED, None)
         self._check(runner, ends)
         found = runner.plan.found
         assert found is not None
         return replace(found, trials=runner.plan.trials)
 
-    def _open(self, names: Sequence[str], ends: Mapping[str, End]) -> Study:
+    def _open(self, names: Sequence[str], ends: Mapping[str, LockedCombination]) -> Study:
         target = self.target or target_of(self.matrix)
         axes = {_END: [GOOD, BAD], _AROUND: list(names)}
         around = range(len(names))
         return open_derived(
-            self.store,
+            self.session.store,
             self.matrix,
             "" if self.study is None else self.study.id,
             what="circumstances",
             digest=self.matrix.digest,
-            description=f"circumstances under which {ends[BAD][0]} fails and {ends[GOOD][0]} does not",
+            description=(
+                f"circumstances under which {ends[BAD].combination} fails and "
+                f"{ends[GOOD].combination} does not"
+            ),
             grid=[
                 {"name": name, "kind": AxisKind.VALUE, "direction": Direction.UNORDERED, "values": values}
                 for name, values in axes.items()
             ],
             target=target.any_signature if target.is_open else target,
             as_of=None if self.study is None else self.study.exclude_newer,
-            locks={(i, j): ends[end][1] for i, end in enumerate(axes[_END]) for j in around},
+            locks={(i, j): ends[end].lock for i, end in enumerate(axes[_END]) for j in around},
             fresh=True,
         )
 
-    def _locking(self, own: Study, grid: Grid, ends: Mapping[str, End]) -> Locking:
-        known = {index: ends[grid.combination(index)[_END]][1] for index in grid.indices()}
-        return Locking(self.matrix, grid, self.provider, known=known, among=list(known))
+    def _locking(self, own: Study, grid: Grid, ends: Mapping[str, LockedCombination]) -> Locking:
+        known = {index: ends[grid.combination(index)[_END]].lock for index in grid.indices()}
+        return Locking(self.matrix, grid, self.session.provider, known=known, among=list(known))
 
     def _on_event(self, event: events.Event) -> None:
         if isinstance(event, events.Warned):
-            self.notify(f"warning: {event.text}")
+            self.session.notify(event)
 
-    def _check(self, runner: Runner, ends: Mapping[str, End]) -> None:
+    def _check(self, runner: Runner, ends: Mapping[str, LockedCombination]) -> None:
         for index, (status, reason) in runner.state.aside.items():
             if status.startswith("env-"):
-                combination = ends[runner.grid.combination(index)[_END]][0]
+                combination = ends[runner.grid.combination(index)[_END]].combination
                 raise NoEnvironmentError(
                     f"{combination}: its environment cannot be made: {reason}",
                     remedy="state other ends in the matrix, or leave amplifying out",
@@ -470,33 +461,19 @@ def _words(arm: Arm) -> str:
     return f"{arm.hits} of {arm.trials} trials, {arm.seconds / arm.trials:.2f} s each"
 
 
-def settle(
-    matrix: Matrix,
-    grid: Grid,
-    locking: Locking,
-    store: Store,
-    study_id: str,
-    provider: EnvironmentProvider,
-    start: Callable[[], Executor],
-    *,
-    notify: Callable[[str], None],
-    stopped: Callable[[], bool],
-) -> Perturbation:
-    """Return the circumstances of a study's trials: those settled before, or settled now.
+def settle(matrix: Matrix, grid: Grid, locking: Locking, session: Session, study_id: str) -> Perturbation:
+    """Return the circumstances of a study's trials; they are determined now if they were not before.
 
     Args:
-        matrix: As loaded.
-        grid: As expanded.
+        matrix: The matrix.
+        grid: Its combinations.
         locking: Locks its ends.
-        store: Where it is written.
+        session: Database, environments and executor.
         study_id: The open study.
-        provider: Solves.
-        start: Starts the place where trials run; called if there is something to find out.
-        notify: Called with a sentence about what is being done.
-        stopped: Called twice a second; true ends the work.
     """
     if not matrix.file.search.amplify:
         return NONE
+    store = session.store
     known = known_perturbation(store, study_id)
     if known is not None:
         return known
@@ -506,16 +483,15 @@ def settle(
     if chosen is None or len(solved) < len(chosen):
         found = Amplified(NONE, "no good and bad end can be run, or told from the directions", Arm())
     else:
-        good, bad = ((grid.combination(index), lock) for index, lock in zip(chosen, solved, strict=True))
+        ends = zip(chosen, solved, strict=True)
+        good, bad = (LockedCombination(grid.combination(index), lock) for index, lock in ends)
         target = known_target(matrix, store, study_id)
-        # Where the target is still open, its signature is what the study looks for from now on.
-        found = Amplifier(matrix, store, provider, start, store.study(study_id), notify, stopped, target).run(
-            bad, good
-        )
-    # Another command of this study may have decided meanwhile: the first one counts, for both.
+        # If the target is still open, its signature becomes the target of the study.
+        found = Amplifier(matrix, session, store.study(study_id), target).run(bad, good)
+    # Another command of this study may have decided meanwhile: both use the first decision.
     known = known_perturbation(store, study_id)
     if known is None:
         store.record_decision(study_id, AMPLIFIED, found.as_json())
     how = f"under {found.perturbation.name}" if found.perturbation != NONE else "as they are"
-    notify(f"trials run {how}: {found.reason}")
+    session.say(f"trials run {how}: {found.reason}")
     return found.perturbation if known is None else known

@@ -6,6 +6,7 @@ about the one that the study is about. So these trials are not recorded; what th
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 import shutil
@@ -15,8 +16,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from bisect_env.engine.single import Single
 from bisect_env.engine.specs import target_of, trial_files, trial_spec
+from bisect_env.engine.stored import LockedCombination
 from bisect_env.environments.prefix import Prefix
 from bisect_env.errors import UsageError
 from bisect_env.matrix.load import Matrix
@@ -24,7 +25,7 @@ from bisect_env.matrix.signatures import shown as shown_signature
 from bisect_env.trials.cores import Debug, of_gdb, under_gdb
 from bisect_env.trials.harness_marks import LINGER
 from bisect_env.trials.judge import Target, judge_alone
-from bisect_env.trials.records import Evidence, Outcome, TrialRecord, TrialSpec
+from bisect_env.trials.records import NONE, Evidence, Outcome, Perturbation, TrialRecord, TrialSpec
 from bisect_env.trials.run import run_trial
 from bisect_env.trials.stacks import find_tool, sentences
 from bisect_env.trials.tracebacks import PythonFrame, final_traceback, parse_fatal_dump
@@ -97,13 +98,14 @@ class Diagnosis:
 
 def diagnose(
     matrix: Matrix,
-    single: Single,
+    at: LockedCombination,
     prefix: Prefix,
     folder: Path,
     *,
     limit: int,
     tools: Tools = _NOTHING,
     target: Target | None = None,
+    perturbation: Perturbation = NONE,
     notes: Sequence[str] = (),
     gpus: Sequence[str] = (),
     on_trial: Callable[[int, TrialRecord, Evidence], None] = lambda _number, _record, _evidence: None,
@@ -113,75 +115,32 @@ def diagnose(
 
     Args:
         matrix: What is run.
-        single: At which combination.
-        prefix: Its environment, here.
-        folder: Where to keep what is found; made by this.
-        limit: Trials at most.
-        tools: What is asked for.
+        at: The combination.
+        prefix: Its environment on this host.
+        folder: New folder for the results; it is removed again if the diagnosis does not come to an end.
+        limit: Maximum number of trials.
+        tools: Requested tools.
         target: What counts as the failure; as the matrix says if None.
-        notes: What has to be said of it beforehand.
+        perturbation: Circumstances under which trials run.
+        notes: Remarks that belong to the diagnosis.
         gpus: UUIDs of the GPUs to use.
-        on_trial: Called with every trial.
+        on_trial: Called with the number, record and evidence of each trial.
         stopped: Called during trials; true ends them.
 
     Raises:
-        UsageError: A tool that is asked for is not here.
-        TrialCancelledError: `stopped` said so.
+        UsageError: A requested tool is missing.
+        TrialCancelledError: `stopped` returned true.
     """
-    folder.mkdir(parents=True)
-    try:
-        return _diagnose(
-            matrix,
-            single,
-            prefix,
-            folder,
-            limit,
-            tools,
-            target or target_of(matrix),
-            notes,
-            gpus,
-            on_trial,
-            stopped,
-        )
-    except BaseException:
-        # Interrupted, or a tool is missing: half a diagnosis tells nothing.
-        shutil.rmtree(folder, ignore_errors=True)
-        raise
-
-
-def _diagnose(
-    matrix: Matrix,
-    single: Single,
-    prefix: Prefix,
-    folder: Path,
-    limit: int,
-    tools: Tools,
-    target: Target,
-    notes: Sequence[str],
-    gpus: Sequence[str],
-    on_trial: Callable[[int, TrialRecord, Evidence], None],
-    stopped: Callable[[], bool],
-) -> Diagnosis:
     files = trial_files(matrix)
 
     def run_once(
-        debug: Debug | None, *, in_gdb: bool = False, env: Mapping[str, str] | None = None
-    ) -> TrialRecord | None:
+        debug: Debug | None, *, under: tuple[str, ...] = (), env: Mapping[str, str] | None = None
+    ) -> TrialRecord:
         plain = trial_spec(
-            matrix,
-            single.combination,
-            single.lock,
-            uuid.uuid4().hex,
-            files,
-            perturbation=single.perturbation,
+            matrix, at.combination, at.lock, uuid.uuid4().hex, files, perturbation=perturbation
         )
         spec = with_tools(plain, tools)
-        spec = replace(spec, env={**spec.env, **(env or {})})
-        if in_gdb:
-            gdb = under_gdb()
-            if gdb is None:
-                return None
-            spec = replace(spec, under=gdb)
+        spec = replace(spec, env={**spec.env, **(env or {})}, under=under or spec.under)
         return run_trial(
             spec,
             prefix.path,
@@ -192,29 +151,30 @@ def _diagnose(
             inside=prefix.inside,
         )
 
-    number = 0
-    while True:
-        number += 1
-        keep = folder / f"trial-{number}"
-        keep.mkdir()
-        debug = Debug(keep, notes=list(notes))
-        record = run_once(debug)
-        assert record is not None
-        # A failure that is void the first time because it may be the machine's is what we are here for.
-        evidence = judge_alone(record, target)
-        on_trial(number, record, evidence)
-        shown = evidence is Evidence.BAD or bool(tools.sanitizer and _of_sanitizer(record.stdout))
-        if shown or number >= limit or record.outcome is Outcome.NOT_RUNNABLE:
-            break
-        shutil.rmtree(keep)
-    if shown and record.outcome is Outcome.CRASH and not debug.autopsy.text and prefix.inside is None:
-        _again_in_gdb(debug, lambda: run_once(None, in_gdb=True), min(IN_GDB, limit))
-    if shown and tools.cuda and not tools.sanitizer:
-        _for_gpu_core(debug, lambda again: run_once(again, env=GPU_CORE_ENV))
+    folder.mkdir(parents=True)
+    with contextlib.ExitStack() as unless_complete:
+        unless_complete.callback(shutil.rmtree, folder, ignore_errors=True)
+        for number in range(1, limit + 1):
+            debug = Debug(folder / f"trial-{number}", notes=list(notes))
+            debug.keep.mkdir()
+            record = run_once(debug)
+            # Judged by itself: a failure that is void when it is seen for the first time is looked for here.
+            evidence = judge_alone(record, target or target_of(matrix))
+            on_trial(number, record, evidence)
+            shown = evidence is Evidence.BAD or bool(tools.sanitizer and _of_sanitizer(record.stdout))
+            if shown or number == limit or record.outcome is Outcome.NOT_RUNNABLE:
+                break
+            shutil.rmtree(debug.keep)
+        needs_gdb = record.outcome is Outcome.CRASH and not debug.autopsy.text and prefix.inside is None
+        if shown and needs_gdb and (gdb := under_gdb()) is not None:
+            _again_in_gdb(debug, lambda: run_once(None, under=gdb), min(IN_GDB, limit))
+        if shown and tools.cuda and not tools.sanitizer:
+            _for_gpu_core(debug, lambda again: run_once(again, env=GPU_CORE_ENV))
+        unless_complete.pop_all()
     return _kept(record, debug, folder, shown=shown, trials=number)
 
 
-def _for_gpu_core(debug: Debug, run: Callable[[Debug], TrialRecord | None]) -> None:
+def _for_gpu_core(debug: Debug, run: Callable[[Debug], TrialRecord]) -> None:
     """Run it until CUDA's driver leaves a core of the GPU. Not before, for that changes how a fault ends."""
     for _ in range(FOR_GPU_CORE):
         # The core that the driver's abort leaves of the process itself says nothing: beside, and away.
@@ -230,13 +190,10 @@ def _for_gpu_core(debug: Debug, run: Callable[[Debug], TrialRecord | None]) -> N
     debug.notes.append(f"no core of the GPU in {FOR_GPU_CORE} further trials")
 
 
-def _again_in_gdb(debug: Debug, run: Callable[[], TrialRecord | None], limit: int) -> None:
+def _again_in_gdb(debug: Debug, run: Callable[[], TrialRecord], limit: int) -> None:
     """Run the program in gdb until it crashes, for hosts where a crash leaves no core file."""
     for number in range(1, limit + 1):
-        record = run()
-        if record is None:
-            return
-        found = of_gdb(record.stdout)
+        found = of_gdb(run().stdout)
         if found.guilty:
             debug.autopsy = found
             (debug.keep / "gdb.txt").write_text(found.text, "utf-8")

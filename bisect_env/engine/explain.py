@@ -14,10 +14,8 @@ from dataclasses import dataclass, field
 
 from bisect_env.answers.explanation import ChangedPackage, Explanation, IntermediateEnvironment
 from bisect_env.answers.verdict_document import VerdictDocument
-from bisect_env.cluster.protocol import Executor
 from bisect_env.engine import events
 from bisect_env.engine.amplify import known_perturbation
-from bisect_env.engine.derived import open_derived
 from bisect_env.engine.intermediates import (
     Between,
     Changes,
@@ -28,15 +26,16 @@ from bisect_env.engine.intermediates import (
     index_of,
 )
 from bisect_env.engine.locking import Locking, Prepared, environment_request
+from bisect_env.engine.opening import open_derived
 from bisect_env.engine.plans import BlockPlan
 from bisect_env.engine.reuse import trial_key
 from bisect_env.engine.runner import Conditions, Runner
+from bisect_env.engine.session import Session
 from bisect_env.engine.state import build_cost
-from bisect_env.engine.stored import StoredCombination, refuse_local, stored_combination
+from bisect_env.engine.stored import LockedCombination, refuse_local, stored_combination
 from bisect_env.environments.difference import PackageState
 from bisect_env.environments.lock import Lock, UnsolvableError
 from bisect_env.environments.lockfiles import may_be_installed
-from bisect_env.environments.provider import EnvironmentProvider
 from bisect_env.errors import UsageError
 from bisect_env.matrix.grid import Combination, Index
 from bisect_env.matrix.load import Matrix
@@ -49,7 +48,6 @@ from bisect_env.storage.entries import (
     StudyStatus,
     counts_of,
 )
-from bisect_env.storage.store import Store
 from bisect_env.storage.study_trials import StudyTrials
 from bisect_env.trials.records import NONE, Perturbation
 
@@ -146,12 +144,7 @@ class CulpritStudy:
     Args:
         matrix: Matrix of the answered study.
         study: That study.
-        store: Open for writing.
-        provider: Solves intermediate environments.
-        start: Starts the place where trials run; the caller closes it.
-        notify: Called with everything that happens.
-        tell: Called with a sentence about what is being done.
-        stopped: Whether the user wants to stop.
+        session: Database, environments and executor.
         good: The combination that passes; the last good one if None.
         bad: The one that fails; the first bad one if None.
         confidence: Posterior at which the search ends.
@@ -163,12 +156,7 @@ class CulpritStudy:
 
     matrix: Matrix
     study: Study
-    store: Store
-    provider: EnvironmentProvider
-    start: Callable[[], Executor]
-    notify: Callable[[events.Event], None] = lambda _event: None
-    tell: Callable[[str], None] = lambda _text: None
-    stopped: Callable[[], bool] = lambda: False
+    session: Session
     good: str | None = None
     bad: str | None = None
     confidence: float = 0.95
@@ -180,14 +168,14 @@ class CulpritStudy:
     _around: Perturbation = field(init=False)
 
     def __post_init__(self) -> None:
-        self._good = stored_combination(self.store, self.study, self.good or "last-good", "--good")
-        self._bad = stored_combination(self.store, self.study, self.bad or "first-bad", "--bad")
+        self._good = stored_combination(self.session.store, self.study, self.good or "last-good", "--good")
+        self._bad = stored_combination(self.session.store, self.study, self.bad or "first-bad", "--bad")
         for end in (self._good, self._bad):
             refuse_local(end)
         self._between = self._compare()
-        self._trials = self.store.study_trials(self.study.id)
+        self._trials = self.session.store.study_trials(self.study.id)
         self._trials.look()
-        self._around = known_perturbation(self.store, self.study.id) or NONE
+        self._around = known_perturbation(self.session.store, self.study.id) or NONE
         self._ends = self._counts(self._good), self._counts(self._bad)
         if not self._ends[1][0]:
             raise UsageError(
@@ -212,13 +200,13 @@ class CulpritStudy:
         own = self._open()
         if self.changes > 1:
             self._say(f"comparing two environments, which differ in {self.changes} packages")
-        demands = Demands.of(self._between, self.provider)
+        demands = Demands.of(self._between, self.session.provider)
         if demands is not None:
             forced, released = demands.closures()
         else:
             if self.changes > 1:
                 self._say(f"asking the solver what each of {self.changes} changes needs")
-            forced, released = closures(self._between, self.provider)
+            forced, released = closures(self._between, self.session.provider)
 
         def search() -> CulpritSearch:
             return CulpritSearch(
@@ -236,12 +224,12 @@ class CulpritStudy:
         with closing(self._locking(own, demands)) as locking:
             plan = self._pursue(own, locking, search)
         found = self._explanation(plan.search, is_sure=plan.is_sure)
-        if self.stopped():
-            self.store.finish_study(own.id, StudyStatus.INTERRUPTED, None)
+        if self.session.stopped():
+            self.session.store.finish_study(own.id, StudyStatus.INTERRUPTED, None)
             return found
-        self.store.record_decision(self.study.id, EXPLAINED, found.model_dump(mode="json"))
+        self.session.store.record_decision(self.study.id, EXPLAINED, found.model_dump(mode="json"))
         verdict = VerdictDocument(kind="explanation", reason=found.sentence, sentence=found.sentence)
-        self.store.finish_study(own.id, StudyStatus.FINISHED, verdict)
+        self.session.store.finish_study(own.id, StudyStatus.FINISHED, verdict)
         return found
 
     def _pursue(self, own: Study, locking: Locking, search: Callable[[], CulpritSearch]) -> CulpritPlan:
@@ -262,18 +250,16 @@ class CulpritStudy:
             self.matrix,
             locking,
             make_plan,
-            self.store,
+            self.session.notifying(self._on_event),
             own.id,
             conditions=lambda index: self._conditions(index, locking.prepared.locks[index]),
-            notify=self._on_event,
-            stopped=self.stopped,
             max_trials=self.max_trials,
             waits=True,
         )
         runner.replay()
         runner.take_unbuildable()
         if self.changes > 1:
-            runner.run(self.start)
+            runner.run()
         assert isinstance(runner.plan, CulpritPlan)
         return runner.plan
 
@@ -311,12 +297,12 @@ class CulpritStudy:
             )
         return between
 
-    def _counts(self, one: StoredCombination) -> tuple[int, int]:
+    def _counts(self, one: LockedCombination) -> tuple[int, int]:
         """Return the number of bad trials and of all trials with this lock and these values."""
         values = {n for n, axis in self.matrix.file.axes.items() if isinstance(axis, ValueAxis)}
         same = [
             state.combination
-            for state in self.store.combinations(self.study.id)
+            for state in self.session.store.combinations(self.study.id)
             if state.lock_hash == one.lock.content_hash
             and all(state.combination[name] == one.combination[name] for name in values)
         ]
@@ -345,7 +331,7 @@ class CulpritStudy:
         )
         ends = {frozenset[int](): self._good.lock, self._between.everything: self._bad.lock}
         return open_derived(
-            self.store,
+            self.session.store,
             self.matrix,
             self.study.id,
             what="culprit",
@@ -364,16 +350,16 @@ class CulpritStudy:
         """Return what makes intermediate environments, with those that earlier commands made."""
         known: dict[Index, Lock] = {}
         unsolvable: dict[Index, UnsolvableError] = {}
-        for state in self.store.combinations(own.id):
+        for state in self.session.store.combinations(own.id):
             index = own.grid.index(state.combination)
             if state.lock_hash is None:
                 unsolvable[index] = UnsolvableError(state.reason)
-            elif (lock := self.store.lock(state.lock_hash)) is not None and may_be_installed(lock):
+            elif (lock := self.session.store.lock(state.lock_hash)) is not None and may_be_installed(lock):
                 known[index] = lock
         return Locking(
             self.matrix,
             own.grid,
-            self.provider,
+            self.session.provider,
             known=known,
             unsolvable=unsolvable,
             among=[*known, *unsolvable],
@@ -415,12 +401,12 @@ class CulpritStudy:
             case events.LockProgress(done, total) if is_due:
                 self._say(f"solved {done} of {total} environments")
             case events.SetAside(combinations, _, reason):
-                self._say(f"warning: {self._in_words(combinations[0])}: {reason}")
-        self.notify(event)
+                self.session.warn(f"{self._in_words(combinations[0])}: {reason}")
+        self.session.notify(event)
 
     def _say(self, text: str) -> None:
         self._told_at = time.monotonic()
-        self.tell(text)
+        self.session.say(text)
 
     def _in_words(self, combination: Combination) -> str:
         values = combination.as_dict()

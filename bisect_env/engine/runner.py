@@ -17,7 +17,6 @@ from typing import Protocol
 from bisect_env.cluster.protocol import (
     BuildFailed,
     Completion,
-    Executor,
     PrefixChange,
     PrefixProgress,
     PrefixReady,
@@ -28,6 +27,7 @@ from bisect_env.engine import events
 from bisect_env.engine.locking import Locking
 from bisect_env.engine.reuse import Reuse
 from bisect_env.engine.sender import LOOK, Sender
+from bisect_env.engine.session import Session
 from bisect_env.engine.sharing import Sharing
 from bisect_env.engine.specs import lost_record
 from bisect_env.engine.state import Finding, PutAside, StudyState, Wanted, brief
@@ -36,7 +36,6 @@ from bisect_env.matrix.grid import Combination, Index
 from bisect_env.matrix.load import Matrix
 from bisect_env.search.plan import Plan
 from bisect_env.storage.entries import BUILD_FAILED, BUILT, CombinationStatus, StoredTrial
-from bisect_env.storage.store import Store
 from bisect_env.trials.judge import ChangedEnvironment
 from bisect_env.trials.records import NONE, Evidence, Machine, Outcome, Perturbation, TrialRecord
 
@@ -106,17 +105,14 @@ class Runner:
         locking: Locks the combinations that the plan wants.
         make_plan: Returns a plan that was told nothing; called again when trials mean something else than
             the plan was told.
-        store: Where everything is written.
+        session: Database, environments and executor of the command.
         study_id: The open study.
         conditions: Returns how the trials of a combination with a lock run; the key has to stay the same.
-        notify: Called with everything that happens.
-        clock: Seconds that only grow.
-        stopped: Called between steps; true ends the trials that run.
         series: Trials that the plan receives.
         machines: Classes of machines on which trials will run: trials that other studies recorded there
             under the same keys are reused. None reuses nothing.
         user: User whose trials may be reused; None for all users.
-        deadline: When to give up, on the same clock; None for never.
+        deadline: When to give up, by the clock of the session; None for never.
         max_trials: Trials that count, at most; None for any number.
         waits: Whether trials that still run when the plan is finished come to their end. Else they are ended
             after a moment.
@@ -132,13 +128,10 @@ class Runner:
         matrix: Matrix,
         locking: Locking,
         make_plan: Callable[[], Plan],
-        store: Store,
+        session: Session,
         study_id: str,
         *,
         conditions: Callable[[Index], Conditions],
-        notify: Callable[[events.Event], None],
-        clock: Callable[[], float] = time.monotonic,
-        stopped: Callable[[], bool] = lambda: False,
         series: Series | None = None,
         machines: Collection[Machine] = (),
         user: str | None = None,
@@ -151,12 +144,11 @@ class Runner:
         self._prepared = locking.prepared
         self.grid = self._prepared.grid
         self._make_plan = make_plan
-        self._store = store
+        self._session = session
+        self._store = store = session.store
         self._study_id = study_id
         self._conditions = conditions
-        self._notify = notify
-        self._clock = clock
-        self._stopped = stopped
+        self._notify, self._stopped, self._clock = session.notify, session.stopped, session.clock
         self._is_whole = series is None
         self._series = EveryTrial() if series is None else series
         self._deadline = deadline
@@ -165,7 +157,7 @@ class Runner:
         self.state = StudyState(matrix, self._prepared, self.plan, max_trials=max_trials)
         self._trials = store.study_trials(study_id)
         self._basis = self._trials.basis
-        self._sharing = Sharing(store, study_id, self._trials, clock=clock)
+        self._sharing = Sharing(store, study_id, self._trials, clock=session.clock)
         self._keys: dict[Index, str] = {}
         self._reuse = Reuse(self._trials, self._keys, self._prepared, machines, user)
         self._locks_answered, self._locks_spent = 0, locking.spent
@@ -257,11 +249,8 @@ class Runner:
         found = self.grid.find(combination)
         return None if found is None else self._prepared.groups.get(found)
 
-    def run(self, start: Callable[[], Executor]) -> None:
+    def run(self) -> None:
         """Run trials until the plan is finished.
-
-        Args:
-            start: Starts the place where trials run, or waits until it stands; the caller closes it.
 
         Raises:
             NoEnvironmentError: Nothing can be run.
@@ -271,7 +260,7 @@ class Runner:
         # Solvers begin while the place where trials run may still be starting.
         self._locking.want(self.state.decide(2).lock)
         try:
-            self._sender = Sender(self._matrix, start(), lambda text: self._warn([text]))
+            self._sender = Sender(self._matrix, self._session.start(), self._session.warn)
         except StudyInterruptedError:
             self._sharing.close()
             return  # nothing ran, and the study ends as any other that was stopped

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import sys
-import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Mapping
 
 from bisect_env.answers.verdict_document import VerdictDocument, calls_bad
 from bisect_env.engine import events
@@ -13,6 +12,7 @@ from bisect_env.engine.document import axes_document, verdict_document
 from bisect_env.engine.locking import Locking
 from bisect_env.engine.reuse import trial_key
 from bisect_env.engine.runner import Conditions, Runner
+from bisect_env.engine.session import Session
 from bisect_env.errors import NoEnvironmentError
 from bisect_env.matrix.grid import Combination, Index
 from bisect_env.matrix.load import Matrix
@@ -22,7 +22,6 @@ from bisect_env.search.goals import Goal, search_towards
 from bisect_env.search.searcher import StudySearch
 from bisect_env.search.verdict import Status
 from bisect_env.storage.entries import StoredTrial
-from bisect_env.storage.store import Store
 from bisect_env.trials.records import NONE, Machine, Perturbation, TrialRecord
 
 CHECK_SECONDS, CHECK_SHARE = 1.0, 0.5
@@ -39,11 +38,8 @@ class StudyRunner(Runner):
     Args:
         matrix: What is asked.
         locking: Locks its combinations.
-        store: Where everything is written.
+        session: As for `Runner`.
         study_id: The open study.
-        notify: Called with everything that happens.
-        clock: Seconds that only grow.
-        stopped: Called between steps; true ends the study in an orderly way.
         machines: As for `Runner`.
         goal: What the study wants to know.
         quick: Whether to end as soon as the answer stands, without checks.
@@ -63,12 +59,9 @@ class StudyRunner(Runner):
         self,
         matrix: Matrix,
         locking: Locking,
-        store: Store,
+        session: Session,
         study_id: str,
         *,
-        notify: Callable[[events.Event], None],
-        clock: Callable[[], float] = time.monotonic,
-        stopped: Callable[[], bool] = lambda: False,
         machines: Collection[Machine] = (),
         goal: Goal = Goal.FIRST_BAD,
         quick: bool = False,
@@ -86,12 +79,9 @@ class StudyRunner(Runner):
             matrix,
             locking,
             lambda: search_towards(goal, prepared.grid, prepared.groups, matrix.file.search, quick=quick),
-            store,
+            session,
             study_id,
             conditions=conditions,
-            notify=notify,
-            clock=clock,
-            stopped=stopped,
             machines=machines,
             user=user,
             deadline=deadline,
@@ -99,10 +89,12 @@ class StudyRunner(Runner):
         )
         self._axes = axes_document(self.grid)
         self._bad_end = None if self.grid.bad is None else prepared.groups.get(self.grid.bad)
-        self._trials_alone = {one.payload["trial"] for one in store.decisions(study_id) if one.kind == ALONE}
+        self._trials_alone = {
+            one.payload["trial"] for one in session.store.decisions(study_id) if one.kind == ALONE
+        }
         self._alone = Alone(matrix.file.trial.gpus)
         self._is_sure = sure
-        self._began_at = clock()
+        self._began_at = session.clock()
         self._check_until: float | None = None
         self.has_answered = False
         self._shown_at = self._saved_at = float("-inf")

@@ -21,12 +21,12 @@ from bisect_env.trials.judge import Target
 
 
 @dataclass(frozen=True, slots=True)
-class StoredCombination:
-    """A combination of a stored study, with its lock.
+class LockedCombination:
+    """A combination with its lock.
 
     Attributes:
-        combination: The point of the matrix.
-        lock: Its environment.
+        combination: The values of the axes.
+        lock: The environment.
     """
 
     combination: Combination
@@ -151,7 +151,7 @@ def named_combinations(study: Study) -> dict[str, Mapping[str, str]]:
     return {name: values for name, values in found.items() if values}
 
 
-def stored_combination(store: Store, study: Study, text: str | None, flag: str = "") -> StoredCombination:
+def stored_combination(store: Store, study: Study, text: str | None, flag: str = "") -> LockedCombination:
     """Return the combination of a study that a user means, with its lock.
 
     Args:
@@ -172,10 +172,10 @@ def stored_combination(store: Store, study: Study, text: str | None, flag: str =
             f"{combination} has no environment" + (f": {reason}" if reason else ""),
             remedy="`bisect-env report` lists the combinations that have one",
         )
-    return StoredCombination(combination, lock)
+    return LockedCombination(combination, lock)
 
 
-def refuse_local(one: StoredCombination) -> None:
+def refuse_local(one: LockedCombination) -> None:
     """Refuse an environment with packages from files of this host that only the database names.
 
     Args:

@@ -4,31 +4,37 @@ from __future__ import annotations
 
 import contextlib
 import math
-import platform
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from bisect_env import __version__
 from bisect_env.answers.phrases import how_many
 from bisect_env.answers.untrusted import command_line
 from bisect_env.answers.verdict_document import VerdictDocument
 from bisect_env.cluster.choose import Place
 from bisect_env.engine import events
 from bisect_env.engine.amplify import settle
-from bisect_env.engine.derived import user_name
-from bisect_env.engine.document import MOST_UNTRIED, axes_document, bisect_log, chapter, named_commits
+from bisect_env.engine.document import MOST_UNTRIED, bisect_log, chapter, named_commits
 from bisect_env.engine.locking import Locking, Prepared, is_lazy, lock_all
+from bisect_env.engine.opening import (
+    expand_as_known,
+    grid_definition,
+    own_trials,
+    recorded_images,
+    save_prepared,
+    stored_locks,
+    study_definition,
+    user_name,
+)
 from bisect_env.engine.reuse import reusable
 from bisect_env.engine.searching import StudyRunner
-from bisect_env.engine.specs import target_of
+from bisect_env.engine.session import Session
 from bisect_env.environments.image_lock import moved_tag
 from bisect_env.environments.lock import Lock, LockResult
-from bisect_env.environments.lockfiles import may_be_installed, write_locks
+from bisect_env.environments.lockfiles import write_locks
 from bisect_env.environments.provider import EnvironmentProvider
 from bisect_env.errors import (
     BisectEnvError,
@@ -38,10 +44,10 @@ from bisect_env.errors import (
     StudyInterruptedError,
     UsageError,
 )
-from bisect_env.matrix.expand import WITHDRAWN, expand, refined, to_refine
-from bisect_env.matrix.grid import AxisKind, Direction, Grid, Index
+from bisect_env.matrix.expand import WITHDRAWN, refined, to_refine
+from bisect_env.matrix.grid import Direction, Grid, Index
 from bisect_env.matrix.load import Matrix
-from bisect_env.matrix.schema import CommitAxis, PackageAxis
+from bisect_env.matrix.schema import CommitAxis
 from bisect_env.matrix.versions import VersionCatalogue, between
 from bisect_env.report.build import report_document
 from bisect_env.search.goals import Goal
@@ -50,9 +56,7 @@ from bisect_env.search.table import MOST_CALLED
 from bisect_env.search.verdict import Status, Verdict
 from bisect_env.storage.entries import (
     COMMIT,
-    CombinationStatus,
     Study,
-    StudyDefinition,
     StudyStatus,
 )
 from bisect_env.storage.store import Store
@@ -117,7 +121,6 @@ class StudyRun:
     posterior: bool = True
     _study: Study = field(init=False)
     _grid: Grid = field(init=False)
-    _as_of: datetime = field(init=False)
     _locking: Locking | None = field(init=False, default=None)
     _refining: bool = field(init=False)
     _deadline: float | None = field(init=False)
@@ -164,24 +167,17 @@ class StudyRun:
     def _expand(self) -> None:
         """Expand the matrix as its study did, if there is one."""
         matrix, store, user = self.matrix, self.store, self._user
-        known = None if self.fresh else store.find_study(matrix.name, matrix.digest, user)
-        if user is not None and known is not None and {one.user for one in store.origins(known.id)} - {user}:
-            known = None
-        begins = self.fresh or (self.only_mine and known is None)
-        fixed = self.provider.as_of
-        self._as_of = fixed or _now() if begins else study_date(matrix, store, fixed, user)
-        grid = expand(matrix, self.provider.catalogue, self._as_of, settled_ends(known))
-        self._grid = grid if known is None else as_refined_before(matrix, grid, known)
-        if self.goal is not Goal.FIRST_BAD and math.prod(grid.shape) > MOST_CALLED:
+        found = expand_as_known(matrix, store, self.provider, user=user, fresh=self.fresh)
+        self._grid = found.grid
+        if self.goal is not Goal.FIRST_BAD and math.prod(found.grid.shape) > MOST_CALLED:
             raise UsageError(
-                f"{matrix.path}: {math.prod(grid.shape)} combinations are too many for a table, "
+                f"{matrix.path}: {math.prod(found.grid.shape)} combinations are too many for a table, "
                 f"which has at most {MOST_CALLED:,}",
                 tried="every combination is called good or bad",
                 remedy="list fewer values: `step: minor` keeps the newest release of each minor version",
             )
-        own = None if user is None else "" if known is None else known.id
-        definition = study_definition(matrix, self._grid, self._as_of, fresh=self.fresh)
-        self._study = store.open_study(definition, study_id=own)
+        own = None if user is None else "" if found.study is None else found.study.id
+        self._study = store.open_study(study_definition(found, fresh=self.fresh), study_id=own)
 
     def _open(self) -> None:
         study = self._study
@@ -247,19 +243,14 @@ class StudyRun:
             workers=self.workers,
             images=images,
             every=self.every_lock,
-            known=stored_locks(store, study, self._grid),
+            known={
+                index: lock
+                for combination, lock in stored_locks(store, study).items()
+                if (index := self._grid.find(combination)) is not None and index not in self._grid.excluded
+            },
         )
-        perturbation = settle(
-            matrix,
-            self._grid,
-            locking,
-            store,
-            study.id,
-            self.provider,
-            self.place.executor,
-            notify=lambda text: self.notify(events.Said(text)),
-            stopped=self.stopped,
-        )
+        session = Session(store, self.provider, self.place.executor, self.notify, self.stopped)
+        perturbation = settle(matrix, self._grid, locking, session, study.id)
         save_prepared(store, study, locking.prepared)
         # Looking up a hundred thousand keys takes longer than the few trials that might be spared.
         is_done = study.status is StudyStatus.FINISHED
@@ -269,10 +260,8 @@ class StudyRun:
         runner = StudyRunner(
             matrix,
             locking,
-            store,
+            session,
             study.id,
-            notify=self.notify,
-            stopped=self.stopped,
             machines=machines,
             user=self._user,
             deadline=self._deadline,
@@ -289,7 +278,7 @@ class StudyRun:
         if not runner.finished:
             if store.study(study.id).status is StudyStatus.FINISHED:
                 store.reopen(study.id)
-            runner.run(self.place.executor)
+            runner.run()
         return runner
 
     def _watched(self, event: events.Event) -> None:
@@ -373,11 +362,6 @@ class StudyRun:
         self.notify(events.Concluded(report))
 
 
-def own_trials(store: Store, study: Study) -> int:
-    """Count the trials that a study recorded itself."""
-    return sum(not trial.reused for trial in store.trials(study.id))
-
-
 def _goes_on(matrix: Matrix, goal: Goal) -> str:
     command = "map" if goal is Goal.TABLE else "run"
     return f"{command_line('bisect-env', command, str(matrix.path))}   goes on from here"
@@ -446,31 +430,6 @@ def _withdrawn(grid: Grid, verdict: Verdict) -> Iterator[str]:
             )
 
 
-def settled_ends(study: Study | None) -> dict[str, tuple[str, str]]:
-    """Return both ends of a study's commit axes, which stay fixed even if branches move."""
-    axes = () if study is None else study.definition.grid
-    return {
-        str(axis["name"]): (str(axis["values"][0]), str(axis["values"][-1]))
-        for axis in axes
-        if axis.get("kind") == AxisKind.COMMIT
-    }
-
-
-def as_refined_before(matrix: Matrix, grid: Grid, study: Study) -> Grid:
-    """Return the grid with the releases that an earlier command added around its answer."""
-    known = {str(axis["name"]): list(axis["values"]) for axis in study.definition.grid}
-    added: dict[str, tuple[str, ...]] = {}
-    for axis in grid.axes:
-        values = tuple(known.get(axis.name, ()))
-        if axis.history is None:
-            values = tuple(value for value in values if value in axis.passed_over)
-        elif not {*values} <= axis.history.place.keys():
-            continue
-        if values:
-            added[axis.name] = values
-    return refined(matrix, grid, added) if added else grid
-
-
 def _keep_logs_within_limit(store: Store, notify: Notify) -> None:
     if store.logs_beyond_limit():
         done = store.collect()
@@ -480,81 +439,6 @@ def _keep_logs_within_limit(store: Store, notify: Notify) -> None:
                 f"({done.logs} of them; `bisect-env db gc --limit SIZE` allows more)"
             )
         )
-
-
-def study_date(
-    matrix: Matrix, store: Store, fixed: datetime | None = None, user: str | None = None
-) -> datetime:
-    """Return the date of a study: later uploads are ignored.
-
-    A new study takes the present moment, one that goes on keeps its own, so that the same matrix gives the
-    same locks tomorrow.
-
-    Args:
-        matrix: As loaded.
-        store: Where the study may be known.
-        fixed: The only moment that environments can be had for, if there is but one.
-        user: User whose studies may be resumed; None for all users.
-
-    Raises:
-        UsageError: The study is known, and sees the indexes as of another moment.
-    """
-    known = store.find_study(matrix.name, matrix.digest, user)
-    if known is None or known.exclude_newer is None:
-        return fixed or _now()
-    if fixed is not None and known.exclude_newer != fixed:
-        raise UsageError(
-            f"this study sees the indexes as of {known.exclude_newer:%Y-%m-%d %H:%M:%S} UTC, "
-            f"and the directory was fetched as of {fixed:%Y-%m-%d %H:%M:%S} UTC",
-            remedy="begin another study with `--db FILE`, or go on with this one where there is a network",
-        )
-    return known.exclude_newer
-
-
-def _now() -> datetime:
-    return datetime.now(UTC).replace(microsecond=0)
-
-
-def grid_definition(matrix: Matrix, grid: Grid) -> list[dict[str, Any]]:
-    """Return the axes of a study as they are stored with it."""
-    return [{**axis, "package": _package(matrix, axis["name"])} for axis in axes_document(grid)]
-
-
-def study_definition(matrix: Matrix, grid: Grid, as_of: datetime, *, fresh: bool = False) -> StudyDefinition:
-    """Return the definition that is stored when a study is opened.
-
-    Args:
-        matrix: Its matrix.
-        grid: What that expands to.
-        as_of: Nothing newer counts.
-        fresh: Whether it begins anew beside an older one.
-    """
-    return StudyDefinition(
-        name=matrix.name,
-        digest=matrix.digest,
-        matrix_path=str(matrix.path),
-        matrix_text=matrix.text,
-        description=matrix.file.description,
-        grid=grid_definition(matrix, grid),
-        settings={**matrix.file.search.model_dump(mode="json"), "ends": _ends(grid)},
-        target=target_of(matrix),
-        exclude_newer=as_of,
-        version=__version__,
-        host=platform.node(),
-        user=user_name(),
-        fresh=fresh,
-    )
-
-
-def _package(matrix: Matrix, axis: str) -> str:
-    """Return the package that an axis moves, "" if it moves none."""
-    found = matrix.file.axes[axis]
-    return found.canonical_package if isinstance(found, PackageAxis | CommitAxis) else ""
-
-
-def _ends(grid: Grid) -> dict[str, dict[str, str] | None]:
-    ends = {"good": grid.good, "bad": grid.bad}
-    return {name: None if i is None else grid.combination(i).as_dict() for name, i in ends.items()}
 
 
 def open_locking(
@@ -607,43 +491,9 @@ def open_locking(
     return locking
 
 
-def stored_locks(store: Store, study: Study, grid: Grid) -> dict[Index, Lock]:
-    """Return the locks that a study has from earlier commands."""
-    found: dict[Index, Lock] = {}
-    locks: dict[str, Lock | None] = {}
-    for state in store.combinations(study.id):
-        if state.lock_hash is not None and state.status != CombinationStatus.EXCLUDED:
-            if state.lock_hash not in locks:
-                lock = store.lock(state.lock_hash)
-                # Else it is solved again.
-                locks[state.lock_hash] = lock if lock is not None and may_be_installed(lock) else None
-            index = grid.find(state.combination)
-            if index is not None and (lock := locks[state.lock_hash]) is not None:
-                found[index] = lock
-    return found
-
-
 def _write_locks(folder: Path, matrix: Matrix, prepared: Prepared) -> None:
     results: dict[Index, LockResult] = {**prepared.locks, **prepared.unsolvable}
     write_locks(folder, matrix.name, {prepared.grid.combination(i).key: r for i, r in results.items()})
-
-
-def recorded_images(matrix: Matrix, store: Store, study: Study) -> dict[str, str]:
-    """Return the images that names stood for when a study began, and that it keeps."""
-    if matrix.file.executor is None:
-        return {}
-    found = {}
-    for state in store.combinations(study.id):
-        lock = store.lock(state.lock_hash) if state.lock_hash else None
-        if lock is not None and (reference := lock.image):
-            found[matrix.image(state.combination)] = reference
-    return found
-
-
-def save_prepared(store: Store, study: Study, prepared: Prepared) -> None:
-    """Store combinations and locks; existing ones are kept."""
-    store.save_locks(study.id, {lock.content_hash: lock for lock in prepared.locks.values()}.values())
-    store.save_combinations(study.id, [prepared.state(index) for index in prepared.grid.indices()])
 
 
 def _keep_commit(

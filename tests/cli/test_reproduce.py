@@ -17,6 +17,7 @@ import pytest
 from bisect_env.cluster.pool import PoolExecutor
 from bisect_env.engine.plans import SoMany
 from bisect_env.engine.reproduction import ObservedFailure, reproduction
+from bisect_env.engine.session import Session
 from bisect_env.engine.single import open_one, run_trials
 from bisect_env.environments.lock import LockedPackage
 from bisect_env.environments.lockfiles import make_lock
@@ -64,14 +65,8 @@ def study(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
             provider=Environments(cache, index=index.url),
             notify=lambda event: None,
         )
-        run_trials(
-            one,
-            lambda: SoMany(one.index, 2),
-            store=store,
-            provider=Environments(cache, index=index.url),
-            start=lambda: executor,
-            notify=lambda event: None,
-        )
+        session = Session(store, Environments(cache, index=index.url), lambda: executor)
+        run_trials(one, lambda: SoMany(one.index, 2), session)
         executor.close()
     yield path
     server.shutdown()

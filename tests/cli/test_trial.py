@@ -13,7 +13,7 @@ import pytest
 from bisect_env.cli.trial_command import TrialLines, told
 from bisect_env.cli.views import ShownOptions
 from bisect_env.engine import events
-from bisect_env.engine.single import Verification
+from bisect_env.engine.verify import Verification
 from bisect_env.search.rate_test import RateClaim
 from bisect_env.storage.store import Store
 from bisect_env.trials.records import Evidence, Outcome

@@ -9,7 +9,7 @@ import pytest
 
 from bisect_env.containers.trial import Inside
 from bisect_env.engine.diagnose import diagnose
-from bisect_env.engine.single import Single
+from bisect_env.engine.stored import LockedCombination
 from bisect_env.environments.lockfiles import make_lock
 from bisect_env.environments.prefix import Prefix
 from bisect_env.matrix.grid import Combination
@@ -31,7 +31,7 @@ trial: {command: python script.py, files: [script.py], timeout: 4s}
 def found_in(inside: Inside, folder: Path, script: str):  # type: ignore[no-untyped-def]
     (folder / "script.py").write_text(textwrap.dedent(script))
     (folder / "m.yaml").write_text(MATRIX)
-    single = Single(Combination.of({"level": "2"}), make_lock("", "linux-64", []))
+    single = LockedCombination(Combination.of({"level": "2"}), make_lock("", "linux-64", []))
     prefix = Prefix(Path("/"), Path("python"), inside=inside)
     return diagnose(load_matrix(folder / "m.yaml"), single, prefix, folder / "found", limit=1)
 

@@ -16,10 +16,11 @@ import pytest
 
 from bisect_env.answers.explanation import Explanation
 from bisect_env.cluster.pool import PoolExecutor
-from bisect_env.engine import explain
+from bisect_env.engine import events, explain
 from bisect_env.engine.explain import CulpritStudy
 from bisect_env.engine.intermediates import Between, Demands
 from bisect_env.engine.plans import SoMany
+from bisect_env.engine.session import Session
 from bisect_env.engine.single import open_one, run_trials
 from bisect_env.environments.lock import LockedPackage
 from bisect_env.environments.lockfiles import make_lock
@@ -68,14 +69,9 @@ class Explained:
         with self.open() as (store, provider, executor):
             for at, number in ends:
                 one = open_one(self.matrix, at, store=store, provider=provider, notify=lambda e: None)
-                run_trials(
-                    one,
-                    partial(SoMany, one.index, number),
-                    store=store,
-                    provider=provider,
-                    start=partial(lambda here: here, executor),
-                    notify=self.studies.events.append,
-                )
+                start = partial(lambda here: here, executor)
+                session = Session(store, provider, start, self.studies.events.append)
+                run_trials(one, partial(SoMany, one.index, number), session)
 
     def explain(
         self, good: str, bad: str, stopped: Callable[[], bool] = lambda: False, **options: float
@@ -86,11 +82,7 @@ class Explained:
             culprit = CulpritStudy(
                 self.matrix,
                 study,
-                store,
-                provider,
-                lambda: executor,
-                tell=self.said.append,
-                stopped=stopped,
+                Session(store, provider, lambda: executor, self.listen, stopped),
                 good=good,
                 bad=bad,
                 **options,  # type: ignore[arg-type]
@@ -101,6 +93,10 @@ class Explained:
                 assert Explanation.model_validate(json.loads(json.dumps(document))) == found
                 assert store.study(None).id == study.id
             return found
+
+    def listen(self, event: events.Event) -> None:
+        if isinstance(event, events.Said | events.Warned):
+            self.said.append(event.text)
 
     def trials(self) -> int:
         with Store.open(str(self.studies.db)) as store:

@@ -6,17 +6,18 @@ from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from bisect_env.cluster.pool import PoolExecutor
 from bisect_env.engine import events
 from bisect_env.engine.locking import lock_all, lock_one
+from bisect_env.engine.opening import study_date
 from bisect_env.engine.plans import SoMany
-from bisect_env.engine.single import ChosenCombination, Verification, Verifier, open_one, run_trials
+from bisect_env.engine.session import Session
+from bisect_env.engine.single import ChosenCombination, open_one, run_trials
 from bisect_env.engine.state import Tally
-from bisect_env.engine.study import study_date
+from bisect_env.engine.verify import Verification, Verifier
 from bisect_env.environments.prefix import ensure_prefix
 from bisect_env.environments.provider import Environments
 from bisect_env.errors import InfrastructureError, UsageError
@@ -51,19 +52,16 @@ class Opened:
     ) -> None:
         self.studies, self.store, self.chosen = studies, store, chosen
         self.study = chosen.study
-        self.options: dict[str, Any] = {
-            "provider": Environments(studies.folder / "cache"),
-            "start": lambda: executor,
-            "notify": studies.events.append,
-            "stopped": stopped,
-        }
+        self.session = Session(
+            store, Environments(studies.folder / "cache"), lambda: executor, studies.events.append, stopped
+        )
 
     def run(self, number: int) -> Tally:
         make_plan = partial(SoMany, self.chosen.index, number)
-        return run_trials(self.chosen, make_plan, store=self.store, **self.options)[1]
+        return run_trials(self.chosen, make_plan, self.session)[1]
 
     def verify(self, verifier: Verifier) -> Verification:
-        return verifier.run(**self.options)
+        return verifier.run(self.session)
 
 
 @contextmanager
@@ -93,7 +91,7 @@ def test_trials_are_recorded_and_a_study_starts_from_them(studies: Studies) -> N
     assert [c["combination"]["level"] for c in conclusion.report["combinations"]] == list("0123456789")
     # And what the study found can be named afterwards.
     with opened(studies, path, "first-bad") as one:
-        assert one.chosen.single.combination["level"] == conclusion.report["verdict"]["first_bad"]["level"]
+        assert one.chosen.combination["level"] == conclusion.report["verdict"]["first_bad"]["level"]
 
 
 def test_a_flawless_combination_is_shown_to_be_below(studies: Studies) -> None:
@@ -189,7 +187,7 @@ def test_one_is_locked_as_the_whole_study_would(studies: Studies) -> None:
         matrix = load_matrix(path)
         provider = Environments(studies.folder / "cache", index=index.url)
         with Store.open(str(studies.db)) as store:
-            as_of = study_date(matrix, store)
+            as_of = study_date(store.find_study(matrix.name, matrix.digest), None)
         grid = expand(matrix, provider.catalogue, as_of)
         whole = lock_all(matrix, grid, provider).prepared
         assert list(whole.unsolvable) == [(0, 2)]
