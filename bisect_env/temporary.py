@@ -139,21 +139,21 @@ def make_held(prefix: str) -> tuple[Path, int]:
     Args:
         prefix: Of its name.
     """
-    # Our own tidying up would take it for left behind, and may end with the process before it is removed.
-    with _making:
-        while True:
-            path = Path(tempfile.mkdtemp(prefix=prefix))
-            # Between making it and locking it, another process that tidies up may take it for left behind.
-            # What that holds, or has removed, is its own: another one is made.
-            with contextlib.suppress(FileNotFoundError):
-                fd = os.open(path, _FLAGS)
-                try:
-                    is_ours = _lock(path, fd)
-                except OSError:  # a file system without locks, on which nobody can tidy up either
-                    is_ours = True
-                if is_ours:
-                    return path, fd
-                os.close(fd)
+    # No lock of ours is held here: the threads of 64 trials would wait for each other, as every call of the
+    # system lets another thread run first.
+    while True:
+        path = Path(tempfile.mkdtemp(prefix=prefix))
+        # Between the two calls a cleanup, of this process or another, may take the directory for left behind
+        # and lock or remove it; then another one is made.
+        with contextlib.suppress(FileNotFoundError):
+            fd = os.open(path, _FLAGS)
+            try:
+                is_ours = _lock(path, fd)
+            except OSError:  # a file system without locks, on which nobody can tidy up either
+                is_ours = True
+            if is_ours:
+                return path, fd
+            os.close(fd)
 
 
 def _lock(path: Path, fd: int) -> bool:
