@@ -322,15 +322,6 @@ class BatchPlan(BlockPlan):
             got = []
 
 
-class _Measuring(Runner):
-    """A runner of batches whose plan receives every trial, not only its evidence."""
-
-    plan: BatchPlan
-
-    def _observe(self, index: Index, trial: StoredTrial) -> None:
-        self.plan.observe(index, trial)
-
-
 @dataclass(slots=True)
 class Amplifier:
     """A search for the perturbation under which a failure is most frequent.
@@ -386,7 +377,7 @@ class Amplifier:
 
         steps = Amplifying(self.matrix, arms, self.session.say)
         with closing(self._locking(own, grid, ends)) as locking:
-            runner = _Measuring(
+            runner = Runner(
                 self.matrix,
                 locking,
                 lambda: BatchPlan(steps.batches(), place),
@@ -399,9 +390,9 @@ class Amplifier:
             runner.run()
         self.session.store.finish_study(own.id, StudyStatus.FINISHED, None)
         self._check(runner, ends)
-        found = runner.plan.found
-        assert found is not None
-        return replace(found, trials=runner.plan.trials)
+        assert isinstance(runner.plan, BatchPlan)
+        assert runner.plan.found is not None
+        return replace(runner.plan.found, trials=runner.plan.trials)
 
     def _open(self, names: Sequence[str], ends: Mapping[str, LockedCombination]) -> Study:
         target = self.target or target_of(self.matrix)

@@ -31,7 +31,6 @@ from bisect_env.engine.plans import BlockPlan
 from bisect_env.engine.reuse import trial_key
 from bisect_env.engine.runner import Conditions, Runner
 from bisect_env.engine.session import Session
-from bisect_env.engine.state import build_cost
 from bisect_env.engine.stored import LockedCombination, refuse_local, stored_combination
 from bisect_env.environments.difference import PackageState
 from bisect_env.environments.lock import Lock, UnsolvableError
@@ -65,22 +64,19 @@ class CulpritPlan(BlockPlan):
 
     Args:
         search: Chooses.
-        locks: Locks of the intermediate environments, as far as they are known; the mapping may grow.
-        price: Returns the price of a new environment, in trials.
-        max_trials: Where to give up.
+        locks: Known locks of intermediate environments; the mapping may grow.
+        max_trials: Maximum number of trials.
     """
 
     def __init__(
         self,
         search: CulpritSearch,
         locks: Mapping[Index, Lock],
-        price: Callable[[], float],
         max_trials: int,
     ) -> None:
         super().__init__()
         self.search = search
         self._locks = locks
-        self._price = price
         self._max_trials = max_trials
         self._next: CheckEnvironment | Try | Done | None = None
         self._block: tuple[Index, int] | None = None
@@ -127,7 +123,7 @@ class CulpritPlan(BlockPlan):
             if self._next is not None:
                 assert isinstance(self._next, CheckEnvironment)
                 self.search.mark(self._next.intermediate, feasible=True)
-            self._next = self.search.next_step(build_cost=self._price())
+            self._next = self.search.next_step(build_cost=self.build_cost)
         return self._next
 
     def _is_checked(self, step: CheckEnvironment | Try | Done) -> bool:
@@ -233,15 +229,8 @@ class CulpritStudy:
         return found
 
     def _pursue(self, own: Study, locking: Locking, search: Callable[[], CulpritSearch]) -> CulpritPlan:
-        runner: Runner | None = None
-
-        def price() -> float:
-            if runner is None:
-                return build_cost(None, None)
-            return build_cost(runner.state.build_seconds.value, runner.state.trial_seconds.value)
-
         def make_plan() -> CulpritPlan:
-            plan = CulpritPlan(search(), locking.prepared.locks, price, self.max_trials)
+            plan = CulpritPlan(search(), locking.prepared.locks, self.max_trials)
             for index in locking.prepared.unsolvable:
                 plan.set_aside(index)
             return plan

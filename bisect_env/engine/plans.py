@@ -1,24 +1,32 @@
-"""Plans that want trials of one combination at a time: a number of them, or until a rate is known."""
+"""Plans that try one combination at a time: a number of trials, or trials until a rate is known."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Mapping
 
-from bisect_env.engine.state import Tally
 from bisect_env.matrix.grid import Index
 from bisect_env.search.rate_test import RateTest
+from bisect_env.storage.entries import StoredTrial
+from bisect_env.trials.records import Evidence
+
+UNKNOWN_COST = 5.0
+"""Cost of an environment, in trials, before one was built: about that of a small one with a warm cache."""
 
 
 class BlockPlan(ABC):
-    """A plan that wants trials of one combination at a time; see `search.plan.Plan`.
+    """A `Plan` that tries one combination at a time.
+
+    In addition to what a `Plan` is told, it receives every trial with all that is stored of it (`observe`).
 
     Attributes:
         trials: Number of counted trials so far.
+        build_cost: Cost of a new environment, in trials, at the last call of `ask`.
     """
 
     def __init__(self) -> None:
         self.trials = 0
+        self.build_cost = UNKNOWN_COST
 
     @property
     @abstractmethod
@@ -27,11 +35,11 @@ class BlockPlan(ABC):
 
     @abstractmethod
     def block(self, places: int, *, is_idle: bool) -> tuple[Index, int] | None:
-        """Return which combination to try, and how many trials of it are wanted, those included that run.
+        """Return a combination and how many more trials of it are wanted, including the running ones.
 
         Args:
-            places: Trials that could begin now.
-            is_idle: Whether no trial runs.
+            places: Number of trials that could begin now.
+            is_idle: Whether no trial is running.
         """
 
     def ask(
@@ -43,8 +51,9 @@ class BlockPlan(ABC):
         only: Collection[Index] | None = None,
         worth: float = 0.0,
     ) -> list[Index]:
-        """Return trials of the block; see `Plan.ask`. None where they would only pass the time."""
+        """Return trials of the block; see `Plan.ask`. Empty if `only` asks for trials to fill the time."""
         running = pending or {}
+        self.build_cost = max((build_cost or {}).values(), default=self.build_cost)
         if only is not None or count <= 0:
             return []
         wanted = self.block(count, is_idle=not any(running.values()))
@@ -56,8 +65,12 @@ class BlockPlan(ABC):
     def foresee(
         self, _pending: Mapping[Index, int], _build_cost: Mapping[Index, float] | None = None
     ) -> list[Index]:
-        """Return an empty list: the next block depends on the whole present one."""
+        """Return an empty list: the next block depends on the results of the whole current one."""
         return []
+
+    def observe(self, index: Index, trial: StoredTrial) -> None:
+        """Receive a trial with any evidence, before `tell` if it counts."""
+        return
 
     def tell(self, _index: Index, *, hit: bool) -> None:
         """Count a trial."""
@@ -65,7 +78,7 @@ class BlockPlan(ABC):
 
     @abstractmethod
     def set_aside(self, index: Index) -> None:
-        """Note that nothing more can be learnt at a combination."""
+        """Exclude a combination: nothing more can be learnt there."""
 
 
 class OnePlan(BlockPlan):
@@ -73,20 +86,16 @@ class OnePlan(BlockPlan):
 
     Args:
         index: The combination.
-
-    Attributes:
-        tally: Returns what all of its trials said, those that do not count included.
     """
 
     def __init__(self, index: Index) -> None:
         super().__init__()
         self._index = index
-        self.tally: Callable[[], Tally] = Tally
         self._is_aside = False
 
     @abstractmethod
     def wanted(self) -> int:
-        """Return how many more trials are wanted, those included that run."""
+        """Return how many more trials are wanted, including the running ones."""
 
     @property
     def finished(self) -> bool:
@@ -98,25 +107,29 @@ class OnePlan(BlockPlan):
         return None if self._is_aside else (self._index, self.wanted())
 
     def set_aside(self, _index: Index) -> None:
-        """Note that nothing can be learnt here."""
+        """End the plan."""
         self._is_aside = True
 
 
 class SoMany(OnePlan):
-    """A plan of a number of trials, failures of another kind included; void ones are run again.
+    """A plan of a number of trials. Failures of another kind are included; void trials are run again.
 
     Args:
         index: The combination.
-        number: How many.
+        number: Number of trials.
     """
 
     def __init__(self, index: Index, number: int) -> None:
         super().__init__(index)
-        self._number = number
+        self._left = number
 
     def wanted(self) -> int:
-        """Return how many are left."""
-        return self._number - self.trials - self.tally().other
+        """Return how many trials are left."""
+        return self._left
+
+    def observe(self, _index: Index, trial: StoredTrial) -> None:
+        """Count a trial that passed or failed in any way."""
+        self._left -= trial.evidence in (Evidence.GOOD, Evidence.BAD, Evidence.OTHER)
 
 
 class UntilRate(OnePlan):
@@ -125,7 +138,7 @@ class UntilRate(OnePlan):
     Args:
         index: The combination.
         test: A test without trials.
-        limit: Trials after which to give up.
+        limit: Maximum number of trials.
 
     Attributes:
         test: As given.

@@ -25,6 +25,7 @@ from bisect_env.cluster.protocol import (
 )
 from bisect_env.engine import events
 from bisect_env.engine.locking import Locking
+from bisect_env.engine.plans import BlockPlan
 from bisect_env.engine.reuse import Reuse
 from bisect_env.engine.sender import LOOK, Sender
 from bisect_env.engine.session import Session
@@ -218,6 +219,8 @@ class Runner:
             if trial.trial_id not in self._ours:
                 self.state.seen.add(trial.lock_hash)
             self._observe(index, trial)
+            if isinstance(self.plan, BlockPlan):
+                self.plan.observe(index, trial)
             self._act(
                 self.state.learn(
                     index, trial.outcome, trial.evidence, duration=trial.duration, detail=trial.detail

@@ -192,18 +192,11 @@ def run_trials(
         key = trial_key(matrix, locking.prepared, index, chosen.perturbation)
         return Conditions(key, None, chosen.perturbation)
 
-    runner: Runner | None = None
-
-    def plan() -> OnePlan:
-        made = make_plan()
-        made.tally = lambda: Tally() if runner is None else runner.state.tallies[index]
-        return made
-
     with closing(locking):
         runner = Runner(
             matrix,
             locking,
-            plan,
+            make_plan,
             session,
             chosen.study.id,
             conditions=conditions,

@@ -17,6 +17,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from bisect_env.engine.locking import Prepared, of_commits
+from bisect_env.engine.plans import UNKNOWN_COST
 from bisect_env.errors import InfrastructureError, NoEnvironmentError, UsageError
 from bisect_env.matrix.grid import AxisKind, Index
 from bisect_env.matrix.load import Matrix
@@ -162,8 +163,7 @@ def build_cost(build_seconds: float | None, trial_seconds: float | None) -> floa
         trial_seconds: Mean over trials, None before the first.
     """
     if build_seconds is None or not trial_seconds:
-        # Nothing is known yet; a few trials is the price of a small environment with a warm cache.
-        return 5.0
+        return UNKNOWN_COST
     return min(build_seconds / trial_seconds, 500.0)
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from bisect_env.cluster import gpus
+from bisect_env.engine import doctor
 from bisect_env.engine.doctor import Health, findings
 from bisect_env.matrix.ask import PackageAnswer, TemplateAnswers, template
 from bisect_env.matrix.load import load_matrix
@@ -235,7 +235,7 @@ def test_a_check_that_fails_is_a_finding(monkeypatch: pytest.MonkeyPatch, tmp_pa
     def broken() -> None:
         raise RuntimeError("the check is ill")
 
-    monkeypatch.setattr(gpus, "open_nvml", broken)
+    monkeypatch.setattr(doctor, "open_nvml", broken)
     found = {one.name: one for one in findings(tmp_path, str(tmp_path / "db.sqlite"))}
     assert found["gpus"].health is Health.BROKEN
     assert "the check is ill" in found["gpus"].detail
