@@ -12,7 +12,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from bisect_env.engine.state import expected_builds
+from bisect_env.engine.next_work import expected_builds
 from bisect_env.matrix.expand import commit_axis
 from bisect_env.matrix.grid import Direction, Grid, Index
 from bisect_env.matrix.history import History

@@ -20,7 +20,7 @@ os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 import numpy as np
 from numpy.typing import NDArray
 
-from bisect_env.engine.state import in_flight
+from bisect_env.engine.next_work import in_flight
 from bisect_env.matrix.grid import AxisKind, Direction, Grid, GridAxis, Index
 from bisect_env.search.coarsening import search_for
 from bisect_env.search.searcher import StudySearch

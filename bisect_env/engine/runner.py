@@ -25,13 +25,14 @@ from bisect_env.cluster.protocol import (
 )
 from bisect_env.engine import events
 from bisect_env.engine.locking import Locking
+from bisect_env.engine.next_work import NextWork, Wanted
 from bisect_env.engine.plans import BlockPlan
 from bisect_env.engine.reuse import Reuse
 from bisect_env.engine.sender import LOOK, Sender
 from bisect_env.engine.session import Session
 from bisect_env.engine.sharing import Sharing
 from bisect_env.engine.specs import lost_record
-from bisect_env.engine.state import Finding, PutAside, StudyState, Wanted, brief
+from bisect_env.engine.state import Finding, PutAside, StudyState, brief
 from bisect_env.errors import StudyInterruptedError
 from bisect_env.matrix.grid import Combination, Index
 from bisect_env.matrix.load import Matrix
@@ -155,7 +156,8 @@ class Runner:
         self._deadline = deadline
         self._waits = waits
         self.plan = make_plan()
-        self.state = StudyState(matrix, self._prepared, self.plan, max_trials=max_trials)
+        self.state = StudyState(matrix, self._prepared, self.plan)
+        self._next = NextWork(matrix, self._prepared, self.state, max_trials=max_trials)
         self._trials = store.study_trials(study_id)
         self._basis = self._trials.basis
         self._sharing = Sharing(store, study_id, self._trials, clock=session.clock)
@@ -261,7 +263,7 @@ class Runner:
             UsageError: The command cannot be run in any combination tried.
         """
         # Solvers begin while the place where trials run may still be starting.
-        self._locking.want(self.state.decide(2).lock)
+        self._locking.want(self._next.decide(2).lock)
         try:
             self._sender = Sender(self._matrix, self._session.start(), self._session.warn)
         except StudyInterruptedError:
@@ -366,13 +368,13 @@ class Runner:
             slots = self._sender.slots
             only = self._only()
             began = time.perf_counter()
-            wanted = self.state.decide(slots, only=only)
+            wanted = self._next.decide(slots, only=only)
             self.searching += time.perf_counter() - began
             self._locking.want(wanted.lock)
             self._build(wanted)
             if self._start(wanted.start):
                 began = time.perf_counter()
-                ahead = self.state.decide_ahead(slots)
+                ahead = self._next.ahead(slots)
                 self.searching += time.perf_counter() - began
                 if ahead.lock:
                     self._locking.want_ahead(ahead.lock)

@@ -24,8 +24,8 @@ from bisect_env.engine.plans import OnePlan
 from bisect_env.engine.reuse import trial_key
 from bisect_env.engine.runner import Conditions, NewTrials, Runner, Series
 from bisect_env.engine.session import Session
-from bisect_env.engine.state import Tally
 from bisect_env.engine.stored import LockedCombination, named_combinations
+from bisect_env.engine.tally import Tally
 from bisect_env.environments.lock import UnsolvableError
 from bisect_env.environments.provider import EnvironmentProvider
 from bisect_env.errors import NoEnvironmentError

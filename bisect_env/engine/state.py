@@ -1,143 +1,45 @@
-"""Decides what a study does next from what it knows. Pure: no clock, process or database.
-
-Facts are answers of solvers, builds and trials. `decide` says which trials to start, which environments to
-make and which combinations to lock; who carries that out tells the state of it before it asks again.
-Environments come first: no trial is started before its environment is there, for a worker that waits for a
-build would hold its GPU all the while. So combinations are locked and built in the order in which the search
-wants them, and what it is likely to want next is made ahead while trials run, a little at a time: it may
-change its mind.
-"""
+"""Keeps what is known of a study while it runs: environments, trials, and excluded combinations. Pure."""
 
 from __future__ import annotations
 
-import math
-import sys
 from collections import Counter, defaultdict
-from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
-from bisect_env.engine.locking import Prepared, of_commits
-from bisect_env.engine.plans import UNKNOWN_COST
+from bisect_env.engine.locking import Prepared
+from bisect_env.engine.tally import OTHER_BEFORE_ASIDE, Tally, says_bad
 from bisect_env.errors import InfrastructureError, NoEnvironmentError, UsageError
-from bisect_env.matrix.grid import AxisKind, Index
+from bisect_env.matrix.grid import Index
 from bisect_env.matrix.load import Matrix
-from bisect_env.matrix.schema import CommitAxis
-from bisect_env.search.bisect import BUILT_AT_ONCE
 from bisect_env.search.plan import Plan
 from bisect_env.trials.records import Evidence, Outcome, TrialRecord
 
-OTHER_BEFORE_ASIDE = 3
-"""Other failures of a combination without any counted trial."""
-OTHER_PER_COUNTED = 4.0
-"""With counted trials: other failures for each of them, once there are `OTHER_MANY`."""
-OTHER_MANY = 20
 BUILDS_BEFORE_UNBUILDABLE = 3
-"""Failed builds of one environment before it counts as unbuildable."""
-LOSSES_FOR_FINDING = 3
-"""Different hosts on which trials of one combination were lost before that is told as a finding."""
+"""Number of failed builds after which an environment counts as unbuildable."""
 VOIDS_BEFORE_STOP = 10
-"""Void trials in a row after which the study stops and blames the infrastructure. The same number holds for
-builds that failed for temporary reasons while no environment at all could be made."""
+"""Number of consecutive void trials after which the study stops because of the infrastructure. The same holds
+for builds that fail for temporary reasons while no environment at all could be built."""
 CHANGES_BEFORE_STOP = 3
-"""Times that trials may change the files of one environment before the study stops."""
+"""Number of times that trials may change the files of one environment before the study stops."""
 TRIED_BEFORE_BLAME = 3
-"""Combinations in which a command that cannot be run is tried before the matrix is to blame."""
-BACKFILL = 0.03
-"""While wanted environments are being made, others are tried that tell at least this share of what the
-wanted ones would: a trial on an idle GPU costs nothing, but a trial that tells nothing is one too many."""
-BACKFILLS, MUCH = 10, 0.2
-"""After so many of them at each place for trials since the last environment came, a further one must tell
-this share: where a trial takes a second and a build a minute they would pile up."""
-BUILDERS = 4
-"""Places for trials for each build that is made ahead; hosts make about as many at the same time."""
-BUILDS_AT_ONCE = (2, BUILT_AT_ONCE)
-"""Builds under way, at least and at most: what is made and what is next, so that no host waits for us in
-between; as many as there are places for trials, since at first each of them waits for an environment."""
-LOCKS_AT_ONCE = 8
-"""Combinations that are given to be locked at a time: a solver mostly waits for the index."""
+"""Number of combinations in which a command cannot be run before the matrix is considered wrong."""
 FLAKY_FROM = 4
-"""Trials of one combination from which on failures do not look certain any more: what fails surely is not
-asked so often."""
-THOUGHT_THROUGH = 20_000
-"""Combinations up to which looking ahead takes less time than it saves."""
+"""Number of trials of one combination from which on failures are not considered certain: a plan asks less
+often about a certain failure."""
 _HOSTS = "allow_host:"
-"""Stands in what is said of a program that is the host's: no combination can change that."""
-_STRETCH = 2
-"""L of `expected_builds`: played for intervals of 4 to 10 among 50, it takes fewer builds than 1, 3 or 4."""
+"""A part of the message about a program of the host, which is the same for all combinations."""
 _SHORT = 4
-"""Lines of a builder's words that are told as a whole."""
-
-
-# -- small decisions ---------------------------------------------------------------------------------------
-
-
-@dataclass(slots=True)
-class Tally:
-    """Counts of the trials of one group of combinations, by their evidence.
-
-    A combination that never passes and never shows the target, because it always fails another way, hides the
-    answer: after a few such trials it is set aside, as `git bisect skip` would. One that fails the other way
-    only now and then goes on; its other failures are shown and never counted.
-
-    Attributes:
-        good: Passes.
-        bad: Target outcomes.
-        other: Failures of another kind.
-        void: Trials that do not count because of a fault of the infrastructure.
-        skip: Trials that said nothing can be learnt.
-        failed_builds: Builds of its environment that failed.
-        not_runnable: Trials whose command could not be run at all.
-        lost_on: Hosts that went away, or lost their GPU, under its trials.
-    """
-
-    good: int = 0
-    bad: int = 0
-    other: int = 0
-    void: int = 0
-    skip: int = 0
-    failed_builds: int = 0
-    not_runnable: int = 0
-    lost_on: set[str] = field(default_factory=set)
-
-    def count(self, evidence: Evidence) -> None:
-        """Add one trial."""
-        setattr(self, str(evidence), getattr(self, str(evidence)) + 1)
-
-    def add(self, other: Tally) -> None:
-        """Add the trials of another tally."""
-        for evidence in Evidence:
-            setattr(self, str(evidence), getattr(self, str(evidence)) + getattr(other, str(evidence)))
-        self.lost_on |= other.lost_on
-
-    def many_lost(self) -> str | None:
-        """Return a reason to exclude a combination whose trials took several hosts down, else None."""
-        if len(self.lost_on) < LOSSES_FOR_FINDING:
-            return None
-        return f"its trials were lost on {len(self.lost_on)} hosts ({', '.join(sorted(self.lost_on))})"
-
-    def why_aside(self) -> str | None:
-        """Return why no more trials should run here, or None."""
-        counted = self.good + self.bad
-        if counted == 0 and (lost := self.many_lost()):
-            return lost
-        if self.skip:
-            return "the trial said that nothing can be learnt here"
-        if counted == 0 and self.other >= OTHER_BEFORE_ASIDE:
-            return f"always fails in another way ({self.other} of {self.other} trials)"
-        if self.other >= OTHER_MANY and self.other > OTHER_PER_COUNTED * counted:
-            return f"mostly fails in another way ({self.other} of {self.other + counted} trials)"
-        return None
+"""Maximum number of lines of a builder's message that are shown whole."""
 
 
 @dataclass(slots=True)
 class Mean:
-    """A mean that forgets nothing."""
+    """The mean of all values that were added."""
 
     total: float = 0.0
     count: int = 0
 
     def add(self, value: float) -> None:
-        """Take a value in."""
+        """Add a value."""
         self.total += value
         self.count += 1
 
@@ -147,68 +49,10 @@ class Mean:
         return self.total / self.count if self.count else None
 
 
-def says_bad(evidence: Evidence) -> bool | None:
-    """Return true for bad and false for good evidence; None for evidence that does not count.
-
-    Failures of another kind, void trials and skips are None: they never reach the posterior.
-    """
-    return {Evidence.BAD: True, Evidence.GOOD: False}.get(evidence)
-
-
-def build_cost(build_seconds: float | None, trial_seconds: float | None) -> float:
-    """Return the price of a new environment in trials, from the measured times.
-
-    Args:
-        build_seconds: Mean over builds, None before the first.
-        trial_seconds: Mean over trials, None before the first.
-    """
-    if build_seconds is None or not trial_seconds:
-        return UNKNOWN_COST
-    return min(build_seconds / trial_seconds, 500.0)
-
-
-def expected_builds(place: int, failed: Collection[int], built: Collection[int]) -> float:
-    """Return how many builds it is likely to take until one succeeds at a place near others that failed.
-
-    Commits that cannot be built come in intervals of unknown length: of those at a distance d from one about
-    d in d + L can be built. Beyond one that was built another interval would have to begin.
-
-    Args:
-        place: Position on the axis of commits.
-        failed: Where builds failed.
-        built: Where they did not.
-    """
-    worst = 1.0
-    for other in failed:
-        low, high = sorted((place, other))
-        if not any(low < between < high for between in built):
-            worst = max(worst, 1.0 + _STRETCH / max(1, high - low))
-    return worst
-
-
-def in_flight(slots: int, trial_seconds: float | None, *, flaky: bool = True) -> int:
-    """Return how many trials to keep submitted.
-
-    Short trials need a second one waiting at each worker, or workers idle while the search thinks; long ones
-    do not, and every trial asked too early is asked knowing less. Where failures look certain each trial
-    decides much, so that none is asked before it is due.
-
-    Args:
-        slots: Places for trials.
-        trial_seconds: Mean duration, None before the first trial.
-        flaky: Whether failures are, or may be, anything but certain.
-    """
-    waiting = slots if flaky and trial_seconds is not None and trial_seconds < 0.5 else 0
-    return slots + waiting
-
-
 def brief(text: str) -> str:
     """Return the first line of a long text, or all lines of a short one, joined by colons. Pure."""
     lines: list[str] = [line.strip() for line in text.splitlines() if line.strip()]
     return ": ".join(lines if len(lines) <= _SHORT else lines[:1]) or "(no words)"
-
-
-# -- the state of a study ----------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -240,21 +84,6 @@ class Remark:
 Finding = PutAside | Remark
 
 
-@dataclass(frozen=True, slots=True)
-class Wanted:
-    """The work that is to be done next.
-
-    Attributes:
-        start: Combinations to try now, one entry a trial; their environments are there.
-        build: Combinations whose environments to make, the most wanted first.
-        lock: Combinations to lock, the most wanted first.
-    """
-
-    start: tuple[Index, ...] = ()
-    build: tuple[Index, ...] = ()
-    lock: tuple[Index, ...] = ()
-
-
 class StudyState:
     """The state of a study.
 
@@ -262,7 +91,6 @@ class StudyState:
         matrix: What is asked.
         prepared: Its combinations; locks may be added to it at any time.
         plan: Chooses trials, and receives their results from this object.
-        max_trials: Trials that count, at most; None for any number.
 
     Attributes:
         tallies: What trials said, for each combination that stands for its group.
@@ -278,14 +106,8 @@ class StudyState:
         trial_seconds: Of trials that count.
     """
 
-    def __init__(
-        self, matrix: Matrix, prepared: Prepared, plan: Plan, *, max_trials: int | None = None
-    ) -> None:
+    def __init__(self, matrix: Matrix, prepared: Prepared, plan: Plan) -> None:
         self._matrix = matrix
-        self._max_trials = sys.maxsize if max_trials is None else max_trials
-        self._of_commits = of_commits(prepared.grid)
-        axes = matrix.file.axes.values()
-        self._builds_ahead = any(isinstance(axis, CommitAxis) and axis.build.ahead for axis in axes)
         self._prepared = prepared
         self._grid = prepared.grid
         self.plan = plan
@@ -311,10 +133,6 @@ class StudyState:
             if index in prepared.locks:
                 self._in_environment[prepared.locks[index].content_hash].append(index)
         self._changes: Counter[str] = Counter()
-        self._backfilled, self._backfilled_at = 0, 0
-        # What `decide` wanted last and could not start, because its environment is not there yet.
-        self._awaited: Counter[Index] = Counter()
-        self._foreseen_at: tuple[int, int, int, int] | None = None
 
     def begin_again(self, plan: Plan) -> None:
         """Drop all findings of trials, which will be added again; environments and running trials stay.
@@ -334,7 +152,6 @@ class StudyState:
             },
         )
         self.trial_seconds = Mean()
-        self._foreseen_at = None
 
     @property
     def hits(self) -> int:
@@ -582,14 +399,14 @@ class StudyState:
         self._said.add(key)
         return [Remark(text)]
 
-    # -- decisions -----------------------------------------------------------------------------------------
+    # -- what follows from them ----------------------------------------------------------------------------
 
     def is_ready(self, index: Index) -> bool:
         """Return whether trials of a combination can be sent off."""
         lock = self._prepared.locks.get(index)
         return lock is not None and lock.content_hash in self.ready
 
-    def _is_paid(self, index: Index) -> bool:
+    def is_paid(self, index: Index) -> bool:
         """Return whether a combination's environment costs nothing more: it exists or is being built."""
         lock = self._prepared.locks.get(index)
         if lock is None:
@@ -599,143 +416,3 @@ class StudyState:
     def pending(self) -> Counter[Index]:
         """Return how many trials of each combination run, here or under other commands."""
         return Counter(self.running.values()) + self.elsewhere
-
-    def decide(self, slots: int, *, only: Mapping[Index, int] | None = None) -> Wanted:
-        """Decide what to do next.
-
-        Args:
-            slots: Places for trials.
-            only: Try these combinations and no others, whatever the search wants; the numbers say how many
-                trials of each may run at the same time.
-        """
-        self._awaited = Counter()
-        if self.plan.finished:
-            return Wanted()
-        free = in_flight(slots, self.trial_seconds.value, flaky=not self.looks_certain) - len(self.running)
-        # Nothing is begun that would exceed the budget of trials.
-        left = self._max_trials - self.plan.trials - len(self.running)
-        free = min(free, left)
-        if only is not None:
-            return self._try_only(only, max(0, free), slots)
-        if self._of_commits and self.looks_certain:
-            # Building a commit takes long: two at once would need more builds than one after another.
-            free = min(free, 1 - len(self.running))
-        costs = self._costs()
-        pending = self.pending()
-        chosen = self.plan.ask(free, pending=pending, build_cost=costs) if free > 0 else []
-        now = [index for index in chosen if self.is_ready(index)]
-        later = self._elsewhere([index for index in chosen if not self.is_ready(index)])
-        self._awaited = Counter(later)
-        if later:
-            # Cores that build are not given to trials that only pass the time.
-            idle = slots - len(self.building) - len(self.running)
-            room = min(len(later), max(0, min(idle, left) - len(now)))
-            now += self._backfill(room, pending + Counter(chosen), slots)
-        return Wanted(tuple(now), *self._to_make(later, slots))
-
-    def _try_only(self, only: Mapping[Index, int], free: int, slots: int) -> Wanted:
-        pending = self.pending()
-        now = [
-            index
-            for index, most in only.items()
-            if self.is_ready(index)
-            for _ in range(min(free, most - pending[index]))
-        ]
-        return Wanted(tuple(now[:free]), *self._to_make([one for one in only if one not in now], slots))
-
-    def decide_ahead(self, slots: int) -> Wanted:
-        """Decide what to prepare for trials that the search may want after the running ones.
-
-        Trials that `decide` wants are started first, because this takes longer.
-
-        Args:
-            slots: Places for trials.
-        """
-        if self.plan.finished:
-            return Wanted()
-        costs, pending = self._costs(), self.pending() + self._awaited
-        ahead = self._ahead(costs, pending)
-        build, lock = self._to_make(ahead, slots)
-        if len(self.building) >= max(BUILDS_AT_ONCE[0], slots // BUILDERS):
-            build = ()
-        return Wanted((), build, (*lock, *self._after(ahead, pending, costs)))
-
-    def _elsewhere(self, wanted: list[Index]) -> list[Index]:
-        """Return the environments to build, with those that failed often replaced by near ones.
-
-        If a near one can be built, the failures are not the fault of this host.
-        """
-
-        def failed(index: Index) -> int:
-            return self.tallies[index].failed_builds
-
-        often = [index for index in wanted if failed(index) >= BUILDS_BEFORE_UNBUILDABLE]
-        if self.ready or not often:
-            return wanted
-        others = [index for index in self.members if index not in self.aside and index not in wanted]
-        for index in often:
-            nearest = min(others, key=lambda one: (failed(one), math.dist(one, index)), default=index)
-            if failed(nearest) < failed(index):
-                wanted[wanted.index(index)] = nearest
-        return wanted
-
-    def _costs(self) -> dict[Index, float]:
-        price = build_cost(self.build_seconds.value, self.trial_seconds.value)
-        unpaid = [index for index in self.members if not self._is_paid(index)]
-        if not self._of_commits:
-            return dict.fromkeys(unpaid, price)
-        place = next(i for i, axis in enumerate(self._grid.axes) if axis.kind is AxisKind.COMMIT)
-        failed = {i[place] for i, (status, _) in self.aside.items() if status == "env-unbuildable"}
-        built = {i[place] for i in self.members if self.is_ready(i)}
-        return {index: price * expected_builds(index[place], failed, built) for index in unpaid}
-
-    def _backfill(self, count: int, pending: Mapping[Index, int], slots: int) -> list[Index]:
-        """Return trials in existing environments to run until the wanted environments are built."""
-        ready = {index for index in self.members if self.is_ready(index)}
-        if count <= 0 or not ready or not self.plan.trials or self.looks_certain:
-            return []
-        if (known := len(self.ready)) != self._backfilled_at:
-            self._backfilled, self._backfilled_at = 0, known
-        worth = BACKFILL if self._backfilled < BACKFILLS * slots else MUCH
-        chosen = self.plan.ask(count, pending=pending, only=ready, worth=worth)
-        self._backfilled += len(chosen)
-        return chosen
-
-    def _ahead(self, costs: Mapping[Index, float], pending: Counter[Index]) -> list[Index]:
-        """Return the combinations that are likely to be wanted next, unless nothing has changed."""
-        known = (self.plan.trials, len(self.running), len(self.ready), sum(pending.values()))
-        if not pending or not costs or known == self._foreseen_at or len(self.members) > THOUGHT_THROUGH:
-            return []
-        if self._of_commits and not self._builds_ahead:
-            # A build takes longer than a trial, and every second one would be for nothing.
-            return []
-        self._foreseen_at = known
-        again: list[Index] = []
-        if not self._awaited:
-            again = self.plan.ask(max(1, len(self.running)), pending=pending, build_cost=costs)
-        return [*again, *self.plan.foresee(pending, costs)]
-
-    def _after(
-        self, ahead: Sequence[Index], pending: Counter[Index], costs: Mapping[Index, float]
-    ) -> list[Index]:
-        """Return combinations that may be wanted after the next ones, so that they can be locked early."""
-        if not ahead or not self.looks_certain:
-            return []
-        then = self.plan.foresee(pending + Counter(ahead), costs)
-        return [index for index in then if index not in self._prepared.locks]
-
-    def _to_make(self, wanted: Iterable[Index], slots: int) -> tuple[tuple[Index, ...], tuple[Index, ...]]:
-        """Return which environments to build and which combinations to lock, within the limits."""
-        least, most = BUILDS_AT_ONCE
-        room = min(max(least, slots), most) - len(self.building)
-        locks = self._prepared.locks
-        build: list[Index] = []
-        lock: list[Index] = []
-        begun = set(self.building)
-        for index in dict.fromkeys(wanted):
-            if index not in locks:
-                lock.append(index)
-            elif locks[index].content_hash not in self.ready | begun and len(build) < room:
-                begun.add(locks[index].content_hash)
-                build.append(index)
-        return tuple(build), tuple(lock[:LOCKS_AT_ONCE])

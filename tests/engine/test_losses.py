@@ -14,7 +14,7 @@ from bisect_env.cluster.pool import PoolExecutor
 from bisect_env.cluster.protocol import Completion, TrialCompleted, TrialLost, TrialRequest
 from bisect_env.cluster.worker import WorkerSettings, perform_on_worker
 from bisect_env.engine import events
-from bisect_env.engine.state import Tally
+from bisect_env.engine.tally import Tally
 from bisect_env.environments.lock import Lock
 from bisect_env.environments.prefix import Prefix
 from bisect_env.trials.records import Evidence

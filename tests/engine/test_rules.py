@@ -4,7 +4,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bisect_env.engine.forecast import Forecast
-from bisect_env.engine.state import Tally, build_cost, in_flight, says_bad
+from bisect_env.engine.next_work import build_cost, in_flight
+from bisect_env.engine.tally import Tally, says_bad
 from bisect_env.search.searcher import Search
 from bisect_env.trials.records import Evidence
 from tests.search.worlds import alone, grid

@@ -16,7 +16,7 @@ from bisect_env.engine.opening import study_date
 from bisect_env.engine.plans import SoMany
 from bisect_env.engine.session import Session
 from bisect_env.engine.single import ChosenCombination, open_one, run_trials
-from bisect_env.engine.state import Tally
+from bisect_env.engine.tally import Tally
 from bisect_env.engine.verify import Verification, Verifier
 from bisect_env.environments.prefix import ensure_prefix
 from bisect_env.environments.provider import Environments

@@ -11,16 +11,14 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from bisect_env.engine.locking import Prepared
+from bisect_env.engine.next_work import BUILDS_AT_ONCE, NextWork, Wanted, expected_builds
 from bisect_env.engine.state import (
-    BUILDS_AT_ONCE,
     BUILDS_BEFORE_UNBUILDABLE,
     VOIDS_BEFORE_STOP,
     Finding,
     PutAside,
     Remark,
     StudyState,
-    Wanted,
-    expected_builds,
 )
 from bisect_env.environments.lock import Lock, UnsolvableError
 from bisect_env.errors import InfrastructureError, NoEnvironmentError
@@ -51,6 +49,7 @@ class Study:
         self.search = Search(lattice, alone(lattice), quick=quick)
         prepared = Prepared(lattice, self.locks, self.unsolvable, alone(lattice))
         self.state = StudyState(matrix, prepared, self.search)
+        self.next = NextWork(matrix, prepared, self.state)
         self._trials = 0
 
     def lock(self, *indices: Index, names: Mapping[Index, str] | None = None) -> list[Finding]:
@@ -172,31 +171,31 @@ def test_whatever_answers_first_the_study_comes_to_its_answer(
     for _ in range(3000):
         if study.search.finished:
             break
-        hosts.carry_out(study.state.decide(slots))
-        hosts.carry_out(study.state.decide_ahead(slots))
+        hosts.carry_out(study.next.decide(slots))
+        hosts.carry_out(study.next.ahead(slots))
         hosts.answer()
     assert study.search.finished
     if rate == 1.0:
         assert study.search.verdict.best.first_bad == (first,)
     # Not even combinations that share an environment have it made twice.
     assert set(hosts.builds.values()) == {1}
-    assert study.state.decide(slots) == Wanted()
+    assert study.next.decide(slots) == Wanted()
 
 
 # -- environments first ----------------------------------------------------------------------------------
 
 
 def test_what_is_not_locked_is_locked_then_built_then_tried(study: Study) -> None:
-    wanted = study.state.decide(2)
+    wanted = study.next.decide(2)
     assert {(0,), (9,)} <= set(wanted.lock)
     assert not wanted.build
     assert not wanted.start
     study.lock((0,), (9,))
-    wanted = study.state.decide(2)
+    wanted = study.next.decide(2)
     assert wanted.build == ((0,), (9,))
     assert not wanted.start
     study.build((9,))
-    wanted = study.state.decide(2)
+    wanted = study.next.decide(2)
     assert wanted.start == ((9,),)
     assert (0,) in wanted.build
 
@@ -205,14 +204,14 @@ def test_an_environment_is_made_once_for_all_that_share_it(matrix: Matrix) -> No
     lattice = grid((2, 5), good=(0, 0), bad=(1, 4))
     study = Study(matrix, lattice)
     study.lock(*lattice.indices(), names={index: f"lock-{index[0]}" for index in lattice.indices()})
-    wanted = study.state.decide(8)
+    wanted = study.next.decide(8)
     assert sorted(map(study.hash_of, wanted.build)) == ["lock-0", "lock-1"]
     for index in wanted.build:
         study.state.begun(study.hash_of(index))
-    assert study.state.decide(8) == Wanted()
+    assert study.next.decide(8) == Wanted()
     assert sorted(study.state.combinations_in("lock-1")) == [(1, n) for n in range(5)]
     study.state.built("lock-1", 2.0)
-    wanted = study.state.decide(8)
+    wanted = study.next.decide(8)
     assert wanted.start
     assert {study.hash_of(index) for index in wanted.start} == {"lock-1"}
     assert wanted.build == ()
@@ -223,21 +222,21 @@ def test_locks_are_asked_for_in_the_order_of_the_search(matrix: Matrix) -> None:
     study, alike = Study(matrix, lattice), Search(lattice, alone(lattice))
     asked = list(dict.fromkeys(alike.ask(5, build_cost=dict.fromkeys(lattice.indices(), 5.0))))
     assert len(asked) > 2
-    assert study.state.decide(5).lock[: len(asked)] == tuple(asked)
+    assert study.next.decide(5).lock[: len(asked)] == tuple(asked)
     # What the search wants first comes first, though others could be built at once.
     study.lock(*asked[1:])
-    wanted = study.state.decide(5)
+    wanted = study.next.decide(5)
     assert wanted.lock[0] == asked[0]
     assert wanted.build[: len(asked) - 1] == tuple(asked[1:])
 
 
 def test_no_more_is_begun_than_hosts_can_make(study: Study) -> None:
     study.lock(*study.grid.indices())
-    wanted = study.state.decide(100)
+    wanted = study.next.decide(100)
     assert len(wanted.build) == BUILDS_AT_ONCE[1]
     for index in wanted.build:
         study.state.begun(study.hash_of(index))
-    assert study.state.decide(100).build == ()
+    assert study.next.decide(100).build == ()
 
 
 # -- trials ----------------------------------------------------------------------------------------------
@@ -250,13 +249,13 @@ def test_no_trial_is_asked_early_while_failures_look_certain(study: Study, secon
     study.learn((0,), bad=False, seconds=seconds)
     study.learn((9,), bad=True, seconds=seconds)
     assert study.state.looks_certain
-    wanted = study.state.decide(3)
+    wanted = study.next.decide(3)
     assert 0 < len(wanted.start) <= 3
     study.start(wanted.start)
-    while (more := study.state.decide(3).start) and len(study.state.running) < 3:
+    while (more := study.next.decide(3).start) and len(study.state.running) < 3:
         study.start(more)
     assert len(study.state.running) <= 3
-    assert study.state.decide(3).start == ()
+    assert study.next.decide(3).start == ()
 
 
 @pytest.mark.parametrize(("seconds", "most"), [(0.01, 6), (100.0, 3)])
@@ -267,10 +266,10 @@ def test_of_short_flaky_trials_one_more_waits_at_each_place(study: Study, second
     for bad in (True, False):
         study.learn((9,), bad=bad, seconds=seconds)
     assert not study.state.looks_certain
-    wanted = study.state.decide(3)
+    wanted = study.next.decide(3)
     assert len(wanted.start) == most
     study.start(wanted.start)
-    assert study.state.decide(3).start == ()
+    assert study.next.decide(3).start == ()
 
 
 def test_idle_places_are_filled_only_where_failures_are_flaky(matrix: Matrix) -> None:
@@ -279,13 +278,13 @@ def test_idle_places_are_filled_only_where_failures_are_flaky(matrix: Matrix) ->
     certain.build((0,), (9,))
     certain.learn((0,), bad=False)
     certain.learn((9,), bad=True)
-    wanted = certain.state.decide(4)
+    wanted = certain.next.decide(4)
     assert wanted.build
     assert wanted.start == ()
 
     flaky = Study(matrix)
     flaky.flaky()
-    wanted = flaky.state.decide(4)
+    wanted = flaky.next.decide(4)
     assert wanted.build
     assert not set(wanted.build) & {(0,), (9,)}
     assert wanted.start
@@ -293,21 +292,21 @@ def test_idle_places_are_filled_only_where_failures_are_flaky(matrix: Matrix) ->
     # Places that build, or try something, are not idle.
     for index in wanted.build:
         flaky.state.begun(flaky.hash_of(index))
-    assert len(flaky.state.decide(4).start) <= 4 - len(wanted.build)
+    assert len(flaky.next.decide(4).start) <= 4 - len(wanted.build)
     flaky.start([(9,)] * 4)
-    assert flaky.state.decide(4).start == ()
+    assert flaky.next.decide(4).start == ()
 
 
 def test_named_combinations_are_tried_alone_and_no_more_often_than_is_wanted(study: Study) -> None:
-    assert study.state.decide(3, only={(9,): 3}) == Wanted(lock=((9,),))
+    assert study.next.decide(3, only={(9,): 3}) == Wanted(lock=((9,),))
     study.lock((0,), (9,))
     study.build((0,))
-    assert study.state.decide(3, only={(9,): 3}) == Wanted(build=((9,),))
+    assert study.next.decide(3, only={(9,): 3}) == Wanted(build=((9,),))
     study.build((9,))
-    assert study.state.decide(3, only={(9,): 64}) == Wanted(start=((9,),) * 3)
-    assert study.state.decide(8, only={(0,): 2, (9,): 3}) == Wanted(start=((0,),) * 2 + ((9,),) * 3)
+    assert study.next.decide(3, only={(9,): 64}) == Wanted(start=((9,),) * 3)
+    assert study.next.decide(8, only={(0,): 2, (9,): 3}) == Wanted(start=((0,),) * 2 + ((9,),) * 3)
     study.start([(0,), (9,)])
-    assert study.state.decide(8, only={(0,): 2, (9,): 3}) == Wanted(start=((0,), (9,), (9,)))
+    assert study.next.decide(8, only={(0,): 2, (9,): 3}) == Wanted(start=((0,), (9,), (9,)))
 
 
 # -- what cannot be made ---------------------------------------------------------------------------------
@@ -340,14 +339,14 @@ def test_whose_fault_it_is_that_both_ends_cannot_be_made_is_asked_elsewhere(stud
     for end in ((0,), (9,)):
         for _ in range(BUILDS_BEFORE_UNBUILDABLE):
             study.fail(end, "hash mismatch", transient=True)
-    wanted = study.state.decide(2)
+    wanted = study.next.decide(2)
     assert (wanted.build, wanted.lock) == ((), ((1,), (8,))), "the nearest"
     study.lock(*wanted.lock)
     study.fail((1,), "hash mismatch", transient=True)
-    assert study.state.decide(2).build == ((8,),)
+    assert study.next.decide(2).build == ((8,),)
     study.build((8,))
     for end in ((0,), (9,)):
-        assert end in study.state.decide(2).build, "once more, now that the network is known to be there"
+        assert end in study.next.decide(2).build, "once more, now that the network is known to be there"
         assert PutAside(end, "env-unbuildable", "hash mismatch") in study.fail(
             end, "hash mismatch", transient=True
         )
@@ -387,7 +386,7 @@ def test_any_other_combination_without_one_is_left_out(study: Study, building: b
     assert study.state.locked((3,)) == [PutAside((3,), status, "nothing fits")]
     assert study.state.missing() == {(3,): (status, "nothing fits")}
     for _ in range(5):
-        wanted = study.state.decide(8)
+        wanted = study.next.decide(8)
         assert (3,) not in wanted.lock
         study.lock(*wanted.lock)
 
