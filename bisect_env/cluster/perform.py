@@ -20,7 +20,7 @@ from bisect_env.cluster.protocol import (
     TrialRequest,
 )
 from bisect_env.environments.lock import Lock, UnbuildableError
-from bisect_env.environments.prefix import Prefix, look, state_of
+from bisect_env.environments.prefix import NoPrefixError, Prefix, look, state_of
 from bisect_env.environments.progress import Seldom, told_to
 from bisect_env.environments.validation import cuda_majors, provided_to_pypi
 from bisect_env.errors import BisectEnvError, InfrastructureError, InterpreterNotFoundError
@@ -66,10 +66,11 @@ class PrefixBuilder(Protocol):
     For a Dask cluster it must be picklable.
     """
 
-    def __call__(self, lock: Lock, *, allow_source: bool | frozenset[str]) -> Prefix:
-        """Build or find the prefix.
+    def __call__(self, lock: Lock, *, allow_source: bool | frozenset[str], existing: bool = False) -> Prefix:
+        """Build or find the prefix; with `existing`, build it only in place of one that has changed.
 
         Raises:
+            NoPrefixError: There is none, and `existing` is set.
             UnbuildableError: The prefix cannot be built.
             InfrastructureError: This host cannot build any prefix.
         """
@@ -175,7 +176,7 @@ def perform(
 def prepare(
     request: PrefixRequest, build: PrefixBuilder, tell: Callable[[PrefixProgress], None] = lambda _step: None
 ) -> PrefixReady | BuildFailed:
-    """Build a prefix for later trials; every error becomes an answer.
+    """Build a prefix for later trials, or look at one; every error becomes an answer.
 
     A defect in the build code is not reported here: the first trial will meet it and record it.
 
@@ -187,13 +188,15 @@ def prepare(
     lock_hash = request.lock.content_hash
     try:
         with told_to(Seldom(lambda step: tell(PrefixProgress(lock_hash, step)))):
-            prefix = build(request.lock, allow_source=request.allow_source)
+            prefix = build(request.lock, allow_source=request.allow_source, existing=request.look)
             changed = prefix.changed
             state = state_of(prefix.path)
             if changed is None and request.look and state and (changed := look(prefix.path, state)):
                 prefix.release()
                 prefix = build(request.lock, allow_source=request.allow_source)
             changes = (PrefixChange(lock_hash, socket.gethostname(), changed.since),) if changed else ()
+    except NoPrefixError:
+        return PrefixReady(lock_hash)  # it was never made here, or had to make room: nothing is left to see
     except Exception as error:  # noqa: BLE001 - as in `perform`
         return _build_failed(request, error, "") or PrefixReady(lock_hash)
     prefix.release()

@@ -116,12 +116,12 @@ class TrialRequest:
 
 @dataclass(frozen=True, slots=True)
 class PrefixRequest:
-    """A request to build an environment before a trial needs it.
+    """A request to build an environment before a trial needs it, or to look at it.
 
     Attributes:
         lock: The complete lock.
         allow_source: Whether installing may build source distributions.
-        look: Whether to check that an existing prefix is unchanged.
+        look: Check that the prefix is unchanged if there is one, and build it only if it is not.
     """
 
     lock: Lock

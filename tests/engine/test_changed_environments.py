@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import signal
+import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
@@ -9,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from bisect_env.engine import events
+from bisect_env.errors import StudyInterruptedError
 from bisect_env.storage.query import ask
 from bisect_env.storage.store import Store
 from bisect_env.storage.transfer import merge_databases
@@ -102,11 +106,45 @@ def test_a_change_that_makes_later_trials_fail_is_not_taken_for_a_bad_version(
     check(studies, "3.0")
 
 
+# 2.0 is bad; the trial that changes it passes already, as do all that follow in that environment.
+PASSES_FROM_THEN_ON = (
+    "sys.exit(version >= '2.0' and not (version == '2.0' and 'changed' in file.read_text()))"
+)
+
+
+def passes_from_then_on(studies: Studies, index: IndexServer) -> Path:
+    then = PASSES_FROM_THEN_ON
+    return matrix(studies, index, CHANGES.format(once=str(studies.folder / "once"), then=then))
+
+
 def test_a_change_that_makes_later_trials_pass_is_seen_before_the_verdict(
     studies: Studies, index: IndexServer
 ) -> None:
-    # 2.0 is bad; the trial that changes it passes already, as do all that follow in that environment.
-    then = "sys.exit(version >= '2.0' and not (version == '2.0' and 'changed' in file.read_text()))"
-    studies.run(matrix(studies, index, CHANGES.format(once=str(studies.folder / "once"), then=then)))
+    studies.run(passes_from_then_on(studies, index))
+    assert any("files of the environment" in text and "app=2.0" in text for text in told(studies))
+    check(studies, "2.0")
+
+
+def test_a_change_is_seen_when_the_user_stops_after_the_answer(studies: Studies, index: IndexServer) -> None:
+    def answered() -> bool:
+        return any(isinstance(event, events.Answered) for event in studies.events)
+
+    path = passes_from_then_on(studies, index)
+    with pytest.raises(StudyInterruptedError):
+        studies.run(path, sure=True, stopped=answered)
+    assert any("files of the environment" in text and "app=2.0" in text for text in told(studies))
+    studies.run(path)
+    check(studies, "2.0")
+
+
+@pytest.mark.parametrize("quick", [False, True])
+def test_a_change_is_seen_after_the_command_was_killed_before_it_looked(
+    studies: Studies, index: IndexServer, quick: bool
+) -> None:
+    path = passes_from_then_on(studies, index)
+    words = [sys.executable, "-m", "tests.engine.killed", str(studies.folder), str(path), "look"]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == -signal.SIGKILL, done.stderr
+    studies.run(path, quick=quick)
     assert any("files of the environment" in text and "app=2.0" in text for text in told(studies))
     check(studies, "2.0")
