@@ -137,11 +137,14 @@ class PrefixChange:
         lock_hash: Lock of the environment.
         host: Host of the prefix.
         since: When it was last seen unchanged, UTC.
+        until: When the change was seen. Like `since` and the times of trials, it is by the clock of `host`,
+            since clocks of hosts may differ.
     """
 
     lock_hash: str
     host: str
     since: datetime
+    until: datetime
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,6 @@ import uuid
 from collections import Counter
 from collections.abc import Callable, Collection, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from typing import Protocol
 
 from bisect_env.cluster.protocol import (
@@ -339,8 +338,8 @@ class Runner:
 
     def _note_change(self, change: PrefixChange) -> None:
         """Mark the trials of an environment as void from when it was last seen unchanged."""
-        until = datetime.now(UTC)
-        self._trials.note_change(ChangedEnvironment(change.lock_hash, change.host, change.since, until))
+        found = ChangedEnvironment(change.lock_hash, change.host, change.since, change.until)
+        self._trials.note_change(found)
         there = self.state.combinations_in(change.lock_hash)
         built = str(self.grid.combination(there[0])) if there else change.lock_hash[:12]
         text = (

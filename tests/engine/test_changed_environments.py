@@ -7,11 +7,17 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import closing
+from dataclasses import replace
+from datetime import timedelta
+from functools import partial
 from pathlib import Path
 
 import pytest
 
+from bisect_env.cluster.pool import PoolExecutor
+from bisect_env.cluster.protocol import Completion, PrefixChange, PrefixReady, TrialCompleted, TrialLost
 from bisect_env.engine import events
+from bisect_env.environments.prefix import ensure_prefix
 from bisect_env.errors import StudyInterruptedError
 from bisect_env.storage.query import ask
 from bisect_env.storage.store import Store
@@ -134,6 +140,36 @@ def test_a_change_is_seen_when_the_user_stops_after_the_answer(studies: Studies,
         studies.run(path, sure=True, stopped=answered)
     assert any("files of the environment" in text and "app=2.0" in text for text in told(studies))
     studies.run(path)
+    check(studies, "2.0")
+
+
+class FastClock(PoolExecutor):
+    """An executor of a host whose clock is an hour ahead of that of the command."""
+
+    def wait(self, timeout: float | None = None) -> list[Completion]:
+        return [_an_hour_later(answer) for answer in super().wait(timeout)]
+
+
+def _an_hour_later(answer: Completion) -> Completion:
+    def change(one: PrefixChange) -> PrefixChange:
+        return replace(one, since=one.since + hour, until=one.until + hour)
+
+    hour = timedelta(hours=1)
+    match answer:
+        case TrialCompleted(record):
+            found = None if answer.change is None else change(answer.change)
+            later = replace(record, started_at=record.started_at + hour)
+            return replace(answer, record=later, change=found)
+        case PrefixReady():
+            return replace(answer, changes=tuple(map(change, answer.changes)))
+        case TrialLost(change=PrefixChange() as found):
+            return replace(answer, change=change(found))
+    return answer
+
+
+def test_trials_are_void_by_the_clock_of_their_host(studies: Studies, index: IndexServer) -> None:
+    build = partial(ensure_prefix, cache_dir=studies.folder / "cache")
+    studies.run(passes_from_then_on(studies, index), make_executor=lambda: FastClock(build, 2))
     check(studies, "2.0")
 
 
