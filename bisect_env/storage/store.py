@@ -45,6 +45,7 @@ from bisect_env.matrix.grid import Combination
 from bisect_env.storage import blobs, rows
 from bisect_env.storage.backend import LOG_LIMIT, Database, open_database, speaking
 from bisect_env.storage.entries import (
+    AMPLIFIED,
     CombinationState,
     CombinationStatus,
     Decision,
@@ -56,7 +57,7 @@ from bisect_env.storage.entries import (
     WholeTrial,
     failures_of,
 )
-from bisect_env.storage.study_trials import StudyTrials, study_row
+from bisect_env.storage.study_trials import StudyTrials, end_keys, like_ends, study_row
 from bisect_env.storage.tables import (
     METADATA,
     ArtefactRow,
@@ -638,6 +639,9 @@ class Store:
         with self.writing() as session:
             self._check_study(session, study_id)
             _add_decision(session, study_id, kind, payload)
+            if kind == AMPLIFIED:
+                # It says which failure is meant.
+                self.study_trials(study_id).judge_again(session)
 
     def decisions(self, study_id: str) -> list[Decision]:
         """Return all decisions of a study, in order."""
@@ -683,13 +687,14 @@ class Store:
             ValueError: An invalid status, or a lock that is not stored.
         """
         with self.writing() as session, constraints("a lock that is not stored"):
-            study_row(session, study_id)
+            study = study_row(session, study_id)
             named = [(clean(state.combination.key), state) for state in states]
             query = select(CombinationRow).where(CombinationRow.study_id == study_id)
             if len(named) <= _NAMED:
                 # The others of a large matrix would all be read for one that was locked.
                 query = query.where(col(CombinationRow.key).in_([key for key, _ in named]))
             known = {row.key: row for row in session.exec(query)}
+            locked = set()
             for key, state in named:
                 status = CombinationStatus(state.status)
                 row = known.get(key)
@@ -703,8 +708,16 @@ class Store:
                     and row.lock_hash == state.lock_hash
                 ):
                     continue
+                if state.lock_hash != row.lock_hash:
+                    locked.add(key)
                 row.status, row.reason, row.lock_hash = status.value, public(state.reason), state.lock_hash
             session.flush()
+            has_trials = select(MemberRow.id).where(MemberRow.study_id == study_id).limit(1)
+            if not locked or session.exec(has_trials).first() is None:
+                return
+            # What fails in the environment of an end decides which failure is meant.
+            if locked & like_ends(session, study_id, end_keys(rows.study_of(study))):
+                self.study_trials(study_id).judge_again(session)
 
     def set_combination(self, study_id: str, combination: Combination, status: str, reason: str) -> None:
         """Store a combination's status after something was run; its lock stays.

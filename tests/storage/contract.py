@@ -20,6 +20,7 @@ from bisect_env.environments.lockfiles import make_lock
 from bisect_env.errors import StorageError, UsageError
 from bisect_env.matrix.signatures import FROM_BAD_END
 from bisect_env.storage.entries import (
+    AMPLIFIED,
     CombinationState,
     EvidenceCounts,
     StudyStatus,
@@ -325,6 +326,43 @@ class StoreContract:
         found = store.trial(middle.trial_id)
         assert found is not None
         assert store.evidence(found) == "bad"
+
+    def test_what_sql_users_see_follows_all_that_the_target_depends_on(
+        self, store: Store, reopen: Reopen
+    ) -> None:
+        ends = {"ends": {"good": {"orjson": "1.0"}, "bad": {"orjson": "2.0"}}}
+        meant, another = signature("crash:SIGSEGV", "a:b"), signature("exit-fail:KeyError", "c:d")
+
+        def study(digest: str) -> str:
+            opened = opened_study(
+                store, "orjson", digest, settings=ends, target=Target(signature=FROM_BAD_END)
+            )
+            earlier = record("1.1", Outcome.CRASH, signature=meant, lock_hash=lock("1.0").content_hash)
+            record_trial(store, opened.id, earlier)
+            return opened.id
+
+        def check(study_id: str, *expected: str) -> None:
+            trials = store.trials(study_id)
+            assert [str(trial.evidence) for trial in trials] == [*expected]
+            assert self.written(store, study_id) == [(t.trial_id, str(t.evidence)) for t in trials]
+
+        # What was made more frequent before is meant, whatever the bad end showed first.
+        decided = study("a" * 64)
+        record_trial(store, decided, record("2.0", Outcome.EXIT_FAIL, signature=another))
+        check(decided, "other", "bad")
+        reopen().record_decision(decided, AMPLIFIED, {"perturbation": {}, "signature": meant})
+        check(decided, "bad", "other")
+        # A command that began before that decision records by it.
+        record_trial(store, decided, record("1.0", Outcome.CRASH, signature=meant))
+        check(decided, "bad", "other", "bad")
+        # A combination that turns out to be the same environment as the bad end shows what is meant, too.
+        locked = study("b" * 64)
+        check(locked, "other")
+        same = CombinationState(combination("1.1"), "solvable", "", lock("2.0").content_hash)
+        reopen().save_combinations(locked, [same])
+        check(locked, "bad")
+        record_trial(store, locked, record("1.0", Outcome.EXIT_FAIL, signature=another))
+        check(locked, "bad", "other")
 
     def test_only_the_first_failure_to_initialise_cuda_is_void(self, store: Store) -> None:
         study = opened_study(store, target=Target(outcomes=frozenset({Outcome.CUDA_INIT})))
