@@ -18,6 +18,7 @@ from bisect_env.answers.verdict_document import RateModels, VerdictDocument
 from bisect_env.environments.lock import LockedPackage
 from bisect_env.environments.lockfiles import make_lock
 from bisect_env.errors import StorageError, UsageError
+from bisect_env.matrix.grid import Combination
 from bisect_env.matrix.signatures import FROM_BAD_END
 from bisect_env.storage.entries import (
     AMPLIFIED,
@@ -30,6 +31,7 @@ from bisect_env.storage.entries import (
     failures_of,
     machines_of,
 )
+from bisect_env.storage.query import ask, condition
 from bisect_env.storage.store import Store
 from bisect_env.storage.tables import METADATA, BlobRow
 from bisect_env.trials.judge import Target
@@ -363,6 +365,38 @@ class StoreContract:
         check(locked, "bad")
         record_trial(store, locked, record("1.0", Outcome.EXIT_FAIL, signature=another))
         check(locked, "bad", "other")
+
+    def test_conditions_find_the_same_trials_everywhere(self, store: Store, reference: str) -> None:
+        grid = [
+            {"name": name, "kind": "value", "direction": "regression", "values": values}
+            for name, values in (("torch", ["2.4.0", "2.4.1"]), ("mode", ["Éclair", "1.1"]))
+        ]
+        study = store.open_study(definition(grid=grid))
+        store.save_locks(study.id, [lock("2.0")])
+        ids = {}
+        for torch, mode in (("2.4.0", "1.1"), ("2.4.1", "Éclair")):
+            place = Combination.of({"torch": torch, "mode": mode})
+            state = CombinationState(place, "solvable", "", lock("2.0").content_hash)
+            store.save_combinations(study.id, [state])
+            one = record("2.0", Outcome.CRASH, combination=place, detail=f"in {mode}")
+            record_trial(store, study.id, one)
+            ids[one.trial_id] = torch
+        for text, expected in {
+            "detail~É": {"2.4.1"},
+            "detail~éCLAIR": {"2.4.1"} if store.database.engine.dialect.name == "sqlite" else None,
+            "detail~LAIR": {"2.4.1"},
+            "detail~1.%": set(),
+            "detail=*CLAIR": {"2.4.1"},
+            "mode=Éclair": {"2.4.1"},
+            "mode=É*": {"2.4.1"},
+            "torch=2.4.*": {"2.4.0", "2.4.1"},
+            "torch=2.4": set(),
+            "torch!=2.4.0": {"2.4.1"},
+        }.items():
+            with ask(reference, f"SELECT trial_id FROM v_trials WHERE {condition(text)}") as (_, rows):
+                found = {ids[trial_id] for (trial_id,) in rows}
+            # Whether PostgreSQL knows that é is É depends on the locale of its database.
+            assert expected is None or found == expected, text
 
     def test_only_the_first_failure_to_initialise_cuda_is_void(self, store: Store) -> None:
         study = opened_study(store, target=Target(outcomes=frozenset({Outcome.CUDA_INIT})))
