@@ -238,7 +238,6 @@ class Launcher:
             if self.process is None or self.process.poll() is not None:
                 self._start_server()
             assert self._requests is not None
-            self._wake()
             socket.send_fds(self._requests, [b"+"], fds)
 
     def prepare(self) -> None:
@@ -266,7 +265,7 @@ class Launcher:
         self._requests = ours
 
     def _wake(self) -> None:
-        """Continue the server, which a script may have stopped; it then continues its supervisors."""
+        """Continue the server, in case a script has stopped it as well."""
         if self.process is not None:
             self.process.send_signal(signal.SIGCONT)
 
@@ -281,19 +280,16 @@ class Launcher:
         self._requests = self.process = None
 
     def kill(self, supervisor: int | None) -> None:
-        """Kill a supervisor that does not answer, everything below it, and the server, which may be stopped.
-
-        Running trials have supervisors of their own and continue; the next `start` starts a new server.
+        """Kill a supervisor that does not answer; its command ends with it, and the server ends the rest.
 
         Args:
             supervisor: Its process id, None if none was started.
         """
         with self._lock:
             if supervisor is not None:
-                _kill_tree(supervisor)
-            if self.process is not None:
-                self.process.kill()
-            self._discard()
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(supervisor, signal.SIGKILL)
+            self._wake()
 
     def close(self) -> None:
         """End the server; the next `start` makes a new one."""
@@ -307,30 +303,6 @@ class Launcher:
         if self.process is not None:
             self.process.returncode = 0  # else its destructor warns of a child that is not ours
         self.__init__()  # type: ignore[misc]  # a lock that another thread held stays locked for ever
-
-
-def _kill_tree(supervisor: int) -> None:
-    """Kill everything below a supervisor, then the supervisor itself."""
-    deadline = time.monotonic() + END_GRACE
-    with contextlib.suppress(psutil.Error):
-        top = psutil.Process(supervisor)
-        # While it is stopped it inherits every orphan and reaps none, so that nothing escapes from this loop.
-        top.suspend()
-        while time.monotonic() < deadline:
-            living = [one for one in top.children(recursive=True) if _lives(one)]
-            if not living:
-                break
-            for process in living:
-                with contextlib.suppress(psutil.Error):
-                    process.kill()
-        top.kill()
-
-
-def _lives(process: psutil.Process) -> bool:
-    try:
-        return bool(process.status() != psutil.STATUS_ZOMBIE)
-    except psutil.Error:
-        return False
 
 
 LAUNCHER = Launcher()
