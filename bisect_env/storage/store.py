@@ -73,6 +73,7 @@ from bisect_env.storage.tables import (
     TrialRow,
 )
 from bisect_env.storage.values import DamageError, clean, jsonable, public, shortened
+from bisect_env.trials.judge import Target
 from bisect_env.trials.records import Evidence
 
 # --------------------------------------------------------------------------------------------------
@@ -796,6 +797,12 @@ class Store:
         They are in the order in which the study received them.
         """
         return self.study_trials(study_id).look()
+
+    def target(self, study_id: str) -> Target:
+        """Return the failure that a study is about, as far as its trials show it."""
+        trials = self.study_trials(study_id)
+        trials.look()
+        return trials.target
 
     def evidence(self, trial: WholeTrial) -> Evidence:
         """Return the evidence of a trial in the study that recorded it."""
