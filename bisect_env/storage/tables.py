@@ -11,14 +11,12 @@ from pydantic import NonNegativeInt
 from sqlalchemy import (
     JSON,
     BigInteger,
-    Boolean,
     Column,
     Double,
     Index,
     MetaData,
     Text,
     UniqueConstraint,
-    false,
 )
 from sqlmodel import Field, SQLModel
 
@@ -67,7 +65,7 @@ class StudyRow(_Table, table=True):
     target: dict[str, Any] = Field(sa_type=JSON)
     verdict: dict[str, Any] | None = Field(default=None, sa_column=Column(JSON(none_as_null=True)))
     matrix_text: str = Field(sa_type=Text)
-    fresh: bool = Field(default=False, sa_column=Column(Boolean, nullable=False, server_default=false()))
+    fresh: bool
 
 
 class LockRow(_Table, table=True):
