@@ -241,6 +241,31 @@ def test_trials_by_themselves_are_judged_by_the_same_target(studies: Studies) ->
 
 
 @pytest.mark.integration
+def test_passes_and_failures_of_a_flaky_middle_count_alike_once_the_bad_end_has_failed(
+    studies: Studies,
+) -> None:
+    script = """
+        import os, sys
+        from planted import fails
+        if int(sys.argv[1]) == 9 or (int(sys.argv[1]) >= 5 and fails(0.5)):
+            os.abort()
+    """
+    path = studies.matrix(script, **FROM_BAD_END)
+    with opened(studies, path, "level=6") as one:
+        tally = one.run(20)
+        # What failed cannot be bad while nobody knows which failure is meant; nor is it good.
+        assert tally.other > 0
+        assert tally.bad == 0
+        failed = tally.other
+    assert int(first_bad(studies.run(path).report) or 0) >= 5
+    with Store.open(str(studies.db), read_only=True) as store:
+        trials = store.trials(store.study().id)
+    middle = Counter(trial.evidence for trial in trials if trial.combination["level"] == "6")
+    assert Evidence.OTHER not in middle
+    assert middle[Evidence.BAD] >= failed
+
+
+@pytest.mark.integration
 @pytest.mark.parametrize("version", [" (v2)", ""])
 def test_a_named_signature_holds_for_trials_by_themselves(studies: Studies, version: str) -> None:
     signature = f"crash:SIGABRT in body, at script.py:late < script.py:<module>{version}"
