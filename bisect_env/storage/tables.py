@@ -147,7 +147,7 @@ class MemberRow(_Table, table=True):
     """One trial of one study: its own, or one of another study that it reuses.
 
     `evidence` follows from the facts of all trials of the study and is written with them, for questions in
-    SQL. The program computes it whenever it reads trials.
+    SQL, such as lists of trials. Verdicts and reports compute it whenever they read trials.
     """
 
     __tablename__ = "study_trials"
