@@ -126,7 +126,6 @@ class Collected:
         before: Bytes that logs took before.
         after: Bytes that they take now.
         logs: Number of contents dropped to keep the limit.
-        orphans: Number of contents dropped because no trial refers to them.
         cited: Bytes that verdicts cite and that are kept.
     """
 
@@ -134,7 +133,6 @@ class Collected:
     before: int
     after: int
     logs: int
-    orphans: int
     cited: int
 
 
@@ -176,8 +174,7 @@ def collect_logs(sessions: Store, limit: int | None, *, dry: bool) -> Collected:
     with sessions.reading() if dry else sessions.writing() as session:
         before = stored(session)
         limit = limit_of(session) if limit is None else limit
-        orphans = _orphans(session)
-        after = before - sum(orphans.values())
+        after = before
         cited = _blobs_of(session, _cited_trials(sessions, session)) if after > limit else {}
         dropped: dict[str, int] = {}
         for digest, size in _oldest_first(session) if after > limit else ():
@@ -192,15 +189,7 @@ def collect_logs(sessions: Store, limit: int | None, *, dry: bool) -> Collected:
                 row = session.get_one(BlobRow, digest)
                 row.collected, row.data = True, None
             session.flush()
-            for digest in orphans:
-                session.exec(delete(BlobRow).where(col(BlobRow.content_hash) == digest))
-    return Collected(limit, before, after, len(dropped), len(orphans), sum(cited.values()))
-
-
-def _orphans(session: Session) -> dict[str, int]:
-    referred = select(ArtefactRow.content_hash).where(ArtefactRow.content_hash == BlobRow.content_hash)
-    query = select(BlobRow.content_hash, BlobRow.stored, BlobRow.collected).where(~referred.exists())
-    return {digest: 0 if gone else size for digest, size, gone in session.exec(query)}
+    return Collected(limit, before, after, len(dropped), sum(cited.values()))
 
 
 def _blobs_of(session: Session, sequences: set[int]) -> dict[str, int]:
@@ -428,18 +417,6 @@ def _taken(session: Session, study_id: str, after: int) -> Counter[int]:
     for place, number in _statements(session).execute(_TAKEN, {"study": study_id, "after": after}):
         found[place] += number
     return found
-
-
-# --------------------------------------------------------------------------------------------------
-# Logs and other files that trials left.
-
-
-def _sequence(session: Session, trial_id: str) -> int:
-    query = select(TrialRow.sequence).where(col(TrialRow.trial_id) == trial_id)
-    sequence = session.exec(query).first()
-    if sequence is None:
-        raise ValueError(f"there is no trial {trial_id}")
-    return sequence
 
 
 class Store:
@@ -939,17 +916,8 @@ class Store:
 
     # -- logs and other files that trials left ---------------------------------------------------------------
 
-    def artefacts(self, trial_id: str) -> dict[str, bytes | None]:
-        """Return all files that a trial left, by name; None for collected ones.
-
-        Raises:
-            ValueError: The trial is not stored.
-        """
-        with self.reading() as session:
-            return _artefacts(session, _sequence(session, trial_id))
-
     def collect(self, limit: int | None = None, *, dry: bool = False) -> Collected:
-        """Drop contents that no trial refers to, and the oldest logs beyond a limit; cited logs are kept.
+        """Drop the oldest logs beyond a limit; cited logs are kept.
 
         Args:
             limit: Bytes that all logs together may take, stored for later; None uses the stored limit.

@@ -74,9 +74,6 @@ class HeadTail:
 # What the host can say about a trial: memory kills that the kernel counted, CPU time of a process tree.
 
 _OOM_KILL = re.compile(r"^oom_kill (\d+)$", re.MULTILINE)
-_COUNTERS_HOLD = 1.0
-"""Seconds for which this process is taken to stay in its cgroups."""
-_counters: dict[Path, tuple[float, tuple[str, ...]]] = {}
 
 
 def oom_kills(root: Path = Path("/")) -> int:
@@ -93,7 +90,7 @@ def oom_kills(root: Path = Path("/")) -> int:
     """
     for path in (*_cgroup_counters(root), f"{root}/proc/vmstat"):
         try:
-            match = _OOM_KILL.search(_text(path))
+            match = _OOM_KILL.search(Path(path).read_text("utf-8", "replace"))
         except OSError:  # another cgroup version, or hidden in a container
             continue
         if match:
@@ -102,12 +99,9 @@ def oom_kills(root: Path = Path("/")) -> int:
 
 
 def _cgroup_counters(root: Path) -> tuple[str, ...]:
-    """Return the files that count memory kills in this process's cgroups; cached for a while."""
-    until, known = _counters.get(root, (0.0, ()))
-    if time.monotonic() < until:
-        return known
+    """Return the files that count memory kills in this process's cgroups."""
     try:
-        lines = _text(f"{root}/proc/self/cgroup").splitlines()
+        lines = Path(f"{root}/proc/self/cgroup").read_text("utf-8", "replace").splitlines()
     except OSError:
         return ()
     paths = []
@@ -117,20 +111,7 @@ def _cgroup_counters(root: Path) -> tuple[str, ...]:
             paths.append(f"{root}/sys/fs/cgroup/{path.lstrip('/')}/memory.events")
         elif "memory" in controllers.split(","):
             paths.append(f"{root}/sys/fs/cgroup/memory/{path.lstrip('/')}/memory.oom_control")
-    _counters[root] = time.monotonic() + _COUNTERS_HOLD, tuple(paths)
     return tuple(paths)
-
-
-def _text(path: str) -> str:
-    """Read a file of the kernel without a text stream, which is slow: every trial reads two of them."""
-    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        data = b""
-        while piece := os.read(fd, 1 << 16):
-            data += piece
-    finally:
-        os.close(fd)
-    return data.decode("utf-8", "replace")
 
 
 def tree_cpu_seconds(pid: int) -> float:

@@ -72,7 +72,6 @@ def content(reference: str) -> dict[str, Any]:
                 "combinations": store.combinations(study.id),
                 "trials": [told(trial) for trial in trials],
                 "whole": [store.trial(trial.trial_id) for trial in trials],
-                "artefacts": [store.artefacts(trial.trial_id) for trial in trials],
                 "decisions": store.decisions(study.id),
                 "origins": store.origins(study.id),
                 "locks": [store.lock(trial.lock_hash) for trial in trials],
