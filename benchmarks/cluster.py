@@ -49,7 +49,9 @@ SCALE = 10
 """The study of 5 s trials and 20 s builds runs this many times faster."""
 
 
-def machine_prefix(lock: Lock, *, allow_source: bool | frozenset[str] = False) -> Prefix:
+def machine_prefix(
+    lock: Lock, *, allow_source: bool | frozenset[str] = False, existing: bool = False
+) -> Prefix:
     """This interpreter's own."""
     return Prefix(Path(sys.prefix), Path(sys.executable))
 
@@ -115,7 +117,9 @@ class SlowBuilder:
         self._guard = threading.Lock()
         self._locks: dict[str, threading.Lock] = {}
 
-    def __call__(self, lock: Lock, *, allow_source: bool | frozenset[str] = False) -> Prefix:
+    def __call__(
+        self, lock: Lock, *, allow_source: bool | frozenset[str] = False, existing: bool = False
+    ) -> Prefix:
         """Build."""
         with self._guard:
             mine = self._locks.setdefault(lock.content_hash, threading.Lock())

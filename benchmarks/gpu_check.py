@@ -84,7 +84,9 @@ def _lock() -> Lock:
     return make_lock(platform.python_version(), "linux-64", [])
 
 
-def build(lock: Lock, *, allow_source: bool | frozenset[str] = False, python: str) -> Prefix:
+def build(
+    lock: Lock, *, allow_source: bool | frozenset[str] = False, existing: bool = False, python: str
+) -> Prefix:
     """A `PrefixBuilder` that builds nothing."""
     return Prefix(Path(python).parent.parent, Path(python))
 

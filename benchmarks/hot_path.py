@@ -86,7 +86,9 @@ class OneEnvironment:
         """A lock without packages."""
         return make_lock(platform.python_version(), host_platform(), [])
 
-    def ensure_prefix(self, lock: Lock, *, allow_source: bool | frozenset[str] = False) -> Prefix:
+    def ensure_prefix(
+        self, lock: Lock, *, allow_source: bool | frozenset[str] = False, existing: bool = False
+    ) -> Prefix:
         """This interpreter's own."""
         return Prefix(Path(sys.prefix), Path(sys.executable))
 

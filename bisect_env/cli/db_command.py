@@ -97,8 +97,7 @@ def gc(
         done = store.collect(bytes_allowed, dry=dry_run)
     verb = "would be dropped" if dry_run else "dropped"
     typer.echo(
-        f"{done.logs + done.orphans} logs {verb}: {done.before} bytes became {done.after}, "
-        f"of {done.limit} allowed",
+        f"{done.logs} logs {verb}: {done.before} bytes became {done.after}, of {done.limit} allowed",
         err=True,
     )
     if done.after > done.limit:

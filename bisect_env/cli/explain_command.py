@@ -37,7 +37,8 @@ from bisect_env.engine.narrow import Releases, commits_text, is_of_commits, rele
 from bisect_env.engine.opening import expand_as_known
 from bisect_env.engine.session import Session
 from bisect_env.engine.single import MAKING, look_up
-from bisect_env.engine.stored import known_target, matrix_of
+from bisect_env.engine.specs import target_of
+from bisect_env.engine.stored import matrix_of
 from bisect_env.environments.repository import Repository
 from bisect_env.environments.settings import default_cache_dir
 from bisect_env.errors import EndsNotAsStatedError, ExitCode, StudyInterruptedError, UsageError
@@ -349,7 +350,7 @@ def amplify(
         }
         bad_end, good_end = found_ends["bad"], found_ends["good"]
         study = bad_end.expansion.study
-        target = known_target(loaded, store, None if study is None else study.id)
+        target = target_of(loaded) if study is None else store.target(study.id)
         session = Session(store, provider, place.executor, heard, stopped.is_set)
         session.say(f"bad end: {bad_end.combination}; good end: {good_end.combination}")
         session.say(where.starting)

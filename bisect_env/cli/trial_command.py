@@ -26,8 +26,7 @@ from bisect_env.engine.diagnose import diagnose as run
 from bisect_env.engine.plans import SoMany
 from bisect_env.engine.session import Session
 from bisect_env.engine.single import MAKING, ChosenCombination, look_up, open_one, run_trials
-from bisect_env.engine.specs import allowed_sources, within_limits
-from bisect_env.engine.stored import known_target
+from bisect_env.engine.specs import allowed_sources, target_of, within_limits
 from bisect_env.engine.verify import Verification, Verifier
 from bisect_env.errors import ExitCode, StudyInterruptedError, UsageError
 from bisect_env.matrix.load import Matrix, load_matrix
@@ -303,7 +302,7 @@ def diagnose(
     with Store.open(db) as store:
         one = look_up(loaded, at, store=store, provider=provider, notify=heard)
         known = one.expansion.study
-        target = known_target(loaded, store, None if known is None else known.id)
+        target = target_of(loaded) if known is None else store.target(known.id)
     folder = _new_folder(output, f"{loaded.name}-{one.lock.content_hash[:8]}")
 
     def show(text: str) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Callable, Collection, Sequence
+from datetime import UTC, datetime
 from typing import Protocol
 
 from packaging.utils import canonicalize_name
@@ -20,7 +21,7 @@ from bisect_env.cluster.protocol import (
     TrialRequest,
 )
 from bisect_env.environments.lock import Lock, UnbuildableError
-from bisect_env.environments.prefix import Prefix, look, state_of
+from bisect_env.environments.prefix import Changed, NoPrefixError, Prefix, look, state_of
 from bisect_env.environments.progress import Seldom, told_to
 from bisect_env.environments.validation import cuda_majors, provided_to_pypi
 from bisect_env.errors import BisectEnvError, InfrastructureError, InterpreterNotFoundError
@@ -66,10 +67,11 @@ class PrefixBuilder(Protocol):
     For a Dask cluster it must be picklable.
     """
 
-    def __call__(self, lock: Lock, *, allow_source: bool | frozenset[str]) -> Prefix:
-        """Build or find the prefix.
+    def __call__(self, lock: Lock, *, allow_source: bool | frozenset[str], existing: bool = False) -> Prefix:
+        """Build or find the prefix; with `existing`, build it only in place of one that has changed.
 
         Raises:
+            NoPrefixError: There is none, and `existing` is set.
             UnbuildableError: The prefix cannot be built.
             InfrastructureError: This host cannot build any prefix.
         """
@@ -140,7 +142,7 @@ def perform(
     if prefix.changed is not None:
         # Trials of an earlier command may have run in it: they have to be void before anything is counted.
         prefix.release()
-        change = PrefixChange(spec.lock_hash, socket.gethostname(), prefix.changed.since)
+        change = _change(spec.lock_hash, prefix.changed)
         return TrialLost(spec.trial_id, CHANGED, change.host, under_trial=False, change=change)
     state = state_of(prefix.path)
 
@@ -160,22 +162,24 @@ def perform(
 
     try:
         record = trial() if gpus is None else gpus.run(spec, trial)
-        # Wherever it failed: a trial beside it may have changed what this one imported.
-        changed = look(prefix.path, state) if state and record.outcome is not Outcome.PASS else None
+        # Wherever it failed: a trial beside it may have changed what this one imported. If it passed, only
+        # a change that was found since it was given the prefix matters now; others are found later.
+        is_due = state and (record.outcome is not Outcome.PASS or state_of(prefix.path) != state)
+        changed = look(prefix.path, state) if is_due else None
     except TrialCancelledError:
         return TrialLost(spec.trial_id, CANCELLED)
     except GpuUnavailableError as error:
         return TrialLost(spec.trial_id, str(error), socket.gethostname(), error.crowded, under_trial=False)
     finally:
         prefix.release()
-    found = None if changed is None else PrefixChange(spec.lock_hash, socket.gethostname(), changed.since)
+    found = None if changed is None else _change(spec.lock_hash, changed)
     return TrialCompleted(record, prefix.build_seconds, prefix.notes, found)
 
 
 def prepare(
     request: PrefixRequest, build: PrefixBuilder, tell: Callable[[PrefixProgress], None] = lambda _step: None
 ) -> PrefixReady | BuildFailed:
-    """Build a prefix for later trials; every error becomes an answer.
+    """Build a prefix for later trials, or look at one; every error becomes an answer.
 
     A defect in the build code is not reported here: the first trial will meet it and record it.
 
@@ -187,17 +191,23 @@ def prepare(
     lock_hash = request.lock.content_hash
     try:
         with told_to(Seldom(lambda step: tell(PrefixProgress(lock_hash, step)))):
-            prefix = build(request.lock, allow_source=request.allow_source)
+            prefix = build(request.lock, allow_source=request.allow_source, existing=request.look)
             changed = prefix.changed
             state = state_of(prefix.path)
             if changed is None and request.look and state and (changed := look(prefix.path, state)):
                 prefix.release()
                 prefix = build(request.lock, allow_source=request.allow_source)
-            changes = (PrefixChange(lock_hash, socket.gethostname(), changed.since),) if changed else ()
+            changes = (_change(lock_hash, changed),) if changed else ()
+    except NoPrefixError:
+        return PrefixReady(lock_hash)  # it was never made here, or had to make room: nothing is left to see
     except Exception as error:  # noqa: BLE001 - as in `perform`
         return _build_failed(request, error, "") or PrefixReady(lock_hash)
     prefix.release()
     return PrefixReady(lock_hash, prefix.build_seconds, prefix.notes, changes)
+
+
+def _change(lock_hash: str, changed: Changed) -> PrefixChange:
+    return PrefixChange(lock_hash, socket.gethostname(), changed.since, datetime.now(UTC))
 
 
 def _build_failed(

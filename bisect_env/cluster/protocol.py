@@ -116,12 +116,12 @@ class TrialRequest:
 
 @dataclass(frozen=True, slots=True)
 class PrefixRequest:
-    """A request to build an environment before a trial needs it.
+    """A request to build an environment before a trial needs it, or to look at it.
 
     Attributes:
         lock: The complete lock.
         allow_source: Whether installing may build source distributions.
-        look: Whether to check that an existing prefix is unchanged.
+        look: Check that the prefix is unchanged if there is one, and build it only if it is not.
     """
 
     lock: Lock
@@ -137,11 +137,14 @@ class PrefixChange:
         lock_hash: Lock of the environment.
         host: Host of the prefix.
         since: When it was last seen unchanged, UTC.
+        until: When the change was seen. Like `since` and the times of trials, it is by the clock of `host`,
+            since clocks of hosts may differ.
     """
 
     lock_hash: str
     host: str
     since: datetime
+    until: datetime
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,7 +22,7 @@ from bisect_env.engine.plans import BlockPlan
 from bisect_env.engine.runner import Conditions, Runner
 from bisect_env.engine.session import Session
 from bisect_env.engine.specs import target_of
-from bisect_env.engine.stored import LockedCombination, known_target
+from bisect_env.engine.stored import LockedCombination
 from bisect_env.environments.lock import Lock
 from bisect_env.errors import NoEnvironmentError, StudyInterruptedError
 from bisect_env.matrix.grid import AxisKind, Combination, Direction, Grid, Index
@@ -476,7 +476,7 @@ def settle(matrix: Matrix, grid: Grid, locking: Locking, session: Session, study
     else:
         ends = zip(chosen, solved, strict=True)
         good, bad = (LockedCombination(grid.combination(index), lock) for index, lock in ends)
-        target = known_target(matrix, store, study_id)
+        target = store.target(study_id)
         # If the target is still open, its signature becomes the target of the study.
         found = Amplifier(matrix, session, store.study(study_id), target).run(bad, good)
     # Another command of this study may have decided meanwhile: both use the first decision.

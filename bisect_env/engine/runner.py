@@ -11,7 +11,6 @@ import uuid
 from collections import Counter
 from collections.abc import Callable, Collection, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from typing import Protocol
 
 from bisect_env.cluster.protocol import (
@@ -123,6 +122,7 @@ class Runner:
         plan: What chooses.
         state: Where the study stands.
         searching: Seconds spent on choosing what to do.
+        unseen: Locks of environments in which trials passed that were not looked at since.
     """
 
     def __init__(
@@ -168,7 +168,7 @@ class Runner:
         self._unsaved: list[Index] = []
         self._crowded: set[str] = set()
         self._ours: set[str] = set()
-        self._unseen: set[str] = set()
+        self.unseen: set[str] = set()
 
     # -- before and after ----------------------------------------------------------------------------------
 
@@ -220,6 +220,9 @@ class Runner:
                 continue
             if trial.trial_id not in self._ours:
                 self.state.seen.add(trial.lock_hash)
+            # A failing trial was followed by a look, and a reused one is looked after by its own study.
+            if trial.evidence is Evidence.GOOD and not trial.reused:
+                self.unseen.add(trial.lock_hash)
             self._observe(index, trial)
             if isinstance(self.plan, BlockPlan):
                 self.plan.observe(index, trial)
@@ -304,6 +307,11 @@ class Runner:
                 raise RuntimeError(f"{self.grid.combination(asked[0])} is asked for, and cannot be begun")
             time.sleep(LOOK)
 
+    @property
+    def has_answered(self) -> bool:
+        """Return whether the plan has an answer, even if it wants more trials to check it."""
+        return self.plan.finished
+
     def _wants_more(self) -> bool:
         return self._in_time() and not self.plan.finished and not self._stopped()
 
@@ -311,13 +319,18 @@ class Runner:
         return self._deadline is None or self._clock() < self._deadline
 
     def _look_at_environments(self) -> bool:
-        """Check environments in which trials passed; return whether one has changed."""
+        """Check environments in which trials passed; return whether one has changed.
+
+        A user who stops gets no verdict without this check, but need not wait for it if there will be none.
+        """
         known = self._basis
-        waiting, self._unseen = self._unseen, set()
+        if self._stopped() and not self.has_answered:
+            return False
         locks = {lock.content_hash: lock for lock in self._prepared.locks.values()}
+        waiting, self.unseen = self.unseen & locks.keys(), set()
         for lock_hash in waiting:
             self._sender.prepare(locks[lock_hash], look=True)
-        while waiting and not self._stopped():
+        while waiting:
             answers = self._sender.wait()
             self._handle(answers)
             waiting -= {one.lock_hash for one in answers if isinstance(one, PrefixReady | BuildFailed)}
@@ -325,8 +338,8 @@ class Runner:
 
     def _note_change(self, change: PrefixChange) -> None:
         """Mark the trials of an environment as void from when it was last seen unchanged."""
-        until = datetime.now(UTC)
-        self._trials.note_change(ChangedEnvironment(change.lock_hash, change.host, change.since, until))
+        found = ChangedEnvironment(change.lock_hash, change.host, change.since, change.until)
+        self._trials.note_change(found)
         there = self.state.combinations_in(change.lock_hash)
         built = str(self.grid.combination(there[0])) if there else change.lock_hash[:12]
         text = (
@@ -564,9 +577,6 @@ class Runner:
         recorded = [trial for trial in news if trial.trial_id in ours]
         for trial in recorded:
             record, build_seconds = ours[trial.trial_id]
-            # A failing trial was followed by a look already.
-            if trial.evidence is Evidence.GOOD:
-                self._unseen.add(record.lock_hash)
             if build_seconds:
                 self.state.build_seconds.add(build_seconds)
                 self._record_build(record.lock_hash, build_seconds)

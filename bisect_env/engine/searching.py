@@ -50,7 +50,6 @@ class StudyRunner(Runner):
 
     Attributes:
         plan: The search, which chooses and answers.
-        has_answered: Whether the answer stood while this command ran; its checks may have doubted it since.
     """
 
     plan: StudySearch
@@ -96,7 +95,7 @@ class StudyRunner(Runner):
         self._is_sure = sure
         self._began_at = session.clock()
         self._check_until: float | None = None
-        self.has_answered = False
+        self._stood = False
         self._shown_at = self._saved_at = float("-inf")
 
     # -- before and after ----------------------------------------------------------------------------------
@@ -117,6 +116,11 @@ class StudyRunner(Runner):
     def finished(self) -> bool:
         """Return whether no more trials are wanted."""
         return self.plan.finished and not self._alone.wanted(self.plan, 1)
+
+    @property
+    def has_answered(self) -> bool:
+        """Return whether the answer stands, or stood while this command ran and checks have doubted it."""
+        return self._stood or self.plan.answered
 
     def tried(self, axis: str, verdict: VerdictDocument) -> list[tuple[str, str, str]]:
         """Return which values of an axis were tried, with all others as in the first bad combination.
@@ -160,6 +164,7 @@ class StudyRunner(Runner):
             )
             self._warn([text])
         self._alone = Alone(self._matrix.file.trial.gpus)
+        self._stood = False
         super()._begin_again()
 
     # -- what is tried ---------------------------------------------------------------------------------------
@@ -219,7 +224,7 @@ class StudyRunner(Runner):
             # A failure during the checks has opened the question again.
             self._check_until = None
             return
-        self.has_answered = True
+        self._stood = True
         now = self._clock()
         if self._check_until is None:
             seconds = max(CHECK_SECONDS, CHECK_SHARE * (now - self._began_at))

@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from bisect_env.answers.untrusted import clean, command_line
-from bisect_env.engine.specs import target_of
 from bisect_env.environments.lock import Lock
 from bisect_env.environments.lockfiles import may_be_installed
 from bisect_env.errors import UsageError
@@ -17,7 +16,6 @@ from bisect_env.matrix.grid import Combination, find_combination
 from bisect_env.matrix.load import Matrix, load_matrix
 from bisect_env.storage.entries import Study
 from bisect_env.storage.store import Store
-from bisect_env.trials.judge import Target
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,21 +124,6 @@ def _is_kept_below_here(path: Path) -> bool:
         return False
     folders = [place.lstat() for place in path.parents if place.is_relative_to(here)]
     return all(one.st_uid in (os.geteuid(), 0) and not one.st_mode & 0o022 for one in folders)
-
-
-def known_target(matrix: Matrix, store: Store, study_id: str | None) -> Target:
-    """Return the failure that a matrix asks for, as far as its study knows it.
-
-    Args:
-        matrix: As loaded.
-        store: Where its study may be.
-        study_id: Its study; None if there is none.
-    """
-    if study_id is None:
-        return target_of(matrix)
-    trials = store.study_trials(study_id)
-    trials.look()
-    return trials.target
 
 
 def named_combinations(study: Study) -> dict[str, Mapping[str, str]]:

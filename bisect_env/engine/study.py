@@ -275,7 +275,10 @@ class StudyRun:
         if is_done and runner.plan.answered and not self._may_do_more(runner):
             # Checked for its time already, or not at all because nobody wanted that.
             runner.plan.end_checks()
-        if not runner.finished:
+        if is_done:
+            # Every environment was looked at before the verdict.
+            runner.unseen.clear()
+        if not runner.finished or runner.unseen:
             if store.study(study.id).status is StudyStatus.FINISHED:
                 store.reopen(study.id)
             runner.run()
@@ -317,7 +320,7 @@ class StudyRun:
         if self.stopped() and runner.plan.answered:
             # What was to be checked further is left out, as with `--quick`.
             runner.plan.end_checks()
-        if self.stopped() and not runner.finished and not runner.has_answered:
+        if self.stopped() and (runner.unseen or not (runner.finished or runner.has_answered)):
             store.finish_study(study.id, StudyStatus.INTERRUPTED, runner.document())
             raise StudyInterruptedError(
                 # Of this study: what it was spared by trials of others was no work of its own.

@@ -89,6 +89,7 @@ def ensure_environment(lock: Lock, **options: Any) -> Prefix:
         options: Of `ensure_prefix`.
 
     Raises:
+        NoPrefixError: As `ensure_prefix`.
         UnbuildableError: It cannot be had; `transient` tells whether that says anything about it.
         InterpreterNotFoundError: As `ensure_prefix`.
         InfrastructureError: As `ensure_prefix`; or no engine works on this host.
@@ -96,6 +97,8 @@ def ensure_environment(lock: Lock, **options: Any) -> Prefix:
     reference = lock.image
     if not reference:
         return ensure_prefix(lock, **options)
+    if options.get("existing"):
+        return ensure_prefix(without_image(lock), **options)
     engine = find_engine()
     try:
         if ensure_image(engine, reference):

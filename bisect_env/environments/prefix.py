@@ -152,6 +152,10 @@ UNCHANGED: dict[tuple[str, str], float] = {}
 _FORMAT = 4  # raise it when prefixes are made differently: older ones are then built anew
 
 
+class NoPrefixError(Exception):
+    """An error raised when a prefix is not on this host and must not be built."""
+
+
 @dataclass(frozen=True, slots=True)
 class Changed:
     """A prefix whose content has changed since it was built.
@@ -270,6 +274,7 @@ def ensure_prefix(
     interpreters: Interpreters | None = None,
     cache_limit: int | None = None,
     offline: Path | None = None,
+    existing: bool = False,
 ) -> Prefix:
     """Return the prefix of a lock, built if need be; safe from any number of processes at once.
 
@@ -286,8 +291,10 @@ def ensure_prefix(
             in use goes. None is `configured_cache_limit()`, or else `CACHE_LIMIT`.
         offline: What `bisect-env fetch` wrote: archives come from there alone. None is
             `BISECT_ENV_OFFLINE`, if that is set, and else the places that the lock names.
+        existing: Build it only in place of one that has changed.
 
     Raises:
+        NoPrefixError: There is none, and `existing` is set.
         UnbuildableError: It cannot be built; `transient` tells whether that says anything about it.
         InterpreterNotFoundError: Its Python is not to be had on this host.
         InfrastructureError: The cache cannot be used.
@@ -302,7 +309,7 @@ def ensure_prefix(
         lease = hold(builder.folder, lock.content_hash)
         prefix = builder.existing()
         if prefix is None:
-            prefix = builder.build()
+            prefix = builder.build(only_changed=existing)
             if (limit := configured_cache_limit() if cache_limit is None else cache_limit) is not None:
                 prune(cache, limit=limit)
             else:
@@ -381,7 +388,9 @@ class _Builder:
             )
         return False
 
-    def build(self) -> Prefix:
+    def build(self, *, only_changed: bool = False) -> Prefix:
+        if only_changed and self.changed is None:
+            raise NoPrefixError(self.lock.content_hash)
         self._refuse_sources()
         started = time.monotonic()
         # conda packages bring their own.

@@ -47,7 +47,14 @@ _HINTS = ("://", "assword=", "ASSWORD=", "uthorization", "UTHORIZATION")
 _SECRET_PARAMETER = re.compile(
     r"passw|token|secret|signature|credential|api[_-]?key|access[_-]?key|^(sig|key|auth|pwd)$", re.IGNORECASE
 )
-_SECRET_VARIABLE = re.compile(r"PASS|TOKEN|SECRET|KEY|CRED|AUTH|COOKIE|SESSION|PRIVATE", re.IGNORECASE)
+_SECRET_VARIABLE = re.compile(
+    r"PASS|TOKEN|SECRET|KEY|CRED|AUTH|COOKIE|SESSION|PRIVATE|(?:^|_)PAT(?:_|$)", re.IGNORECASE
+)
+# How tokens of GitHub, GitLab, Hugging Face, PyPI, Slack, Amazon and OpenAI begin, and signed web tokens.
+_TOKEN_VALUE = re.compile(
+    r"gh[a-z]_\w{20}|github_pat_\w{20}|glpat-[\w-]{20}|hf_\w{20}|pypi-[\w-]{20}|xox[a-z]-[\w-]{10}"
+    r"|AKIA[A-Z0-9]{16}|sk-[\w-]{20}|eyJ[\w-]{10,}\.eyJ"
+)
 # Variables that tune libraries, whose values are wanted when a crash is to be repeated.
 _TUNING = re.compile(
     r"(PYTHON|OMP_|KMP_|GOMP_|MKL_|OPENBLAS_|BLIS_|NUMEXPR_|VECLIB_|NCCL_|UCX_|CUDA_|CUBLAS_|CUDNN_|NVIDIA_"
@@ -105,7 +112,7 @@ def may_be_stored(variable: str, value: str) -> bool:
     This is an allow-list: variables that tune a library, and other variables whose value is a number or a
     switch; never variables named like a secret.
     """
-    if _SECRET_VARIABLE.search(variable):
+    if is_secret(variable, value):
         return False
     return bool(_TUNING.fullmatch(variable) or _PLAIN_VALUE.fullmatch(value))
 
@@ -114,8 +121,9 @@ _BUILD_SECRET = "BISECT_ENV_BUILD_ENV_"
 
 
 def is_secret(variable: str, value: str) -> bool:
-    """Return whether a build variable is named like a secret, or holds an address with a password."""
-    return _SECRET_VARIABLE.search(variable) is not None or without_passwords(value) != value
+    """Return whether a variable is named like a secret, or holds a token or an address with a password."""
+    looks_secret = _SECRET_VARIABLE.search(variable) or _TOKEN_VALUE.search(value)
+    return looks_secret is not None or without_passwords(value) != value
 
 
 def keep_for_builds(variables: Mapping[str, str]) -> None:
@@ -203,7 +211,7 @@ def shared_matrix_text(text: str) -> str:
     """Return a matrix file's text without secrets.
 
     Line numbers are kept. Passwords of addresses, values of `trial.env` that are not on the allow-list,
-    and values of `build.env` that look like secrets become `***`.
+    and values of `build.env` that look like secrets become `***`; so does an `env` that is no mapping.
 
     Raises:
         UsageError: The text is no YAML, so that its secrets cannot be found.
@@ -235,10 +243,21 @@ def _secret_values(text: str) -> set[tuple[int, int]]:
         for build in _values(axis, "build"):
             envs += [(env, lambda *pair: not is_secret(*pair)) for env in _values(build, "env")]
     for env, may_be_shown in envs:
-        for key, value in env.value if isinstance(env.value, list) else ():
-            if isinstance(value.value, str) and not may_be_shown(str(key.value), value.value):
-                found.add((value.start_mark.index, value.end_mark.index))
+        found |= {
+            (value.start_mark.index, value.end_mark.index)
+            for key, value in _variables(env)
+            if not isinstance(value.value, str) or not may_be_shown(str(key), value.value)
+        }
     return found
+
+
+def _variables(env: Any) -> list[tuple[Any, Any]]:
+    """Return name and node of each variable; what is no mapping counts as one variable, named by itself."""
+    from ruamel.yaml.nodes import MappingNode
+
+    if isinstance(env, MappingNode):
+        return [(key.value, value) for key, value in env.value]
+    return [(env.value, env)] if env.value else []
 
 
 def _values(node: Any, name: str | None = None) -> list[Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import sqlite3
 import sys
@@ -36,7 +37,11 @@ def condition(text: str) -> str:
     """Return a condition in SQL.
 
     `outcome=crash`, `gpu_model~H100` (contains), `python=3.1*` and `duration>5` are short forms; a name that
-    is no column is an axis (`torch=2.4.1`). Everything else is SQL as it stands.
+    is no column is an axis (`torch=2.4.1`, `torch=2.4.*`). Everything else is SQL as it stands. Upper and
+    lower case are the same with `~` and `*`, and in values of axes.
+
+    Raises:
+        UsageError: A `*` stands within the value of an axis.
     """
     short = _SHORT.fullmatch(text)
     if short is None or _SQL_WORDS.search(short[3]):
@@ -47,9 +52,14 @@ def condition(text: str) -> str:
     if name in COLUMNS:
         return f"({_compared(name, operator, value)})"
     if operator in ("=", "!="):
-        negation = "NOT " if operator == "!=" else ""
-        pair = _pattern(f'%["{name}","{value}"]%')
-        return f"(lower(combination) {negation}LIKE {pair} ESCAPE '\\')"
+        if "*" in value.rstrip("*"):
+            # It could begin in this axis and end in another one.
+            raise UsageError(
+                f"{text.strip()}: `*` can stand only at the end of an axis's value",
+                remedy="write SQL on `combination`, or several conditions",
+            )
+        pair = json.dumps([name, value], separators=(",", ":"), ensure_ascii=False)
+        return f"({_like('combination', operator, pair, around='%')})"
     return f"({text})"
 
 
@@ -65,10 +75,9 @@ def package_condition(text: str) -> str | None:
 
 def _compared(name: str, operator: str, value: str) -> str:
     if operator == "~":
-        return f"lower({name}) LIKE {_pattern(f'%{value}%')} ESCAPE '\\'"
+        return _like(name, operator, value, around="%")
     if "*" in value and operator in ("=", "!="):
-        negation = "NOT " if operator == "!=" else ""
-        return f"lower({name}) {negation}LIKE {_pattern(value)} ESCAPE '\\'"
+        return _like(name, operator, value)
     return f"{name} {operator} {_literal(value)}"
 
 
@@ -76,16 +85,16 @@ def _literal(value: str) -> str:
     return "'" + value.replace("'", "''") + "'"
 
 
-def _pattern(value: str) -> str:
-    """Return a LIKE pattern in which `*` matches anything, and so does `%` at the ends.
+def _like(column: str, operator: str, value: str, around: str = "") -> str:
+    """Return the condition that a column is like a value, or with `!=` is not, in whatever case.
 
-    The pattern is in lower case and must be compared with lower-case text: only PostgreSQL's LIKE is
-    case-sensitive.
+    In the value `*` matches anything. Both sides are converted by the database, since only PostgreSQL's LIKE
+    is case-sensitive, and databases differ in the letters that they convert.
     """
-    value = value.lower()
-    inner = value.strip("%")
-    escaped = inner.replace("\\", "\\\\").replace("%", "\\%").replace("_", "\\_").replace("*", "%")
-    return _literal(value.replace(inner, escaped, 1) if inner else value)
+    escaped = value.replace("\\", "\\\\").replace("%", "\\%").replace("_", "\\_").replace("*", "%")
+    pattern = _literal(around + escaped + around)
+    negation = "NOT " if operator == "!=" else ""
+    return f"lower({column}) {negation}LIKE lower({pattern}) ESCAPE '\\'"
 
 
 # --------------------------------------------------------------------------------------------------
@@ -235,6 +244,8 @@ def _held_back(connection: Connection, limit: _Limit, question: str) -> Iterator
         return
     driver: Any = connection.connection.driver_connection
     limit_memory(driver)
+    # SQLite's own knows ASCII only, other than PostgreSQL's.
+    driver.create_function("lower", 1, _lower, deterministic=True)
     driver.set_progress_handler(lambda: limit.is_over, _STEPS)
     driver.set_authorizer(_only_reading)
     try:
@@ -243,6 +254,10 @@ def _held_back(connection: Connection, limit: _Limit, question: str) -> Iterator
         # Before the pool takes the connection back: it rolls back, which is no SELECT.
         driver.set_authorizer(None)
         driver.set_progress_handler(None, 0)
+
+
+def _lower(value: object) -> str | None:
+    return None if value is None else str(value).lower()
 
 
 _HARMLESS = ("clock_timestamp", "gen_random_uuid", "random", "timeofday")

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import fields
 from datetime import datetime
 from functools import cache
 from typing import Annotated, Any, NotRequired, TypeVar
@@ -56,7 +57,7 @@ from bisect_env.storage.values import (
     shortened,
 )
 from bisect_env.trials.judge import ChangedEnvironment, Target
-from bisect_env.trials.records import Evidence, Machine, Outcome, Phase, TrialRecord
+from bisect_env.trials.records import Evidence, Machine, Outcome, Phase, TrialFacts, TrialRecord
 
 # --------------------------------------------------------------------------------------------------
 # Whether a row holds what its columns should. A column's annotation says its type, of which SQLite keeps
@@ -377,6 +378,21 @@ def decision_of(row: DecisionRow) -> Decision:
     return Decision(row.at, row.kind, row.payload)
 
 
+_FACTS = [one.name for one in fields(TrialFacts) if one.name in TrialRow.model_fields]
+_MACHINE = [one.name for one in fields(Machine)]
+_STORED: dict[str, Callable[[Any], Any]] = {
+    **dict.fromkeys(("host", "worker", "gpu"), clean),
+    **dict.fromkeys(("signature", "detail"), public),
+    "outcome": lambda outcome: str(Outcome(outcome)),
+    "phase": lambda phase: str(Phase(phase)),
+    "duration": float,
+    "killed_by_us": bool,
+    "copies": lambda copies: {str(Outcome(outcome)): int(number) for outcome, number in copies.items()},
+    "iterations": int,
+}
+"""How facts become values of columns, where they are not stored as they are."""
+
+
 def trial_values(study_id: str, record: TrialRecord, trial_key: str, now: datetime) -> dict[str, Any]:
     """Return the columns of a trial's row, without its logs.
 
@@ -388,30 +404,10 @@ def trial_values(study_id: str, record: TrialRecord, trial_key: str, now: dateti
         trial_key: Key under which other studies find it; "" for none.
         now: Time of recording.
     """
-    return {
-        "trial_id": record.trial_id,
-        "study_id": study_id,
-        "lock_hash": record.lock_hash,
-        "outcome": str(Outcome(record.outcome)),
-        "returncode": record.returncode,
-        "phase": str(Phase(record.phase)),
-        "started_at": record.started_at,
-        "recorded_at": now,
-        "duration": float(record.duration),
-        "killed_by_us": bool(record.killed_by_us),
-        "hash_seed": record.hash_seed,
-        "copies": {str(Outcome(outcome)): int(number) for outcome, number in record.copies.items()},
-        "iterations": int(record.iterations),
-        "host": clean(record.host),
-        "worker": clean(record.worker),
-        "gpu": clean(record.gpu),
-        "signature": public(record.signature),
-        "detail": public(record.detail),
-        "trial_key": trial_key,
-        "cpu": clean(record.machine.cpu),
-        "gpu_model": clean(record.machine.gpu_model),
-        "driver": clean(record.machine.driver),
-    }
+    facts = {name: getattr(record, name) for name in _FACTS}
+    facts |= {name: convert(facts[name]) for name, convert in _STORED.items()}
+    machine = {name: clean(getattr(record.machine, name)) for name in _MACHINE}
+    return {**facts, **machine, "study_id": study_id, "trial_key": trial_key, "recorded_at": now}
 
 
 def artefacts_of(record: TrialRecord) -> dict[str, bytes]:
@@ -488,23 +484,11 @@ def check_trial(row: TrialRow) -> dict[str, Any]:
                 where, "signature", f"it holds {shortened(row.signature)}, which is none"
             ) from None
     return {
-        "trial_id": row.trial_id,
-        "lock_hash": row.lock_hash,
+        **{name: getattr(row, name) for name in _FACTS},
         "outcome": member(Outcome, row.outcome, where),
-        "detail": row.detail,
-        "returncode": row.returncode,
         "phase": member(Phase, row.phase, where),
-        "started_at": row.started_at,
-        "duration": row.duration,
-        "signature": row.signature,
-        "killed_by_us": row.killed_by_us,
-        "hash_seed": row.hash_seed,
         "copies": {member(Outcome, outcome, where): number for outcome, number in row.copies.items()},
-        "iterations": row.iterations,
-        "host": row.host,
-        "worker": row.worker,
-        "gpu": row.gpu,
-        "machine": Machine(row.cpu, row.gpu_model, row.driver),
+        "machine": Machine(*(getattr(row, name) for name in _MACHINE)),
     }
 
 

@@ -45,6 +45,7 @@ from bisect_env.matrix.grid import Combination
 from bisect_env.storage import blobs, rows
 from bisect_env.storage.backend import LOG_LIMIT, Database, open_database, speaking
 from bisect_env.storage.entries import (
+    AMPLIFIED,
     CombinationState,
     CombinationStatus,
     Decision,
@@ -56,7 +57,7 @@ from bisect_env.storage.entries import (
     WholeTrial,
     failures_of,
 )
-from bisect_env.storage.study_trials import StudyTrials, study_row
+from bisect_env.storage.study_trials import StudyTrials, end_keys, like_ends, study_row
 from bisect_env.storage.tables import (
     METADATA,
     ArtefactRow,
@@ -72,6 +73,7 @@ from bisect_env.storage.tables import (
     TrialRow,
 )
 from bisect_env.storage.values import DamageError, clean, jsonable, public, shortened
+from bisect_env.trials.judge import Target
 from bisect_env.trials.records import Evidence
 
 # --------------------------------------------------------------------------------------------------
@@ -124,7 +126,6 @@ class Collected:
         before: Bytes that logs took before.
         after: Bytes that they take now.
         logs: Number of contents dropped to keep the limit.
-        orphans: Number of contents dropped because no trial refers to them.
         cited: Bytes that verdicts cite and that are kept.
     """
 
@@ -132,7 +133,6 @@ class Collected:
     before: int
     after: int
     logs: int
-    orphans: int
     cited: int
 
 
@@ -174,8 +174,7 @@ def collect_logs(sessions: Store, limit: int | None, *, dry: bool) -> Collected:
     with sessions.reading() if dry else sessions.writing() as session:
         before = stored(session)
         limit = limit_of(session) if limit is None else limit
-        orphans = _orphans(session)
-        after = before - sum(orphans.values())
+        after = before
         cited = _blobs_of(session, _cited_trials(sessions, session)) if after > limit else {}
         dropped: dict[str, int] = {}
         for digest, size in _oldest_first(session) if after > limit else ():
@@ -190,15 +189,7 @@ def collect_logs(sessions: Store, limit: int | None, *, dry: bool) -> Collected:
                 row = session.get_one(BlobRow, digest)
                 row.collected, row.data = True, None
             session.flush()
-            for digest in orphans:
-                session.exec(delete(BlobRow).where(col(BlobRow.content_hash) == digest))
-    return Collected(limit, before, after, len(dropped), len(orphans), sum(cited.values()))
-
-
-def _orphans(session: Session) -> dict[str, int]:
-    referred = select(ArtefactRow.content_hash).where(ArtefactRow.content_hash == BlobRow.content_hash)
-    query = select(BlobRow.content_hash, BlobRow.stored, BlobRow.collected).where(~referred.exists())
-    return {digest: 0 if gone else size for digest, size, gone in session.exec(query)}
+    return Collected(limit, before, after, len(dropped), sum(cited.values()))
 
 
 def _blobs_of(session: Session, sequences: set[int]) -> dict[str, int]:
@@ -428,18 +419,6 @@ def _taken(session: Session, study_id: str, after: int) -> Counter[int]:
     return found
 
 
-# --------------------------------------------------------------------------------------------------
-# Logs and other files that trials left.
-
-
-def _sequence(session: Session, trial_id: str) -> int:
-    query = select(TrialRow.sequence).where(col(TrialRow.trial_id) == trial_id)
-    sequence = session.exec(query).first()
-    if sequence is None:
-        raise ValueError(f"there is no trial {trial_id}")
-    return sequence
-
-
 class Store:
     """An open results database; see the module for what it promises.
 
@@ -638,6 +617,9 @@ class Store:
         with self.writing() as session:
             self._check_study(session, study_id)
             _add_decision(session, study_id, kind, payload)
+            if kind == AMPLIFIED:
+                # It says which failure is meant.
+                self.study_trials(study_id).judge_again(session)
 
     def decisions(self, study_id: str) -> list[Decision]:
         """Return all decisions of a study, in order."""
@@ -683,13 +665,14 @@ class Store:
             ValueError: An invalid status, or a lock that is not stored.
         """
         with self.writing() as session, constraints("a lock that is not stored"):
-            study_row(session, study_id)
+            study = study_row(session, study_id)
             named = [(clean(state.combination.key), state) for state in states]
             query = select(CombinationRow).where(CombinationRow.study_id == study_id)
             if len(named) <= _NAMED:
                 # The others of a large matrix would all be read for one that was locked.
                 query = query.where(col(CombinationRow.key).in_([key for key, _ in named]))
             known = {row.key: row for row in session.exec(query)}
+            locked = set()
             for key, state in named:
                 status = CombinationStatus(state.status)
                 row = known.get(key)
@@ -703,8 +686,16 @@ class Store:
                     and row.lock_hash == state.lock_hash
                 ):
                     continue
+                if state.lock_hash != row.lock_hash:
+                    locked.add(key)
                 row.status, row.reason, row.lock_hash = status.value, public(state.reason), state.lock_hash
             session.flush()
+            has_trials = select(MemberRow.id).where(MemberRow.study_id == study_id).limit(1)
+            if not locked or session.exec(has_trials).first() is None:
+                return
+            # What fails in the environment of an end decides which failure is meant.
+            if locked & like_ends(session, study_id, end_keys(rows.study_of(study))):
+                self.study_trials(study_id).judge_again(session)
 
     def set_combination(self, study_id: str, combination: Combination, status: str, reason: str) -> None:
         """Store a combination's status after something was run; its lock stays.
@@ -783,6 +774,12 @@ class Store:
         They are in the order in which the study received them.
         """
         return self.study_trials(study_id).look()
+
+    def target(self, study_id: str) -> Target:
+        """Return the failure that a study is about, as far as its trials show it."""
+        trials = self.study_trials(study_id)
+        trials.look()
+        return trials.target
 
     def evidence(self, trial: WholeTrial) -> Evidence:
         """Return the evidence of a trial in the study that recorded it."""
@@ -919,17 +916,8 @@ class Store:
 
     # -- logs and other files that trials left ---------------------------------------------------------------
 
-    def artefacts(self, trial_id: str) -> dict[str, bytes | None]:
-        """Return all files that a trial left, by name; None for collected ones.
-
-        Raises:
-            ValueError: The trial is not stored.
-        """
-        with self.reading() as session:
-            return _artefacts(session, _sequence(session, trial_id))
-
     def collect(self, limit: int | None = None, *, dry: bool = False) -> Collected:
-        """Drop contents that no trial refers to, and the oldest logs beyond a limit; cited logs are kept.
+        """Drop the oldest logs beyond a limit; cited logs are kept.
 
         Args:
             limit: Bytes that all logs together may take, stored for later; None uses the stored limit.

@@ -33,6 +33,7 @@ from bisect_env.storage.tables import (
     StudyRow,
     TrialRow,
 )
+from bisect_env.storage.values import clean
 from bisect_env.trials.judge import VOID, ChangedEnvironment, Judge, Places, Target, output_matches
 from bisect_env.trials.records import Evidence, Machine, Outcome, TrialRecord
 
@@ -44,6 +45,24 @@ _NAMED = select_columns(_TRIALS.c.trial_id, _TRIALS.c.sequence).where(
     _TRIALS.c.trial_id.in_(bindparam("ids", expanding=True))
 )
 _JUDGED = update_rows(_MEMBERS).where(_MEMBERS.c.id == bindparam("member")).values(evidence=bindparam("said"))
+_CHANGES, _STUDIES, _DECISIONS, _COMBINATIONS = (
+    METADATA.tables[name] for name in ("changed_environments", "studies", "decisions", "combinations")
+)
+_ASKED = select_columns(
+    select_columns(func.max(_CHANGES.c.id)).scalar_subquery(),
+    _STUDIES.c.grid,
+    _STUDIES.c.target,
+    select_columns(func.min(_DECISIONS.c.id))
+    .where(_DECISIONS.c.study_id == bindparam("study"), _DECISIONS.c.kind == AMPLIFIED)
+    .scalar_subquery(),
+).where(_STUDIES.c.id == bindparam("study"))
+_OF_ENDS = select_columns(_COMBINATIONS.c.lock_hash).where(
+    _COMBINATIONS.c.study_id == bindparam("study"),
+    _COMBINATIONS.c.key.in_(bindparam("ends", expanding=True)),
+)
+_LIKE_ENDS = select_columns(_COMBINATIONS.c.key).where(
+    _COMBINATIONS.c.study_id == bindparam("study"), _COMBINATIONS.c.lock_hash.in_(_OF_ENDS)
+)
 _NEVER_REUSED = VOID | {Outcome.NOT_RUNNABLE}
 """Outcomes that are a matter of the host on which they were seen."""
 
@@ -81,9 +100,20 @@ class StudyTrials:
         found = session.exec(select(ChangedRow).order_by(col(ChangedRow.id))).all()
         self.changes = found[-1].id or 0 if found else 0
         changed = [rows.change_of(row) for row in found]
-        self.judge = Judge(*_question(session, self._study_id), changed)
+        study = rows.study_of(study_row(session, self._study_id))
+        self.judge = Judge(*_question(session, study), changed)
+        self._ends = end_keys(study)
+        self._asked = self._state(session)
         self.last = 0
         self._known: list[StoredTrial] = []
+        self._written: dict[int, str] = {}
+        self._basis_written: tuple[Target, int] | None = None
+
+    def _state(self, session: Session) -> tuple[Any, ...]:
+        """Return what tells whether anything but trials has changed on which their evidence depends."""
+        connection = session.connection()
+        asked = connection.execute(_ASKED, {"study": self._study_id}).one()
+        return (*asked, *sorted(like_ends(session, self._study_id, self._ends)))
 
     @property
     def basis(self) -> tuple[Target, int]:
@@ -128,13 +158,12 @@ class StudyTrials:
         try:
             with self._store.writing() as session:
                 news = self._catch_up(session)
-                before = self.basis
                 connection = session.connection()
                 stored = set(connection.execute(_NAMED, named).scalars())
                 new = [one for one in trials if one[0].trial_id not in stored]
                 self._insert(session, new)
                 self._store.end_claims(session, named["ids"])
-                return self._admitted(session, news, before)
+                return self._admitted(session, news)
         except IntegrityError as error:
             self._begin()
             raise ValueError("a trial names a lock that is not stored") from error
@@ -195,7 +224,7 @@ class StudyTrials:
             if not any(self._measured(session, key, machines, user) for key in keys):
                 return []
         with self._store.writing() as session:
-            news, before = self._catch_up(session), self.basis
+            news = self._catch_up(session)
             combinations = [*keys.values()]
             places = self._store.combination_ids(session, self._study_id, combinations)
             members = [
@@ -205,7 +234,7 @@ class StudyTrials:
             ]
             if members:
                 session.connection().execute(insert(_MEMBERS), members)
-            return self._admitted(session, news, before)
+            return self._admitted(session, news)
 
     def _measured(
         self, session: Session, key: str, machines: Collection[Machine], user: str | None
@@ -247,11 +276,15 @@ class StudyTrials:
             session: A writing session.
             members: `trial_sequence`, `combination_id`, `reused` and `matched` of each.
         """
-        news, before = self._catch_up(session), self.basis
+        news = self._catch_up(session)
         rows_ = [{**one, "study_id": self._study_id, "evidence": str(Evidence.VOID)} for one in members]
         if rows_:
             session.connection().execute(insert(_MEMBERS), rows_)
-        self._admitted(session, news, before)
+        self._admitted(session, news)
+
+    def judge_again(self, session: Session) -> None:
+        """Write the evidence of all trials, in a writing session that changes what it depends on."""
+        self._admitted(session, self._catch_up(session))
 
     def note_change(self, changed: ChangedEnvironment) -> None:
         """Store that an environment was changed, which makes its trials since then void in all studies.
@@ -267,12 +300,12 @@ class StudyTrials:
             )
             for study_id in set(session.exec(there.where(TrialRow.lock_hash == changed.lock_hash))):
                 mine = self if study_id == self._study_id else StudyTrials(self._store, study_id)
-                before = mine.basis
-                mine._admitted(session, [], (before[0], -1))
+                mine.judge_again(session)
 
     def _catch_up(self, session: Session) -> list[StoredTrial]:
-        newest = session.exec(select(func.max(ChangedRow.id))).one()
-        if (newest or 0) != self.changes:
+        """Read new trials and return them; if the question has changed, also read the known ones again."""
+        last = self.last
+        if self._state(session) != self._asked:
             self._ask(session)
         query = (
             select(MemberRow, TrialRow, CombinationRow.key)
@@ -281,25 +314,31 @@ class StudyTrials:
             .where(MemberRow.study_id == self._study_id, col(MemberRow.id) > self.last)
             .order_by(col(MemberRow.id))
         )
-        found = [rows.stored_trial(member, row, key) for member, row, key in session.exec(query)]
-        for trial in found:
+        found = []
+        for member, row, key in session.exec(query):
+            trial = rows.stored_trial(member, row, key)
+            found.append(trial)
+            self._written[trial.sequence] = member.evidence
             self.judge.tell(trial, matched=trial.matched)
         if found:
             self.last = found[-1].sequence
         self._known += found
-        return found
+        return [trial for trial in found if trial.sequence > last]
 
-    def _admitted(
-        self, session: Session, news: list[StoredTrial], before: tuple[Target, int]
-    ) -> list[StoredTrial]:
-        """Judge new trials, or all trials if the basis has changed; return all trials not returned before."""
+    def _admitted(self, session: Session, news: list[StoredTrial]) -> list[StoredTrial]:
+        """Write evidence where it is not what is stored; return all trials not returned before."""
         session.flush()
-        own = self._with_evidence(self._catch_up(session))
-        changed = own if self.basis == before else self.everything()
-        said = [{"member": trial.sequence, "said": str(trial.evidence)} for trial in changed]
-        if said:
-            session.connection().execute(_JUDGED, said)
-        return [*self._with_evidence(news), *own]
+        new = self._with_evidence([*news, *self._catch_up(session)])
+        # What is stored was compared with this basis before, unless this is the first time.
+        among = new if self.basis == self._basis_written else self.everything()
+        said = {trial.sequence: str(trial.evidence) for trial in among}
+        stale = {member: one for member, one in said.items() if self._written[member] != one}
+        if stale:
+            values = [{"member": member, "said": one} for member, one in stale.items()]
+            session.connection().execute(_JUDGED, values)
+        self._written |= stale
+        self._basis_written = self.basis
+        return new
 
     def _with_evidence(self, trials: Sequence[StoredTrial]) -> list[StoredTrial]:
         return [trial.judged(self.judge.evidence(trial, matched=trial.matched)) for trial in trials]
@@ -339,14 +378,25 @@ def study_row(session: Session, study_id: str) -> StudyRow:
     return row
 
 
-def _question(session: Session, study_id: str) -> tuple[Target, Places]:
-    study = rows.study_of(study_row(session, study_id))
-    query = select(CombinationRow).where(CombinationRow.study_id == study_id)
+def end_keys(study: Study) -> list[str]:
+    """Return the keys of a study's good and bad end as they are stored; empty if it has none."""
+    grid = study.grid
+    return [clean(grid.combination(end).key) for end in grid.ends or ()]
+
+
+def like_ends(session: Session, study_id: str, ends: Sequence[str]) -> set[str]:
+    """Return the keys of all combinations whose lock is that of an end, including the ends themselves."""
+    named = {"study": study_id, "ends": [*ends]}
+    return set(session.connection().execute(_LIKE_ENDS, named).scalars())
+
+
+def _question(session: Session, study: Study) -> tuple[Target, Places]:
+    query = select(CombinationRow).where(CombinationRow.study_id == study.id)
     locks = {state.combination: state.lock_hash for state in map(rows.combination_of, session.exec(query))}
     rule = study.definition.target
     if rule.is_open:
         # What was made more frequent before the study's own trials is the failure that is meant.
-        decided = select(DecisionRow).where(DecisionRow.study_id == study_id, DecisionRow.kind == AMPLIFIED)
+        decided = select(DecisionRow).where(DecisionRow.study_id == study.id, DecisionRow.kind == AMPLIFIED)
         first = session.exec(decided.order_by(col(DecisionRow.id))).first()
         signature = rows.decision_of(first).payload.get("signature") if first is not None else ""
         if signature:

@@ -11,14 +11,12 @@ from pydantic import NonNegativeInt
 from sqlalchemy import (
     JSON,
     BigInteger,
-    Boolean,
     Column,
     Double,
     Index,
     MetaData,
     Text,
     UniqueConstraint,
-    false,
 )
 from sqlmodel import Field, SQLModel
 
@@ -67,7 +65,7 @@ class StudyRow(_Table, table=True):
     target: dict[str, Any] = Field(sa_type=JSON)
     verdict: dict[str, Any] | None = Field(default=None, sa_column=Column(JSON(none_as_null=True)))
     matrix_text: str = Field(sa_type=Text)
-    fresh: bool = Field(default=False, sa_column=Column(Boolean, nullable=False, server_default=false()))
+    fresh: bool
 
 
 class LockRow(_Table, table=True):
@@ -149,7 +147,7 @@ class MemberRow(_Table, table=True):
     """One trial of one study: its own, or one of another study that it reuses.
 
     `evidence` follows from the facts of all trials of the study and is written with them, for questions in
-    SQL. The program computes it whenever it reads trials.
+    SQL, such as lists of trials. Verdicts and reports compute it whenever they read trials.
     """
 
     __tablename__ = "study_trials"

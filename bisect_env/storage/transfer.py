@@ -150,6 +150,9 @@ class _Copier:
             session.flush()
             self._combinations(session, study.id)
             self._decisions(session, study.id)
+            if known is not None:
+                session.flush()
+                Store(self._target).study_trials(study.id).judge_again(session)
             session.commit()
         self._trials(study.id)
         return True

@@ -177,9 +177,11 @@ class ChangedEnvironment:
     until: datetime
 
     def covers(self, facts: TrialFacts) -> bool:
-        """Return whether a trial began in that period, in that environment and on that host."""
+        """Return whether a trial ran in that period, in that environment and on that host."""
         same = (facts.lock_hash, facts.host) == (self.lock_hash, self.host)
-        return same and self.since <= facts.started_at <= self.until
+        # What began earlier ran on after the last good look, and may have met the changed files.
+        until_last_look = (self.since - facts.started_at).total_seconds()
+        return same and facts.started_at <= self.until and facts.duration >= until_last_look
 
 
 @dataclass(frozen=True, slots=True)

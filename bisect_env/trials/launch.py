@@ -74,9 +74,6 @@ class HeadTail:
 # What the host can say about a trial: memory kills that the kernel counted, CPU time of a process tree.
 
 _OOM_KILL = re.compile(r"^oom_kill (\d+)$", re.MULTILINE)
-_COUNTERS_HOLD = 1.0
-"""Seconds for which this process is taken to stay in its cgroups."""
-_counters: dict[Path, tuple[float, tuple[str, ...]]] = {}
 
 
 def oom_kills(root: Path = Path("/")) -> int:
@@ -93,7 +90,7 @@ def oom_kills(root: Path = Path("/")) -> int:
     """
     for path in (*_cgroup_counters(root), f"{root}/proc/vmstat"):
         try:
-            match = _OOM_KILL.search(_text(path))
+            match = _OOM_KILL.search(Path(path).read_text("utf-8", "replace"))
         except OSError:  # another cgroup version, or hidden in a container
             continue
         if match:
@@ -102,12 +99,9 @@ def oom_kills(root: Path = Path("/")) -> int:
 
 
 def _cgroup_counters(root: Path) -> tuple[str, ...]:
-    """Return the files that count memory kills in this process's cgroups; cached for a while."""
-    until, known = _counters.get(root, (0.0, ()))
-    if time.monotonic() < until:
-        return known
+    """Return the files that count memory kills in this process's cgroups."""
     try:
-        lines = _text(f"{root}/proc/self/cgroup").splitlines()
+        lines = Path(f"{root}/proc/self/cgroup").read_text("utf-8", "replace").splitlines()
     except OSError:
         return ()
     paths = []
@@ -117,20 +111,7 @@ def _cgroup_counters(root: Path) -> tuple[str, ...]:
             paths.append(f"{root}/sys/fs/cgroup/{path.lstrip('/')}/memory.events")
         elif "memory" in controllers.split(","):
             paths.append(f"{root}/sys/fs/cgroup/memory/{path.lstrip('/')}/memory.oom_control")
-    _counters[root] = time.monotonic() + _COUNTERS_HOLD, tuple(paths)
     return tuple(paths)
-
-
-def _text(path: str) -> str:
-    """Read a file of the kernel without a text stream, which is slow: every trial reads two of them."""
-    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        data = b""
-        while piece := os.read(fd, 1 << 16):
-            data += piece
-    finally:
-        os.close(fd)
-    return data.decode("utf-8", "replace")
 
 
 def tree_cpu_seconds(pid: int) -> float:
@@ -238,7 +219,6 @@ class Launcher:
             if self.process is None or self.process.poll() is not None:
                 self._start_server()
             assert self._requests is not None
-            self._wake()
             socket.send_fds(self._requests, [b"+"], fds)
 
     def prepare(self) -> None:
@@ -266,7 +246,7 @@ class Launcher:
         self._requests = ours
 
     def _wake(self) -> None:
-        """Continue the server, which a script may have stopped; it then continues its supervisors."""
+        """Continue the server, in case a script has stopped it as well."""
         if self.process is not None:
             self.process.send_signal(signal.SIGCONT)
 
@@ -281,19 +261,16 @@ class Launcher:
         self._requests = self.process = None
 
     def kill(self, supervisor: int | None) -> None:
-        """Kill a supervisor that does not answer, everything below it, and the server, which may be stopped.
-
-        Running trials have supervisors of their own and continue; the next `start` starts a new server.
+        """Kill a supervisor that does not answer; its command ends with it, and the server ends the rest.
 
         Args:
             supervisor: Its process id, None if none was started.
         """
         with self._lock:
             if supervisor is not None:
-                _kill_tree(supervisor)
-            if self.process is not None:
-                self.process.kill()
-            self._discard()
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(supervisor, signal.SIGKILL)
+            self._wake()
 
     def close(self) -> None:
         """End the server; the next `start` makes a new one."""
@@ -307,30 +284,6 @@ class Launcher:
         if self.process is not None:
             self.process.returncode = 0  # else its destructor warns of a child that is not ours
         self.__init__()  # type: ignore[misc]  # a lock that another thread held stays locked for ever
-
-
-def _kill_tree(supervisor: int) -> None:
-    """Kill everything below a supervisor, then the supervisor itself."""
-    deadline = time.monotonic() + END_GRACE
-    with contextlib.suppress(psutil.Error):
-        top = psutil.Process(supervisor)
-        # While it is stopped it inherits every orphan and reaps none, so that nothing escapes from this loop.
-        top.suspend()
-        while time.monotonic() < deadline:
-            living = [one for one in top.children(recursive=True) if _lives(one)]
-            if not living:
-                break
-            for process in living:
-                with contextlib.suppress(psutil.Error):
-                    process.kill()
-        top.kill()
-
-
-def _lives(process: psutil.Process) -> bool:
-    try:
-        return bool(process.status() != psutil.STATUS_ZOMBIE)
-    except psutil.Error:
-        return False
 
 
 LAUNCHER = Launcher()

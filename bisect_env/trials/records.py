@@ -54,7 +54,7 @@ class Perturbation:
         """Build a perturbation from the result of `as_json`.
 
         Raises:
-            TypeError: A key is unknown, as it may be in data of a later release.
+            TypeError: A key is unknown.
         """
         return cls(**{**data, "seeds": tuple(data.get("seeds", ()))})
 
@@ -136,7 +136,7 @@ class Machine:
 
 
 UNKNOWN_MACHINE = Machine("")
-"""Of trials that older releases recorded, and of those that were lost."""
+"""The machine of a trial that was lost."""
 
 
 @dataclass(frozen=True, slots=True)

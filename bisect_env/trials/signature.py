@@ -14,7 +14,6 @@ from collections.abc import Sequence
 from bisect_env.matrix.signatures import SIGNATURE_VERSION, SignatureParts, as_part, read_signature
 from bisect_env.trials.classify import Classification, ExitRecord, abort_cause
 from bisect_env.trials.records import Outcome
-from bisect_env.trials.stacks import native_frames
 from bisect_env.trials.tracebacks import PythonFrame
 
 FRAMES = 3
@@ -55,10 +54,8 @@ def _frames(record: ExitRecord, found: Classification) -> tuple[str, ...]:
     named = tuple(normalise_python(frame) for frame in frames if not frame.is_importlib)[:FRAMES]
     if named or found.outcome is not Outcome.CRASH:
         return named
-    if native := tuple(name for one in native_frames(record.stacks) if (name := normalise_native(one))):
-        return native[:FRAMES]
     cause = abort_cause(record.stderr)
-    return (normalise_native(re.sub(r"^.*?: (?=\w+\(\))", "", cause)),) if cause else ()
+    return (normalise_cause(cause),) if cause else ()
 
 
 def normalise_python(frame: PythonFrame) -> str:
@@ -73,23 +70,16 @@ def normalise_python(frame: PythonFrame) -> str:
     return f"{file if file.startswith('<') else file.rpartition('/')[2]}:{frame.function}"
 
 
-def normalise_native(name: str) -> str:
-    """Return a C or C++ function without arguments, template parameters, addresses and lambda numbers."""
-    name = re.sub(r"\[clone [^\]]*\]|\s*\(\.[^)]*\)|\.(?:isra|constprop|part|cold|llvm)\b[.\d]*", "", name)
-    name = re.sub(r"\{lambda\(.*?\)#\d+\}|\{lambda#\d+\}|<lambda_?\w*>", "{lambda}", name)
-    name = name.replace("(anonymous namespace)", "{anonymous}").replace("operator()", "operator{}")
-    # `operator<`, `operator->` and their kin are names, not brackets.
-    name = re.sub(r"operator(<=>|<<=?|>>=?|<=|>=|->\*?|<|>)", lambda m: f"operator{{{len(m[1])}}}", name)
+def normalise_cause(cause: str) -> str:
+    """Return the words of an abort without program, arguments, template parameters and addresses."""
+    cause = re.sub(r"^.*?: (?=\w+\(\))", "", cause)
     before = None
-    while before != name:  # what is left when a pair is taken out may be one more, or an address
-        before = name
+    while before != cause:  # what is left when a pair is taken out may be one more, or an address
+        before = cause
         for pattern in (r"0x[0-9a-fA-F]+", r"<[^<>]*>", r"\([^()]*\)"):
-            while (shorter := re.sub(pattern, "", name)) != name:
-                name = shorter
-    name = re.sub(r"\+\s*$|\bconst\s*$", "", name.strip())
-    # glibc has one `strlen` for each kind of CPU, and names of its own beside the standard's.
-    name = re.sub(r"^__(?:GI_+)?(\w+?)(?:_(?:avx|evex|sse|ssse|erms)\w*)?$", r"\1", name)
-    return re.sub(r"\s+", " ", name).strip()
+            while (shorter := re.sub(pattern, "", cause)) != cause:
+                cause = shorter
+    return re.sub(r"\s+", " ", cause).strip()
 
 
 def matches(a: str, b: str) -> bool:

@@ -157,11 +157,6 @@ def failing_frames(text: str) -> list[Frame]:
     return failed[begin:]
 
 
-def native_frames(text: str) -> list[str]:
-    """Return the functions of `failing_frames` that have a name."""
-    return [frame.function for frame in failing_frames(text) if frame.function != _UNNAMED]
-
-
 def _native_frame(text: str) -> Frame:
     if text.startswith(_HANDLER):
         return _HANDLER_FRAME

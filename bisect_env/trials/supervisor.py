@@ -428,22 +428,15 @@ def _end_last(supervisors: set[int]) -> None:
 
 
 def _bury(supervisors: set[int]) -> bool:
-    """Reap ended supervisors, continue stopped ones.
-
-    Return whether one left processes of its trial behind.
-    """
+    """Reap ended supervisors; return whether one left processes of its trial behind."""
     orphaned = False
     while True:
         try:
-            pid, status = os.waitpid(-1, os.WNOHANG | os.WUNTRACED)
+            pid, status = os.waitpid(-1, os.WNOHANG)
         except ChildProcessError:
             return orphaned
         if pid == 0:
             return orphaned
-        if os.WIFSTOPPED(status):
-            # A script may do that: a stopped supervisor can neither watch nor end it.
-            _signal_all({pid} & supervisors, signal.SIGCONT)
-            continue
         if pid in supervisors:
             supervisors.remove(pid)
             orphaned = orphaned or status != 0

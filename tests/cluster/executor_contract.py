@@ -33,7 +33,7 @@ PATIENCE = 60.0
 """Seconds after which a test gives up: a guard against hanging, not a measure."""
 
 
-def build(lock: Lock, *, allow_source: bool) -> Prefix:
+def build(lock: Lock, *, allow_source: bool, existing: bool = False) -> Prefix:
     """Takes this interpreter's own prefix for every lock, except where the lock's text asks for a failure."""
     if lock.text == "unbuildable":
         raise UnbuildableError("no wheel fits", False)
@@ -61,7 +61,7 @@ def until(path: Path) -> str:
     return f"import os, time\nwhile not os.path.exists({str(path)!r}): time.sleep(0.02)"
 
 
-def prepared(lock_text: str = "", *, allow_source: bool = False) -> PrefixRequest:
+def prepared(lock_text: str = "", *, allow_source: bool = False, existing: bool = False) -> PrefixRequest:
     return PrefixRequest(Lock("0" * 64, "3.11", "linux-64", (), lock_text), allow_source)
 
 

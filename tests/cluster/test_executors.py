@@ -61,7 +61,9 @@ class Unreleasable(Prefix):
 def test_an_unexpected_error_loses_a_trial_and_not_its_thread(caplog: pytest.LogCaptureFixture) -> None:
     left = [True, True]
 
-    def breaks_at_first(lock: Lock, *, allow_source: bool | frozenset[str] = False) -> Prefix:
+    def breaks_at_first(
+        lock: Lock, *, allow_source: bool | frozenset[str] = False, existing: bool = False
+    ) -> Prefix:
         prefix = build(lock, allow_source=allow_source)
         return Unreleasable(prefix.path, prefix.python) if left and left.pop() else prefix
 

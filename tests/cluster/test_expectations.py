@@ -63,7 +63,7 @@ def test_a_cuda_build_of_conda_is_one() -> None:
 def test_a_worker_holds_a_trial_against_its_lock(locked: str) -> None:
     request = TrialRequest(make_spec("import numpy"), lock(wheel("numpy", locked)))
 
-    def build(_lock: Lock, *, allow_source: bool | frozenset[str]) -> Prefix:
+    def build(_lock: Lock, *, allow_source: bool | frozenset[str], existing: bool = False) -> Prefix:
         return Prefix(PREFIX, Path(sys.executable))
 
     done = perform(request, build=build, cancelled=lambda: False, worker="w")

@@ -112,7 +112,7 @@ def test_workers_join_and_leave_while_trials_run(tmp_path: Path) -> None:
         executor.close()
 
 
-def build_where_allowed(lock: Lock, *, allow_source: bool) -> Prefix:
+def build_where_allowed(lock: Lock, *, allow_source: bool, existing: bool = False) -> Prefix:
     """Takes two seconds, and fails on hosts that are told to."""
     time.sleep(2.0)
     if "CANNOT_BUILD" in os.environ:

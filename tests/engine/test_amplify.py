@@ -103,8 +103,6 @@ def test_what_is_amplified_is_what_the_study_then_looks_for(
     studies: Studies, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """`from-bad-end` means the first failure there, not the most frequent one."""
-    from bisect_env.engine.stored import known_target
-    from bisect_env.matrix.load import load_matrix
     from bisect_env.matrix.signatures import read_signature
 
     monkeypatch.setattr(amplify, "catalogue", lambda _cpus, _seeds, repeats: TRIED[1:2])
@@ -130,9 +128,6 @@ def test_what_is_amplified_is_what_the_study_then_looks_for(
         trial="bad: {signature: from-bad-end}",
         rest="bad: {level: 7}\nsearch: {amplify: true, confidence: 0.8, min_crash_rate: 0.4}",
     )
-    matrix = load_matrix(path)
-    with Store.open(str(studies.db)) as store:
-        assert known_target(matrix, store, None).is_open
     # One trial after another: which one fails first is planted.
     report = studies.run(path, slots=1).report
     assert read_signature(report["target"]).frames[0] == "script.py:early"
@@ -140,7 +135,7 @@ def test_what_is_amplified_is_what_the_study_then_looks_for(
     with Store.open(str(studies.db)) as store:
         study = store.study()
         (decision,) = [one for one in store.decisions(study.id) if one.kind == AMPLIFIED]
-        target = known_target(matrix, store, study.id)
+        target = store.target(study.id)
     assert not target.is_open
     shown = str(read_signature(target.signature))
     assert decision.payload["signature"] == shown == str(read_signature(report["target"]))

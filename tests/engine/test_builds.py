@@ -61,7 +61,9 @@ class SlowBuilder:
         self._guard = threading.Lock()
         self.spans: list[tuple[float, float]] = []
 
-    def __call__(self, lock: Lock, *, allow_source: bool | frozenset[str] = False) -> Prefix:
+    def __call__(
+        self, lock: Lock, *, allow_source: bool | frozenset[str] = False, existing: bool = False
+    ) -> Prefix:
         import sys
 
         with self._guard:

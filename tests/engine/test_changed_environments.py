@@ -2,13 +2,23 @@
 
 from __future__ import annotations
 
+import signal
+import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import closing
+from dataclasses import replace
+from datetime import timedelta
+from functools import partial
 from pathlib import Path
 
 import pytest
 
+from bisect_env.cluster.pool import PoolExecutor
+from bisect_env.cluster.protocol import Completion, PrefixChange, PrefixReady, TrialCompleted, TrialLost
 from bisect_env.engine import events
+from bisect_env.environments.prefix import ensure_prefix
+from bisect_env.errors import StudyInterruptedError
 from bisect_env.storage.query import ask
 from bisect_env.storage.store import Store
 from bisect_env.storage.transfer import merge_databases
@@ -102,11 +112,75 @@ def test_a_change_that_makes_later_trials_fail_is_not_taken_for_a_bad_version(
     check(studies, "3.0")
 
 
+# 2.0 is bad; the trial that changes it passes already, as do all that follow in that environment.
+PASSES_FROM_THEN_ON = (
+    "sys.exit(version >= '2.0' and not (version == '2.0' and 'changed' in file.read_text()))"
+)
+
+
+def passes_from_then_on(studies: Studies, index: IndexServer) -> Path:
+    then = PASSES_FROM_THEN_ON
+    return matrix(studies, index, CHANGES.format(once=str(studies.folder / "once"), then=then))
+
+
 def test_a_change_that_makes_later_trials_pass_is_seen_before_the_verdict(
     studies: Studies, index: IndexServer
 ) -> None:
-    # 2.0 is bad; the trial that changes it passes already, as do all that follow in that environment.
-    then = "sys.exit(version >= '2.0' and not (version == '2.0' and 'changed' in file.read_text()))"
-    studies.run(matrix(studies, index, CHANGES.format(once=str(studies.folder / "once"), then=then)))
+    studies.run(passes_from_then_on(studies, index))
+    assert any("files of the environment" in text and "app=2.0" in text for text in told(studies))
+    check(studies, "2.0")
+
+
+def test_a_change_is_seen_when_the_user_stops_after_the_answer(studies: Studies, index: IndexServer) -> None:
+    def answered() -> bool:
+        return any(isinstance(event, events.Answered) for event in studies.events)
+
+    path = passes_from_then_on(studies, index)
+    with pytest.raises(StudyInterruptedError):
+        studies.run(path, sure=True, stopped=answered)
+    assert any("files of the environment" in text and "app=2.0" in text for text in told(studies))
+    studies.run(path)
+    check(studies, "2.0")
+
+
+class FastClock(PoolExecutor):
+    """An executor of a host whose clock is an hour ahead of that of the command."""
+
+    def wait(self, timeout: float | None = None) -> list[Completion]:
+        return [_an_hour_later(answer) for answer in super().wait(timeout)]
+
+
+def _an_hour_later(answer: Completion) -> Completion:
+    def change(one: PrefixChange) -> PrefixChange:
+        return replace(one, since=one.since + hour, until=one.until + hour)
+
+    hour = timedelta(hours=1)
+    match answer:
+        case TrialCompleted(record):
+            found = None if answer.change is None else change(answer.change)
+            later = replace(record, started_at=record.started_at + hour)
+            return replace(answer, record=later, change=found)
+        case PrefixReady():
+            return replace(answer, changes=tuple(map(change, answer.changes)))
+        case TrialLost(change=PrefixChange() as found):
+            return replace(answer, change=change(found))
+    return answer
+
+
+def test_trials_are_void_by_the_clock_of_their_host(studies: Studies, index: IndexServer) -> None:
+    build = partial(ensure_prefix, cache_dir=studies.folder / "cache")
+    studies.run(passes_from_then_on(studies, index), make_executor=lambda: FastClock(build, 2))
+    check(studies, "2.0")
+
+
+@pytest.mark.parametrize("quick", [False, True])
+def test_a_change_is_seen_after_the_command_was_killed_before_it_looked(
+    studies: Studies, index: IndexServer, quick: bool
+) -> None:
+    path = passes_from_then_on(studies, index)
+    words = [sys.executable, "-m", "tests.engine.killed", str(studies.folder), str(path), "look"]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == -signal.SIGKILL, done.stderr
+    studies.run(path, quick=quick)
     assert any("files of the environment" in text and "app=2.0" in text for text in told(studies))
     check(studies, "2.0")

@@ -21,7 +21,9 @@ from bisect_env.trials.records import Evidence
 from tests.engine.studies import QUICK, Studies
 
 
-def machine_prefix(lock: Lock, *, allow_source: bool | frozenset[str] = False) -> Prefix:
+def machine_prefix(
+    lock: Lock, *, allow_source: bool | frozenset[str] = False, existing: bool = False
+) -> Prefix:
     return Prefix(Path(sys.prefix), Path(sys.executable))
 
 

@@ -20,6 +20,7 @@ from bisect_env.matrix.load import Matrix, load_matrix
 from bisect_env.report.build import report_document
 from bisect_env.report.model import Report
 from bisect_env.report.text import report_text
+from bisect_env.search.goals import Goal
 from bisect_env.storage.entries import counts_of
 from bisect_env.storage.query import ask
 from bisect_env.storage.store import Store
@@ -157,6 +158,39 @@ def test_what_a_trial_says_is_judged_anew(studies: Studies) -> None:
     for trial in crashed:
         odd = int(trial.combination["level"]) % 2
         assert reused[trial.trial_id].evidence == (Evidence.BAD if odd else Evidence.OTHER)
+
+
+@pytest.mark.integration
+def test_one_history_has_another_answer_under_each_target(studies: Studies) -> None:
+    script = """
+        import os, sys
+        level = int(sys.argv[1])
+        if level >= 8:
+            print("gone", flush=True)
+        if level >= 6:
+            os.abort()
+        if level >= 3:
+            sys.exit(3)
+    """
+    path = studies.matrix(script, rest=QUICK)
+    history = studies.run(path, goal=Goal.TABLE).report["study"]["id"]
+    targets = ("", "bad: {outcomes: [crash]}", "bad: {outcomes: [crash], output: [gone]}")
+    for bad, first_bad in zip(targets, ("3", "6", "8"), strict=True):
+        changes = [("files: [script.py]", f"files: [script.py]\n  {bad}")] if bad else []
+        studies.events.clear()
+        report = studies.run(renamed(path, *changes)).report
+        assert report["verdict"]["first_bad"]["level"] == first_bad
+        assert report["verdict"]["status"] == "confirmed"
+        with Store.open(str(studies.db), read_only=True) as store:
+            facts = {trial.trial_id: trial for trial in store.trials(history)}
+            here = {trial.trial_id: trial for trial in store.trials(report["study"]["id"])}
+        # Every fact of the history is there, unchanged, and is evidence of what this study looks for.
+        for trial_id, fact in facts.items():
+            level = int(fact.combination["level"])
+            meant = Evidence.BAD if level >= int(first_bad) else Evidence.OTHER
+            expected = Evidence.GOOD if level < 3 else meant
+            assert here[trial_id].evidence is expected
+            assert here[trial_id].outcome is fact.outcome
 
 
 @pytest.mark.integration

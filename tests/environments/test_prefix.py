@@ -352,3 +352,26 @@ def test_a_failure_where_a_sibling_was_written_to_is_no_evidence(lock, cache, in
     assert answer(other, "import demo").record.outcome is Outcome.PASS, "built again from a fresh archive"
     index.add("third", "1.0")
     assert answer(locked(index, python, "demo", "third"), "import demo").record.outcome is Outcome.PASS
+
+
+def test_a_pass_that_waited_for_a_gpu_while_its_environment_was_found_changed_is_no_evidence(lock, cache):
+    build = partial(ensure_prefix, cache_dir=cache)
+
+    def answer(code, gpus=None):
+        spec = replace(make_spec(code), lock_hash=lock.content_hash)
+        request = TrialRequest(spec, lock, False)
+        return perform(request, build=build, cancelled=lambda: False, worker="w", gpus=gpus)
+
+    class Busy:
+        """Lends GPUs after another trial has changed the environment and failed."""
+
+        def run(self, spec, trial):
+            place = "demo.__file__"
+            change = f"import os, demo\nos.chmod({place}, 0o644)\nopen({place}, 'a').write('#')\n1 / 0"
+            assert answer(change).change is not None
+            return trial((), None)
+
+    passed = answer("import demo", Busy())
+    assert passed.record.outcome is Outcome.PASS
+    assert passed.change is not None
+    assert passed.change.until >= passed.record.started_at

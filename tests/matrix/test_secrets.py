@@ -112,3 +112,28 @@ def test_a_matrix_without_secrets_stays_as_it_is() -> None:
     text = "version: 1\ntrial: {env: {OMP_NUM_THREADS: 8}}\n"
     assert shared_matrix_text(text) == text
     assert shared_matrix_text("a: [") == "a: ["
+
+
+TOKEN = "gh" + "p_" + 36 * "a"
+
+
+@pytest.mark.parametrize(
+    ("env", "shown"),
+    [
+        (f"{{GH_PAT: {TOKEN}}}", '{GH_PAT: "***"}'),
+        ("{MY_PAT: plain}", '{MY_PAT: "***"}'),
+        (f"{{FETCH: 'x-{TOKEN}'}}", '{FETCH: "***"}'),
+        ("{CFLAGS: -O3, PATCHES: a.diff}", "{CFLAGS: -O3, PATCHES: a.diff}"),
+        (f"[FETCH={TOKEN}]", '"***"'),
+        ("{FETCH: [hidden]}", '{FETCH: "***"}'),
+    ],
+)
+def test_variables_of_builds_that_look_like_tokens_are_masked(env: str, shown: str) -> None:
+    text = "axes: {{app: {{git: x, build: {{env: {}}}}}}}\n"
+    assert shared_matrix_text(text.format(env)) == text.format(shown)
+
+
+def test_variables_in_another_form_than_a_mapping_are_masked_as_a_whole() -> None:
+    assert shared_matrix_text("trial: {env: [X=1]}") == 'trial: {env: "***"}'
+    assert shared_matrix_text("trial: {env: }") == "trial: {env: }"
+    assert not may_be_stored("CUDA_TOOL", TOKEN)

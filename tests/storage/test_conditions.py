@@ -4,6 +4,7 @@ import sqlite3
 
 import pytest
 
+from bisect_env.errors import UsageError
 from bisect_env.storage.query import COLUMNS, condition, package_condition
 
 
@@ -12,13 +13,13 @@ from bisect_env.storage.query import COLUMNS, condition, package_condition
     [
         ("outcome=crash", "(outcome = 'crash')"),
         (" outcome != pass ", "(outcome != 'pass')"),
-        ("gpu_model~H100", "(lower(gpu_model) LIKE '%h100%' ESCAPE '\\')"),
-        ("gpu_model~100%_", "(lower(gpu_model) LIKE '%100\\%\\_%' ESCAPE '\\')"),
-        ("python=3.1*", "(lower(python) LIKE '3.1%' ESCAPE '\\')"),
+        ("gpu_model~H100", "(lower(gpu_model) LIKE lower('%H100%') ESCAPE '\\')"),
+        ("gpu_model~100%_", "(lower(gpu_model) LIKE lower('%100\\%\\_%') ESCAPE '\\')"),
+        ("python=3.1*", "(lower(python) LIKE lower('3.1%') ESCAPE '\\')"),
         ("returncode=-11", "(returncode = -11)"),
         ("duration>5.5", "(duration > 5.5)"),
-        ("torch=2.4.1", "(lower(combination) LIKE '%[\"torch\",\"2.4.1\"]%' ESCAPE '\\')"),
-        ("torch!=2.4.*", "(lower(combination) NOT LIKE '%[\"torch\",\"2.4.%\"]%' ESCAPE '\\')"),
+        ("torch=2.4.1", "(lower(combination) LIKE lower('%[\"torch\",\"2.4.1\"]%') ESCAPE '\\')"),
+        ("torch!=2.4.*", "(lower(combination) NOT LIKE lower('%[\"torch\",\"2.4.%\"]%') ESCAPE '\\')"),
         ("outcome = 'crash'", "(outcome = 'crash')"),
         ("outcome='crash' AND evidence='bad'", "(outcome='crash' AND evidence='bad')"),
         ("outcome = crash or pass", "(outcome = crash or pass)"),
@@ -37,6 +38,12 @@ def test_what_people_type(text: str, sql: str) -> None:
 def test_packages() -> None:
     found = package_condition("Cuml_cu12==24.4.*")
     assert found is not None
-    assert "p.name = 'cuml-cu12' AND lower(p.version) LIKE '24.4.%'" in found
+    assert "p.name = 'cuml-cu12' AND lower(p.version) LIKE lower('24.4.%')" in found
     assert "version" not in (package_condition("torch") or "version")
     assert package_condition("torch'; --") is None
+
+
+@pytest.mark.parametrize("text", ["torch=*.1", "torch!=2.*.1", "torch=2.*.*"])
+def test_a_star_within_the_value_of_an_axis_could_reach_another_axis(text: str) -> None:
+    with pytest.raises(UsageError, match="only at the end"):
+        condition(text)

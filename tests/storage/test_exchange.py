@@ -20,7 +20,7 @@ from bisect_env.answers.verdict_document import VerdictDocument
 from bisect_env.errors import StorageError, UsageError
 from bisect_env.matrix.signatures import FROM_BAD_END
 from bisect_env.storage import maintenance, transfer
-from bisect_env.storage.entries import counts_of
+from bisect_env.storage.entries import AMPLIFIED, counts_of
 from bisect_env.storage.query import ask
 from bisect_env.storage.store import Store
 from bisect_env.trials.judge import Target
@@ -72,7 +72,6 @@ def content(reference: str) -> dict[str, Any]:
                 "combinations": store.combinations(study.id),
                 "trials": [told(trial) for trial in trials],
                 "whole": [store.trial(trial.trial_id) for trial in trials],
-                "artefacts": [store.artefacts(trial.trial_id) for trial in trials],
                 "decisions": store.decisions(study.id),
                 "origins": store.origins(study.id),
                 "locks": [store.lock(trial.lock_hash) for trial in trials],
@@ -148,6 +147,27 @@ def test_a_failure_that_only_the_copy_showed_is_the_target_of_both(db: str, tmp_
         assert [trial.evidence for trial in store.trials(study)] == ["bad", "other", "bad"]
     with ask(db, "SELECT evidence FROM v_trials ORDER BY recorded_at") as (_, rows):
         assert [row[0] for row in rows] == ["bad", "other", "bad"]
+
+
+def test_a_decision_that_only_the_copy_knows_changes_what_trials_mean_in_both(
+    db: str, tmp_path: Path
+) -> None:
+    copy = str(tmp_path / "copy.sqlite")
+    settings = {"ends": {"good": {"orjson": "1.0"}, "bad": {"orjson": "2.0"}}}
+    meant, another = signature("crash:SIGSEGV", "a:b"), signature("exit-fail:KeyError", "c:d")
+    with Store.open(db) as store:
+        study = opened_study(store, settings=settings, target=Target(signature=FROM_BAD_END))
+        record_trial(store, study.id, record("1.0", Outcome.CRASH, signature=meant))
+        record_trial(store, study.id, record("2.0", Outcome.EXIT_FAIL, signature=another))
+    transfer.merge_databases(copy, db)
+    with Store.open(copy) as store:
+        store.record_decision(study.id, AMPLIFIED, {"perturbation": {}, "signature": meant})
+    transfer.merge_databases(db, copy)
+    for place in (db, copy):
+        with Store.open(place) as store:
+            assert [trial.evidence for trial in store.trials(study.id)] == ["bad", "other"]
+        with ask(place, "SELECT evidence FROM study_trials ORDER BY id") as (_, rows):
+            assert [row[0] for row in rows] == ["bad", "other"]
 
 
 def test_one_study_comes_with_those_whose_trials_it_reuses(db: str, tmp_path: Path) -> None:

@@ -3,7 +3,8 @@ from __future__ import annotations
 import random
 import re
 from collections.abc import Sequence
-from datetime import UTC, datetime
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,7 @@ from bisect_env.trials.judge import (
     NEVER_TARGET,
     SKIPPED,
     VOID,
+    ChangedEnvironment,
     Judge,
     Places,
     Target,
@@ -110,6 +112,30 @@ def test_a_failed_cuda_initialisation_is_void_once() -> None:
     assert said(record(Outcome.CUDA_INIT), target) is Evidence.VOID
     assert said(record(Outcome.CUDA_INIT), target, repeated=True) is Evidence.BAD
     assert said(record(Outcome.CUDA_INIT), Target(), repeated=True) is Evidence.OTHER
+
+
+@pytest.mark.parametrize(
+    ("start", "seconds", "expected"),
+    [
+        (0, 9, Evidence.GOOD),  # over before the last good look
+        (0, 30, Evidence.VOID),  # it ran when the files were changed
+        (12, 3, Evidence.VOID),
+        (30, 60, Evidence.VOID),
+        (32, 5, Evidence.GOOD),  # begun after the environment was made again
+    ],
+)
+def test_what_ran_between_two_looks_at_a_changed_environment_is_void(
+    start: int, seconds: float, expected: Evidence
+) -> None:
+    noon = datetime(2026, 11, 25, 12, tzinfo=UTC)
+    changed = ChangedEnvironment("0", "h", noon + timedelta(seconds=10), noon + timedelta(seconds=31))
+    one = record(Outcome.PASS, 0, host="h", started_at=noon + timedelta(seconds=start), duration=seconds)
+    for host, lock_hash in (("h", "0"), ("elsewhere", "0"), ("h", "1")):
+        found = Judge(Target(), Places(), [changed])
+        facts = replace(one, host=host, lock_hash=lock_hash)
+        found.tell(facts, matched=True)
+        is_there = (host, lock_hash) == ("h", "0")
+        assert found.evidence(facts, matched=True) is (expected if is_there else Evidence.GOOD)
 
 
 def test_the_reference_page_lists_every_outcome_in_order() -> None:

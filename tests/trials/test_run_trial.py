@@ -172,35 +172,16 @@ STOP_ALL = (
 )
 
 
-def test_a_trial_that_stops_its_supervisor_is_watched_on(run: Run) -> None:
-    for _ in range(3):
-        record = run(STOP_SUPERVISOR + "print('went on')", timeout=20.0)
-        assert (record.outcome, record.stdout) == (Outcome.PASS, "went on\n")
-        assert record.duration < 10.0
-
-
-def test_a_trial_that_stops_all_above_it_costs_itself_alone(
-    run: Run, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("stop", [STOP_SUPERVISOR, STOP_ALL])
+def test_a_trial_that_stops_what_watches_it_costs_itself_alone(
+    run: Run, monkeypatch: pytest.MonkeyPatch, stop: str
 ) -> None:
     monkeypatch.setattr(launch, "KILL_GRACE", 0.5)
-    lost = run(f"{DAEMON}{STOP_ALL}time.sleep(100)", timeout=1.0)
-    assert lost.outcome is Outcome.HARNESS_ERROR
-    again = run("print('fine')")
-    assert (again.outcome, again.stdout) == (Outcome.PASS, "fine\n")
-
-
-def test_a_command_whose_trial_stopped_all_above_it_ends_and_leaves_nothing() -> None:
-    code = """
-import sys, threading, time
-from pathlib import Path
-from bisect_env.trials.run import run_trial
-from tests.trials.trial_support import make_spec
-spec = make_spec(sys.argv[1], timeout=100.0)
-threading.Thread(target=run_trial, args=(spec, Path(sys.prefix)), daemon=True).start()
-time.sleep(1.0)
-"""
     with watched_trials() as living:
-        subprocess.run([sys.executable, "-c", code, f"{DAEMON}{STOP_ALL}time.sleep(100)"], check=True)
+        lost = run(f"{DAEMON}{stop}time.sleep(100)", timeout=1.0)
+        assert lost.outcome is Outcome.HARNESS_ERROR
+        again = run("print('fine')")
+        assert (again.outcome, again.stdout) == (Outcome.PASS, "fine\n")
         deadline = time.monotonic() + 10
         while living():
             assert time.monotonic() < deadline

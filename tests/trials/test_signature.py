@@ -7,7 +7,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from bisect_env.trials.classify import ExitRecord, classify
-from bisect_env.trials.signature import matches, normalise_native, normalise_python, signature
+from bisect_env.trials.signature import matches, normalise_cause, normalise_python, signature
 from bisect_env.trials.tracebacks import PythonFrame
 
 
@@ -93,32 +93,23 @@ def test_exceptions_are_told_apart_by_type_and_place() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "expected"),
+    ("cause", "expected"),
     [
-        ("ns::f(int, std::vector<int, std::allocator<int> > const&) const", "ns::f"),
-        ("at::native::(anonymous namespace)::add<float>(at::Tensor&)", "at::native::{anonymous}::add"),
-        ("void k<1, (char)2>(T*) [clone .constprop.0]", "void k"),
-        ("f.isra.3", "f"),
-        ("g.cold", "g"),
-        ("run()::{lambda(int)#3}::operator()(int) const", "run::{lambda}::operator{}"),
-        ("operator<<(std::ostream&, X const&)", "operator{2}"),
-        ("std::_Function_handler<void ()>::_M_invoke", "std::_Function_handler::_M_invoke"),
-        ("crash+0x1f", "crash"),
-        ("malloc", "malloc"),
-        ("__strlen_evex", "strlen"),
-        ("__GI___libc_free", "libc_free"),
-        ("_PyEval_EvalFrameDefault", "_PyEval_EvalFrameDefault"),
+        ("free(): invalid pointer", "free: invalid pointer"),
+        ("python: malloc(): corrupted top size", "malloc: corrupted top size"),
+        ("*** Error in `python': double free: 0x00007f2a10 ***", "*** Error in `python': double free: ***"),
+        ("a.cc:3: T f(V<int>) [T = X]: Assertion `x' failed.", "a.cc:3: T f [T = X]: Assertion `x' failed."),
     ],
 )
-def test_native_names(name: str, expected: str) -> None:
-    assert normalise_native(name) == expected
+def test_words_of_aborts(cause: str, expected: str) -> None:
+    assert normalise_cause(cause) == expected
 
 
 @given(st.text(alphabet="ab<>(){}:* 0x#"))
 @example("0<<>>x0")
 @example("00x0x0")
-def test_any_name_can_be_normalised_and_keeps_no_brackets_that_match(name: str) -> None:
-    found = normalise_native(name)
+def test_any_words_can_be_normalised_and_keep_no_brackets_that_match(words: str) -> None:
+    found = normalise_cause(words)
     assert not re.search(r"<[^<>]*>|\([^()]*\)|0x[0-9a-f]", found)
 
 
