@@ -46,7 +46,6 @@ class StudyRunner(Runner):
         sure: Whether the checks take as long as they need.
         perturbation: Circumstances under which all trials run.
         user: As for `Runner`.
-        deadline: As for `Runner`.
 
     Attributes:
         plan: The search, which chooses and answers.
@@ -67,7 +66,6 @@ class StudyRunner(Runner):
         sure: bool = False,
         perturbation: Perturbation = NONE,
         user: str | None = None,
-        deadline: float | None = None,
     ) -> None:
         prepared = locking.prepared
 
@@ -83,7 +81,6 @@ class StudyRunner(Runner):
             conditions=conditions,
             machines=machines,
             user=user,
-            deadline=deadline,
             max_trials=matrix.file.search.max_trials,
         )
         self._axes = axes_document(self.grid)
@@ -191,7 +188,7 @@ class StudyRunner(Runner):
     def _try_alone(self) -> bool:
         """Try both sides of the boundary without other trials on the GPU; return whether any trial ran."""
         chosen = self._alone.wanted(self.plan, self._sender.places_alone)
-        if not chosen or self._stopped() or not self._in_time():
+        if not chosen or self._stopped() or not self._session.is_in_time:
             return False
         self._start(chosen, alone=True)
         while self.state.running and not self._stopped():
