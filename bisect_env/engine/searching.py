@@ -24,7 +24,7 @@ from bisect_env.search.verdict import Status
 from bisect_env.storage.entries import StoredTrial
 from bisect_env.trials.records import NONE, Machine, Perturbation, TrialRecord
 
-CHECK_SECONDS, CHECK_SHARE = 1.0, 0.5
+CHECK_SECONDS, CHECK_SHARE = 3.0, 0.5
 """How long an answer may be checked: seconds, or this share of the time that it took if that is more."""
 SHOW_EVERY = 0.2
 """Seconds between two pictures of where the search stands."""
@@ -46,6 +46,7 @@ class StudyRunner(Runner):
         sure: Whether the checks take as long as they need.
         perturbation: Circumstances under which all trials run.
         user: As for `Runner`.
+        began: When the command began with the study, by the clock of the session; None for now.
 
     Attributes:
         plan: The search, which chooses and answers.
@@ -66,6 +67,7 @@ class StudyRunner(Runner):
         sure: bool = False,
         perturbation: Perturbation = NONE,
         user: str | None = None,
+        began: float | None = None,
     ) -> None:
         prepared = locking.prepared
 
@@ -90,7 +92,7 @@ class StudyRunner(Runner):
         }
         self._alone = Alone(matrix.file.trial.gpus)
         self._is_sure = sure
-        self._began_at = session.clock()
+        self._began_at = session.clock() if began is None else began
         self._check_until: float | None = None
         self._stood = False
         self._shown_at = self._saved_at = float("-inf")

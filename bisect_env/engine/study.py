@@ -124,6 +124,7 @@ class StudyRun:
     _grid: Grid = field(init=False)
     _locking: Locking | None = field(init=False, default=None)
     _refining: bool = field(init=False)
+    _began: float = field(init=False)
     _deadline: float | None = field(init=False)
 
     def run(self) -> Conclusion:
@@ -134,7 +135,7 @@ class StudyRun:
         """
         self._expand()
         self._open()
-        began = time.monotonic()
+        began = self._began = time.monotonic()
         self._deadline = self._deadline_from(began)
         # A study that is answered answers again at once, without starting a cluster.
         if self._study.status is not StudyStatus.FINISHED:
@@ -270,6 +271,7 @@ class StudyRun:
             study.id,
             machines=machines,
             user=self._user,
+            began=self._began,
             goal=self.goal,
             quick=self.quick or self._refining,
             sure=self.sure or "clean_rate" in matrix.file.search.model_fields_set,
