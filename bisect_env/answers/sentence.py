@@ -62,8 +62,16 @@ def sentence(
     ]
     if (unimportant := do_not_matter(verdict, axes)) and len(verdict.culprit_axes) > 1:
         parts.append(f"{_listed(unimportant)} {'does' if len(unimportant) == 1 else 'do'} not matter")
-    parts.append(_how_sure(verdict))
-    return "; ".join(parts)
+    return "; ".join([*parts, *_excluded(verdict), _how_sure(verdict)])
+
+
+def _excluded(verdict: VerdictDocument) -> list[str]:
+    """Return which failure rate of the last good combination is excluded, if its checks were cut short."""
+    if not verdict.cleared or not verdict.cleared[0].wanted:
+        return []
+    last_good = verdict.cleared[0]
+    doubt = "" if last_good.hits else ", if at all"
+    return [f"the last good one fails in less than {percent(last_good.below)} of runs{doubt}"]
 
 
 def _whole_table(verdict: VerdictDocument, table: CompatibilityTable) -> str:

@@ -243,6 +243,7 @@ class DaskExecutor:
         self._aside: dict[str, str] = {}
         self._closed = False
         self._workerless_since: float | None = None
+        self._unconnected_since: float | None = None
         self._offers: list[WorkerOffer] = []
         self._offers_at = float("-inf")
         # `Any`: distributed marks itself as typed, and is so in parts only.
@@ -296,7 +297,10 @@ class DaskExecutor:
     # -- trials --------------------------------------------------------------------------------------------
 
     def submit(self, request: TrialRequest) -> None:
-        """Accept a trial; see `Executor.submit`."""
+        """Accept a trial; see `Executor.submit`.
+
+        While the client reconnects, Dask keeps what is submitted and sends it when it is connected again.
+        """
         if self._closed:
             raise InfrastructureError("the cluster is closed")
         self._check_client()
@@ -348,19 +352,27 @@ class DaskExecutor:
 
     def _prepare(self, request: PrefixRequest, late: Sequence[WorkerOffer]) -> None:
         lock_hash = request.lock.content_hash
-        builders = late or self._on_every_host(request)
-        workers = sorted(offer.address for offer in builders)
+        builders, message = late, {}
         # The answer of the call itself, and no event: nothing orders an event after our subscription to it.
         try:
+            self._await_connection()
+            builders = late or self._on_every_host(request)
+            workers = sorted(offer.address for offer in builders)
             message = self.client.run(
                 prepare_on_worker, request, self._build, self._topic, workers=workers, on_error="return"
             )
         except Exception as error:  # noqa: BLE001 - a thread's outermost frame: without an answer the study
             # would wait for ever. What is lost here is the scheduler, or everybody.
-            message = dict.fromkeys(workers, error)
+            _log.debug("a build was not answered", exc_info=error)
+            message = {offer.address: error for offer in builders}
         answers = {offer.host: message.get(offer.address) for offer in builders}
         self._prepared.put((lock_hash, answers, bool(late)))
         self._answers.put("")  # wakes `wait`
+
+    def _await_connection(self) -> None:
+        deadline = time.monotonic() + self._reconnect_grace
+        while self.client.status == "connecting" and time.monotonic() < deadline and not self._closed:
+            time.sleep(0.1)
 
     def _on_every_host(self, request: PrefixRequest) -> list[WorkerOffer]:
         """Return one worker of each host, after waiting for the first worker."""
@@ -467,12 +479,17 @@ class DaskExecutor:
     # -- health --------------------------------------------------------------------------------------------
 
     def _check_client(self) -> None:
-        deadline = time.monotonic() + self._reconnect_grace
-        while self.client.status == "connecting" and time.monotonic() < deadline:
-            time.sleep(0.1)
-        if self.client.status != "running":
+        """Check that the client is connected, or has not been reconnecting for too long; never wait."""
+        status, now = self.client.status, time.monotonic()
+        if status != "connecting":
+            self._unconnected_since = None
+        elif self._unconnected_since is None:
+            self._unconnected_since = now
+        if status == "connecting" and now < (self._unconnected_since or now) + self._reconnect_grace:
+            return
+        if status != "running":
             raise InfrastructureError(
-                f"the Dask cluster is lost (its client is {self.client.status})",
+                f"the Dask cluster is lost (its client is {status})",
                 remedy="start the same command again; it goes on where it stopped",
             )
 

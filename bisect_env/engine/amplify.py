@@ -461,6 +461,11 @@ def settle(matrix: Matrix, grid: Grid, locking: Locking, session: Session, study
         locking: Locks its ends.
         session: Database, environments and executor.
         study_id: The open study.
+
+    Raises:
+        NoEnvironmentError: The environment of an end cannot be made.
+        InfrastructureError: Too many trials were void.
+        StudyInterruptedError: The user stopped it.
     """
     if not matrix.file.search.amplify:
         return NONE
@@ -478,7 +483,13 @@ def settle(matrix: Matrix, grid: Grid, locking: Locking, session: Session, study
         good, bad = (LockedCombination(grid.combination(index), lock) for index, lock in ends)
         target = store.target(study_id)
         # If the target is still open, its signature becomes the target of the study.
-        found = Amplifier(matrix, session, store.study(study_id), target).run(bad, good)
+        try:
+            found = Amplifier(matrix, session, store.study(study_id), target).run(bad, good)
+        except StudyInterruptedError:
+            if session.is_in_time:
+                raise
+            session.say("the budget is spent; what makes the failure more frequent is not known yet")
+            return NONE
     # Another command of this study may have decided meanwhile: both use the first decision.
     known = known_perturbation(store, study_id)
     if known is None:

@@ -113,10 +113,9 @@ class Runner:
         machines: Classes of machines on which trials will run: trials that other studies recorded there
             under the same keys are reused. None reuses nothing.
         user: User whose trials may be reused; None for all users.
-        deadline: When to give up, by the clock of the session; None for never.
         max_trials: Trials that count, at most; None for any number.
-        waits: Whether trials that still run when the plan is finished come to their end. Else they are ended
-            after a moment.
+        waits: Whether trials that still run when the plan is finished come to their end. Else, or when the
+            budget is spent, they are ended after a moment.
 
     Attributes:
         plan: What chooses.
@@ -137,7 +136,6 @@ class Runner:
         series: Series | None = None,
         machines: Collection[Machine] = (),
         user: str | None = None,
-        deadline: float | None = None,
         max_trials: int | None = None,
         waits: bool = False,
     ) -> None:
@@ -153,7 +151,6 @@ class Runner:
         self._notify, self._stopped, self._clock = session.notify, session.stopped, session.clock
         self._is_whole = series is None
         self._series = EveryTrial() if series is None else series
-        self._deadline = deadline
         self._waits = waits
         self.plan = make_plan()
         self.state = StudyState(matrix, self._prepared, self.plan)
@@ -313,10 +310,7 @@ class Runner:
         return self.plan.finished
 
     def _wants_more(self) -> bool:
-        return self._in_time() and not self.plan.finished and not self._stopped()
-
-    def _in_time(self) -> bool:
-        return self._deadline is None or self._clock() < self._deadline
+        return self._session.is_in_time and not self.plan.finished and not self._stopped()
 
     def _look_at_environments(self) -> bool:
         """Check environments in which trials passed; return whether one has changed.
@@ -494,7 +488,8 @@ class Runner:
         Ending them all at once would favour quick outcomes: a hang takes longer than a pass.
         """
         grace = min(GRACE_TRIALS * (self.state.trial_seconds.value or 0.0), GRACE_SECONDS)
-        deadline = float("inf") if self._waits else self._clock() + grace
+        waits = self._waits and self._session.is_in_time
+        deadline = float("inf") if waits else self._clock() + grace
         while self.state.running and (left := deadline - self._clock()) > 0 and not self._stopped():
             self._handle(self._sender.wait(min(LOOK, left)))
             self._sharing.renew(self._claims)

@@ -24,7 +24,7 @@ from bisect_env.search.verdict import Status
 from bisect_env.storage.entries import StoredTrial
 from bisect_env.trials.records import NONE, Machine, Perturbation, TrialRecord
 
-CHECK_SECONDS, CHECK_SHARE = 1.0, 0.5
+CHECK_SECONDS, CHECK_SHARE = 3.0, 0.5
 """How long an answer may be checked: seconds, or this share of the time that it took if that is more."""
 SHOW_EVERY = 0.2
 """Seconds between two pictures of where the search stands."""
@@ -46,7 +46,7 @@ class StudyRunner(Runner):
         sure: Whether the checks take as long as they need.
         perturbation: Circumstances under which all trials run.
         user: As for `Runner`.
-        deadline: As for `Runner`.
+        began: When the command began with the study, by the clock of the session; None for now.
 
     Attributes:
         plan: The search, which chooses and answers.
@@ -67,7 +67,7 @@ class StudyRunner(Runner):
         sure: bool = False,
         perturbation: Perturbation = NONE,
         user: str | None = None,
-        deadline: float | None = None,
+        began: float | None = None,
     ) -> None:
         prepared = locking.prepared
 
@@ -83,7 +83,6 @@ class StudyRunner(Runner):
             conditions=conditions,
             machines=machines,
             user=user,
-            deadline=deadline,
             max_trials=matrix.file.search.max_trials,
         )
         self._axes = axes_document(self.grid)
@@ -93,7 +92,7 @@ class StudyRunner(Runner):
         }
         self._alone = Alone(matrix.file.trial.gpus)
         self._is_sure = sure
-        self._began_at = session.clock()
+        self._began_at = session.clock() if began is None else began
         self._check_until: float | None = None
         self._stood = False
         self._shown_at = self._saved_at = float("-inf")
@@ -191,7 +190,7 @@ class StudyRunner(Runner):
     def _try_alone(self) -> bool:
         """Try both sides of the boundary without other trials on the GPU; return whether any trial ran."""
         chosen = self._alone.wanted(self.plan, self._sender.places_alone)
-        if not chosen or self._stopped() or not self._in_time():
+        if not chosen or self._stopped() or not self._session.is_in_time:
             return False
         self._start(chosen, alone=True)
         while self.state.running and not self._stopped():

@@ -31,6 +31,7 @@ class Session:
         notify: Called with everything that happens.
         stopped: Returns whether the user wants to stop.
         clock: Returns the seconds of a clock that never goes back.
+        deadline: When the study's budget is spent, by `clock`; None for never.
     """
 
     store: Store
@@ -39,6 +40,12 @@ class Session:
     notify: Callable[[events.Event], None] = _ignore
     stopped: Callable[[], bool] = _never
     clock: Callable[[], float] = field(default=time.monotonic)
+    deadline: float | None = None
+
+    @property
+    def is_in_time(self) -> bool:
+        """Return whether the budget is not spent yet."""
+        return self.deadline is None or self.clock() < self.deadline
 
     def say(self, text: str) -> None:
         """Report what is being done."""

@@ -100,8 +100,8 @@ class StudyState:
         members: Combinations of each group, by the one that stands for it.
         seen: Content hashes of environments in which trials ran before this command began: they are likely to
             be there still.
-        ready: Of those that are on every host.
-        building: Of those that are being made.
+        ready: Content hashes of environments that at least one host has.
+        building: Content hashes of environments that are being made.
         build_seconds: Of environments.
         trial_seconds: Of trials that count.
     """

@@ -56,6 +56,7 @@ from bisect_env.search.table import MOST_CALLED
 from bisect_env.search.verdict import Status, Verdict
 from bisect_env.storage.entries import (
     COMMIT,
+    StoredTrial,
     Study,
     StudyStatus,
 )
@@ -123,6 +124,7 @@ class StudyRun:
     _grid: Grid = field(init=False)
     _locking: Locking | None = field(init=False, default=None)
     _refining: bool = field(init=False)
+    _began: float = field(init=False)
     _deadline: float | None = field(init=False)
 
     def run(self) -> Conclusion:
@@ -133,7 +135,7 @@ class StudyRun:
         """
         self._expand()
         self._open()
-        began = time.monotonic()
+        began = self._began = time.monotonic()
         self._deadline = self._deadline_from(began)
         # A study that is answered answers again at once, without starting a cluster.
         if self._study.status is not StudyStatus.FINISHED:
@@ -192,8 +194,10 @@ class StudyRun:
         budget = self.matrix.file.search.budget
         if budget is None:
             return None
-        spent = [one.get("seconds") for one in self._earlier_runs()]
-        return began + budget - sum(seconds for seconds in spent if isinstance(seconds, int | float))
+        stored = [one.get("seconds") for one in self._earlier_runs()]
+        spent = sum(seconds for seconds in stored if isinstance(seconds, int | float))
+        # A killed command stored nothing but its trials.
+        return began + budget - max(spent, _seconds_covered(self.store.trials(self._study.id)))
 
     def _earlier_runs(self) -> list[Mapping[str, Any]]:
         """Return what each earlier command stored when it ended; see `ENDED`."""
@@ -249,13 +253,16 @@ class StudyRun:
                 if (index := self._grid.find(combination)) is not None and index not in self._grid.excluded
             },
         )
-        session = Session(store, self.provider, self.place.executor, self.notify, self.stopped)
+        session = Session(
+            *(store, self.provider, self.place.executor, self.notify, self.stopped), deadline=self._deadline
+        )
         perturbation = settle(matrix, self._grid, locking, session, study.id)
         save_prepared(store, study, locking.prepared)
         # Looking up a hundred thousand keys takes longer than the few trials that might be spared.
         is_done = study.status is StudyStatus.FINISHED
         many = math.prod(self._grid.shape) > MOST_CALLED
-        reuses = not (study.definition.fresh or many or is_done)
+        # With the budget spent, circumstances may be unsettled: what is reused may be no evidence later.
+        reuses = not (study.definition.fresh or many or is_done) and self._is_in_time()
         machines = reusable(self.place.machines(), matrix.file.trial.gpus) if reuses else ()
         runner = StudyRunner(
             matrix,
@@ -264,7 +271,7 @@ class StudyRun:
             study.id,
             machines=machines,
             user=self._user,
-            deadline=self._deadline,
+            began=self._began,
             goal=self.goal,
             quick=self.quick or self._refining,
             sure=self.sure or "clean_rate" in matrix.file.search.model_fields_set,
@@ -492,6 +499,16 @@ def open_locking(
         )
     )
     return locking
+
+
+def _seconds_covered(trials: Sequence[StoredTrial]) -> float:
+    """Return for how long at least one of a study's own trials ran."""
+    spans = sorted((one.started_at.timestamp(), one.duration) for one in trials if not one.reused)
+    covered, end = 0.0, float("-inf")
+    for began, seconds in spans:
+        covered += max(0.0, began + seconds - max(began, end))
+        end = max(end, began + seconds)
+    return covered
 
 
 def _write_locks(folder: Path, matrix: Matrix, prepared: Prepared) -> None:

@@ -112,7 +112,7 @@ def install(
     elif date is not None:
         args += ["--exclude-newer", date]
     archives = progress.Archives(step, {package.name: package.version for package in packages}, uv.cache_dir)
-    _run(uv, args, place, timeout, builds=builds, heard=archives.heard)
+    _run(uv, args, place, timeout, builds=builds, on_line=archives.take_line)
     listing.unlink()
     # uv's own, against others who install here at the same time: nobody ever does.
     (place / ".lock").unlink(missing_ok=True)
@@ -125,10 +125,10 @@ def _run(
     timeout: float,
     *,
     builds: bool,
-    heard: Callable[[str], None] | None = None,
+    on_line: Callable[[str], None] | None = None,
 ) -> None:
     # A build may leave a server behind, which would hold the lock for ever: uv then ends with this process.
-    finished = uv.run(args, cwd=cwd, timeout=timeout, builds=builds, heard=heard, watched=builds)
+    finished = uv.run(args, cwd=cwd, timeout=timeout, builds=builds, on_line=on_line, watched=builds)
     if finished.returncode != 0 or finished.timed_out:
         raise _failure(finished, timeout, builds=builds)
 

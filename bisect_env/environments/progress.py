@@ -75,7 +75,7 @@ class Archives:
         self._sizes: dict[str, int] = {}
         self._waiting: list[str] = []
 
-    def heard(self, line: str) -> None:
+    def take_line(self, line: str) -> None:
         """Process a line that uv has written.
 
         Raises:

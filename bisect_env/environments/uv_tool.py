@@ -63,7 +63,7 @@ def run_tool(
     env: Mapping[str, str],
     cwd: Path,
     timeout: float,
-    heard: Callable[[str], None] | None = None,
+    on_line: Callable[[str], None] | None = None,
     keep: int | None = _KEEP,
     holding: int | None = None,
 ) -> Finished:
@@ -77,7 +77,7 @@ def run_tool(
         env: All of its environment variables.
         cwd: Its working directory.
         timeout: Seconds after which its process group is killed.
-        heard: Called with each line of its errors, a moment after it was written.
+        on_line: Called with each line of its errors, a moment after it was written.
         keep: Bytes of output that are kept, from its end; None for all.
         holding: A descriptor that it inherits: what is locked by it stays so until the command has ended,
             even if this process is killed before.
@@ -103,7 +103,7 @@ def run_tool(
                 os.setpriority(os.PRIO_PROCESS, process.pid, nice)
         ended = False
         try:
-            lines = None if heard is None else _Lines(err.fileno(), heard)
+            lines = None if on_line is None else _Lines(err.fileno(), on_line)
             ended = _ended_in(process, timeout, lines)
         finally:
             with _lock:
@@ -179,9 +179,9 @@ def _is_stopped(pid: int) -> bool:
 class _Lines:
     """A reader that forwards the lines that a process writes into a file, while it writes."""
 
-    def __init__(self, fd: int, heard: Callable[[str], None]) -> None:
+    def __init__(self, fd: int, on_line: Callable[[str], None]) -> None:
         self._fd = fd
-        self._heard = heard
+        self._on_line = on_line
         self._at = 0
 
     def pass_on(self) -> None:
@@ -189,7 +189,7 @@ class _Lines:
         text, end, _ = os.pread(self._fd, _KEEP, self._at).rpartition(b"\n")
         self._at += len(text) + len(end)
         for line in text.decode("utf-8", "replace").splitlines():
-            self._heard(line)
+            self._on_line(line)
 
 
 def _tail(stream: IO[bytes], keep: int | None) -> str:
@@ -333,7 +333,7 @@ class Uv:
         cwd: Path,
         timeout: float,
         builds: bool,
-        heard: Callable[[str], None] | None = None,
+        on_line: Callable[[str], None] | None = None,
         extra: Mapping[str, str] | None = None,
         watched: bool = False,
         memory: int = 0,
@@ -346,7 +346,7 @@ class Uv:
             timeout: Seconds.
             builds: Whether uv may run code of source distributions, which inherits its environment. Then that
                 is what a trial gets, and what uv itself has to know; passwords come through a pipe.
-            heard: Called with each line of uv's errors.
+            on_line: Called with each line of uv's errors.
             extra: Environment variables besides.
             watched: Whether all of it ends when this process does, however that ends.
             memory: Of what is watched, bytes of address space that each process may take; 0 for no limit.
@@ -372,7 +372,7 @@ class Uv:
                     argv = [sys.executable, "-I", "-S", "-c", _WATCHED, str(os.getpid()), str(memory), *argv]
                 whole = {**env, **(extra or {})}
                 holding = None if watched else self._holding
-                return run_tool(argv, env=whole, cwd=cwd, timeout=timeout, heard=heard, holding=holding)
+                return run_tool(argv, env=whole, cwd=cwd, timeout=timeout, on_line=on_line, holding=holding)
         except OSError as error:
             if error.errno in FULL and (place := full_file_system(self.cache_dir)):
                 raise no_room_error(place) from error

@@ -92,6 +92,22 @@ def test_ctrl_c_says_how_to_go_on(tmp_path: Path) -> None:
     assert command.run("--json", "--workers", "2").returncode == 0
 
 
+@pytest.mark.whole_command
+def test_ctrl_c_during_the_checks_ends_with_the_answer(tmp_path: Path) -> None:
+    command = Command(tmp_path, crash_from_six("time.sleep(0.2)"))
+    process = command.start("--json", "--workers", "2", "--sure")
+    assert any(event["event"] == "answered" for event in lines(process))
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=60)
+    assert process.returncode == 0, err
+    assert "Traceback" not in err
+    verdict = json.loads(out.splitlines()[-1])
+    assert verdict["event"] == "verdict"
+    assert verdict["verdict"]["first_bad"]["level"] == "6"
+    # Sixty-one passes were wanted.
+    assert verdict["verdict"]["cleared"][0]["wanted"] > 0
+
+
 @pytest.mark.slow
 def test_a_second_ctrl_c_ends_at_once_and_says_how_to_go_on(tmp_path: Path) -> None:
     script = "import time; time.sleep(15)"

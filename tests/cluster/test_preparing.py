@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
-from bisect_env.cluster.base import ATTEMPTS, Whereabouts, outcome
-from bisect_env.cluster.protocol import BuildFailed, PrefixReady, WorkerOffer
-from tests.cluster.executor_contract import prepared
+import contextlib
+import time
+from types import SimpleNamespace
+
+from bisect_env.cluster.base import ATTEMPTS, DaskExecutor, Whereabouts, outcome
+from bisect_env.cluster.protocol import BuildFailed, Completion, PrefixReady, WorkerOffer
+from tests.cluster.executor_contract import build, prepared
 
 HASH = prepared().lock.content_hash
 OLD = [WorkerOffer("tcp://a:1", "a", 1), WorkerOffer("tcp://a:2", "a", 1)]
@@ -79,3 +83,20 @@ def test_a_host_that_cannot_make_what_another_has_is_told_once() -> None:
         "on b an environment cannot be made: the build failed (this host has no gcc); its trials run else"
     )
     assert outcome(HASH, answers, known={"b"}) == PrefixReady(HASH, 3.0, ("mended",))
+
+
+def test_a_build_whose_workers_cannot_be_listed_is_answered() -> None:
+    def unreadable(**_: object) -> None:
+        raise ValueError("not a scheduler's answer")
+
+    executor = DaskExecutor(build)
+    executor.client = SimpleNamespace(status="running", scheduler_info=unreadable)
+    executor.prepare(prepared())
+    deadline = time.monotonic() + 10
+    answers: list[Completion] = []
+    while not answers and time.monotonic() < deadline:
+        with contextlib.suppress(ValueError):
+            answers += executor.wait(0.1)
+    (answer,) = answers
+    assert isinstance(answer, BuildFailed)
+    assert answer.transient

@@ -15,7 +15,14 @@ from pathlib import Path
 
 import pytest
 
-from bisect_env.cluster.protocol import Completion, PrefixReady, PrefixRequest, TrialCompleted, TrialLost
+from bisect_env.cluster.protocol import (
+    BuildFailed,
+    Completion,
+    PrefixReady,
+    PrefixRequest,
+    TrialCompleted,
+    TrialLost,
+)
 from bisect_env.cluster.remote import RemoteExecutor
 from bisect_env.environments.lock import Lock, UnbuildableError
 from bisect_env.environments.prefix import Prefix
@@ -30,6 +37,7 @@ from tests.cluster.executor_contract import (
     prepared,
     processes_of,
     request,
+    trial_id,
     wait_until,
 )
 
@@ -190,14 +198,26 @@ def test_a_lost_scheduler_is_an_error_that_says_what_to_do_and_leaves_no_trial_r
         executor.submit(one)
         wait_until(lambda: processes_of(one.spec.trial_id))
         scheduler.kill()
+        wait_until(lambda: executor.client.status == "connecting")
         answers: list[Completion] = []
+        # None of these waits for the connection, so that Ctrl-C is looked at.
+        for step in (
+            lambda: executor.prepare(prepared()),
+            lambda: executor.submit(request()),
+            lambda: answers.extend(executor.wait(0.1)),
+        ):
+            began = time.monotonic()
+            step()
+            assert time.monotonic() - began < 3.0
         with pytest.raises(InfrastructureError, match="lost") as error:  # noqa: PT012
             while True:
                 answers += executor.wait(1.0)
                 if answers:
                     executor.submit(request())
         assert "start the same command again" in str(error.value)
-        assert [type(answer) for answer in answers] == [TrialLost]
+        trials = [answer for answer in answers if not isinstance(answer, BuildFailed)]
+        assert {type(answer) for answer in trials} == {TrialLost}
+        assert [trial_id(answer) for answer in trials].count(one.spec.trial_id) == 1
         wait_until(lambda: not left_of(one.spec.trial_id))
         # As a client is that closes by itself while it is asked; what a thread raises fails the test.
         executor.client.scheduler = None

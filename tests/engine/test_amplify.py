@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 
 from bisect_env.engine import amplify, events
@@ -97,6 +99,20 @@ def test_a_failure_that_never_shows_is_not_looked_for(
     assert done.exit_code is ExitCode.NO_VERDICT
     said = [event.text for event in studies.events if isinstance(event, events.Said)]
     assert said[-1].startswith("trials run as they are: 0 of 48 trials")
+
+
+def test_the_budget_bounds_the_search_for_circumstances(studies: Studies) -> None:
+    script = "import time; time.sleep(0.25)"
+    path = studies.matrix(script, rest="search: {amplify: true, budget: 2s}")
+    began = time.monotonic()
+    done = studies.run(path)
+    # The trials at the bad end alone would take more than a minute.
+    assert time.monotonic() - began < 10
+    assert done.exit_code is ExitCode.NO_VERDICT
+    with Store.open(str(studies.db)) as store:
+        study = store.study(done.report["study"]["id"])
+        assert amplify.known_perturbation(store, study.id) is None
+        assert store.trials(study.id) == []
 
 
 def test_what_is_amplified_is_what_the_study_then_looks_for(

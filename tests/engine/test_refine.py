@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from bisect_env.engine import events
+from bisect_env.engine import events, searching
 from bisect_env.errors import UsageError
 from tests.engine.studies import Studies
 from tests.environments.index_server import IndexServer, serve
@@ -48,6 +49,29 @@ def test_releases_around_the_answer_are_looked_at(studies: Studies, index: Index
     again = studies.run(path).report
     assert again["verdict"]["first_bad"]["lib"] == "2.0.0"
     assert not [event for event in studies.events if isinstance(event, events.TrialStarted)]
+
+
+@pytest.mark.integration
+def test_checks_take_half_of_the_time_of_the_whole_study(
+    studies: Studies, index: IndexServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(searching, "CHECK_SHARE", 0.5)
+    path = question(studies, index)
+    script = studies.folder / "script.py"
+    script.write_text("import time\ntime.sleep(0.3)\n" + script.read_text())
+    began = time.monotonic()
+    told: list[tuple[float, float]] = []
+
+    class Noting(list[events.Event]):
+        def append(self, event: events.Event) -> None:
+            if isinstance(event, events.Answered) and event.seconds is not None:
+                told.append((event.seconds, time.monotonic() - began))
+
+    studies.events = Noting()
+    studies.run(path)
+    seconds, after = told[-1]
+    # The answer was found by the runner before this one, which looked at the listed releases alone.
+    assert seconds == pytest.approx(0.5 * after, rel=0.3)
 
 
 @pytest.mark.slow

@@ -18,7 +18,7 @@ from bisect_env.search.goals import Goal
 from bisect_env.storage.store import Store
 from bisect_env.temporary import PREFIX, TRIAL, make_held
 from bisect_env.trials.records import Evidence
-from tests.engine.studies import CRASH_FROM_SIX, QUICK, Studies
+from tests.engine.studies import CRASH_FROM_SIX, QUICK, Studies, crash_from_six
 
 pytestmark = pytest.mark.integration
 
@@ -88,6 +88,21 @@ def test_the_budget_of_trials_ends_the_study(studies: Studies) -> None:
     conclusion = studies.run(path)
     assert conclusion.report["trials"] == 3
     assert conclusion.exit_code == ExitCode.NO_VERDICT
+
+
+def test_trials_of_a_command_that_stored_no_time_are_part_of_the_budget(studies: Studies) -> None:
+    # As after `kill -9`: the first command has no budget, and notes nothing when it ends.
+    path = studies.matrix(crash_from_six("time.sleep(0.5)"))
+
+    def stopped() -> bool:
+        return sum(isinstance(event, events.TrialFinished) for event in studies.events) >= 3
+
+    with pytest.raises(StudyInterruptedError):
+        studies.run(path, stopped=stopped, slots=1)
+    path.write_text(path.read_text() + "\nsearch: {budget: 1s}\n")
+    studies.events.clear()
+    assert studies.run(path, slots=1).exit_code is ExitCode.NO_VERDICT
+    assert not [event for event in studies.events if isinstance(event, events.TrialStarted)]
 
 
 def test_other_failures_are_set_aside_and_never_counted(studies: Studies) -> None:

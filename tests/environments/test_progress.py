@@ -23,7 +23,7 @@ def steps(lines: list[str], folder: Path) -> list[BuildStep]:
     archives = Archives("unpacking", {"torch": "2.11.0", "libcudf-cu13": "26.6.0"}, folder)
     with told_to(told.append):
         for line in lines:
-            archives.heard(line)
+            archives.take_line(line)
     return told
 
 
@@ -54,7 +54,7 @@ def test_one_step_is_told_twice_a_second_and_the_next_at_once() -> None:
 
 
 def test_nobody_need_listen(tmp_path: Path) -> None:
-    Archives("unpacking", {}, tmp_path).heard(BEGUN[0])
+    Archives("unpacking", {}, tmp_path).take_line(BEGUN[0])
 
 
 @pytest.mark.integration

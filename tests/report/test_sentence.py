@@ -9,7 +9,7 @@ import pytest
 
 from bisect_env.answers.explanation import ChangedPackage, Explanation, IntermediateEnvironment
 from bisect_env.answers.sentence import do_not_matter, sentence
-from bisect_env.answers.verdict_document import VerdictDocument
+from bisect_env.answers.verdict_document import ClearedCombination, VerdictDocument
 from tests.report.samples import Axis, axis, orjson_verdict, rate, verdict
 
 RATES = (
@@ -36,6 +36,15 @@ def with_between(document: VerdictDocument, *between: dict[str, Any]) -> Verdict
 def test_a_regression() -> None:
     document, axes = one("1.2", "1.1")
     assert sentence(document, axes, "crash") == f"lib 1.2 is the first bad version (last good 1.1): {RATES}"
+
+
+@pytest.mark.parametrize(("wanted", "says"), [(30, True), (0, False)])
+def test_checks_that_were_cut_short_say_what_they_exclude(wanted: int, says: bool) -> None:
+    document, axes = one("1.2", "1.1")
+    cleared = ClearedCombination(combination={"lib": "1.1"}, hits=0, trials=32, below=0.0894, wanted=wanted)
+    text = sentence(document.model_copy(update={"cleared": (cleared,)}), axes, "crash")
+    clause = "; the last good one fails in less than 8.9 % of runs, if at all; probability 97 %"
+    assert (clause in text) is says
 
 
 def test_releases_that_were_not_listed_are_named() -> None:
