@@ -36,6 +36,7 @@ from bisect_env.report.model import (
     TimelineReport,
     labels,
 )
+from bisect_env.report.question import question_files
 
 LISTED = 3000
 """Combinations in the table; of more, those that were tried or could not be."""
@@ -77,6 +78,7 @@ def html_text(report: Report, *, served: bool = False) -> str:
         lanes=_lanes(report),
         machines=words.machines(report),
         facts=_facts(report.verdict),
+        question_files=question_files(report.question),
     )
     # Characters that UTF-8 cannot hold come from scripts that print bytes.
     return text.encode("utf-8", "replace").decode("utf-8") + "\n"
@@ -187,7 +189,7 @@ def _facts(verdict: VerdictDocument) -> list[tuple[str, str]]:
         ("probability if their rates differ", _chance(verdict.models.differing)),
         ("typical rate of bad combinations", _rate(verdict.typical_bad_rate)),
         ("background rate of good ones", _rate(verdict.background_rate)),
-        ("chance that last good was merely lucky", _rate(verdict.chance_of_luck)),
+        ("chance that the good side was merely lucky", _rate(verdict.chance_of_luck)),
         ("evidence against no difference at all", _odds(factors.log10_against_no_difference)),
         ("evidence against the second answer", _odds(factors.log10_against_runner_up)),
         ("stated ends that are not as stated", clean(", ".join(verdict.ends_wrong))),
@@ -504,7 +506,7 @@ def _drawn(
 
 def cell_words(one: CombinationReport, report: Report) -> str:
     """Return a cell's full description in one line."""
-    parts = [words.named(one.combination), _tag(one, report)]
+    parts = [words.named(one.combination), words.side_of(one, report)]
     if one.rate is not None:
         shown = f"{percent(one.rate)}, 95 % interval {interval(*one.interval)}"
         parts.append(f"{one.bad} of {one.counted} trials bad ({shown})")
@@ -528,14 +530,6 @@ def cell_note(one: CombinationReport) -> str:
     return "; ".join(parts)
 
 
-def _tag(one: CombinationReport, report: Report) -> str:
-    if report.has_verdict:
-        for cell, tag in ((report.verdict.first_bad, "first bad"), (report.verdict.last_good, "last good")):
-            if one.combination == cell:
-                return tag
-    return ""
-
-
 @dataclass(frozen=True, slots=True)
 class _HeatCell:
     """One cell of a heat map.
@@ -554,8 +548,8 @@ class _HeatCell:
 
 
 def _cell(one: CombinationReport, report: Report) -> _HeatCell:
-    tag = _tag(one, report)
-    styles = {"first bad": ["first-bad"], "last good": ["last-good"]}.get(tag, [])
+    tag = words.side_of(one, report)
+    styles = ["first-bad" if tag.endswith("bad") else "last-good"] if tag else []
     background = ""
     if not one.is_runnable:
         styles.append("hatched")

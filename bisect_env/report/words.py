@@ -14,8 +14,8 @@ from enum import IntEnum
 from bisect_env.answers.chapters import CommitReport, NamedCommit
 from bisect_env.answers.explanation import Explanation
 from bisect_env.answers.origins import told_origins
-from bisect_env.answers.phrases import duration, how_many, interval, percent, probability
-from bisect_env.answers.sentence import do_not_matter, noun
+from bisect_env.answers.phrases import and_more, duration, how_many, interval, percent, probability
+from bisect_env.answers.sentence import do_not_matter
 from bisect_env.answers.untrusted import clean, comma_separated, shortened
 from bisect_env.environments.difference import PackageChange, PackageState
 from bisect_env.matrix.history import SHORT, is_commit, readable
@@ -111,6 +111,43 @@ def rows(report: Report) -> Rows:
     chosen = {id(row) for row in sorted(result, key=worth, reverse=True)[:ROWS]}
     hidden = sum(len(row.members) for row in result if id(row) not in chosen)
     return Rows(tuple(row for row in result if id(row) in chosen), hidden)
+
+
+NEIGHBOURS = 8
+"""Rows of the short answer."""
+
+
+def neighbours(report: Report) -> Rows:
+    """Return the combinations next to the boundary, nearest first chosen, shown in the table's order.
+
+    Combinations that were not tried have no row, boundaries apart. Without a verdict those that failed most
+    are chosen.
+    """
+    ordered = _ordered(report)
+    kept = boundary_cells(report)
+    places = [i for i, one in enumerate(ordered) if one.combination in kept]
+
+    def worth(place: int) -> tuple[bool, float, int]:
+        one = ordered[place]
+        far = (_distance(one, ordered[end]) + abs(place - end) / len(ordered) for end in places)
+        return (one.combination not in kept, min(far, default=0.0), -one.bad)
+
+    said = [
+        i
+        for i, one in enumerate(ordered)
+        if one.outcomes
+        or i in places
+        or (not one.is_runnable and any(_distance(one, ordered[end]) == 1 for end in places))
+    ]
+    chosen = sorted(sorted(said, key=worth)[:NEIGHBOURS])
+    known = labels(report.axes)
+    shown = [row for place in chosen for row in _rows_of([ordered[place]], Detail.ALL, known)]
+    return Rows(tuple(shown), len(ordered) - len(shown))
+
+
+def _distance(one: CombinationReport, other: CombinationReport) -> int:
+    """Return in how many axes two combinations differ."""
+    return sum(other.combination.get(axis) != value for axis, value in one.combination.items())
 
 
 def boundary_cells(report: Report) -> list[Mapping[str, str]]:
@@ -262,7 +299,7 @@ def ends(report: Report) -> list[tuple[str, str]]:
     if not report.has_verdict:
         return found
     verdict = report.verdict
-    for cell, title in ((verdict.first_bad, "first bad"), (verdict.last_good, "last good")):
+    for cell, title in zip((verdict.first_bad, verdict.last_good), report.side_names, strict=True):
         if cell:
             found.append((title, named(cell)))
     for other in verdict.others or ():
@@ -274,7 +311,7 @@ def ends(report: Report) -> list[tuple[str, str]]:
     if unimportant := do_not_matter(verdict, axes):
         found.append(("does not matter", clean(", ".join(unimportant))))
     if claims := untested(report):
-        found.append(("assumed, not tried", claims))
+        found.append(("thinly tested", claims))
     if report.explanation is not None:
         found.append(("explained", clean(report.explanation.sentence)))
     if report.traced is not None and report.traced.study:
@@ -284,28 +321,16 @@ def ends(report: Report) -> list[tuple[str, str]]:
 
 
 def untested(report: Report) -> str:
-    """Return what the verdict claims about versions with few or no trials; "" if nothing."""
-    nouns = {axis.name: noun(axis.kind) for axis in report.axes}
+    """Return the versions that the verdict judges with few or no trials; "" if there are none."""
     texts = []
     for one in report.verdict.untested:
         axis, trials = one.axis, one.trials
         first, last = (end.get(axis, "?") for end in (one.first, one.last))
-        word = nouns.get(axis, "version")
-        named = word if axis == word else f"{axis} {word}"
-        what = f"{named} {first}" if first == last else f"{named}s {first} to {last}"
-        claim = f"that {what} {'fails' if first == last else 'fail'}, too"
-        if not one.called_bad:
-            claim = f"that {what} did not fail"
-        if not trials:
-            texts.append(f"{claim} (no trial there)")
-            continue
-        counted = how_many(trials, "trial")
+        called = "bad" if one.called_bad else "good"
+        what = f"{axis} {first if first == last else f'{first}–{last}'} called {called}"
         chance = "unknown" if one.chance is None else probability(one.chance)
-        texts.append(
-            f"{claim} ({counted} there, none failed: probability {chance} where versions do fail)"
-            if one.called_bad
-            else f"{claim} ({counted} there; a failure as frequent goes unnoticed with probability {chance})"
-        )
+        seen = f"{how_many(trials, 'trial')}, no failure; {chance} chance of missing it"
+        texts.append(f"{what} ({seen if trials else 'no trial'})")
     return clean(readable("; ".join(texts)))
 
 
@@ -315,7 +340,7 @@ def commit(found: CommitReport) -> list[tuple[str, str]]:
         ("commit", f"{clean(found.commit)}{' (a merge)' if found.is_merge else ''}"),
         ("subject", shortened(clean(found.subject), REASON_WIDTH)),
         ("author", clean(f"{found.author}, {found.authored:%Y-%m-%d %H:%M} {found.authored:%z}")),
-        ("changes", f"{_plural(found.changed, 'file')}, +{found.added} −{found.removed} lines"),
+        ("changes", f"{how_many(found.changed, 'file')}, +{found.added} −{found.removed} lines"),
     ]
     if found.pull_request is not None:
         lines.append(("pull request", f"#{found.pull_request}"))
@@ -332,12 +357,11 @@ def commit(found: CommitReport) -> list[tuple[str, str]]:
 def diffstat(found: CommitReport, limit: int) -> list[str]:
     """Return the files that a commit changes, one line each, at most `limit` of them."""
     lines = []
-    for path, added, removed in found.files[:limit]:
+    for path, added, removed in found.files:
         size = "binary" if added is None or removed is None else f"+{added} −{removed}"
         lines.append(f"{shortened(clean(path), REASON_WIDTH)}  {size}")
-    if found.changed > len(lines):
-        lines.append(f"… and {found.changed - len(lines)} more")
-    return lines
+    rest = found.changed - min(limit, len(lines))
+    return [*lines[:limit], *([f"… and {rest} more"] if rest > 0 else [])]
 
 
 def _short(one: NamedCommit) -> str:
@@ -361,7 +385,7 @@ def alternatives(report: Report) -> list[tuple[str, str]]:
         chance, bad = candidate.probability, candidate.first_bad
         if not chance or chance < 0.01:
             continue
-        what = f"first bad {named(bad)}" if bad else candidate.kind or "another answer"
+        what = f"{report.side_names[0]} {named(bad)}" if bad else candidate.kind or "another answer"
         culprits = ", ".join(candidate.culprit_axes)
         text = what + (f" (culprit {clean(culprits)})" if culprits else "")
         found.append((probability(chance), text))
@@ -392,11 +416,18 @@ def note(row: Row, report: Report) -> str:
     elif first.same_as:
         differing = {a: v for a, v in first.same_as.items() if first.combination.get(a) != v}
         parts.append(f"same environment as {named(differing)}")
-    if report.has_verdict and first.combination == report.verdict.first_bad:
-        parts.append("← first bad")
-    if report.has_verdict and first.combination == report.verdict.last_good:
-        parts.append("← last good")
+    if tag := side_of(first, report):
+        parts.append(f"← {tag}")
     return ", ".join(part for part in parts if part)
+
+
+def side_of(one: CombinationReport, report: Report) -> str:
+    """Return `first bad` or `last good` (of a fix `last bad` or `first good`) if it is one, else ""."""
+    if not report.has_verdict:
+        return ""
+    sides = (report.verdict.first_bad, report.verdict.last_good)
+    tags = zip(report.side_names, sides, strict=True)
+    return next((name for name, cell in tags if cell == one.combination), "")
 
 
 def left_out(report: Report) -> list[tuple[str, str, str]]:
@@ -415,11 +446,11 @@ def left_out(report: Report) -> list[tuple[str, str, str]]:
         reason = shortened(clean(members[0].reason), REASON_WIDTH)
         shown[status] = shown.get(status, 0) + 1
         if shown[status] <= _REASONS:
-            more = f" and {len(members) - 1} more" if len(members) > 1 else ""
-            lines.append((status, named(members[0].combination) + more, reason or "no reason given"))
+            where = and_more([named(one.combination) for one in members], 1)
+            lines.append((status, where, reason or "no reason given"))
     for status, number in shown.items():
         if number > _REASONS:
-            lines.append((status, "", f"{_plural(number - _REASONS, 'more reason')}"))
+            lines.append((status, "", how_many(number - _REASONS, "more reason")))
     return lines
 
 
@@ -471,12 +502,12 @@ def timing(report: Report) -> str:
     workers = {(t.host, t.worker) for t in line.trials if t.worker}
     parts = [f"within {duration(end)}"]
     if workers:
-        parts[0] += f", by {_plural(len(workers), 'worker')} on {_plural(len(hosts), 'host')}"
+        parts[0] += f", by {how_many(len(workers), 'worker')} on {how_many(len(hosts), 'host')}"
     if line.builds:
         # One that failed was tried again.
         made = [b.lock for b in line.builds if not b.failed]
         failed = len({b.lock for b in line.builds}.difference(made))
-        built = f"{_plural(len(made), 'environment')} built in "
+        built = f"{how_many(len(made), 'environment')} built in "
         built += duration(sum(b.seconds for b in line.builds))
         parts.append(built + (f", {failed} could not be built" if failed else ""))
     return "; ".join(parts)
@@ -488,10 +519,6 @@ def machines(report: Report) -> list[str]:
         clean(" ".join(part for part in (m.cpu, m.gpu_model, m.driver and f"driver {m.driver}") if part))
         for m in report.machines
     ]
-
-
-def _plural(number: int, noun: str) -> str:
-    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
 # --------------------------------------------------------------------------------------------------

@@ -85,6 +85,7 @@ class _Axis(TypedDict):
     package: NotRequired[str]
     labels: NotRequired[dict[str, str]]
     left_out: NotRequired[dict[str, int]]
+    withdrawn: NotRequired[list[str]]
 
 
 class _Ends(TypedDict, total=False):
