@@ -98,30 +98,21 @@ def _versions(report: Report) -> Iterator[str]:
 
 def _compatibility(report: Report) -> Iterator[Iterator[str]]:
     """Yield the lines of each table, and of what is said below them."""
-    found = words.table_slices(report)
-    if not found:
+    grid = words.table_grid(report)
+    if grid is None:
         return
     yield iter(["### Compatibility\n"])
-    for one in found[: words.MOST_SLICES]:
-        yield _slice(report, one)
+    for one in grid.slices[: words.MOST_SLICES]:
+        yield _slice(grid, one)
     yield iter(["✓ works, ✗ fails, in brackets: not tried itself, known from others; – cannot be tried.\n"])
     yield _requirements(report)
 
 
-def _slice(report: Report, one: words.TableSlice) -> Iterator[str]:
-    across, down, _ = words.table_layout(report)
-    if one.fixed:
-        yield f"{code(words.named(one.fixed))}:\n"
-    if down is None:
-        shown = zip(one.across, one.rows[0], strict=True)
-        yield from _table((escaped(clean(across.name)), ""), [(cell(v), c.text(MARKS)) for v, c in shown])
-        return
-    head = f"{escaped(clean(down.name))} \\ {escaped(clean(across.name))}"
-    body = [
-        (cell(value), *(one_cell.text(MARKS) for one_cell in row))
-        for value, row in zip(one.down, one.rows, strict=True)
-    ]
-    yield from _table((head, *map(cell, one.across)), body)
+def _slice(grid: words.MatrixGrid, one: words.GridSlice) -> Iterator[str]:
+    if title := words.table_title(grid, one):
+        yield f"{code(title)}:\n"
+    (corner, *heads), *body = words.table_rows(grid, one, MARKS)
+    yield from _table((escaped(corner), *map(cell, heads)), [(cell(value), *marks) for value, *marks in body])
 
 
 def _requirements(report: Report) -> Iterator[str]:

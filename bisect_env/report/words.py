@@ -524,8 +524,9 @@ def machines(report: Report) -> list[str]:
 # --------------------------------------------------------------------------------------------------
 # The compatibility table, for a page, a bug report or a spreadsheet. Pure.
 #
-# Rows and columns are the two axes that matter most; each combination of the others has a table of its own. A
-# combination that was not tried itself stands in brackets: the trials of others say what it is.
+# Heat maps and compatibility tables share one grid: rows and columns are the two axes that matter most, and
+# each combination of the others has a table of its own. A combination that was not tried itself stands in
+# brackets.
 
 WORDS = {"good": "works", "bad": "fails", "": "?", "out": "-"}
 MARKS = {"good": "✓", "bad": "✗", "": "?", "out": "–"}
@@ -534,109 +535,121 @@ MOST_SLICES = 30
 
 
 @dataclass(frozen=True, slots=True)
-class Cell:
-    """One combination of the table.
+class GridSlice:
+    """The matrix at one combination of the further axes.
 
     Attributes:
-        called: `good`, `bad`, `out` if it cannot be tried, or "" if unknown.
-        tried: Whether the label comes from its own trials.
-        counts: `3/10` if it failed and passed, else "".
-    """
-
-    called: str
-    tried: bool
-    counts: str
-
-    def text(self, marks: Mapping[str, str]) -> str:
-        """Return the text in the table."""
-        mark = marks[self.called]
-        if self.called in ("good", "bad") and not self.tried:
-            return f"({mark})"
-        return f"{mark} {self.counts}".rstrip()
-
-
-@dataclass(frozen=True, slots=True)
-class TableSlice:
-    """The table at one combination of the further axes.
-
-    Attributes:
-        fixed: Further axes and their values; those with one value left out.
-        across: Values of the columns.
-        down: Values of the rows.
-        rows: One for each value of `down`.
+        fixed: Further axes and their values.
+        rows: For each value of the row axis the combination at each value of the column axis, or None.
     """
 
     fixed: Mapping[str, str]
-    across: tuple[str, ...]
-    down: tuple[str, ...]
-    rows: tuple[tuple[Cell, ...], ...]
+    rows: tuple[tuple[CombinationReport | None, ...], ...]
+
+    @property
+    def members(self) -> list[CombinationReport]:
+        """Return the combinations of the slice."""
+        return [one for row in self.rows for one in row if one is not None]
 
 
-def table_layout(report: Report) -> tuple[AxisInfo, AxisInfo | None, list[AxisInfo]]:
-    """Return the column axis, the row axis, and the other axes: culprits first, then the longest."""
+@dataclass(frozen=True, slots=True)
+class MatrixGrid:
+    """The matrix as tables of two axes.
+
+    Attributes:
+        across: Axis of the columns.
+        down: Axis of the rows; None if there is only one axis.
+        further: The other axes.
+        slices: One table for each combination of their values.
+    """
+
+    across: AxisInfo
+    down: AxisInfo | None
+    further: tuple[AxisInfo, ...]
+    slices: tuple[GridSlice, ...]
+
+
+def matrix_grid(report: Report) -> MatrixGrid | None:
+    """Return the matrix as tables; culprits come first as rows and columns, then the longest axes."""
+    if not report.axes or not report.combinations:
+        return None
     culprits = set(report.verdict.culprit_axes)
     order = sorted(report.axes, key=lambda axis: (axis.name not in culprits, -len(axis.values)))
     chosen = [axis for axis in order if len(axis.values) > 1][:2] or order[:1]
-    chosen.sort(key=lambda axis: -len(axis.values))
-    further = [axis for axis in report.axes if axis not in chosen]
-    return chosen[0], chosen[1] if len(chosen) > 1 else None, further
-
-
-def table_slices(report: Report) -> list[TableSlice]:
-    """Return the tables; empty unless the study was to complete the table."""
-    if report.verdict.table is None or not report.axes:
-        return []
-    across, down, further = table_layout(report)
+    across, *rest = sorted(chosen, key=lambda axis: -len(axis.values))
+    down = rest[0] if rest else None
+    further = tuple(axis for axis in report.axes if axis not in chosen)
     groups: dict[tuple[str, ...], dict[tuple[str, str], CombinationReport]] = {}
     for one in report.combinations:
         key = tuple(one.combination.get(axis.name, "") for axis in further)
         row = one.combination.get(down.name, "") if down else ""
         groups.setdefault(key, {})[one.combination.get(across.name, ""), row] = one
-    several = {axis.name for axis in further if len(axis.values) > 1}
-    rows = down.values if down else ("",)
-    return [
-        TableSlice(
-            {axis.name: clean(v) for axis, v in zip(further, key, strict=True) if axis.name in several},
-            tuple(clean(value) for value in across.values),
-            tuple(clean(value) for value in rows),
-            tuple(tuple(_cell(members.get((value, row))) for value in across.values) for row in rows),
+    slices = tuple(
+        GridSlice(
+            {axis.name: value for axis, value in zip(further, key, strict=True)},
+            tuple(
+                tuple(members.get((value, row)) for value in across.values)
+                for row in (down.values if down else ("",))
+            ),
         )
         for key, members in groups.items()
-    ]
+    )
+    return MatrixGrid(across, down, further, slices)
 
 
-def _cell(one: CombinationReport | None) -> Cell:
-    if one is None or not one.is_runnable:
-        return Cell("out", tried=False, counts="")
-    counts = f"{one.bad}/{one.counted}" if 0 < one.bad < one.counted else ""
-    return Cell(one.verdict or "", tried=one.counted > 0, counts=counts)
+def table_grid(report: Report) -> MatrixGrid | None:
+    """Return the compatibility table; None unless the study was to complete one."""
+    return None if report.verdict.table is None else matrix_grid(report)
+
+
+def called(one: CombinationReport | None) -> str:
+    """Return what a table calls a combination: `good`, `bad`, `out` (cannot be tried), or "" (not known)."""
+    return "out" if one is None or not one.is_runnable else one.verdict or ""
+
+
+def cell_text(one: CombinationReport | None, marks: Mapping[str, str]) -> str:
+    """Return the text of a combination in a compatibility table: `✓`, `(✗)`, `✗ 3/10`."""
+    said = called(one)
+    if one is None or said not in ("good", "bad"):
+        return marks[said]
+    if not one.counted:
+        return f"({marks[said]})"
+    return marks[said] + (f" {one.bad}/{one.counted}" if 0 < one.bad < one.counted else "")
+
+
+def table_rows(grid: MatrixGrid, one: GridSlice, marks: Mapping[str, str]) -> list[list[str]]:
+    """Return a compatibility table as rows of texts, the first one with the names of the columns."""
+    across = [clean(value) for value in grid.across.values]
+    cells = [[cell_text(cell, marks) for cell in row] for row in one.rows]
+    if grid.down is None:
+        # One axis alone is read from top to bottom.
+        return [[clean(grid.across.name), ""], *map(list, zip(across, cells[0], strict=True))]
+    head = f"{clean(grid.down.name)} \\ {clean(grid.across.name)}"
+    body = [[clean(value), *row] for value, row in zip(grid.down.values, cells, strict=True)]
+    return [[head, *across], *body]
+
+
+def table_title(grid: MatrixGrid, one: GridSlice) -> str:
+    """Return the values at which a table is seen; "" if it is the only one."""
+    several = {axis.name for axis in grid.further if len(axis.values) > 1}
+    return named({axis: value for axis, value in one.fixed.items() if axis in several})
 
 
 def table_lines(report: Report) -> Iterator[str]:
     """Yield the tables in plain text."""
-    found = table_slices(report)
-    if not found:
+    grid = table_grid(report)
+    if grid is None:
         return
-    across, down, _ = table_layout(report)
-    for one in found[:MOST_SLICES]:
-        if one.fixed:
-            yield " ".join(f"{axis}={value}" for axis, value in one.fixed.items())
-        if down is None:
-            # One axis alone is read from top to bottom.
-            head = [clean(across.name), ""]
-            body = [[value, cell.text(WORDS)] for value, cell in zip(one.across, one.rows[0], strict=True)]
-        else:
-            head = [f"{clean(down.name)} \\ {clean(across.name)}", *one.across]
-            body = [
-                [value, *(cell.text(WORDS) for cell in row)]
-                for value, row in zip(one.down, one.rows, strict=True)
-            ]
-        widths = [max(len(row[i]) for row in [head, *body]) for i in range(len(head))]
-        for row in [head, *body]:
+    for one in grid.slices[:MOST_SLICES]:
+        if title := table_title(grid, one):
+            yield title
+        rows = table_rows(grid, one, WORDS)
+        widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
+        for row in rows:
             yield "  ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)).rstrip()
         yield ""
-    if len(found) > MOST_SLICES:
-        yield f"… and {len(found) - MOST_SLICES} more tables"
+    if len(grid.slices) > MOST_SLICES:
+        yield f"… and {len(grid.slices) - MOST_SLICES} more tables"
     yield "(works), (fails): not tried itself, known from others; -: cannot be tried"
 
 
