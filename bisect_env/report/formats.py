@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from bisect_env.report.model import SCHEMA, Report
-from bisect_env.report.question import shared
+from bisect_env.report.shared_question import shared
 
 # --------------------------------------------------------------------------------------------------
 # `--format json`: the report's document, version 1.

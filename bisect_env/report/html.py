@@ -36,7 +36,7 @@ from bisect_env.report.model import (
     TimelineReport,
     labels,
 )
-from bisect_env.report.question import question_files
+from bisect_env.report.shared_question import question_files
 
 LISTED = 3000
 """Combinations in the table; of more, those that were tried or could not be."""

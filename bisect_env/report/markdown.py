@@ -13,7 +13,7 @@ from bisect_env.answers.phrases import how_many
 from bisect_env.answers.untrusted import clean, clean_lines, escaped, shortened
 from bisect_env.report import words
 from bisect_env.report.model import FailureReport, Report, StepReport
-from bisect_env.report.question import question_files
+from bisect_env.report.shared_question import question_files
 from bisect_env.report.text import stack_lines
 from bisect_env.report.words import MARKS, columns, rows
 

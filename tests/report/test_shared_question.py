@@ -12,7 +12,7 @@ from bisect_env.matrix.files import StudyFile
 from bisect_env.report.build import QUESTION_LIMIT, load_report
 from bisect_env.report.formats import formatted
 from bisect_env.report.model import QuestionFile, Report
-from bisect_env.report.question import question_of_report, shared
+from bisect_env.report.shared_question import question_of_report, shared
 from bisect_env.storage.store import Store
 from tests.report.samples import MATRIX, StudyBuilder, axis, orjson_study, orjson_verdict
 from tests.storage.samples import definition, lock, states
