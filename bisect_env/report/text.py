@@ -18,11 +18,14 @@ from rich.text import Text
 from bisect_env.answers.phrases import first_few, how_many
 from bisect_env.answers.untrusted import clean, clean_lines, command_line, shortened
 from bisect_env.report import words
-from bisect_env.report.model import Report
+from bisect_env.report.model import FailureReport, Report
 from bisect_env.report.words import Rows, columns, rows
 
 STACK_LINES = 12
-_IN_SHORT = ("also bad from", "thinly tested", "explained", "its releases")
+_IN_SHORT = (
+    *("also bad from", "thinly tested", "explained", "its releases"),
+    *("commit", "pull request", "or one of", "compare"),
+)
 LAST_LINES = 5
 """Lines of the failure in the short answer."""
 WARNINGS = 3
@@ -115,8 +118,9 @@ def _answer(report: Report) -> Iterator[RenderableType]:
             yield Text(f"{title}: {what}")
     for chance, what in words.alternatives(report):
         yield Text(f"or ({chance}): {what}")
-    for title, what in words.commit(report.commit)[:2] if report.commit else ():
-        yield Text(f"{title}: {what}")
+    for title, what in words.commit(report.commit) if report.commit else ():
+        if title in _IN_SHORT:
+            yield Text(f"{title}: {what}")
     bad = [failure for failure in report.failures if failure.evidence == "bad"]
     if bad:
         first = bad[0]
@@ -124,6 +128,7 @@ def _answer(report: Report) -> Iterator[RenderableType]:
         yield Text(f"\n{words.described(first)} ({often})", style="bold")
         last = stack_lines(first.stack)[-LAST_LINES:] or [shortened(clean(first.detail), words.REASON_WIDTH)]
         yield Text("\n".join(f"    {line}" for line in last), style="dim")
+        yield Text(f"all that it printed: {_shown_by(first)}", style="dim")
     notes = [f"warning: {clean(warning)}" for warning in report.warnings]
     if notes:
         yield Text("\n" + "\n".join(first_few(notes, WARNINGS, more="more warnings")), style="yellow")
@@ -227,12 +232,15 @@ def _failures(report: Report) -> Iterator[Text]:
     )
     if first.detail:
         yield Text(f"  {shortened(clean(first.detail), words.REASON_WIDTH)}")
-    shown = command_line("bisect-env", "trials", "--show", first.trial[: words.SHORT_ID])
-    yield Text(f"  example: {words.named(first.combination)} (all that it printed: {shown})")
+    yield Text(f"  example: {words.named(first.combination)} (all that it printed: {_shown_by(first)})")
     for line in stack_lines(first.stack):
         yield Text(f"    {line}", style="dim")
     for other in bad[1:]:
         yield Text(f"  also ({other.trials}): {words.described(other)}")
+
+
+def _shown_by(failure: FailureReport) -> str:
+    return command_line("bisect-env", "trials", "--show", failure.trial[: words.SHORT_ID])
 
 
 def stack_lines(stack: str, limit: int = STACK_LINES) -> list[str]:

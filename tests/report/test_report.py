@@ -266,6 +266,7 @@ Everything as data: bisect-env report {short} --format json
 
 def test_the_answer_fits_a_screen(report: Report) -> None:
     short = report.study.id[:8]
+    trial = report.failures[0].trial[:8]
     assert (
         answer_text(report)
         == f"""\
@@ -283,6 +284,7 @@ orjson  bad  trials  rate (95 % interval)
 crash:SIGSEGV in body, at orjson/__init__.py:dumps < script.py:main (v1) (4 of 4 bad trials)
     Fatal Python error: Segmentation fault
       File "script.py", line 3 in main
+all that it printed: bisect-env trials --show {trial}
 
 Next:
   bisect-env reproduce first-bad --study {report.study.id[:12]} --output repro  # to see it again
