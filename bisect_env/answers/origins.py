@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from bisect_env.answers.phrases import first_few, how_many
+
 _SHOWN = 3
 _SHORT_ID = 8
 
@@ -33,8 +35,7 @@ def told_origins(origins: Sequence[Origin]) -> str:
     told = [
         f"{one.trials} by {one.user or 'somebody'} on {one.host or 'some host'} "
         f"in study {one.study_id[:_SHORT_ID]} ({one.study})"
-        for one in origins[:_SHOWN]
+        for one in origins
     ]
-    if len(origins) > _SHOWN:
-        told.append(f"{sum(one.trials for one in origins[_SHOWN:])} from {len(origins) - _SHOWN} more")
-    return ", ".join(told)
+    rest = how_many(sum(one.trials for one in origins[_SHOWN:]), "trial")
+    return ", ".join(first_few(told, _SHOWN, more=f"more studies with {rest}"))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 
 def percent(rate: float) -> str:
@@ -29,6 +30,18 @@ def probability(value: float) -> str:
 def how_many(number: int, one: str) -> str:
     """`1 trial`, `12 trials`: how many of a thing there are, whose plural ends in s."""
     return f"{number} {one}{'' if number == 1 else 's'}"
+
+
+def first_few(names: Sequence[str], most: int, *, more: str = "more") -> list[str]:
+    """Return at most `most` of some texts, and how many there are besides, such as `3 more`."""
+    rest = len(names) - most
+    return [*names[:most], *([f"{rest} {more}"] if rest > 0 else [])]
+
+
+def and_more(names: Sequence[str], most: int, separator: str = ", ") -> str:
+    """`a, b and 3 more`: at most `most` of some texts, and how many there are besides."""
+    rest = len(names) - most
+    return separator.join(names[:most]) + (f" and {rest} more" if rest > 0 else "")
 
 
 def duration(seconds: float) -> str:

@@ -111,6 +111,25 @@ def bad_values_in_words(
     return (" or " if kind == "any" else " with ").join(_values(verdict, axis, axes) for axis in bad_values)
 
 
+def side_names(verdict: VerdictDocument, axes: Axes) -> tuple[str, str]:
+    """Return what the bad and the good side of the boundary are called.
+
+    Returns:
+        `last bad` and `first good` where the good side comes after the bad one, that is where something was
+        fixed; else `first bad` and `last good`.
+    """
+    values = {str(axis["name"]): [str(value) for value in axis["values"]] for axis in axes}
+    bad, good = verdict.first_bad or {}, verdict.last_good or {}
+    moved = [axis for axis, value in good.items() if value != bad.get(axis)]
+    fixed = [
+        verdict.direction(axis) is not Direction.UNORDERED
+        and {bad.get(axis), good[axis]} <= set(values.get(axis, ()))
+        and values[axis].index(good[axis]) > values[axis].index(bad[axis])
+        for axis in moved
+    ]
+    return ("last bad", "first good") if fixed and all(fixed) else ("first bad", "last good")
+
+
 def noun(kind: str) -> str:
     """Return the noun for a value of an axis of this kind."""
     return _NOUN.get(kind, "version")
@@ -158,7 +177,8 @@ def _where(verdict: VerdictDocument, kinds: Mapping[str, Mapping[str, Any]], *, 
     if not verdict.monotone or len(_spans(verdict, axis, kinds)) > 1:
         return _history(verdict, axis, kinds, probably)
     if direction is Direction.FIXED:
-        return f"{axis} is {probably}fixed in {last} (last broken {first})"
+        word = noun(str(kinds.get(axis, {}).get("kind", "package")))
+        return f"{axis} {last} is {probably}the first good {word} (last bad {first})"
     if direction is Direction.UNORDERED:
         return f"{_values(verdict, axis, kinds)} is {probably}broken ({last} is not)"
     if direction is Direction.EITHER:
@@ -253,7 +273,7 @@ def _window(
     if known and span[-1] == values[-1] and span[0] != values[0]:
         return f"{axis} is {probably}broken from {span[0]} on (last good {good})"
     if known and span[0] == values[0]:
-        return f"{axis} is {probably}broken up to {span[-1]} (fixed in {good})"
+        return f"{axis} is {probably}broken up to {span[-1]} (first good {good})"
     if known and values.index(good) > values.index(span[-1]):
         return f"{axis} is {probably}broken from {span[0]} to {span[-1]} (fixed in {good})"
     fixed = f", fixed in {values[values.index(span[-1]) + 1]}" if known else ""

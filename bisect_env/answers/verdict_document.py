@@ -216,11 +216,11 @@ class VerdictDocument(AnswerPart):
     first_bad: Cell | None = Field(
         default=None,
         description="The bad combination of the boundary, axis name to value; for the direction `fixed` the "
-        "last broken one. Null where nothing, or everything, is bad.",
+        "last bad one. Null where nothing, or everything, is bad.",
     )
     last_good: Cell | None = Field(
         default=None,
-        description="Its good neighbour, axis name to value; for the direction `fixed` the first fixed one.",
+        description="Its good neighbour, axis name to value; for the direction `fixed` the first good one.",
     )
     culprit_axes: tuple[str, ...] = Field(default=(), description="Names of the axes that matter.")
     probability: Number = Field(

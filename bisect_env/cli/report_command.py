@@ -39,6 +39,10 @@ def report(
     output: Annotated[
         Path | None, typer.Option("--output", "-o", help="Write to this file; default: stdout.")
     ] = None,
+    details: Annotated[
+        bool,
+        typer.Option("--details", help="Show every combination, and everything that is known of the answer."),
+    ] = False,
 ) -> None:
     """Show what a study found: verdict, rates, combinations and failures.
 
@@ -48,7 +52,7 @@ def report(
     with Store.open(db, read_only=True) as store:
         found = load_report(store, store.study(study).id, posterior=not on_terminal)
     if on_terminal:
-        print_report(found, completed=lambda text: with_options(text, sys.argv[1:]))
+        print_report(found, details=details, completed=lambda text: with_options(text, sys.argv[1:]))
     else:
         deliver(formatted(found, form.value), output)
     raise typer.Exit(int(ExitCode.VERDICT if found.has_verdict else ExitCode.NO_VERDICT))

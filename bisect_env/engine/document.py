@@ -24,6 +24,7 @@ from bisect_env.answers.verdict_document import (
     UntriedCombination,
     VerdictDocument,
 )
+from bisect_env.matrix.expand import WITHDRAWN
 from bisect_env.matrix.grid import Grid, GridAxis, Index
 from bisect_env.matrix.history import CommitDetails
 from bisect_env.search.corners import CornerSearch
@@ -164,7 +165,8 @@ def axes_document(grid: Grid) -> list[dict[str, Any]]:
 def _left_out(axis: GridAxis) -> dict[str, Any]:
     """Return the releases that an axis skips; for commits, labels of its values and skipped numbers."""
     if axis.history is None:
-        return {"passed_over": list(axis.passed_over)}
+        withdrawn = [version for version, why in axis.dropped.items() if why == WITHDRAWN]
+        return {"passed_over": list(axis.passed_over), "withdrawn": withdrawn}
     return {
         "labels": {value: axis.history.label(value) for value in axis.values},
         "left_out": axis.history.left_out(axis.values),

@@ -18,6 +18,7 @@ from bisect_env.environments.lockfiles import may_be_installed
 from bisect_env.environments.provider import EnvironmentProvider
 from bisect_env.errors import UsageError
 from bisect_env.matrix.expand import expand, refined
+from bisect_env.matrix.files import StudyFile
 from bisect_env.matrix.grid import AxisKind, Combination, Grid, Index
 from bisect_env.matrix.load import Matrix
 from bisect_env.matrix.schema import CommitAxis, PackageAxis
@@ -150,6 +151,7 @@ def study_definition(expansion: Expansion, *, fresh: bool = False) -> StudyDefin
         target=target_of(matrix),
         as_of=expansion.as_of,
         fresh=fresh,
+        files=matrix.files,
     )
 
 
@@ -224,6 +226,7 @@ def _definition(
     target: Target,
     as_of: datetime | None,
     fresh: bool,
+    files: tuple[StudyFile, ...] | None = None,
 ) -> StudyDefinition:
     return StudyDefinition(
         name=name,
@@ -239,6 +242,7 @@ def _definition(
         host=platform.node(),
         user=user_name(),
         fresh=fresh,
+        files=files,
     )
 
 

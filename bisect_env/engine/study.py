@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -44,16 +44,16 @@ from bisect_env.errors import (
     StudyInterruptedError,
     UsageError,
 )
-from bisect_env.matrix.expand import WITHDRAWN, refined, to_refine
+from bisect_env.matrix.expand import refined, to_refine
 from bisect_env.matrix.grid import Direction, Grid, Index
 from bisect_env.matrix.load import Matrix
 from bisect_env.matrix.schema import CommitAxis
-from bisect_env.matrix.versions import VersionCatalogue, between
+from bisect_env.matrix.versions import VersionCatalogue
 from bisect_env.report.build import report_document
 from bisect_env.search.goals import Goal
 from bisect_env.search.searcher import StudySearch
 from bisect_env.search.table import MOST_CALLED
-from bisect_env.search.verdict import Status, Verdict
+from bisect_env.search.verdict import Status
 from bisect_env.storage.entries import (
     COMMIT,
     StoredTrial,
@@ -348,9 +348,6 @@ class StudyRun:
             # Looked at after writing: of two commands that end together, the later verdict knows all trials.
             if not runner.read_others():
                 break
-        if self.goal is Goal.FIRST_BAD and not self.stopped():
-            for text in _withdrawn(self._grid, verdict):
-                self.notify(events.Warned(text))
         if verdict.ends_wrong:
             likely = "".join(f"{reason}; else " for reason in report["advice"][:1])
             raise EndsNotAsStatedError(
@@ -422,22 +419,6 @@ def _was_tried(search: StudySearch, index: Index) -> bool:
     except ValueError:
         # It has no environment.
         return False
-
-
-def _withdrawn(grid: Grid, verdict: Verdict) -> Iterator[str]:
-    """Name the withdrawn releases between the good and the bad side of an answer, which nobody tried."""
-    if verdict.status is Status.NONE:
-        return
-    for boundary in verdict.best.boundaries:
-        axis = grid.axes[boundary.axis]
-        good, bad = (axis.values[side[boundary.axis]] for side in (boundary.good, boundary.bad))
-        left_out = [version for version, why in axis.dropped.items() if why == WITHDRAWN]
-        if inside := between(left_out, good, bad):
-            were = "was" if len(inside) == 1 else "were"
-            yield (
-                f"{axis.name} {', '.join(inside)} between {good} and {bad} {were} withdrawn and not tried; "
-                "`yanked: true` of the axis, or `--yanked`, tries them"
-            )
 
 
 def _keep_logs_within_limit(store: Store, notify: Notify) -> None:

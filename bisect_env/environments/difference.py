@@ -188,10 +188,13 @@ def _source(package: LockedPackage) -> str:
 
 
 def counted(changes: Sequence[PackageChange]) -> str:
-    """Return the difference in a few words: `2 of the axes, 5 along with them`."""
+    """Return the difference in a few words: `3 packages changed (the one you asked about, and 2 more)`."""
     own = sum(change.of_axis for change in changes)
     rest = len(changes) - own
     if not changes:
         return "no package differs"
-    along = f"{rest} along with {'it' if own == 1 else 'them'}" if own else f"{rest}, none of an axis"
-    return f"{own} of the axes, {along}" if own and rest else f"{own} of the axes" if own else along
+    number = f"{len(changes)} {'package' if len(changes) == 1 else 'packages'} changed"
+    if not own:
+        return f"{number} (none of those you asked about)"
+    asked = "the one you asked about" if own == 1 else f"{own} that you asked about"
+    return f"{number} ({asked}{f', and {rest} more' if rest else ''})"

@@ -11,13 +11,15 @@ from typing import TYPE_CHECKING, Any
 from bisect_env.answers.chapters import CommitReport, TracedReport
 from bisect_env.answers.explanation import Explanation
 from bisect_env.answers.origins import Origin
-from bisect_env.answers.sentence import bad_values_in_words, sentence
+from bisect_env.answers.phrases import and_more, first_few
+from bisect_env.answers.sentence import bad_values_in_words, sentence, side_names
 from bisect_env.answers.untrusted import clean, command_line
 from bisect_env.answers.verdict_document import IterationRate, MeasuredRate, VerdictDocument, calls_bad
 from bisect_env.environments.difference import counted, difference, project_urls
 from bisect_env.environments.lock import Lock
 from bisect_env.environments.settings import default_cache_dir
 from bisect_env.matrix import yaml_source
+from bisect_env.matrix.files import StudyFile
 from bisect_env.matrix.grid import AxisKind, Combination, Grid, Index
 from bisect_env.matrix.history import readable
 from bisect_env.matrix.scalars import cutoff
@@ -29,9 +31,11 @@ from bisect_env.report.doubts import (
     other_failures,
     rate_warnings,
     several_failures,
+    speed_warnings,
     stability,
     stability_warnings,
     verdict_warnings,
+    withdrawn_warnings,
 )
 from bisect_env.report.model import (
     AnswerReport,
@@ -41,6 +45,8 @@ from bisect_env.report.model import (
     FailureReport,
     PointReport,
     PosteriorReport,
+    QuestionFile,
+    QuestionReport,
     Report,
     StepReport,
     StudyInfo,
@@ -318,9 +324,8 @@ def steps(
         verdict: Its verdict.
         lock: Lock of the first bad combination.
     """
-    path = clean(study.definition.matrix_path)
-    if not path:
-        return ()
+    # A question that comes from no file is named by its study.
+    path = clean(study.definition.matrix_path) or study.id[:_SHORT_ID]
     if path.startswith("-"):
         # A database names it: it is no option.
         path = f"./{path}"
@@ -337,7 +342,8 @@ def steps(
                 title=title, commands=(made, "cd repro", *_by_hand(lock)), files=plain_lists(lock.packages)
             )
         )
-    cells = ((verdict.first_bad, "first bad"), (verdict.last_good, "last good"))
+    bad, good = side_names(verdict, [axis.model_dump() for axis in axes])
+    cells = ((verdict.first_bad, bad), (verdict.last_good, good))
     alone = [
         f"{command_line('bisect-env', 'trial', path, '--at', at(cell, axes))} # {words}"
         for cell, words in cells
@@ -423,6 +429,7 @@ def build_report(
     decisions: Sequence[Decision] = (),
     difference: DifferenceReport | None = None,
     lock: Lock | None = None,
+    question: QuestionReport = QuestionReport(),  # noqa: B008 - never changed
     *,
     with_posterior: bool = True,
 ) -> Report:
@@ -438,6 +445,7 @@ def build_report(
         decisions: Decisions made during the study.
         difference: Between the environments of last good and first bad.
         lock: Lock of the first bad combination.
+        question: Matrix and script.
         with_posterior: Whether to record the probabilities of answers trial by trial.
     """
     axes = tuple(AxisInfo.model_validate(axis) for axis in study.definition.grid)
@@ -494,6 +502,8 @@ def build_report(
         warnings=(
             *amplified(decisions),
             *verdict_warnings(verdict),
+            *withdrawn_warnings(verdict, axes),
+            *speed_warnings(verdict, axes, trials),
             *several_failures(verdict, axes, trials),
             *rate_warnings(study.definition.settings.get("crash_rate"), *_of_bad_ones(verdict, counts)),
             *_good_side(verdict, axes, counts, study.definition.settings),
@@ -519,6 +529,7 @@ def build_report(
         explanation=_explanation(decisions),
         traced=traced,
         commit=commit,
+        question=question,
         reproduce=steps(study, axes, verdict, lock),
     )
 
@@ -708,25 +719,23 @@ def _commit(decisions: Sequence[Decision]) -> CommitReport | None:
 
 
 def _warnings(counts: Mapping[Combination, EvidenceCounts]) -> list[str]:
-    warnings = []
     often = [
         (combination, count)
         for combination, count in counts.items()
         if count.other >= 3 and count.other >= 0.1 * (count.other + count.counted)
     ]
     often.sort(key=lambda item: -item[1].other)
-    for combination, count in often[:_SHOWN]:
-        warnings.append(
-            f"{combination}: {count.other} of {count.other + count.counted} trials failed in another way "
-            f"({_outcomes(count, Evidence.OTHER)}); they are not counted, and can hide the answer"
-        )
-    if len(often) > _SHOWN:
-        warnings.append(f"{len(often) - _SHOWN} more combinations often failed in another way")
+    told = [
+        f"{combination}: {count.other} of {count.other + count.counted} trials failed in another way "
+        f"({_outcomes(count, Evidence.OTHER)}); they are not counted, and can hide the answer"
+        for combination, count in often
+    ]
+    warnings = first_few(told, _SHOWN, more="more combinations often failed in another way")
     total = _sum(list(counts.values()))
     everything = sum(total.by_outcome.values())
     if total.void >= 3 and total.void >= 0.1 * everything:
         warnings.append(
-            f"{total.void} of {everything} trials were spoilt by infrastructure "
+            f"{total.void} of {everything} trials were lost to the infrastructure "
             f"({_outcomes(total, Evidence.VOID)}); they say nothing about the script"
         )
     return warnings
@@ -738,12 +747,8 @@ def _environment_warnings(states: Sequence[CombinationState]) -> list[str]:
     for state in states:
         if state.status is CombinationStatus.SOLVABLE and state.reason:
             groups.setdefault(state.reason, []).append(state.combination)
-    warnings = [
-        f"{members[0]}{f' and {len(members) - 1} more' if len(members) > 1 else ''}: {text}"
-        for text, members in groups.items()
-    ]
-    more = len(warnings) - _SHOWN
-    return [*warnings[:_SHOWN], *([f"{more} more environments have warnings"] if more > 0 else [])]
+    warnings = [f"{and_more([str(one) for one in members], 1)}: {text}" for text, members in groups.items()]
+    return first_few(warnings, _SHOWN, more="more environments have warnings")
 
 
 def _mixed(machines: Sequence[Machine]) -> list[str]:
@@ -766,6 +771,8 @@ def _outcomes(counts: EvidenceCounts, evidence: Evidence) -> str:
 # --------------------------------------------------------------------------------------------------
 # From the store to the report: the only part of this package with effects.
 
+QUESTION_LIMIT = 64 * 1024
+"""Bytes of the files that a report holds."""
 FAILURES = 5
 """Ways of failing that a report gives examples of."""
 
@@ -803,6 +810,7 @@ def load_report(store: Store, study_id: str, *, posterior: bool = True) -> Repor
             store.decisions(study.id),
             _difference(study, good, bad),
             bad,
+            _question(study, *store.files(study.id)),
             with_posterior=posterior,
         )
 
@@ -810,6 +818,26 @@ def load_report(store: Store, study_id: str, *, posterior: bool = True) -> Repor
 def report_document(store: Store, study_id: str, *, posterior: bool = True) -> dict[str, Any]:
     """Return the report of a study as a JSON object, as `--format json` and `run --json` print it."""
     return load_report(store, study_id, posterior=posterior).document()
+
+
+def _question(study: Study, files: Sequence[StudyFile], missing: Sequence[str]) -> QuestionReport:
+    """Return the matrix with as many files as there is room for, the smallest first."""
+    kept: dict[str, QuestionFile] = {}
+    room = QUESTION_LIMIT
+    for file in sorted(files, key=lambda file: len(file.content)):
+        try:
+            text = file.content.decode()
+        except UnicodeDecodeError:
+            continue
+        room -= len(file.content)
+        if room >= 0 and "\0" not in text:
+            kept[file.name] = QuestionFile(name=file.name, text=text, executable=file.executable)
+    left_out = [file.name for file in files if file.name not in kept]
+    return QuestionReport(
+        matrix=study.definition.matrix_text,
+        files=tuple(kept[file.name] for file in files if file.name in kept),
+        left_out=(*left_out, *missing),
+    )
 
 
 def _lock(store: Store, states: Sequence[CombinationState], cell: Mapping[str, str] | None) -> Lock | None:

@@ -6,13 +6,17 @@ import json
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from statistics import median
 from typing import Any
 
-from bisect_env.answers.phrases import how_many, interval, percent
+from packaging.version import Version
+
+from bisect_env.answers.phrases import and_more, duration, first_few, how_many, interval, percent
 from bisect_env.answers.untrusted import clean, command_line, shortened
 from bisect_env.answers.verdict_document import VerdictDocument
 from bisect_env.matrix.grid import Direction
 from bisect_env.matrix.signatures import read_signature, shown
+from bisect_env.matrix.versions import between
 from bisect_env.report.model import AxisInfo, FailureReport
 from bisect_env.search.numeric import clopper_pearson
 from bisect_env.search.stability import Effect, Told, drift, host_effect
@@ -103,8 +107,7 @@ def machine_warnings(trials: Sequence[StoredTrial]) -> list[str]:
         f"host {host} lost its worker or a GPU under {how_many(count, 'trial')}, void and run again"
         for host, count in sorted(lost.items())
     ]
-    more = len(warnings) - _SHOWN
-    return [*warnings[:_SHOWN], *([f"{more} more GPUs or hosts were lost under trials"] if more > 0 else [])]
+    return first_few(warnings, _SHOWN, more="more GPUs or hosts were lost under trials")
 
 
 def other_failures(trials: Sequence[StoredTrial], target: str = "") -> list[str]:
@@ -128,10 +131,8 @@ def other_failures(trials: Sequence[StoredTrial], target: str = "") -> list[str]
         + "; not counted"
         for combination, counts in sorted(others.items(), key=lambda item: -item[1].total())
     ]
-    more = len(warnings) - _SHOWN
     return [
-        *warnings[:_SHOWN],
-        *([f"{more} more combinations failed in another way as well"] if more > 0 else []),
+        *first_few(warnings, _SHOWN, more="more combinations failed in another way as well"),
         *(_other_problems(trials) if target else ()),
     ]
 
@@ -145,10 +146,9 @@ def _other_problems(trials: Sequence[StoredTrial]) -> Iterator[str]:
             where = ways.setdefault(_way(trial.signature), {})
             where[str(trial.combination)] = where.get(str(trial.combination), 0) + 1
     for way, where in list(ways.items())[:_SHOWN]:
-        shown_ones = [*where][:_SHOWN]
-        more = f" and {len(where) - _SHOWN} more" if len(where) > _SHOWN else ""
         yield (
-            f"{'; '.join(shown_ones)}{more}: failed as {way} in {how_many(sum(where.values()), 'trial')}, "
+            f"{and_more([*where], _SHOWN, '; ')}: failed as {way} in "
+            f"{how_many(sum(where.values()), 'trial')}, "
             "another failure than the one that the study is about; not counted"
         )
 
@@ -215,16 +215,106 @@ def verdict_warnings(verdict: VerdictDocument) -> list[str]:
             "the history is not monotone: what was broken was fixed and broken again, or the other way round"
             + ("; `direction: either` says so beforehand, which saves trials" if hint else "")
         )
-    strange = verdict.unexplained
-    for one in strange[:_SHOWN]:
-        named = ", ".join(f"{axis}={value}" for axis, value in one.combination.items())
-        warnings.append(
-            f"the verdict does not explain {named}: {one.hits} of {one.trials} trials were bad, "
-            f"and it is called {'bad' if one.called_bad else 'good'}"
-        )
-    if len(strange) > _SHOWN:
-        warnings.append(f"the verdict does not explain {len(strange) - _SHOWN} more combinations")
-    return warnings
+    strange = [
+        "the verdict does not explain "
+        f"{', '.join(f'{axis}={value}' for axis, value in one.combination.items())}: "
+        f"{one.hits} of {one.trials} trials were bad, and it is called {'bad' if one.called_bad else 'good'}"
+        for one in verdict.unexplained
+    ]
+    return warnings + first_few(strange, _SHOWN, more="more combinations are not explained by the verdict")
+
+
+def withdrawn_warnings(verdict: VerdictDocument, axes: Sequence[AxisInfo]) -> list[str]:
+    """Return a sentence for each boundary that has withdrawn releases in it, which were not tried.
+
+    Args:
+        verdict: Verdict of the study.
+        axes: Axes of the study.
+    """
+    if not verdict.is_decided:
+        return []
+    withdrawn = {axis.name: axis.withdrawn for axis in axes}
+    texts = []
+    for boundary in verdict.boundaries:
+        ends = [(side or {}).get(boundary.axis, "") for side in (boundary.good, boundary.bad)]
+        if inside := between(withdrawn.get(boundary.axis, ()), *ends):
+            low, high = sorted(ends, key=Version)
+            texts.append(
+                f"{boundary.axis} {and_more(inside, _SHOWN)} between {low} and {high} "
+                f"{'was' if len(inside) == 1 else 'were'} withdrawn and not tried; "
+                "`yanked: true` of the axis, or `--yanked`, tries them"
+            )
+    return list(dict.fromkeys(texts))
+
+
+# --------------------------------------------------------------------------------------------------
+# Whether the failure is one of speed: then load decides, not versions alone.
+
+_LEAST_TIMED = 3
+"""Trials from which a median is told."""
+_SLOWER = 1.2
+"""Ratio of medians from which durations differ."""
+_BY_SPEED = (Outcome.PASS, Outcome.EXIT_FAIL, Outcome.HANG)
+"""What a run does that meets or misses a limit of time."""
+
+
+def speed_warnings(
+    verdict: VerdictDocument, axes: Sequence[AxisInfo], trials: Sequence[StoredTrial]
+) -> list[str]:
+    """Return a warning if the failure looks like a limit on the duration that some runs meet.
+
+    That is so where slower runs of one combination fail and faster ones pass; or where everything fails and
+    durations differ by version.
+
+    Args:
+        verdict: Verdict of the study.
+        axes: Axes of the study.
+        trials: All trials of the study.
+    """
+    timed = [t for t in trials if t.outcome in _BY_SPEED and t.evidence in (Evidence.GOOD, Evidence.BAD)]
+    seconds: dict[str, dict[Evidence, list[float]]] = {}
+    for trial in timed:
+        seconds.setdefault(str(trial.combination), {}).setdefault(trial.evidence, []).append(trial.duration)
+    mixed = [one for one, by in seconds.items() if _slower_ones_fail(by)]
+    by_value = _medians(axes, timed)
+    if mixed:
+        said = f"slower runs of {and_more(mixed, 2, '; ')} fail, and faster ones pass"
+    elif by_value and not verdict.is_decided and all(t.evidence is Evidence.BAD for t in timed):
+        said = "every run fails"
+    else:
+        return []
+    remedy = (
+        "use one worker (`--workers 1`) and one BLAS thread (`--env OMP_NUM_THREADS=1`), and let the script "
+        "compare the best of nine runs by `time.process_time()`"
+    )
+    seen = "; ".join([said, *by_value])
+    return [f"this looks like a question of speed: {seen}; other load on the machine matters then: {remedy}"]
+
+
+def _slower_ones_fail(by: Mapping[Evidence, Sequence[float]]) -> bool:
+    good, bad = by.get(Evidence.GOOD, ()), by.get(Evidence.BAD, ())
+    if min(len(good), len(bad)) < 2 or len(good) + len(bad) < 2 * _LEAST_TIMED:
+        return False
+    # What hangs now and then takes far longer than what does not; a limit is missed narrowly.
+    return median(good) < min(bad) and 1.02 * median(good) < median(bad) < 3 * max(good)
+
+
+def _medians(axes: Sequence[AxisInfo], trials: Sequence[StoredTrial]) -> list[str]:
+    """Return how long runs of the fastest and slowest value of an axis take, if no durations overlap."""
+    texts = []
+    for axis in axes:
+        durations: dict[str, list[float]] = {}
+        for trial in trials:
+            if axis.name in trial.combination.as_dict():
+                durations.setdefault(trial.combination[axis.name], []).append(trial.duration)
+        known = {value: found for value, found in durations.items() if len(found) >= _LEAST_TIMED}
+        if len(known) < 2:
+            continue
+        fast, slow = (pick(known, key=lambda value: median(known[value])) for pick in (min, max))
+        if min(known[slow]) > max(known[fast]) and median(known[slow]) > _SLOWER * median(known[fast]):
+            told = (f"{axis.name} {value} takes {duration(median(known[value]))}" for value in (fast, slow))
+            texts.append(", ".join(told))
+    return texts
 
 
 # --------------------------------------------------------------------------------------------------
@@ -301,9 +391,8 @@ def _passed_elsewhere(axes: Sequence[AxisInfo], trials: Sequence[StoredTrial]) -
     cell, times = max(passed.items(), key=lambda one: one[1])
     named = " ".join(f"{name}={value}" for name, value in zip(several, cell, strict=True))
     said = f"{named} passed in {how_many(times, 'trial')}: it can be stated as the good one"
-    return [
-        f"{said}; if the failure was mended rather than brought in, swap `good` and `bad`, or leave both out"
-    ]
+    swap = "if you mixed them up, swap `--good` and `--bad` (`good` and `bad` in a matrix), or leave both out"
+    return [f"{said}; {swap}"]
 
 
 def _why_always(bad: Sequence[FailureReport], scripts: Sequence[str]) -> Iterator[str]:

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from bisect_env.report.model import SCHEMA, Report
+from bisect_env.report.shared_question import shared
 
 # --------------------------------------------------------------------------------------------------
 # `--format json`: the report's document, version 1.
@@ -73,5 +74,5 @@ FORMATS = {"text": _text, "html": _html, "md": _markdown, "json": _json, "junit"
 
 
 def formatted(report: Report, name: str) -> str:
-    """Return a report in one of the formats, with a final newline."""
-    return FORMATS[name]()(report)
+    """Return a report in one of the formats, for other people to read, with a final newline."""
+    return FORMATS[name]()(shared(report))

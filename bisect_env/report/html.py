@@ -11,7 +11,7 @@ import base64
 import hashlib
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from functools import cache
@@ -36,6 +36,7 @@ from bisect_env.report.model import (
     TimelineReport,
     labels,
 )
+from bisect_env.report.shared_question import question_files
 
 LISTED = 3000
 """Combinations in the table; of more, those that were tried or could not be."""
@@ -60,11 +61,7 @@ def html_text(report: Report, *, served: bool = False) -> str:
         timing=words.timing(report),
         ends=words.ends(report),
         alternatives=words.alternatives(report),
-        tables=words.table_slices(report)[: words.MOST_SLICES],
-        tables_left_out=max(0, len(words.table_slices(report)) - words.MOST_SLICES),
-        table_axes=[clean(axis.name) for axis in words.table_layout(report)[:2] if axis]
-        if report.axes
-        else [],
+        compatibility=compatibility(report),
         requirements=words.constraints(report),
         rules=words.exclude_rules(report),
         map=fixed,
@@ -77,6 +74,7 @@ def html_text(report: Report, *, served: bool = False) -> str:
         lanes=_lanes(report),
         machines=words.machines(report),
         facts=_facts(report.verdict),
+        question_files=question_files(report.question),
     )
     # Characters that UTF-8 cannot hold come from scripts that print bytes.
     return text.encode("utf-8", "replace").decode("utf-8") + "\n"
@@ -119,7 +117,6 @@ def _environment() -> Environment:
         told_commit=words.commit,
         diffstat=lambda found: words.diffstat(found, 200),
         cell_note=cell_note,
-        mark=lambda cell: cell.text(words.MARKS),
         is_address=_is_address,
     )
     return environment
@@ -187,7 +184,7 @@ def _facts(verdict: VerdictDocument) -> list[tuple[str, str]]:
         ("probability if their rates differ", _chance(verdict.models.differing)),
         ("typical rate of bad combinations", _rate(verdict.typical_bad_rate)),
         ("background rate of good ones", _rate(verdict.background_rate)),
-        ("chance that last good was merely lucky", _rate(verdict.chance_of_luck)),
+        ("chance that the good side was merely lucky", _rate(verdict.chance_of_luck)),
         ("evidence against no difference at all", _odds(factors.log10_against_no_difference)),
         ("evidence against the second answer", _odds(factors.log10_against_runner_up)),
         ("stated ends that are not as stated", clean(", ".join(verdict.ends_wrong))),
@@ -384,7 +381,7 @@ def clock(line: TimelineReport) -> tuple[Clock, list[tuple[float, float]]]:
 
 
 # --------------------------------------------------------------------------------------------------
-# The matrix as a heat map: rates by colour and in words, a table for each value of further axes.
+# The matrix as tables, one for each value of further axes: rates by colour and in words, and compatibility.
 
 MOST_CELLS = 2500
 """Cells that are drawn; of larger matrices the slices that say most, the table of combinations has all."""
@@ -395,116 +392,131 @@ _REASON = 400
 
 
 @dataclass(frozen=True, slots=True)
-class HeatMapSlice:
-    """One heat map.
+class DrawnSlice:
+    """One table.
 
     Attributes:
         fixed: Further axes and their values here.
+        title: What of them is worth saying.
         picture: The `<table>`.
     """
 
     fixed: Mapping[str, str]
+    title: str
     picture: Markup
 
 
 @dataclass(frozen=True, slots=True)
-class HeatMap:
-    """All slices of the matrix.
+class Drawn:
+    """All tables of the matrix.
 
     Attributes:
-        across: Axis whose values are the columns.
-        down: Axis whose values are the rows, None where one axis is all there is.
-        controls: Further axes with several values, and these values.
+        controls: Further axes with several values.
         slices: In matrix order.
         left_out: Slices that are not drawn.
     """
 
-    across: AxisInfo
-    down: AxisInfo | None
     controls: tuple[AxisInfo, ...]
-    slices: tuple[HeatMapSlice, ...]
+    slices: tuple[DrawnSlice, ...]
     left_out: int
 
 
-def heat_map(report: Report) -> HeatMap | None:
-    """Draw the matrix; return None if the report has no axes or combinations."""
-    if not report.axes or not report.combinations:
+@dataclass(frozen=True, slots=True)
+class _Cell:
+    """One cell of a table.
+
+    Attributes:
+        label: Description, read aloud and shown on hovering.
+        background: CSS declaration of its colour; empty if a style of the page sets it.
+        styles: Names of styles of the page.
+        lines: Text of the cell, with the style of each line.
+    """
+
+    label: str
+    background: str
+    styles: str
+    lines: tuple[tuple[str, str], ...]
+
+
+def heat_map(report: Report) -> Drawn | None:
+    """Draw the rates; return None if the report has no axes or combinations."""
+    grid = words.matrix_grid(report)
+    if grid is None:
         return None
-    across, down, further = words.table_layout(report)
-    groups: dict[tuple[str, ...], list[CombinationReport]] = {}
-    for one in report.combinations:
-        groups.setdefault(tuple(one.combination.get(axis.name, "") for axis in further), []).append(one)
-    size = len(across.values) * (len(down.values) if down else 1)
-    most = max(1, MOST_CELLS // size)
-    ranked = sorted(groups, key=lambda key: _worth(groups[key], report), reverse=True)
-    shown = set(ranked[:most])
-    slices = []
-    for key, members in groups.items():
-        if key in shown:
-            fixed = {axis.name: value for axis, value in zip(further, key, strict=True)}
-            slices.append(HeatMapSlice(fixed, _drawn(fixed, members, across, down, report)))
-    return HeatMap(
-        across,
-        down,
-        tuple(axis for axis in further if len(axis.values) > 1),
-        tuple(slices),
-        len(groups) - len(slices),
-    )
+    most = max(1, MOST_CELLS // max(1, sum(map(len, grid.slices[0].rows))))
+    ranked = sorted(grid.slices, key=lambda one: _worth(one, report), reverse=True)
+    shown = {id(one) for one in ranked[:most]}
+    slices = [one for one in grid.slices if id(one) in shown]
+    return _drawn(grid, slices, "heat", "Rates", lambda one: None if one is None else _heat_cell(one, report))
 
 
-def _worth(members: Sequence[CombinationReport], report: Report) -> tuple[bool, int, int]:
-    ends = [report.verdict.first_bad, report.verdict.last_good]
+def compatibility(report: Report) -> Drawn | None:
+    """Draw the compatibility table; return None unless the study was to complete one."""
+    grid = words.table_grid(report)
+    if grid is None:
+        return None
+    return _drawn(grid, grid.slices[: words.MOST_SLICES], "compatibility", "Compatibility", _mark_cell)
+
+
+def _worth(one: words.GridSlice, report: Report) -> tuple[bool, int, int]:
+    ends, members = [report.verdict.first_bad, report.verdict.last_good], one.members
     return (
-        any(one.combination in ends for one in members),
-        sum(one.bad for one in members),
-        sum(one.counted for one in members),
+        any(member.combination in ends for member in members),
+        sum(member.bad for member in members),
+        sum(member.counted for member in members),
     )
 
 
 def _drawn(
-    fixed: Mapping[str, str],
-    members: Sequence[CombinationReport],
-    across: AxisInfo,
-    down: AxisInfo | None,
-    report: Report,
-) -> Markup:
-    """Draw one slice as a table.
+    grid: words.MatrixGrid,
+    slices: Sequence[words.GridSlice],
+    style: str,
+    what: str,
+    cell: Callable[[CombinationReport | None], _Cell | None],
+) -> Drawn:
+    """Draw slices of a grid as tables.
 
     Args:
-        fixed: Further axes and their values here.
-        members: The combinations of this slice.
-        across: Axis of the columns.
-        down: Axis of the rows, if there is a second one.
-        report: The report, which names first bad and last good.
+        grid: The whole grid.
+        slices: Those to draw.
+        style: Style of the page for these tables.
+        what: What their cells show.
+        cell: Returns the cell of a combination, None for none.
     """
-    place = {
-        (one.combination.get(across.name, ""), one.combination.get(down.name, "") if down else ""): one
-        for one in members
-    }
-    rows = [
-        (
-            shortened(clean(readable(other)), _LONGEST),
-            [
-                _cell(one, report) if (one := place.get((value, other))) is not None else None
-                for value in across.values
+    across, down = grid.across, grid.down
+    title = f"{what} by {clean(across.name)}" + (f" and {clean(down.name)}" if down else "")
+    pictures = []
+    for one in slices:
+        picture = _rendered(
+            "grid.html.j2",
+            style=style,
+            title=title + (f", where {words.named(one.fixed)}" if one.fixed else ""),
+            across=clean(across.name),
+            down=clean(down.name) if down else "",
+            columns=[shortened(clean(readable(value)), _LONGEST) for value in across.values],
+            rows=[
+                (shortened(clean(readable(value)), _LONGEST), [cell(combination) for combination in row])
+                for value, row in zip(down.values if down else ("",), one.rows, strict=True)
             ],
         )
-        for other in (down.values if down else ("",))
-    ]
-    title = f"Rates by {clean(across.name)}" + (f" and {clean(down.name)}" if down else "")
-    return _rendered(
-        "heat.html.j2",
-        title=title + (f", where {words.named(fixed)}" if fixed else ""),
-        across=clean(across.name),
-        down=clean(down.name) if down else "",
-        columns=[shortened(clean(readable(value)), _LONGEST) for value in across.values],
-        rows=rows,
-    )
+        pictures.append(DrawnSlice(one.fixed, words.named(one.fixed), picture))
+    controls = tuple(axis for axis in grid.further if len(axis.values) > 1)
+    return Drawn(controls, tuple(pictures), len(grid.slices) - len(pictures))
+
+
+def _mark_cell(one: CombinationReport | None) -> _Cell:
+    """Return the cell of a compatibility table."""
+    said = words.called(one)
+    label = {"good": "works", "bad": "fails", "out": "cannot be tried"}.get(said, "not known")
+    tried = one is not None and one.counted > 0
+    where = "" if one is None else f"{words.named(one.combination)}: "
+    styles = f"{said or 'unknown'}{'' if tried else ' inferred'}"
+    return _Cell(where + label, "", styles, (("", words.cell_text(one, words.MARKS)),))
 
 
 def cell_words(one: CombinationReport, report: Report) -> str:
     """Return a cell's full description in one line."""
-    parts = [words.named(one.combination), _tag(one, report)]
+    parts = [words.named(one.combination), words.side_of(one, report)]
     if one.rate is not None:
         shown = f"{percent(one.rate)}, 95 % interval {interval(*one.interval)}"
         parts.append(f"{one.bad} of {one.counted} trials bad ({shown})")
@@ -528,34 +540,9 @@ def cell_note(one: CombinationReport) -> str:
     return "; ".join(parts)
 
 
-def _tag(one: CombinationReport, report: Report) -> str:
-    if report.has_verdict:
-        for cell, tag in ((report.verdict.first_bad, "first bad"), (report.verdict.last_good, "last good")):
-            if one.combination == cell:
-                return tag
-    return ""
-
-
-@dataclass(frozen=True, slots=True)
-class _HeatCell:
-    """One cell of a heat map.
-
-    Attributes:
-        label: Description, read aloud and shown on hovering.
-        background: CSS declaration of its colour; empty if a style of the page sets it.
-        styles: Names of styles of the page.
-        lines: Text of the cell, with the style of each line.
-    """
-
-    label: str
-    background: str
-    styles: str
-    lines: tuple[tuple[str, str], ...]
-
-
-def _cell(one: CombinationReport, report: Report) -> _HeatCell:
-    tag = _tag(one, report)
-    styles = {"first bad": ["first-bad"], "last good": ["last-good"]}.get(tag, [])
+def _heat_cell(one: CombinationReport, report: Report) -> _Cell:
+    tag = words.side_of(one, report)
+    styles = ["first-bad" if tag.endswith("bad") else "last-good"] if tag else []
     background = ""
     if not one.is_runnable:
         styles.append("hatched")
@@ -565,7 +552,7 @@ def _cell(one: CombinationReport, report: Report) -> _HeatCell:
         colour, share = ("heat", 12 + 88 * math.sqrt(one.rate)) if one.rate else ("good", 22.0)
         background = f"background: color-mix(in srgb, var(--{colour}) {share:.0f}%, var(--paper))"
     lines = [*([("strong", tag)] if tag else []), *_lines(one)]
-    return _HeatCell(cell_words(one, report), background, " ".join(styles), tuple(lines))
+    return _Cell(cell_words(one, report), background, " ".join(styles), tuple(lines))
 
 
 def _lines(one: CombinationReport) -> list[tuple[str, str]]:

@@ -122,7 +122,7 @@ def _told(report: Report) -> str:
     lines += [f"{title}: {what}" for title, what in words.ends(report)]
     lines += [f"or ({chance}): {what}" for chance, what in words.alternatives(report)]
     if report.difference is not None:
-        lines.append(f"packages from last good to first bad: {report.difference.summary}")
+        lines.append(report.difference.summary)
         for one in report.difference.changes:
             name, before, after, beside = words.change(one)
             lines.append(f"  {name} {before} → {after}{f' ({beside})' if beside else ''}")

@@ -9,9 +9,11 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 
-from bisect_env.answers.untrusted import clean, escaped, shortened
+from bisect_env.answers.phrases import how_many
+from bisect_env.answers.untrusted import clean, clean_lines, escaped, shortened
 from bisect_env.report import words
 from bisect_env.report.model import FailureReport, Report, StepReport
+from bisect_env.report.shared_question import question_files
 from bisect_env.report.text import stack_lines
 from bisect_env.report.words import MARKS, columns, rows
 
@@ -23,40 +25,64 @@ _STACK_LINES = (60, 20)
 """Of the most frequent failure, and of the others."""
 _FILE_LINES = 120
 """Lines of a file up to which it is part of the report."""
+_LINE = 4_000
+"""Characters of a sentence."""
+_NOTE = 400
+"""Characters kept for a note on what is left out."""
 _OPEN = 12
 """Packages of a difference up to which they are shown without a click."""
 
 
 def markdown_text(report: Report) -> str:
-    """Return the report as GitHub-flavoured Markdown, with a final newline."""
-    text = "\n".join(_lines(report, _STACK_LINES))
-    if len(text) > MOST:
+    """Return the report as GitHub-flavoured Markdown, with a final newline, in at most `MOST` characters."""
+    sections = [*_sections(report, _STACK_LINES)]
+    if sum(len(text) for _, text in sections) > MOST:
         # Stacks are the long part, and the database keeps them.
-        text = "\n".join(_lines(report, (10, 4)))
-    return text + "\n"
+        sections = [*_sections(report, (10, 4))]
+    # The later sections of what is left are the larger ones: each is shown if it finds room.
+    room, kept, left_out = MOST - _NOTE, [], []
+    for name, text in sections:
+        if len(text) <= room:
+            room -= len(text)
+            kept.append(text)
+        elif name not in left_out:
+            left_out.append(name)
+    note = f"Left out, for it is too long here: {', '.join(left_out)}. `--format html` has it.\n"
+    return "".join([*kept, *([note] if left_out else [])])
 
 
-def _lines(report: Report, stacks: tuple[int, int]) -> Iterator[str]:
-    yield f"**{escaped(report.sentence)}**"
+def _sections(report: Report, stacks: tuple[int, int]) -> Iterator[tuple[str, str]]:
+    """Yield the parts of the report, each with the name of its section and whole by itself."""
+    parts = (
+        ("the answer", _answer(report)),
+        *(("the compatibility table", lines) for lines in _compatibility(report)),
+        ("the rates", _rates(report)),
+        ("the failures", _failures(report, stacks)),
+        ("the packages", _difference(report)),
+        ("the explanation", _explanation(report)),
+        ("the commit", _commit(report)),
+        ("how to reproduce it", _reproduce(report)),
+        ("the question", _question(report)),
+    )
+    for name, lines in parts:
+        if text := "\n".join(lines):
+            yield name, text + "\n"
+
+
+def _answer(report: Report) -> Iterator[str]:
+    yield f"**{escaped(shortened(report.sentence, _LINE))}**"
     yield ""
     for line in report.advice:
-        yield f"> [!TIP]\n> {escaped(clean(line))}\n"
+        yield f"> [!TIP]\n> {escaped(shortened(clean(line), _LINE))}\n"
     for line in (words.summary(report), words.reused(report), words.timing(report), words.trace(report)):
         if line:
-            yield f"- {escaped(line)}"
+            yield f"- {escaped(shortened(line, _LINE))}"
     yield ""
     yield from _versions(report)
     for chance, what in words.alternatives(report):
         yield f"- or ({chance}): {escaped(what)}"
     for warning in report.warnings:
-        yield f"> [!WARNING]\n> {escaped(clean(warning))}\n"
-    yield from _compatibility(report)
-    yield from _rates(report)
-    yield from _failures(report, stacks)
-    yield from _difference(report)
-    yield from _explanation(report)
-    yield from _commit(report)
-    yield from _reproduce(report)
+        yield f"> [!WARNING]\n> {escaped(shortened(clean(warning), _LINE))}\n"
 
 
 def _versions(report: Report) -> Iterator[str]:
@@ -70,29 +96,26 @@ def _versions(report: Report) -> Iterator[str]:
     yield from _table(("", ""), table)
 
 
-def _compatibility(report: Report) -> Iterator[str]:
-    found = words.table_slices(report)
-    if not found:
+def _compatibility(report: Report) -> Iterator[Iterator[str]]:
+    """Yield the lines of each table, and of what is said below them."""
+    grid = words.table_grid(report)
+    if grid is None:
         return
-    across, down, _ = words.table_layout(report)
-    yield "### Compatibility\n"
-    for one in found[: words.MOST_SLICES]:
-        if one.fixed:
-            yield f"{code(words.named(one.fixed))}:\n"
-        if down is None:
-            shown = zip(one.across, one.rows[0], strict=True)
-            yield from _table(
-                (escaped(clean(across.name)), ""),
-                [(cell(v), c.text(MARKS)) for v, c in shown],
-            )
-            continue
-        head = f"{escaped(clean(down.name))} \\ {escaped(clean(across.name))}"
-        body = [
-            (cell(value), *(one_cell.text(MARKS) for one_cell in row))
-            for value, row in zip(one.down, one.rows, strict=True)
-        ]
-        yield from _table((head, *map(cell, one.across)), body)
-    yield "✓ works, ✗ fails, in brackets: not tried itself, known from others; – cannot be tried.\n"
+    yield iter(["### Compatibility\n"])
+    for one in grid.slices[: words.MOST_SLICES]:
+        yield _slice(grid, one)
+    yield iter(["✓ works, ✗ fails, in brackets: not tried itself, known from others; – cannot be tried.\n"])
+    yield _requirements(report)
+
+
+def _slice(grid: words.MatrixGrid, one: words.GridSlice) -> Iterator[str]:
+    if title := words.table_title(grid, one):
+        yield f"{code(title)}:\n"
+    (corner, *heads), *body = words.table_rows(grid, one, MARKS)
+    yield from _table((escaped(corner), *map(cell, heads)), [(cell(value), *marks) for value, *marks in body])
+
+
+def _requirements(report: Report) -> Iterator[str]:
     if told := words.constraints(report):
         yield "Requirements:\n"
         lines = []
@@ -147,8 +170,7 @@ def _failures(report: Report, stacks: tuple[int, int]) -> Iterator[str]:
 
 def _failure(failure: FailureReport, limit: int, *, is_open: bool) -> Iterator[str]:
     counts = "" if failure.evidence == "bad" else ", not what the study is about"
-    plural = "" if failure.trials == 1 else "s"
-    yield f"{code(words.described(failure))} ({failure.trials} trial{plural}{counts})\n"
+    yield f"{code(words.described(failure))} ({how_many(failure.trials, 'trial')}{counts})\n"
     if failure.detail:
         yield code(shortened(clean(failure.detail), words.REASON_WIDTH)) + "\n"
     lines = stack_lines(failure.stack, limit)
@@ -163,7 +185,7 @@ def _difference(report: Report) -> Iterator[str]:
     found = report.difference
     if found is None:
         return
-    yield "### Packages, from last good to first bad\n"
+    yield "### Packages that changed\n"
     yield f"{escaped(found.summary[:1].upper() + found.summary[1:])}.\n"
     if not found.changes:
         return
@@ -174,7 +196,7 @@ def _difference(report: Report) -> Iterator[str]:
     for one in found.changes[:CHANGES]:
         name, before, after, beside = (cell(part) if part else "" for part in words.change(one))
         lines.append((name, before, after, beside, _linked(one.home)))
-    yield from _table(("package", "last good", "first bad", "", "page"), lines)
+    yield from _table(("package", *reversed(report.side_names), "", "page"), lines)
     if len(found.changes) > CHANGES:
         yield f"… and {len(found.changes) - CHANGES} more\n"
     if long:
@@ -188,7 +210,7 @@ def _explanation(report: Report) -> Iterator[str]:
     yield f"**{escaped(clean(found.sentence))}**\n"
     yield "<details><summary>Environments in between</summary>\n"
     lines = [(cell(moved), bad, rate) for moved, bad, rate in words.between(found)]
-    yield from _table(("as in the first bad one", "bad trials", "95 % interval"), lines)
+    yield from _table(("as on the bad side", "bad trials", "95 % interval"), lines)
     yield "</details>\n"
 
 
@@ -220,6 +242,22 @@ def _reproduce(report: Report) -> Iterator[str]:
         yield from _files(step)
 
 
+def _question(report: Report) -> Iterator[str]:
+    """Yield the matrix and the script, with which anybody can ask again."""
+    files = question_files(report.question)
+    if not files:
+        return
+    yield "### Ask again\n"
+    yield "Save these files into one folder, and run there `bisect-env run matrix.yaml`.\n"
+    for file in files:
+        yield f"<details><summary>{escaped(file.name)}</summary>\n"
+        yield from fenced([clean_lines(line) for line in file.text.rstrip("\n").split("\n")], "")
+        yield "\n</details>\n"
+    if report.question.left_out:
+        names = ", ".join(code(clean(name)) for name in report.question.left_out)
+        yield f"Too large, no text, or with a password in it: {names}\n"
+
+
 def _files(step: StepReport) -> Iterator[str]:
     """Yield the files of the environment, for readers without the database or the directory."""
     for name, content in step.files.items():
@@ -227,7 +265,7 @@ def _files(step: StepReport) -> Iterator[str]:
         if len(lines) > _FILE_LINES:
             yield f"{code(name)} has {len(lines)} lines; attach the directory.\n"
             continue
-        yield f"<details><summary>{escaped(name)} of the first bad one</summary>\n"
+        yield f"<details><summary>{escaped(name)} of the environment that fails</summary>\n"
         yield from fenced(lines, "text")
         yield "\n</details>\n"
 

@@ -15,6 +15,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from bisect_env.answers.chapters import CommitReport, TracedReport
 from bisect_env.answers.explanation import Explanation
 from bisect_env.answers.origins import Origin
+from bisect_env.answers.sentence import side_names
 from bisect_env.answers.verdict_document import VerdictDocument
 from bisect_env.environments.difference import PackageChange
 from bisect_env.trials.records import Machine
@@ -159,6 +160,34 @@ class StepReport(Frozen):
     files: dict[str, str] = Field(default_factory=dict)
 
 
+class QuestionFile(Frozen):
+    """A file that the script needs, or the script itself.
+
+    Attributes:
+        name: Relative path, the same beside the matrix.
+        text: Its content.
+        executable: Whether its owner may execute it.
+    """
+
+    name: str
+    text: str
+    executable: bool = False
+
+
+class QuestionReport(Frozen):
+    """What was asked: with it, anybody can ask again.
+
+    Attributes:
+        matrix: Text of the matrix file, without secrets.
+        files: The script and what it needs, as far as there is room for it.
+        left_out: Names of files that are too large, no text, or hold a password.
+    """
+
+    matrix: str = ""
+    files: tuple[QuestionFile, ...] = ()
+    left_out: tuple[str, ...] = ()
+
+
 # --------------------------------------------------------------------------------------------------
 # The model of a report: everything that any format shows, as data. Pure.
 
@@ -175,6 +204,7 @@ class AxisInfo(Frozen):
         direction: Where the bad values may lie.
         values: Ascending.
         passed_over: Releases that the step of its range left out.
+        withdrawn: Releases of its range that the index has withdrawn (yanked).
         labels: How people read values that are hashes of commits.
         left_out: How many commits stand directly before a value without being one.
     """
@@ -184,6 +214,7 @@ class AxisInfo(Frozen):
     direction: str = "regression"
     values: tuple[str, ...] = ()
     passed_over: tuple[str, ...] = ()
+    withdrawn: tuple[str, ...] = ()
     labels: dict[str, str] = Field(default_factory=dict)
     left_out: dict[str, int] = Field(default_factory=dict)
 
@@ -330,6 +361,7 @@ class Report(Frozen):
         explanation: Which of them carry the failure; None until `bisect-env explain` was asked.
         traced: Where that led, in studies that `bisect-env between` began.
         commit: The first bad commit, where commits were asked about, here or by `bisect-env narrow`.
+        question: The matrix and the script.
         reproduce: How to see the failure again.
     """
 
@@ -354,12 +386,18 @@ class Report(Frozen):
     explanation: Explanation | None = None
     traced: TracedReport | None = None
     commit: CommitReport | None = None
+    question: QuestionReport = QuestionReport()
     reproduce: tuple[StepReport, ...] = ()
 
     @property
     def has_verdict(self) -> bool:
         """Return whether there is an answer, confirmed or likely."""
         return self.verdict.is_decided
+
+    @property
+    def side_names(self) -> tuple[str, str]:
+        """Return what the bad and the good side of the boundary are called: `first bad`, `last good`."""
+        return side_names(self.verdict, [axis.model_dump() for axis in self.axes])
 
     @property
     def sentence(self) -> str:

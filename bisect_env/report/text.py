@@ -15,12 +15,23 @@ from rich.console import Console, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from bisect_env.answers.phrases import first_few, how_many
 from bisect_env.answers.untrusted import clean, clean_lines, command_line, shortened
 from bisect_env.report import words
-from bisect_env.report.model import Report
+from bisect_env.report.model import FailureReport, Report
 from bisect_env.report.words import Rows, columns, rows
 
 STACK_LINES = 12
+_IN_SHORT = (
+    *("also bad from", "thinly tested", "explained", "its releases"),
+    *("commit", "pull request", "or one of", "compare"),
+)
+LAST_LINES = 5
+"""Lines of the failure in the short answer."""
+WARNINGS = 3
+"""Warnings in the short answer."""
+ADVICE = 2
+"""Reasons for having no answer that the short one names."""
 CHANGES = 12
 """Packages of a difference that are listed."""
 _PLAIN_WIDTH = 200
@@ -31,21 +42,22 @@ def print_report(
     report: Report | Mapping[str, Any],
     stream: TextIO | None = None,
     *,
+    details: bool = False,
     completed: Callable[[str], str] = lambda text: text,
 ) -> None:
-    """Print a report, given as a report or as its document.
+    """Print the answer, or all that a report has for terminals.
 
     Args:
-        report: What to show.
+        report: What to show: a report or its document.
         stream: Output; stdout if None. Characters that it cannot encode become `?`.
+        details: Whether to print everything.
         completed: Function applied to the text first, for example to add options to its commands.
     """
     stream = sys.stdout if stream is None else stream
     whole = report if isinstance(report, Report) else Report.read(report)
     terminal = stream.isatty()
-    text = report_text(
-        whole, terminal=terminal, width=shutil.get_terminal_size().columns if terminal else None
-    )
+    shown = report_text if details else answer_text
+    text = shown(whole, terminal=terminal, width=shutil.get_terminal_size().columns if terminal else None)
     text = completed(text)
     encoding = stream.encoding or "utf-8"
     stream.write(text.encode(encoding, "replace").decode(encoding))
@@ -53,13 +65,28 @@ def print_report(
 
 
 def report_text(report: Report, *, terminal: bool = False, width: int | None = None) -> str:
-    """Return the report as text.
+    """Return everything that a report has for terminals.
 
     Args:
         report: What to show.
         terminal: Whether to use colours, as far as the environment (`NO_COLOR`, `TERM`) allows.
         width: Columns to wrap at; None wraps nothing.
     """
+    return _printed(_parts(report), terminal=terminal, width=width)
+
+
+def answer_text(report: Report, *, terminal: bool = False, width: int | None = None) -> str:
+    """Return the answer on one screen: sentence, neighbours of the boundary, end of the failure, what next.
+
+    Args:
+        report: What to show.
+        terminal: Whether to use colours, as far as the environment (`NO_COLOR`, `TERM`) allows.
+        width: Columns to wrap at; None wraps nothing.
+    """
+    return _printed(_answer(report), terminal=terminal, width=width)
+
+
+def _printed(parts: Iterator[RenderableType], *, terminal: bool, width: int | None) -> str:
     target = io.StringIO()
     console = Console(
         file=target,
@@ -70,10 +97,58 @@ def report_text(report: Report, *, terminal: bool = False, width: int | None = N
         emoji=False,
         legacy_windows=False,
     )
-    for part in _parts(report):
+    for part in parts:
         console.print(part, soft_wrap=width is None)
     lines = (line.rstrip() for line in target.getvalue().splitlines())
     return "\n".join(lines) + "\n"
+
+
+def _answer(report: Report) -> Iterator[RenderableType]:
+    yield Text(clean(report.sentence), style="bold")
+    if told := list(words.table_lines(report)):
+        yield Text("\n" + "\n".join(told))
+        yield from _requirements(report)
+    elif (lines := words.neighbours(report)).shown:
+        yield Text()
+        yield _table(report, lines)
+        if lines.hidden:
+            yield Text(f"… and {how_many(lines.hidden, 'more combination')}", style="dim")
+    for title, what in words.ends(report):
+        if title in _IN_SHORT:
+            yield Text(f"{title}: {what}")
+    for chance, what in words.alternatives(report):
+        yield Text(f"or ({chance}): {what}")
+    for title, what in words.commit(report.commit) if report.commit else ():
+        if title in _IN_SHORT:
+            yield Text(f"{title}: {what}")
+    bad = [failure for failure in report.failures if failure.evidence == "bad"]
+    if bad:
+        first = bad[0]
+        often = f"{first.trials} of {report.trial_counts.bad} bad trials"
+        yield Text(f"\n{words.described(first)} ({often})", style="bold")
+        last = stack_lines(first.stack)[-LAST_LINES:] or [shortened(clean(first.detail), words.REASON_WIDTH)]
+        yield Text("\n".join(f"    {line}" for line in last), style="dim")
+        yield Text(f"all that it printed: {_shown_by(first)}", style="dim")
+    notes = [f"warning: {clean(warning)}" for warning in report.warnings]
+    if notes:
+        yield Text("\n" + "\n".join(first_few(notes, WARNINGS, more="more warnings")), style="yellow")
+    if report.advice:
+        yield Text("\n" + "\n".join(f"→ {clean(line)}" for line in report.advice[:ADVICE]), style="yellow")
+    yield Text("\nNext:", style="dim")
+    yield Text("\n".join(f"  {line}" for line in next_commands(report)), style="dim")
+
+
+def next_commands(report: Report) -> list[str]:
+    """Return two commands that tell more, each with a comment: one about the failure, one with everything."""
+    study = report.study.id[: words.SHORT_ID]
+    details = command_line("bisect-env", "report", study, "--details")
+    everything = f"{details}  # everything; a page to share: --format html -o report.html"
+    changes = () if report.difference is None else report.difference.changes
+    if report.has_verdict and len(changes) > 1 and report.explanation is None:
+        explain = command_line("bisect-env", "explain", study)
+        return [f"{explain}  # which of the {len(changes)} packages that changed matter", everything]
+    steps = [f"{clean(step.commands[0]).partition(' # ')[0]}  # to see it again" for step in report.reproduce]
+    return [*steps[:1], everything]
 
 
 def _parts(report: Report) -> Iterator[RenderableType]:
@@ -157,12 +232,15 @@ def _failures(report: Report) -> Iterator[Text]:
     )
     if first.detail:
         yield Text(f"  {shortened(clean(first.detail), words.REASON_WIDTH)}")
-    shown = command_line("bisect-env", "trials", "--show", first.trial[: words.SHORT_ID])
-    yield Text(f"  example: {words.named(first.combination)} (all that it printed: {shown})")
+    yield Text(f"  example: {words.named(first.combination)} (all that it printed: {_shown_by(first)})")
     for line in stack_lines(first.stack):
         yield Text(f"    {line}", style="dim")
     for other in bad[1:]:
         yield Text(f"  also ({other.trials}): {words.described(other)}")
+
+
+def _shown_by(failure: FailureReport) -> str:
+    return command_line("bisect-env", "trials", "--show", failure.trial[: words.SHORT_ID])
 
 
 def stack_lines(stack: str, limit: int = STACK_LINES) -> list[str]:
@@ -178,12 +256,12 @@ def _difference(report: Report) -> Iterator[Text]:
     found = report.difference
     if found is None:
         return
-    yield Text(f"\nPackages from last good to first bad: {found.summary}", style="bold")
-    for one in found.changes[:CHANGES]:
-        name, before, after, beside = words.change(one)
-        yield Text(f"  {name} {before} → {after}{f'  {beside}' if beside else ''}")
-    if len(found.changes) > CHANGES:
-        yield Text(f"  … and {len(found.changes) - CHANGES} more", style="dim")
+    yield Text(f"\n{found.summary[:1].upper()}{found.summary[1:]}", style="bold")
+    lines = []
+    for name, before, after, beside in map(words.change, found.changes):
+        lines.append(f"  {name} {before} → {after}{f'  {beside}' if beside else ''}")
+    if lines:
+        yield Text("\n".join(first_few(lines, CHANGES, more="more packages")))
 
 
 def _commit(report: Report) -> Iterator[Text]:

@@ -14,8 +14,8 @@ from enum import IntEnum
 from bisect_env.answers.chapters import CommitReport, NamedCommit
 from bisect_env.answers.explanation import Explanation
 from bisect_env.answers.origins import told_origins
-from bisect_env.answers.phrases import duration, how_many, interval, percent, probability
-from bisect_env.answers.sentence import do_not_matter, noun
+from bisect_env.answers.phrases import and_more, duration, how_many, interval, percent, probability
+from bisect_env.answers.sentence import do_not_matter
 from bisect_env.answers.untrusted import clean, comma_separated, shortened
 from bisect_env.environments.difference import PackageChange, PackageState
 from bisect_env.matrix.history import SHORT, is_commit, readable
@@ -111,6 +111,43 @@ def rows(report: Report) -> Rows:
     chosen = {id(row) for row in sorted(result, key=worth, reverse=True)[:ROWS]}
     hidden = sum(len(row.members) for row in result if id(row) not in chosen)
     return Rows(tuple(row for row in result if id(row) in chosen), hidden)
+
+
+NEIGHBOURS = 8
+"""Rows of the short answer."""
+
+
+def neighbours(report: Report) -> Rows:
+    """Return the combinations next to the boundary, nearest first chosen, shown in the table's order.
+
+    Combinations that were not tried have no row, boundaries apart. Without a verdict those that failed most
+    are chosen.
+    """
+    ordered = _ordered(report)
+    kept = boundary_cells(report)
+    places = [i for i, one in enumerate(ordered) if one.combination in kept]
+
+    def worth(place: int) -> tuple[bool, float, int]:
+        one = ordered[place]
+        far = (_distance(one, ordered[end]) + abs(place - end) / len(ordered) for end in places)
+        return (one.combination not in kept, min(far, default=0.0), -one.bad)
+
+    said = [
+        i
+        for i, one in enumerate(ordered)
+        if one.outcomes
+        or i in places
+        or (not one.is_runnable and any(_distance(one, ordered[end]) == 1 for end in places))
+    ]
+    chosen = sorted(sorted(said, key=worth)[:NEIGHBOURS])
+    known = labels(report.axes)
+    shown = [row for place in chosen for row in _rows_of([ordered[place]], Detail.ALL, known)]
+    return Rows(tuple(shown), len(ordered) - len(shown))
+
+
+def _distance(one: CombinationReport, other: CombinationReport) -> int:
+    """Return in how many axes two combinations differ."""
+    return sum(other.combination.get(axis) != value for axis, value in one.combination.items())
 
 
 def boundary_cells(report: Report) -> list[Mapping[str, str]]:
@@ -262,7 +299,7 @@ def ends(report: Report) -> list[tuple[str, str]]:
     if not report.has_verdict:
         return found
     verdict = report.verdict
-    for cell, title in ((verdict.first_bad, "first bad"), (verdict.last_good, "last good")):
+    for cell, title in zip((verdict.first_bad, verdict.last_good), report.side_names, strict=True):
         if cell:
             found.append((title, named(cell)))
     for other in verdict.others or ():
@@ -274,7 +311,7 @@ def ends(report: Report) -> list[tuple[str, str]]:
     if unimportant := do_not_matter(verdict, axes):
         found.append(("does not matter", clean(", ".join(unimportant))))
     if claims := untested(report):
-        found.append(("assumed, not tried", claims))
+        found.append(("thinly tested", claims))
     if report.explanation is not None:
         found.append(("explained", clean(report.explanation.sentence)))
     if report.traced is not None and report.traced.study:
@@ -284,28 +321,16 @@ def ends(report: Report) -> list[tuple[str, str]]:
 
 
 def untested(report: Report) -> str:
-    """Return what the verdict claims about versions with few or no trials; "" if nothing."""
-    nouns = {axis.name: noun(axis.kind) for axis in report.axes}
+    """Return the versions that the verdict judges with few or no trials; "" if there are none."""
     texts = []
     for one in report.verdict.untested:
         axis, trials = one.axis, one.trials
         first, last = (end.get(axis, "?") for end in (one.first, one.last))
-        word = nouns.get(axis, "version")
-        named = word if axis == word else f"{axis} {word}"
-        what = f"{named} {first}" if first == last else f"{named}s {first} to {last}"
-        claim = f"that {what} {'fails' if first == last else 'fail'}, too"
-        if not one.called_bad:
-            claim = f"that {what} did not fail"
-        if not trials:
-            texts.append(f"{claim} (no trial there)")
-            continue
-        counted = how_many(trials, "trial")
+        called = "bad" if one.called_bad else "good"
+        what = f"{axis} {first if first == last else f'{first}–{last}'} called {called}"
         chance = "unknown" if one.chance is None else probability(one.chance)
-        texts.append(
-            f"{claim} ({counted} there, none failed: probability {chance} where versions do fail)"
-            if one.called_bad
-            else f"{claim} ({counted} there; a failure as frequent goes unnoticed with probability {chance})"
-        )
+        seen = f"{how_many(trials, 'trial')}, no failure; {chance} chance of missing it"
+        texts.append(f"{what} ({seen if trials else 'no trial'})")
     return clean(readable("; ".join(texts)))
 
 
@@ -315,7 +340,7 @@ def commit(found: CommitReport) -> list[tuple[str, str]]:
         ("commit", f"{clean(found.commit)}{' (a merge)' if found.is_merge else ''}"),
         ("subject", shortened(clean(found.subject), REASON_WIDTH)),
         ("author", clean(f"{found.author}, {found.authored:%Y-%m-%d %H:%M} {found.authored:%z}")),
-        ("changes", f"{_plural(found.changed, 'file')}, +{found.added} −{found.removed} lines"),
+        ("changes", f"{how_many(found.changed, 'file')}, +{found.added} −{found.removed} lines"),
     ]
     if found.pull_request is not None:
         lines.append(("pull request", f"#{found.pull_request}"))
@@ -332,12 +357,11 @@ def commit(found: CommitReport) -> list[tuple[str, str]]:
 def diffstat(found: CommitReport, limit: int) -> list[str]:
     """Return the files that a commit changes, one line each, at most `limit` of them."""
     lines = []
-    for path, added, removed in found.files[:limit]:
+    for path, added, removed in found.files:
         size = "binary" if added is None or removed is None else f"+{added} −{removed}"
         lines.append(f"{shortened(clean(path), REASON_WIDTH)}  {size}")
-    if found.changed > len(lines):
-        lines.append(f"… and {found.changed - len(lines)} more")
-    return lines
+    rest = found.changed - min(limit, len(lines))
+    return [*lines[:limit], *([f"… and {rest} more"] if rest > 0 else [])]
 
 
 def _short(one: NamedCommit) -> str:
@@ -361,7 +385,7 @@ def alternatives(report: Report) -> list[tuple[str, str]]:
         chance, bad = candidate.probability, candidate.first_bad
         if not chance or chance < 0.01:
             continue
-        what = f"first bad {named(bad)}" if bad else candidate.kind or "another answer"
+        what = f"{report.side_names[0]} {named(bad)}" if bad else candidate.kind or "another answer"
         culprits = ", ".join(candidate.culprit_axes)
         text = what + (f" (culprit {clean(culprits)})" if culprits else "")
         found.append((probability(chance), text))
@@ -392,11 +416,18 @@ def note(row: Row, report: Report) -> str:
     elif first.same_as:
         differing = {a: v for a, v in first.same_as.items() if first.combination.get(a) != v}
         parts.append(f"same environment as {named(differing)}")
-    if report.has_verdict and first.combination == report.verdict.first_bad:
-        parts.append("← first bad")
-    if report.has_verdict and first.combination == report.verdict.last_good:
-        parts.append("← last good")
+    if tag := side_of(first, report):
+        parts.append(f"← {tag}")
     return ", ".join(part for part in parts if part)
+
+
+def side_of(one: CombinationReport, report: Report) -> str:
+    """Return `first bad` or `last good` (of a fix `last bad` or `first good`) if it is one, else ""."""
+    if not report.has_verdict:
+        return ""
+    sides = (report.verdict.first_bad, report.verdict.last_good)
+    tags = zip(report.side_names, sides, strict=True)
+    return next((name for name, cell in tags if cell == one.combination), "")
 
 
 def left_out(report: Report) -> list[tuple[str, str, str]]:
@@ -415,11 +446,11 @@ def left_out(report: Report) -> list[tuple[str, str, str]]:
         reason = shortened(clean(members[0].reason), REASON_WIDTH)
         shown[status] = shown.get(status, 0) + 1
         if shown[status] <= _REASONS:
-            more = f" and {len(members) - 1} more" if len(members) > 1 else ""
-            lines.append((status, named(members[0].combination) + more, reason or "no reason given"))
+            where = and_more([named(one.combination) for one in members], 1)
+            lines.append((status, where, reason or "no reason given"))
     for status, number in shown.items():
         if number > _REASONS:
-            lines.append((status, "", f"{_plural(number - _REASONS, 'more reason')}"))
+            lines.append((status, "", how_many(number - _REASONS, "more reason")))
     return lines
 
 
@@ -471,12 +502,12 @@ def timing(report: Report) -> str:
     workers = {(t.host, t.worker) for t in line.trials if t.worker}
     parts = [f"within {duration(end)}"]
     if workers:
-        parts[0] += f", by {_plural(len(workers), 'worker')} on {_plural(len(hosts), 'host')}"
+        parts[0] += f", by {how_many(len(workers), 'worker')} on {how_many(len(hosts), 'host')}"
     if line.builds:
         # One that failed was tried again.
         made = [b.lock for b in line.builds if not b.failed]
         failed = len({b.lock for b in line.builds}.difference(made))
-        built = f"{_plural(len(made), 'environment')} built in "
+        built = f"{how_many(len(made), 'environment')} built in "
         built += duration(sum(b.seconds for b in line.builds))
         parts.append(built + (f", {failed} could not be built" if failed else ""))
     return "; ".join(parts)
@@ -490,15 +521,12 @@ def machines(report: Report) -> list[str]:
     ]
 
 
-def _plural(number: int, noun: str) -> str:
-    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
-
-
 # --------------------------------------------------------------------------------------------------
 # The compatibility table, for a page, a bug report or a spreadsheet. Pure.
 #
-# Rows and columns are the two axes that matter most; each combination of the others has a table of its own. A
-# combination that was not tried itself stands in brackets: the trials of others say what it is.
+# Heat maps and compatibility tables share one grid: rows and columns are the two axes that matter most, and
+# each combination of the others has a table of its own. A combination that was not tried itself stands in
+# brackets.
 
 WORDS = {"good": "works", "bad": "fails", "": "?", "out": "-"}
 MARKS = {"good": "✓", "bad": "✗", "": "?", "out": "–"}
@@ -507,109 +535,121 @@ MOST_SLICES = 30
 
 
 @dataclass(frozen=True, slots=True)
-class Cell:
-    """One combination of the table.
+class GridSlice:
+    """The matrix at one combination of the further axes.
 
     Attributes:
-        called: `good`, `bad`, `out` if it cannot be tried, or "" if unknown.
-        tried: Whether the label comes from its own trials.
-        counts: `3/10` if it failed and passed, else "".
-    """
-
-    called: str
-    tried: bool
-    counts: str
-
-    def text(self, marks: Mapping[str, str]) -> str:
-        """Return the text in the table."""
-        mark = marks[self.called]
-        if self.called in ("good", "bad") and not self.tried:
-            return f"({mark})"
-        return f"{mark} {self.counts}".rstrip()
-
-
-@dataclass(frozen=True, slots=True)
-class TableSlice:
-    """The table at one combination of the further axes.
-
-    Attributes:
-        fixed: Further axes and their values; those with one value left out.
-        across: Values of the columns.
-        down: Values of the rows.
-        rows: One for each value of `down`.
+        fixed: Further axes and their values.
+        rows: For each value of the row axis the combination at each value of the column axis, or None.
     """
 
     fixed: Mapping[str, str]
-    across: tuple[str, ...]
-    down: tuple[str, ...]
-    rows: tuple[tuple[Cell, ...], ...]
+    rows: tuple[tuple[CombinationReport | None, ...], ...]
+
+    @property
+    def members(self) -> list[CombinationReport]:
+        """Return the combinations of the slice."""
+        return [one for row in self.rows for one in row if one is not None]
 
 
-def table_layout(report: Report) -> tuple[AxisInfo, AxisInfo | None, list[AxisInfo]]:
-    """Return the column axis, the row axis, and the other axes: culprits first, then the longest."""
+@dataclass(frozen=True, slots=True)
+class MatrixGrid:
+    """The matrix as tables of two axes.
+
+    Attributes:
+        across: Axis of the columns.
+        down: Axis of the rows; None if there is only one axis.
+        further: The other axes.
+        slices: One table for each combination of their values.
+    """
+
+    across: AxisInfo
+    down: AxisInfo | None
+    further: tuple[AxisInfo, ...]
+    slices: tuple[GridSlice, ...]
+
+
+def matrix_grid(report: Report) -> MatrixGrid | None:
+    """Return the matrix as tables; culprits come first as rows and columns, then the longest axes."""
+    if not report.axes or not report.combinations:
+        return None
     culprits = set(report.verdict.culprit_axes)
     order = sorted(report.axes, key=lambda axis: (axis.name not in culprits, -len(axis.values)))
     chosen = [axis for axis in order if len(axis.values) > 1][:2] or order[:1]
-    chosen.sort(key=lambda axis: -len(axis.values))
-    further = [axis for axis in report.axes if axis not in chosen]
-    return chosen[0], chosen[1] if len(chosen) > 1 else None, further
-
-
-def table_slices(report: Report) -> list[TableSlice]:
-    """Return the tables; empty unless the study was to complete the table."""
-    if report.verdict.table is None or not report.axes:
-        return []
-    across, down, further = table_layout(report)
+    across, *rest = sorted(chosen, key=lambda axis: -len(axis.values))
+    down = rest[0] if rest else None
+    further = tuple(axis for axis in report.axes if axis not in chosen)
     groups: dict[tuple[str, ...], dict[tuple[str, str], CombinationReport]] = {}
     for one in report.combinations:
         key = tuple(one.combination.get(axis.name, "") for axis in further)
         row = one.combination.get(down.name, "") if down else ""
         groups.setdefault(key, {})[one.combination.get(across.name, ""), row] = one
-    several = {axis.name for axis in further if len(axis.values) > 1}
-    rows = down.values if down else ("",)
-    return [
-        TableSlice(
-            {axis.name: clean(v) for axis, v in zip(further, key, strict=True) if axis.name in several},
-            tuple(clean(value) for value in across.values),
-            tuple(clean(value) for value in rows),
-            tuple(tuple(_cell(members.get((value, row))) for value in across.values) for row in rows),
+    slices = tuple(
+        GridSlice(
+            {axis.name: value for axis, value in zip(further, key, strict=True)},
+            tuple(
+                tuple(members.get((value, row)) for value in across.values)
+                for row in (down.values if down else ("",))
+            ),
         )
         for key, members in groups.items()
-    ]
+    )
+    return MatrixGrid(across, down, further, slices)
 
 
-def _cell(one: CombinationReport | None) -> Cell:
-    if one is None or not one.is_runnable:
-        return Cell("out", tried=False, counts="")
-    counts = f"{one.bad}/{one.counted}" if 0 < one.bad < one.counted else ""
-    return Cell(one.verdict or "", tried=one.counted > 0, counts=counts)
+def table_grid(report: Report) -> MatrixGrid | None:
+    """Return the compatibility table; None unless the study was to complete one."""
+    return None if report.verdict.table is None else matrix_grid(report)
+
+
+def called(one: CombinationReport | None) -> str:
+    """Return what a table calls a combination: `good`, `bad`, `out` (cannot be tried), or "" (not known)."""
+    return "out" if one is None or not one.is_runnable else one.verdict or ""
+
+
+def cell_text(one: CombinationReport | None, marks: Mapping[str, str]) -> str:
+    """Return the text of a combination in a compatibility table: `✓`, `(✗)`, `✗ 3/10`."""
+    said = called(one)
+    if one is None or said not in ("good", "bad"):
+        return marks[said]
+    if not one.counted:
+        return f"({marks[said]})"
+    return marks[said] + (f" {one.bad}/{one.counted}" if 0 < one.bad < one.counted else "")
+
+
+def table_rows(grid: MatrixGrid, one: GridSlice, marks: Mapping[str, str]) -> list[list[str]]:
+    """Return a compatibility table as rows of texts, the first one with the names of the columns."""
+    across = [clean(value) for value in grid.across.values]
+    cells = [[cell_text(cell, marks) for cell in row] for row in one.rows]
+    if grid.down is None:
+        # One axis alone is read from top to bottom.
+        return [[clean(grid.across.name), ""], *map(list, zip(across, cells[0], strict=True))]
+    head = f"{clean(grid.down.name)} \\ {clean(grid.across.name)}"
+    body = [[clean(value), *row] for value, row in zip(grid.down.values, cells, strict=True)]
+    return [[head, *across], *body]
+
+
+def table_title(grid: MatrixGrid, one: GridSlice) -> str:
+    """Return the values at which a table is seen; "" if it is the only one."""
+    several = {axis.name for axis in grid.further if len(axis.values) > 1}
+    return named({axis: value for axis, value in one.fixed.items() if axis in several})
 
 
 def table_lines(report: Report) -> Iterator[str]:
     """Yield the tables in plain text."""
-    found = table_slices(report)
-    if not found:
+    grid = table_grid(report)
+    if grid is None:
         return
-    across, down, _ = table_layout(report)
-    for one in found[:MOST_SLICES]:
-        if one.fixed:
-            yield " ".join(f"{axis}={value}" for axis, value in one.fixed.items())
-        if down is None:
-            # One axis alone is read from top to bottom.
-            head = [clean(across.name), ""]
-            body = [[value, cell.text(WORDS)] for value, cell in zip(one.across, one.rows[0], strict=True)]
-        else:
-            head = [f"{clean(down.name)} \\ {clean(across.name)}", *one.across]
-            body = [
-                [value, *(cell.text(WORDS) for cell in row)]
-                for value, row in zip(one.down, one.rows, strict=True)
-            ]
-        widths = [max(len(row[i]) for row in [head, *body]) for i in range(len(head))]
-        for row in [head, *body]:
+    for one in grid.slices[:MOST_SLICES]:
+        if title := table_title(grid, one):
+            yield title
+        rows = table_rows(grid, one, WORDS)
+        widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
+        for row in rows:
             yield "  ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)).rstrip()
         yield ""
-    if len(found) > MOST_SLICES:
-        yield f"… and {len(found) - MOST_SLICES} more tables"
+    if len(grid.slices) > MOST_SLICES:
+        yield f"… and {len(grid.slices) - MOST_SLICES} more tables"
     yield "(works), (fails): not tried itself, known from others; -: cannot be tried"
 
 

@@ -22,7 +22,7 @@ from sqlmodel import Field, SQLModel
 
 from bisect_env.storage.values import Bytes, UtcDateTime
 
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 3
 """Of the tables below."""
 
 APPLICATION_ID = 0x62656E76
@@ -65,6 +65,7 @@ class StudyRow(_Table, table=True):
     target: dict[str, Any] = Field(sa_type=JSON)
     verdict: dict[str, Any] | None = Field(default=None, sa_column=Column(JSON(none_as_null=True)))
     matrix_text: str = Field(sa_type=Text)
+    files: list[dict[str, Any]] = Field(sa_type=JSON)
     fresh: bool
 
 

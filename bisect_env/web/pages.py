@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import hmac
 import re
 import sqlite3
 from collections.abc import Awaitable, Callable, Iterator
+from functools import cache
 from html import escape
+from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +18,9 @@ from datasette import hookimpl
 from datasette.app import Datasette
 from datasette.database import Database
 from datasette.plugins import pm
+from datasette.utils import parse_metadata
 from datasette.utils.asgi import Response
+from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup
 
 from bisect_env.answers.untrusted import clean_lines
@@ -23,39 +28,40 @@ from bisect_env.errors import BisectEnvError
 from bisect_env.matrix import signatures
 from bisect_env.report.build import load_report
 from bisect_env.storage import sqlite
-from bisect_env.storage.entries import WholeTrial
 from bisect_env.storage.query import limit_memory, no_leaks
 from bisect_env.storage.store import Store
 from bisect_env.storage.tables import METADATA
-from bisect_env.trials.records import Evidence
-
-# --------------------------------------------------------------------------------------------------
-# Pages of our own beside the report: a trial with its logs, and what went wrong. Pure.
-#
-# Everything that others wrote is escaped, and no page may run a script, whatever it holds.
+from bisect_env.trials.records import Evidence, TrialRecord
 
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'"
-"""Content-Security-Policy of these pages."""
-_STYLE = (
-    "body{font:15px/1.5 system-ui,sans-serif;margin:2rem auto;max-width:75rem;padding:0 1rem;color:#222}"
-    "pre{background:#f6f6f6;border:1px solid #ddd;padding:.8rem;overflow-x:auto;white-space:pre-wrap}"
-    "th{text-align:left;padding-right:1.5rem;vertical-align:top;font-weight:600}a{color:#0645ad}"
-)
+"""Content-Security-Policy of our own pages but the report's: no script runs, whatever a page holds."""
+_LISTED = 500
+"""Studies on the start page, the newest first."""
 
 
-def page(title: str, body: str) -> str:
-    """Return a whole page, two levels below the first one; the title is escaped here, the body is HTML."""
-    return (
-        '<!doctype html><html lang="en"><head><meta charset="utf-8">'
-        f"<title>{escape(title)}</title><style>{_STYLE}</style></head>"
-        f'<body><p><a href="../../">bisect-env</a></p><h1>{escape(title)}</h1>{body}</body></html>'
-    )
+@cache
+def _own(name: str) -> str:
+    return files("bisect_env.web").joinpath(name).read_text("utf-8")
 
 
-def trial_page(trial: WholeTrial, evidence: Evidence) -> str:
-    """Return a page that shows a trial with its evidence and its logs."""
-    record = trial.record
-    facts = {
+@cache
+def questions() -> dict[str, dict[str, str]]:
+    """Return the shipped questions on the views: name to `title` and `sql`."""
+    found: dict[str, dict[str, str]] = parse_metadata(_own("questions.yaml"))["queries"]
+    return found
+
+
+def _page(**values: Any) -> str:
+    """Return one of our own pages; everything in it is escaped."""
+    environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True)
+    environment.filters["lines"] = clean_lines
+    text = environment.from_string(_own("page.html.j2")).render(**values)
+    # Characters that UTF-8 cannot hold come from scripts that print bytes.
+    return text.encode("utf-8", "replace").decode("utf-8")
+
+
+def _trial_facts(record: TrialRecord, evidence: Evidence) -> dict[str, str]:
+    return {
         "combination": str(record.combination),
         "outcome": f"{record.outcome}: {record.detail}",
         "evidence": str(evidence),
@@ -67,98 +73,6 @@ def trial_page(trial: WholeTrial, evidence: Evidence) -> str:
         "signature": signatures.shown(record.signature),
         "imported": ", ".join(f"{name} {version}" for name, version in record.imported.items()),
         "lock": record.lock_hash,
-    }
-    rows = "".join(
-        f"<tr><th>{escape(name)}</th><td>{escape(clean_lines(value))}</td></tr>"
-        for name, value in facts.items()
-    )
-    body = f'<p><a href="../report/{escape(trial.study_id)}">its study</a></p><table>{rows}</table>'
-    if trial.collected:
-        body += "<p>Some of its logs were dropped to make room.</p>"
-    for name in ("stack", "stderr", "stdout"):
-        text = getattr(record, name)
-        if text:
-            # Characters that UTF-8 cannot hold come from scripts that print bytes.
-            shown = clean_lines(text).encode("utf-8", "replace").decode("utf-8")
-            body += f"<h2>{name}</h2><pre>{escape(shown)}</pre>"
-    return page(f"trial {record.trial_id}", body)
-
-
-# --------------------------------------------------------------------------------------------------
-# Questions that people ask, as Datasette's canned queries on the stable views. Pure.
-
-QUESTIONS: dict[str, tuple[str, str]] = {
-    "studies": (
-        "Every study, with its report",
-        """\
-SELECT id AS study_id, name AS study, status, created_at, username, host, id AS report
-FROM studies ORDER BY created_at DESC""",
-    ),
-    "verdicts": (
-        "What was found, the newest first",
-        """\
-SELECT study_id, study, study_status, status AS verdict, sentence, created_at, username, host
-FROM v_verdicts ORDER BY created_at DESC""",
-    ),
-    "crashing_versions": (
-        "Which versions of a package has anyone seen crash beside a version of another?",
-        """\
-SELECT p.version, count(*) AS crashes, max(t.recorded_at) AS last_seen
-FROM v_trials t
-JOIN v_packages p ON p.lock_hash = t.lock_hash AND p.name = :package
-JOIN v_packages o ON o.lock_hash = t.lock_hash AND o.name = :beside
-WHERE o.version LIKE :version || '%' AND t.outcome = 'crash'
-  AND t.gpu_model LIKE '%' || :gpu_model || '%'
-GROUP BY p.version ORDER BY p.version""",
-    ),
-    "crashes": (
-        "How often did each crash come, and where was it seen last?",
-        """\
-SELECT signature, count(*) AS trials, count(DISTINCT study_id) AS studies,
-  max(recorded_at) AS last_seen, max(trial_id) AS trial_id
-FROM v_trials WHERE outcome = 'crash' GROUP BY signature ORDER BY trials DESC LIMIT 100""",
-    ),
-    "failures_of_a_study": (
-        "The failing trials of a study, the newest first",
-        """\
-SELECT trial_id, combination, outcome, evidence, detail, recorded_at, host, gpu_model
-FROM v_trials WHERE study = :study AND evidence IN ('bad', 'other')
-ORDER BY recorded_at DESC LIMIT 200""",
-    ),
-    "machines": (
-        "Does a failure depend on the machine?",
-        """\
-SELECT cpu, gpu_model, driver, sum(CASE WHEN evidence = 'bad' THEN 1 ELSE 0 END) AS bad,
-  count(*) AS trials
-FROM v_trials WHERE evidence IN ('good', 'bad') GROUP BY cpu, gpu_model, driver""",
-    ),
-    "hosts": (
-        "On which hosts does infrastructure spoil trials?",
-        """\
-SELECT host, count(*) AS trials, sum(CASE WHEN evidence = 'void' THEN 1 ELSE 0 END) AS spoilt
-FROM v_trials GROUP BY host ORDER BY spoilt DESC""",
-    ),
-}
-"""Name to title and SQL."""
-
-
-def metadata(database: str, tables: list[str], shown: str) -> dict[str, Any]:
-    """Return the settings for Datasette: titles, queries and hidden tables.
-
-    Args:
-        database: Its name there.
-        tables: Names of the tables behind the views.
-        shown: The database as messages name it.
-    """
-    return {
-        "title": "bisect-env",
-        "description": f"Results in {shown}. Tables change between releases; the views stay.",
-        "databases": {
-            database: {
-                "queries": {name: {"title": title, "sql": sql} for name, (title, sql) in QUESTIONS.items()},
-                "tables": {name: {"hidden": True} for name in tables},
-            }
-        },
     }
 
 
@@ -223,7 +137,13 @@ def make_app(path: Path, shown: str, token: str | None) -> Asgi:
     """
     served = Datasette(
         files=[],
-        metadata=metadata(NAME, [*METADATA.tables], shown),
+        metadata={
+            "title": "bisect-env",
+            "description": f"Results in {shown}. Tables change between releases; the views stay.",
+            "databases": {
+                NAME: {"queries": questions(), "tables": {name: {"hidden": True} for name in METADATA.tables}}
+            },
+        },
         settings=_SETTINGS if token is None else {**_SETTINGS, "base_url": f"/{token}/"},
         cors=False,
         pdb=False,
@@ -307,27 +227,34 @@ class _Plugin:
     def register_routes(self) -> list[tuple[str, Callable[..., Awaitable[Response]]]]:
         """Return the pages."""
         return [
+            (r"^/$", self._start),
             (r"^/-/report/(?P<study>[^/]+)$", self._report),
             (r"^/-/trial/(?P<trial>[^/]+)$", self._trial),
         ]
 
     @hookimpl  # type: ignore[untyped-decorator]
-    def render_cell(
-        self, value: object, column: str, table: str | None, datasette: Datasette
-    ) -> Markup | None:
+    def render_cell(self, value: object, column: str, datasette: Datasette) -> Markup | None:
         """Links from ids to pages; everything else is escaped by Datasette."""
-        is_study = column in ("study_id", "report") or (table, column) == ("studies", "id")
-        target = "report" if is_study else {"trial_id": "trial"}.get(column)
+        target = {"study_id": "report", "trial_id": "trial"}.get(column)
         if target is None or not isinstance(value, str) or not _ID.fullmatch(value):
             return None
-        shown = "report" if column == "report" else escape(value)
         address = datasette.urls.path(f"/-/{target}/{escape(value)}")
-        return Markup(f'<a href="{address}">{shown}</a>')
+        return Markup(f'<a href="{address}">{escape(value)}</a>')
 
-    @hookimpl  # type: ignore[untyped-decorator]
-    def menu_links(self, datasette: Datasette) -> list[dict[str, str]]:
-        """Return the way to the reports."""
-        return [{"href": datasette.urls.path(f"/{NAME}/studies"), "label": "Studies and reports"}]
+    async def _start(self) -> Response:
+        def read() -> str:
+            with Store.open(str(self._path), read_only=True) as store:
+                studies = store.studies()
+            return _page(
+                title="bisect-env",
+                up="",
+                studies=studies[:_LISTED],
+                more=len(studies) - _LISTED,
+                database=NAME,
+                questions=questions(),
+            )
+
+        return await _answer(read)
 
     async def _report(self, request: Any) -> Response:
         # Here, because the plotting library takes a second to import.
@@ -343,21 +270,28 @@ class _Plugin:
     async def _trial(self, request: Any) -> Response:
         def read() -> str | None:
             with Store.open(str(self._path), read_only=True) as store:
-                found = store.trial(request.url_vars["trial"])
-                return None if found is None else trial_page(found, store.evidence(found))
+                if (found := store.trial(request.url_vars["trial"])) is None:
+                    return None
+                return _page(
+                    title=f"trial {found.record.trial_id}",
+                    up="../../",
+                    study=found.study_id,
+                    facts=_trial_facts(found.record, store.evidence(found)),
+                    logs={name: getattr(found.record, name) for name in ("stack", "stderr", "stdout")},
+                    collected=found.collected,
+                )
 
         return await _answer(read)
 
 
 async def _answer(read: Callable[[], str | None], policy: str = POLICY) -> Response:
-    import asyncio
-
     headers = {"content-security-policy": policy}
     try:
         text = await asyncio.to_thread(read)
     except BisectEnvError as error:
-        text = page("That did not work", f"<pre>{escape(str(error))}</pre>")
+        text = _page(title="That did not work", up="../../", error=str(error))
         return Response.html(text, status=404, headers=headers)
     if text is None:
-        return Response.html(page("There is no such trial", ""), status=404, headers=headers)
+        text = _page(title="There is no such trial", up="../../")
+        return Response.html(text, status=404, headers=headers)
     return Response.html(text, headers=headers)

@@ -46,7 +46,7 @@ def test_one_line_asks_for_the_commit(user: Asking) -> None:
     assert done.returncode == 0, done.stderr
     first = done.stdout.splitlines()[0]
     assert first.startswith(f"demo {commits[11][:10]} (Change number 12 (#1012)) is the first bad commit")
-    assert "pull request   #1012" in done.stdout
+    assert "pull request: #1012" in done.stdout
     # One more than `git bisect` takes of 19, and none for an end.
     assert len(list((user.folder / "cache" / "commits").glob("*/*.whl"))) <= 6
     assert f"package: demo, from: {json.dumps('v1.0')}" in done.stderr

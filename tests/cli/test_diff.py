@@ -50,7 +50,7 @@ def test_from_last_good_to_first_bad(db: Path, run: RunCommand) -> None:
     code, out, err = run("diff")
     assert (code, err) == (0, "")
     assert out == (
-        "from torch=2.2\nto   torch=2.3\n1 of the axes, 1 along with it\n\n"
+        "from torch=2.2\nto   torch=2.3\n2 packages changed (the one you asked about, and 1 more)\n\n"
         "~  torch  2.2   2.3\n\n"
         "~  numpy  1.26  2.0\n"
     )

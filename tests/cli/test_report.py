@@ -69,7 +69,7 @@ def test_a_path_in_the_database_is_one_word_of_the_commands_to_paste(
             study.id, "finished", VerdictDocument(status="confirmed", first_bad={"orjson": "2.0"})
         )
     monkeypatch.chdir(tmp_path)
-    _, out, _ = run("report", "--db", str(path))
+    _, out, _ = run("report", "--details", "--db", str(path))
     lines = [line.strip() for line in out.splitlines() if "bisect-env " in line]
     assert len(lines) >= 4
     for line in lines:
@@ -93,7 +93,7 @@ def test_a_path_in_the_database_is_no_option_of_the_commands_to_paste(
             study.id, "finished", VerdictDocument(status="confirmed", first_bad={"orjson": "2.0"})
         )
     monkeypatch.chdir(tmp_path)
-    _, out, _ = run("report", "--db", str(path))
+    _, out, _ = run("report", "--details", "--db", str(path))
     words = [word for line in out.splitlines() if "--log-file" in line for word in line.split()]
     assert "./--log-file=over" in words
     assert "--log-file=over" not in words

@@ -218,7 +218,7 @@ def test_programs_hear_what_was_reused() -> None:
     assert describe(event) == told
     many = told_origins([dataclasses.replace(origin, user="", host="", trials=n) for n in (5, 4, 3, 2, 1)])
     assert many.startswith("5 by somebody on some host in study")
-    assert many.endswith(", 3 from 2 more")
+    assert many.endswith(", 2 more studies with 3 trials")
 
 
 # -- the decisions alone ------------------------------------------------------------------------------------

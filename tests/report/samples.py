@@ -14,6 +14,7 @@ from typing import Any
 from bisect_env.answers.verdict_document import VerdictDocument
 from bisect_env.environments.lock import LockedPackage
 from bisect_env.environments.lockfiles import make_lock
+from bisect_env.matrix.files import StudyFile
 from bisect_env.matrix.grid import Combination
 from bisect_env.search.numeric import clopper_pearson
 from bisect_env.storage.entries import CombinationState, Study, StudyDefinition
@@ -24,6 +25,8 @@ from tests.storage.samples import record_trial
 
 Values = Mapping[str, str]
 Axis = dict[str, Any]
+
+MATRIX = "# bisect-env run /home/ann/x.yaml\nversion: 1\n"
 
 ORJSON = ("3.9.7", "3.9.8", "3.9.9", "3.9.10", "3.9.11", "3.9.12", "3.9.13", "3.9.14")
 
@@ -117,7 +120,8 @@ class StudyBuilder:
                 name=name,
                 digest=name,
                 matrix_path=f"matrices/{name}.yaml",
-                matrix_text="version: 1\n",
+                matrix_text=MATRIX,
+                files=(StudyFile("script.py", b"print('planted')\n", executable=False),),
                 description="it crashes",
                 grid=self.axes,
                 target=target,

@@ -60,7 +60,7 @@ def test_a_good_end_that_is_bad_while_others_pass_was_stated_wrongly() -> None:
     wrong = VerdictDocument(reason="the stated good combination is bad")
     (text,) = advice(wrong, AXES, [failure("AssertionError")], trials, {})
     assert "lib=1 passed in 3 trials" in text
-    assert "swap `good` and `bad`" in text
+    assert "swap `--good` and `--bad`" in text
     (text,) = advice(wrong, AXES, [failure("AssertionError")], trials[:1], {})
     assert "list older versions" in text
 

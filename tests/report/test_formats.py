@@ -84,13 +84,14 @@ def needles(report: Report) -> dict[str, list[str]]:
         "timeline": ["1 environment built in 2.5 s, 1 could not be built"],
         "timeline.failed": ["gcc calm"],
         "machines": ["x86_64 H100calm driver 570"],
-        "difference": ["1 of the axes, 1 along with it", "1.26", "2.0calm"],
+        "difference": ["2 packages changed (the one you asked about, and 1 more)", "1.26", "2.0calm"],
         "explanation": ["not torch itself: calm"],
         "explanation.intermediates": ["2 of 7"],
         "traced": ["numpy 2.0 is the first bad version (study eeeeeeee)"],
         "commit": ["c" * 40, "Read lazily calm (#812)", "+31 −12 lines", "src/calm.py  +31 −12", "#812"],
         "commit.compare": ["https://example.org/a/b/compare/x...y"],
         "commit.log": ["git bisect start"],
+        "question": ["version: 1", "print('planted')"],
         "reproduce": [step.commands[0] for step in report.reproduce],
         "reproduce.all": [command for step in report.reproduce for command in step.commands],
         "combinations.rate": ["38 %", "8.5–76 %"],
@@ -114,9 +115,7 @@ def needles(report: Report) -> dict[str, list[str]]:
         "verdict.others": ["also bad from"],
         "verdict.no_other": ["nothing else fails"],
         "verdict.monotone": ["not monotone"],
-        "verdict.untested": [
-            "that torch version 2.2 did not fail (3 trials there; a failure as frequent goes"
-        ],
+        "verdict.untested": ["torch 2.2 called good (3 trials, no failure; 61 % chance of missing it)"],
         "verdict.models": ["share one rate"],
         "verdict.typical_bad_rate": ["typical rate"],
         "verdict.background_rate": ["background rate"],
@@ -149,13 +148,13 @@ DEEP = {
 NOT_SHOWN = {
     # One screen: it names the page and the data.
     "text": DEEP
-    | {"commit.log", "explanation.intermediates", "reproduce.all", "study.exclude_newer"}
+    | {"question", "commit.log", "explanation.intermediates", "reproduce.all", "study.exclude_newer"}
     | {"study.version", "posterior", "failures.other", "machines", "verdict.status", "combinations.warning"},
     # For a bug report: what a maintainer of the package needs.
     "md": DEEP | {"verdict.status", "combinations.warning"},
     # Test cases, and what belongs to all of them.
     "junit": DEEP - {"combinations.outcomes"}
-    | {"commit.log", "explanation.intermediates"}
+    | {"question", "commit.log", "explanation.intermediates"}
     | {"combinations.warning", "combinations.same_as", "combinations.other"},
     "html": set(),
 }

@@ -14,7 +14,7 @@ from playwright.sync_api import Page
 from bisect_env.report.build import load_report
 from bisect_env.report.html import MOST_CELLS, heat_map, html_text, nice_step, policy
 from bisect_env.report.model import Report
-from bisect_env.report.words import table_layout
+from bisect_env.report.words import matrix_grid
 from bisect_env.storage.store import Store
 from tests.browser import browser_page
 from tests.engine.studies import PYTHON, Studies
@@ -263,7 +263,7 @@ def test_the_page_needs_nothing_else(store: Store) -> None:
     text = html_text(load_report(store, study.study.id))
     assert "default-src &#39;none&#39;" in text
     assert re.findall(r"<(?:link|iframe|object|embed|base|form)\b", text) == []
-    assert re.findall(r"(?:src|href)=\"(?!#)[^\"]*\"", text) == []
+    assert re.findall(r"(?:src|href)=\"(?!#|data:text/plain)[^\"]*\"", text) == []
     assert re.findall(r"@import|url\((?!#)", text) == []
     # Small enough to be attached anywhere.
     assert len(text) < 200_000
@@ -305,13 +305,15 @@ def matrix(store: Store, axes: list[dict[str, Any]], name: str, **changes: Any) 
 
 def test_which_axes_are_drawn(store: Store) -> None:
     axes = [axis("a", "1", "2"), axis("b", *"12345"), axis("c", *"123"), axis("python", PYTHON)]
-    across, down, further = table_layout(matrix(store, axes, "no verdict"))
-    assert (across.name, down.name if down else None) == ("b", "c")
-    assert [one.name for one in further] == ["a", "python"]
+    grid = matrix_grid(matrix(store, axes, "no verdict"))
+    assert grid is not None
+    assert (grid.across.name, grid.down.name if grid.down else None) == ("b", "c")
+    assert [one.name for one in grid.further] == ["a", "python"]
     # Culprits come before longer axes.
     report = matrix(store, axes, "culprits", culprit_axes=["a"])
-    across, down, further = table_layout(report)
-    assert (across.name, down.name if down else None) == ("b", "a")
+    grid = matrix_grid(report)
+    assert grid is not None
+    assert (grid.across.name, grid.down.name if grid.down else None) == ("b", "a")
     found = heat_map(report)
     assert found is not None
     assert [one.name for one in found.controls] == ["c"]

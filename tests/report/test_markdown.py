@@ -16,7 +16,7 @@ from bisect_env.report.build import load_report
 from bisect_env.report.markdown import MOST, cell, code, fenced, markdown_text
 from bisect_env.report.model import StepReport
 from bisect_env.storage.store import Store
-from tests.report.samples import StudyBuilder, axis, hostile_study, orjson_study, orjson_verdict
+from tests.report.samples import StudyBuilder, axis, hostile_study, orjson_study, orjson_verdict, verdict
 from tests.storage.samples import signature
 
 GITHUB = MarkdownIt("gfm-like", {"html": True, "linkify": False})
@@ -46,7 +46,7 @@ def test_it_is_ready_for_a_bug_report(store: Store) -> None:
     assert "```sh\nbisect-env run matrices/orjson_crash.yaml --fresh\n```" in text
     html = GITHUB.render(text)
     assert html.count("<table>") == 2
-    assert html.count("<details") == html.count("</details>") == 1
+    assert html.count("<details") == html.count("</details>") == 3
 
 
 def test_nothing_that_others_wrote_becomes_markup(store: Store) -> None:
@@ -109,6 +109,29 @@ def test_an_issue_can_hold_it(store: Store) -> None:
     assert "lines …" in text
 
 
+@pytest.mark.parametrize("slices", [1, 12])
+def test_an_issue_can_hold_a_large_table(store: Store, slices: int) -> None:
+    axes = [
+        axis("a", *(f"2026.{i}.0" for i in range(60))),
+        axis("b", *(f"1.{i}" for i in range(60))),
+        axis("c", *map(str, range(slices))),
+    ]
+    study = StudyBuilder(store, axes)
+    study.crashes({"a": "2026.1.0", "b": "1.1", "c": "0"}, 3)
+    cells = study.cells()
+    calls = [{"combination": cell, "verdict": "bad", "tried": True, "probability": 1.0} for cell in cells]
+    table = {"good": 0, "bad": len(cells), "tried": len(cells), "complete": True, "calls": calls}
+    study.finished(verdict(axes, None, None, kind="table", table=table))
+    text = markdown_text(load_report(store, study.study.id))
+    assert len(text) < MOST
+    assert "### Compatibility" in text
+    # What has no room is named; what is shown is whole.
+    assert ("Left out, for it is too long here: the compatibility table" in text) == (slices > 1)
+    html = GITHUB.render(text)
+    assert html.count("<details") == html.count("</details>")
+    assert "crash:SIGSEGV" in text
+
+
 def test_a_maintainer_gets_the_environment_itself(tmp_path: Path) -> None:
     step = StepReport(
         title="As a directory",
@@ -120,6 +143,6 @@ def test_a_maintainer_gets_the_environment_itself(tmp_path: Path) -> None:
         study.finished(orjson_verdict())
         report = load_report(store, study.study.id).model_copy(update={"reproduce": (step,)})
     text = markdown_text(report)
-    assert "<details><summary>requirements.txt of the first bad one</summary>" in text
+    assert "<details><summary>requirements.txt of the environment that fails</summary>" in text
     assert "\ntorch==2.3.0 --hash=sha256:abc\n" in text
     assert "`explicit.txt` has 999 lines; attach the directory." in text

@@ -13,9 +13,9 @@ import pytest
 from bisect_env.answers.verdict_document import NeighbourPair, VerdictDocument, calls_bad
 from bisect_env.report.build import load_report, report_document
 from bisect_env.report.doubts import verdict_warnings
-from bisect_env.report.formats import json_text
+from bisect_env.report.formats import formatted, json_text
 from bisect_env.report.model import Report
-from bisect_env.report.text import STACK_LINES, print_report, report_text, stack_lines
+from bisect_env.report.text import STACK_LINES, answer_text, print_report, report_text, stack_lines
 from bisect_env.report.words import ROWS, rows
 from bisect_env.search.numeric import clopper_pearson
 from bisect_env.storage.store import Store
@@ -193,7 +193,7 @@ def test_frequent_other_failures_and_spoilt_trials_are_warned_about(store: Store
             "a=1: 6 of 16 trials failed in another way (exit-fail 5, import-error 1); "
             "they are not counted, and can hide the answer"
         ),
-        "9 of 78 trials were spoilt by infrastructure (host-oom 9); they say nothing about the script",
+        "9 of 78 trials were lost to the infrastructure (host-oom 9); they say nothing about the script",
     )
     assert f"warning: {report.warnings[0]}" in report_text(report)
 
@@ -251,7 +251,7 @@ Most frequent failure (4 of 4 bad trials): crash:SIGSEGV in body, {place}
     Fatal Python error: Segmentation fault
       File "script.py", line 3 in main
 
-Packages from last good to first bad: no package differs
+No package differs
 
 How to reproduce (more in the other formats):
   bisect-env reproduce first-bad --study {report.study.id[:12]} --output repro
@@ -262,6 +262,74 @@ To read in a browser: bisect-env report {short} --format html -o report.html
 Everything as data: bisect-env report {short} --format json
 """
     )
+
+
+def test_the_answer_fits_a_screen(report: Report) -> None:
+    short = report.study.id[:8]
+    trial = report.failures[0].trial[:8]
+    assert (
+        answer_text(report)
+        == f"""\
+orjson 3.9.11 is the first bad version (last good 3.9.10): crashed in 3 of 18 trials (17 %, 95 % interval \
+3.6–41 %) against 0 of 12 (0–26 %); probability 97 % after 42 trials
+
+orjson  bad  trials  rate (95 % interval)
+3.9.7     0       4  0 % (0–60 %)          good
+3.9.10    0      12  0 % (0–26 %)          good, ← last good
+3.9.11    3      18  17 % (3.6–41 %)       bad, ← first bad
+3.9.13                                     env-unsolvable
+3.9.14    1       8  12 % (0.3–53 %)       bad
+… and 3 more combinations
+
+crash:SIGSEGV in body, at orjson/__init__.py:dumps < script.py:main (v1) (4 of 4 bad trials)
+    Fatal Python error: Segmentation fault
+      File "script.py", line 3 in main
+all that it printed: bisect-env trials --show {trial}
+
+Next:
+  bisect-env reproduce first-bad --study {report.study.id[:12]} --output repro  # to see it again
+  bisect-env report {short} --details  # everything; a page to share: --format html -o report.html
+"""
+    )
+
+
+@pytest.mark.parametrize("size", [30, 300, 3000])
+def test_the_answer_fits_a_screen_however_large_the_study_is(store: Store, size: int) -> None:
+    axes = [axis("lib", *[f"1.{i}" for i in range(size)])]
+    stack = "\n".join(f"  frame {i}" for i in range(500))
+    study = StudyBuilder(store, axes)
+    for i in range(0, size, max(1, size // 40)):
+        if i > size // 2:
+            study.crashes({"lib": f"1.{i}"}, 2, stack=stack)
+        else:
+            study.passes({"lib": f"1.{i}"}, 2)
+    bad, good = ({"lib": f"1.{size // 2 + more}"} for more in (1, 0))
+    study.passes(good, 2)
+    study.crashes(bad, 2, stack=stack)
+    study.finished(verdict(axes, bad, good))
+    text = answer_text(load_report(store, study.study.id))
+    assert len(text.splitlines()) <= 24
+    for said in ("← last good", "← first bad", "  frame 499", "--details"):
+        assert said in text
+    rows_shown = [line for line in text.splitlines() if line.startswith("1.")]
+    assert 5 <= len(rows_shown) <= 10
+    assert "not tried" not in text
+
+
+def test_a_fix_is_told_as_one(store: Store) -> None:
+    axes = [axis("lib", "1.0", "1.1", "1.2", direction="fixed")]
+    axes[0]["withdrawn"] = ["1.1.1", "1.3"]
+    study = StudyBuilder(store, axes)
+    study.crashes({"lib": "1.1"}, 4)
+    study.passes({"lib": "1.2"}, 4)
+    study.finished(verdict(axes, {"lib": "1.1"}, {"lib": "1.2"}))
+    report = load_report(store, study.study.id)
+    for form in ("text", "md", "html", "junit"):
+        text = formatted(report, form) + answer_text(report)
+        assert "last bad" in text
+        assert "first good" in text
+        assert not re.search(r"first bad|last good", text.replace("reproduce first-bad", "")), form
+    assert "lib 1.1.1 between 1.1 and 1.2 was withdrawn and not tried" in answer_text(report)
 
 
 def test_a_study_without_a_verdict_says_what_is_known(store: Store) -> None:

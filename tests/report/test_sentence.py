@@ -78,7 +78,9 @@ def test_what_the_values_are_called(kind: str, noun: str) -> None:
 
 def test_a_fix() -> None:
     document, axes = one("1.2", "2.0", "fixed")
-    assert sentence(document, axes).startswith("lib is fixed in 2.0 (last broken 1.2): failed in 23 of 140")
+    assert sentence(document, axes).startswith(
+        "lib 2.0 is the first good version (last bad 1.2): failed in 23 of 140"
+    )
 
 
 @pytest.mark.parametrize(
@@ -87,7 +89,7 @@ def test_a_fix() -> None:
         ("1.1", "1.0", ["1.1", "1.2"], "lib is broken from 1.1 to 1.2 (last good 1.0, fixed in 2.0): "),
         ("1.1", "1.0", ["1.1"], "lib is broken in 1.1 (last good 1.0, fixed in 1.2): "),
         ("1.1", "1.0", ["1.1", "1.2", "2.0", "2.1"], "lib is broken from 1.1 on (last good 1.0): "),
-        ("1.1", "1.2", ["1.0", "1.1"], "lib is broken up to 1.1 (fixed in 1.2): "),
+        ("1.1", "1.2", ["1.0", "1.1"], "lib is broken up to 1.1 (first good 1.2): "),
         ("1.2", "2.0", ["1.1", "1.2"], "lib is broken from 1.1 to 1.2 (fixed in 2.0): "),
     ],
 )

@@ -23,7 +23,7 @@ from bisect_env.answers.verdict_document import VerdictDocument
 from bisect_env.errors import UsageError
 from bisect_env.storage.store import Store
 from bisect_env.trials.records import Machine, Outcome
-from bisect_env.web.pages import QUESTIONS
+from bisect_env.web.pages import questions
 from bisect_env.web.serve import listening
 from tests.elsewhere import other_host
 from tests.storage.conftest import postgres, postgres_url
@@ -111,7 +111,7 @@ def test_views_queries_and_pages_are_served(db: str) -> None:
         assert status == 200
         assert "frame-ancestors 'none'" in headers["content-security-policy"]
         assert headers.get("access-control-allow-origin") is None
-        for name in ("v_trials", "v_combinations", "v_verdicts", "v_packages", *QUESTIONS):
+        for name in ("v_trials", "v_combinations", "v_verdicts", "v_packages", *questions()):
             assert name in index
         found = json.loads(get(f"{address}results/v_trials.json?_shape=array&outcome=crash")[1])
         assert [trial["trial_id"] for trial in found] == [trial_id]
@@ -124,10 +124,14 @@ def test_views_queries_and_pages_are_served(db: str) -> None:
         }
         answer = get(f"{address}results/crashing_versions.json?{urllib.parse.urlencode(asked)}")
         assert [row["version"] for row in json.loads(answer[1])] == ["2.0"]
-        for name in QUESTIONS:
+        for name in questions():
             assert get(f"{address}results/{name}.json?study=orjson")[0] == 200, name
-        _, listed, _ = get(f"{address}results/studies")
+        _, listed, headers = get(f"{address}results/verdicts")
         assert f'<a href="/-/report/{study_id}">' in listed
+        status, start, headers = get(address)
+        assert status == 200
+        assert f'<a href="-/report/{study_id}">{study_id[:8]}</a>' in start
+        assert headers["content-security-policy"].startswith("default-src 'none'")
         status, report, headers = get(f"{address}-/report/{study_id}")
         assert status == 200
         assert "2 trials (1 bad, 1 good)" in report
@@ -189,7 +193,7 @@ def test_only_who_knows_the_address_is_let_in(tmp_path: Path) -> None:
             status, text, headers = get(address + page)
             assert status == 200
             assert headers["referrer-policy"] == "no-referrer"
-        assert f'href="/{token}/-/report/{study_id}"' in get(f"{address}results/studies")[1]
+        assert f'href="/{token}/-/report/{study_id}"' in get(f"{address}results/verdicts")[1]
 
 
 def test_another_user_of_this_machine_is_not_let_in(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-// What pointing and the keyboard add; without scripts everything is there, in tables as well.
+// Adds pointing and arrow keys; without scripts the tables show everything.
 "use strict";
 for (const map of document.querySelectorAll(".map")) {
   const said = map.querySelector(".said");
@@ -7,22 +7,21 @@ for (const map of document.querySelectorAll(".map")) {
     const cells = new Map();
     for (const cell of table.querySelectorAll(".part")) cells.set(`${cell.dataset.x} ${cell.dataset.y}`, cell);
     grids.set(table, cells);
-    // One stop of the tab key a heat map; the arrow keys go on from there.
-    const first = table.querySelector(".part[aria-label*='; first bad;']") || table.querySelector(".part");
+    // The tab key stops once at each heat map; the arrow keys move within it.
+    const first = table.querySelector(".part.first-bad") || table.querySelector(".part");
     if (!first) continue;
     first.setAttribute("tabindex", "0");
-    // Of a wide matrix what matters is seen first; otherwise the names of the rows are, at the left.
+    // Scroll a wide map to its boundary.
     const frame = table.parentElement, box = first.getBoundingClientRect(), outer = frame.getBoundingClientRect();
     if (box.right > outer.right) frame.scrollLeft = box.left - outer.left - outer.width / 2;
-    // Its row may have scrolled out of sight with its name: what it is of is said above.
-    const label = first.getAttribute("aria-label") || "";
-    if (label.includes("; first bad;")) said.textContent = label;
+    // The name of its row may have scrolled out of sight: the line above repeats it.
+    if (first.matches(".first-bad")) said.textContent = first.getAttribute("aria-label");
   }
   const tell = (event) => {
     const cell = event.target.closest(".part");
     if (cell) said.textContent = cell.getAttribute("aria-label");
   };
-  // A page that scrolls beneath a pointer that rests says nothing of what the pointer means.
+  // Ignore events that come from scrolling under a pointer that has not moved.
   let pointer = "";
   map.addEventListener("mousemove", (event) => {
     const here = `${event.clientX} ${event.clientY}`;
