@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import getpass
 import platform
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
+
+import platformdirs
 
 from bisect_env import __version__
 from bisect_env.engine.document import axes_document
@@ -129,16 +133,21 @@ def _as_refined(matrix: Matrix, grid: Grid, study: Study) -> Grid:
 # What is stored of a study.
 
 
-def study_definition(expansion: Expansion, *, fresh: bool = False) -> StudyDefinition:
-    """Return the definition of a matrix's study.
+def open_study(
+    store: Store, expansion: Expansion, *, fresh: bool = False, study_id: str | None = None
+) -> Study:
+    """Resume the study of a matrix, or begin one; its question is from now on one that this user asked.
 
     Args:
+        store: Database, open for writing.
         expansion: The expanded matrix.
         fresh: Whether to begin a new study although there is one.
+        study_id: Id of the study to resume, "" for a new one; None for the newest of the matrix.
     """
     matrix, grid = expansion.matrix, expansion.grid
     ends = {"good": grid.good, "bad": grid.bad}
-    return _definition(
+    note_asked(matrix.digest)
+    definition = _definition(
         matrix,
         name=matrix.name,
         digest=matrix.digest,
@@ -151,6 +160,25 @@ def study_definition(expansion: Expansion, *, fresh: bool = False) -> StudyDefin
         as_of=expansion.as_of,
         fresh=fresh,
     )
+    return store.open_study(replace(definition, files=matrix.files), study_id=study_id)
+
+
+def note_asked(digest: str) -> None:
+    """Record that this user asked a question: a study of it in a database may then be run by its id."""
+    # Where this cannot be written, the user has to name the question itself again.
+    with contextlib.suppress(OSError):
+        path = _asked(digest)
+        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        path.touch(0o600)
+
+
+def was_asked_here(digest: str) -> bool:
+    """Return whether this user has asked a question on this host."""
+    return _asked(digest).exists()
+
+
+def _asked(digest: str) -> Path:
+    return platformdirs.user_state_path("bisect-env") / "asked" / digest
 
 
 def grid_definition(matrix: Matrix, grid: Grid) -> list[dict[str, Any]]:
@@ -228,7 +256,7 @@ def _definition(
     return StudyDefinition(
         name=name,
         digest=digest,
-        matrix_path=str(matrix.path),
+        matrix_path="" if matrix.path is None else str(matrix.path),
         matrix_text=matrix.text,
         description=description,
         grid=grid,

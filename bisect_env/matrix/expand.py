@@ -86,24 +86,24 @@ def expand(
             pythons = values
     axes = [expanded[name] for name in matrix.file.axes]
     if problems:
-        raise matrix_error(str(matrix.path), problems)
+        raise matrix_error(matrix.shown, problems)
     if too_long := [
         Problem(text, matrix.line("axes", axis.name)) for axis in axes if (text := _too_long(axis))
     ]:
-        raise matrix_error(str(matrix.path), too_long)
+        raise matrix_error(matrix.shown, too_long)
     size = math.prod(len(axis.values) for axis in axes)
     if size > MAX_COMBINATIONS:
         text = f"the axes make {size} combinations, more than {MAX_COMBINATIONS}; shorten an axis"
-        raise matrix_error(str(matrix.path), [Problem(text, matrix.line("axes"))])
+        raise matrix_error(matrix.shown, [Problem(text, matrix.line("axes"))])
     excluded = _excluded(matrix, Grid(tuple(axes)))
     if len(excluded) == size:
         key = "exclude" if matrix.file.exclude else "include"
         text = f"the rules exclude all {size} combinations; correct `exclude` or `include`"
-        raise matrix_error(str(matrix.path), [Problem(text, matrix.line(key))])
+        raise matrix_error(matrix.shown, [Problem(text, matrix.line(key))])
     good = _end(matrix, "good", axes, excluded, problems)
     bad = _end(matrix, "bad", axes, excluded, problems)
     if problems:
-        raise matrix_error(str(matrix.path), problems)
+        raise matrix_error(matrix.shown, problems)
     return Grid(tuple(axes), excluded, good, bad)
 
 

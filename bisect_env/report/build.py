@@ -318,9 +318,8 @@ def steps(
         verdict: Its verdict.
         lock: Lock of the first bad combination.
     """
-    path = clean(study.definition.matrix_path)
-    if not path:
-        return ()
+    # A question in words has no file: it is asked again by its study.
+    path = clean(study.definition.matrix_path) or study.id[:_SHORT_ID]
     if path.startswith("-"):
         # A database names it: it is no option.
         path = f"./{path}"
@@ -328,9 +327,7 @@ def steps(
     if lock is not None:
         from bisect_env.environments.lockfiles import plain_lists
 
-        made = command_line(
-            *("bisect-env", "reproduce", "first-bad", "--study", study.id[:_SHORT_ID], "--output", "repro")
-        )
+        made = command_line(*("bisect-env", "reproduce", study.id[:_SHORT_ID], "--output", "repro"))
         title = "As a directory with lock, script and Dockerfile, which needs no bisect-env to be run"
         found.append(
             StepReport(

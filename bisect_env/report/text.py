@@ -157,7 +157,7 @@ def _failures(report: Report) -> Iterator[Text]:
     )
     if first.detail:
         yield Text(f"  {shortened(clean(first.detail), words.REASON_WIDTH)}")
-    shown = command_line("bisect-env", "trials", "--show", first.trial[: words.SHORT_ID])
+    shown = command_line("bisect-env", "report", "--trial", first.trial[: words.SHORT_ID])
     yield Text(f"  example: {words.named(first.combination)} (all that it printed: {shown})")
     for line in stack_lines(first.stack):
         yield Text(f"    {line}", style="dim")

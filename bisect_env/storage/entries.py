@@ -10,6 +10,7 @@ from enum import StrEnum
 from typing import Any
 
 from bisect_env.answers.verdict_document import VerdictDocument
+from bisect_env.matrix.files import StudyFile
 from bisect_env.matrix.grid import AxisKind, Combination, Direction, Grid, GridAxis
 from bisect_env.trials.judge import Target
 from bisect_env.trials.records import Evidence, Machine, Outcome, TrialFacts, TrialRecord
@@ -57,8 +58,9 @@ class StudyDefinition:
     Attributes:
         name: Name in the matrix.
         digest: Digest of everything that decides what a trial means (`Matrix.digest`).
-        matrix_path: Path as the user named it.
-        matrix_text: The file's raw text.
+        matrix_path: Path of the matrix file as the user named it, "" if the question comes from no file.
+        matrix_text: Raw text of the file; JSON if there is none.
+        files: Files of the trial to be stored; None keeps those that are. `Store.files` reads them.
         description: Description in the matrix.
         grid: JSON list, in matrix order an object for each axis: `name`, `kind`, `direction`, `values`.
         settings: JSON object: the search's settings and others that may change when a study is resumed.
@@ -74,6 +76,7 @@ class StudyDefinition:
     digest: str
     matrix_path: str
     matrix_text: str
+    files: tuple[StudyFile, ...] | None = None
     description: str = ""
     grid: list[dict[str, Any]] = field(default_factory=list)
     settings: dict[str, Any] = field(default_factory=dict)

@@ -107,7 +107,13 @@ class _Build(TypedDict, total=False):
     reason: str | None
 
 
-_SHAPES: dict[str, Any] = {"grid": list[_Axis], "settings": _Settings}
+class _File(TypedDict):
+    name: str
+    content_hash: str | None
+    executable: bool
+
+
+_SHAPES: dict[str, Any] = {"grid": list[_Axis], "settings": _Settings, "files": list[_File]}
 _PAYLOADS: dict[str, Any] = {AMPLIFIED: _Amplified, BUILT: _Build, BUILD_FAILED: _Build}
 _DOCUMENTS: dict[str, type[AnswerPart]] = {EXPLAINED: Explanation, COMMIT: CommitReport, TRACED: TracedReport}
 
@@ -195,7 +201,7 @@ def study_of(row: StudyRow) -> Study:
     """
     where = _named("study", row.id)
     check_row(row, where)
-    for column in ("grid", "settings"):
+    for column in ("grid", "settings", "files"):
         if (document := getattr(row, column)) is not None:
             _check(_shape(("studies", column)), document, where, column)
     try:

@@ -41,6 +41,7 @@ from bisect_env.answers.origins import Origin
 from bisect_env.answers.verdict_document import VerdictDocument
 from bisect_env.environments.lock import Lock
 from bisect_env.errors import UsageError
+from bisect_env.matrix.files import StudyFile
 from bisect_env.matrix.grid import Combination
 from bisect_env.storage import blobs, rows
 from bisect_env.storage.backend import LOG_LIMIT, Database, open_database, speaking
@@ -174,14 +175,15 @@ def collect_logs(sessions: Store, limit: int | None, *, dry: bool) -> Collected:
     with sessions.reading() if dry else sessions.writing() as session:
         before = stored(session)
         limit = limit_of(session) if limit is None else limit
-        orphans = _orphans(session)
+        of_studies = _of_studies(session)
+        orphans = {digest: size for digest, size in _orphans(session).items() if digest not in of_studies}
         after = before - sum(orphans.values())
         cited = _blobs_of(session, _cited_trials(sessions, session)) if after > limit else {}
         dropped: dict[str, int] = {}
         for digest, size in _oldest_first(session) if after > limit else ():
             if after <= limit:
                 break
-            if digest not in cited:
+            if digest not in cited and digest not in of_studies:
                 dropped[digest] = size
                 after -= size
         if not dry:
@@ -440,6 +442,27 @@ def _sequence(session: Session, trial_id: str) -> int:
     return sequence
 
 
+def _kept_files(session: Session, files: Sequence[StudyFile]) -> list[dict[str, Any]]:
+    """Store files of a study; of one that holds an address with a password only the name."""
+    rows_of = []
+    for file in files:
+        text = file.content.decode("utf-8", "replace")
+        digest: str | None = None
+        if public(text) == clean(text) and len(file.content) <= blobs.LARGEST:
+            digest = blobs.put(session, [file.content])[0] if file.content else ""
+        rows_of.append({"name": clean(file.name), "content_hash": digest, "executable": file.executable})
+    return rows_of
+
+
+def _of_studies(session: Session) -> set[str]:
+    """Return the hashes of the contents that are files of studies, which the collector never drops."""
+    found: set[str] = set()
+    for files in session.exec(select(StudyRow.files)):
+        entries = files if isinstance(files, list) else []
+        found.update(str(file.get("content_hash")) for file in entries if isinstance(file, dict))
+    return found
+
+
 class Store:
     """An open results database; see the module for what it promises.
 
@@ -571,10 +594,32 @@ class Store:
                 row.updated_at = now
                 if row.status != StudyStatus.FINISHED:
                     row.status, row.finished_at = StudyStatus.OPEN.value, None
+            if definition.files is not None:
+                row.files = _kept_files(session, definition.files)
             session.flush()
             # Read back, so that a new study and one that goes on look alike to the last digit.
             session.refresh(row)
             return rows.study_of(row)
+
+    def files(self, study_id: str) -> tuple[tuple[StudyFile, ...], tuple[str, ...]]:
+        """Return the files of a study's trials, and the names of those that were not stored.
+
+        Raises:
+            StorageError: A file is damaged.
+        """
+        with self.reading() as session:
+            row = study_row(session, study_id)
+            rows.study_of(row)
+            found, missing = [], []
+            for file in row.files:
+                digest = file["content_hash"]
+                blob = session.get(BlobRow, digest) if digest else None
+                content = b"" if digest == "" else None if blob is None else blobs.get(blob)
+                if content is None:
+                    missing.append(str(file["name"]))
+                else:
+                    found.append(StudyFile(str(file["name"]), content, bool(file["executable"])))
+            return tuple(found), tuple(missing)
 
     def save_verdict(self, study_id: str, verdict: VerdictDocument) -> None:
         """Store the verdict so far, for readers of a running study."""

@@ -24,7 +24,7 @@ from sqlmodel import Field, SQLModel
 
 from bisect_env.storage.values import Bytes, UtcDateTime
 
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 3
 """Of the tables below."""
 
 APPLICATION_ID = 0x62656E76
@@ -67,6 +67,7 @@ class StudyRow(_Table, table=True):
     target: dict[str, Any] = Field(sa_type=JSON)
     verdict: dict[str, Any] | None = Field(default=None, sa_column=Column(JSON(none_as_null=True)))
     matrix_text: str = Field(sa_type=Text)
+    files: list[dict[str, Any]] = Field(default_factory=list, sa_type=JSON)
     fresh: bool = Field(default=False, sa_column=Column(Boolean, nullable=False, server_default=false()))
 
 

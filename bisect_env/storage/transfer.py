@@ -147,6 +147,10 @@ class _Copier:
             elif study.updated_at > known.updated_at:
                 for name, value in _values(study, "id").items():
                     setattr(known, name, value)
+            for file in study.files:
+                blob = self._reading.get(BlobRow, file["content_hash"]) if file["content_hash"] else None
+                if blob is not None and (content := blobs.get(blob)):
+                    blobs.put(session, [content])
             session.flush()
             self._combinations(session, study.id)
             self._decisions(session, study.id)
@@ -156,6 +160,10 @@ class _Copier:
 
     def _check(self, study: StudyRow) -> None:
         rows.study_of(study)
+        for file in study.files:
+            blob = self._reading.get(BlobRow, file["content_hash"]) if file["content_hash"] else None
+            if blob is not None:
+                blobs.get(blob)
         for combination in self._reading.exec(
             select(CombinationRow).where(CombinationRow.study_id == study.id)
         ):
