@@ -9,6 +9,7 @@ import typer
 
 from bisect_env import __version__
 from bisect_env.cli.commands import Command, Group
+from bisect_env.cli.options import opt
 
 ASK, LOOK, RESULTS, AFTER = "Ask", "Look closer", "Results", "Look after"
 COMMANDS = {
@@ -22,10 +23,7 @@ COMMANDS = {
         ASK,
         "Show combinations, exclusions with reasons and expected trials; nothing is built, no trial runs.",
     ),
-    "trial": (
-        LOOK,
-        "Run trials of one combination: a line for each, and the failure rate at the end.",
-    ),
+    "trial": (LOOK, "Run trials of one combination: a line for each, and the failure rate at the end."),
     "explain": (
         LOOK,
         "Find the smallest set of package changes that carries the failure; with `--git`, the commit.",
@@ -60,8 +58,7 @@ def _show_version(wanted: bool) -> None:
 
 def _root(
     _version: Annotated[
-        bool,
-        typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version and exit."),
+        bool, opt("--version", "Show the version and exit.", callback=_show_version, is_eager=True)
     ] = False,
 ) -> None:
     """Which combination of versions first breaks a script, and is it a crash or a flake?"""
@@ -102,7 +99,6 @@ def _empty() -> typer.Typer:
         cls=Group,
         no_args_is_help=True,
         pretty_exceptions_enable=False,
-        add_completion=False,
         context_settings={"help_option_names": ["-h", "--help"]},
     )
     app.callback()(_root)

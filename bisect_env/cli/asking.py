@@ -14,6 +14,7 @@ from typing import Annotated, Any, get_args, get_origin, get_type_hints
 import typer
 
 from bisect_env.answers.untrusted import command_line
+from bisect_env.cli.options import opt
 from bisect_env.cli.output import own_command
 from bisect_env.environments.commits import package_of_project
 from bisect_env.environments.interpreters import installed_pythons
@@ -48,83 +49,48 @@ _SEARCH = ("rate", "always", "confidence")
 _COMMIT_FLAGS = ("first", "last", "merges", "subdirectory")
 _RELEASE_FLAGS = ("good", "bad", "since", "channel", "step", "pre", "yanked")
 
-GoodOption = Annotated[
-    list[str] | None, typer.Option("--good", help="What works: 2.6.0, or torch=2.6.0,cuml=24.04.")
-]
-BadOption = Annotated[
-    list[str] | None, typer.Option("--bad", help="What fails: 2.8.0, or torch=2.8.0,cuml=24.04.")
-]
+GoodOption = Annotated[list[str] | None, opt("--good", "What works: 2.6.0, or torch=2.6.0,cuml=24.04.")]
+BadOption = Annotated[list[str] | None, opt("--bad", "What fails: 2.8.0, or torch=2.8.0,cuml=24.04.")]
 _Texts = list[str] | None
-
-
-def _option(*names: str, panel: str, text: str, **more: Any) -> Any:
-    return typer.Option(*names, help=text, rich_help_panel=panel, **more)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrialFlags:
     """The options that describe a trial and its study; see `with_groups`."""
 
-    always: Annotated[bool, typer.Option("--always", help="It fails every time: the same as --rate 1.")] = (
-        False
-    )
+    always: Annotated[bool, opt("--always", "It fails every time: the same as --rate 1.")] = False
     rate: Annotated[
-        float | None,
-        _option("--rate", panel=FAILURE, min=0.0, max=1.0, text="How often it fails, about: 1, 0.5, 0.1."),
+        float | None, opt("--rate", "How often it fails, about: 1, 0.5, 0.1.", FAILURE, min=0.0, max=1.0)
     ] = None
     confidence: Annotated[
         float | None,
-        _option(
-            "--confidence",
-            panel=FAILURE,
-            min=0.5,
-            max=0.999999,
-            text="Confidence of the answer; default: 0.95.",
-        ),
+        opt("--confidence", "Confidence of the answer; default: 0.95.", FAILURE, min=0.5, max=0.999999),
     ] = None
-    name: Annotated[
-        str, _option("--name", panel=FAILURE, text="Name of the study; default: the packages.")
-    ] = ""
+    name: Annotated[str, opt("--name", "Name of the study; default: the packages.", FAILURE)] = ""
     files: Annotated[
-        _Texts,
-        _option(
-            "--files", panel=TRIAL, text="File or directory to copy into trials, as files of the command are."
-        ),
+        _Texts, opt("--files", "File or directory to copy into trials, as files of the command are.", TRIAL)
     ] = None
     timeout: Annotated[
-        str,
-        _option(
-            "--timeout", panel=TRIAL, text="Time limit per trial; longer counts as a hang; default: 60s."
-        ),
+        str, opt("--timeout", "Time limit per trial; longer counts as a hang; default: 60s.", TRIAL)
     ] = ""
-    env: Annotated[
-        _Texts, _option("--env", panel=TRIAL, text="Environment variable of every trial: NAME=VALUE.")
-    ] = None
+    env: Annotated[_Texts, opt("--env", "Environment variable of every trial: NAME=VALUE.", TRIAL)] = None
     gpus: Annotated[
         float | None,
-        _option(
-            "--gpus", panel=TRIAL, min=0.01, text="GPUs that one trial needs: 1, 2, or a share such as 0.25."
-        ),
+        opt("--gpus", "GPUs that one trial needs: 1, 2, or a share such as 0.25.", TRIAL, min=0.01),
     ] = None
     index: Annotated[
-        str,
-        _option(
-            "--index", panel=SOURCES, text="Address of the package index; default: the one uv and pip use."
-        ),
+        str, opt("--index", "Address of the package index; default: the one uv and pip use.", SOURCES)
     ] = ""
     extra_index: Annotated[
-        _Texts,
-        _option("--extra-index", panel=SOURCES, text="Further index, asked before --index: [NAME=]URL."),
+        _Texts, opt("--extra-index", "Further index, asked before --index: [NAME=]URL.", SOURCES)
     ] = None
     find_links: Annotated[
-        _Texts, _option("--find-links", panel=SOURCES, text="Folder, or address of a page, with wheels.")
+        _Texts, opt("--find-links", "Folder, or address of a page, with wheels.", SOURCES)
     ] = None
     exclude_newer: Annotated[
-        str, _option("--exclude-newer", panel=SOURCES, text="Ignore later uploads: a day, or an instant.")
+        str, opt("--exclude-newer", "Ignore later uploads: a day, or an instant.", SOURCES)
     ] = ""
-    channel: Annotated[
-        _Texts, _option("--channel", "-c", panel=SOURCES, text="Take packages from this conda channel.")
-    ] = None
+    channel: Annotated[_Texts, opt("--channel -c", "Take packages from this conda channel.", SOURCES)] = None
 
     def given(self, *, without: Sequence[str] = ()) -> list[str]:
         """Return the names of the options that were given, except those of some fields."""
@@ -143,46 +109,31 @@ class Flags(TrialFlags):
     """The options of a question in words; see `with_groups`."""
 
     packages: Annotated[
-        _Texts,
-        typer.Option("--package", "-p", help="Package that is asked about, with its range: 'orjson>=3.8'."),
+        _Texts, opt("--package -p", "Package that is asked about, with its range: 'orjson>=3.8'.")
     ] = None
     with_packages: Annotated[
-        _Texts,
-        typer.Option("--with", help="Additional package to install in every environment: numpy==2.2.6."),
+        _Texts, opt("--with", "Additional package to install in every environment: numpy==2.2.6.")
     ] = None
     good: GoodOption = None
     bad: BadOption = None
-    python: Annotated[
-        _Texts, typer.Option("--python", help="Version of Python, such as 3.12; several make an axis.")
-    ] = None
-    since: Annotated[
-        str, _option("--since", panel=SOURCES, text="Ask for the day instead: it worked on this one.")
-    ] = ""
-    pre: Annotated[bool, _option("--pre", panel=SOURCES, text="Try pre-releases, too.")] = False
-    yanked: Annotated[bool, _option("--yanked", panel=SOURCES, text="Try withdrawn releases, too.")] = False
+    python: Annotated[_Texts, opt("--python", "Version of Python, such as 3.12; several make an axis.")] = (
+        None
+    )
+    since: Annotated[str, opt("--since", "Ask for the day instead: it worked on this one.", SOURCES)] = ""
+    pre: Annotated[bool, opt("--pre", "Try pre-releases, too.", SOURCES)] = False
+    yanked: Annotated[bool, opt("--yanked", "Try withdrawn releases, too.", SOURCES)] = False
     step: Annotated[
         str,
-        _option(
-            "--step",
-            panel=SOURCES,
-            text="Releases of a range: every, or the newest of each patch, minor or major.",
-        ),
+        opt("--step", "Releases of a range: every, or the newest of each patch, minor or major.", SOURCES),
     ] = ""
-    git: Annotated[
-        str, _option("--git", panel=COMMITS, text="Address of the repository, or path of a clone.")
-    ] = ""
-    first: Annotated[str, _option("--from", panel=COMMITS, text="Tag, branch, hash or day that works.")] = ""
-    last: Annotated[
-        str, _option("--to", panel=COMMITS, text="Tag, branch, hash or day that fails; default: HEAD.")
-    ] = ""
+    git: Annotated[str, opt("--git", "Address of the repository, or path of a clone.", COMMITS)] = ""
+    first: Annotated[str, opt("--from", "Tag, branch, hash or day that works.", COMMITS)] = ""
+    last: Annotated[str, opt("--to", "Tag, branch, hash or day that fails; default: HEAD.", COMMITS)] = ""
     merges: Annotated[
-        bool,
-        _option(
-            "--into-merges", panel=COMMITS, text="If a merge brought the failure in, search what it merged."
-        ),
+        bool, opt("--into-merges", "If a merge brought the failure in, search what it merged.", COMMITS)
     ] = False
     subdirectory: Annotated[
-        str, _option("--subdirectory", panel=COMMITS, text="Directory of the package in the repository.")
+        str, opt("--subdirectory", "Directory of the package in the repository.", COMMITS)
     ] = ""
 
     @property

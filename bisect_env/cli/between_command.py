@@ -15,10 +15,11 @@ from bisect_env.answers.verdict_document import VerdictDocument
 from bisect_env.cli.asking import SOURCES, TrialFlags, asked_command, checked
 from bisect_env.cli.asking import save as save_question
 from bisect_env.cli.commands import with_groups
-from bisect_env.cli.conduct import Reporter, conduct, reporting, show_report
+from bisect_env.cli.conduct import Reporter, conduct, reporting
 from bisect_env.cli.explain_command import find_culprits
-from bisect_env.cli.options import DatabaseOption, ExecutionOptions, SaveOption, ShownOptions
+from bisect_env.cli.options import DatabaseOption, ExecutionOptions, SaveOption, ShownOptions, opt
 from bisect_env.cli.output import emit, tell
+from bisect_env.cli.report_command import show_report
 from bisect_env.cli.target import refuse_broken_scripts
 from bisect_env.cli.work import open_provider
 from bisect_env.engine.between import (
@@ -60,19 +61,15 @@ def between(
         ),
     ] = None,
     *,
-    python: Annotated[str, typer.Option("--python", help="Python of both, if the files state none.")] = "",
+    python: Annotated[str, opt("--python", "Python of both, if the files state none.")] = "",
     no_versions: Annotated[
-        bool, typer.Option("--no-versions", help="Stop at the package; do not bisect its releases.")
+        bool, opt("--no-versions", "Stop at the package; do not bisect its releases.")
     ] = False,
     no_hashes: Annotated[
-        bool,
-        typer.Option(
-            "--no-hashes", help="Go on where an archive is not the one of a lock.", rich_help_panel=SOURCES
-        ),
+        bool, opt("--no-hashes", "Go on where an archive is not the one of a lock.", SOURCES)
     ] = False,
     allow_source: Annotated[
-        bool,
-        typer.Option("--allow-source", help="Build packages that have no wheel.", rich_help_panel=SOURCES),
+        bool, opt("--allow-source", "Build packages that have no wheel.", SOURCES)
     ] = False,
     flags: TrialFlags,
     save: SaveOption = None,

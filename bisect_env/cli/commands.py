@@ -13,6 +13,8 @@ from typing import Annotated, Any, get_origin, get_type_hints
 import typer
 from typer.core import TyperCommand, TyperGroup
 
+from bisect_env.cli.options import opt
+
 _WORDS = {
     "at": "COMBINATION",
     "cache": "DIR",
@@ -107,18 +109,16 @@ def _show_all(ctx: typer.Context, wanted: bool) -> None:
         raise typer.Exit
 
 
-_HelpAll = Annotated[
-    bool,
-    typer.Option("--help-all", is_eager=True, callback=_show_all, help="Show all options and exit."),
-]
+_HelpAll = Annotated[bool, opt("--help-all", "Show all options and exit.", is_eager=True, callback=_show_all)]
 
 
 class Group(TyperGroup):
     """A group of subcommands whose help calls values by words."""
 
     def get_params(self, ctx: Any) -> list[Any]:
-        """Return the options, `--help` among them."""
+        """Return the options, `--help` among them; those that set up completion are not shown."""
         parameters: list[Any] = super().get_params(ctx)
+        _hide([one for one in parameters if str(one.name).endswith("_completion")], hidden=True)
         _in_words(parameters)
         return parameters
 

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from bisect_env.answers.untrusted import clean_lines
 from bisect_env.cli import views
 from bisect_env.cli.log import log_event, start_log
 from bisect_env.cli.options import ExecutionOptions, ShownOptions
-from bisect_env.cli.output import in_own_form, tell, to_repeat
 from bisect_env.cli.work import opened
 from bisect_env.cluster.pool import default_workers
 from bisect_env.engine import events
@@ -28,8 +25,6 @@ from bisect_env.errors import (
 )
 from bisect_env.matrix.load import Matrix
 from bisect_env.matrix.schema import CommitAxis, PackageAxis
-from bisect_env.report.model import Report
-from bisect_env.report.text import print_report
 from bisect_env.search.goals import Goal
 
 
@@ -184,10 +179,3 @@ def _forgotten(module: str, *, everywhere: bool) -> Exception:
         tried="several environments, before anything was searched" if everywhere else None,
         remedy=f"add the package that brings it: --with {package_of_module(module)}",
     )
-
-
-def show_report(document: Report | dict[str, object]) -> None:
-    """Print a report on stdout, and on stderr what the commands in it need besides."""
-    print_report(document, completed=in_own_form)
-    if note := to_repeat(sys.argv[1:]):
-        tell(clean_lines(note))

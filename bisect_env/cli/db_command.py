@@ -9,7 +9,7 @@ import typer
 
 from bisect_env.answers.untrusted import clean
 from bisect_env.cli.commands import Command, Group
-from bisect_env.cli.options import DatabaseOption, JsonOption
+from bisect_env.cli.options import DatabaseOption, JsonOption, opt
 from bisect_env.cli.output import deliver, emit, tell
 from bisect_env.environments.settings import parse_size
 from bisect_env.errors import StorageError
@@ -27,9 +27,7 @@ db_app = typer.Typer(
 
 @db_app.command(cls=Command)
 def info(
-    check: Annotated[
-        bool, typer.Option("--check", help="Look for damage, too; ends with 6 if there is any.")
-    ] = False,
+    check: Annotated[bool, opt("--check", "Look for damage, too; ends with 6 if there is any.")] = False,
     as_json: JsonOption = False,
     db: DatabaseOption = None,
 ) -> None:
@@ -58,9 +56,7 @@ def info(
 @db_app.command(cls=Command)
 def export(
     file: Annotated[Path, typer.Argument(help="New SQLite file.")],
-    study: Annotated[
-        list[str] | None, typer.Option("--study", help="Only this study; may be given several times.")
-    ] = None,
+    study: Annotated[list[str] | None, opt("--study", "Only this study; may be given several times.")] = None,
     db: DatabaseOption = None,
 ) -> None:
     """Write the database, or some studies, into one file, logs and all."""
@@ -80,9 +76,9 @@ def merge(
 def gc(
     limit: Annotated[
         str | None,
-        typer.Option(help="Bytes that logs may take, such as 5GB; kept for later. Default: the one kept."),
+        opt("--limit", "Bytes that logs may take, such as 5GB; kept for later. Default: the one kept."),
     ] = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Change nothing.")] = False,
+    dry_run: Annotated[bool, opt("--dry-run", "Change nothing.")] = False,
     db: DatabaseOption = None,
 ) -> None:
     """Drop the oldest logs beyond a limit, never what a verdict cites, and never a trial."""

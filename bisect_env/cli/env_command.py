@@ -15,7 +15,14 @@ from bisect_env.answers.phrases import how_many
 from bisect_env.answers.untrusted import command_line
 from bisect_env.cli.asking import Flags
 from bisect_env.cli.commands import Command, Group, with_groups
-from bisect_env.cli.options import CacheOption, DatabaseOption, ExecutionOptions, JsonOption, TargetArgument
+from bisect_env.cli.options import (
+    CacheOption,
+    DatabaseOption,
+    ExecutionOptions,
+    JsonOption,
+    TargetArgument,
+    opt,
+)
 from bisect_env.cli.output import deliver, emit, say, tell
 from bisect_env.cli.target import find_target
 from bisect_env.cli.work import open_provider
@@ -43,12 +50,9 @@ def list_entries(
         list[str] | None, typer.Argument(help="Beginnings of content hashes; default: all.")
     ] = None,
     check: Annotated[
-        bool,
-        typer.Option("--check", help="Look for files that changed since installation; ends with 6 if any."),
+        bool, opt("--check", "Look for files that changed since installation; ends with 6 if any.")
     ] = False,
-    repair: Annotated[
-        bool, typer.Option("--repair", help="Remove changed ones; they are made again when needed.")
-    ] = False,
+    repair: Annotated[bool, opt("--repair", "Remove changed ones; they are made again when needed.")] = False,
     cache: CacheOption = None,
     as_json: JsonOption = False,
 ) -> None:
@@ -112,13 +116,13 @@ def _compare(place: Path, environments: tuple[str, ...], *, repair: bool) -> Non
 def prune(
     cache: CacheOption = None,
     size: Annotated[
-        str | None, typer.Option(help="Come down to this, such as 20GB; least recently used goes first.")
+        str | None, opt("--size", "Come down to this, such as 20GB; least recently used goes first.")
     ] = None,
     older_than: Annotated[
-        float | None, typer.Option(min=0, metavar="DAYS", help="Only what was not used for so many days.")
+        float | None, opt("--older-than", "Only what was not used for so many days.", min=0, metavar="DAYS")
     ] = None,
-    everything: Annotated[bool, typer.Option("--all", help="Whatever is not in use.")] = False,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would go.")] = False,
+    everything: Annotated[bool, opt("--all", "Whatever is not in use.")] = False,
+    dry_run: Annotated[bool, opt("--dry-run", "Say what would go.")] = False,
 ) -> None:
     """Take environments and archives away; never what a trial is using."""
     if size is None and older_than is None and not everything:
@@ -145,16 +149,10 @@ def prune(
 def fetch(
     words: TargetArgument = None,
     *,
-    output: Annotated[
-        Path,
-        typer.Option("--output", "-o", metavar="DIR", help="Directory to write; its files stay."),
-    ],
-    no_pythons: Annotated[
-        bool, typer.Option("--no-pythons", help="Fetch no interpreters: the hosts have them.")
-    ] = False,
+    output: Annotated[Path, opt("--output -o", "Directory to write; its files stay.", metavar="DIR")],
+    no_pythons: Annotated[bool, opt("--no-pythons", "Fetch no interpreters: the hosts have them.")] = False,
     check: Annotated[
-        bool,
-        typer.Option("--check", help="Fetch nothing; say what is missing or damaged, and end with 6 if any."),
+        bool, opt("--check", "Fetch nothing; say what is missing or damaged, and end with 6 if any.")
     ] = False,
     flags: Flags,
     db: DatabaseOption = None,

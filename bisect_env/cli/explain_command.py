@@ -14,7 +14,7 @@ from bisect_env.answers.verdict_document import VerdictDocument
 from bisect_env.cli.asking import COMMITS, Flags, checked
 from bisect_env.cli.asking import save as save_question
 from bisect_env.cli.commands import with_groups
-from bisect_env.cli.conduct import Reporter, conduct, reporting, show_report
+from bisect_env.cli.conduct import Reporter, conduct, reporting
 from bisect_env.cli.options import (
     STUDY,
     DatabaseOption,
@@ -22,9 +22,12 @@ from bisect_env.cli.options import (
     SaveOption,
     ShownOptions,
     TargetArgument,
+    opt,
 )
 from bisect_env.cli.output import emit, say
-from bisect_env.cli.target import FoundTarget, find_target, has_database
+from bisect_env.cli.references import has_database
+from bisect_env.cli.report_command import show_report
+from bisect_env.cli.target import FoundTarget, find_target
 from bisect_env.cli.work import opened, show_messages, show_warnings
 from bisect_env.engine.explain import CulpritStudy
 from bisect_env.engine.narrow import Releases, commits_data, is_of_commits, releases_of, tag_of
@@ -47,39 +50,18 @@ def explain(
     *,
     flags: Flags,
     git: Annotated[
-        str,
-        typer.Option(
-            "--git", help="Find the commit instead: address of the package's repository, or path of a clone."
-        ),
+        str, opt("--git", "Find the commit instead: address of the package's repository, or path of a clone.")
     ] = "",
-    first: Annotated[
-        str,
-        typer.Option(
-            "--from", help="Commit of the last good release; default: its tag.", rich_help_panel=COMMITS
-        ),
-    ] = "",
-    last: Annotated[
-        str,
-        typer.Option(
-            "--to", help="Commit of the first bad release; default: its tag.", rich_help_panel=COMMITS
-        ),
-    ] = "",
+    first: Annotated[str, opt("--from", "Commit of the last good release; default: its tag.", COMMITS)] = "",
+    last: Annotated[str, opt("--to", "Commit of the first bad release; default: its tag.", COMMITS)] = "",
     merges: Annotated[
-        bool,
-        typer.Option(
-            "--into-merges",
-            help="If a merge brought the failure in, search what it merged.",
-            rich_help_panel=COMMITS,
-        ),
+        bool, opt("--into-merges", "If a merge brought the failure in, search what it merged.", COMMITS)
     ] = False,
     subdirectory: Annotated[
-        str,
-        typer.Option(
-            "--subdirectory", help="Directory of the package in the repository.", rich_help_panel=COMMITS
-        ),
+        str, opt("--subdirectory", "Directory of the package in the repository.", COMMITS)
     ] = "",
     max_trials: Annotated[
-        int, typer.Option(min=1, help="Give up after so many trials.", rich_help_panel=STUDY)
+        int, opt("--max-trials", "Give up after so many trials.", STUDY, min=1)
     ] = MAX_TRIALS,
     save: SaveOption = None,
     db: DatabaseOption = None,

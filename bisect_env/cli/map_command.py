@@ -9,7 +9,7 @@ import typer
 
 from bisect_env.cli.asking import Flags
 from bisect_env.cli.commands import with_groups
-from bisect_env.cli.conduct import reporting, show_report
+from bisect_env.cli.conduct import reporting
 from bisect_env.cli.options import (
     SHOWN,
     DatabaseOption,
@@ -17,9 +17,10 @@ from bisect_env.cli.options import (
     SaveOption,
     ShownOptions,
     TargetArgument,
+    opt,
 )
 from bisect_env.cli.output import deliver
-from bisect_env.cli.report_command import Format
+from bisect_env.cli.report_command import Format, show_report
 from bisect_env.cli.run_command import FreshOption, LockfilesOption, OnlyMineOption, SkipOption, answer
 from bisect_env.cli.target import find_target
 from bisect_env.report.formats import formatted
@@ -32,15 +33,9 @@ def map(  # noqa: A001 - so is the command called
     words: TargetArgument = None,
     *,
     flags: Flags,
-    form: Annotated[
-        Format,
-        typer.Option("--format", "-f", help="Format of the table.", rich_help_panel=SHOWN),
-    ] = Format.TEXT,
+    form: Annotated[Format, opt("--format -f", "Format of the table.", SHOWN)] = Format.TEXT,
     output: Annotated[
-        Path | None,
-        typer.Option(
-            "--output", "-o", help="Write the table to this file; default: stdout.", rich_help_panel=SHOWN
-        ),
+        Path | None, opt("--output -o", "Write the table to this file; default: stdout.", SHOWN)
     ] = None,
     save: SaveOption = None,
     skip: SkipOption = None,

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -27,6 +27,18 @@ def share(text: str | float) -> float:
         return number / 100.0 if digits.endswith("%") else number
     except ValueError:
         raise UsageError(f"{text} is no share", remedy="write it as 0.01 or as 1%") from None
+
+
+def opt(names: str, text: str, panel: str = "", **more: Any) -> Any:
+    """Return the option of an annotation.
+
+    Args:
+        names: All of its names, separated by spaces.
+        text: Its help.
+        panel: Panel in which `--help-all` shows it; "" if `--help` shows it, too.
+        more: What else typer knows of options.
+    """
+    return typer.Option(*names.split(), help=text, rich_help_panel=panel or None, show_envvar=False, **more)
 
 
 WHERE = "Where trials run"
@@ -49,48 +61,24 @@ StudyArgument = Annotated[
     ),
 ]
 DatabaseOption = Annotated[
-    str | None,
-    typer.Option(
-        "--db",
-        envvar="BISECT_ENV_DB",
-        show_envvar=False,
-        help="Results database: a file or a URL.",
-        rich_help_panel=STUDY,
-    ),
+    str | None, opt("--db", "Results database: a file or a URL.", STUDY, envvar="BISECT_ENV_DB")
 ]
 AtOption = Annotated[
     str | None,
-    typer.Option(
+    opt(
         "--at",
-        help="Combination: torch=2.3.1,cuml=24.04 (axes with one value may be left out); first-bad or "
+        "Combination: torch=2.3.1,cuml=24.04 (axes with one value may be left out); first-bad or "
         "last-good of an answered study; good or bad, as stated.",
     ),
 ]
 JsonOption = Annotated[
-    bool,
-    typer.Option(
-        "--json",
-        help="JSON on stdout, one object a line; the last one is the answer.",
-        rich_help_panel=SHOWN,
-    ),
+    bool, opt("--json", "JSON on stdout, one object a line; the last one is the answer.", SHOWN)
 ]
 CacheOption = Annotated[
-    Path | None,
-    typer.Option(
-        "--cache",
-        envvar="BISECT_ENV_CACHE",
-        show_envvar=False,
-        help="Where environments are built.",
-        rich_help_panel=WHERE,
-    ),
+    Path | None, opt("--cache", "Where environments are built.", WHERE, envvar="BISECT_ENV_CACHE")
 ]
 SaveOption = Annotated[
-    Path | None,
-    typer.Option(
-        "--save",
-        help="Write the question to this matrix file, with its scripts beside it.",
-        rich_help_panel=STUDY,
-    ),
+    Path | None, opt("--save", "Write the question to this matrix file, with its scripts beside it.", STUDY)
 ]
 
 
@@ -100,57 +88,46 @@ class ExecutionOptions:
 
     workers: Annotated[
         int | None,
-        typer.Option(
+        opt(
             "--workers",
+            "Worker processes; default: one for each core, or for each trial's GPUs.",
+            WHERE,
             min=1,
             max=10_000,
-            help="Worker processes; default: one for each core, or for each trial's GPUs.",
-            rich_help_panel=WHERE,
         ),
     ] = None
     devices: Annotated[
         str | None,
-        typer.Option(
-            "--devices",
-            help="GPUs to use, such as 0,2 (or UUIDs); default: all that are visible.",
-            rich_help_panel=WHERE,
-        ),
+        opt("--devices", "GPUs to use, such as 0,2 (or UUIDs); default: all that are visible.", WHERE),
     ] = None
     scheduler: Annotated[
-        str | None,
-        typer.Option(
-            "--scheduler",
-            help="Run trials on this Dask cluster, such as tcp://host:8786.",
-            rich_help_panel=WHERE,
-        ),
+        str | None, opt("--scheduler", "Run trials on this Dask cluster, such as tcp://host:8786.", WHERE)
     ] = None
     scheduler_file: Annotated[
         Path | None,
-        typer.Option(
+        opt(
             "--scheduler-file",
-            help="Run trials on the Dask cluster of this file, which `dask scheduler` writes.",
-            rich_help_panel=WHERE,
+            "Run trials on the Dask cluster of this file, which `dask scheduler` writes.",
+            WHERE,
         ),
     ] = None
     cache: CacheOption = None
     cache_size: Annotated[
         str | None,
-        typer.Option(
+        opt(
             "--env-cache-size",
+            "Remove what was used least recently when the cache grows above this; default: 50GB.",
+            WHERE,
             envvar="BISECT_ENV_CACHE_SIZE",
-            show_envvar=False,
-            help="Remove what was used least recently when the cache grows above this; default: 50GB.",
-            rich_help_panel=WHERE,
         ),
     ] = None
     offline: Annotated[
         Path | None,
-        typer.Option(
+        opt(
             "--offline",
+            "Use no network, only what `bisect-env env fetch` put into this directory.",
+            WHERE,
             envvar="BISECT_ENV_OFFLINE",
-            show_envvar=False,
-            help="Use no network, only what `bisect-env env fetch` put into this directory.",
-            rich_help_panel=WHERE,
         ),
     ] = None
 
@@ -170,21 +147,14 @@ class ShownOptions:
     """The options of what a command shows and logs; see `with_groups`."""
 
     as_json: JsonOption = False
-    quiet: Annotated[
-        bool,
-        typer.Option("--quiet", "-q", help="Show only warnings and the answer.", rich_help_panel=SHOWN),
-    ] = False
-    verbose: Annotated[
-        bool,
-        typer.Option("--verbose", "-v", help="Show on stderr what is logged, too.", rich_help_panel=SHOWN),
-    ] = False
+    quiet: Annotated[bool, opt("--quiet -q", "Show only warnings and the answer.", SHOWN)] = False
+    verbose: Annotated[bool, opt("--verbose -v", "Show on stderr what is logged, too.", SHOWN)] = False
     log_file: Annotated[
         Path | None,
-        typer.Option(
+        opt(
             "--log-file",
+            "File of the log; default: a new file for each command.",
+            SHOWN,
             envvar="BISECT_ENV_LOG",
-            show_envvar=False,
-            help="File of the log; default: a new file for each command.",
-            rich_help_panel=SHOWN,
         ),
     ] = None

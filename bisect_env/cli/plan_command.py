@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import numpy as np
-import typer
 from rich.console import Console
 from rich.text import Text
 
@@ -21,7 +20,7 @@ from bisect_env.answers.untrusted import clean, clean_lines, command_line, short
 from bisect_env.cli.asking import Flags
 from bisect_env.cli.asking import save as save_question
 from bisect_env.cli.commands import with_groups
-from bisect_env.cli.options import DatabaseOption, ExecutionOptions, JsonOption, TargetArgument
+from bisect_env.cli.options import DatabaseOption, ExecutionOptions, JsonOption, TargetArgument, opt
 from bisect_env.cli.output import deliver, emit, say, tell
 from bisect_env.cli.target import announce, find_target
 from bisect_env.cli.work import open_provider
@@ -55,44 +54,37 @@ def plan(
     *,
     flags: Flags,
     save: Annotated[
-        Path | None,
-        typer.Option("--save", help="Only write the question to this matrix file, and its scripts."),
+        Path | None, opt("--save", "Only write the question to this matrix file, and its scripts.")
     ] = None,
     schema: Annotated[
-        bool, typer.Option("--schema", help="Only print the JSON schema of matrix files, for editors.")
+        bool, opt("--schema", "Only print the JSON schema of matrix files, for editors.")
     ] = False,
-    every: Annotated[
-        bool,
-        typer.Option("--combinations", help="List combinations that can be run, too.", rich_help_panel=PLAN),
-    ] = False,
+    every: Annotated[bool, opt("--combinations", "List combinations that can be run, too.", PLAN)] = False,
     why: Annotated[
-        bool,
-        typer.Option(
-            "--why", help="Show the solver's whole text for what has no environment.", rich_help_panel=PLAN
-        ),
+        bool, opt("--why", "Show the solver's whole text for what has no environment.", PLAN)
     ] = False,
     background: Annotated[
         float,
-        typer.Option(
-            min=0.0, max=0.5, help="Assumed rate of the failure in good combinations.", rich_help_panel=PLAN
-        ),
+        opt("--background", "Assumed rate of the failure in good combinations.", PLAN, min=0.0, max=0.5),
     ] = 0.0,
     trial_seconds: Annotated[
         float | None,
-        typer.Option(
+        opt(
+            "--trial-seconds",
+            "Assumed seconds of a trial; default: its time limit, which is the most.",
+            PLAN,
             min=0.001,
-            help="Assumed seconds of a trial; default: its time limit, which is the most.",
-            rich_help_panel=PLAN,
         ),
     ] = None,
     forecast: Annotated[
         float,
-        typer.Option(
+        opt(
+            "--forecast",
+            "How long to simulate studies for the forecast.",
+            PLAN,
             min=0.0,
             max=86_400.0,
             metavar="SECONDS",
-            help="How long to simulate studies for the forecast.",
-            rich_help_panel=PLAN,
         ),
     ] = _FORECAST,
     as_json: JsonOption = False,
@@ -194,10 +186,7 @@ def _document(matrix: Matrix, prepared: Prepared, *, listed: bool) -> dict[str, 
             line = matrix.line("include") if position is None else matrix.line("exclude", position)
             row["rule"] = {"key": "include" if position is None else f"exclude[{position}]", "line": line}
             if skipping is not None:
-                row["rule"] = {
-                    "key": f"axes.{skipping}.skip",
-                    "line": matrix.line("axes", skipping, "skip"),
-                }
+                row["rule"] = {"key": f"axes.{skipping}.skip", "line": matrix.line("axes", skipping, "skip")}
         elif index in prepared.unsolvable:
             error = prepared.unsolvable[index]
             row |= {

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from bisect_env.cli.options import DatabaseOption, JsonOption
+from bisect_env.cli.options import DatabaseOption, JsonOption, opt
 from bisect_env.cli.output import deliver_rows
 from bisect_env.storage.query import ask
 
@@ -14,10 +14,10 @@ from bisect_env.storage.query import ask
 def query(
     question: Annotated[str, typer.Argument(metavar="SQL", help="One SELECT.")],
     timeout: Annotated[
-        float, typer.Option(min=0.01, max=86400.0, metavar="SECONDS", help="How long the answer may take.")
+        float, opt("--timeout", "How long the answer may take.", min=0.01, max=86400.0, metavar="SECONDS")
     ] = 30.0,
     as_json: JsonOption = False,
-    as_csv: Annotated[bool, typer.Option("--csv", help="Comma-separated values.")] = False,
+    as_csv: Annotated[bool, opt("--csv", "Comma-separated values.")] = False,
     db: DatabaseOption = None,
 ) -> None:
     """Ask the results database in SQL; nothing can be changed this way."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import string
+import sys
 import webbrowser
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -15,10 +16,9 @@ import typer
 
 from bisect_env.answers.untrusted import clean, clean_lines
 from bisect_env.cli.commands import with_groups
-from bisect_env.cli.conduct import show_report
-from bisect_env.cli.options import STUDY, DatabaseOption, JsonOption, StudyArgument
-from bisect_env.cli.output import deliver, deliver_rows, emit, named, tell
-from bisect_env.cli.target import find_study
+from bisect_env.cli.options import STUDY, DatabaseOption, JsonOption, StudyArgument, opt
+from bisect_env.cli.output import deliver, deliver_rows, emit, in_own_form, named, tell, to_repeat
+from bisect_env.cli.references import find_study
 from bisect_env.engine.stored import stored_combination
 from bisect_env.environments.difference import PackageChange, PackageState, counted, difference, project_urls
 from bisect_env.environments.lock import Lock
@@ -29,6 +29,8 @@ from bisect_env.matrix.secrets import public_json
 from bisect_env.matrix.signatures import shown as shown_signature
 from bisect_env.report.build import load_report
 from bisect_env.report.formats import formatted, report_schema_text
+from bisect_env.report.model import Report
+from bisect_env.report.text import print_report
 from bisect_env.storage.entries import Study
 from bisect_env.storage.query import COLUMNS, ask, condition, package_condition
 from bisect_env.storage.store import Store
@@ -48,62 +50,57 @@ class Format(StrEnum):
 TRIALS = "Trials"
 
 
+def show_report(document: Report | dict[str, object]) -> None:
+    """Print a report on stdout, and on stderr what the commands in it need besides."""
+    print_report(document, completed=in_own_form)
+    if note := to_repeat(sys.argv[1:]):
+        tell(clean_lines(note))
+
+
 @with_groups()
 def report(
     study: StudyArgument = None,
     *,
-    form: Annotated[Format, typer.Option("--format", "-f", help="Format of the report.")] = Format.TEXT,
-    output: Annotated[
-        Path | None, typer.Option("--output", "-o", help="Write to this file; default: stdout.")
-    ] = None,
-    in_browser: Annotated[
-        bool, typer.Option("--open", help="Open the report in a browser, as an HTML file.")
-    ] = False,
-    studies: Annotated[bool, typer.Option("--list", help="List the studies, the newest first.")] = False,
+    form: Annotated[Format, opt("--format -f", "Format of the report.")] = Format.TEXT,
+    output: Annotated[Path | None, opt("--output -o", "Write to this file; default: stdout.")] = None,
+    in_browser: Annotated[bool, opt("--open", "Open the report in a browser, as an HTML file.")] = False,
+    studies: Annotated[bool, opt("--list", "List the studies, the newest first.")] = False,
     trials: Annotated[
-        bool, typer.Option("--trials", help="List trials, the newest first: of a named study, or of all.")
+        bool, opt("--trials", "List trials, the newest first: of a named study, or of all.")
     ] = False,
     diff: Annotated[
         tuple[str, str] | None,
-        typer.Option(
+        opt(
             "--diff",
-            metavar="FROM TO",
-            help="List the packages that differ between two combinations (last-good first-bad), lock files "
+            "List the packages that differ between two combinations (last-good first-bad), lock files "
             "or hashes of locks.",
+            metavar="FROM TO",
         ),
     ] = None,
     where: Annotated[
         list[str] | None,
-        typer.Option(
-            help="Only trials with outcome=crash, gpu_model~H100, torch=2.4.1 (an axis), or SQL on v_trials.",
-            rich_help_panel=TRIALS,
+        opt(
+            "--where",
+            "Only trials with outcome=crash, gpu_model~H100, torch=2.4.1 (an axis), or SQL on v_trials.",
+            TRIALS,
         ),
     ] = None,
     package: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--with", help="Only trials with this package, such as cuml=24.4.*", rich_help_panel=TRIALS
-        ),
+        list[str] | None, opt("--with", "Only trials with this package, such as cuml=24.4.*", TRIALS)
     ] = None,
-    limit: Annotated[
-        int, typer.Option(min=1, max=10_000_000, help="At most so many.", rich_help_panel=TRIALS)
-    ] = 100,
+    limit: Annotated[int, opt("--limit", "At most so many.", TRIALS, min=1, max=10_000_000)] = 100,
     trial: Annotated[
         str | None,
-        typer.Option(
+        opt(
             "--trial",
+            "Show one trial, by the beginning of its id: how it ran, stdout, stderr and stack.",
+            TRIALS,
             metavar="ID",
-            help="Show one trial, by the beginning of its id: how it ran, stdout, stderr and stack.",
-            rich_help_panel=TRIALS,
         ),
     ] = None,
     as_json: JsonOption = False,
-    as_csv: Annotated[
-        bool, typer.Option("--csv", help="Lists as comma-separated values.", rich_help_panel=TRIALS)
-    ] = False,
-    schema: Annotated[
-        bool, typer.Option("--schema", help="Print the JSON schema of reports.", rich_help_panel=STUDY)
-    ] = False,
+    as_csv: Annotated[bool, opt("--csv", "Lists as comma-separated values.", TRIALS)] = False,
+    schema: Annotated[bool, opt("--schema", "Print the JSON schema of reports.", STUDY)] = False,
     db: DatabaseOption = None,
 ) -> None:
     """Show what a study found: verdict, rates, combinations and failures.

@@ -11,11 +11,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated
 
-import typer
-
-from bisect_env.cli.options import DatabaseOption, StudyArgument
+from bisect_env.cli.options import DatabaseOption, StudyArgument, opt
 from bisect_env.cli.output import tell
-from bisect_env.cli.target import find_study
+from bisect_env.cli.references import find_study
 from bisect_env.engine.reproduction import BundleFile, Contrast, ObservedFailure, reproduction
 from bisect_env.engine.stored import (
     LockedCombination,
@@ -38,11 +36,10 @@ def reproduce(
     study: StudyArgument = None,
     *,
     at: Annotated[
-        str, typer.Option("--at", help="Combination: torch=2.3.1,cuml=24.04, or first-bad, or last-good.")
+        str, opt("--at", "Combination: torch=2.3.1,cuml=24.04, or first-bad, or last-good.")
     ] = "first-bad",
     output: Annotated[
-        Path | None,
-        typer.Option("--output", "-o", help="Directory, or a file that ends with .tar.gz; default: by name."),
+        Path | None, opt("--output -o", "Directory, or a file that ends with .tar.gz; default: by name.")
     ] = None,
     db: DatabaseOption = None,
 ) -> None:

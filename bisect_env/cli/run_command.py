@@ -11,7 +11,7 @@ import typer
 
 from bisect_env.cli.asking import FAILURE, Flags
 from bisect_env.cli.commands import with_groups
-from bisect_env.cli.conduct import Reporter, conduct, listener, reporting, show_report
+from bisect_env.cli.conduct import Reporter, conduct, listener, reporting
 from bisect_env.cli.options import (
     STUDY,
     DatabaseOption,
@@ -19,8 +19,10 @@ from bisect_env.cli.options import (
     SaveOption,
     ShownOptions,
     TargetArgument,
+    opt,
 )
 from bisect_env.cli.output import say
+from bisect_env.cli.report_command import show_report
 from bisect_env.cli.target import FoundTarget, announce, find_target
 from bisect_env.engine.study import Conclusion
 from bisect_env.errors import UsageError
@@ -29,35 +31,22 @@ from bisect_env.search.goals import Goal
 
 LockfilesOption = Annotated[
     Path | None,
-    typer.Option(
+    opt(
+        "--lockfiles",
+        "Write the locks below this directory, too; default for a matrix file: lockfiles.",
+        STUDY,
         envvar="BISECT_ENV_LOCKFILES",
-        show_envvar=False,
-        help="Write the locks below this directory, too; default for a matrix file: lockfiles.",
-        rich_help_panel=STUDY,
     ),
 ]
 SkipOption = Annotated[
     list[str] | None,
-    typer.Option(
-        "--skip",
-        metavar="[AXIS=]VALUE",
-        help="Do not try this value; may be given again.",
-        rich_help_panel=STUDY,
-    ),
+    opt("--skip", "Do not try this value; may be given again.", STUDY, metavar="[AXIS=]VALUE"),
 ]
 FreshOption = Annotated[
-    bool,
-    typer.Option(
-        "--fresh",
-        help="Begin a new study, and measure again what was measured before.",
-        rich_help_panel=STUDY,
-    ),
+    bool, opt("--fresh", "Begin a new study, and measure again what was measured before.", STUDY)
 ]
 OnlyMineOption = Annotated[
-    bool,
-    typer.Option(
-        "--only-mine", help="Use no trial that another user's study recorded.", rich_help_panel=STUDY
-    ),
+    bool, opt("--only-mine", "Use no trial that another user's study recorded.", STUDY)
 ]
 
 
@@ -68,26 +57,16 @@ def run(
     flags: Flags,
     every_configuration: Annotated[
         bool,
-        typer.Option(
+        opt(
             "--all",
-            help="Find every failing configuration: call each combination good or bad, as `map` does.",
-            rich_help_panel=FAILURE,
+            "Find every failing configuration: call each combination good or bad, as `map` does.",
+            FAILURE,
         ),
     ] = False,
     quick: Annotated[
-        bool,
-        typer.Option(
-            "--quick",
-            help="End as soon as the answer stands, without checking it further.",
-            rich_help_panel=FAILURE,
-        ),
+        bool, opt("--quick", "End as soon as the answer stands, without checking it further.", FAILURE)
     ] = False,
-    sure: Annotated[
-        bool,
-        typer.Option(
-            "--sure", help="Check the answer for as long as its checks take.", rich_help_panel=FAILURE
-        ),
-    ] = False,
+    sure: Annotated[bool, opt("--sure", "Check the answer for as long as its checks take.", FAILURE)] = False,
     save: SaveOption = None,
     skip: SkipOption = None,
     fresh: FreshOption = False,

@@ -4,17 +4,15 @@ from __future__ import annotations
 
 from typing import Annotated
 
-import typer
-
-from bisect_env.cli.options import DatabaseOption
+from bisect_env.cli.options import DatabaseOption, opt
 from bisect_env.cli.output import deliver, tell
 from bisect_env.web.serve import serve as serve_database
 
 
 def serve(
-    port: Annotated[int, typer.Option(min=0, max=65535, help="0 takes any that is free.")] = 8001,
+    port: Annotated[int, opt("--port", "0 takes any that is free.", min=0, max=65535)] = 8001,
     no_token: Annotated[
-        bool, typer.Option("--no-token", help="Let in every user of this machine, without a token.")
+        bool, opt("--no-token", "Let in every user of this machine, without a token.")
     ] = False,
     db: DatabaseOption = None,
 ) -> None:

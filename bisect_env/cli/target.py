@@ -8,19 +8,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from bisect_env.answers.untrusted import command_line
 from bisect_env.cli.asking import Flags, ask, refuse_beside, save, shown_question, with_search
-from bisect_env.engine.opening import was_asked_here
-from bisect_env.engine.stored import matrix_of, refuse_strangers
+from bisect_env.cli.references import RANGE, SCRIPTS, has_database, names_matrix
+from bisect_env.engine.stored import matrix_of, refuse_strangers, was_asked_here
 from bisect_env.errors import UsageError
 from bisect_env.matrix.load import Matrix, load_matrix
 from bisect_env.matrix.schema import PackageAxis
-from bisect_env.storage.backend import database_location
 from bisect_env.storage.entries import Study
 from bisect_env.storage.store import Store
-
-_RANGE = set("<>=!~[ ;")
-_SCRIPTS = (".py", ".sh")
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +85,7 @@ def _found(
             )
         refuse_beside(flags, f"the matrix file {words[0]}", without=without)
         return FoundTarget(load_matrix(words[0]))
-    if len(words) > 1 or (words and (_RANGE & set(words[0]) or words[0].endswith(_SCRIPTS))):
+    if len(words) > 1 or (words and (RANGE & set(words[0]) or words[0].endswith(SCRIPTS))):
         return FoundTarget(ask(flags, words), words=True)
     study, matrix = _stored(words[0] if words else None, db)
     refuse_beside(flags, f"the study {study.name}", without=without)
@@ -114,45 +109,6 @@ def _stored(reference: str | None, db: str | None) -> tuple[Study, Matrix]:
     with Store.open(db, read_only=True) as store:
         study = store.study(reference)
         return study, matrix_of(store, study)
-
-
-def has_database(db: str | None) -> bool:
-    """Return whether there is a results database, as far as that can be told without opening it."""
-    place = database_location(db)
-    return not isinstance(place, Path) or place.exists()
-
-
-def names_matrix(word: str) -> bool:
-    """Return whether a word is meant as the path of a matrix file, and no package, study or script."""
-    if word.endswith((".yaml", ".yml")):
-        return True
-    path = Path(word)
-    return not word.endswith(_SCRIPTS) and (path.is_file() or ("/" in word and not _RANGE & set(word)))
-
-
-def find_study(words: str | None, store: Store) -> Study:
-    """Return the study that a user means: by id, by name, or by its matrix file.
-
-    Args:
-        words: As given; None for the latest.
-        store: Where studies are.
-
-    Raises:
-        UsageError: There is no such study.
-    """
-    if words is not None and names_matrix(words) and Path(words).is_file():
-        matrix = load_matrix(words)
-        found = store.find_study(matrix.name, matrix.digest)
-        if found is not None:
-            return found
-        known = next((one for one in store.studies() if one.definition.matrix_path == words), None)
-        if known is None:
-            raise UsageError(
-                f"there is no study of {words} in {store.shown}",
-                remedy=f"begin it: {command_line('bisect-env', 'run', words)}",
-            )
-        return known
-    return store.study(words)
 
 
 def announce(target: FoundTarget) -> str | None:

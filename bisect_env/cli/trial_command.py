@@ -22,6 +22,7 @@ from bisect_env.cli.options import (
     SaveOption,
     ShownOptions,
     TargetArgument,
+    opt,
     share,
 )
 from bisect_env.cli.output import emit, say, tell
@@ -62,54 +63,43 @@ def trial(
     at: AtOption = None,
     number: Annotated[
         int | None,
-        typer.Option(
-            "--number",
-            "-n",
+        opt(
+            "--number -n",
+            "Trials at most; default: 10, with `--debug` 50, with `--until-rate` as many as it takes.",
             min=1,
             max=1_000_000,
-            help="Trials at most; default: 10, with `--debug` 50, with `--until-rate` as many as it takes.",
             show_default=False,
         ),
     ] = None,
     until: Annotated[
         float | None,
-        typer.Option(
+        opt(
             "--until-rate",
+            "Run trials until the failure rate is shown to be below this, or above it: 0.01, or 1%.",
             parser=share,
             metavar="SHARE",
-            help="Run trials until the failure rate is shown to be below this, or above it: 0.01, or 1%.",
         ),
     ] = None,
     debug: Annotated[
-        bool, typer.Option("--debug", help="Run until it fails, with core file, stacks and the guilty frame.")
+        bool, opt("--debug", "Run until it fails, with core file, stacks and the guilty frame.")
     ] = False,
     amplify: Annotated[
-        bool, typer.Option("--amplify", help="Find circumstances under which the failure is more frequent.")
+        bool, opt("--amplify", "Find circumstances under which the failure is more frequent.")
     ] = False,
     flags: Flags,
     fresh: Annotated[
-        bool,
-        typer.Option(
-            "--fresh", help="Begin an interrupted `--until-rate` from the start.", rich_help_panel=MORE
-        ),
+        bool, opt("--fresh", "Begin an interrupted `--until-rate` from the start.", MORE)
     ] = False,
-    output: Annotated[
-        Path | None,
-        typer.Option("--output", "-o", help="New folder for what `--debug` finds.", rich_help_panel=MORE),
-    ] = None,
+    output: Annotated[Path | None, opt("--output -o", "New folder for what `--debug` finds.", MORE)] = None,
     cuda: Annotated[
-        bool,
-        typer.Option(
-            "--cuda",
-            help="With `--debug`: set CUDA_LAUNCH_BLOCKING, and keep a core of the GPU.",
-            rich_help_panel=MORE,
-        ),
+        bool, opt("--cuda", "With `--debug`: set CUDA_LAUNCH_BLOCKING, and keep a core of the GPU.", MORE)
     ] = False,
     sanitizer: Annotated[
         str | None,
-        typer.Option(
-            help="With `--debug`: run under compute-sanitizer: memcheck, racecheck, initcheck or synccheck.",
-            rich_help_panel=MORE,
+        opt(
+            "--sanitizer",
+            "With `--debug`: run under compute-sanitizer: memcheck, racecheck, initcheck or synccheck.",
+            MORE,
         ),
     ] = None,
     save: SaveOption = None,

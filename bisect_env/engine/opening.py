@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-import contextlib
 import getpass
 import platform
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import Any
-
-import platformdirs
 
 from bisect_env import __version__
 from bisect_env.engine.document import axes_document
 from bisect_env.engine.locking import Prepared
 from bisect_env.engine.specs import target_of
+from bisect_env.engine.stored import note_asked
 from bisect_env.environments.lock import Lock
 from bisect_env.environments.lockfiles import may_be_installed
 from bisect_env.environments.provider import EnvironmentProvider
@@ -161,24 +158,6 @@ def open_study(
         fresh=fresh,
     )
     return store.open_study(replace(definition, files=matrix.files), study_id=study_id)
-
-
-def note_asked(digest: str) -> None:
-    """Record that this user asked a question: a study of it in a database may then be run by its id."""
-    # Where this cannot be written, the user has to name the question itself again.
-    with contextlib.suppress(OSError):
-        path = _asked(digest)
-        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        path.touch(0o600)
-
-
-def was_asked_here(digest: str) -> bool:
-    """Return whether this user has asked a question on this host."""
-    return _asked(digest).exists()
-
-
-def _asked(digest: str) -> Path:
-    return platformdirs.user_state_path("bisect-env") / "asked" / digest
 
 
 def grid_definition(matrix: Matrix, grid: Grid) -> list[dict[str, Any]]:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
+
+import platformdirs
 
 from bisect_env.answers.untrusted import clean, command_line
-from bisect_env.engine.opening import was_asked_here
 from bisect_env.engine.specs import target_of
 from bisect_env.environments.lock import Lock
 from bisect_env.environments.lockfiles import may_be_installed
@@ -80,6 +83,24 @@ def matrix_of(store: Store, study: Study, *, secrets: bool = True) -> Matrix:
             remedy=again,
         )
     return loaded
+
+
+def note_asked(digest: str) -> None:
+    """Record that this user asked a question: a study of it in a database may then be run by its id."""
+    # Where this cannot be written, the user has to name the question itself again.
+    with contextlib.suppress(OSError):
+        path = _asked(digest)
+        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        path.touch(0o600)
+
+
+def was_asked_here(digest: str) -> bool:
+    """Return whether this user has asked a question on this host."""
+    return _asked(digest).exists()
+
+
+def _asked(digest: str) -> Path:
+    return platformdirs.user_state_path("bisect-env") / "asked" / digest
 
 
 def refuse_strangers(study: Study) -> None:

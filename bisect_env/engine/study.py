@@ -342,8 +342,8 @@ class StudyRun:
             likely = "".join(f"{reason}; else " for reason in report["advice"][:1])
             raise EndsNotAsStatedError(
                 f"{matrix.shown}: {document.reason}",
-                tried=_end_counts(runner, verdict.ends_wrong),
-                remedy=f"{likely}correct `good` or `bad` in the matrix, or what counts as bad in `trial.bad`",
+                tried=_end_counts(runner),
+                remedy=_ends_remedy(matrix, runner, likely),
             )
         self.notify(events.Concluded(report))
         return Conclusion(report, ExitCode.VERDICT if document.is_decided else ExitCode.NO_VERDICT)
@@ -523,12 +523,27 @@ def _ends_reason(wrong: tuple[str, ...]) -> str:
     return "; ".join(says[end] for end in wrong)
 
 
-def _end_counts(runner: StudyRunner, wrong: tuple[str, ...]) -> str:
-    grid = runner.grid
+def _ends_remedy(matrix: Matrix, runner: StudyRunner, likely: str) -> str:
+    """Return what to do about ends that are not as stated, in the words in which they were stated."""
+    ends = "`--good` and `--bad`" if matrix.path is None else "`good` and `bad` in the matrix"
+    (good_hits, good_trials), (bad_hits, bad_trials) = (_counts(runner, end) for end in ("good", "bad"))
+    if good_hits and bad_trials and not bad_hits:
+        return f"they are swapped: what is stated to work fails, and the other works; exchange {ends}"
+    if not good_trials or not bad_trials:
+        return f"{likely}if you mixed them up, exchange {ends}; else correct them"
+    return f"{likely}correct {ends}, or what counts as bad in `trial.bad`"
+
+
+def _counts(runner: StudyRunner, end: str) -> tuple[int, int]:
+    index = runner.grid.good if end == "good" else runner.grid.bad
+    return (0, 0) if index is None else runner.plan.counts(index)
+
+
+def _end_counts(runner: StudyRunner) -> str:
     texts = []
-    for name in wrong:
-        index = grid.good if name == "good" else grid.bad
-        if index is not None:
-            hits, trials = runner.plan.counts(index)
-            texts.append(f"{grid.combination(index)}: {hits} of {trials} trials were bad")
+    for end in ("good", "bad"):
+        hits, trials = _counts(runner, end)
+        index = runner.grid.good if end == "good" else runner.grid.bad
+        if index is not None and trials:
+            texts.append(f"{runner.grid.combination(index)}: {hits} of {trials} trials were bad")
     return "; ".join(texts)

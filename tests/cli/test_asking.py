@@ -121,6 +121,31 @@ def test_gpus_are_what_a_trial_needs_and_devices_those_to_use(user: Asking) -> N
     assert (refused.returncode, "--gpus belongs to a question" in refused.stderr) == (2, True)
 
 
+@pytest.mark.parametrize(
+    ("ends", "meant"),
+    [
+        (("--good", "2.5", "--bad", "6"), "app 2.5, which is no release; did you mean 2?"),
+        (("--good", "2", "--bad", "5.5"), "app 5.5, which is no release; did you mean 6?"),
+        (("--good", "5.5", "--bad", "2"), "app 5.5, which is no release; did you mean 6?"),
+        (("--good", "2.5"), "app 2.5, which is no release; did you mean 2 or 3?"),
+    ],
+)
+def test_an_end_that_is_no_release_is_told_the_one_that_was_meant(
+    user: Asking, ends: tuple[str, ...], meant: str
+) -> None:
+    """Never one towards the other end: what was asked for lies between."""
+    refused = user.run("run", "-p", "app", *ends, "--", "python", "repro.py")
+    assert refused.returncode == 2, refused.stderr
+    assert meant in refused.stderr
+
+
+def test_swapped_ends_are_said_to_be_swapped(user: Asking) -> None:
+    done = user.run("run", "-p", "app", "--good", "6", "--bad", "2", "--always", "--", "python", "repro.py")
+    assert done.returncode == 4, done.stderr
+    assert "exchange `--good` and `--bad`" in done.stderr
+    assert "list older versions" not in done.stderr
+
+
 def test_a_syntax_error_is_told_before_environments_are_made(user: Asking) -> None:
     user.script("import app\nassert int(app.version) < 4:\n")
     done = user.run("run", "app>=1", "repro.py")

@@ -143,6 +143,15 @@ def test_a_slip_is_told_in_a_few_lines(db: str, run: RunCommand, question: str, 
     assert len(err.splitlines()) <= 5
 
 
+def test_a_column_that_is_not_there_gets_those_that_are(db: str, run: RunCommand) -> None:
+    _, _, err = run("query", "SELECT package, versoin FROM v_packages")
+    assert "v_packages has lock_hash, " in err
+    assert "version" in err.partition("v_packages has")[2]
+    assert "v_trials has" not in err
+    _, _, err = run("query", "SELECT * FROM trails")
+    assert "ask one SELECT over v_combinations, v_trials, v_verdicts, v_packages" in err
+
+
 def test_a_number_that_no_database_knows_is_refused(db: str, run: RunCommand) -> None:
     code, _, err = run("report", "--trials", "--limit", "99999999999999999999999")
     assert code == 2

@@ -280,7 +280,7 @@ def installed() -> frozenset[str]:
         (["query", "select 1"], STORE),
         (["report", "orjson_crash"], STORE | REPORT),
         (["report", "orjson_crash", "-f", "html"], STORE | REPORT | {"jinja2", "markupsafe"}),
-        (["plan", "m.yaml"], INDEX | MODELS | REPORT | {"filelock", "platformdirs", "pypi_simple"}),
+        (["plan", "m.yaml"], STORE | INDEX | REPORT | {"pypi_simple"}),
         (["run", "m.yaml", "--quick", "--json"], STORE | REPORT | INDEX | {"pypi_simple"}),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",

@@ -20,8 +20,7 @@ from sqlalchemy import event
 
 from bisect_env.answers.chapters import CommitReport, NamedCommit, TracedReport
 from bisect_env.answers.verdict_document import VerdictDocument
-from bisect_env.engine.opening import note_asked
-from bisect_env.engine.stored import matrix_of, refuse_strangers
+from bisect_env.engine.stored import matrix_of, note_asked, refuse_strangers
 from bisect_env.environments.lock import LockedPackage, LockFileError
 from bisect_env.environments.lockfiles import make_lock, parse_lock
 from bisect_env.errors import BisectEnvError, ExitCode, StorageError, UsageError
