@@ -278,6 +278,7 @@ class StudyRunner(Runner):
                 },
                 self._only_passing(),
                 self._axes,
+                is_certain=self._matrix.file.search.crash_rate == 1.0,
             )
         )
 

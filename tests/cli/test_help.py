@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import resource
 import subprocess
 import sys
-import time
 from collections import defaultdict
 from functools import cache
 from pathlib import Path
@@ -125,9 +125,11 @@ def test_help_takes_little_longer_than_that_of_any_program_of_typer(tmp_path: Pa
     def seconds(*words: str) -> float:
         taken = []
         for _ in range(9):
-            began = time.perf_counter()
+            # Of the processor, not of the clock: other tests run beside this one.
+            before = resource.getrusage(resource.RUSAGE_CHILDREN)
             subprocess.run([sys.executable, *words, "--help"], stdout=subprocess.DEVNULL, check=True)
-            taken.append(time.perf_counter() - began)
+            after = resource.getrusage(resource.RUSAGE_CHILDREN)
+            taken.append(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
         return min(taken)
 
     seconds(str(bare))
