@@ -307,6 +307,8 @@ class _Plugin:
     def register_routes(self) -> list[tuple[str, Callable[..., Awaitable[Response]]]]:
         """Return the pages."""
         return [
+            # Datasette's own first page counts tables, of which none is for people.
+            (r"^/$", self._start),
             (r"^/-/report/(?P<study>[^/]+)$", self._report),
             (r"^/-/trial/(?P<trial>[^/]+)$", self._trial),
         ]
@@ -328,6 +330,9 @@ class _Plugin:
     def menu_links(self, datasette: Datasette) -> list[dict[str, str]]:
         """Return the way to the reports."""
         return [{"href": datasette.urls.path(f"/{NAME}/studies"), "label": "Studies and reports"}]
+
+    async def _start(self, datasette: Datasette) -> Response:
+        return Response.redirect(datasette.urls.path(f"/{NAME}/studies"))
 
     async def _report(self, request: Any) -> Response:
         # Here, because the plotting library takes a second to import.

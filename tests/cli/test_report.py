@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from bisect_env.answers.verdict_document import VerdictDocument
-from bisect_env.errors import StorageError
+from bisect_env.errors import StorageError, StudyInterruptedError
 from bisect_env.matrix.schema import schema_text
 from bisect_env.report.formats import report_schema_text
 from bisect_env.storage.store import Store
@@ -206,6 +206,8 @@ def test_a_defect_without_a_place_for_its_log(
     ("raised", "code", "said"),
     [
         (KeyboardInterrupt(), 130, ""),
+        # Who pressed Ctrl-C made no mistake.
+        (StudyInterruptedError("stopped", remedy="go on"), 130, "stopped\n  remedy: go on\n"),
         (StorageError("it\x1b[2J broke", remedy="mend it"), 6, "error: it broke\n  remedy: mend it\n"),
     ],
 )

@@ -127,6 +127,9 @@ def test_views_queries_and_pages_are_served(db: str) -> None:
         for name in QUESTIONS:
             assert get(f"{address}results/{name}.json?study=orjson")[0] == 200, name
         _, listed, _ = get(f"{address}results/studies")
+        # The first page shows the studies with their reports.
+        status, start, _ = get(address)
+        assert (status, study_id in start) == (200, True)
         assert f'<a href="/-/report/{study_id}">' in listed
         status, report, headers = get(f"{address}-/report/{study_id}")
         assert status == 200
