@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from bisect_env.answers.untrusted import command_line
 from bisect_env.cli.asking import Flags, ask, refuse_beside, save, shown_question, with_search
 from bisect_env.cli.references import RANGE, SCRIPTS, has_database, names_matrix
 from bisect_env.engine.stored import matrix_of, refuse_strangers, was_asked_here
@@ -107,7 +108,13 @@ def _stored(reference: str | None, db: str | None) -> tuple[Study, Matrix]:
             remedy='name a matrix file, or a range and a script: bisect-env run "orjson>=3.8" repro.py',
         )
     with Store.open(db, read_only=True) as store:
-        study = store.study(reference)
+        try:
+            study = store.study(reference)
+        except UsageError as error:
+            asked = command_line("bisect-env", "run", reference or "PACKAGE", "repro.py")
+            raise UsageError(
+                error.what, tried=error.tried, remedy=f"{error.remedy}; a package needs its script: {asked}"
+            ) from None
         return study, matrix_of(store, study)
 
 
