@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Annotated, Any, get_args, get_origin, get_type_hints
 
 import typer
+from pydantic import ValidationError
 
 from bisect_env.answers.untrusted import command_line
 from bisect_env.cli.options import opt
@@ -176,7 +177,14 @@ def with_search(matrix: Matrix, flags: TrialFlags) -> Matrix:
     rate = asked_rate(flags.rate, always=flags.always)
     if not (given := search_data(rate, flags.confidence)):
         return matrix
-    search = SearchLimits.model_validate({**matrix.file.search.model_dump(exclude_unset=True), **given})
+    try:
+        search = SearchLimits.model_validate({**matrix.file.search.model_dump(exclude_unset=True), **given})
+    except ValidationError as error:
+        why = "; ".join(str(one["msg"]) for one in error.errors(include_url=False))
+        raise UsageError(
+            f"--rate, --always and --confidence do not fit {matrix.shown}: {why}",
+            remedy="leave them out, or correct `search` in the matrix",
+        ) from None
     return replace(matrix, file=matrix.file.model_copy(update={"search": search}))
 
 

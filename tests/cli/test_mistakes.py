@@ -39,6 +39,17 @@ def test_an_axis_that_is_too_long_is_refused_at_once(
     assert f"the axis 'level' has {count} values" in err
 
 
+def test_how_often_and_how_sure_can_be_said_beside_a_matrix_file(
+    tmp_path: Path, run: RunCommand, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("BISECT_ENV_DB", str(tmp_path / "results.sqlite"))
+    matrix = str(matrix_of(tmp_path, "1, 2"))
+    code, _, err = run("plan", matrix, "--confidence", "0.5")
+    assert (code, "do not fit" in err) == (2, True)
+    code, out, _ = run("plan", matrix, "--rate", "0.25", "--json")
+    assert (code, [one["crash_rate"] for one in json.loads(out)["forecast"]]) == (0, [0.25])
+
+
 @pytest.mark.parametrize(
     "words",
     [
