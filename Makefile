@@ -79,8 +79,8 @@ bench-search: setup ## compare the search with its rivals on planted truths (ARG
 	$(BIN)/python -m benchmarks.answers
 
 schema: setup   ## write matrices/schema.json and docs/reference/report-schema.json
-	$(BIN)/bisect-env schema --output matrices/schema.json
-	$(BIN)/bisect-env schema --of report --output docs/reference/report-schema.json
+	$(BIN)/bisect-env plan --schema > matrices/schema.json
+	$(BIN)/bisect-env report --schema --output docs/reference/report-schema.json
 
 reference: setup ## write the parts of docs/ that follow from the code
 	$(BIN)/python -m tools.reference_pages

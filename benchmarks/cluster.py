@@ -166,7 +166,6 @@ def share(workers: int) -> tuple[float, str]:
                 place=Place(lambda: PoolExecutor(builder, workers), partial(machines_here, 0, None)),
                 lockfiles=folder / "lockfiles",
                 notify=notify,
-                every_lock=True,
             ).run()
     ended = time.monotonic()
     assert builder.first_done is not None

@@ -183,7 +183,6 @@ def ours(place: Path, folder: Path, case: Case, rate: float) -> tuple[str, int, 
         **os.environ,
         "BISECT_ENV_DB": str(folder / "results.sqlite"),
         "BISECT_ENV_CACHE": str(folder / "cache"),
-        "BISECT_ENV_ASKED": str(folder / "asked"),
     }
     words = [
         "run",

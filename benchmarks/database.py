@@ -101,7 +101,8 @@ def _study(
     row: dict[str, Any] = {"id": study, "name": f"study-{number}", "digest": study, "status": "finished"}
     row |= {"created_at": began, "updated_at": began, "finished_at": began, "exclude_newer": began}
     row |= {"version": "0", "host": "here", "username": "ann", "matrix_path": "m.yaml", "description": ""}
-    row |= {"grid": grid, "settings": {}, "target": {}, "verdict": verdict, "matrix_text": "", "fresh": False}
+    row |= {"grid": grid, "settings": {}, "target": {}, "verdict": verdict}
+    row |= {"matrix_text": "", "files": [], "fresh": False}
     connection.execute(insert(METADATA.tables["studies"]), [row])
     first = number * 20 + 1
     chosen = chance.sample(locks, 20)

@@ -122,14 +122,14 @@ class Taken:
         prompt: Seconds until the command ended.
         first_bad: What it said.
         trials: How many ran until the answer, -1 if that is not known.
-        timings: What `--timings` printed, by phase.
+        phases: Kind of event to the seconds until the first one.
     """
 
     answer: float
     prompt: float
     first_bad: str
     trials: int = -1
-    timings: Mapping[str, float] | None = None
+    phases: Mapping[str, float] | None = None
 
 
 def matrix(case: Case, folder: Path, python: str = PYTHON) -> Path:
@@ -150,14 +150,14 @@ def matrix(case: Case, folder: Path, python: str = PYTHON) -> Path:
 def ours(path: Path, cache: Path, options: Sequence[str] = ()) -> Taken:
     """Ask `bisect-env run`, in a new study."""
     with tempfile.TemporaryDirectory() as folder:
-        command = [sys.executable, "-m", "bisect_env", "run", str(path), "--fresh", "--json", "--timings"]
+        command = [sys.executable, "-m", "bisect_env", "run", str(path), "--fresh", "--json"]
         command += ["--db", f"{folder}/results.db", "--cache", str(cache), *options]
         started = time.monotonic()
         process = subprocess.Popen(
             command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=_environment(cache)
         )
         answer, first_bad, trials = 0.0, "", -1
-        seen: dict[str, Any] = {}
+        seen: dict[str, float] = {}
         assert process.stdout is not None
         for line in process.stdout:
             event = json.loads(line)
@@ -166,8 +166,7 @@ def ours(path: Path, cache: Path, options: Sequence[str] = ()) -> Taken:
                 answer = time.monotonic() - started
                 first_bad = said["first_bad"][path.parent.name]
                 trials = said["trials"]
-            if event["event"] == "timings":
-                seen = event["seconds"]
+            seen.setdefault(event["event"], round(time.monotonic() - started, 3))
         process.wait()
         return Taken(answer, time.monotonic() - started, first_bad, trials, seen)
 
@@ -240,7 +239,7 @@ def play(name: str, turns: int, folder: Path) -> dict[str, Any]:
             "longer": round(statistics.median(mine.answer - theirs.answer for mine, theirs in pairs), 2),
             "trials": pairs[-1][0].trials,
             "right": all(mine.first_bad == theirs.first_bad == case.first_bad for mine, theirs in pairs),
-            "phases": pairs[-1][0].timings,
+            "phases": pairs[-1][0].phases,
         }
         found = row[kind]
         print(
@@ -279,7 +278,7 @@ def offline(
     python: str,
     versions_asked: str | None = None,
 ) -> dict[str, Any]:
-    """One case out of a directory made by `bisect-env fetch`, with several numbers of workers.
+    """One case out of a directory made by `bisect-env env fetch`, with several numbers of workers.
 
     Args:
         name: Of the case.
@@ -316,7 +315,7 @@ def offline(
             "prompt": _spread([one.prompt for one in taken]),
             "trials": taken[-1].trials,
             "right": all(one.first_bad == CASES[name].first_bad for one in taken),
-            "phases": taken[-1].timings,
+            "phases": taken[-1].phases,
         }
         print(f"{name} from a bundle, {number} workers: {json.dumps(found[str(number)])}", flush=True)
     return found
@@ -327,7 +326,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--case", action="append", choices=list(CASES), help="default: all")
     parser.add_argument("--turns", type=int, default=5)
-    parser.add_argument("--offline", type=Path, help="a directory that `bisect-env fetch` wrote for one case")
+    parser.add_argument(
+        "--offline", type=Path, help="a directory that `bisect-env env fetch` wrote for one case"
+    )
     parser.add_argument("--workers", type=int, nargs="+", default=[2])
     parser.add_argument("--python", default=PYTHON, help="of the environments, with --offline")
     parser.add_argument("--versions", help="another range than the case's, with --offline")

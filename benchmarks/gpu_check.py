@@ -295,7 +295,7 @@ class Check:
             records = [a.record for a in _collect(executor, 1) if isinstance(a, TrialCompleted)]
             self.report.check(
                 [r.gpu for r in records] == [self.gpus[-1].uuid],
-                f"`--gpus {self.gpus[-1].index}` took that one",
+                f"`--devices {self.gpus[-1].index}` took that one",
             )
 
     def _refused(self, executor: GpuExecutor, gpus: int) -> None:
@@ -415,7 +415,7 @@ def main() -> int:
     """0 when everything is as promised."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--only", nargs="*", help="contexts, overhead, several, kill, or names of faults")
-    parser.add_argument("--gpus", help="as `bisect-env run --gpus`")
+    parser.add_argument("--gpus", help="as `bisect-env run --devices`")
     parser.add_argument("--python", default=sys.executable, help="interpreter of the trials; has CuPy")
     parser.add_argument("--record", type=Path, help="write what the faults print into this folder")
     arguments = parser.parse_args()

@@ -165,7 +165,6 @@ class Rivals:
             "UV_CACHE_DIR": str(self._folder / "uv"),
             "XDG_CACHE_HOME": str(place / "cache"),
             "BISECT_ENV_DB": str(place / "results.db"),
-            "BISECT_ENV_ASKED": str(place / "asked"),
             "BISECT_ENV_CACHE": str(self._folder / "ours"),
             "NO_COLOR": "1",
             "COLUMNS": "200",

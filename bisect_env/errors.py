@@ -27,15 +27,15 @@ class ExitCode(IntEnum):
 EXIT_CODES: dict[ExitCode, tuple[str, str]] = {
     ExitCode.VERDICT: (
         (
-            "there is a verdict (`confirmed` or `likely`); `trial`: no trial was bad; `verify`: the rate is "
-            "shown to be below the limit; other commands: done"
+            "there is a verdict (`confirmed` or `likely`); `trial`: no trial was bad, or with `--until-rate` "
+            "the rate is shown to be below the limit; other commands: done"
         ),
         "read it; `bisect-env report` shows it again",
     ),
     ExitCode.NO_VERDICT: (
         (
-            "no verdict (`verify`: nothing was shown either way); the reason is named (nothing ever fails, "
-            "everything fails, budget spent)"
+            "no verdict (`trial --until-rate`: nothing was shown either way); the reason is named (nothing "
+            "ever fails, everything fails, budget spent)"
         ),
         "widen the matrix, or give it more trials",
     ),
@@ -45,10 +45,10 @@ EXIT_CODES: dict[ExitCode, tuple[str, str]] = {
     ),
     ExitCode.FAILURE_SEEN: (
         (
-            "`trial`: some trial was bad; `diagnose`: the failure showed; `verify`: the rate is shown to be "
-            "above the limit"
+            "`trial`: some trial was bad; with `--debug`, the failure showed; with `--until-rate`, the rate "
+            "is shown to be above the limit"
         ),
-        "the failure is there; `bisect-env trials` lists what was seen",
+        "the failure is there; `bisect-env report --trials` lists what was seen",
     ),
     ExitCode.ENDS_NOT_AS_STATED: (
         "an end is not as stated: the known good combination fails, or the known bad one never does",

@@ -59,20 +59,23 @@ NOT_RUN = {
     'bisect-env run "': "asks an index for minutes: tests/cli/test_asking.py",
     "bisect-env run -p": "asks an index for minutes: tests/cli/test_asking.py",
     "bisect-env run --git": "needs a repository: tests/cli/test_commits.py",
-    "bisect-env narrow": "needs a repository: tests/cli/test_commits.py",
     "bisect-env between": "needs two environments: tests/cli/test_between.py",
     "docs/examples/bisect_": "needs two environments: tests/cli/test_between.py",
     "bisect-env explain": "needs packages that differ: tests/engine/test_culprit.py does",
     "bisect-env serve": "runs until it is ended: tests/web",
     "--scheduler": "needs a cluster: tests/cluster/test_remote.py",
-    "--gpus": "needs GPUs: benchmarks/gpu_check.py",
+    "--devices": "needs GPUs: benchmarks/gpu_check.py",
     "bisect-env run matrices/fork_start_method_cuda": "needs a GPU",
     "bisect-env run matrices/cuda_illegal": "needs a GPU",
-    "bisect-env diagnose matrices/cuda_illegal": "needs a GPU",
+    "bisect-env trial matrices/cuda_illegal": "needs a GPU",
     "bisect-env run matrices/cuda_clients": "needs a GPU",
     "bisect-env run matrices/gil_driver": "needs a GPU",
 }
-ENDS = {"bisect-env trial matrices/quickstart.yaml --at orjson=3.9.11": 3, "--at first-bad": 3, "amplify": 1}
+ENDS = {
+    "bisect-env trial matrices/quickstart.yaml --at orjson=3.9.11": 3,
+    "--at first-bad": 3,
+    "--amplify": 1,
+}
 """How commands end that do not end with 0; a failure that is certain cannot be made more frequent."""
 
 
@@ -340,8 +343,8 @@ def test_the_first_command_ends_as_the_readme_says_from_an_installed_wheel(
     assert claim in shown
     assert said in run("report")
     assert claim in run("report", "--format", "html")
-    assert '"type": "object"' in run("schema")
-    run("db", "check")
+    assert '"type": "object"' in run("plan", "--schema")
+    run("db", "info", "--check")
 
 
 @pytest.mark.integration
@@ -367,7 +370,7 @@ def test_the_tutorial_is_true(
     answer = "orjson 3.9.11 is the first bad version (last good 3.9.10): crashed in "
     assert said["bisect-env run matrices/quickstart.yaml"].startswith(answer)
     assert said["bisect-env report"].startswith(answer)
-    assert "~  orjson  3.9.10  3.9.11" in said["bisect-env diff"]
-    assert "the one you asked about" in said["bisect-env diff"]
+    assert "~  orjson  3.9.10  3.9.11" in said["bisect-env report --diff last-good first-bad"]
+    assert "the one you asked about" in said["bisect-env report --diff last-good first-bad"]
     assert answer in (tmp_path / "report.html").read_text("utf-8")
     assert answer in (tmp_path / "report.md").read_text("utf-8")

@@ -11,7 +11,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from bisect_env.cli import signals
-from bisect_env.errors import BisectEnvError, ExitCode, UsageError
+from bisect_env.errors import BisectEnvError, ExitCode, StudyInterruptedError, UsageError
 
 _FULL = {errno.ENOSPC, errno.EDQUOT, errno.EIO}
 
@@ -74,9 +74,7 @@ def _exit_code() -> int:
             return _stopped()  # typer has nothing to say about it
         return _code_of(end)
     except BisectEnvError as error:
-        from bisect_env.cli.output import with_options
-
-        _say(f"error: {with_options(str(error), sys.argv[1:])}")
+        _report(error)
         return int(error.exit_code)
     except KeyboardInterrupt:
         return _stopped()
@@ -98,6 +96,17 @@ def _exit_code() -> int:
         # Python, or a library, may have made another error of the signal: of one at `__set_name__`, say.
         return _stopped() if signals.is_interrupted() else _internal(error)
     return 0
+
+
+def _report(error: BisectEnvError) -> None:
+    from bisect_env.cli.output import in_own_form, to_repeat
+
+    text = str(error)
+    # Who ended it by Ctrl-C knows that, and made no mistake.
+    said = text if isinstance(error, StudyInterruptedError) else f"error: {text}"
+    if "bisect-env " in text and (note := to_repeat(sys.argv[1:])):
+        said = f"{said}\n  {note}"
+    _say(in_own_form(said))
 
 
 def _check_surroundings(arguments: list[str]) -> None:

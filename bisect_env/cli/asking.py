@@ -1,242 +1,198 @@
-"""Turns a question on the command line into a folder with a matrix, which later commands find again."""
+"""Turns the words and flags of a question into a checked `Matrix`, and writes one to a file if asked."""
 
 from __future__ import annotations
 
-import hashlib
-import os
-import re
-import secrets
-import shutil
+import contextlib
+import json
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any, get_args, get_origin, get_type_hints
 
-import platformdirs
 import typer
+from pydantic import ValidationError
 
 from bisect_env.answers.untrusted import command_line
-from bisect_env.cli.output import deliver, own_command, say
+from bisect_env.cli.options import opt
+from bisect_env.cli.output import own_command
 from bisect_env.environments.commits import package_of_project
 from bisect_env.environments.interpreters import installed_pythons
 from bisect_env.environments.repository import Repository
 from bisect_env.environments.settings import default_cache_dir
-from bisect_env.errors import MatrixError, UsageError
+from bisect_env.errors import InfrastructureError, MatrixError, UsageError
+from bisect_env.matrix import yaml_source
 from bisect_env.matrix.ask import (
     AskedQuestion,
     CommitRange,
     InlineMetadata,
     full_command,
     inline_metadata,
-    matrix_text,
     package_name,
+    question_data,
+    search_data,
     stated_ends,
     travelling,
 )
-from bisect_env.matrix.load import load_matrix, repository_at
+from bisect_env.matrix.files import StudyFile, file_at
+from bisect_env.matrix.load import Matrix, asked_matrix, load_matrix, repository_at
+from bisect_env.matrix.schema import SearchLimits
 from bisect_env.matrix.secrets import shared_matrix_text
+from bisect_env.temporary import replacing
 
 _MOST_FOLDERS = 5
 """Folders of projects that are named where a repository has none in its root."""
-RANGE_HELP = "Package that is asked about, with its range: 'orjson>=3.8', or a name for every release."
-PackagesOption = Annotated[list[str] | None, typer.Option("--package", "-p", help=RANGE_HELP)]
-WithOption = Annotated[
-    list[str] | None,
-    typer.Option("--with", help="Package that every environment holds besides: numpy==2.2.6."),
-]
-PythonOption = Annotated[
-    list[str] | None, typer.Option("--python", help="Python, such as 3.12; several make an axis.")
-]
-GoodOption = Annotated[
-    list[str] | None, typer.Option("--good", "--start", help="A version that works: 2.6.0, or torch=2.6.0.")
-]
-BadOption = Annotated[
-    list[str] | None, typer.Option("--bad", "--end", help="A version that fails: 2.8.0, or torch=2.8.0.")
-]
-SinceOption = Annotated[
-    str | None, typer.Option("--since", help="Ask for the day instead: it worked on this one, 2026-01-31.")
-]
-RateOption = Annotated[
-    float | None,
-    typer.Option("--rate", min=0.0, max=1.0, help="About how often it fails where it does: 1, 0.5, 0.1."),
-]
-AlwaysOption = Annotated[bool, typer.Option("--always", help="It fails every time: the same as --rate 1.")]
-FilesOption = Annotated[
-    list[str] | None,
-    typer.Option("--files", "--copy", help="File or directory that travels along (files in the command do)."),
-]
-PreOption = Annotated[bool, typer.Option("--pre", help="Try pre-releases too.")]
-StepOption = Annotated[
-    str, typer.Option("--step", help="Of a range: the newest of each major, minor or patch, or every one.")
-]
-ChannelOption = Annotated[
-    list[str] | None, typer.Option("--channel", "-c", help="Packages come from this conda channel.")
-]
-TimeoutOption = Annotated[str, typer.Option("--timeout", help="Of one trial: then it hangs. Default: 60s.")]
-EnvOption = Annotated[
-    list[str] | None, typer.Option("--env", help="Environment variable of every trial: NAME=VALUE.")
-]
-ConfidenceOption = Annotated[
-    float | None, typer.Option("--confidence", help="Of the answer; default: 0.95.", min=0.51, max=0.9999)
-]
-NameOption = Annotated[str, typer.Option("--name", help="Of the study; default: the packages.")]
-IndexOption = Annotated[
-    str, typer.Option("--index", help="Address of the package index; default: the one uv and pip use.")
-]
-ExtraIndexOption = Annotated[
-    list[str] | None,
-    typer.Option("--extra-index", help="Further index, asked before --index: [NAME=]URL; may be repeated."),
-]
-FindLinksOption = Annotated[
-    list[str] | None,
-    typer.Option("--find-links", help="Folder, or address of a page, with wheels; may be repeated."),
-]
-ExcludeNewerOption = Annotated[
-    str, typer.Option("--exclude-newer", help="Ignore what was uploaded later: a day, or an instant.")
-]
-YankedOption = Annotated[bool, typer.Option("--yanked", help="Try withdrawn releases too.")]
-GitOption = Annotated[
-    str, typer.Option("--git", help="Ask for the commit: address of the repository, or path of a clone.")
-]
-FromOption = Annotated[str, typer.Option("--from", help="Of --git: a tag, branch, hash or day that works.")]
-ToOption = Annotated[str, typer.Option("--to", help="Of --git: one that fails; default: HEAD.")]
-MergesOption = Annotated[
-    bool,
-    typer.Option("--into-merges", help="Of --git: where a merge brought it in, go on into what it merged."),
-]
-SubdirectoryOption = Annotated[
-    str, typer.Option("--subdirectory", help="Of --git: where in the repository the package is built.")
-]
-SaveOption = Annotated[
-    Path | None, typer.Option("--save", help="Write the question to this matrix file, and go by that.")
-]
+TRIAL, SOURCES, COMMITS = "The trial", "Where packages come from", "Commits instead of releases"
+FAILURE = "The failure and the answer"
+_SEARCH = ("rate", "always", "confidence")
+"""Flags that say when the search may stop, whatever is asked about."""
+_COMMIT_FLAGS = ("first", "last", "merges", "subdirectory")
+_RELEASE_FLAGS = ("good", "bad", "since", "channel", "step", "pre", "yanked")
+
+GoodOption = Annotated[list[str] | None, opt("--good", "What works: 2.6.0, or torch=2.6.0,cuml=24.04.")]
+BadOption = Annotated[list[str] | None, opt("--bad", "What fails: 2.8.0, or torch=2.8.0,cuml=24.04.")]
+_Texts = list[str] | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrialFlags:
-    """Options that describe a trial and its study on the command line; a group, see `with_groups`."""
+    """The options that describe a trial and its study; see `with_groups`."""
 
-    rate: RateOption = None
-    always: AlwaysOption = False
-    files: FilesOption = None
-    timeout: TimeoutOption = ""
-    env: EnvOption = None
-    confidence: ConfidenceOption = None
-    name: NameOption = ""
-    index: IndexOption = ""
-    extra_index: ExtraIndexOption = None
-    find_links: FindLinksOption = None
-    exclude_newer: ExcludeNewerOption = ""
+    always: Annotated[bool, opt("--always", "It fails every time: the same as --rate 1.")] = False
+    rate: Annotated[
+        float | None, opt("--rate", "How often it fails, about: 1, 0.5, 0.1.", FAILURE, min=0.0, max=1.0)
+    ] = None
+    confidence: Annotated[
+        float | None,
+        opt("--confidence", "Confidence of the answer; default: 0.95.", FAILURE, min=0.5, max=0.999999),
+    ] = None
+    name: Annotated[str, opt("--name", "Name of the study; default: the packages.", FAILURE)] = ""
+    files: Annotated[
+        _Texts, opt("--files", "File or directory to copy into trials, as files of the command are.", TRIAL)
+    ] = None
+    timeout: Annotated[
+        str, opt("--timeout", "Time limit per trial; longer counts as a hang; default: 60s.", TRIAL)
+    ] = ""
+    env: Annotated[_Texts, opt("--env", "Environment variable of every trial: NAME=VALUE.", TRIAL)] = None
+    gpus: Annotated[
+        float | None,
+        opt("--gpus", "GPUs that one trial needs: 1, 2, or a share such as 0.25.", TRIAL, min=0.01),
+    ] = None
+    index: Annotated[
+        str, opt("--index", "Address of the package index; default: the one uv and pip use.", SOURCES)
+    ] = ""
+    extra_index: Annotated[
+        _Texts, opt("--extra-index", "Further index, asked before --index: [NAME=]URL.", SOURCES)
+    ] = None
+    find_links: Annotated[
+        _Texts, opt("--find-links", "Folder, or address of a page, with wheels.", SOURCES)
+    ] = None
+    exclude_newer: Annotated[
+        str, opt("--exclude-newer", "Ignore later uploads: a day, or an instant.", SOURCES)
+    ] = ""
+    channel: Annotated[_Texts, opt("--channel -c", "Take packages from this conda channel.", SOURCES)] = None
+
+    def given(self, *, without: Sequence[str] = ()) -> list[str]:
+        """Return the names of the options that were given, except those of some fields."""
+        hints = get_type_hints(type(self), include_extras=True)
+        return [
+            _option_name(hints[field.name])
+            for field in fields(self)
+            if field.name not in without
+            and get_origin(hints[field.name]) is Annotated
+            and getattr(self, field.name) not in (field.default, None, [])
+        ]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Flags(TrialFlags):
-    """Options of a question that is asked on the command line; a group, see `with_groups`.
+    """The options of a question in words; see `with_groups`."""
 
-    Attributes:
-        words: What stands for itself: a range and a script, or the command.
-        gpus: `--gpus`, which may say what a trial needs.
-        first: `--from`.
-        last: `--to`.
-        merges: `--into-merges`.
-        packages, with_packages, python, good, bad, since, git, subdirectory, pre, yanked, step, channel: The
-            options of these names.
-    """
-
-    words: Sequence[str] = ()
-    gpus: str | None = None
-    packages: PackagesOption = None
-    with_packages: WithOption = None
-    python: PythonOption = None
+    packages: Annotated[
+        _Texts, opt("--package -p", "Package that is asked about, with its range: 'orjson>=3.8'.")
+    ] = None
+    with_packages: Annotated[
+        _Texts, opt("--with", "Additional package to install in every environment: numpy==2.2.6.")
+    ] = None
     good: GoodOption = None
     bad: BadOption = None
-    since: SinceOption = None
-    git: GitOption = ""
-    first: FromOption = ""
-    last: ToOption = ""
-    merges: MergesOption = False
-    subdirectory: SubdirectoryOption = ""
-    pre: PreOption = False
-    yanked: YankedOption = False
-    step: StepOption = ""
-    channel: ChannelOption = None
+    python: Annotated[_Texts, opt("--python", "Version of Python, such as 3.12; several make an axis.")] = (
+        None
+    )
+    since: Annotated[str, opt("--since", "Ask for the day instead: it worked on this one.", SOURCES)] = ""
+    pre: Annotated[bool, opt("--pre", "Try pre-releases, too.", SOURCES)] = False
+    yanked: Annotated[bool, opt("--yanked", "Try withdrawn releases, too.", SOURCES)] = False
+    step: Annotated[
+        str,
+        opt("--step", "Releases of a range: every, or the newest of each patch, minor or major.", SOURCES),
+    ] = ""
+    git: Annotated[str, opt("--git", "Address of the repository, or path of a clone.", COMMITS)] = ""
+    first: Annotated[str, opt("--from", "Tag, branch, hash or day that works.", COMMITS)] = ""
+    last: Annotated[str, opt("--to", "Tag, branch, hash or day that fails; default: HEAD.", COMMITS)] = ""
+    merges: Annotated[
+        bool, opt("--into-merges", "If a merge brought the failure in, search what it merged.", COMMITS)
+    ] = False
+    subdirectory: Annotated[
+        str, opt("--subdirectory", "Directory of the package in the repository.", COMMITS)
+    ] = ""
 
     @property
     def asks(self) -> bool:
-        """Whether this asks for itself, and names no matrix file."""
-        return bool(self.packages or self.since or self.git) or not (
-            self.words and names_matrix(self.words[0], alone=len(self.words) == 1)
-        )
-
-    def refuse_beside_matrix(self) -> None:
-        """A matrix file says all of it itself.
-
-        Raises:
-            UsageError: A flag contradicts it.
-        """
-        given = [
-            flag
-            for flag, value in (
-                ("--with", self.with_packages),
-                ("--python", self.python),
-                ("--good", self.good),
-                ("--bad", self.bad),
-                ("--rate", self.rate is not None),
-                ("--always", self.always),
-                ("--files", self.files),
-                ("--pre", self.pre),
-                ("--yanked", self.yanked),
-                ("--step", self.step),
-                ("--channel", self.channel),
-                ("--timeout", self.timeout),
-                ("--env", self.env),
-                ("--confidence", self.confidence is not None),
-                ("--name", self.name),
-                ("--index", self.index),
-                ("--extra-index", self.extra_index),
-                ("--find-links", self.find_links),
-                ("--exclude-newer", self.exclude_newer),
-                ("--from", self.first),
-                ("--to", self.last),
-                ("--into-merges", self.merges),
-                ("--subdirectory", self.subdirectory),
-            )
-            if value
-        ]
-        if given:
-            raise UsageError(
-                f"{given[0]} belongs to a question on the command line, and {self.words[0]} is a matrix file",
-                remedy="write it into the file, or ask with `-p PACKAGE`",
-            )
-        if len(self.words) > 1:
-            raise UsageError(
-                f"{self.words[0]} is a matrix file, which has its command in it: {' '.join(self.words[1:])} "
-                "is one too many",
-                remedy="leave it out, or ask with `-p PACKAGE -- COMMAND`",
-            )
+        """Return whether options ask a question, so that all words are its command."""
+        return bool(self.packages or self.since or self.git)
 
 
-def names_matrix(word: str, *, alone: bool) -> bool:
-    """Return whether a word is meant as the path of a matrix file, and no range of a package.
+def _option_name(hint: Any) -> str:
+    (option,) = (one for one in get_args(hint)[1:] if isinstance(one, typer.models.OptionInfo))
+    # Of an annotation, typer has the first name where it has defaults elsewhere.
+    names = (option.default, *(option.param_decls or ()))
+    return next(name for name in names if isinstance(name, str) and name.startswith("--"))
+
+
+def refuse_beside(flags: TrialFlags, shown: str, *, without: Sequence[str] = ()) -> None:
+    """Refuse options of a question beside a matrix file or a study, which has said all of it.
 
     Args:
-        word: The first of a command.
-        alone: Whether no other follows. A folder beside a command is a package's sources, of the same name.
+        flags: As given.
+        shown: The matrix file or study.
+        without: Fields that the command has another use for.
+
+    Raises:
+        UsageError: One was given.
     """
-    if word.endswith((".yaml", ".yml")):
-        return True
-    path = Path(word)
-    is_there = path.exists() and (alone or not path.is_dir())
-    return ("/" in word or is_there) and path.suffix not in (".py", ".sh")
+    if given := flags.given(without=(*_SEARCH, *without)):
+        raise UsageError(
+            f"{given[0]} belongs to a question on the command line, and {shown} asks already",
+            remedy="write it into the matrix file, or ask in words with `-p PACKAGE`",
+        )
+
+
+def with_search(matrix: Matrix, flags: TrialFlags) -> Matrix:
+    """Return a matrix whose search has the settings that were given by options.
+
+    Raises:
+        UsageError: They contradict each other.
+    """
+    rate = asked_rate(flags.rate, always=flags.always)
+    if not (given := search_data(rate, flags.confidence)):
+        return matrix
+    try:
+        search = SearchLimits.model_validate({**matrix.file.search.model_dump(exclude_unset=True), **given})
+    except ValidationError as error:
+        why = "; ".join(str(one["msg"]) for one in error.errors(include_url=False))
+        raise UsageError(
+            f"--rate, --always and --confidence do not fit {matrix.shown}: {why}",
+            remedy="leave them out, or correct `search` in the matrix",
+        ) from None
+    return replace(matrix, file=matrix.file.model_copy(update={"search": search}))
 
 
 def asked_rate(rate: float | None, *, always: bool) -> float | None:
-    """`--rate` and `--always` in one.
+    """Return what `--rate` and `--always` say together.
 
     Raises:
-        UsageError: They contradict each other, or the rate is none.
+        UsageError: They contradict each other, or the rate is 0.
     """
     if rate is not None and rate <= 0:
         raise UsageError("--rate 0: what never fails cannot be looked for", remedy="say 1, 0.5 or 0.1")
@@ -245,49 +201,46 @@ def asked_rate(rate: float | None, *, always: bool) -> float | None:
     return 1.0 if always else rate
 
 
-def environment_variables(texts: Sequence[str]) -> dict[str, str]:
-    """`--env NAME=VALUE`.
-
-    Raises:
-        UsageError: One is not like that.
-    """
-    found = {}
-    for text in texts:
-        name, sign, value = text.partition("=")
-        if not sign or not name.isidentifier():
-            raise UsageError(f"--env {text} is no variable", remedy="write it as --env NAME=VALUE")
-        found[name] = value
-    return found
+# --------------------------------------------------------------------------------------------------
+# From words to data.
 
 
-def ask(flags: Flags, save: Path | None, *, quiet: bool = False) -> Path:
-    """Make the matrix of a question, with its files beside it.
+def ask(flags: Flags, words: Sequence[str]) -> Matrix:
+    """Return the matrix of a question in words.
 
     Args:
         flags: As given.
-        save: Where the user wants it; None for a folder of ours, named by its content, so that the same
-            question is the same study.
-        quiet: Do not show it.
-
-    Returns:
-        The matrix file.
+        words: A range and a script, or with `-p`, `--since` or `--git` the command.
 
     Raises:
         UsageError: What was asked cannot be.
-        MatrixError: The same, found when the matrix was read.
     """
-    packages, words = list(flags.packages or ()), list(flags.words)
-    if flags.git:
-        return _ask_commits(flags, save, quiet=quiet)
-    for flag, given in (("--from", flags.first), ("--to", flags.last), ("--into-merges", flags.merges)):
-        if given:
-            raise UsageError(f"{flag} belongs to `--git`, which was not given", remedy="add `--git PATH`")
+    question, files = _commits(flags, words) if flags.git else _releases(flags, words)
+    # Pythons of conda packages come from a channel.
+    installed: Callable[[], Iterable[str]] = tuple if question.channels else installed_pythons
+    return checked(question_data(question, installed=installed), files)
+
+
+def checked(data: Mapping[str, Any], files: Iterable[StudyFile]) -> Matrix:
+    """Return the matrix of plain data.
+
+    Raises:
+        UsageError: The data is no matrix.
+    """
+    try:
+        return asked_matrix(data, files)
+    except MatrixError as error:
+        raise UsageError(
+            "what was asked makes no matrix:\n  " + "\n  ".join(error.problems),
+            remedy="correct the flags, and give the command again",
+        ) from None
+
+
+def _releases(flags: Flags, words: Sequence[str]) -> tuple[AskedQuestion, tuple[StudyFile, ...]]:
+    if stray := [name for name in flags.given() if name in _names(_COMMIT_FLAGS)]:
+        raise UsageError(f"{stray[0]} belongs to `--git`, which was not given", remedy="add `--git PATH`")
+    packages, words = list(flags.packages or ()), list(words)
     if not packages and not flags.since:
-        if not words:
-            raise UsageError(
-                "nothing was asked",
-                remedy='name a matrix file, or a range and a script: bisect-env run "orjson>=3.8" repro.py',
-            )
         packages.append(words.pop(0))
         if Path(packages[0]).suffix in (".py", ".sh"):
             raise UsageError(
@@ -299,40 +252,25 @@ def ask(flags: Flags, save: Path | None, *, quiet: bool = False) -> Path:
     question = replace(
         question,
         packages=tuple(packages),
-        pythons=tuple(one.strip() for text in flags.python or () for one in text.split(",")),
         good=stated_ends(flags.good or (), names, "--good"),
         bad=stated_ends(flags.bad or (), names, "--bad"),
-        since=flags.since or "",
+        since=flags.since,
         until=datetime.now(UTC).date().isoformat() if flags.since else "",
     )
-    return kept(
-        matrix_text(question, command_line=own_words(), installed=_pythons(question)),
-        files,
-        save,
-        quiet=quiet,
-    )
+    return question, files
 
 
-def _ask_commits(flags: Flags, save: Path | None, *, quiet: bool) -> Path:
-    """Return the matrix of a question about commits.
+def _names(field_names: Sequence[str]) -> set[str]:
+    hints = get_type_hints(Flags, include_extras=True)
+    return {_option_name(hints[name]) for name in field_names}
 
-    Raises:
-        UsageError: What was asked cannot be.
-    """
-    for flag, given in (
-        ("--good", flags.good),
-        ("--bad", flags.bad),
-        ("--since", flags.since),
-        ("--channel", flags.channel),
-        ("--step", flags.step),
-        ("--pre", flags.pre),
-        ("--yanked", flags.yanked),
-    ):
-        if given:
-            raise UsageError(
-                f"{flag} is about releases, and --git asks about commits",
-                remedy="name its ends with `--from` and `--to`",
-            )
+
+def _commits(flags: Flags, words: Sequence[str]) -> tuple[AskedQuestion, tuple[StudyFile, ...]]:
+    if stray := [name for name in flags.given() if name in _names(_RELEASE_FLAGS)]:
+        raise UsageError(
+            f"{stray[0]} is about releases, and --git asks about commits",
+            remedy="name its ends with `--from` and `--to`",
+        )
     if not flags.first:
         raise UsageError(
             "--git needs `--from`: a tag, branch, hash or day that works", remedy="add `--from v1.0`"
@@ -340,33 +278,23 @@ def _ask_commits(flags: Flags, save: Path | None, *, quiet: bool) -> Path:
     if len(flags.packages or ()) > 1:
         raise UsageError("--git builds one package, and several are named", remedy="give one `-p NAME`")
     repository = repository_at(flags.git, Path.cwd())
-    package = package_name(flags.packages[0]) if flags.packages else built_package(repository, flags)
-    question, files = asked_command(flags, flags.words)
-    question = replace(
-        question,
-        pythons=tuple(one.strip() for text in flags.python or () for one in text.split(",")),
-        commits=CommitRange(
-            repository, package, flags.first, flags.last or "HEAD", flags.merges, flags.subdirectory
-        ),
-    )
-    return kept(
-        matrix_text(question, command_line=own_words(), installed=_pythons(question)),
-        files,
-        save,
-        quiet=quiet,
-    )
+    last, folder = flags.last or "HEAD", flags.subdirectory
+    package = package_name(flags.packages[0]) if flags.packages else _built_package(repository, last, folder)
+    question, files = asked_command(flags, words)
+    commits = CommitRange(repository, package, flags.first, last, flags.merges, folder)
+    return replace(question, commits=commits), files
 
 
-def built_package(repository: str, flags: Flags) -> str:
-    """Return the package that a repository builds, as it says itself at the newer end.
+def _built_package(repository: str, commit: str, subdirectory: str) -> str:
+    """Return the package that a repository builds, as its files at a commit say.
 
     Raises:
-        UsageError: It does not.
+        UsageError: They do not say it.
     """
     found = Repository(repository, default_cache_dir())
-    (commit,) = found.resolve(flags.last or "HEAD")
+    (commit,) = found.resolve(commit)
     names = ("pyproject.toml", "setup.cfg")
-    folder = f"{flags.subdirectory.strip('/')}/" if flags.subdirectory else ""
+    folder = f"{subdirectory.strip('/')}/" if subdirectory else ""
     package = package_of_project({name: found.file(commit, folder + name) for name in names})
     if package is not None:
         return package
@@ -377,48 +305,60 @@ def built_package(repository: str, flags: Flags) -> str:
     raise UsageError(f"{found.shown} does not say in its files which package it builds", remedy=remedy)
 
 
-def asked_command(flags: Flags, words: Sequence[str]) -> tuple[AskedQuestion, dict[str, Path]]:
-    """Return the command to run without the words of the question, and the files that it takes along.
+def asked_command(flags: TrialFlags, words: Sequence[str]) -> tuple[AskedQuestion, tuple[StudyFile, ...]]:
+    """Return the command to run as a question without packages, and the files that it needs.
 
     Args:
         flags: As given.
         words: The command.
 
     Raises:
-        UsageError: A script does not exist, or a flag is wrong.
+        UsageError: A script does not exist or is no Python, or a flag is wrong.
     """
-    try:
-        folder = Path.cwd()
-    except FileNotFoundError:
-        raise UsageError("the working directory is gone", remedy="change to one that exists") from None
-    command, files = travelling(full_command(words, folder), flags.files or (), folder)
-    scripts = [place for name, place in files.items() if name in command and name.endswith(".py")]
+    folder = Path.cwd()
+    command, places = travelling(full_command(words, folder), flags.files or (), folder)
+    scripts = [place for name, place in places.items() if name in command and name.endswith(".py")]
     inline = inline_metadata(scripts[0].read_text("utf-8", "replace"), scripts[0].name) if scripts else None
+    more = flags if isinstance(flags, Flags) else Flags()
     question = AskedQuestion(
         packages=(),
         command=command,
-        files=tuple(files),
-        with_packages=tuple(flags.with_packages or ()),
+        files=tuple(places),
+        with_packages=tuple(more.with_packages or ()),
+        pythons=tuple(one.strip() for text in more.python or () for one in text.split(",")),
         rate=asked_rate(flags.rate, always=flags.always),
         inline=inline or InlineMetadata(),
-        channels=tuple(flags.channel or ()),
-        prereleases=flags.pre,
-        yanked=flags.yanked,
-        step=flags.step,
+        channels=tuple(
+            _absolute(one) if one.startswith(("./", "../")) else one for one in flags.channel or ()
+        ),
+        prereleases=more.pre,
+        yanked=more.yanked,
+        step=more.step,
         timeout=flags.timeout,
-        gpus=_gpus_of_a_trial(flags.gpus),
-        env=environment_variables(flags.env or ()),
+        gpus=flags.gpus or 0,
+        env=_environment_variables(flags.env or ()),
         confidence=flags.confidence,
         name=flags.name,
         index=flags.index,
         extra_indexes=_named_indexes(flags.extra_index or ()),
-        find_links=tuple(
-            one if "://" in one else str((folder / Path(one).expanduser()).resolve())
-            for one in flags.find_links or ()
-        ),
+        find_links=tuple(one if "://" in one else _absolute(one) for one in flags.find_links or ()),
         exclude_newer=flags.exclude_newer,
     )
-    return question, files
+    return question, tuple(file_at(name, place) for name, place in places.items())
+
+
+def _absolute(path: str) -> str:
+    return str(Path(path).expanduser().resolve())
+
+
+def _environment_variables(texts: Sequence[str]) -> dict[str, str]:
+    found = {}
+    for text in texts:
+        name, sign, value = text.partition("=")
+        if not sign or not name.isidentifier():
+            raise UsageError(f"--env {text} is no variable", remedy="write it as --env NAME=VALUE")
+        found[name] = value
+    return found
 
 
 def _named_indexes(texts: Sequence[str]) -> dict[str, str]:
@@ -432,112 +372,63 @@ def _named_indexes(texts: Sequence[str]) -> dict[str, str]:
     return found
 
 
-def _pythons(question: AskedQuestion) -> Callable[[], Iterable[str]]:
-    """Return what lists the Pythons on this machine; those of conda packages come from a channel."""
-    return tuple if question.channels else installed_pythons
+# --------------------------------------------------------------------------------------------------
+# From a matrix to a file.
 
 
-def own_words() -> str:
-    """Return the command as it was given, without secrets; "" if it is no single line."""
-    return "" if any("\n" in word for word in sys.argv[1:]) else own_command(sys.argv[1:])
+def matrix_text(matrix: Matrix) -> str:
+    """Return a matrix as the text of a file: its own, or YAML with the command line in the first line."""
+    if matrix.path is not None:
+        return matrix.text
+    words = "" if any("\n" in word for word in sys.argv[1:]) else own_command(sys.argv[1:])
+    return yaml_source.dump(json.loads(matrix.text), words)
 
 
-def _gpus_of_a_trial(text: str | None) -> float:
-    """`--gpus 1` or `0.25` of a question is what a trial needs; `0,2` names devices, one for each trial."""
-    return 1 if text is not None and not _is_number(text) else float(text or 0)
+def shown_question(matrix: Matrix) -> str:
+    """Return a question that was asked in words as indented lines without secrets."""
+    lines = shared_matrix_text(matrix_text(matrix)).rstrip().splitlines()
+    return "\n".join(f"  {line}" for line in lines if not line.startswith("#"))
 
 
-def devices(flags: Flags) -> str | None:
-    """Return the devices that `--gpus` names, if it names any."""
-    return None if flags.asks and flags.gpus is not None and _is_number(flags.gpus) else flags.gpus
+def save(matrix: Matrix, path: Path) -> Matrix:
+    """Write a matrix and its files, and return the matrix of the new file.
 
-
-def _is_number(gpus: str) -> bool:
-    return re.fullmatch(r"[1-9]\d*|0?\.\d*[1-9]\d*", gpus) is not None
-
-
-def kept(text: str, files: Mapping[str, Path], save: Path | None, *, quiet: bool) -> Path:
-    """Write a matrix and its files where a study finds them again, and show it.
-
-    Args:
-        text: Of the matrix.
-        files: Name beside the matrix to where it lies now.
-        save: Where the user wants the matrix; None for a folder of ours.
-        quiet: Do not show it.
+    A file that asks the same is left as it is; after an error everything is as it was before.
 
     Raises:
-        UsageError: The question makes no matrix, or the file is there already with another content.
+        UsageError: The path, or that of a script beside it, is another file.
+        InfrastructureError: Something cannot be written.
     """
-    contents = {name: place.read_bytes() for name, place in files.items()}
-    saved_before = save is not None and save.exists()
-    if save is None:
-        path = _own_folder(text, contents, files) / "matrix.yaml"
-    else:
-        path = save
-        if save.is_file() and _meaning(save.read_text("utf-8", "replace")) != _meaning(text):
-            raise UsageError(
-                f"{save} exists, and asks something else", remedy="name another file, or remove it first"
-            )
-        for name, content in contents.items():
-            beside = save.absolute().parent / name
-            if beside.is_file() and beside.read_bytes() == content:
-                continue
-            if beside.exists():
-                raise UsageError(f"{beside} exists, and is another file", remedy="name a matrix elsewhere")
-            beside.parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy2(files[name], beside)
-        deliver(text, save)
-        if shared_matrix_text(text) != text and save.is_file():
-            save.chmod(0o600)
-    try:
-        load_matrix(path)
-    except MatrixError as error:
-        # A question that is refused must not stand in the way of the corrected one.
-        if save is None:
-            shutil.rmtree(path.parent, ignore_errors=True)
-        elif not saved_before:
-            save.unlink(missing_ok=True)
+    if path.exists():
+        with contextlib.suppress(MatrixError):
+            if path.is_file() and (known := load_matrix(path)).digest == matrix.digest:
+                return known
         raise UsageError(
-            "what was asked makes no matrix:\n  " + "\n  ".join(error.problems),
-            remedy="correct the flags, and give the command again",
-        ) from None
-    if not quiet:
-        shown = "\n".join(
-            f"  {line}" for line in shared_matrix_text(text).rstrip().splitlines() if not line.startswith("#")
+            f"{path} exists, and asks something else", remedy="name another file, or remove it first"
         )
-        say(f"asked as the matrix {path}:\n{shown}", sys.stderr)
-    return path
-
-
-def _own_folder(text: str, contents: Mapping[str, bytes], files: Mapping[str, Path]) -> Path:
-
-    digest = hashlib.sha256(_meaning(text).encode())
-    for name in sorted(contents):
-        digest.update(name.encode() + b"\0" + hashlib.sha256(contents[name]).digest())
-    root = Path(os.environ.get("BISECT_ENV_ASKED") or platformdirs.user_data_path("bisect-env") / "asked")
-    target = root.absolute() / digest.hexdigest()[:16]
-    if target.is_dir():
-        return target
-    # Whole or not at all: another command may ask the same at the same moment.
-    beside = root / f".{target.name}.{secrets.token_hex(4)}"
+    folder = path.absolute().parent
+    if not folder.is_dir():
+        raise UsageError(f"there is no directory {folder}", remedy="make it, or name another file")
+    text = matrix_text(matrix)
+    has_secrets = shared_matrix_text(text) != text
+    wanted = [
+        (folder / file.name, file.content, 0o755 if file.executable else 0o644) for file in matrix.files
+    ]
+    for place, content, _ in wanted:
+        if place.exists() and not (place.is_file() and place.read_bytes() == content):
+            raise UsageError(f"{place} exists, and is another file", remedy="save into another directory")
+    # The matrix comes last: with it, everything is there.
+    wanted.append((path.absolute(), text.encode(), 0o600 if has_secrets else 0o644))
     try:
-        beside.mkdir(parents=True)
-        for name, content in contents.items():
-            place = beside / name
-            place.parent.mkdir(parents=True, exist_ok=True)
-            place.write_bytes(content)
-            shutil.copymode(files[name], place)
-        (beside / "matrix.yaml").write_text(text, "utf-8")
-        # It may hold the values of variables.
-        (beside / "matrix.yaml").chmod(0o600)
-        beside.rename(target)
-    except OSError:
-        shutil.rmtree(beside, ignore_errors=True)
-        if not target.is_dir():
-            raise
-    return target
-
-
-def _meaning(text: str) -> str:
-    """Return a matrix without its comments: the same question given in other words is the same."""
-    return "\n".join(line for line in text.splitlines() if not line.startswith("#"))
+        for place, content, mode in wanted:
+            if not place.exists():
+                place.parent.mkdir(parents=True, exist_ok=True)
+                with replacing(place) as beside:
+                    beside.write_bytes(content)
+                    beside.chmod(mode)
+    except OSError as error:
+        raise InfrastructureError(
+            f"{error.filename or path} cannot be written: {error.strerror or error}",
+            remedy="make room, or name another file",
+        ) from error
+    return load_matrix(path)

@@ -1,10 +1,14 @@
-"""Options that several commands share, with the same names and help everywhere, and where trials run."""
+"""Options that several commands share, with the same names and the same meaning everywhere.
+
+An option without a panel is one that most people need. Of a command with many options, `--help` shows those
+alone, and `--help-all` the others, too.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -25,95 +29,132 @@ def share(text: str | float) -> float:
         raise UsageError(f"{text} is no share", remedy="write it as 0.01 or as 1%") from None
 
 
-MatrixArgument = Annotated[Path, typer.Argument(help="Matrix file, such as matrices/quickstart.yaml.")]
-DatabaseOption = Annotated[
-    str | None, typer.Option("--db", envvar="BISECT_ENV_DB", help="Results database: a file or a URL.")
-]
-StudyOption = Annotated[
-    str | None,
-    typer.Option(
-        "--study", help="Id, the beginning of one, or the matrix's name; default: the newest study."
-    ),
+def opt(names: str, text: str, panel: str = "", **more: Any) -> Any:
+    """Return the option of an annotation.
+
+    Args:
+        names: All of its names, separated by spaces.
+        text: Its help.
+        panel: Panel in which `--help-all` shows it; "" if `--help` shows it, too.
+        more: What else typer knows of options.
+    """
+    return typer.Option(*names.split(), help=text, rich_help_panel=panel or None, show_envvar=False, **more)
+
+
+WHERE = "Where trials run"
+SHOWN = "What is shown"
+STUDY = "The study"
+
+TARGET_HELP = (
+    "A matrix file; a study, by id or name (default: the latest); or a question: a package with its "
+    "range and the script that fails, or packages with `-p` and a command behind `--`."
+)
+TargetArgument = Annotated[
+    list[str] | None, typer.Argument(metavar="TARGET", help=TARGET_HELP, show_default=False)
 ]
 StudyArgument = Annotated[
     str | None,
-    typer.Argument(help="Id, the beginning of one, or the matrix's name; default: the newest study."),
+    typer.Argument(
+        metavar="MATRIX | STUDY",
+        help="A study, by id or name (default: the latest), or its matrix file.",
+        show_default=False,
+    ),
+]
+DatabaseOption = Annotated[
+    str | None, opt("--db", "Results database: a file or a URL.", STUDY, envvar="BISECT_ENV_DB")
 ]
 AtOption = Annotated[
     str | None,
-    typer.Option(
+    opt(
         "--at",
-        help="Combination: torch=2.3.1,cuml=24.04 (axes with one value may be left out), or first-bad, "
-        "last-good of an answered study, or good, bad as the matrix states them.",
+        "Combination: torch=2.3.1,cuml=24.04 (axes with one value may be left out); first-bad or "
+        "last-good of an answered study; good or bad, as stated.",
     ),
 ]
-JsonOption = Annotated[bool, typer.Option("--json", help="The same as JSON on stdout.")]
+JsonOption = Annotated[
+    bool, opt("--json", "JSON on stdout, one object a line; the last one is the answer.", SHOWN)
+]
 CacheOption = Annotated[
-    Path | None, typer.Option("--cache", envvar="BISECT_ENV_CACHE", help="Where environments are built.")
+    Path | None, opt("--cache", "Where environments are built.", WHERE, envvar="BISECT_ENV_CACHE")
 ]
-CacheSizeOption = Annotated[
-    str | None,
-    typer.Option(
-        "--env-cache-size",
-        envvar="BISECT_ENV_CACHE_SIZE",
-        help="Take away what was used least recently when the cache grows above this; default: 50GB.",
-    ),
+SaveOption = Annotated[
+    Path | None, opt("--save", "Write the question to this matrix file, with its scripts beside it.", STUDY)
 ]
-WorkersOption = Annotated[
-    int | None,
-    typer.Option(
-        "--workers",
-        min=1,
-        max=10_000,
-        help="Worker processes; default: one for each core, or for each trial's GPUs.",
-    ),
-]
-
-
-GpusOption = Annotated[
-    str | None,
-    typer.Option("--gpus", help="GPUs to use, such as 0,2 (or UUIDs); default: all that are visible."),
-]
-SchedulerOption = Annotated[
-    str | None,
-    typer.Option("--scheduler", help="Run trials on this Dask cluster, such as tcp://host:8786."),
-]
-SchedulerFileOption = Annotated[
-    Path | None,
-    typer.Option("--scheduler-file", help="The same, by the file that `dask scheduler` writes."),
-]
-OfflineOption = Annotated[
-    Path | None,
-    typer.Option(
-        "--offline",
-        envvar="BISECT_ENV_OFFLINE",
-        help="Use no network, but what `bisect-env fetch` put into this directory.",
-    ),
-]
-
-
-# --------------------------------------------------------------------------------------------------
-# The options that say where a command runs its trials and how it makes its environments.
 
 
 @dataclass(frozen=True, slots=True)
 class ExecutionOptions:
-    """The options of a command that runs trials, as the user gave them; a group, see `with_groups`."""
+    """The options that say where a command runs trials and how it makes environments; see `with_groups`."""
 
-    workers: WorkersOption = None
-    gpus: GpusOption = None
-    scheduler: SchedulerOption = None
-    scheduler_file: SchedulerFileOption = None
+    workers: Annotated[
+        int | None,
+        opt(
+            "--workers",
+            "Worker processes; default: one for each core, or for each trial's GPUs.",
+            WHERE,
+            min=1,
+            max=10_000,
+        ),
+    ] = None
+    devices: Annotated[
+        str | None,
+        opt("--devices", "GPUs to use, such as 0,2 (or UUIDs); default: all that are visible.", WHERE),
+    ] = None
+    scheduler: Annotated[
+        str | None, opt("--scheduler", "Run trials on this Dask cluster, such as tcp://host:8786.", WHERE)
+    ] = None
+    scheduler_file: Annotated[
+        Path | None,
+        opt(
+            "--scheduler-file",
+            "Run trials on the Dask cluster of this file, which `dask scheduler` writes.",
+            WHERE,
+        ),
+    ] = None
     cache: CacheOption = None
-    cache_size: CacheSizeOption = None
-    offline: OfflineOption = None
+    cache_size: Annotated[
+        str | None,
+        opt(
+            "--env-cache-size",
+            "Remove what was used least recently when the cache grows above this; default: 50GB.",
+            WHERE,
+            envvar="BISECT_ENV_CACHE_SIZE",
+        ),
+    ] = None
+    offline: Annotated[
+        Path | None,
+        opt(
+            "--offline",
+            "Use no network, only what `bisect-env env fetch` put into this directory.",
+            WHERE,
+            envvar="BISECT_ENV_OFFLINE",
+        ),
+    ] = None
 
     @property
     def starting(self) -> str:
-        """The message before the executor is used for the first time, which may take seconds."""
+        """Return the message before the executor is used for the first time, which may take seconds."""
         return "starting workers" if self.is_local else "connecting to the Dask cluster"
 
     @property
     def is_local(self) -> bool:
-        """Whether trials run on this host."""
+        """Return whether trials run on this host."""
         return self.scheduler is None and self.scheduler_file is None
+
+
+@dataclass(frozen=True, slots=True)
+class ShownOptions:
+    """The options of what a command shows and logs; see `with_groups`."""
+
+    as_json: JsonOption = False
+    quiet: Annotated[bool, opt("--quiet -q", "Show only warnings and the answer.", SHOWN)] = False
+    verbose: Annotated[bool, opt("--verbose -v", "Show on stderr what is logged, too.", SHOWN)] = False
+    log_file: Annotated[
+        Path | None,
+        opt(
+            "--log-file",
+            "File of the log; default: a new file for each command.",
+            SHOWN,
+            envvar="BISECT_ENV_LOG",
+        ),
+    ] = None

@@ -2,35 +2,23 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import math
 import re
+import shutil
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TextIO
+from typing import Any, TextIO
 
 from bisect_env.answers.untrusted import clean, clean_lines, comma_separated, command_line
-from bisect_env.engine import events
 from bisect_env.errors import InfrastructureError, UsageError
 from bisect_env.matrix.secrets import MASK, may_be_stored, without_passwords, without_passwords_in_code
 from bisect_env.temporary import replacing
 
 # --------------------------------------------------------------------------------------------------
 # Where a command's data and its words go.
-
-
-def tell(event: events.Event) -> None:
-    """Show what is being done and what is doubtful: for commands that have no other use for events."""
-    if isinstance(event, events.Said):
-        say(event.text, sys.stderr)
-    warn(event)
-
-
-def warn(event: events.Event) -> None:
-    """Show an event if it is a warning: for commands that have no other use for events."""
-    if isinstance(event, events.Warned):
-        say(f"warning: {event.text}", sys.stderr)
 
 
 def say(text: str, stream: TextIO | None = None) -> None:
@@ -42,7 +30,19 @@ def say(text: str, stream: TextIO | None = None) -> None:
     stream.flush()
 
 
-def deliver(text: str, output: Path | None) -> None:
+def tell(text: str) -> None:
+    """Print a line on stderr, with commands of ours in the form in which this one was started."""
+    say(in_own_form(text), sys.stderr)
+
+
+def emit(document: object) -> None:
+    """Print an object as one line of JSON on stdout."""
+    # ASCII: stdout's encoding is the locale's, and what a script printed may be no text at all.
+    sys.stdout.write(json.dumps(document) + "\n")
+    sys.stdout.flush()
+
+
+def deliver(text: str, output: Path | None = None) -> None:
     """Write text to a file, which then has all of it or is as before, or to stdout.
 
     Args:
@@ -50,7 +50,7 @@ def deliver(text: str, output: Path | None) -> None:
         output: The file; None, or `-`, for stdout.
 
     Raises:
-        UsageError: The file's directory is not there, or the path is a directory.
+        UsageError: The file's directory does not exist, or the path is a directory.
         InfrastructureError: It cannot be written.
     """
     if output is None or str(output) == "-":
@@ -82,7 +82,7 @@ def deliver(text: str, output: Path | None) -> None:
 
 
 # --------------------------------------------------------------------------------------------------
-# Commands that we name to be given next carry the options under which this one was given.
+# Commands of ours in what is printed.
 
 
 def own_command(arguments: Sequence[str]) -> str:
@@ -108,67 +108,72 @@ def own_command(arguments: Sequence[str]) -> str:
     return command_line(*shown)
 
 
-_ON_HOST = ("run", "map", "trial", "verify", "shell", "diagnose", "amplify", "explain")
-_TAKES = {
-    "--db": (*_ON_HOST, "db", "report", "trials", "studies", "diff", "reproduce", "query", "serve"),
-    "--cache": (*_ON_HOST, "plan", "fetch", "diff"),
-    "--offline": _ON_HOST,
-    # Without them it would be another question.
-    "--skip": ("run", "map"),
-    "--all": ("run",),
-    "--only-mine": ("run", "map"),
-}
-_FLAGS = {"--all", "--only-mine"}
-# A word as `command_line` quotes it. Options are put after a command's last word, and never into quotes.
-_WORD = r"""(?:'[^'\n]*'|"'"|[^\s`;)'"])+"""
-_COMMAND = re.compile(rf"(?<![^\s`(])(?='){_WORD}|bisect-env (?P<name>[a-z]+)\b(?: (?![ #]){_WORD})*")
+_COMMAND = re.compile(r"(?<![\w./-])bisect-env (?=[a-z])(?!itself)")
 
 
-def with_options(text: str, arguments: Sequence[str]) -> str:
-    """Return a text in which each command of ours has the options of this one that it needs to go on. Pure.
+def in_own_form(text: str) -> str:
+    """Return a text whose commands begin as this one did: `uvx --from … bisect-env`, say."""
+    form = own_form()
+    return text if form == "bisect-env" else _COMMAND.sub(lambda _: f"{form} ", text)
 
-    A database address with a password is left out: the text then ends with what to set instead.
+
+@functools.cache
+def own_form() -> str:
+    """Return the words with which this command was started, up to the name of a subcommand."""
+    program = sys.argv[0]
+    if Path(program).name == "__main__.py":
+        return command_line(sys.orig_argv[0], "-m", "bisect_env")
+    if form := _form_of_parent():
+        return form
+    found = shutil.which("bisect-env")
+    is_on_path = "/" not in program or (found is not None and Path(found).samefile(program))
+    return "bisect-env" if is_on_path or Path(program).name != "bisect-env" else command_line(program)
+
+
+def _form_of_parent() -> str:
+    """Return the words of `uvx`, `uv run` or `pipx run`, which waits for this command; "" for others."""
+    import psutil
+
+    try:
+        words = psutil.Process().parent().cmdline()  # type: ignore[union-attr]
+    except (psutil.Error, AttributeError):
+        return ""
+    names = [Path(word).name for word in words]
+    if not names or names[0] not in ("uv", "uvx", "pipx") or "bisect-env" not in names[1:]:
+        return ""
+    # `--from` may name the package as well: ours is the last word before our own arguments.
+    ours = len(words) - len(sys.argv[1:]) - 1
+    if not 0 < ours < len(words) or names[ours].partition("@")[0] != "bisect-env":
+        return ""
+    return command_line(names[0], *words[1 : ours + 1])
+
+
+_REPEATED = ("--db", "--cache", "--offline")
+
+
+def to_repeat(arguments: Sequence[str]) -> str:
+    """Return a sentence on the options that the next command needs, too; "" if there are none. Pure.
+
+    A database address with a password is not repeated.
 
     Args:
-        text: A message, or a report.
         arguments: What this command was given.
     """
-    given: dict[str, list[str]] = {}
+    said: dict[str, str] = {}
     for position, word in enumerate(arguments):
         name, separator, value = word.partition("=")
-        if name in _FLAGS and not separator:
-            given[name] = [name]
-        elif name in _TAKES and (separator or position + 1 < len(arguments)):
-            value = value if separator else arguments[position + 1]
-            if name == "--db" and without_passwords_in_code(value) != value:
-                given[name] = []
-                continue
-            said = command_line(name, value)
-            # Of what can be said once, the last one counts.
-            given[name] = [*(given.get(name, ()) if name == "--skip" else ()), said]
-
-    def complete(match: re.Match[str]) -> str:
-        if match["name"] is None:
-            return match[0]
-        words = match[0].split()
-        hides.update(name for name, said in given.items() if not said and match["name"] in _TAKES[name])
-        more = [
-            said
-            for name, options in given.items()
-            if match["name"] in _TAKES[name] and name not in words
-            for said in options
-        ]
-        # A full stop ends the sentence, not the command; `.` and `x/.` are paths.
-        ends = re.search(r"[^\s./]\.$", match[0]) is not None
-        command, stop = (match[0][:-1], ".") if ends else (match[0], "")
-        return " ".join([command, *more]) + stop
-
-    hides: set[str] = set()
-    text = _COMMAND.sub(complete, text)
-    if not hides:
-        return text
-    note = "`--db` holds a password and is not repeated: set BISECT_ENV_DB to that address first"
-    return f"{text.rstrip()}\n{note}\n" if text.endswith("\n") else f"{text} ({note})"
+        if word == "--":
+            break
+        if name in _REPEATED and (separator or position + 1 < len(arguments)):
+            said[name] = value if separator else arguments[position + 1]
+    hidden = without_passwords_in_code(said.get("--db", "")) != said.get("--db", "")
+    if hidden:
+        del said["--db"]
+    parts = (
+        [f"add {' '.join(command_line(*pair) for pair in said.items())} to these commands"] if said else []
+    )
+    parts += ["set BISECT_ENV_DB to the address of `--db`, which holds a password"] if hidden else []
+    return "; ".join(parts)
 
 
 # --------------------------------------------------------------------------------------------------
@@ -177,14 +182,14 @@ def with_options(text: str, arguments: Sequence[str]) -> str:
 Rows = Sequence[Sequence[object]]
 
 
-def as_text(names: Sequence[str], rows: Rows, *, as_json: bool = False, as_csv: bool = False) -> str:
-    """Return the text that is printed.
+def deliver_rows(names: Sequence[str], rows: Rows, *, as_json: bool, as_csv: bool) -> None:
+    """Print rows as a table, as one JSON object a line, or as comma-separated values.
 
     Args:
-        names: Of the columns.
+        names: Names of the columns.
         rows: Numbers, texts, None, or what becomes a text.
-        as_json: A list of objects.
-        as_csv: With a line of names.
+        as_json: Whether to print JSON.
+        as_csv: Whether to print comma-separated values, after a line of names.
 
     Raises:
         UsageError: Both forms are asked for.
@@ -193,10 +198,14 @@ def as_text(names: Sequence[str], rows: Rows, *, as_json: bool = False, as_csv: 
         raise UsageError("`--json` and `--csv` exclude each other", remedy="give one of them")
     plain = [[_plain(value) for value in row] for row in rows]
     if as_json:
-        return json.dumps([dict(zip(names, row, strict=True)) for row in plain], indent=1) + "\n"
-    if as_csv:
-        return comma_separated(names, plain)
-    table: list[list[object]] = [list(names), *plain]
+        for row in plain:
+            emit(dict(zip(names, row, strict=True)))
+    else:
+        deliver(comma_separated(names, plain) if as_csv else _table(names, plain))
+
+
+def _table(names: Sequence[str], rows: Rows) -> str:
+    table: list[Sequence[object]] = [list(names), *rows]
     cells = [[clean("" if value is None else str(value)) for value in row] for row in table]
     widths = [max(len(row[i]) for row in cells) for i in range(len(names))]
     cells.insert(1, ["-" * width for width in widths])
@@ -212,7 +221,7 @@ def named(combination: str) -> str:
         return combination
 
 
-def _plain(value: object) -> object:
+def _plain(value: Any) -> object:
     if isinstance(value, float) and not math.isfinite(value):
         return str(value)  # JSON has no number for it
     if value is None or isinstance(value, bool | int | float | str):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 import threading
 import time
@@ -13,18 +12,25 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import numpy as np
-import typer
 from rich.console import Console
 from rich.text import Text
 
-from bisect_env.answers.untrusted import clean, clean_lines, shortened
+from bisect_env.answers.phrases import how_many
+from bisect_env.answers.untrusted import clean, clean_lines, command_line, shortened
+from bisect_env.cli.asking import Flags
+from bisect_env.cli.asking import save as save_question
+from bisect_env.cli.commands import with_groups
+from bisect_env.cli.options import DatabaseOption, ExecutionOptions, JsonOption, TargetArgument, opt
+from bisect_env.cli.output import deliver, emit, say, tell
+from bisect_env.cli.target import announce, find_target
+from bisect_env.cli.work import open_provider
 from bisect_env.engine.forecast import Forecast, forecast
 from bisect_env.engine.locking import Prepared, lock_all, of_commits, unlocked
-from bisect_env.environments.provider import Environments
 from bisect_env.matrix.expand import expand
 from bisect_env.matrix.history import readable
-from bisect_env.matrix.load import Matrix, load_matrix
+from bisect_env.matrix.load import Matrix
 from bisect_env.matrix.rules import RuleSet
+from bisect_env.matrix.schema import schema_text
 
 _SEED = 20_260_101
 _REASON = 240
@@ -36,70 +42,92 @@ _FORECAST = 1.0
 _GRACE = 0.25
 """Seconds more for the round that is being played when time is up."""
 _LISTED = 20_000
-"""Combinations above which those that can be run are counted, not listed, unless `--all` asks for them."""
+"""Combinations above which those that can be run are counted, unless `--combinations` lists them."""
 
 
+PLAN = "The plan"
+
+
+@with_groups(without=("devices", "scheduler", "scheduler_file", "cache_size", "offline"))
 def plan(
-    matrix: Annotated[Path, typer.Argument(help="Matrix file, such as matrices/quickstart.yaml.")],
-    crash_rate: Annotated[
-        float | None,
-        typer.Option(
-            min=0.001, max=1.0, help="Assumed crash rate; default: 1, then 0.1 (or the matrix's smallest)."
-        ),
+    words: TargetArgument = None,
+    *,
+    flags: Flags,
+    save: Annotated[
+        Path | None, opt("--save", "Only write the question to this matrix file, and its scripts.")
     ] = None,
+    schema: Annotated[
+        bool, opt("--schema", "Only print the JSON schema of matrix files, for editors.")
+    ] = False,
+    every: Annotated[bool, opt("--combinations", "List combinations that can be run, too.", PLAN)] = False,
+    why: Annotated[
+        bool, opt("--why", "Show the solver's whole text for what has no environment.", PLAN)
+    ] = False,
     background: Annotated[
-        float, typer.Option(min=0.0, max=0.5, help="Assumed rate of the failure in good combinations.")
+        float,
+        opt("--background", "Assumed rate of the failure in good combinations.", PLAN, min=0.0, max=0.5),
     ] = 0.0,
-    workers: Annotated[int, typer.Option(min=1, max=10_000, help="Assumed number of workers.")] = 1,
     trial_seconds: Annotated[
         float | None,
-        typer.Option(min=0.001, help="Assumed seconds of a trial; default: its timeout, which is the most."),
+        opt(
+            "--trial-seconds",
+            "Assumed seconds of a trial; default: its time limit, which is the most.",
+            PLAN,
+            min=0.001,
+        ),
     ] = None,
     forecast: Annotated[
         float,
-        typer.Option(
+        opt(
+            "--forecast",
+            "How long to simulate studies for the forecast.",
+            PLAN,
             min=0.0,
             max=86_400.0,
             metavar="SECONDS",
-            help="How long studies are played to say what to expect.",
         ),
     ] = _FORECAST,
-    json_output: Annotated[bool, typer.Option("--json", help="The plan as one JSON object.")] = False,
-    whole: Annotated[bool, typer.Option("--all", help="List combinations that can be run, too.")] = False,
-    why: Annotated[
-        bool, typer.Option("--why", help="Give the solver's whole text for what has no environment.")
-    ] = False,
-    cache: Annotated[
-        Path | None, typer.Option(envvar="BISECT_ENV_CACHE", help="Where environments are built.")
-    ] = None,
+    as_json: JsonOption = False,
+    db: DatabaseOption = None,
+    where: ExecutionOptions,
 ) -> None:
-    """Show combinations, exclusions with reasons and expected trials; no environment is made, no trial runs.
+    """Show combinations, exclusions with reasons and expected trials; nothing is built, no trial runs.
 
-    Where `solver.allow_source` lets source distributions in, solving builds them to read their metadata.
+    With `--save FILE` it writes a matrix file instead, which can be edited and run. Where
+    `solver.allow_source` allows source distributions, solving builds them to read their metadata.
     """
-    loaded = load_matrix(matrix)
+    if schema:
+        deliver(schema_text())
+        return
+    target = find_target(words or (), flags, db=db, runs=save is None)
+    if save is not None:
+        save_question(target.matrix, save)
+        tell(f"{save} is written; next: {command_line('bisect-env', 'run', str(save))}")
+        return
+    if (text := announce(target)) and not as_json:
+        say(text, sys.stderr)
+    loaded = target.matrix
     if loaded.file.solver.allow_source:
-        typer.echo(
+        tell(
             "solver.allow_source: to read their metadata, source distributions are built on this machine, "
-            "and their build scripts run",
-            err=True,
+            "and their build scripts run"
         )
-    provider = Environments.of(loaded, cache.absolute() if cache else None)
-    as_of = datetime.now(UTC)
-    grid = expand(loaded, provider.catalogue, as_of)
+    provider = open_provider(loaded, where)
+    grid = expand(loaded, provider.catalogue, datetime.now(UTC))
     prepared = unlocked(grid) if of_commits(grid) else lock_all(loaded, grid, provider).prepared
-    rates = (crash_rate,) if crash_rate else (1.0, max(0.1, loaded.file.search.min_crash_rate))
-    document = _document(loaded, prepared, listed=whole or len(prepared.groups) <= _LISTED)
-    if not json_output:
-        # What is certain is there to be read while studies are played.
-        _print(document, whole=whole, why=why)
+    stated = loaded.file.search.crash_rate
+    rates = (stated,) if stated else (1.0, max(0.1, loaded.file.search.min_crash_rate))
+    document = _document(loaded, prepared, listed=every or len(prepared.groups) <= _LISTED)
+    if not as_json:
+        # What is certain can be read while studies are played.
+        _print(document, whole=every, why=why)
         sys.stdout.flush()
     for rate in rates:
-        if played := _forecast(loaded, prepared, rate, background, workers, forecast / len(rates)):
+        seconds = forecast / len(rates)
+        if played := _forecast(loaded, prepared, rate, background, where.workers or 1, seconds):
             document["forecast"].append(_cost(loaded, played, document["environments"], trial_seconds))
-    if json_output:
-        json.dump(document, sys.stdout, indent=2)
-        sys.stdout.write("\n")
+    if as_json:
+        emit(document)
     else:
         _print_forecast(document)
 
@@ -107,7 +135,7 @@ def plan(
 def _forecast(
     matrix: Matrix, prepared: Prepared, rate: float, background: float, workers: int, seconds: float
 ) -> Forecast | None:
-    """What can be played in so many seconds; played beside, since one step of a large search takes longer."""
+    """Return what studies show that are played for so many seconds, in a thread: a step may take longer."""
     found: list[Forecast | None] = []
     end = time.monotonic() + seconds
 
@@ -158,10 +186,7 @@ def _document(matrix: Matrix, prepared: Prepared, *, listed: bool) -> dict[str, 
             line = matrix.line("include") if position is None else matrix.line("exclude", position)
             row["rule"] = {"key": "include" if position is None else f"exclude[{position}]", "line": line}
             if skipping is not None:
-                row["rule"] = {
-                    "key": f"axes.{skipping}.skip",
-                    "line": matrix.line("axes", skipping, "skip"),
-                }
+                row["rule"] = {"key": f"axes.{skipping}.skip", "line": matrix.line("axes", skipping, "skip")}
         elif index in prepared.unsolvable:
             error = prepared.unsolvable[index]
             row |= {
@@ -263,12 +288,12 @@ def _print(document: dict[str, Any], *, whole: bool, why: bool = False) -> None:
     for axis in document["axes"]:
         values = axis["values"]
         shown = ", ".join(values if len(values) <= 8 else [*values[:3], "…", *values[-3:]])
-        line(2, f"{axis['name']} ({axis['direction']}, {_counted(len(values), 'value')}): {shown}")
+        line(2, f"{axis['name']} ({axis['direction']}, {how_many(len(values), 'value')}): {shown}")
         for value, reason in axis["dropped"].items():
             line(4, f"left out: {value} ({reason})", "dim")
     counts = ", ".join(f"{by_status[status]} {word}" for status, word in _WORDS.items() if by_status[status])
-    environments = _counted(document["environments"], "distinct environment")
-    line(0, f"{_counted(by_status.total(), 'combination')}: {counts}; {environments}")
+    environments = how_many(document["environments"], "distinct environment")
+    line(0, f"{how_many(by_status.total(), 'combination')}: {counts}; {environments}")
     for row in rows:
         if row["status"] in ("solvable", "unlocked") and not whole:
             continue
@@ -295,7 +320,7 @@ def _print_forecast(document: dict[str, Any]) -> None:
     line = _printer()
     for cost in document["forecast"]:
         low, high = cost["trials_90_percent_range"]
-        environments = _counted(round(cost["environments"]), "environment")
+        environments = how_many(round(cost["environments"]), "environment")
         fewest, most = (round(end) for end in cost["environments_90_percent_range"])
         if fewest != most:
             environments += f" ({fewest} to {most})"
@@ -315,6 +340,10 @@ def _print_forecast(document: dict[str, Any]) -> None:
         )
 
 
+def _gpus(number: float) -> str:
+    return f"{number:g} GPU{'s' if number > 1 else ''}"
+
+
 def _gpu_hours(cost: dict[str, Any]) -> str:
     if not cost["gpus_per_trial"]:
         return ""
@@ -322,9 +351,5 @@ def _gpu_hours(cost: dict[str, Any]) -> str:
     most = "at most " if cost["trial_seconds_is_timeout"] else ""
     return (
         f", {most}{cost['gpu_hours']:.3g} GPU-hours (90 %: {low:.3g} to {high:.3g}) "
-        f"at {cost['trial_seconds']:g} s and {_counted(cost['gpus_per_trial'], 'GPU')} a trial"
+        f"at {cost['trial_seconds']:g} s and {_gpus(cost['gpus_per_trial'])} a trial"
     )
-
-
-def _counted(number: float, noun: str) -> str:
-    return f"{number:g} {noun}" if number <= 1 else f"{number:g} {noun}s"

@@ -1,37 +1,20 @@
-"""`bisect-env shell` and `reproduce`: a combination by hand, in a shell or as a directory for anybody."""
+"""`bisect-env reproduce`: a failure as a directory that anybody can run."""
 
 from __future__ import annotations
 
 import contextlib
 import io
-import os
 import secrets
 import shutil
-import signal
-import subprocess
-import sys
 import tarfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated
 
-import typer
-
-from bisect_env.answers.untrusted import command_line
-from bisect_env.cli.options import (
-    AtOption,
-    CacheOption,
-    DatabaseOption,
-    ExecutionOptions,
-    MatrixArgument,
-    OfflineOption,
-    StudyOption,
-)
-from bisect_env.cli.output import say, tell
-from bisect_env.cli.places import open_place
+from bisect_env.cli.options import DatabaseOption, StudyArgument, opt
+from bisect_env.cli.output import tell
+from bisect_env.cli.references import find_study
 from bisect_env.engine.reproduction import BundleFile, Contrast, ObservedFailure, reproduction
-from bisect_env.engine.single import look_up
-from bisect_env.engine.specs import allowed_sources, trial_files
 from bisect_env.engine.stored import (
     LockedCombination,
     matrix_of,
@@ -39,136 +22,41 @@ from bisect_env.engine.stored import (
     refuse_local,
     stored_combination,
 )
-from bisect_env.environments.prefix import ensure_prefix
 from bisect_env.errors import InfrastructureError, UsageError
-from bisect_env.matrix.load import load_matrix
 from bisect_env.matrix.secrets import without_passwords
 from bisect_env.report.build import load_report
 from bisect_env.storage.entries import Study, counts_of
 from bisect_env.storage.store import Store
 from bisect_env.trials.records import Evidence
-from bisect_env.trials.workdir import DEFAULT_PATH, child_path, own_bin, work_dir
-
-# --------------------------------------------------------------------------------------------------
-# `bisect-env shell`: a shell, or one command, in the environment of a combination.
-
-
-def shell(
-    matrix: MatrixArgument,
-    command: Annotated[
-        list[str] | None,
-        typer.Argument(help="A command to run in place of a shell, after `--`: `-- python -c '…'`."),
-    ] = None,
-    at: AtOption = None,
-    db: DatabaseOption = None,
-    cache: CacheOption = None,
-    offline: OfflineOption = None,
-) -> None:
-    """Open a shell in the environment of a combination, in a fresh directory with the trial's files.
-
-    What is run there is no trial. Ends as the shell ends.
-    """
-    loaded = load_matrix(matrix)
-
-    place, provider = open_place(ExecutionOptions(cache=cache, offline=offline), loaded)
-    place.close()  # nothing of it is started
-    with Store.open(db) as store:
-        single = look_up(loaded, at, store=store, provider=provider, notify=tell)
-    if image := single.lock.image:
-        raise UsageError(
-            f"{single.combination} runs in a container, and this command opens shells on the host alone",
-            remedy=f"`{command_line('podman', 'run', '--rm', '-it', image, 'sh')}`, or docker in its place",
-        )
-    prefix = ensure_prefix(
-        single.lock,
-        cache_dir=cache,
-        allow_source=allowed_sources(loaded),
-        offline=None if offline is None else offline.absolute(),
-    )
-    try:
-        program = list(command or ()) or [os.environ.get("SHELL") or "/bin/sh"]
-        with work_dir(trial_files(loaded)) as directory:
-            env = shell_env(os.environ, prefix.path, loaded.environment(single.combination))
-            say(
-                f"{single.combination}\n{prefix.path} is first on PATH (shared, and not to be written to)\n"
-                f"a trial would run: {' '.join(loaded.command(single.combination))}",
-                sys.stderr,
-            )
-            # Ctrl-C is for what runs in there.
-            signal.signal(signal.SIGINT, signal.SIG_IGN)
-            try:
-                ended = subprocess.run(
-                    program,
-                    cwd=directory.work,
-                    env=env,
-                    check=False,
-                    preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
-                )
-            except OSError as error:
-                raise UsageError(
-                    f"{program[0]} cannot be run: {error.strerror}", remedy="name a command after `--`"
-                ) from None
-    finally:
-        prefix.release()
-    # A signal shows as shells show it.
-    raise typer.Exit(ended.returncode if ended.returncode >= 0 else 128 - ended.returncode)
-
-
-def shell_env(
-    outer: os._Environ[str] | dict[str, str], prefix: Path, extra: dict[str, str]
-) -> dict[str, str]:
-    """The user's own environment, with the prefix in front and this program's own commands left out."""
-    # The last one is ours (`cli.main`): what is run there may import from its own directory, as trials may.
-    left_out = ("PYTHONHOME", "PYTHONPATH", "PYTHONSAFEPATH")
-    env = {name: value for name, value in outer.items() if name not in left_out}
-    # `pip install` in there is not to change the Python that runs this program, nor the system's.
-    env["PATH"] = child_path(env.get("PATH", DEFAULT_PATH), prefix / "bin", own_bin())
-    env.setdefault("PIP_REQUIRE_VIRTUALENV", "1")
-    is_conda = (prefix / "conda-meta").is_dir()
-    env.pop("CONDA_PREFIX" if not is_conda else "VIRTUAL_ENV", None)
-    env["CONDA_PREFIX" if is_conda else "VIRTUAL_ENV"] = str(prefix)
-    return {**env, **extra, "BISECT_ENV_PREFIX": str(prefix)}
-
-
-# --------------------------------------------------------------------------------------------------
-# `bisect-env reproduce`: the failure as a directory that anybody can run.
 
 _TARS = {".tar": "w", ".tar.gz": "w:gz", ".tgz": "w:gz", ".tar.xz": "w:xz"}
 
 
 def reproduce(
-    combination: Annotated[
-        str, typer.Argument(help="torch=2.3.1,cuml=24.04, or first-bad, or last-good.")
+    study: StudyArgument = None,
+    *,
+    at: Annotated[
+        str, opt("--at", "Combination: torch=2.3.1,cuml=24.04, or first-bad, or last-good.")
     ] = "first-bad",
     output: Annotated[
-        Path | None,
-        typer.Option("--output", "-o", help="Directory, or a file that ends with .tar.gz; default: by name."),
-    ] = None,
-    study: StudyOption = None,
-    matrix: Annotated[
-        Path | None, typer.Option("--matrix", help="Its matrix file, if it lies elsewhere by now.")
+        Path | None, opt("--output -o", "Directory, or a file that ends with .tar.gz; default: by name.")
     ] = None,
     db: DatabaseOption = None,
 ) -> None:
     """Write lock, script, command, Dockerfile and README of a combination, to be run without this tool."""
     with Store.open(db, read_only=True) as store:
-        found = store.study(study)
-        loaded = matrix_of(found, matrix)
-        one = stored_combination(store, found, combination)
+        found = find_study(study, store)
+        matrix = matrix_of(store, found, secrets=False)
+        one = stored_combination(store, found, at, "--at")
         refuse_local(one)
+        index = without_passwords(matrix.file.index or "")
         try:
-            files = reproduction(
-                loaded,
-                one.combination,
-                one.lock,
-                _seen(store, found, one),
-                index=without_passwords(loaded.file.index or ""),
-            )
+            files = reproduction(matrix, one.combination, one.lock, _seen(store, found, one), index=index)
         except ValueError as error:
             raise UsageError(str(error)) from None
     target = output or Path(f"{found.name}-{_file_name(str(one.combination))}")
     _write(files, target)
-    typer.echo(f"{target}: {len(files)} files; its README.md says how to run it", err=True)
+    tell(f"{target}: {len(files)} files; its README.md says how to run it")
 
 
 def _seen(store: Store, study: Study, one: LockedCombination) -> ObservedFailure:
@@ -189,7 +77,7 @@ def _seen(store: Store, study: Study, one: LockedCombination) -> ObservedFailure
 
 
 def _contrast(store: Store, study: Study, one: LockedCombination) -> Contrast | None:
-    """The last good combination, if this is the first bad one; elsewhere nobody knows the difference."""
+    """Return the last good combination if this is the first bad one; elsewhere nothing is known."""
     named = named_combinations(study)
     if not {"first-bad", "last-good"} <= named.keys() or named["first-bad"] != one.combination.as_dict():
         return None
@@ -206,7 +94,7 @@ def _file_name(text: str) -> str:
 
 
 def _write(files: Mapping[str, BundleFile], target: Path) -> None:
-    """Write a directory or an archive that is there as a whole, or not at all.
+    """Write a directory or an archive as a whole, or not at all.
 
     Raises:
         UsageError: It exists.

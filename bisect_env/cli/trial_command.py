@@ -1,82 +1,149 @@
-"""`bisect-env trial`, `verify` and `diagnose`: run one combination again and again."""
+"""`bisect-env trial`: run one combination again and again."""
 
 from __future__ import annotations
 
 import json
 import os
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
+from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from bisect_env.answers.phrases import how_many, interval, percent
-from bisect_env.cli.grouping import with_groups
-from bisect_env.cli.options import AtOption, DatabaseOption, ExecutionOptions, MatrixArgument, share
-from bisect_env.cli.output import say, tell, warn
-from bisect_env.cli.places import open_place
-from bisect_env.cli.signals import stop_on_signals
-from bisect_env.cli.views import PlainView, ShownOptions, log_event, logged, start_log, timed
+from bisect_env.cli.asking import Flags
+from bisect_env.cli.commands import with_groups
+from bisect_env.cli.conduct import reporting
+from bisect_env.cli.options import (
+    AtOption,
+    DatabaseOption,
+    ExecutionOptions,
+    SaveOption,
+    ShownOptions,
+    TargetArgument,
+    opt,
+    share,
+)
+from bisect_env.cli.output import emit, say, tell
+from bisect_env.cli.target import FoundTarget, announce, find_target
+from bisect_env.cli.views import PlainView, timed
+from bisect_env.cli.work import Work, opened, show_messages, show_warnings
 from bisect_env.cluster.gpus import choose_gpus, group_gpus, open_nvml
 from bisect_env.engine import events
-from bisect_env.engine.diagnose import SANITIZERS, Diagnosis, Tools
-from bisect_env.engine.diagnose import diagnose as run
+from bisect_env.engine.amplify import Amplified, Amplifier
+from bisect_env.engine.diagnose import SANITIZERS, Diagnosis, Tools, diagnose
+from bisect_env.engine.opening import expand_as_known
 from bisect_env.engine.plans import SoMany
-from bisect_env.engine.session import Session
 from bisect_env.engine.single import MAKING, ChosenCombination, look_up, open_one, run_trials
 from bisect_env.engine.specs import allowed_sources, target_of, within_limits
+from bisect_env.engine.tally import Tally
 from bisect_env.engine.verify import Verification, Verifier
 from bisect_env.errors import ExitCode, StudyInterruptedError, UsageError
-from bisect_env.matrix.load import Matrix, load_matrix
+from bisect_env.matrix.grid import Grid
+from bisect_env.matrix.load import Matrix
 from bisect_env.matrix.secrets import public_json
 from bisect_env.search.numeric import clopper_pearson
 from bisect_env.search.rate_test import RateClaim
-from bisect_env.storage.store import Store
-from bisect_env.trials.records import Evidence, TrialRecord
+from bisect_env.trials.records import NONE, Evidence, TrialRecord
 from bisect_env.trials.run import TrialCancelledError
 
+MORE = "More than a number of trials"
+_NUMBER, _DEBUGGED = 10, 50
 _EXTREME = 1e-6
-"""Nearer to 0 or 1 a test would take longer than anybody waits."""
-
+"""Rates nearer to 0 or 1 would take longer to test than anybody waits."""
 _SIGNS = {"good": "✓", "bad": "✗", "other": "!", "skip": "-", "void": "?"}
 
 
-@contextmanager
-def session(
-    matrix: Path,
-    at: str | None,
-    db: str | None,
+@with_groups()
+def trial(
+    words: TargetArgument = None,
+    *,
+    at: AtOption = None,
+    number: Annotated[
+        int | None,
+        opt(
+            "--number -n",
+            "Trials at most; default: 10, with `--debug` 50, with `--until-rate` as many as it takes.",
+            min=1,
+            max=1_000_000,
+            show_default=False,
+        ),
+    ] = None,
+    until: Annotated[
+        float | None,
+        opt(
+            "--until-rate",
+            "Run trials until the failure rate is shown to be below this, or above it: 0.01, or 1%.",
+            parser=share,
+            metavar="SHARE",
+        ),
+    ] = None,
+    debug: Annotated[
+        bool, opt("--debug", "Run until it fails, with core file, stacks and the guilty frame.")
+    ] = False,
+    amplify: Annotated[
+        bool, opt("--amplify", "Find circumstances under which the failure is more frequent.")
+    ] = False,
+    flags: Flags,
+    fresh: Annotated[
+        bool, opt("--fresh", "Begin an interrupted `--until-rate` from the start.", MORE)
+    ] = False,
+    output: Annotated[Path | None, opt("--output -o", "New folder for what `--debug` finds.", MORE)] = None,
+    cuda: Annotated[
+        bool, opt("--cuda", "With `--debug`: set CUDA_LAUNCH_BLOCKING, and keep a core of the GPU.", MORE)
+    ] = False,
+    sanitizer: Annotated[
+        str | None,
+        opt(
+            "--sanitizer",
+            "With `--debug`: run under compute-sanitizer: memcheck, racecheck, initcheck or synccheck.",
+            MORE,
+        ),
+    ] = None,
+    save: SaveOption = None,
+    db: DatabaseOption = None,
     where: ExecutionOptions,
-    show: Callable[[events.Event], None],
-) -> Iterator[tuple[ChosenCombination, Session]]:
-    """Open the study of a matrix at one combination, and close everything afterwards.
+    shown: ShownOptions,
+) -> None:
+    """Run trials of one combination: a line for each, and the failure rate at the end.
 
-    Args:
-        matrix: Path of the matrix file.
-        at: Which combination, as `--at` has it.
-        db: The results database, as `--db` has it.
-        where: The options that say where trials run.
-        show: Called with everything that happens.
-
-    Raises:
-        BisectEnvError: Whatever a user can correct.
+    They are stored, and `bisect-env run` starts from them; those of `--debug` and `--amplify` count nowhere.
+    Ends with 3 if any failed, or the rate is above the limit, else with 0; `--amplify` ends with 0 if it
+    found something, else with 1.
     """
-    stopped = stop_on_signals()
-    loaded = load_matrix(matrix)
-    place, provider = open_place(where, loaded)
-    with Store.open(db) as store, closing(place):
-        chosen = open_one(loaded, at, store=store, provider=provider, notify=show)
-        show(events.Said(where.starting))
-        yield chosen, Session(store, provider, place.executor, show, stopped.is_set)
+    modes = {"--until-rate": until is not None, "--debug": debug, "--amplify": amplify}
+    if len(asked := [name for name, is_asked in modes.items() if is_asked]) > 1:
+        raise UsageError(f"{' and '.join(asked)} exclude each other", remedy="give one of them")
+    for name, is_given in (("--output", output), ("--cuda", cuda), ("--sanitizer", sanitizer)):
+        if is_given and not debug:
+            raise UsageError(f"{name} belongs to `--debug`", remedy="add `--debug`, or leave it out")
+    with reporting("trial", shown):
+        target = find_target(words or (), flags, db=db, to=save, without=("good", "bad") if amplify else ())
+        if (text := announce(target)) and not (shown.quiet or shown.as_json):
+            say(text, sys.stderr)
+        if debug:
+            tools = Tools(cuda, _sanitizer(sanitizer))
+            code = _debug(target.matrix, at, number or _DEBUGGED, output, tools, db, where, shown)
+        elif amplify:
+            code = _amplify(target, flags, db, where, shown)
+        else:
+            show = TrialLines(shown)
+            with opened(target.matrix, where, db, show) as work:
+                chosen = _chosen(target.matrix, at, work, where, shown)
+                if until is None:
+                    code = _count(chosen, number or _NUMBER, work, shown)
+                else:
+                    confidence = flags.confidence or target.matrix.file.search.confidence
+                    code = _until(chosen, until, confidence, number, work, shown, fresh=fresh)
+    raise typer.Exit(int(code))
 
 
 class TrialLines:
     """Prints one line for each trial on stdout, and everything else on stderr.
 
     Args:
-        shown: With JSON an object for each trial instead; if quiet, none.
+        shown: With JSON, each trial is an object instead; if quiet, nothing is printed of it.
     """
 
     def __init__(self, shown: ShownOptions) -> None:
@@ -91,20 +158,20 @@ class TrialLines:
             case events.TrialFinished():
                 self.count += 1
                 if self._as_json:
-                    say(json.dumps(public_json(timed(event))))
+                    emit(public_json(timed(event)))
                 elif not self._quiet:
                     say(_line(self.count, event))
             case events.Warned(text):
-                say(f"warning: {text}", sys.stderr)
+                tell(f"warning: {text}")
             case events.SetAside(_, _, reason):
-                say(f"warning: nothing more is tried here: {reason}", sys.stderr)
+                tell(f"warning: nothing more is tried here: {reason}")
             case events.Said(text) if not self._quiet:
-                say(text, sys.stderr)
+                tell(text)
             case events.Building() if not self._quiet:
                 self._builds = self._builds or PlainView(sys.stderr)
                 self._builds(event)
             case events.Built(_, _, seconds) if not self._quiet:
-                say(f"environment made in {seconds:.1f} s", sys.stderr)
+                tell(f"environment made in {seconds:.1f} s")
 
 
 def _line(number: int, event: events.TrialFinished) -> str:
@@ -117,127 +184,100 @@ def _line(number: int, event: events.TrialFinished) -> str:
     return "  ".join([*parts, "; ".join(note for note in notes if note)]).rstrip()
 
 
-@with_groups()
-def trial(
-    matrix: MatrixArgument,
-    *,
-    at: AtOption = None,
-    number: Annotated[
-        int,
-        typer.Option(
-            "--number", "-n", min=1, max=1_000_000, help="Trials that count; void ones are run again."
-        ),
-    ] = 10,
-    db: DatabaseOption = None,
-    where: ExecutionOptions,
-    shown: ShownOptions,
-) -> None:
-    """Run trials of one combination: a line for each, and the rate of the failure at the end.
+def _chosen(
+    matrix: Matrix, at: str | None, work: Work, where: ExecutionOptions, shown: ShownOptions
+) -> ChosenCombination:
+    session = work.session
+    chosen = open_one(matrix, at, store=session.store, provider=session.provider, notify=session.notify)
+    session.say(where.starting)
+    if not (shown.as_json or shown.quiet):
+        tell(f"{chosen.combination} (environment {chosen.lock.content_hash[:12]})")
+    return chosen
 
-    They are stored, and `bisect-env run` starts from them. Ends with 3 if any was bad, else with 0.
-    """
-    start_log("trial", shown)
-    with session(matrix, at, db, where, logged(TrialLines(shown))) as (chosen, opened):
-        combination = chosen.combination
-        if not (shown.as_json or shown.quiet):
-            say(f"{combination} (environment {chosen.lock.content_hash[:12]})", sys.stderr)
-        _, tally, _ = run_trials(chosen, lambda: SoMany(chosen.index, number), opened)
-        stopped = opened.stopped()
+
+# --------------------------------------------------------------------------------------------------
+# A number of trials.
+
+
+def _count(chosen: ChosenCombination, number: int, work: Work, shown: ShownOptions) -> ExitCode:
+    _, tally, _ = run_trials(chosen, lambda: SoMany(chosen.index, number), work.session)
     counted = tally.good + tally.bad
-    low, high = clopper_pearson(tally.bad, counted)
     if shown.as_json:
-        document = {
-            "event": "rate",
-            "combination": combination.as_dict(),
-            "trials": counted,
-            "bad": tally.bad,
-            "other": tally.other,
-            "void": tally.void,
-            "skip": tally.skip,
-            "rate": tally.bad / counted if counted else None,
-            "interval": [low, high],
-        }
-        say(json.dumps(document))
+        emit(_rate(chosen, tally))
     elif counted:
         others = f"; {tally.other} failed in another way" if tally.other else ""
         say(
             f"{tally.bad} of {counted} trials were bad: {percent(tally.bad / counted)} "
-            f"(95 % interval {interval(low, high)}){others}"
+            f"(95 % interval {interval(*clopper_pearson(tally.bad, counted))}){others}"
         )
     else:
         say("no trial counts" + (": nothing can be learnt at this combination" if tally.skip else ""))
-    if stopped:
+    if work.stopped:
         raise StudyInterruptedError(
             "interrupted; every trial that ended is stored", remedy="the same command runs as many again"
         )
     if counted == 0:
-        raise typer.Exit(int(ExitCode.NO_VERDICT))
-    raise typer.Exit(int(ExitCode.FAILURE_SEEN if tally.bad else ExitCode.VERDICT))
+        return ExitCode.NO_VERDICT
+    return ExitCode.FAILURE_SEEN if tally.bad else ExitCode.VERDICT
 
 
-@with_groups()
-def verify(
-    matrix: MatrixArgument,
-    *,
-    at: AtOption = None,
-    max_rate: Annotated[
-        float,
-        typer.Option(
-            parser=share, metavar="SHARE", help="Fewer than this share of trials may be bad: 0.01, or 1%."
-        ),
-    ] = 0.01,
-    confidence: Annotated[
-        float, typer.Option(parser=share, metavar="SHARE", help="Of the answer: 0.95, or 95%.")
-    ] = 0.95,
-    max_trials: Annotated[
-        int | None,
-        typer.Option(min=1, help="Give up after so many; default: ten times what no failure would take."),
-    ] = None,
-    fresh: Annotated[
-        bool, typer.Option("--fresh", help="Begin anew, even where an interrupted test could go on.")
-    ] = False,
-    db: DatabaseOption = None,
-    where: ExecutionOptions,
+def _rate(chosen: ChosenCombination, tally: Tally) -> dict[str, Any]:
+    counted = tally.good + tally.bad
+    return {
+        "event": "rate",
+        "combination": chosen.combination.as_dict(),
+        "trials": counted,
+        "bad": tally.bad,
+        "other": tally.other,
+        "void": tally.void,
+        "skip": tally.skip,
+        "rate": tally.bad / counted if counted else None,
+        "interval": list(clopper_pearson(tally.bad, counted)),
+    }
+
+
+# --------------------------------------------------------------------------------------------------
+# Trials until the rate is known.
+
+_CODES = {
+    RateClaim.BELOW: ExitCode.VERDICT,
+    RateClaim.ABOVE: ExitCode.FAILURE_SEEN,
+    None: ExitCode.NO_VERDICT,
+}
+
+
+def _until(
+    chosen: ChosenCombination,
+    rate: float,
+    confidence: float,
+    limit: int | None,
+    work: Work,
     shown: ShownOptions,
-) -> None:
-    """Run one combination until its crash rate is shown to be below a limit, or above it.
-
-    Ends with 0 if it is below, with 3 if it is above, and with 1 if neither could be shown. The same command
-    after an interruption goes on where it stopped.
-    """
-    for name, value, usual in (("--max-rate", max_rate, 0.01), ("--confidence", confidence, 0.95)):
+    *,
+    fresh: bool,
+) -> ExitCode:
+    for name, value, usual in (("--until-rate", rate, 0.01), ("--confidence", confidence, 0.95)):
         if not _EXTREME <= value <= 1 - _EXTREME:
             raise UsageError(f"{name} is {value:g}", remedy=f"give a number between 0 and 1, such as {usual}")
-    start_log("verify", shown)
-    with session(matrix, at, db, where, logged(TrialLines(shown))) as (chosen, opened):
-        verifier = Verifier(
-            chosen,
-            opened.store,
-            max_rate=max_rate,
-            confidence=confidence,
-            max_trials=max_trials,
-            fresh=fresh,
-        )
-        again = f", going on after {how_many(verifier.resumed, 'trial')}" if verifier.resumed else ""
-        say(
-            f"{chosen.combination}: {verifier.clean_needed} trials without a failure would "
-            f"show a rate below {max_rate:.4g}{again}",
-            sys.stderr,
-        )
-        found = verifier.run(opened)
-        stopped = opened.stopped() and found.claim is None
-    say(json.dumps(found.document()) if shown.as_json else told(found))
-    if stopped:
+    verifier = Verifier(
+        chosen, work.session.store, max_rate=rate, confidence=confidence, max_trials=limit, fresh=fresh
+    )
+    again = f", going on after {how_many(verifier.resumed, 'trial')}" if verifier.resumed else ""
+    tell(
+        f"{chosen.combination}: {verifier.clean_needed} trials without a failure would "
+        f"show a rate below {rate:.4g}{again}"
+    )
+    found = verifier.run(work.session)
+    if shown.as_json:
+        emit(found.document())
+    else:
+        say(told(found))
+    if work.stopped and found.claim is None:
         raise StudyInterruptedError(
             f"interrupted after {how_many(found.trials, 'trial')}, all of them stored",
             remedy="the same command goes on from here",
         )
-    codes = {
-        RateClaim.BELOW: ExitCode.VERDICT,
-        RateClaim.ABOVE: ExitCode.FAILURE_SEEN,
-        None: ExitCode.NO_VERDICT,
-    }
-    raise typer.Exit(int(codes[found.claim]))
+    return _CODES[found.claim]
 
 
 def told(found: Verification) -> str:
@@ -258,7 +298,7 @@ def told(found: Verification) -> str:
 
 
 # --------------------------------------------------------------------------------------------------
-# `bisect-env diagnose`: run one combination until it fails, under the tools of this host.
+# Until it fails, under the tools of this host.
 
 _OPEN = (
     "the matrix takes its failure from the bad end, where no study has seen one yet: any failure that fits "
@@ -266,80 +306,64 @@ _OPEN = (
 )
 
 
-@with_groups(without=("workers", "scheduler", "scheduler_file", "quiet"))
-def diagnose(
-    matrix: MatrixArgument,
-    *,
-    at: AtOption = None,
-    limit: Annotated[int, typer.Option("--limit", "-n", min=1, help="Give up after so many trials.")] = 50,
-    output: Annotated[
-        Path | None, typer.Option("--output", "-o", help="Folder for what is found; a new one.")
-    ] = None,
-    cuda: Annotated[
-        bool, typer.Option("--cuda", help="Set CUDA_LAUNCH_BLOCKING, and keep a core of the GPU.")
-    ] = False,
-    sanitizer: Annotated[
-        str | None,
-        typer.Option(help="Run under compute-sanitizer: memcheck, racecheck, initcheck or synccheck."),
-    ] = None,
-    db: DatabaseOption = None,
+def _sanitizer(name: str | None) -> str:
+    if name is not None and name not in SANITIZERS:
+        raise UsageError(f"--sanitizer: {name!r} is none", remedy=f"take {', '.join(SANITIZERS)}")
+    return name or ""
+
+
+def _debug(
+    matrix: Matrix,
+    at: str | None,
+    limit: int,
+    output: Path | None,
+    tools: Tools,
+    db: str | None,
     where: ExecutionOptions,
     shown: ShownOptions,
-) -> None:
-    """Run one combination on this host until it fails, and say which frame is guilty and who waits for whom.
-
-    Its trials are not stored and count nowhere. Core file, stacks and output are kept in a folder. Ends with
-    3 if the failure showed, else with 1.
-    """
-    if sanitizer is not None and sanitizer not in SANITIZERS:
-        raise UsageError(f"--sanitizer: {sanitizer!r} is none", remedy=f"take {', '.join(SANITIZERS)}")
-    start_log("diagnose", shown)
-    stopped = stop_on_signals()
-    loaded = load_matrix(matrix)
-    heard = logged(warn if shown.as_json else tell)
-    uuids = _gpus(loaded, where.gpus)
-    _, provider = open_place(where, loaded)
-    with Store.open(db) as store:
-        one = look_up(loaded, at, store=store, provider=provider, notify=heard)
+) -> ExitCode:
+    for name, value in (("--workers", where.workers), ("--scheduler", where.scheduler)):
+        if value is not None:
+            raise UsageError(
+                f"{name}: `--debug` runs one trial at a time on this host", remedy="leave it out"
+            )
+    with opened(matrix, where, db, show_warnings if shown.as_json or shown.quiet else show_messages) as work:
+        store, provider, show = work.session.store, work.session.provider, work.session.notify
+        one = look_up(matrix, at, store=store, provider=provider, notify=show)
         known = one.expansion.study
-        target = target_of(loaded) if known is None else store.target(known.id)
-    folder = _new_folder(output, f"{loaded.name}-{one.lock.content_hash[:8]}")
+        target = target_of(matrix) if known is None else store.target(known.id)
+        folder = _new_folder(output, f"{matrix.name}-{one.lock.content_hash[:8]}")
 
-    def show(text: str) -> None:
-        log_event(events.Said(text))
-        if not shown.as_json:
-            say(text, sys.stderr)
+        def told_trial(number: int, record: TrialRecord, evidence: Evidence) -> None:
+            show(events.Said(f"{number:>3}  {evidence:<5}  {record.outcome}: {record.detail}"))
 
-    def told(number: int, record: TrialRecord, evidence: Evidence) -> None:
-        show(f"{number:>3}  {evidence:<5}  {record.outcome}: {record.detail}")
-
-    show(f"{one.combination} (environment {one.lock.content_hash[:12]})")
-    show(MAKING)
-    lock = within_limits(loaded, one.lock)
-    prefix = provider.ensure_prefix(lock, allow_source=allowed_sources(loaded))
-    try:
-        found = run(
-            loaded,
-            one,
-            prefix,
-            folder,
-            limit=limit,
-            tools=Tools(cuda, sanitizer or ""),
-            target=target,
-            perturbation=one.perturbation,
-            notes=[_OPEN] if target.is_open else [],
-            gpus=uuids,
-            on_trial=told,
-            stopped=stopped.is_set,
-        )
-    except TrialCancelledError:
-        raise StudyInterruptedError(
-            "interrupted before the failure showed", remedy="the same command begins anew"
-        ) from None
-    finally:
-        prefix.release()
-    _print(found, as_json=shown.as_json)
-    raise typer.Exit(int(ExitCode.FAILURE_SEEN if found.shown else ExitCode.NO_VERDICT))
+        show(events.Said(f"{one.combination} (environment {one.lock.content_hash[:12]})"))
+        show(events.Said(MAKING))
+        lock = within_limits(matrix, one.lock)
+        prefix = provider.ensure_prefix(lock, allow_source=allowed_sources(matrix))
+        try:
+            found = diagnose(
+                matrix,
+                one,
+                prefix,
+                folder,
+                limit=limit,
+                tools=tools,
+                target=target,
+                perturbation=one.perturbation,
+                notes=[_OPEN] if target.is_open else [],
+                gpus=_gpus(matrix, where.devices),
+                on_trial=told_trial,
+                stopped=work.session.stopped,
+            )
+        except TrialCancelledError:
+            raise StudyInterruptedError(
+                "interrupted before the failure showed", remedy="the same command begins again"
+            ) from None
+        finally:
+            prefix.release()
+    _print_diagnosis(found, as_json=shown.as_json)
+    return ExitCode.FAILURE_SEEN if found.shown else ExitCode.NO_VERDICT
 
 
 def _gpus(matrix: Matrix, selection: str | None) -> tuple[str, ...]:
@@ -347,16 +371,14 @@ def _gpus(matrix: Matrix, selection: str | None) -> tuple[str, ...]:
     count = matrix.file.trial.gpus
     if not count:
         return ()
-
     chosen = choose_gpus(open_nvml().gpus(), selection, os.environ.get("CUDA_VISIBLE_DEVICES"))
     return group_gpus(chosen, count, None)[0]
 
 
 def _new_folder(output: Path | None, name: str) -> Path:
-
     if output is not None:
         if output.exists():
-            raise UsageError(f"--output: {output} is there already", remedy="name a folder that is not")
+            raise UsageError(f"--output: {output} is there already", remedy="name a new folder")
         return output
     folder = Path("diagnosis")
     number = 1
@@ -365,12 +387,11 @@ def _new_folder(output: Path | None, name: str) -> Path:
     return folder / f"{name}-{number}"
 
 
-def _print(found: Diagnosis, *, as_json: bool) -> None:
+def _print_diagnosis(found: Diagnosis, *, as_json: bool) -> None:
     if as_json:
         document = json.loads((found.folder / "diagnosis.json").read_text("utf-8"))
-        say(json.dumps({**document, "folder": str(found.folder), "files": list(found.files)}))
+        emit({**document, "folder": str(found.folder), "files": list(found.files)})
         return
-
     trials = how_many(found.trials, "trial")
     if found.shown:
         say(f"{found.record.outcome} in trial {found.trials}: {found.record.detail}")
@@ -381,3 +402,69 @@ def _print(found: Diagnosis, *, as_json: bool) -> None:
     for note in found.notes:
         say(f"note: {note}")
     say(f"kept in {found.folder}: {', '.join(found.files)}")
+
+
+# --------------------------------------------------------------------------------------------------
+# Circumstances under which the failure is more frequent.
+
+
+def _amplify(
+    target: FoundTarget, flags: Flags, db: str | None, where: ExecutionOptions, shown: ShownOptions
+) -> ExitCode:
+    matrix = target.matrix
+    with opened(matrix, where, db, show_warnings if shown.as_json or shown.quiet else show_messages) as work:
+        session = work.session
+        expansion = expand_as_known(matrix, session.store, session.provider)
+        # In a question in words they state the ends of the matrix itself.
+        given = {} if target.words else {"good": flags.good, "bad": flags.bad}
+        texts = {end: ",".join(text) for end, text in given.items() if text}
+        if expansion.grid.ends is not None:
+            ends = zip(("good", "bad"), expansion.grid.ends, strict=True)
+            texts = {**{end: _text(expansion.grid, index) for end, index in ends}, **texts}
+        if {"good", "bad"} - texts.keys():
+            raise UsageError(
+                "the directions of the axes do not say which ends are good and bad",
+                remedy="give --good and --bad",
+            )
+        ends_of = {
+            end: look_up(
+                matrix,
+                text,
+                store=session.store,
+                provider=session.provider,
+                notify=session.notify,
+                as_of=expansion.as_of,
+                flag=f"--{end}",
+            )
+            for end, text in texts.items()
+        }
+        study = ends_of["bad"].expansion.study
+        failure = target_of(matrix) if study is None else session.store.target(study.id)
+        session.say(f"bad end: {ends_of['bad'].combination}; good end: {ends_of['good'].combination}")
+        session.say(where.starting)
+        session.say(MAKING)
+        found = Amplifier(matrix, session, study, failure).run(ends_of["bad"], ends_of["good"])
+    _print_amplified(found, as_json=shown.as_json)
+    return ExitCode.VERDICT if found.perturbation != NONE else ExitCode.NO_VERDICT
+
+
+def _text(grid: Grid, index: tuple[int, ...]) -> str:
+    return ",".join(f"{axis}={value}" for axis, value in grid.combination(index).items)
+
+
+def _print_amplified(found: Amplified, *, as_json: bool) -> None:
+    document: dict[str, Any] = found.as_json()
+    if as_json:
+        emit(document)
+        return
+    rows = [("as it is", document["base"]), *((one["name"], one) for one in document["tried"])]
+    width = max(len(name) for name, _ in rows)
+    for name, arm in rows:
+        each = f"{arm['seconds'] / arm['trials']:8.2f} s" if arm["trials"] else ""
+        say(f"{name:<{width}}  {arm['hits']:>3} of {arm['trials']:>3}  {each}".rstrip())
+    if found.arm is None:
+        say(f"nothing to go on with: {found.reason}")
+        return
+    say(f"best: {found.perturbation.name} ({found.reason})")
+    say(f"saves about {percent(1.0 - found.base.speed / found.arm.speed)} of the time that trials take")
+    say("with `search: {amplify: true}` in the matrix, `bisect-env run` looks for it and runs its trials so")

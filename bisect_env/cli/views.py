@@ -1,49 +1,37 @@
-"""Shows a running study as a live table, plain lines or JSON lines, and writes the command's log."""
+"""Shows a running study as a live table, plain lines without a terminal, or JSON lines for programs."""
 
 from __future__ import annotations
 
-import contextlib
-import dataclasses
 import json
-import logging
 import os
 import sys
 import time
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from datetime import UTC, datetime
-from pathlib import Path
-from typing import Annotated, Any, Self, TextIO
+from typing import Any, Self, TextIO
 
-import platformdirs
-import psutil
-import typer
 from rich import live
 from rich.console import Console, Group, RenderableType
 from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
-from bisect_env import __version__
 from bisect_env.answers.origins import told_origins
 from bisect_env.answers.phrases import duration, how_many, probability
 from bisect_env.answers.sentence import sentence
 from bisect_env.answers.untrusted import clean
 from bisect_env.answers.verdict_document import VerdictDocument
-from bisect_env.cli.options import JsonOption
-from bisect_env.cli.output import own_command, with_options
+from bisect_env.cli.output import in_own_form
 from bisect_env.engine import events
 from bisect_env.environments.progress import BuildStep
-from bisect_env.errors import StudyInterruptedError, UsageError
+from bisect_env.errors import StudyInterruptedError
 from bisect_env.matrix.grid import Combination
 from bisect_env.matrix.history import readable
-from bisect_env.matrix.secrets import public_json, without_passwords, without_passwords_in_code
+from bisect_env.matrix.secrets import public_json, without_passwords
 from bisect_env.search.numeric import clopper_pearson
 from bisect_env.trials.records import Evidence
-
-# --------------------------------------------------------------------------------------------------
-# How a running study is shown: a live table, plain lines without a terminal, JSON lines for programs.
 
 ROWS = 14
 """Combinations in the live table; those nearest to the open question."""
@@ -67,74 +55,6 @@ class View(AbstractContextManager["View"]):
         """Nothing to clean up."""
 
 
-def process_age() -> float:
-    """Seconds since this process was started, to a hundredth.
-
-    `psutil.Process().create_time()` adds the time of the machine's start, which Linux states in whole
-    seconds: up to a second too early.
-    """
-    if not sys.platform.startswith("linux"):
-        return time.time() - psutil.Process().create_time()
-    # Behind the name in parentheses, which may contain anything, come the fields from the third on; the
-    # process's start is the 22nd, in ticks since the machine's start (proc_pid_stat(5)).
-    fields = Path("/proc/self/stat").read_text(encoding="utf-8").rpartition(")")[2].split()
-    return time.clock_gettime(time.CLOCK_BOOTTIME) - int(fields[19]) / os.sysconf("SC_CLK_TCK")
-
-
-class Timings:
-    """When a command reached what, in seconds since its process was started, and what took how long."""
-
-    def __init__(self) -> None:
-        self._reached: dict[str, float] = {}
-        self._sums: defaultdict[str, float] = defaultdict(float)
-
-    def heard(self, event: events.Event) -> None:
-        """Note when something happened for the first time, and add up what took time."""
-        match event:
-            case events.StudyOpened():
-                self._reach("study opened")
-            case events.Locked(seconds=seconds):
-                if seconds:
-                    self._lock(seconds)
-            case events.LockProgress(_, _, seconds):
-                self._lock(seconds)
-            case events.Built(_, _, seconds):
-                self._sums["building, all together"] += seconds
-            case events.TrialStarted():
-                self._reach("first trial begun")
-            case events.TrialFinished(record, _, _):
-                self._reach("first trial recorded")
-                self._sums["trials, all together"] += record.duration
-            case events.Answered():
-                self._reach("answer")
-            case events.Concluded(_, searching):
-                self._reach("answer")
-                self._reach("report")
-                self._sums["searching, all together"] += searching
-            case _:
-                pass
-
-    def end(self) -> None:
-        """Note that all is closed, and only the report is to be printed."""
-        self._reach("end")
-
-    def _lock(self, seconds: float) -> None:
-        self._reach("first lock")
-        self._sums["locking, all together"] += seconds
-
-    def _reach(self, what: str) -> None:
-        self._reached.setdefault(what, process_age())
-
-    @property
-    def seconds(self) -> dict[str, float]:
-        """Everything noted by now, in the order in which it happened, and the sums after it."""
-        return {what: round(value, 3) for what, value in (*self._reached.items(), *self._sums.items())}
-
-    def lines(self) -> list[str]:
-        """Return the timings as lines for people."""
-        return [f"{what:24} {seconds:8.2f} s" for what, seconds in self.seconds.items()]
-
-
 class QuietView(View):
     """Shows warnings alone."""
 
@@ -144,7 +64,9 @@ class QuietView(View):
     def __call__(self, event: events.Event) -> None:
         """Show one event."""
         if isinstance(event, events.Warned):
-            print(f"warning: {clean(without_passwords(event.text))}", file=self._stream, flush=True)
+            print(
+                f"warning: {clean(without_passwords(in_own_form(event.text)))}", file=self._stream, flush=True
+            )
 
 
 class PlainView(View):
@@ -161,7 +83,7 @@ class PlainView(View):
     def __call__(self, event: events.Event) -> None:
         """Show one event."""
         for text in self._lines(event):
-            print(clean(without_passwords(text)), file=self._stream, flush=True)
+            print(clean(without_passwords(in_own_form(text))), file=self._stream, flush=True)
 
     def _lines(self, event: events.Event) -> Iterator[str]:
         self._doing.heard(event)
@@ -205,7 +127,7 @@ class PlainView(View):
         return text
 
 
-_STEPS = {"checking": "looking at what was installed"}
+_STEPS = {"checking": "verifying installed files"}
 
 
 class Doing:
@@ -299,7 +221,8 @@ def describe(event: events.Event) -> str | None:
             if event.passing is not None:
                 return "; ".join(filter(None, (f"{_seen(event)}, none of them bad", words, left)))
             best = probability(event.verdict.probability or 0.0)
-            return f"{_seen(event)}, {event.hits} of them bad; best answer so far {best}; {left}"
+            known = f"{_seen(event)}, {event.hits} of them bad; best answer so far {best}; {left}"
+            return "; ".join(filter(None, (known, told_always(event))))
         case _:
             return None
 
@@ -316,22 +239,32 @@ def _seen(progress: events.Progress) -> str:
 
 FEW_PASSES = 10
 """Passes below which they exclude too little to be told."""
+_OFTEN = 3
+"""Failures at least that, without a pass beside them, look like one that comes every time."""
 
 
 def told_passing(progress: events.Progress) -> str:
-    """What a bad end that has only passed so far excludes, and how to stop there; "" if it has not. Pure."""
+    """Return what a bad end that has only passed so far excludes, and how to stop there; else "". Pure."""
     if progress.passing is None or progress.passing[1] < FEW_PASSES:
         return ""
-
     combination, passes, floor = progress.passing
     _, most = clopper_pearson(0, passes, 0.90)  # one-sided: 95 %
-    known = (
-        f"{combination} has passed {passes} times: it fails in less than {_percent(most)} of runs, if at all"
-    )
+    known = f"{combination} passed {passes} times: it fails in less than {_percent(most)} of runs, if at all"
     if most <= floor:
         return known
-    ending = f"Ctrl-C ends it here, `search: {{min_crash_rate: {most:.1g}}}` there by itself"
-    return f"{known}; going on to {_percent(floor)} ({ending})"
+    return f"{known} (Ctrl-C ends it here; with `--always`, or `--rate 0.5`, fewer passes are enough)"
+
+
+def told_always(progress: events.Progress) -> str:
+    """Return that the failure came every time, if the search still looks for a rare one; else "". Pure."""
+    failing = [(hits, trials) for hits, trials in progress.counts.values() if hits]
+    every_time = sum(hits for hits, _ in failing) >= _OFTEN and all(
+        hits == trials for hits, trials in failing
+    )
+    left = progress.verdict.expected_left or 0.0
+    if not every_time or progress.is_certain or left < FEW_PASSES:
+        return ""
+    return "it failed every time so far: the same command with `--always` ends sooner"
 
 
 def _percent(share: float) -> str:
@@ -363,119 +296,16 @@ class JsonView(View):
             # Python would complain once more when it flushes at the end.
             os.dup2(os.open(os.devnull, os.O_WRONLY), self._stream.fileno())
             raise StudyInterruptedError(
-                "whoever read the events reads no more; every trial that ended is stored",
+                "the program that read the events has ended; every trial that ended is stored",
                 remedy="give the same command again: it goes on from here",
             ) from None
 
 
 def timed(event: events.Event) -> dict[str, Any]:
     """Return an event as a JSON object with the moment, UTC, behind its kind."""
-    document = as_json(event)
+    document = event.as_json()
     kind = document.pop("event")
     return {"event": kind, "time": datetime.now(UTC).isoformat(timespec="milliseconds"), **document}
-
-
-def as_json(event: events.Event) -> dict[str, Any]:
-    """Return an event as a JSON object."""
-    match event:
-        case events.StudyOpened():
-            return {
-                "event": "study",
-                "study": event.study_id,
-                "name": event.name,
-                "resumed_trials": event.resumed,
-            }
-        case events.Reused():
-            return {
-                "event": "reused",
-                "trials": event.trials,
-                "from": [dataclasses.asdict(origin) for origin in event.origins],
-            }
-        case events.Said():
-            return {"event": "said", "text": event.text}
-        case events.LockProgress():
-            return {"event": "locking", "done": event.done, "total": event.total}
-        case events.Locked():
-            return {
-                "event": "locked",
-                "combinations": event.combinations,
-                "excluded": event.excluded,
-                "unsolvable": event.unsolvable,
-                "environments": event.environments,
-                "withdrawn": [list(item) for item in event.withdrawn],
-            }
-        case events.Answered():
-            return {
-                "event": "answered",
-                "verdict": event.verdict.model_dump(mode="json"),
-                "checks": event.checks,
-                "seconds": event.seconds,
-            }
-        case events.TrialStarted():
-            return {
-                "event": "started",
-                "trial": event.trial_id,
-                "combination": event.combination.as_dict(),
-            }
-        case events.TrialFinished(record, evidence, build_seconds):
-            return {
-                "event": "trial",
-                "trial": record.trial_id,
-                "combination": record.combination.as_dict(),
-                "outcome": str(record.outcome),
-                "evidence": str(evidence),
-                "detail": record.detail,
-                "returncode": record.returncode,
-                "seconds": round(record.duration, 4),
-                "build_seconds": round(build_seconds, 3),
-            }
-        case events.Building():
-            return {
-                "event": "building",
-                "lock": event.lock_hash,
-                "step": event.step.what,
-                "package": event.step.package,
-                "bytes_done": event.step.done,
-                "bytes_total": event.step.total,
-                "environments_ready": event.ready,
-                "environments_building": event.building,
-            }
-        case events.Built():
-            return {
-                "event": "built",
-                "lock": event.lock_hash,
-                "combinations": [c.as_dict() for c in event.combinations],
-                "seconds": round(event.seconds, 3),
-            }
-        case events.SetAside():
-            return {
-                "event": "set-aside",
-                "combinations": [c.as_dict() for c in event.combinations],
-                "status": event.status,
-                "reason": event.reason,
-            }
-        case events.Warned():
-            return {"event": "warning", "text": event.text}
-        case events.Progress():
-            return {
-                "event": "progress",
-                "trials": event.trials,
-                "bad": event.hits,
-                "probability": event.verdict.probability,
-                "first_bad": event.verdict.first_bad,
-                "expected_left": event.verdict.expected_left,
-            }
-        case events.Failed():
-            return {
-                "event": "error",
-                "exit_code": event.exit_code,
-                "what": event.what,
-                "tried": event.tried,
-                "remedy": None if event.remedy is None else with_options(event.remedy, sys.argv[1:]),
-                "problems": list(event.problems),
-            }
-        case events.Concluded():
-            return {"event": "verdict", **event.report}
 
 
 class LiveView(View):
@@ -521,7 +351,9 @@ class LiveView(View):
                 pass
         shown = events.Locked | events.Reused | events.Warned | events.SetAside | events.Answered
         if isinstance(event, shown):
-            self._live.console.print(Text(clean(without_passwords(describe(event) or ""))), highlight=False)
+            self._live.console.print(
+                Text(clean(without_passwords(in_own_form(describe(event) or "")))), highlight=False
+            )
         self._live.update(self.drawn())
 
     def drawn(self) -> RenderableType:
@@ -608,127 +440,3 @@ def choose(*, as_json: bool, quiet: bool, plain: bool = False) -> View:
 
     console = Console(stderr=True)
     return LiveView(console) if console.is_terminal and not plain else PlainView(sys.stderr)
-
-
-# --------------------------------------------------------------------------------------------------
-# The log of a command that runs trials: everything that happened, in a file whose path is printed.
-#
-# What a terminal shows is chosen for people who watch; the log is for those who ask later why. Passwords
-# are taken out, and what trials print is in the database, not here.
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class ShownOptions:
-    """The options of what a command shows and logs; a group, see `with_groups`."""
-
-    as_json: JsonOption = False
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Show warnings and the answer alone.")] = False
-    verbose: Annotated[
-        bool, typer.Option("--verbose", "-v", help="Show on stderr what goes into the log, too.")
-    ] = False
-    log_file: Annotated[
-        Path | None,
-        typer.Option(
-            "--log-file",
-            envvar="BISECT_ENV_LOG",
-            help="Where the log goes; default: a new file for each command.",
-        ),
-    ] = None
-
-
-KEPT = 50
-"""Logs that are kept where no file is named; older ones go."""
-
-_log = logging.getLogger("bisect_env.command")
-
-
-def start_log(command: str, options: ShownOptions) -> None:
-    """Begin the log of a command, and print its path unless the command is to be quiet.
-
-    A named file is added to; without one there is a new file in the user's log directory.
-
-    Raises:
-        UsageError: The named file cannot be written. Without a named one, a directory that cannot be
-            written means no log, which is said.
-    """
-    logger = logging.getLogger("bisect_env")
-    logger.setLevel(logging.DEBUG)
-    form = logging.Formatter("%(asctime)s %(levelname)-7s %(name)s: %(message)s")
-    form.converter = time.gmtime
-    form.default_time_format, form.default_msec_format = "%Y-%m-%dT%H:%M:%S", "%s.%03dZ"
-    if options.verbose:
-        shown = logging.StreamHandler(sys.stderr)
-        shown.setFormatter(form)
-        logger.addHandler(shown)
-    try:
-        path = options.log_file or _new_file(command)
-        written = _LogFile(path, encoding="utf-8", errors="backslashreplace")
-    except OSError as error:
-        if options.log_file is not None:
-            raise UsageError(
-                f"the log {options.log_file} cannot be written: {error.strerror}",
-                remedy="name another `--log-file`",
-            ) from None
-        typer.echo(f"no log is written: {error}", err=True)
-        return
-    if path.is_file():  # the modes of /dev/null are not ours to change
-        path.chmod(0o600)
-    written.setFormatter(form)
-    logger.addHandler(written)
-    _log.info("%s: %s", __version__, without_passwords_in_code(own_command(sys.argv[1:])))
-    if not options.quiet:
-        typer.echo(f"log: {path}", err=True)
-
-
-class _LogFile(logging.FileHandler):
-    """Writes the log; a disk that is full costs the log, and is said once."""
-
-    _has_failed = False
-
-    def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802 - the name that logging gave it
-        """Say why nothing more is written.
-
-        Args:
-            record: Lost.
-        """
-        if not self._has_failed:
-            self._has_failed = True
-            typer.echo(f"the log is not whole: {sys.exc_info()[1]}", err=True)
-
-
-def _new_file(command: str) -> Path:
-
-    folder = Path(platformdirs.user_log_dir("bisect-env"))
-    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-    stamp = datetime.now(UTC).strftime("%Y%m%dT%H%M%S.%f")
-    # The newest stay: names sort by time.
-    old = sorted(folder.glob("command-*.log"))
-    for path in old[: max(0, len(old) - KEPT + 1)]:
-        with contextlib.suppress(OSError):
-            path.unlink()
-    return folder / f"command-{stamp}-{command}.log"
-
-
-def logged(show: Callable[[events.Event], None]) -> Callable[[events.Event], None]:
-    """Wrap a view so that each event is written to the log, too."""
-
-    def both(event: events.Event) -> None:
-        log_event(event)
-        show(event)
-
-    return both
-
-
-def log_event(event: events.Event) -> None:
-    """Write an event into the log."""
-    if not _log.isEnabledFor(logging.DEBUG):
-        return
-    if isinstance(event, events.LockProgress | events.Progress):
-        return  # what they say follows from the others
-    document = public_json(as_json(event))
-    if isinstance(event, events.Concluded):
-        # The whole report is in the database.
-        document = {"event": "verdict", "verdict": document.get("verdict")}
-    kind = document.pop("event")
-    level = {"warning": logging.WARNING, "error": logging.ERROR}.get(kind, logging.DEBUG)
-    _log.log(level, "%s %s", kind, json.dumps(document, ensure_ascii=False))

@@ -140,7 +140,7 @@ def machines_here(gpus_per_trial: float, gpus: str | None) -> frozenset[Machine]
 
     Args:
         gpus_per_trial: `trial.gpus` of the matrix.
-        gpus: `--gpus`.
+        gpus: `--devices`.
     """
     if not gpus_per_trial:
         return frozenset({Machine(platform.machine())})
@@ -181,7 +181,7 @@ def executor_maker(
     Args:
         gpus_per_trial: `trial.gpus` of the matrix.
         workers: `--workers`, None if not given.
-        gpus: `--gpus`.
+        gpus: `--devices`.
         scheduler: `--scheduler`.
         scheduler_file: `--scheduler-file`.
         cache: `--cache`, None if not given: every host then uses its own default.
@@ -209,8 +209,8 @@ def executor_maker(
     if gpus_per_trial == 0:
         if gpus is not None:
             raise UsageError(
-                "--gpus: the trials of this matrix use no GPU",
-                remedy="set `trial.gpus` in the matrix, or leave --gpus out",
+                "--devices: the trials of this matrix use no GPU",
+                remedy="set `trial.gpus` in the matrix, or leave --devices out",
             )
         from bisect_env.cluster.pool import PoolExecutor, default_workers
 
@@ -294,7 +294,7 @@ def _refuse_local_options(
 ) -> None:
     if scheduler is not None and scheduler_file is not None:
         raise UsageError("--scheduler and --scheduler-file name two clusters", remedy="give one of the two")
-    for option, value in (("--workers", workers), ("--gpus", gpus)):
+    for option, value in (("--workers", workers), ("--devices", gpus)):
         if value is not None:
             raise UsageError(
                 f"{option} starts workers on this machine, and --scheduler uses those of a cluster",

@@ -65,7 +65,7 @@ def choose_gpus(present: Sequence[Gpu], selection: str | None, variable: str | N
 
     Args:
         present: All readable GPUs.
-        selection: `--gpus`: indices or UUIDs, separated by commas; None means all that are visible.
+        selection: `--devices`: indices or UUIDs, separated by commas; None means all that are visible.
         variable: `CUDA_VISIBLE_DEVICES` of the command, None if it is not set. GPUs that it hides are not
             used unless `selection` names them.
 
@@ -80,7 +80,7 @@ def choose_gpus(present: Sequence[Gpu], selection: str | None, variable: str | N
         if not usable:
             raise InfrastructureError(
                 f"CUDA_VISIBLE_DEVICES={variable!r} hides every GPU of this machine",
-                remedy="unset it, or name GPUs with `--gpus 0`",
+                remedy="unset it, or name GPUs with `--devices 0`",
             )
         return usable
     there = ", ".join(f"{gpu.index} ({gpu.uuid})" for gpu in present)
@@ -88,9 +88,9 @@ def choose_gpus(present: Sequence[Gpu], selection: str | None, variable: str | N
     for word in (part.strip() for part in selection.split(",")):
         gpu = find_gpu(word, present)
         if gpu is None:
-            raise UsageError(f"--gpus: {word!r} is no GPU of this machine", remedy=f"choose among {there}")
+            raise UsageError(f"--devices: {word!r} is no GPU of this machine", remedy=f"choose among {there}")
         if gpu in chosen:
-            raise UsageError(f"--gpus: {word!r} is named twice", remedy="name each GPU once")
+            raise UsageError(f"--devices: {word!r} is named twice", remedy="name each GPU once")
         chosen.append(gpu)
     return chosen
 
@@ -112,7 +112,7 @@ def group_gpus(gpus: Sequence[Gpu], per_trial: float, workers: int | None) -> li
     if most == 0:
         raise InfrastructureError(
             f"a trial asks for {size} GPUs, and {len(gpus)} can be used here",
-            remedy="lower `trial.gpus`, choose more with `--gpus`, or use `--scheduler` with larger hosts",
+            remedy="lower `trial.gpus`, choose more with `--devices`, or use `--scheduler` with larger hosts",
         )
     if workers is not None and workers > most:
         raise UsageError(

@@ -123,7 +123,7 @@ def findings(cache: Path | None = None, db: str | None = None) -> Iterator[HostC
 
 _NO_GPUS = "matrices with `trial.gpus` need a cluster that has some (--scheduler)"
 _NO_GDB = "no native stacks of crashes and hangs"
-_NO_CORES = "`diagnose` cannot look into the core of a crash"
+_NO_CORES = "`trial --debug` cannot look into the core of a crash"
 
 
 def _machine() -> str:
@@ -216,7 +216,7 @@ def _index() -> str:
         raise _MissingError(
             f"{shown} does not answer ({type(error).__name__})",
             "nothing new can be locked or downloaded",
-            "check network and proxy, or run from what `bisect-env fetch` put into a directory (--offline)",
+            "check network and proxy, or use a directory that `bisect-env env fetch` made (--offline)",
         ) from error
 
 
@@ -282,7 +282,7 @@ def _cuda_tools() -> str:
     if missing := [name for name in names if find_tool(name) is None]:
         raise _MissingError(
             f"without {', '.join(missing)}",
-            "`diagnose` cannot look into GPU code",
+            "`trial --debug` cannot look into GPU code",
             "install the CUDA toolkit if your failures are CUDA faults",
         )
     return ", ".join(names)

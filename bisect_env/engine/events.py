@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from bisect_env.answers.origins import Origin
@@ -28,6 +28,15 @@ class StudyOpened:
     name: str
     resumed: int
 
+    def as_json(self) -> dict[str, Any]:
+        """Return the event as a JSON object."""
+        return {
+            "event": "study",
+            "study": self.study_id,
+            "name": self.name,
+            "resumed_trials": self.resumed,
+        }
+
 
 @dataclass(frozen=True, slots=True)
 class Reused:
@@ -41,6 +50,10 @@ class Reused:
     trials: int
     origins: tuple[Origin, ...]
 
+    def as_json(self) -> dict[str, Any]:
+        """Return the event as a JSON object."""
+        return {"event": "reused", "trials": self.trials, "from": [asdict(one) for one in self.origins]}
+
 
 @dataclass(frozen=True, slots=True)
 class Said:
@@ -52,6 +65,10 @@ class Said:
 
     text: str
 
+    def as_json(self) -> dict[str, Any]:
+        """Return the event as a JSON object."""
+        return {"event": "said", "text": self.text}
+
 
 @dataclass(frozen=True, slots=True)
 class LockProgress:
@@ -60,12 +77,14 @@ class LockProgress:
     Attributes:
         done: How many.
         total: How many were wanted.
-        seconds: Of their solvers, all together, where that is known.
     """
 
     done: int
     total: int
-    seconds: float = 0.0
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the event as a JSON object."""
+        return {"event": "locking", "done": self.done, "total": self.total}
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +97,6 @@ class Locked:
         unsolvable: Without a solution, as far as is known.
         environments: Distinct locks; None where combinations are locked when they are asked for.
         withdrawn: Versions and releases that a range left out, as (axis, version, reason).
-        seconds: What was spent on locking before.
     """
 
     combinations: int
@@ -86,7 +104,17 @@ class Locked:
     unsolvable: int
     environments: int | None
     withdrawn: tuple[tuple[str, str, str], ...] = ()
-    seconds: float = 0.0
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the event as a JSON object."""
+        return {
+            "event": "locked",
+            "combinations": self.combinations,
+            "excluded": self.excluded,
+            "unsolvable": self.unsolvable,
+            "environments": self.environments,
+            "withdrawn": [list(item) for item in self.withdrawn],
+        }
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +124,10 @@ class TrialStarted:
     trial_id: str
     combination: Combination
 
+    def as_json(self) -> dict[str, Any]:
+        """Return the event as a JSON object."""
+        return {"event": "started", "trial": self.trial_id, "combination": self.combination.as_dict()}
+
 
 @dataclass(frozen=True, slots=True)
 class TrialFinished:
@@ -104,6 +136,20 @@ class TrialFinished:
     record: TrialRecord
     evidence: Evidence
     build_seconds: float
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the event as a JSON object."""
+        return {
+            "event": "trial",
+            "trial": self.record.trial_id,
+            "combination": self.record.combination.as_dict(),
+            "outcome": str(self.record.outcome),
+            "evidence": str(self.evidence),
+            "detail": self.record.detail,
+            "returncode": self.record.returncode,
+            "seconds": round(self.record.duration, 4),
+            "build_seconds": round(self.build_seconds, 3),
+        }
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,6 +168,19 @@ class Building:
     ready: int
     building: int
 
+    def as_json(self) -> dict[str, Any]:
+        """Return the event as a JSON object."""
+        return {
+            "event": "building",
+            "lock": self.lock_hash,
+            "step": self.step.what,
+            "package": self.step.package,
+            "bytes_done": self.step.done,
+            "bytes_total": self.step.total,
+            "environments_ready": self.ready,
+            "environments_building": self.building,
+        }
+
 
 @dataclass(frozen=True, slots=True)
 class Built:
@@ -136,6 +195,15 @@ class Built:
     lock_hash: str
     combinations: tuple[Combination, ...]
     seconds: float
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the event as a JSON object."""
+        return {
+            "event": "built",
+            "lock": self.lock_hash,
+            "combinations": [one.as_dict() for one in self.combinations],
+            "seconds": round(self.seconds, 3),
+        }
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,12 +220,25 @@ class SetAside:
     status: str
     reason: str
 
+    def as_json(self) -> dict[str, Any]:
+        """Return the event as a JSON object."""
+        return {
+            "event": "set-aside",
+            "combinations": [one.as_dict() for one in self.combinations],
+            "status": self.status,
+            "reason": self.reason,
+        }
+
 
 @dataclass(frozen=True, slots=True)
 class Warned:
     """The event of a warning that does not stop the study."""
 
     text: str
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the event as a JSON object."""
+        return {"event": "warning", "text": self.text}
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,6 +255,7 @@ class Progress:
         passing: While nothing has failed: the bad end, how often it has passed, and the rate down to which
             failures are looked for; else None.
         axes: Axes of the grid (see `axes_document`).
+        is_certain: Whether the user says that it fails every time.
     """
 
     trials: int
@@ -184,6 +266,18 @@ class Progress:
     counts: Mapping[Combination, tuple[int, int]] = field(default_factory=dict)
     passing: tuple[Combination, int, float] | None = None
     axes: Sequence[Mapping[str, Any]] = ()
+    is_certain: bool = False
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the event as a JSON object."""
+        return {
+            "event": "progress",
+            "trials": self.trials,
+            "bad": self.hits,
+            "probability": self.verdict.probability,
+            "first_bad": self.verdict.first_bad,
+            "expected_left": self.verdict.expected_left,
+        }
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,6 +296,15 @@ class Answered:
     seconds: float | None
     axes: Sequence[Mapping[str, Any]] = ()
 
+    def as_json(self) -> dict[str, Any]:
+        """Return the event as a JSON object."""
+        return {
+            "event": "answered",
+            "verdict": self.verdict.model_dump(mode="json"),
+            "checks": self.checks,
+            "seconds": self.seconds,
+        }
+
 
 @dataclass(frozen=True, slots=True)
 class Concluded:
@@ -209,11 +312,13 @@ class Concluded:
 
     Attributes:
         report: The same object that `bisect-env report --format json` prints.
-        searching: Seconds that were spent on choosing what to try.
     """
 
     report: dict[str, Any]
-    searching: float = 0.0
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the event as a JSON object."""
+        return {"event": "verdict", **self.report}
 
 
 @dataclass(frozen=True, slots=True)
@@ -239,6 +344,17 @@ class Failed:
         """Return the event of an error that is shown to the user."""
         problems = error.problems if isinstance(error, MatrixError) else ()
         return cls(int(error.exit_code), error.what, error.tried, error.remedy, problems)
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the event as a JSON object."""
+        return {
+            "event": "error",
+            "exit_code": self.exit_code,
+            "what": self.what,
+            "tried": self.tried,
+            "remedy": self.remedy,
+            "problems": list(self.problems),
+        }
 
 
 Event = (

@@ -270,7 +270,7 @@ class CulpritStudy:
             raise UsageError(
                 f"{good.combination} and {bad.combination} are commits: no other package is looked for",
                 remedy="the commit is the answer, and `bisect-env report` has its chapter; from releases to "
-                "a commit leads `bisect-env narrow`",
+                "a commit leads `bisect-env explain --git`",
             )
         request = environment_request(self.matrix, bad.combination)
         between = Between.of(good.lock, bad.lock, request, self.study.definition.packages)
@@ -282,7 +282,7 @@ class CulpritStudy:
         if not between.changes:
             raise UsageError(
                 f"no package differs between {good.combination} and {bad.combination}",
-                remedy="`bisect-env diff` shows what does",
+                remedy="`bisect-env report --diff last-good first-bad` shows what does",
             )
         return between
 

@@ -120,7 +120,7 @@ def _locked(
     if not prepared.locks:
         why = next(iter(prepared.unsolvable.values()), None)
         raise NoEnvironmentError(
-            f"{matrix.path}: none of the combinations has an environment",
+            f"{matrix.shown}: none of the combinations has an environment",
             tried=why.message if why else None,
             remedy="`bisect-env plan` lists every combination with its reason",
         )

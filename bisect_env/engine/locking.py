@@ -7,7 +7,6 @@ import itertools
 import logging
 import queue
 import sys
-import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
@@ -317,7 +316,6 @@ class Locking:
 
     Attributes:
         prepared: What is known by now; its mappings grow.
-        spent: Seconds that solvers have taken, all together.
         on_done: Called, by a solver's thread, whenever `take` has something to give.
     """
 
@@ -342,11 +340,10 @@ class Locking:
         self._most = max(1, workers if matrix.file.channels else max(SOLVERS, workers))
         self._pool = ThreadPoolExecutor(self._most, thread_name_prefix="lock")
         self.on_done: Callable[[], None] = lambda: None
-        self.spent = 0.0
         self._locks: dict[Index, Lock] = dict(known or {})
         self._unsolvable = dict(unsolvable or {}) if requests or among else unfit(matrix, grid)
         self._warnings: dict[Index, tuple[str, ...]] = {}
-        self._running: dict[Index, Future[tuple[LockResult, float]]] = {}
+        self._running: dict[Index, Future[LockResult]] = {}
         self._waiting: dict[Index, None] = {}
         self._ahead: tuple[Index, ...] = ()
         # Combinations that are needed; and those that met an error while they were locked ahead, which are
@@ -405,9 +402,7 @@ class Locking:
                 _log.warning("%s could not be locked ahead: %s", self._grid.combination(index), error)
                 self._failed_ahead.add(index)
                 continue
-            result, seconds = future.result()
-            self.spent += seconds
-            answered += self._note(index, result)
+            answered += self._note(index, future.result())
         self._start()
         return answered
 
@@ -501,20 +496,19 @@ class Locking:
         future = self._pool.submit(self._solve, index, model, is_wanted)
         self._running[index] = future
 
-        def done(_future: Future[tuple[LockResult, float]]) -> None:
+        def done(_future: Future[LockResult]) -> None:
             self._done.put(index)
             self.on_done()
 
         future.add_done_callback(done)
 
-    def _solve(self, index: Index, model: Lock | None, is_wanted: bool) -> tuple[LockResult, float]:
-        began = time.monotonic()
+    def _solve(self, index: Index, model: Lock | None, is_wanted: bool) -> LockResult:
         if (found := self._requests.known(index)) is not None:
-            return found, 0.0
+            return found
         request = self._requests.request(index)
         with contextlib.nullcontext() if is_wanted else giving_way():
             found = self._provider.lock(request, model)
-        return self._requests.accept(index, found), time.monotonic() - began
+        return self._requests.accept(index, found)
 
     def _note(self, index: Index, result: LockResult) -> list[Index]:
         """Take an answer in, for all combinations that ask for the same environment; return these."""

@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import yaml
 from packaging.utils import canonicalize_name
 from packaging.version import InvalidVersion, Version
 
@@ -123,20 +122,21 @@ def _version_in(tag: str, names: set[str]) -> Version | None:
     return None
 
 
-def commits_text(matrix: Matrix, releases: Releases, commits: CommitRange, *, command_line: str = "") -> str:
-    """Return the text of a matrix over the commits between two releases; all other keys are copied. Pure.
+def commits_data(matrix: Matrix, releases: Releases, commits: CommitRange) -> dict[str, Any]:
+    """Return the plain data of a matrix over the commits between two releases. Pure.
+
+    All other keys are those of the matrix of releases.
 
     Args:
         matrix: Matrix of the study of releases.
         releases: Its boundary.
         commits: What lies between.
-        command_line: Shown in the first line.
     """
     data: dict[str, Any] = dict(yaml_source.parse(matrix.text).data)
     axes: dict[str, Any] = {}
     for name, axis in matrix.file.axes.items():
         if name == releases.axis:
-            axes[name] = _axis_of(commits)
+            axes[name] = commits.axis
             continue
         value = releases.others[name]
         own = dict(data["axes"][name])
@@ -157,14 +157,4 @@ def commits_text(matrix: Matrix, releases: Releases, commits: CommitRange, *, co
     data["name"] = f"{matrix.file.name[:90]}-commits"
     data["axes"] = axes
     data[GOOD], data[BAD] = {releases.axis: commits.first}, {releases.axis: commits.last}
-    head = f"# {command_line}\n" if command_line else ""
-    return head + yaml.safe_dump(data, sort_keys=False, allow_unicode=True, width=1000)
-
-
-def _axis_of(commits: CommitRange) -> dict[str, str]:
-    facts = {"git": commits.git, "package": commits.package, "from": commits.first, "to": commits.last}
-    if commits.every:
-        facts["history"] = "all"
-    if commits.subdirectory:
-        facts["subdirectory"] = commits.subdirectory
-    return facts
+    return data

@@ -5,7 +5,7 @@ from __future__ import annotations
 import getpass
 import platform
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Any
 
@@ -13,6 +13,7 @@ from bisect_env import __version__
 from bisect_env.engine.document import axes_document
 from bisect_env.engine.locking import Prepared
 from bisect_env.engine.specs import target_of
+from bisect_env.engine.stored import note_asked
 from bisect_env.environments.lock import Lock
 from bisect_env.environments.lockfiles import may_be_installed
 from bisect_env.environments.provider import EnvironmentProvider
@@ -130,16 +131,21 @@ def _as_refined(matrix: Matrix, grid: Grid, study: Study) -> Grid:
 # What is stored of a study.
 
 
-def study_definition(expansion: Expansion, *, fresh: bool = False) -> StudyDefinition:
-    """Return the definition of a matrix's study.
+def open_study(
+    store: Store, expansion: Expansion, *, fresh: bool = False, study_id: str | None = None
+) -> Study:
+    """Resume the study of a matrix, or begin one; its question is from now on one that this user asked.
 
     Args:
+        store: Database, open for writing.
         expansion: The expanded matrix.
         fresh: Whether to begin a new study although there is one.
+        study_id: Id of the study to resume, "" for a new one; None for the newest of the matrix.
     """
     matrix, grid = expansion.matrix, expansion.grid
     ends = {"good": grid.good, "bad": grid.bad}
-    return _definition(
+    note_asked(matrix.digest)
+    definition = _definition(
         matrix,
         name=matrix.name,
         digest=matrix.digest,
@@ -153,6 +159,7 @@ def study_definition(expansion: Expansion, *, fresh: bool = False) -> StudyDefin
         fresh=fresh,
         files=matrix.files,
     )
+    return store.open_study(replace(definition, files=matrix.files), study_id=study_id)
 
 
 def grid_definition(matrix: Matrix, grid: Grid) -> list[dict[str, Any]]:
@@ -231,7 +238,7 @@ def _definition(
     return StudyDefinition(
         name=name,
         digest=digest,
-        matrix_path=str(matrix.path),
+        matrix_path="" if matrix.path is None else str(matrix.path),
         matrix_text=matrix.text,
         description=description,
         grid=grid,

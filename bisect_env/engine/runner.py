@@ -160,8 +160,7 @@ class Runner:
         self._sharing = Sharing(store, study_id, self._trials, clock=session.clock)
         self._keys: dict[Index, str] = {}
         self._reuse = Reuse(self._trials, self._keys, self._prepared, machines, user)
-        self._locks_answered, self._locks_spent = 0, locking.spent
-        self.searching = 0.0
+        self._locks_answered = 0
         self._unsaved: list[Index] = []
         self._crowded: set[str] = set()
         self._ours: set[str] = set()
@@ -374,15 +373,11 @@ class Runner:
         for attempt in range(_ATTEMPTS):
             slots = self._sender.slots
             only = self._only()
-            began = time.perf_counter()
             wanted = self._next.decide(slots, only=only)
-            self.searching += time.perf_counter() - began
             self._locking.want(wanted.lock)
             self._build(wanted)
             if self._start(wanted.start):
-                began = time.perf_counter()
                 ahead = self._next.ahead(slots)
-                self.searching += time.perf_counter() - began
                 if ahead.lock:
                     self._locking.want_ahead(ahead.lock)
                 self._build(ahead)
@@ -406,8 +401,7 @@ class Runner:
             self._act(self.state.locked(index))
         self._locks_answered += len(answered)
         total = self._locks_answered + self._locking.under_way
-        spent, self._locks_spent = self._locking.spent - self._locks_spent, self._locking.spent
-        self._notify(events.LockProgress(self._locks_answered, total, spent))
+        self._notify(events.LockProgress(self._locks_answered, total))
         new = [index for index in answered if index in prepared.locks and index in self.state.members]
         if self._know(new):
             self._learn_reused(self._reuse.look(new))

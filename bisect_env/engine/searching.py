@@ -178,7 +178,7 @@ class StudyRunner(Runner):
         bad_end = self._bad_end
         if bad_end is None or bad_end in self.state.aside:
             raise NoEnvironmentError(
-                f"{self._matrix.path}: the bad end, whose failure the study is to look for, cannot be run",
+                f"{self._matrix.shown}: the bad end, whose failure the study is to look for, cannot be run",
                 tried=self.state.aside[bad_end][1] if bad_end is not None else None,
                 remedy="state another `bad`, or a `signature` instead of `from-bad-end`",
             )
@@ -282,6 +282,7 @@ class StudyRunner(Runner):
                 },
                 self._only_passing(),
                 self._axes,
+                is_certain=self._matrix.file.search.crash_rate == 1.0,
             )
         )
 

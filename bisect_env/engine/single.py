@@ -16,9 +16,9 @@ from bisect_env.engine.locking import Locking, Prepared, environment_request, en
 from bisect_env.engine.opening import (
     Expansion,
     expand_as_known,
+    open_study,
     own_trials,
     stored_locks,
-    study_definition,
 )
 from bisect_env.engine.plans import OnePlan
 from bisect_env.engine.reuse import trial_key
@@ -101,7 +101,7 @@ def open_one(
     expansion, grid, index = chosen.expansion, chosen.expansion.grid, chosen.index
     study = expansion.study
     if study is None:
-        study = store.open_study(study_definition(expansion))
+        study = open_study(store, expansion)
         # No command is searching for its answer.
         store.finish_study(study.id, StudyStatus.INTERRUPTED, None)
         study = store.study(study.id)
@@ -121,6 +121,7 @@ def look_up(
     provider: EnvironmentProvider,
     notify: Callable[[events.Event], None],
     as_of: datetime | None = None,
+    flag: str = "--at",
 ) -> ChosenCombination:
     """Choose a combination of a matrix and lock it, without beginning a study.
 
@@ -131,6 +132,7 @@ def look_up(
         provider: Solves.
         notify: Called with warnings.
         as_of: Uploads after this date are ignored, if there is no study; the present moment if None.
+        flag: Name of the option that names the combination, for messages.
 
     Raises:
         UsageError: There is no such combination.
@@ -139,7 +141,7 @@ def look_up(
     """
     expansion = expand_as_known(matrix, store, provider, as_of=as_of)
     grid, known = expansion.grid, expansion.study
-    combination = find_combination(grid, at, named_combinations(known) if known else None)
+    combination = find_combination(grid, at, named_combinations(known) if known else None, flag=flag)
     index = grid.index(combination)
     if index in grid.excluded:
         notify(events.Warned(f"{combination} is excluded in the matrix: {grid.excluded[index]}"))

@@ -195,7 +195,7 @@ class StudyState:
         for name, end in (("good", self._grid.good), ("bad", self._grid.bad)):
             if index == end:
                 raise NoEnvironmentError(
-                    f"{self._matrix.path}: the stated {name} end, {self._grid.combination(index)}, has no "
+                    f"{self._matrix.shown}: the stated {name} end, {self._grid.combination(index)}, has no "
                     f"environment: {error.message}",
                     remedy=f"state another `{name}`, or leave it out",
                 )
@@ -337,7 +337,7 @@ class StudyState:
         nowhere = record.outcome is Outcome.NOT_RUNNABLE and not self.plan.trials
         if nowhere and _HOSTS in record.detail:
             raise UsageError(
-                f"{self._matrix.path}: {record.detail}",
+                f"{self._matrix.shown}: {record.detail}",
                 tried=" ".join(self._matrix.command(record.combination)),
                 remedy="add that line, then start the same command again",
             )
@@ -347,7 +347,7 @@ class StudyState:
                 t.not_runnable for t in tried
             ):
                 raise UsageError(
-                    f"{self._matrix.path}: the trial's command cannot be run"
+                    f"{self._matrix.shown}: the trial's command cannot be run"
                     + (f" in any of {len(tried)} combinations tried" if len(tried) > 1 else "")
                     + f": {record.detail}",
                     tried=" ".join(self._matrix.command(record.combination)),
@@ -377,7 +377,7 @@ class StudyState:
             return
         if all(status == "env-unsolvable" for status, _ in self.aside.values()):
             raise NoEnvironmentError(
-                f"{self._matrix.path}: none of the combinations has an environment",
+                f"{self._matrix.shown}: none of the combinations has an environment",
                 tried=reasons[0] if reasons else None,
                 remedy="`bisect-env plan` lists every combination with its reason",
             )

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
 import os
-import stat
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+
+import platformdirs
 
 from bisect_env.answers.untrusted import clean, command_line
 from bisect_env.environments.lock import Lock
 from bisect_env.environments.lockfiles import may_be_installed
 from bisect_env.errors import UsageError
+from bisect_env.matrix import yaml_source
 from bisect_env.matrix.grid import Combination, find_combination
-from bisect_env.matrix.load import Matrix, load_matrix
+from bisect_env.matrix.load import Matrix, stored_matrix
+from bisect_env.matrix.secrets import MASK
 from bisect_env.storage.entries import Study
 from bisect_env.storage.store import Store
 
@@ -31,99 +36,85 @@ class LockedCombination:
     lock: Lock
 
 
-def matrix_of(study: Study, path: Path | None = None) -> Matrix:
-    """Return the matrix of a study, with its files, as the study ran it.
+def matrix_of(store: Store, study: Study, *, secrets: bool = True) -> Matrix:
+    """Return the question of a study with its files, as the study asked it.
+
+    A database holds no secrets: the value of a variable that may be one is taken from this process's own
+    environment.
 
     Args:
+        store: Database that has the study.
         study: As stored.
-        path: Its file, if it lies elsewhere by now.
+        secrets: Whether the secrets are needed; else `***` stands in their place.
 
     Raises:
-        MatrixError: It cannot be read.
-        UsageError: It, or one of its files, is another by now; or the database names somebody else's file.
+        UsageError: A secret is missing, or the study answers no question of its own.
+        StorageError: A file of the study is damaged.
     """
-    loaded = load_matrix(path) if path is not None else _recorded_matrix(study)
-    if loaded.digest != study.definition.digest:
+    definition = study.definition
+    again = f"ask again in the same words, or name the matrix file; then {study.name} goes on"
+    files, withheld = store.files(study.id)
+    if withheld:
         raise UsageError(
-            clean(f"{loaded.path} or its files are not what the study {study.id[:8]} ({study.name}) ran"),
-            remedy="name the matrix as it was then with `--matrix`, or run the matrix as it is now first",
+            clean(f"{', '.join(withheld)} holds a password, or is too large, and is not in the database"),
+            remedy=again,
+        )
+    data = yaml_source.parse(definition.matrix_text).data
+    text, missing = definition.matrix_text, []
+    env = data.get("trial", {}).get("env", {}) if isinstance(data, dict) else {}
+    hidden = [name for name, value in env.items() if value == MASK] if isinstance(env, dict) else []
+    for name in hidden if secrets else ():
+        env[name] = os.environ.get(name, MASK)
+        missing += [name] if env[name] == MASK else []
+    if missing:
+        raise UsageError(
+            f"the value of {', '.join(missing)} may be a secret, and is not in the database",
+            remedy=f"set {missing[0]} in the environment of this command, or {again}",
+        )
+    if hidden and secrets:
+        text = json.dumps(data, indent=1, ensure_ascii=False)
+    loaded = stored_matrix(text, files, definition.matrix_path)
+    if loaded.digest != definition.digest and (secrets or not hidden):
+        raise UsageError(
+            clean(f"the study {study.id[:8]} ({study.name}) asked something else than the database holds"),
+            tried="reading its matrix and files; secrets in them are not stored",
+            remedy=again,
         )
     return loaded
 
 
-def _recorded_matrix(study: Study) -> Matrix:
-    """Load the matrix that the database names, after checking its owner: a matrix contains commands.
+def note_asked(digest: str) -> None:
+    """Record that this user asked a question: a study of it in a database may then be run by its id."""
+    # Where this cannot be written, the user has to name the question itself again.
+    with contextlib.suppress(OSError):
+        path = _asked(digest)
+        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        path.touch(0o600)
+
+
+def was_asked_here(digest: str) -> bool:
+    """Return whether this user has asked a question on this host."""
+    return _asked(digest).exists()
+
+
+def _asked(digest: str) -> Path:
+    return platformdirs.user_state_path("bisect-env") / "asked" / digest
+
+
+def refuse_strangers(study: Study) -> None:
+    """Refuse to run a question that another user put into the database: it contains commands.
 
     Raises:
-        MatrixError: It cannot be read.
-        UsageError: It does not exist; or it, one of its files or a folder that holds them is somebody else's.
+        UsageError: This user never asked it here.
     """
-    recorded = Path(study.definition.matrix_path)
-    if not recorded.exists():
-        below = "" if recorded.is_absolute() else f" below {Path.cwd()}"
+    if not was_asked_here(study.definition.digest):
+        whose = f" by {study.definition.user} on {study.definition.host}" if study.definition.user else ""
+        name = study.id[:8]
         raise UsageError(
-            clean(
-                f"the matrix of the study {study.id[:8]} ({study.name}), {recorded}, does not exist{below}"
-            ),
-            remedy="give the command where the study was begun, or name the file with `--matrix`",
+            clean(f"the study {name} ({study.name}) was asked{whose}, and never by you on this host"),
+            remedy=f"write it to a file with `{command_line('bisect-env', 'plan', name, '--save', 'FILE')}`, "
+            "look at what it runs, and name the file",
         )
-    # Behind a link lies another folder, and the files of the trial are those beside the link's target.
-    place = recorded.resolve()
-    # The owner of a link can change where it leads.
-    for path in (recorded.absolute(), place):
-        _refuse_strangers(path, place)
-    loaded = load_matrix(recorded if place == recorded.absolute() else place)
-    for file in loaded.files:
-        path = place.parent / file.name
-        for one in (path, path.resolve()):
-            _refuse_strangers(one, place)
-    return loaded
-
-
-def _refuse_strangers(path: Path, matrix: Path) -> None:
-    """Refuse a file that another user may have put there.
-
-    Args:
-        path: The matrix, or one of its files, below the matrix's folder.
-        matrix: The matrix file.
-
-    Raises:
-        UsageError: A file or folder on the way from the matrix's folder is neither this user's nor the
-            system's, nor safe below the current directory.
-    """
-    folders = (place for place in path.parents if place.is_relative_to(matrix.parent))
-    for place in (path, *folders):
-        if _is_strangers(place):
-            what = "file" if place == path else "folder"
-            role = "its own" if what == "folder" else "the matrix" if path == matrix else "a file"
-            raise UsageError(
-                f"the database names {place} as {role} of this study, "
-                f"a {what} that another user of this machine can change",
-                remedy=f"look at what it runs, then name it: `{command_line('--matrix', str(matrix))}`",
-            )
-
-
-def _is_strangers(path: Path) -> bool:
-    try:
-        status = path.lstat()
-    except OSError:
-        return False  # reading it says what is wrong
-    is_ours = status.st_uid in (os.geteuid(), 0)
-    if stat.S_ISDIR(status.st_mode):
-        # In a sticky one, such as /tmp, everybody may put files, and each is its owner's alone.
-        return not is_ours or bool(status.st_mode & stat.S_IWOTH and not status.st_mode & stat.S_ISVTX)
-    # Everybody's mode of a link says nothing.
-    is_everybodys = bool(status.st_mode & stat.S_IWOTH) and not stat.S_ISLNK(status.st_mode)
-    return is_everybodys or (not is_ours and not _is_kept_below_here(path))
-
-
-def _is_kept_below_here(path: Path) -> bool:
-    """Return whether a file lies below the current directory in folders that only we or root can change."""
-    here = Path.cwd()
-    if not path.is_relative_to(here):
-        return False
-    folders = [place.lstat() for place in path.parents if place.is_relative_to(here)]
-    return all(one.st_uid in (os.geteuid(), 0) and not one.st_mode & 0o022 for one in folders)
 
 
 def named_combinations(study: Study) -> dict[str, Mapping[str, str]]:

@@ -22,11 +22,11 @@ from bisect_env.engine.locking import Locking, Prepared, is_lazy, lock_all
 from bisect_env.engine.opening import (
     expand_as_known,
     grid_definition,
+    open_study,
     own_trials,
     recorded_images,
     save_prepared,
     stored_locks,
-    study_definition,
     user_name,
 )
 from bisect_env.engine.reuse import reusable
@@ -60,7 +60,7 @@ from bisect_env.storage.entries import (
     Study,
     StudyStatus,
 )
-from bisect_env.storage.store import Store
+from bisect_env.storage.store import SHORT, Store
 
 Notify = Callable[[events.Event], None]
 
@@ -99,7 +99,6 @@ class StudyRun:
         fresh: Begin a new study that reuses nothing, whatever has been measured already.
         only_mine: Go on with a study of this user, and reuse only trials of this user's studies.
         goal: What is asked: where it begins to fail, where else it does, or the whole table.
-        every_lock: Lock every combination before the first trial.
         quick: End as soon as the answer stands, without checking it further.
         sure: Check the answer for as long as its checks take.
         posterior: Whether the report follows the answers through all trials; see `load_report`.
@@ -116,7 +115,6 @@ class StudyRun:
     fresh: bool = False
     only_mine: bool = False
     goal: Goal = Goal.FIRST_BAD
-    every_lock: bool = False
     quick: bool = False
     sure: bool = False
     posterior: bool = True
@@ -173,13 +171,13 @@ class StudyRun:
         self._grid = found.grid
         if self.goal is not Goal.FIRST_BAD and math.prod(found.grid.shape) > MOST_CALLED:
             raise UsageError(
-                f"{matrix.path}: {math.prod(found.grid.shape)} combinations are too many for a table, "
+                f"{matrix.shown}: {math.prod(found.grid.shape)} combinations are too many for a table, "
                 f"which has at most {MOST_CALLED:,}",
                 tried="every combination is called good or bad",
                 remedy="list fewer values: `step: minor` keeps the newest release of each minor version",
             )
         own = None if user is None else "" if found.study is None else found.study.id
-        self._study = store.open_study(study_definition(found, fresh=self.fresh), study_id=own)
+        self._study = open_study(store, found, fresh=self.fresh, study_id=own)
 
     def _open(self) -> None:
         study = self._study
@@ -246,7 +244,6 @@ class StudyRun:
             self._watched,
             workers=self.workers,
             images=images,
-            every=self.every_lock,
             known={
                 index: lock
                 for combination, lock in stored_locks(store, study).items()
@@ -296,7 +293,7 @@ class StudyRun:
         if isinstance(event, events.LockProgress) and self.stopped():
             raise StudyInterruptedError(
                 f"stopped while locking environments ({event.done} of {event.total})",
-                remedy=_goes_on(self.matrix, self.goal),
+                remedy=_goes_on(self.matrix, self.goal, self._study),
             )
 
     def _refine(self, runner: StudyRunner) -> bool:
@@ -332,7 +329,7 @@ class StudyRun:
             raise StudyInterruptedError(
                 # Of this study: what it was spared by trials of others was no work of its own.
                 f"stopped after {how_many(own_trials(store, study), 'trial')}; every one of them is stored",
-                remedy=_goes_on(matrix, self.goal),
+                remedy=_goes_on(matrix, self.goal, study),
             )
         while True:
             document, verdict = runner.document(), runner.plan.verdict
@@ -351,11 +348,11 @@ class StudyRun:
         if verdict.ends_wrong:
             likely = "".join(f"{reason}; else " for reason in report["advice"][:1])
             raise EndsNotAsStatedError(
-                f"{matrix.path}: {document.reason}",
-                tried=_end_counts(runner, verdict.ends_wrong),
-                remedy=f"{likely}correct `good` or `bad` in the matrix, or what counts as bad in `trial.bad`",
+                f"{matrix.shown}: {document.reason}",
+                tried=_end_counts(runner),
+                remedy=_ends_remedy(matrix, runner, likely),
             )
-        self.notify(events.Concluded(report, runner.searching))
+        self.notify(events.Concluded(report))
         return Conclusion(report, ExitCode.VERDICT if document.is_decided else ExitCode.NO_VERDICT)
 
     def _end_with(self, error: BisectEnvError) -> None:
@@ -369,9 +366,10 @@ class StudyRun:
         self.notify(events.Concluded(report))
 
 
-def _goes_on(matrix: Matrix, goal: Goal) -> str:
+def _goes_on(matrix: Matrix, goal: Goal, study: Study) -> str:
     command = "map" if goal is Goal.TABLE else "run"
-    return f"{command_line('bisect-env', command, str(matrix.path))}   goes on from here"
+    target = study.id[:SHORT] if matrix.path is None else str(matrix.path)
+    return f"{command_line('bisect-env', command, target)}   goes on from here"
 
 
 def _in_words(matrix: Matrix, grid: Grid, added: Mapping[str, Sequence[str]]) -> str:
@@ -440,7 +438,6 @@ def open_locking(
     *,
     workers: int = 2,
     images: Mapping[str, str] | None = None,
-    every: bool = False,
     known: Mapping[Index, Lock] | None = None,
 ) -> Locking:
     """Return the locking of a study's combinations: all now, or each when the search asks for it.
@@ -452,11 +449,9 @@ def open_locking(
         notify: Called with the progress.
         workers: Solvers at the same time.
         images: Of names of container images those that the study has settled on, with what they stand for.
-        every: Lock every combination now.
         known: Locks that the study has already.
     """
-    began = time.monotonic()
-    is_whole = every or not is_lazy(grid)
+    is_whole = not is_lazy(grid)
     if is_whole:
         locking = lock_all(
             matrix,
@@ -476,7 +471,6 @@ def open_locking(
             unsolvable=len(prepared.unsolvable) if is_whole else 0,
             environments=prepared.environments if is_whole else None,
             withdrawn=tuple((a.name, v, why) for a in grid.axes for v, why in a.dropped.items()),
-            seconds=time.monotonic() - began if is_whole else 0.0,
         )
     )
     return locking
@@ -530,12 +524,27 @@ def _ends_reason(wrong: tuple[str, ...]) -> str:
     return "; ".join(says[end] for end in wrong)
 
 
-def _end_counts(runner: StudyRunner, wrong: tuple[str, ...]) -> str:
-    grid = runner.grid
+def _ends_remedy(matrix: Matrix, runner: StudyRunner, likely: str) -> str:
+    """Return what to do about ends that are not as stated, in the words in which they were stated."""
+    ends = "`--good` and `--bad`" if matrix.path is None else "`good` and `bad` in the matrix"
+    (good_hits, good_trials), (bad_hits, bad_trials) = (_counts(runner, end) for end in ("good", "bad"))
+    if good_hits and bad_trials and not bad_hits:
+        return f"they are swapped: what is stated to work fails, and the other works; exchange {ends}"
+    if not good_trials or not bad_trials:
+        return f"{likely}if you mixed them up, exchange {ends}; else correct them"
+    return f"{likely}correct {ends}, or what counts as bad in `trial.bad`"
+
+
+def _counts(runner: StudyRunner, end: str) -> tuple[int, int]:
+    index = runner.grid.good if end == "good" else runner.grid.bad
+    return (0, 0) if index is None else runner.plan.counts(index)
+
+
+def _end_counts(runner: StudyRunner) -> str:
     texts = []
-    for name in wrong:
-        index = grid.good if name == "good" else grid.bad
-        if index is not None:
-            hits, trials = runner.plan.counts(index)
-            texts.append(f"{grid.combination(index)}: {hits} of {trials} trials were bad")
+    for end in ("good", "bad"):
+        hits, trials = _counts(runner, end)
+        index = runner.grid.good if end == "good" else runner.grid.bad
+        if index is not None and trials:
+            texts.append(f"{runner.grid.combination(index)}: {hits} of {trials} trials were bad")
     return "; ".join(texts)

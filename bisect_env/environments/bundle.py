@@ -122,7 +122,7 @@ class Bundle:
             raise UsageError(
                 f"{self.root} holds nothing for the matrix {matrix!r}"
                 + (f", but for {', '.join(there)}" if there else ""),
-                remedy="`bisect-env fetch MATRIX --to DIR` on a machine with a network",
+                remedy="`bisect-env env fetch MATRIX -o DIR` on a machine with a network",
             )
         try:
             data = json.loads(read_limited(path, _MAX_STUDY))
@@ -290,7 +290,7 @@ def _refuse_strange(root: Path) -> None:
             with contextlib.suppress(FileNotFoundError):  # another command is writing here
                 status = entry.stat(follow_symlinks=False)
                 if not stat.S_ISREG(status.st_mode):
-                    problem = "is neither a file nor a directory: `bisect-env fetch` writes nothing else"
+                    problem = "is neither a file nor a directory: `bisect-env env fetch` writes nothing else"
                 elif status.st_size > limit:
                     problem = f"has {status.st_size} bytes; BISECT_ENV_BUILD_SIZE allows {limit}"
                 else:

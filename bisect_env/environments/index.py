@@ -146,7 +146,7 @@ _NAMES_TIMEOUT = (3.0, 5.0)
 
 IMPORTED_AS = {
     "bs4": "beautifulsoup4",
-    "cv2": "opencv-python",
+    "cv2": "opencv-python-headless",
     "dateutil": "python-dateutil",
     "pil": "pillow",
     "pytorch": "torch",

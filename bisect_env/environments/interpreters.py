@@ -284,7 +284,7 @@ def installed_pythons() -> list[str]:
 
 
 # --------------------------------------------------------------------------------------------------
-# Interpreters in a directory that `bisect-env fetch` wrote: put there, and installed from there, by uv.
+# Interpreters in a directory that `bisect-env env fetch` wrote: put there, and installed from there, by uv.
 
 
 @functools.cache

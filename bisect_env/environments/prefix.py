@@ -289,7 +289,7 @@ def ensure_prefix(
         interpreters: Where Pythons are looked for.
         cache_limit: Bytes that the cache may take: after a build, what was used least recently and is not
             in use goes. None is `configured_cache_limit()`, or else `CACHE_LIMIT`.
-        offline: What `bisect-env fetch` wrote: archives come from there alone. None is
+        offline: What `bisect-env env fetch` wrote: archives come from there alone. None is
             `BISECT_ENV_OFFLINE`, if that is set, and else the places that the lock names.
         existing: Build it only in place of one that has changed.
 

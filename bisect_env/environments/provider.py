@@ -414,7 +414,7 @@ class OfflineCatalogue(_WithoutCommits):
 
 
 class OfflineEnvironments:
-    """An `EnvironmentProvider` that uses nothing but a directory that `bisect-env fetch` wrote.
+    """An `EnvironmentProvider` that uses nothing but a directory that `bisect-env env fetch` wrote.
 
     Args:
         root: The directory.
@@ -439,7 +439,7 @@ class OfflineEnvironments:
                 f"{root} is not complete: {len(missing)} files are missing or cut short, of {count} archives "
                 "and their locks",
                 tried=f"looking for {', '.join(missing[:5])}{', ...' if len(missing) > 5 else ''}",
-                remedy="copy the rest; `bisect-env fetch MATRIX --to DIR --check` compares everything",
+                remedy="copy the rest; `bisect-env env fetch MATRIX -o DIR --check` compares everything",
             )
 
     @property
@@ -510,5 +510,5 @@ def _question(package: str, manager: Manager, index: str | None) -> str:
 def _changed(place: Path, what: str) -> InfrastructureError:
     return InfrastructureError(
         f"{place} has no answer for {what}: it was fetched for another state of the matrix",
-        remedy="`bisect-env fetch MATRIX --to DIR` again, on a machine with a network",
+        remedy="`bisect-env env fetch MATRIX -o DIR` again, on a machine with a network",
     )

@@ -29,7 +29,7 @@ def default_cache_dir() -> Path:
 
 
 def default_offline() -> Path | None:
-    """Return `BISECT_ENV_OFFLINE`: a directory written by `bisect-env fetch`, the only source of builds."""
+    """Return `BISECT_ENV_OFFLINE`: a directory of `bisect-env env fetch`, the only source of builds."""
     configured = os.environ.get("BISECT_ENV_OFFLINE")
     return Path(configured).expanduser().absolute() if configured else None
 

@@ -1,14 +1,14 @@
-"""Writes the text of matrix files: of the words of a command line, or a commented one to begin with."""
+"""Makes the plain data of matrix files from the words of a command line, or from two environments. Pure."""
 
 from __future__ import annotations
 
 import difflib
-import json
 import re
 import tomllib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from packaging.requirements import InvalidRequirement, Requirement
 from packaging.specifiers import InvalidSpecifier, SpecifierSet
@@ -22,6 +22,9 @@ from bisect_env.matrix.versions import fitting_python
 _UNSAFE = re.compile(r"[^a-z0-9_-]+")
 _INLINE = re.compile(r"(?m)^# /// (?P<type>[a-zA-Z0-9-]+)$\s(?P<content>(^#(| .*)$\s)+)^# ///$")
 _SHELLS = {".sh": "bash", ".bash": "bash"}
+GOOD, BAD = "good", "bad"
+"""Keys of stated ends, and values of the axis of two environments."""
+ENVIRONMENT = "environment"
 _RARELY = 4
 """Failures this many times rarer than the user says need not be found."""
 
@@ -62,19 +65,17 @@ class CommitRange:
     subdirectory: str = ""
 
     @property
-    def lines(self) -> list[str]:
-        """Return the lines of a matrix file that define the axis."""
-        facts = [f"git: {_q(self.git)}", f"package: {self.package}"]
-        facts += [f"from: {_q(self.first)}", f"to: {_q(self.last)}"]
-        facts += ["history: all"] if self.every else []
-        facts += [f"subdirectory: {_q(self.subdirectory)}"] if self.subdirectory else []
-        return [f"  {_key(self.package)}: {{{', '.join(facts)}}}"]
+    def axis(self) -> dict[str, str]:
+        """Return the axis of a matrix file."""
+        facts = {"git": self.git, "package": self.package, "from": self.first, "to": self.last}
+        history = {"history": "all"} if self.every else {}
+        return {**facts, **history, **({"subdirectory": self.subdirectory} if self.subdirectory else {})}
 
     @property
-    def ends(self) -> list[str]:
-        """Return the lines of a matrix file that state both ends."""
-        named = ((GOOD, self.first), (BAD, self.last))
-        return [f"{end}: {{{_key(self.package)}: {_q(commit)}}}" for end, commit in named]
+    def ends(self) -> dict[str, dict[str, str]]:
+        """Return both ends as a matrix file states them."""
+        key = _key(self.package)
+        return {GOOD: {key: self.first}, BAD: {key: self.last}}
 
 
 @dataclass(frozen=True, slots=True)
@@ -257,21 +258,16 @@ def _is_range(word: str) -> bool:
         return False
 
 
-def matrix_text(
-    question: AskedQuestion,
-    *,
-    command_line: str = "",
-    here: str = "",
-    installed: Callable[[], Iterable[str]] = tuple,
-) -> str:
-    """Return the text of a matrix file that asks a question. Pure.
+def question_data(
+    question: AskedQuestion, *, here: str = "", installed: Callable[[], Iterable[str]] = tuple
+) -> dict[str, Any]:
+    """Return a question as the plain data of a matrix file. Pure.
 
     Without a good or a bad version, the failure may have come and gone along an axis (`either`). With
     both, the axis goes from one to the other.
 
     Args:
         question: As given.
-        command_line: Shown in the first line.
         here: The running Python, as `3.12`; that of this process if "".
         installed: Returns the Python versions on this machine; called if the script's header excludes the
             running one.
@@ -279,49 +275,51 @@ def matrix_text(
     Raises:
         UsageError: Some part of the question is not possible; the message names the option.
     """
-    axes = [_axis(spec) for spec in question.packages]
-    if not axes and not question.since and question.commits is None:
+    moved = [_axis(spec) for spec in question.packages]
+    built = question.commits
+    if not moved and not question.since and built is None:
         raise UsageError(
             "no package is asked about",
             remedy='name one with its range: `-p "orjson>=3.8"`, or a day: `--since 2026-01-31`',
         )
-    names = [str(canonicalize_name(axis.name)) for axis in axes]
+    names = [str(canonicalize_name(axis.name)) for axis in moved]
     if len(set(names)) < len(names):
         twice = next(name for name in names if names.count(name) > 1)
         raise UsageError(f"{twice} is asked about twice", remedy="give one `-p` for each package")
-    built = question.commits
     if built is not None:
         names.append(str(canonicalize_name(built.package)))
-    dated = bool(question.since)
-    plain = [spec.text for spec in axes] if dated else []
-    moved = [] if dated else axes
+    plain = [spec.text for spec in moved] if question.since else []
+    moved = [] if question.since else moved
     given = (*plain, *question.with_packages, *question.inline.dependencies)
     if built is not None and runs_pytest(question.command):
         # The tests of a project ask for it, and nobody thinks of it as a package of the environment.
         given = (*given, "pytest")
     wanted = _requirements(given, names if built else [str(canonicalize_name(axis.name)) for axis in moved])
-    lines = [f"# {command_line}"] if command_line else []
-    lines += ["version: 1", f"name: {_name(question, names)}", "axes:"]
+    conda = bool(question.channels)
+    axes: dict[str, Any] = {}
     pythons = question.pythons or (_python(question.inline.requires_python, here, installed),)
-    manager = ", manager: conda" if question.channels else ""
     if "python" not in names:
-        direction = ", direction: either" if len(pythons) > 1 else ""
-        listed = ", ".join(_q(p) for p in pythons)
-        lines.append(f"  python: {{package: python{manager}, versions: [{listed}]{direction}}}")
+        axes["python"] = {"package": "python", **_manager(conda=conda), "versions": list(pythons)}
+        if len(pythons) > 1:
+            axes["python"]["direction"] = "either"
     for axis in moved:
-        lines += _package_axis(axis, question)
+        axes[_key(axis.name)] = _package_axis(axis, question)
     if built is not None:
-        lines += built.lines
-    if dated:
-        lines.append(f"  day: {{dates: {{from: {_q(question.since)}, to: {_q(question.until)}, step: 1d}}}}")
-    if question.channels:
-        lines.append(f"channels: [{', '.join(_q(channel) for channel in question.channels)}]")
-    if wanted:
-        listed = ", ".join(_q(text) for text in wanted)
-        lines.append(f"packages: {{conda: [{listed}]}}" if question.channels else f"packages: [{listed}]")
-    lines += _ends(moved, question) if built is None else built.ends if len(pythons) < 2 else []
-    known = {_key(name) for name in (*names, "python", *(["day"] if dated else []))}
-    return "\n".join([*lines, *_trial(question, known)]) + "\n"
+        axes[_key(built.package)] = built.axis
+    if question.since:
+        axes["day"] = {"dates": {"from": question.since, "to": question.until, "step": "1d"}}
+    ends = _ends(moved, question) if built is None else built.ends if len(pythons) < 2 else {}
+    return _filled(
+        {
+            "version": 1,
+            "name": _name(question, names),
+            "axes": axes,
+            "channels": list(question.channels),
+            "packages": {"conda": list(wanted)} if conda and wanted else list(wanted),
+            **ends,
+            **_trial(question, {*axes, "python"}),
+        }
+    )
 
 
 def runs_pytest(command: Sequence[str]) -> bool:
@@ -329,46 +327,48 @@ def runs_pytest(command: Sequence[str]) -> bool:
     return command[:1] == ("pytest",) or tuple(command[:3]) == ("python", "-m", "pytest")
 
 
-def _trial(question: AskedQuestion, axes: Iterable[str]) -> list[str]:
-    """Return the lines of a matrix file for package sources, `trial` and `search`."""
-    words = ", ".join(_q(_literal(word, axes)) for word in question.command)
-    lines = ["trial:", f"  command: [{words}]"]
-    if question.files:
-        lines.append(f"  files: [{', '.join(_q(name) for name in question.files)}]")
-    if question.timeout:
-        lines.append(f"  timeout: {_q(question.timeout)}")
-    if question.env:
-        listed = ", ".join(f"{name}: {_q(value)}" for name, value in question.env.items())
-        lines.append(f"  env: {{{listed}}}")
-    if question.gpus:
-        lines.append(f"  gpus: {question.gpus:g}")
-    places = [f"index: {_q(question.index)}"] if question.index else []
-    if question.extra_indexes:
-        places += [
-            "indexes:",
-            *(f"  {_q(n)}: {{url: {_q(url)}}}" for n, url in question.extra_indexes.items()),
-        ]
-    places += _listed("find_links", question.find_links, "")
-    newest = question.exclude_newer or ("" if question.since else question.inline.exclude_newer)
-    places += [f"exclude_newer: {_q(newest)}"] if newest else []
-    return [*places, *lines, *search_lines(question.rate, question.confidence)]
+def _manager(*, conda: bool) -> dict[str, str]:
+    return {"manager": "conda"} if conda else {}
 
 
-def search_lines(rate: float | None, confidence: float | None) -> list[str]:
-    """Return the lines of the key `search`, empty if both arguments are None. Pure.
+def _filled(data: dict[str, Any]) -> dict[str, Any]:
+    """Return the data without keys that say nothing."""
+    return {key: value for key, value in data.items() if value not in ("", [], {}, None)}
+
+
+def _trial(question: AskedQuestion, axes: Iterable[str]) -> dict[str, Any]:
+    """Return the keys of a matrix file for package sources, `trial` and `search`."""
+    return {
+        "index": question.index,
+        "indexes": {name: {"url": url} for name, url in question.extra_indexes.items()},
+        "find_links": list(question.find_links),
+        "exclude_newer": question.exclude_newer or ("" if question.since else question.inline.exclude_newer),
+        "trial": _filled(
+            {
+                "command": [_literal(word, axes) for word in question.command],
+                "files": list(question.files),
+                "timeout": question.timeout,
+                "env": dict(question.env),
+                "gpus": question.gpus or None,
+            }
+        ),
+        "search": search_data(question.rate, question.confidence),
+    }
+
+
+def search_data(rate: float | None, confidence: float | None) -> dict[str, float]:
+    """Return the value of the key `search`, empty if both arguments are None. Pure.
 
     Args:
         rate: Approximate failure rate where it fails.
         confidence: Confidence of the answer.
     """
-    found = []
-    if confidence is not None:
-        found.append(f"  confidence: {confidence:g}")
+    found = {} if confidence is None else {"confidence": confidence}
     if rate is not None:
-        found += [f"  crash_rate: {rate:g}", f"  min_crash_rate: {max(rate / _RARELY, 0.001):.3g}"]
+        found |= {"crash_rate": rate, "min_crash_rate": float(f"{max(rate / _RARELY, 0.001):.3g}")}
         # What fails half as often as was said is another failure: so much is excluded at the last good one.
-        found.append(f"  clean_rate: {max(rate / 2, 0.001):.3g}")
-    return ["search:", *found] if found else []
+        found["clean_rate"] = float(f"{max(rate / 2, 0.001):.3g}")
+    return found
 
 
 def travelling(
@@ -455,23 +455,14 @@ def _requirements(texts: Iterable[str], axes: Sequence[str]) -> tuple[str, ...]:
     return tuple(found.values())
 
 
-def _package_axis(axis: _AskedAxis, question: AskedQuestion) -> list[str]:
+def _package_axis(axis: _AskedAxis, question: AskedQuestion) -> dict[str, Any]:
     name = str(canonicalize_name(axis.name))
     good, bad = question.good.get(name), question.bad.get(name)
     bounds = [axis.range] if axis.range else []
     direction = "either"
     if good and bad:
-        try:
-            first, last = sorted((good, bad), key=Version)
-            same = Version(good) == Version(bad)
-        except InvalidVersion as error:
-            raise UsageError(f"--good, --bad: {error}", remedy="write a version such as 2.6.0") from None
-        if same:
-            raise UsageError(
-                f"{axis.name} {good} is said to be good and bad", remedy="name two versions, or neither"
-            )
+        first, last, direction = _in_order(good, bad, axis.name)
         bounds += [f">={first}", f"<={last}"]
-        direction = "regression" if first == good else "fixed"
     for end in (good, bad):
         if end and axis.range and not SpecifierSet(axis.range).contains(end, prereleases=True):
             raise UsageError(
@@ -479,23 +470,39 @@ def _package_axis(axis: _AskedAxis, question: AskedQuestion) -> list[str]:
                 remedy="widen the range, or correct the end",
             )
     pre = question.prereleases or any(end and _is_pre(end) for end in (good, bad))
-    facts = [f"package: {axis.name}"]
-    facts += ["manager: conda"] if question.channels and name != "python" else []
-    facts += [f"versions: {_q(','.join(bounds) or '>=0')}", f"step: {question.step or 'every'}"]
-    facts += ["prereleases: true"] if pre else []
-    facts += ["yanked: true"] if question.yanked else []
-    return [f"  {_key(axis.name)}: {{{', '.join([*facts, f'direction: {direction}'])}}}"]
+    return {
+        "package": axis.name,
+        **_manager(conda=bool(question.channels) and name != "python"),
+        "versions": ",".join(bounds) or ">=0",
+        "step": question.step or "every",
+        **({"prereleases": True} if pre else {}),
+        **({"yanked": True} if question.yanked else {}),
+        "direction": direction,
+    }
 
 
-def _ends(axes: Sequence[_AskedAxis], question: AskedQuestion) -> list[str]:
-    """Return the lines for the stated ends that name every axis with several values."""
-    lines = []
-    for flag, stated in (("good", question.good), ("bad", question.bad)):
-        names = {str(canonicalize_name(axis.name)): axis for axis in axes}
-        if stated and set(stated) == set(names) and len(question.pythons) < 2:
-            listed = ", ".join(f"{_key(names[name].name)}: {_q(value)}" for name, value in stated.items())
-            lines.append(f"{flag}: {{{listed}}}")
-    return lines
+def _in_order(good: str, bad: str, package: str) -> tuple[str, str, str]:
+    """Return the older and the newer version, and the direction of the axis between them."""
+    try:
+        first, last = sorted((good, bad), key=Version)
+        same = Version(good) == Version(bad)
+    except InvalidVersion as error:
+        raise UsageError(f"--good, --bad: {error}", remedy="write a version such as 2.6.0") from None
+    if same:
+        raise UsageError(
+            f"{package} {good} is said to be good and bad", remedy="name two versions, or neither"
+        )
+    return first, last, "regression" if first == good else "fixed"
+
+
+def _ends(axes: Sequence[_AskedAxis], question: AskedQuestion) -> dict[str, dict[str, str]]:
+    """Return the stated ends that name every axis with several values."""
+    names = {str(canonicalize_name(axis.name)): axis for axis in axes}
+    return {
+        end: {_key(names[name].name): value for name, value in stated.items()}
+        for end, stated in ((GOOD, question.good), (BAD, question.bad))
+        if stated and set(stated) == set(names) and len(question.pythons) < 2
+    }
 
 
 def _python(requires: str, here: str, installed: Callable[[], Iterable[str]]) -> str:
@@ -528,11 +535,6 @@ def _literal(word: str, axes: Iterable[str]) -> str:
     if named and set(named) <= set(axes):
         return word
     return word.replace("{", "{{").replace("}", "}}")
-
-
-def _q(text: str) -> str:
-    # A JSON text is a YAML text.
-    return json.dumps(text, ensure_ascii=False)
 
 
 def _is_pre(text: str) -> bool:
@@ -630,41 +632,39 @@ class Pair:
     allow_source: bool = False
 
 
-GOOD, BAD = "good", "bad"
-"""Values of the axis of two environments."""
-ENVIRONMENT = "environment"
-
-
-def pair_text(pair: Pair, *, command_line: str = "") -> str:
-    """Return the text of a matrix file that asks which of two environments fails. Pure.
+def pair_data(pair: Pair) -> dict[str, Any]:
+    """Return the plain data of a matrix file that asks which of two environments fails. Pure.
 
     Requirements common to both are listed under `packages`, the others on the axis.
 
     Args:
         pair: The environments.
-        command_line: Shown in the first line.
     """
-    question = pair.question
     common = [text for text in pair.good.pypi if text in set(pair.bad.pypi)]
     common_conda = [text for text in pair.good.conda if text in set(pair.bad.conda)]
-    lines = [f"# {command_line}"] if command_line else []
-    lines += ["version: 1", f"name: {_name(question, ['between'])}", "axes:", f"  {ENVIRONMENT}:"]
-    lines.append("    environments:")
-    for name, whole in ((GOOD, pair.good), (BAD, pair.bad)):
-        lines.append(f"      {name}:")
-        if whole.python:
-            lines.append(f"        python: {_q(whole.python)}")
-        lines += _listed("pypi", [text for text in whole.pypi if text not in common], "        ")
-        lines += _listed("conda", [text for text in whole.conda if text not in common_conda], "        ")
-        if lines[-1] == f"      {name}:":
-            lines[-1] += " {}"
-    if common or common_conda:
-        lines += ["packages:", *_listed("pypi", common, "  "), *_listed("conda", common_conda, "  ")]
-    lines += _solver(pair.dependencies, allow_source=pair.allow_source)
-    if pair.channels:
-        lines.append(f"channels: [{', '.join(_q(channel) for channel in pair.channels)}]")
-    lines += [f"{GOOD}: {{{ENVIRONMENT}: {GOOD}}}", f"{BAD}: {{{ENVIRONMENT}: {BAD}}}"]
-    return "\n".join([*lines, *_trial(question, {ENVIRONMENT})]) + "\n"
+    environments = {
+        name: _filled(
+            {
+                "python": whole.python,
+                "pypi": [text for text in whole.pypi if text not in common],
+                "conda": [text for text in whole.conda if text not in common_conda],
+            }
+        )
+        for name, whole in ((GOOD, pair.good), (BAD, pair.bad))
+    }
+    return _filled(
+        {
+            "version": 1,
+            "name": _name(pair.question, ["between"]),
+            "axes": {ENVIRONMENT: {"environments": environments}},
+            "packages": _filled({"pypi": common, "conda": common_conda}),
+            "solver": _solver(pair),
+            "channels": list(pair.channels),
+            GOOD: {ENVIRONMENT: GOOD},
+            BAD: {ENVIRONMENT: BAD},
+            **_trial(pair.question, {ENVIRONMENT}),
+        }
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -686,8 +686,8 @@ class Moving:
     yanked: bool = False
 
 
-def releases_text(moving: Sequence[Moving], rest: Whole, pair: Pair) -> str:
-    """Return the text of a matrix file over the releases of some packages. Pure.
+def releases_data(moving: Sequence[Moving], rest: Whole, pair: Pair) -> dict[str, Any]:
+    """Return the plain data of a matrix file over the releases of some packages. Pure.
 
     All other packages stay as they are.
 
@@ -703,185 +703,36 @@ def releases_text(moving: Sequence[Moving], rest: Whole, pair: Pair) -> str:
     names = [package.name for package in moving]
     # A name of its own: by the one that was given, the whole answer is found.
     name = f"{question.name}-releases" if question.name else _name(question, [*names, "releases"])
-    lines = ["version: 1", f"name: {name}", "axes:"]
+    axes: dict[str, Any] = {}
     if rest.python:
-        lines.append(f"  python: {{package: python, versions: [{_q(rest.python)}]}}")
+        axes["python"] = {"package": "python", "versions": [rest.python]}
     for one in moving:
-        try:
-            first, last = sorted((one.good, one.bad), key=Version)
-        except InvalidVersion as error:
-            raise UsageError(f"{one.name}: {error}", remedy="give `--no-versions`") from None
-        facts = [f"package: {one.name}"]
-        facts += ["manager: conda"] if one.is_conda and one.name != "python" else []
-        facts += [f"versions: {_q(f'>={first},<={last}')}", "step: every"]
-        facts += ["prereleases: true"] if _is_pre(first) or _is_pre(last) else []
-        facts += ["yanked: true"] if one.yanked else []
-        facts += [f"direction: {'regression' if first == one.good else 'fixed'}"]
-        lines.append(f"  {_key(one.name)}: {{{', '.join(facts)}}}")
-    if rest.pypi or rest.conda:
-        lines += ["packages:", *_listed("pypi", rest.pypi, "  "), *_listed("conda", rest.conda, "  ")]
-    lines += _solver(pair.dependencies, allow_source=pair.allow_source)
-    if pair.channels and (rest.conda or any(one.is_conda for one in moving)):
-        lines.append(f"channels: [{', '.join(_q(channel) for channel in pair.channels)}]")
-    for end, versions in (("good", [one.good for one in moving]), ("bad", [one.bad for one in moving])):
-        listed = ", ".join(f"{_key(n)}: {_q(v)}" for n, v in zip(names, versions, strict=True))
-        lines.append(f"{end}: {{{listed}}}")
-    return "\n".join([*lines, *_trial(question, {_key(name) for name in names})]) + "\n"
+        first, last, direction = _in_order(one.good, one.bad, one.name)
+        axes[_key(one.name)] = {
+            "package": one.name,
+            **_manager(conda=one.is_conda and one.name != "python"),
+            "versions": f">={first},<={last}",
+            "step": "every",
+            **({"prereleases": True} if _is_pre(first) or _is_pre(last) else {}),
+            **({"yanked": True} if one.yanked else {}),
+            "direction": direction,
+        }
+    uses_conda = bool(rest.conda) or any(one.is_conda for one in moving)
+    return _filled(
+        {
+            "version": 1,
+            "name": name,
+            "axes": axes,
+            "packages": _filled({"pypi": list(rest.pypi), "conda": list(rest.conda)}),
+            "solver": _solver(pair),
+            "channels": list(pair.channels) if uses_conda else [],
+            GOOD: {_key(one.name): one.good for one in moving},
+            BAD: {_key(one.name): one.bad for one in moving},
+            **_trial(question, {_key(name) for name in names}),
+        }
+    )
 
 
-def _listed(key: str, texts: Sequence[str], indent: str) -> list[str]:
-    return [f"{indent}{key}:", *(f"{indent}  - {_q(text)}" for text in texts)] if texts else []
-
-
-def _solver(dependencies: str, *, allow_source: bool) -> list[str]:
-    facts = [f"dependencies: {dependencies}"] if dependencies != "resolve" else []
-    facts += ["allow_source: true"] if allow_source else []
-    return [f"solver: {{{', '.join(facts)}}}"] if facts else []
-
-
-# --------------------------------------------------------------------------------------------------
-# Writes a commented matrix file to begin with. Pure.
-#
-# What it says was checked by nobody yet: who writes it to a file loads it afterwards.
-
-_PLAIN = re.compile(r"[A-Za-z][A-Za-z0-9_.-]*")
-
-
-@dataclass(frozen=True, slots=True)
-class PackageAnswer:
-    """A package that becomes an axis.
-
-    Attributes:
-        name: Name of the package.
-        versions: A range such as `>=2.0,<2.6`, or versions separated by commas.
-    """
-
-    name: str
-    versions: str
-
-    @property
-    def is_range(self) -> bool:
-        """Return whether the versions are a range instead of a list."""
-        return any(sign in self.versions for sign in "<>=!~*")
-
-
-@dataclass(frozen=True, slots=True)
-class TemplateAnswers:
-    """The answers from which a matrix file is made.
-
-    Attributes:
-        packages: The axes.
-        script: Relative path of the script in the matrix.
-        python: Version of Python.
-        manager: `pypi` or `conda`.
-        channels: conda channels.
-        timeout: Time limit of one trial, such as `60s`.
-        gpus: Number of GPUs that one trial needs.
-        name: Name of the study; "" for one made from the packages.
-    """
-
-    packages: Sequence[PackageAnswer]
-    script: str
-    python: str
-    manager: str = "pypi"
-    channels: Sequence[str] = ()
-    timeout: str = "60s"
-    gpus: int = 0
-    name: str = ""
-
-    @property
-    def study(self) -> str:
-        """Return the name of the study."""
-        named = self.name or "_".join(package.name for package in self.packages)
-        return _UNSAFE.sub("_", named.lower()).strip("_-") or "study"
-
-
-def template(answers: TemplateAnswers) -> str:
-    """Return the text of a matrix file."""
-    names = " × ".join(package.name for package in answers.packages)
-    first = answers.packages[0]
-    lines = [
-        f"# From which version of {names} on does the script fail?",
-        "# `bisect-env plan FILE` shows what this asks for, `bisect-env run FILE` answers it.",
-        "version: 1",
-        f"name: {answers.study}",
-        f"description: {_quoted(f'{answers.script} fails since some version of {names}')}",
-        "",
-        "# Every combination of these values is an environment. The first axis may be the longest.",
-        "axes:",
-        *_python_axis(answers),
-    ]
-    for package in answers.packages:
-        lines += _template_axis(package, answers.manager)
-    if answers.manager == "conda":
-        channels = ", ".join(_quoted(channel) for channel in answers.channels or ("conda-forge",))
-        lines += ["", f"channels: [{channels}]    # most important first; a package comes from the first"]
-    other = "[cuda-version 12.8]" if answers.manager == "conda" else '["numpy<2"]'
-    key = f"packages: {{conda: {other}}}" if answers.manager == "conda" else f"packages: {other}"
-    lines += [
-        "",
-        f"# What every environment holds besides: {key}",
-        "# Leave out what cannot work:",
-        "# exclude:",
-        f"#   - {{when: {{{_key(first.name)}: '<2'}}, why: 'needs an older Python'}}",
-        "",
-        "trial:",
-        f"  command: {_quoted(f'python {answers.script}')}",
-        f"  files: [{_quoted(answers.script)}]    # copied into a fresh directory for each trial",
-        f"  timeout: {answers.timeout}    # a trial that takes longer hangs, and fails",
-    ]
-    if answers.gpus:
-        lines.append(f"  gpus: {answers.gpus}    # each trial sees exactly so many")
-    lines += [
-        "  # Which failures count; default: crash, hang, cuda-fault, import-error and exit-fail.",
-        "  # bad: {outcomes: [crash]}",
-        "",
-        "# Ends that you know already, tested first:",
-        f"# good: {{{_key(first.name)}: '…'}}",
-        f"# bad: {{{_key(first.name)}: '…'}}",
-        "",
-        "search:",
-        "  confidence: 0.95        # probability with which the verdict should be right",
-        "  min_crash_rate: 0.02    # failures rarer than this need not be found",
-        "  # budget: 2h            # stop after so long, with the best answer by then",
-    ]
-    return "\n".join(lines) + "\n"
-
-
-def _python_axis(answers: TemplateAnswers) -> list[str]:
-    if any(package.name == "python" for package in answers.packages):
-        return []
-    manager = ", manager: conda" if answers.manager == "conda" else ""
-    return [f"  python: {{package: python{manager}, versions: [{_quoted(answers.python)}]}}"]
-
-
-def _template_axis(package: PackageAnswer, manager: str) -> list[str]:
-    lines = [f"  {_key(package.name)}:", f"    package: {package.name}"]
-    if manager == "conda":
-        lines.append("    manager: conda")
-    if package.is_range:
-        lines += [
-            f"    versions: {_quoted(package.versions)}",
-            "    step: minor    # the newest of each minor version, then all around the answer; or every",
-        ]
-    else:
-        versions = [part.strip() for part in package.versions.split(",") if part.strip()]
-        lines.append(f"    versions: [{', '.join(_quoted(version) for version in versions)}]")
-    lines.append("    direction: regression    # bad from some version on; or fixed, either, unordered")
-    return lines
-
-
-def _quoted(text: str) -> str:
-    # A JSON text is a YAML text.
-    return text if _PLAIN.fullmatch(text) else json.dumps(text, ensure_ascii=False)
-
-
-def script_template(packages: Sequence[str]) -> str:
-    """Return a script to start from, for a user who has none yet."""
-    imports = "\n".join(f"import {name.replace('-', '_')}" for name in packages if name != "python")
-    return f'''"""Shows the failure: the exit status counts, and nothing else (0 passes, 125 skips)."""
-
-{imports}
-
-# Put here what fails, as short as you can make it; an assert is enough.
-'''
+def _solver(pair: Pair) -> dict[str, Any]:
+    facts: dict[str, Any] = {} if pair.dependencies == "resolve" else {"dependencies": pair.dependencies}
+    return {**facts, **({"allow_source": True} if pair.allow_source else {})}

@@ -308,7 +308,7 @@ def _ends_agree(
             ("good",),
             (
                 "by the directions of the axes, whatever breaks `bad` breaks `good` too; "
-                "swap good and bad, or correct a `direction`"
+                "if you mixed them up, swap good and bad; or correct a `direction`"
             ),
         )
 

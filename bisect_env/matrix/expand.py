@@ -24,6 +24,7 @@ from bisect_env.matrix.versions import (
     VersionCatalogue,
     between,
     newest_of_each,
+    order_key,
     parse_range,
 )
 
@@ -86,24 +87,24 @@ def expand(
             pythons = values
     axes = [expanded[name] for name in matrix.file.axes]
     if problems:
-        raise matrix_error(str(matrix.path), problems)
+        raise matrix_error(matrix.shown, problems)
     if too_long := [
         Problem(text, matrix.line("axes", axis.name)) for axis in axes if (text := _too_long(axis))
     ]:
-        raise matrix_error(str(matrix.path), too_long)
+        raise matrix_error(matrix.shown, too_long)
     size = math.prod(len(axis.values) for axis in axes)
     if size > MAX_COMBINATIONS:
         text = f"the axes make {size} combinations, more than {MAX_COMBINATIONS}; shorten an axis"
-        raise matrix_error(str(matrix.path), [Problem(text, matrix.line("axes"))])
+        raise matrix_error(matrix.shown, [Problem(text, matrix.line("axes"))])
     excluded = _excluded(matrix, Grid(tuple(axes)))
     if len(excluded) == size:
         key = "exclude" if matrix.file.exclude else "include"
         text = f"the rules exclude all {size} combinations; correct `exclude` or `include`"
-        raise matrix_error(str(matrix.path), [Problem(text, matrix.line(key))])
-    good = _end(matrix, "good", axes, excluded, problems)
-    bad = _end(matrix, "bad", axes, excluded, problems)
+        raise matrix_error(matrix.shown, [Problem(text, matrix.line(key))])
+    good = _end(matrix, "good", axes, excluded, problems, catalogue)
+    bad = _end(matrix, "bad", axes, excluded, problems, catalogue)
     if problems:
-        raise matrix_error(str(matrix.path), problems)
+        raise matrix_error(matrix.shown, problems)
     return Grid(tuple(axes), excluded, good, bad)
 
 
@@ -347,12 +348,44 @@ def _excluded(matrix: Matrix, grid: Grid) -> dict[Index, str]:
     return {index: why for index, why in reasons if why is not None}
 
 
+def _no_such_release(
+    matrix: Matrix, end: str, axis: PackageAxis, value: str, catalogue: VersionCatalogue
+) -> str | None:
+    """Return the problem with a stated end that is no release, with the release that was probably meant.
+
+    That is the nearest one away from the other end, where nobody expects the change: the older one for the
+    good end of a regression. None if the axis lists its versions, or the text is no version.
+    """
+    if isinstance(axis.versions, tuple):
+        return None
+    releases = catalogue.versions(axis.canonical_package, manager=axis.manager, index=matrix.index_of(axis))
+    if any(release.version == value for release in releases):
+        return None  # it was left out, and the axis says why
+    versions = [release.version for release in releases if not release.yanked]
+    try:
+        wanted = order_key(value, axis.manager)
+        known = sorted((order_key(version, axis.manager), version) for version in versions)
+    except ValueError:
+        return None
+    older = [version for key, version in known if key < wanted][-1:]
+    newer = [version for key, version in known if key > wanted][:1]
+    if axis.direction is Direction.EITHER:
+        near = [*older, *newer]
+    else:
+        first = older if (end == "good") == (axis.direction is not Direction.FIXED) else newer
+        near = first or older or newer
+    if not near:
+        return None
+    return f"{end} is {axis.package} {value}, which is no release; did you mean {' or '.join(near)}?"
+
+
 def _end(
     matrix: Matrix,
     end: str,
     axes: Sequence[GridAxis],
     excluded: Mapping[Index, str],
     problems: list[Problem],
+    catalogue: VersionCatalogue,
 ) -> Index | None:
     stated = matrix.file.good if end == "good" else matrix.file.bad
     if stated is None:
@@ -362,6 +395,8 @@ def _end(
         source: Axis = matrix.file.axes[axis.name]
         value = stated.get(axis.name)
         problem = end_value_problem(end, axis.name, axis.values, source, value)
+        if problem and value is not None and isinstance(source, PackageAxis):
+            problem = _no_such_release(matrix, end, source, value, catalogue) or problem
         if problem:
             problems.append(Problem(problem, matrix.line(end, axis.name)))
             continue

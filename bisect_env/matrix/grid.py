@@ -235,8 +235,8 @@ def find_combination(
 
     Args:
         grid: As expanded.
-        text: `axis=value,...`, `first-bad` or `last-good`, `good` or `bad` for the stated ends of the
-            matrix; None if every axis has only one value.
+        text: `axis=value,...`, or a value alone if one axis has several; `first-bad` or `last-good`; `good`
+            or `bad` for the stated ends of the matrix; None if every axis has only one value.
         named: The combinations `first-bad` and `last-good`, if the study has an answer.
         flag: The option's name, for messages; "" if there is none.
 
@@ -260,6 +260,9 @@ def find_combination(
             )
         pairs = dict(named[text])
     else:
+        several = [axis.name for axis in grid.axes if len(axis.values) > 1]
+        if text is not None and len(several) == 1 and "=" not in text:
+            text = f"{several[0]}={text}"
         pairs = {} if text is None else parse_at(text, flag)
     known = {axis.name: axis for axis in grid.axes}
     for name in pairs:

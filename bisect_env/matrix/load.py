@@ -6,9 +6,10 @@ import hashlib
 import json
 import os
 import stat
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
-from pathlib import Path
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path, PurePosixPath
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
@@ -17,7 +18,7 @@ from pydantic import BaseModel, ValidationError
 from bisect_env.errors import MatrixError, UsageError
 from bisect_env.matrix import yaml_source
 from bisect_env.matrix.contradictions import cross_checks, listed_values, value_problem
-from bisect_env.matrix.files import StudyFile, read_files
+from bisect_env.matrix.files import MAX_TOTAL, StudyFile, name_problem, read_files
 from bisect_env.matrix.grid import Combination
 from bisect_env.matrix.problems import Path as Loc
 from bisect_env.matrix.problems import Problem, matrix_error, near, of_validation
@@ -52,27 +53,29 @@ MAX_BYTES = 256 * 1024
 
 @dataclass(frozen=True, slots=True)
 class Matrix:
-    """A checked matrix file with the files of its trial.
+    """A checked question with the files of its trial: of a matrix file, of words, or of a stored study.
 
     Attributes:
         file: The parsed file.
-        path: Path of the file, as the user named it.
-        text: Its raw text.
+        path: Path of the file, as the user named it; None if the question comes from no file.
+        text: Its raw text; JSON, which is YAML, if it comes from no file.
         files: Files copied into the working directory of every trial.
         platform: conda's name of the platform: the file's, else this machine's.
         digest: sha256 (hex) of everything that decides what a trial does and what it means: equal digests
             may share trials. Descriptions and the search's own settings are left out, so that a study can be
             resumed with a larger budget.
         lines: Path of a key to its line, for messages.
+        folder: Base of relative paths of channels, repositories and folders of wheels.
     """
 
     file: MatrixFile
-    path: Path
+    path: Path | None
     text: str
     files: tuple[StudyFile, ...]
     platform: str
     digest: str
     lines: Mapping[Loc, int]
+    folder: Path = field(default_factory=Path.cwd)
 
     @property
     def name(self) -> str:
@@ -80,10 +83,15 @@ class Matrix:
         return self.file.name
 
     @property
+    def shown(self) -> str:
+        """Return what messages and commands call the question: the path of its file, or its name."""
+        return self.name if self.path is None else str(self.path)
+
+    @property
     def channels(self) -> tuple[str, ...]:
         """Return the conda channels; paths such as `./channel` are resolved relative to the matrix file."""
         return tuple(
-            str((self.path.parent / name).resolve()) if name.startswith(("./", "../")) else name
+            str((self.folder / name).resolve()) if name.startswith(("./", "../")) else name
             for name in self.file.channels
         )
 
@@ -104,14 +112,13 @@ class Matrix:
 
     def repository(self, axis: CommitAxis) -> str:
         """Return the repository of an axis of commits: an address, or the absolute path of a clone."""
-        return repository_at(axis.git, self.path.absolute().parent)
+        return repository_at(axis.git, self.folder)
 
     @property
     def find_links(self) -> tuple[str, ...]:
         """Return addresses, and absolute paths of folders, that contain wheels."""
-        folder = self.path.absolute().parent
         return tuple(
-            text if "://" in text else os.path.normpath(folder / Path(text).expanduser())
+            text if "://" in text else os.path.normpath(self.folder / Path(text).expanduser())
             for text in self.file.find_links
         )
 
@@ -152,14 +159,53 @@ def load_matrix(path: str | os.PathLike[str]) -> Matrix:
         MatrixError: With every problem found, each with its line and remedy.
     """
     where = Path(path)
-    text = _read_text(where)
+    return _parsed(_read_text(where), where, where.parent, partial(_trial_files, where.parent))
+
+
+def stored_matrix(text: str, files: Iterable[StudyFile], path: str) -> Matrix:
+    """Check the question of a study again.
+
+    Args:
+        text: Text of the matrix file, or JSON.
+        files: Files that are stored with it.
+        path: Path of the matrix file, "" if there was none.
+
+    Raises:
+        MatrixError: With every problem found.
+    """
+    folder = Path(path).absolute().parent if path else Path.cwd()
+    return _parsed(text, Path(path) if path else None, folder, partial(_given_files, tuple(files)))
+
+
+def asked_matrix(data: Mapping[str, Any], files: Iterable[StudyFile]) -> Matrix:
+    """Check a question that is given as plain data.
+
+    Args:
+        data: What a matrix file would hold.
+        files: All files that the trial needs.
+
+    Raises:
+        MatrixError: With every problem found.
+    """
+    text = json.dumps(data, indent=1, ensure_ascii=False)
+    # Read as text, as every file and every stored question is: the same check, and the same digest.
+    source = replace(yaml_source.parse(text), lines={})
+    return _checked(text, source, [*source.problems], None, Path.cwd(), partial(_given_files, tuple(files)))
+
+
+_Files = tuple[tuple[StudyFile, ...], dict[str, str]]
+
+
+def _parsed(text: str, path: Path | None, folder: Path, read: Callable[[Trial], _Files]) -> Matrix:
     source = yaml_source.parse(text)
+    if path is None:
+        source = replace(source, lines={})  # nobody has seen them
     problems = list(source.problems)
     if isinstance(source.data, dict):
-        return _checked(where, text, source, problems)
+        return _checked(text, source, problems, path, folder, read)
     if not problems:
         problems.append(_no_mapping(source.data))
-    raise matrix_error(str(path), problems)
+    raise matrix_error(str(path or "the question"), problems)
 
 
 def skipping(matrix: Matrix, words: Iterable[str]) -> Matrix:
@@ -250,33 +296,60 @@ KEYS_AT: dict[str, tuple[str, ...]] = {
 }
 
 
-def _checked(path: Path, text: str, source: yaml_source.Source, problems: list[Problem]) -> Matrix:
+def _checked(
+    text: str,
+    source: yaml_source.Source,
+    problems: list[Problem],
+    path: Path | None,
+    folder: Path,
+    read: Callable[[Trial], _Files],
+) -> Matrix:
+    shown = str(path or "the question")
     try:
         file = MatrixFile.model_validate(source.data)
     except ValidationError as error:
         # What could not be read as YAML was left empty; that it is empty is not a second problem.
-        unread = {problem.line for problem in problems}
+        unread = {problem.line for problem in problems if problem.line is not None}
         found = of_validation(error, source.lines, KEYS_AT)
         problems += [problem for problem in found if problem.line not in unread]
-        raise matrix_error(str(path), problems) from None
+        raise matrix_error(shown, problems) from None
     problems += cross_checks(file, source.lines)
-    files, unreadable = _trial_files(path.parent, file.trial)
+    files, unreadable = read(file.trial)
     problems += [Problem(why, _line_of_file(name, file.trial, source)) for name, why in unreadable.items()]
     if problems:
-        raise matrix_error(str(path), problems)
+        raise matrix_error(shown, problems)
     for axis in file.axes.values():
         if isinstance(axis, CommitAxis):
             keep_for_builds(axis.build.env)
     platform = file.platform or host_platform()
-    return Matrix(file, path, text, files, platform, _digest(file, files, platform), source.lines)
+    digest = _digest(file, files, platform)
+    return Matrix(file, path, text, files, platform, digest, source.lines, folder.absolute())
 
 
-def _trial_files(folder: Path, trial: Trial) -> tuple[tuple[StudyFile, ...], dict[str, str]]:
+def _file_names(trial: Trial) -> tuple[str, ...]:
     try:
-        return read_files(folder, trial.file_names)
+        return tuple(trial.file_names)
     except ValueError:
         # A brace in the command that is no placeholder: noted by the cross checks.
-        return read_files(folder, trial.files)
+        return tuple(trial.files)
+
+
+def _trial_files(folder: Path, trial: Trial) -> _Files:
+    return read_files(folder, _file_names(trial))
+
+
+def _given_files(files: Sequence[StudyFile], trial: Trial) -> _Files:
+    known = {str(PurePosixPath(file.name)): file for file in files}
+    names = {name: known.get(str(PurePosixPath(name))) for name in _file_names(trial)}
+    problems = {name: problem for name in names if (problem := name_problem(name)) is not None}
+    problems |= {name: f"the file {name!r} is missing" for name, file in names.items() if file is None}
+    if sum(len(file.content) for file in names.values() if file is not None) > MAX_TOTAL:
+        size = MAX_TOTAL // (1024 * 1024)
+        largest = max(files, key=lambda file: len(file.content)).name
+        problems[largest] = (
+            f"with {largest!r} the files exceed {size} MiB in all; let the script fetch its data itself"
+        )
+    return tuple(file for file in names.values() if file is not None), problems
 
 
 def _line_of_file(name: str, trial: Trial, source: yaml_source.Source) -> int | None:

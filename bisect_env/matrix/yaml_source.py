@@ -1,4 +1,4 @@
-"""Parses YAML into plain data that knows the line of every key and item. Pure.
+"""Parses YAML into plain data that knows the line of every key and item, and writes data as YAML. Pure.
 
 Scalars stay the text that stands in the file, because a version is text: YAML would read `3.10` as the
 number 3.1 and `2020-09-22` as a date. The tree is built from the parser's events, so that nothing is ever
@@ -7,7 +7,7 @@ constructed, expanded or resolved: no tags, no aliases (a few lines of them can 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -57,6 +57,20 @@ def parse(text: str) -> Source:
             "here or below an escape such as \\U00110000 stands for no character; correct it", reader.line
         )
     return Source(data, reader.lines, tuple(reader.problems))
+
+
+def dump(data: Mapping[str, Any], comment: str = "") -> str:
+    """Return the text of a matrix file.
+
+    Args:
+        data: What it holds.
+        comment: First line, "" for none.
+    """
+    import yaml  # only those who want a file pay for it
+
+    head = f"# {comment}\n" if comment else ""
+    text = yaml.safe_dump(data, sort_keys=False, allow_unicode=True, width=1000, default_flow_style=None)
+    return head + str(text)
 
 
 class _StopReadingError(Exception):

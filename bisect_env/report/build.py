@@ -333,9 +333,7 @@ def steps(
     if lock is not None:
         from bisect_env.environments.lockfiles import plain_lists
 
-        made = command_line(
-            *("bisect-env", "reproduce", "first-bad", "--study", study.id[:_SHORT_ID], "--output", "repro")
-        )
+        made = command_line(*("bisect-env", "reproduce", study.id[:_SHORT_ID], "--output", "repro"))
         title = "As a directory with lock, script and Dockerfile, which needs no bisect-env to be run"
         found.append(
             StepReport(

@@ -202,7 +202,7 @@ def verdict_warnings(verdict: VerdictDocument) -> list[str]:
         warnings.append(
             "nothing failed often enough; if something should have: see whether it does where it is known to "
             "(`bisect-env trial MATRIX --at … -n 100`), look for what makes it more frequent "
-            "(`bisect-env amplify MATRIX`), let dependencies move as in an upgrade "
+            "(`bisect-env trial MATRIX --amplify`), let dependencies move as in an upgrade "
             "(`solver: {dependencies: newest}`), or state a lower `min_crash_rate` or a higher `max_trials` "
             "in `search`"
         )
@@ -428,7 +428,7 @@ def _why_always(bad: Sequence[FailureReport], scripts: Sequence[str]) -> Iterato
             else f"there are {len(bad)} kinds of failures"
         )
     else:
-        shown_by = command_line("bisect-env", "trials", "--show", first.trial[:8])
+        shown_by = command_line("bisect-env", "report", "--trial", first.trial[:8])
         yield (
             "everything fails in one way, so that the first bad one lies before what is listed: list older "
             f"versions, or look whether the script itself is at fault (`{shown_by}`)"

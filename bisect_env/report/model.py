@@ -360,7 +360,7 @@ class Report(Frozen):
         difference: Packages that differ between last good and first bad; None without both.
         explanation: Which of them carry the failure; None until `bisect-env explain` was asked.
         traced: Where that led, in studies that `bisect-env between` began.
-        commit: The first bad commit, where commits were asked about, here or by `bisect-env narrow`.
+        commit: The first bad commit, where commits were asked about, here or by `bisect-env explain --git`.
         question: The matrix and the script.
         reproduce: How to see the failure again.
     """

@@ -240,7 +240,7 @@ def _failures(report: Report) -> Iterator[Text]:
 
 
 def _shown_by(failure: FailureReport) -> str:
-    return command_line("bisect-env", "trials", "--show", failure.trial[: words.SHORT_ID])
+    return command_line("bisect-env", "report", "--trial", failure.trial[: words.SHORT_ID])
 
 
 def stack_lines(stack: str, limit: int = STACK_LINES) -> list[str]:

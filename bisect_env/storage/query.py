@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 import sqlite3
@@ -16,7 +17,7 @@ from sqlalchemy import text as sql
 from sqlalchemy.exc import DBAPIError
 
 from bisect_env.errors import UsageError
-from bisect_env.storage.backend import NAMES, PUBLIC, name_public, open_database, storage_error
+from bisect_env.storage.backend import NAMES, PUBLIC, Database, name_public, open_database, storage_error
 from bisect_env.storage.tables import METADATA
 
 # --------------------------------------------------------------------------------------------------
@@ -171,7 +172,7 @@ def ask(
         if isinstance(error.orig, sqlite3.DataError):
             raise limit.too_large() from error
         if _is_the_questions(error):
-            raise _no_answer(" ".join(str(error.orig).split())) from error
+            raise _no_answer(" ".join(str(error.orig).split()), _columns(database, question)) from error
         raise storage_error(database.shown, error) from error
     finally:
         database.engine.dispose()
@@ -333,9 +334,22 @@ def _is_the_questions(error: DBAPIError) -> bool:
     return name in {"SQLITE_ERROR", "SQLITE_AUTH", "SQLITE_READONLY"}
 
 
-def _no_answer(why: str) -> UsageError:
+def _columns(database: Database, question: str) -> str:
+    """Return the columns of the views that a question names, as a sentence; "" if it names none."""
+    texts = []
+    with contextlib.suppress(DBAPIError), database.reader.connect() as connection:
+        if connection.dialect.name != "sqlite":
+            name_public(connection)
+        for view in NAMES:
+            if re.search(rf"\b{view}\b", question, re.IGNORECASE):
+                columns = connection.execute(sql(f"SELECT * FROM {view} LIMIT 0")).keys()
+                texts.append(f"{view} has {', '.join(columns)}")
+    return "; ".join(texts)
+
+
+def _no_answer(why: str, columns: str = "") -> UsageError:
     return UsageError(
         "the question cannot be answered",
         tried=why,
-        remedy="ask one SELECT over v_trials, v_combinations, v_verdicts or v_packages",
+        remedy=f"ask one SELECT over {', '.join(NAMES)}" + (f"; {columns}" if columns else ""),
     )

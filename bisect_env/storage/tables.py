@@ -65,7 +65,7 @@ class StudyRow(_Table, table=True):
     target: dict[str, Any] = Field(sa_type=JSON)
     verdict: dict[str, Any] | None = Field(default=None, sa_column=Column(JSON(none_as_null=True)))
     matrix_text: str = Field(sa_type=Text)
-    files: list[dict[str, Any]] = Field(sa_type=JSON)
+    files: list[dict[str, Any]] = Field(default_factory=list, sa_type=JSON)
     fresh: bool
 
 

@@ -14,7 +14,7 @@ from bisect_env.matrix.grid import Combination
 # Perturbations: circumstances under which a script runs, which change nothing of what it means.
 #
 # They are data that travel with a trial and are stored with a study. Which of them makes a failure more
-# frequent is measured (`bisect-env amplify`), never assumed.
+# frequent is measured (`bisect-env trial --amplify`), never assumed.
 
 
 @dataclass(frozen=True, slots=True)

@@ -56,7 +56,7 @@ def problems(report: Mapping[str, Any], truth: Mapping[str, Any], releases: Mapp
 
 def ask(name: str, question: Mapping[str, Any], folder: Path) -> tuple[bool, str]:
     """Ask one question in a database of its own; whether the answer is right, and a line about it."""
-    own = {"BISECT_ENV_DB": str(folder / f"{name}.sqlite"), "BISECT_ENV_ASKED": str(folder / name)}
+    own = {"BISECT_ENV_DB": str(folder / f"{name}.sqlite")}
     env = {**os.environ, **own}
     started = time.monotonic()
     with (folder / f"{name}.log").open("wb") as log:
@@ -92,9 +92,9 @@ def ask(name: str, question: Mapping[str, Any], folder: Path) -> tuple[bool, str
 def studies(env: Mapping[str, str]) -> list[str]:
     """Ids of a database's studies, the newest first."""
     shown = subprocess.run(
-        [PROGRAM, "studies", "--json"], env=dict(env), capture_output=True, text=True, check=True
+        [PROGRAM, "report", "--list", "--json"], env=dict(env), capture_output=True, text=True, check=True
     )
-    return [str(row["id"] if "id" in row else row["study"]) for row in json.loads(shown.stdout)]
+    return [str(json.loads(line)["study_id"]) for line in shown.stdout.splitlines()]
 
 
 def main(names: list[str]) -> int:

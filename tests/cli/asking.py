@@ -46,10 +46,10 @@ class Asking:
             **os.environ,
             "BISECT_ENV_DB": str(folder / "results.sqlite"),
             "BISECT_ENV_CACHE": str(folder / "cache"),
-            "BISECT_ENV_ASKED": str(folder / "asked"),
+            "XDG_STATE_HOME": str(folder / "state"),
         }
         monkeypatch.chdir(folder)
-        for name in ("BISECT_ENV_DB", "BISECT_ENV_CACHE", "BISECT_ENV_ASKED"):
+        for name in ("BISECT_ENV_DB", "BISECT_ENV_CACHE", "XDG_STATE_HOME"):
             monkeypatch.setenv(name, self.env[name])
 
     def script(self, text: str, name: str = "repro.py") -> None:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import signal
 import sys
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
@@ -13,6 +15,11 @@ from bisect_env import cli
 HANDLED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 Run = tuple[int, str, str]
 RunCommand = Callable[..., Run]
+
+
+def objects(out: str) -> list[Any]:
+    """Return what a command printed with `--json`: one object a line."""
+    return [json.loads(line) for line in out.splitlines()]
 
 
 def caller(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> RunCommand:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -38,21 +40,118 @@ def user(tmp_path: Path, index: IndexServer, run: RunCommand, monkeypatch: pytes
 
 
 def test_a_range_and_a_script_are_enough(user: Asking) -> None:
-    done = user.run("run", "app>=1", "repro.py", "--always", "--json", "--timings")
+    done = user.run("run", "app>=1", "repro.py", "--always", "--json")
     assert done.returncode == 0, done.stderr
-    said, timings = (json.loads(line) for line in done.stdout.splitlines()[-2:])
+    said = json.loads(done.stdout.splitlines()[-1])
     assert (said["verdict"]["first_bad"]["app"], said["verdict"]["last_good"]["app"]) == ("4", "3")
-    reached = ["study opened", "first trial begun", "first trial recorded", "answer", "report", "end"]
-    assert [one for one in timings["seconds"] if one in reached] == reached
-    assert all(timings["seconds"][f"{what}, all together"] for what in ("locking", "trials", "building"))
-    assert 0 < timings["seconds"]["searching, all together"] < timings["seconds"]["end"]
     # Nothing is left in the user's folder but what was there, and the same question is the same study.
     left = {path.name for path in user.folder.iterdir() if not path.name.startswith(".")}
-    assert left <= {"repro.py", "planted.py", "results.sqlite", "cache", "asked"}
+    assert left <= {"repro.py", "planted.py", "results.sqlite", "cache", "state"}
     again = user.run("run", "app>=1", "repro.py", "--always")
     assert again.returncode == 0
     assert "going on after" in again.stderr
     assert again.stdout.startswith("app is broken from 4 on (last good 3)")
+
+
+def test_a_question_asked_once_is_named_from_then_on(user: Asking) -> None:
+    """Its script may be gone: the database has it."""
+    asked = user.run("run", "app>=1", "repro.py", "--always")
+    assert asked.returncode == 0, asked.stderr
+    (user.folder / "repro.py").unlink()
+    user.index = ""
+    study = json.loads(user.run("report", "--json").stdout)["study"]["id"]
+    for reference in ([], ["app"], [study[:6]]):
+        again = user.run("run", *reference)
+        assert again.returncode == 0, again.stderr
+        assert "going on after" in again.stderr
+        assert again.stdout.splitlines()[0] == asked.stdout.splitlines()[0]
+    tried = user.run("trial", "--at", "first-bad", "-n", "1")
+    assert tried.returncode == 3, tried.stderr
+    assert user.run("trial", "app", "--at", "3", "-n", "1").returncode == 0
+    listing = f"import os; open({str(user.folder / 'seen')!r}, 'w').write(' '.join(os.listdir()))"
+    seen = user.run("shell", "app", "--at", "last-good", "--", "python", "-c", listing)
+    assert seen.returncode == 0, seen.stderr
+    assert "repro.py" in (user.folder / "seen").read_text()
+    assert user.run("plan", "--json").returncode == 0
+    assert user.run("reproduce", "-o", "bundle").returncode == 0
+    assert "assert int(app.version) < 4" in (user.folder / "bundle" / "repro.py").read_text()
+    # The words say no more than the study does: they cannot contradict it.
+    refused = user.run("run", "app", "--with", "other==1")
+    assert (refused.returncode, "--with belongs to a question" in refused.stderr) == (2, True)
+
+
+@pytest.mark.parametrize("command", ["plan", "trial", "map", "explain", "shell"])
+def test_what_run_takes_other_commands_take(user: Asking, command: str) -> None:
+    question = ["app==5", "repro.py", "--always"]
+    if command == "explain":
+        refused = user.run("explain", *question)
+        assert (refused.returncode, "was not run" in refused.stderr) == (2, True)
+        return
+    more = {"shell": ["--", "true"], "trial": ["-n", "2"]}.get(command, [])
+    done = user.run(command, *question, *more)
+    assert done.returncode == {"trial": 3}.get(command, 0), done.stderr
+    assert "unexpected" not in done.stderr
+
+
+def test_a_question_of_somebody_else_is_not_run_by_its_name(
+    user: Asking, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert user.run("run", "app>=1", "repro.py", "--always").returncode == 0
+    user.index = ""
+    (user.folder / "colleague").mkdir()
+    monkeypatch.setenv("XDG_STATE_HOME", str(user.folder / "colleague"))
+    monkeypatch.chdir(user.folder / "colleague")
+    for words in (["run"], ["trial", "app", "--at", "first-bad"], ["shell", "--at", "first-bad"], ["plan"]):
+        refused = user.run(*words)
+        assert refused.returncode == 2
+        assert "--save FILE" in refused.stderr
+    # Reading is free, and whoever has looked at what would run can run it.
+    assert user.run("report").returncode == 0
+    assert user.run("plan", "app", "--save", "m.yaml").returncode == 0
+    assert "int(app.version) < 4" in (user.folder / "colleague" / "repro.py").read_text()
+    assert user.run("run", "m.yaml").returncode == 0
+    assert user.run("run", "app").returncode == 0
+
+
+def test_gpus_are_what_a_trial_needs_and_devices_those_to_use(user: Asking) -> None:
+    user.run("plan", "app>=1", "repro.py", "--gpus", "0.25", "--save", "m.yaml")
+    assert yaml.safe_load((user.folder / "m.yaml").read_text())["trial"]["gpus"] == 0.25
+    user.index = ""
+    refused = user.run("run", "m.yaml", "--gpus", "1")
+    assert (refused.returncode, "--gpus belongs to a question" in refused.stderr) == (2, True)
+
+
+@pytest.mark.parametrize(
+    ("ends", "meant"),
+    [
+        (("--good", "2.5", "--bad", "6"), "app 2.5, which is no release; did you mean 2?"),
+        (("--good", "2", "--bad", "5.5"), "app 5.5, which is no release; did you mean 6?"),
+        (("--good", "5.5", "--bad", "2"), "app 5.5, which is no release; did you mean 6?"),
+        (("--good", "2.5"), "app 2.5, which is no release; did you mean 2 or 3?"),
+    ],
+)
+def test_an_end_that_is_no_release_is_told_the_one_that_was_meant(
+    user: Asking, ends: tuple[str, ...], meant: str
+) -> None:
+    """Never one towards the other end: what was asked for lies between."""
+    refused = user.run("run", "-p", "app", *ends, "--", "python", "repro.py")
+    assert refused.returncode == 2, refused.stderr
+    assert meant in refused.stderr
+
+
+def test_swapped_ends_are_said_to_be_swapped(user: Asking) -> None:
+    done = user.run("run", "-p", "app", "--good", "6", "--bad", "2", "--always", "--", "python", "repro.py")
+    assert done.returncode == 4, done.stderr
+    assert "exchange `--good` and `--bad`" in done.stderr
+    assert "list older versions" not in done.stderr
+
+
+def test_a_syntax_error_is_told_before_environments_are_made(user: Asking) -> None:
+    user.script("import app\nassert int(app.version) < 4:\n")
+    done = user.run("run", "app>=1", "repro.py")
+    assert done.returncode == 2
+    assert "the script cannot run: repro.py, line 2: SyntaxError" in done.stderr
+    assert not (user.folder / "cache").exists()
 
 
 def test_a_folder_named_like_the_package_is_no_matrix(user: Asking) -> None:
@@ -72,6 +171,9 @@ def test_what_was_asked_can_be_saved_and_run_again(user: Asking) -> None:
     assert saved["packages"] == ["other==1"]
     assert (saved["good"], saved["bad"]) == ({"app": "2"}, {"app": "6"})
     assert (user.folder / "m.yaml").read_text().startswith("# bisect-env run ")
+    assert user.run(*("run", *words), "--", "python", "repro.py").returncode == 0, "it asks the same"
+    other = user.run("run", "-p", "app", "--save", "m.yaml", "--", "python", "repro.py")
+    assert (other.returncode, "exists, and asks something else" in other.stderr) == (2, True)
     user.index = ""
     again = user.run("run", "m.yaml")
     assert "going on after" in again.stderr
@@ -110,6 +212,7 @@ def test_a_script_says_what_it_needs_itself(user: Asking) -> None:
     ("arguments", "says"),
     [
         ((), "nothing was asked"),
+        (("app",), "'app' is no matrix file and no study"),
         (("repro.py",), "repro.py is a script: the package that is asked about is missing"),
         (("app>=1",), "nothing to run was given"),
         (("app>=1", "repo.py"), "the script repo.py does not exist; beside it lies repro.py"),
@@ -135,27 +238,54 @@ def test_what_cannot_be_asked(user: Asking, arguments: tuple[str, ...], says: st
     assert "Traceback" not in err
 
 
-def test_a_secret_reaches_the_trial_and_nothing_that_others_read(user: Asking, run: RunCommand) -> None:
+def test_a_secret_reaches_the_trial_and_nothing_that_others_read(
+    user: Asking, run: RunCommand, monkeypatch: pytest.MonkeyPatch
+) -> None:
     user.script("""
         import app, os
         assert os.environ["API_TOKEN"] == "hunter2"
         assert int(app.version) < 4
     """)
     words = ["run", "app>=1", "repro.py", "--always", "--env", "API_TOKEN=hunter2"]
-    done = user.run(*words, "--save", "m.yaml", "--log-file", "log")
+    done = user.run(*words, "--log-file", "log")
     assert done.stdout.startswith("app is broken from 4 on (last good 3)"), done.stderr
-    assert user.run(*words).returncode == 0
-    matrices = [user.folder / "m.yaml", *user.folder.glob("asked/*/matrix.yaml")]
-    assert len(matrices) == 2
-    for path in matrices:
-        # The matrix itself needs the value; its comment, which shows the command, does not.
-        first, _, rest = path.read_text().partition("\n")
-        assert ("hunter2" in first, rest.count("hunter2")) == (False, 1)
-        assert path.stat().st_mode & 0o777 == 0o600
+    assert user.run(*words, "--save", "m.yaml").returncode == 0
+    # The matrix itself needs the value; its comment, which shows the command, does not.
+    path = user.folder / "m.yaml"
+    first, _, rest = path.read_text().partition("\n")
+    assert ("hunter2" in first, rest.count("hunter2")) == (False, 1)
+    assert path.stat().st_mode & 0o777 == 0o600
     assert "hunter2" not in (user.folder / "log").read_text()
     assert run("db", "export", "all.benv")[0] == 0
-    for path in user.folder.glob("*.benv"):
+    for path in (*user.folder.glob("*.benv"), *user.folder.glob("results.sqlite*")):
         assert b"hunter2" not in path.read_bytes()
+    # Without its secret the study cannot be gone on with; with it, it can.
+    user.index = ""
+    refused = user.run("run", "app")
+    assert refused.returncode == 2
+    assert "the value of API_TOKEN may be a secret" in refused.stderr
+    monkeypatch.setenv("API_TOKEN", "another")
+    assert "secrets in them are not stored" in user.run("run", "app").stderr
+    monkeypatch.setenv("API_TOKEN", "hunter2")
+    again = user.run("run", "app")
+    assert again.returncode == 0, again.stderr
+
+
+def test_a_password_of_the_database_is_in_no_file_and_in_no_command(
+    user: Asking, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    url = "postgresql://me:hunter2@127.0.0.1:1/r"
+    monkeypatch.delenv("BISECT_ENV_DB")
+    done = user.run("run", "app>=1", "repro.py", "--save", "m.yaml", "--db", url, "--log-file", "log")
+    assert done.returncode == 6, done.stderr
+    assert "me:***@127.0.0.1" in done.stderr
+    for text in (
+        done.stdout,
+        done.stderr,
+        (user.folder / "m.yaml").read_text(),
+        (user.folder / "log").read_text(),
+    ):
+        assert "hunter2" not in text
 
 
 def test_a_rejected_question_is_not_kept(user: Asking) -> None:
@@ -164,3 +294,35 @@ def test_a_rejected_question_is_not_kept(user: Asking) -> None:
     assert (done.returncode, "makes no matrix" in done.stderr) == (2, True)
     assert not (user.folder / "q.yaml").exists()
     assert user.run(*words, "--timeout", "20s").returncode == 0
+
+
+def test_a_question_is_saved_as_a_whole_or_not_at_all(user: Asking) -> None:
+    matrix = user.folder / "m.yaml"
+    matrix.write_bytes("name: größe\n".encode("latin-1"))
+    refused = user.run("plan", "app>=1", "repro.py", "--save", "m.yaml")
+    assert (refused.returncode, "exists, and asks something else" in refused.stderr) == (2, True)
+    assert matrix.read_bytes() == "name: größe\n".encode("latin-1")
+    refused = user.run("plan", "app>=1", "repro.py", "--save", "no/m.yaml")
+    assert (refused.returncode, "there is no directory" in refused.stderr) == (2, True)
+
+
+def test_a_full_disk_leaves_no_half_of_a_saved_question(
+    user: Asking, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place = tmp_path / "disk"
+    place.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=32k", "tmpfs", str(place)]
+    if subprocess.run(mount, capture_output=True, check=False).returncode:
+        pytest.skip("a file system can only be mounted by root")
+    try:
+        with (place / "full").open("wb", buffering=0) as file, contextlib.suppress(OSError):
+            while file.write(bytes(4096)):
+                pass
+        words = ("plan", "app>=1", "repro.py", "--save", str(place / "m.yaml"))
+        done = user.run(*words)
+        assert (done.returncode, "No space left" in done.stderr) == (6, True), done.stderr
+        assert [path.name for path in place.iterdir()] == ["full"]
+        (place / "full").unlink()
+        assert user.run(*words).returncode == 0
+    finally:
+        subprocess.run(["umount", str(place)], check=True)

@@ -72,7 +72,7 @@ def test_a_package_alone_and_its_releases(user: Asking, index: IndexServer) -> N
         index.add("app", version, requires=("helper",))
     user.script(HELPER_FROM_THREE)
     sides = (user.freeze("green.txt", **GREEN), user.freeze("red.txt", **RED))
-    words = ("between", "--good", sides[0], "--bad", sides[1], "--always", "--", "python", "repro.py")
+    words = ("between", *sides, "--always", "--", "python", "repro.py")
     done = user.run(*words)
     assert done.returncode == 0, done.stderr
     first = done.stdout.splitlines()[0]
@@ -228,7 +228,6 @@ def test_the_scripts_for_continuous_integration(tmp_path: Path) -> None:
         **os.environ,
         "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
         "BISECT_ENV_DB": str(tmp_path / "results.sqlite"),
-        "BISECT_ENV_ASKED": str(tmp_path / "asked"),
     }
 
     def job(script: str, *words: str) -> str:

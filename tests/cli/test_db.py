@@ -23,38 +23,46 @@ def db(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return path
 
 
-def test_path(db: Path, run: RunCommand) -> None:
-    assert run("db", "path") == (0, f"{db}\n", "")
-    url = "postgresql://me:hunter2@db.example/r"
-    assert run("db", "path", "--db", url) == (0, "postgresql+psycopg://me:***@db.example/r\n", "")
+def test_a_database_that_is_not_there_yet_is_named_and_not_made(tmp_path: Path, run: RunCommand) -> None:
+    path = tmp_path / "new.sqlite"
+    code, out, _ = run("db", "info", "--db", str(path))
+    assert (code, out.splitlines()[0].split()) == (0, ["database", str(path)])
+    assert not path.exists()
+
+
+def test_a_password_of_the_database_is_not_shown(run: RunCommand) -> None:
+    _, out, err = run("db", "info", "--db", "postgresql://me:hunter2@127.0.0.1:1/r")
+    assert "me:***@127.0.0.1" in err
+    assert "hunter2" not in out + err
 
 
 def test_check(db: Path, run: RunCommand) -> None:
-    assert run("db", "check") == (0, "", f"{db} is whole\n")
+    code, _, err = run("db", "info", "--check")
+    assert (code, err) == (0, f"{db} is whole\n")
     connection = sqlite3.connect(db)
     connection.execute("DELETE FROM locks")
     connection.commit()
     connection.close()
-    code, _, err = run("db", "check")
+    code, _, err = run("db", "info", "--check")
     assert code == 6
     assert "is not whole" in err
     assert "take it from a backup" in err
 
 
 def test_stats(db: Path, run: RunCommand) -> None:
-    code, out, err = run("db", "stats", "--json")
+    code, out, err = run("db", "info", "--json")
     assert (code, err) == (0, "")
     found = json.loads(out)
     assert (found["studies"], found["combinations"], found["trials"]) == (1, 3, 0)
     assert found["bytes"] > 10_000
-    assert "combinations 3\n" in run("db", "stats")[1]
+    assert "combinations 3\n" in run("db", "info")[1]
 
 
-@pytest.mark.parametrize("command", ["check", "stats"])
-def test_a_file_that_is_no_database(tmp_path: Path, run: RunCommand, command: str) -> None:
+@pytest.mark.parametrize("words", [[], ["--check"]])
+def test_a_file_that_is_no_database(tmp_path: Path, run: RunCommand, words: list[str]) -> None:
     path = tmp_path / "notes.txt"
     path.write_text("remember the milk\n")
-    code, _, err = run("db", command, "--db", str(path))
+    code, _, err = run("db", "info", *words, "--db", str(path))
     assert code == 6
     assert "is not a SQLite database" in err
     assert path.read_text() == "remember the milk\n"
@@ -75,7 +83,7 @@ def test_export_and_merge(db: Path, tmp_path: Path, run: RunCommand) -> None:
     assert run("db", "merge", str(file), "--db", other) == (0, "", told)
     assert run("db", "merge", str(db), "--db", other) == (0, "", told.replace("1 new", "0 new"))
     assert run("db", "export", str(tmp_path / "x"), "--study", "gone")[0] == 2
-    assert run("db", "check", "--db", other)[0] == 0
+    assert run("db", "info", "--check", "--db", other)[0] == 0
     assert run("db", "merge", str(tmp_path / "nowhere"), "--db", other)[0] == 6
 
 

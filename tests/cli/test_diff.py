@@ -1,4 +1,4 @@
-"""`bisect-env diff` on a stored study and on lock files."""
+"""`bisect-env report --diff` on a stored study and on lock files."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def db(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_from_last_good_to_first_bad(db: Path, run: RunCommand) -> None:
-    code, out, err = run("diff")
+    code, out, err = run("report", "--diff", "last-good", "first-bad")
     assert (code, err) == (0, "")
     assert out == (
         "from torch=2.2\nto   torch=2.3\n2 packages changed (the one you asked about, and 1 more)\n\n"
@@ -57,7 +57,7 @@ def test_from_last_good_to_first_bad(db: Path, run: RunCommand) -> None:
 
 
 def test_any_two_combinations_hashes_and_files(db: Path, run: RunCommand, tmp_path: Path) -> None:
-    _, out, _ = run("diff", "torch=2.1", "torch=2.2", "--json")
+    _, out, _ = run("report", "--diff", "torch=2.1", "torch=2.2", "--json")
     document = json.loads(out)
     assert [(c["name"], c["kind"], c["of_axis"]) for c in document["changes"]] == [
         ("torch", "changed", True),
@@ -67,9 +67,9 @@ def test_any_two_combinations_hashes_and_files(db: Path, run: RunCommand, tmp_pa
     one, other = tmp_path / "one.yml", tmp_path / "other.yml"
     one.write_text(LOCKS[0].text)
     other.write_text(LOCKS[2].text)
-    assert "+  filelock  —     3" in run("diff", str(one), str(other))[1]
-    assert "+  filelock" in run("diff", LOCKS[0].content_hash[:10], str(other))[1]
-    assert run("diff", "torch=2.1", "torch=2.1")[1].endswith("no package differs\n")
+    assert "+  filelock  —     3" in run("report", "--diff", str(one), str(other))[1]
+    assert "+  filelock" in run("report", "--diff", LOCKS[0].content_hash[:10], str(other))[1]
+    assert run("report", "--diff", "torch=2.1", "torch=2.1")[1].endswith("no package differs\n")
 
 
 @pytest.mark.parametrize(
@@ -79,11 +79,11 @@ def test_any_two_combinations_hashes_and_files(db: Path, run: RunCommand, tmp_pa
         (["torch=2.4", "torch=2.1"], "torch=2.4 has no environment: no wheel"),
         (["deadbeef", "torch=2.1"], "no lock of the study t has a hash that begins with deadbeef"),
         (["absent.yml", "torch=2.1"], "absent.yml cannot be read"),
-        (["numpy", "torch=2.1"], "error: 'numpy' is not axis=value"),
+        (["numpy", "torch=2.1"], "error: 'numpy' is no value of the axis torch"),
     ],
 )
 def test_what_cannot_be_compared_is_named(db: Path, run: RunCommand, words: list[str], says: str) -> None:
-    code, out, err = run("diff", *words)
+    code, out, err = run("report", "--diff", *words)
     assert code != 0
     assert out == ""
     assert says in err

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from pathlib import Path
 
@@ -11,7 +10,7 @@ import pytest
 from bisect_env.environments.lockfiles import make_lock
 from bisect_env.environments.prefix import Prefix, ensure_prefix
 from bisect_env.matrix.versions import host_platform
-from tests.cli.calls import RunCommand
+from tests.cli.calls import RunCommand, objects
 
 pytestmark = pytest.mark.integration
 
@@ -31,7 +30,7 @@ def prefix(cache: Path) -> Prefix:
 
 def test_an_empty_cache(cache: Path, run: RunCommand) -> None:
     assert "0 environments" in run("env", "ls")[1]
-    assert run("env", "verify") == (0, "", "0 environments and archives looked at, 0 changed\n")
+    assert run("env", "ls", "--check") == (0, "", "0 environments and archives looked at, 0 changed\n")
     assert run("env", "prune", "--all")[0] == 0
     assert not cache.exists()
 
@@ -40,7 +39,8 @@ def test_listing_and_taking_away(prefix: Prefix, cache: Path, run: RunCommand) -
     code, out, _ = run("env", "ls")
     assert code == 0
     assert prefix.path.name[:12] in out
-    (listed,) = json.loads(run("env", "ls", "--json")[1])["environments"]
+    listed, whole = objects(run("env", "ls", "--json")[1])
+    assert whole["cache"] == str(cache)
     assert listed["content_hash"] == prefix.path.name
     assert listed["size"] >= listed["own"] > 0
     code, out, err = run("env", "prune", "--all")
@@ -62,7 +62,7 @@ def test_listing_and_taking_away(prefix: Prefix, cache: Path, run: RunCommand) -
         (["prune"], "nothing says what may go"),
         (["prune", "--all", "--size", "1GB"], "leave one of them out"),
         (["prune", "--size", "lots"], "--size: 'lots' is not a size"),
-        (["verify", "zzz"], "no environment begins with zzz"),
+        (["ls", "zzz", "--check"], "no environment begins with zzz"),
     ],
 )
 def test_what_cannot_be(arguments: list[str], says: str, cache: Path, run: RunCommand) -> None:

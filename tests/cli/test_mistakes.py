@@ -9,10 +9,11 @@ import subprocess
 import sys
 from pathlib import Path
 
+import psutil
 import pytest
 
 import bisect_env
-from bisect_env.cli.output import with_options
+from bisect_env.cli.output import in_own_form, own_form, to_repeat
 from tests.cli.calls import RunCommand
 from tests.engine.studies import QUICK, Studies
 
@@ -36,6 +37,17 @@ def test_an_axis_that_is_too_long_is_refused_at_once(
     code, _, err = run("plan", str(matrix_of(tmp_path, values, more)))
     assert code == 2
     assert f"the axis 'level' has {count} values" in err
+
+
+def test_how_often_and_how_sure_can_be_said_beside_a_matrix_file(
+    tmp_path: Path, run: RunCommand, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("BISECT_ENV_DB", str(tmp_path / "results.sqlite"))
+    matrix = str(matrix_of(tmp_path, "1, 2"))
+    code, _, err = run("plan", matrix, "--confidence", "0.5")
+    assert (code, "do not fit" in err) == (2, True)
+    code, out, _ = run("plan", matrix, "--rate", "0.25", "--json")
+    assert (code, [one["crash_rate"] for one in json.loads(out)["forecast"]]) == (0, [0.25])
 
 
 @pytest.mark.parametrize(
@@ -78,7 +90,10 @@ def test_values_that_libraries_choke_on(tmp_path: Path, run: RunCommand, text: s
     assert f": {text.partition(':')[0]}" in err
 
 
-def test_a_log_that_cannot_be_written_to_the_end(tmp_path: Path, run: RunCommand) -> None:
+def test_a_log_that_cannot_be_written_to_the_end(
+    tmp_path: Path, run: RunCommand, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("BISECT_ENV_DB", str(tmp_path / "results.sqlite"))
     full = Path("/dev/full")
     before = full.stat().st_mode
     code, _, err = run("run", str(matrix_of(tmp_path, "1, 2")), "--log-file", str(full))
@@ -100,7 +115,7 @@ def test_a_directory_that_was_removed(
     (tmp_path / "gone").mkdir()
     monkeypatch.chdir(tmp_path / "gone")
     (tmp_path / "gone").rmdir()
-    code, _, err = run("studies")
+    code, _, err = run("report", "--list")
     assert code == 2
     assert "the current directory does not exist any more" in err
 
@@ -109,7 +124,6 @@ def test_a_secret_of_the_command_line_is_not_printed(
     tmp_path: Path, run: RunCommand, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("BISECT_ENV_ASKED", str(tmp_path / "asked"))
     (tmp_path / "t.py").write_text("")
     words = ("--env", "API_TOKEN=hunter2secret", "--index", "http://127.0.0.1:9/simple")
     _, out, err = run("run", "-p", "six>=1", *words, "--", "python", "t.py")
@@ -120,7 +134,7 @@ def test_a_secret_of_the_command_line_is_not_printed(
 def test_a_lock_of_somebody_else(tmp_path: Path, run: RunCommand) -> None:
     lock = tmp_path / "lock.yml"
     lock.write_text("version: 1\nmetadata: {platforms: [linux-64]}\npackage: []\n")
-    code, _, err = run("diff", str(lock), str(lock))
+    code, _, err = run("report", "--diff", str(lock), str(lock))
     assert code == 6
     assert "lacks `custom_metadata`" in err
 
@@ -131,8 +145,8 @@ def test_closed_standard_output(tmp_path: Path) -> None:
     studies = Studies(tmp_path)
     studies.run(studies.matrix(PASS, rest=QUICK))
     before = studies.db.read_bytes()
-    for words in ("report", "trials", "studies", "query 'select 1'", "schema"):
-        db = "" if words == "schema" else f"--db {studies.db}"
+    for words in ("report", "report --trials", "report --list", "query 'select 1'", "plan --schema"):
+        db = "" if words == "plan --schema" else f"--db {studies.db}"
         done = subprocess.run(
             ["sh", "-c", f"{sys.executable} -m bisect_env {words} {db} >&-"],
             capture_output=True,
@@ -161,42 +175,67 @@ def test_without_an_installation_there_is_a_version_all_the_same() -> None:
 
 
 def test_help_calls_values_by_words(run: RunCommand) -> None:
-    _, out, _ = run("run", "--help")
+    _, out, _ = run("run", "--help-all")
     words = " ".join(out.split())
-    for option in ("--workers N", "--to COMMIT", "--good,--start VERSION", "--env NAME=VALUE"):
+    for option in ("--workers N", "--to COMMIT", "--env NAME=VALUE"):
         assert option in words
-    for command in ((), ("run",), ("plan",), ("diff",), ("env",), ("env", "prune")):
-        _, out, _ = run(*command, "--help")
+    for command in ((), ("run",), ("plan",), ("trial",), ("report",), ("env",), ("env", "prune")):
+        _, out, _ = run(*command, "--help" if command in ((), ("env",), ("env", "prune")) else "--help-all")
         for name in ("INTEGER", "<int", "<bool>", "<str>", "<path>", "<list"):
             assert name not in out, command
 
 
+def test_what_the_next_command_needs_is_said() -> None:
+    given = [
+        "run",
+        "m.yaml",
+        "--skip",
+        "2",
+        "--db",
+        "a",
+        "--db",
+        "b c.sqlite",
+        "--cache=c",
+        "--",
+        "x",
+        "--db",
+        "d",
+    ]
+    assert to_repeat(given) == "add --db 'b c.sqlite' --cache c to these commands"
+    assert to_repeat(["run", "m.yaml", "--quiet"]) == ""
+    hidden = to_repeat(["run", "--db", "postgresql://u:secret@h/d", "--offline", "o"])
+    assert "secret" not in hidden
+    assert hidden.startswith("add --offline o to these commands; set BISECT_ENV_DB")
+
+
 @pytest.mark.parametrize(
-    ("text", "expected"),
+    ("program", "words", "form"),
     [
-        ("bisect-env run m.yaml   goes on", "bisect-env run m.yaml --db 'a b.sqlite' --cache c   goes on"),
-        ("`bisect-env plan m.yaml` lists", "`bisect-env plan m.yaml --cache c` lists"),
-        ("bisect-env report 12 --db other", "bisect-env report 12 --db other"),
-        ("give `bisect-env trials --show 1`.", "give `bisect-env trials --show 1 --db 'a b.sqlite'`."),
+        ("bisect-env", [], "bisect-env"),
+        ("tools/my env/bisect-env", [], "'tools/my env/bisect-env'"),
         (
-            "bisect-env trial m.yaml --at a=1 # first bad",
-            "bisect-env trial m.yaml --at a=1 --db 'a b.sqlite' --cache c # first bad",
+            "/x/archive-v0/y/bin/bisect-env",
+            ["uv", "tool", "uvx", "--from", "b @ git+url", "bisect-env"],
+            None,
         ),
-        ("a bisect-env 1.0", "a bisect-env 1.0"),
     ],
 )
-def test_commands_to_be_given_next_carry_the_options_of_this_one(text: str, expected: str) -> None:
-    assert with_options(text, ["run", "m.yaml", "--db", "a b.sqlite", "--cache=c", "--quiet"]) == expected
-    assert with_options(text, ["run", "m.yaml", "--quiet"]) == text
-
-
-def test_a_command_that_goes_on_asks_the_same_question() -> None:
-    given = ["run", "m.yaml", "--skip", "2.1.0", "--all", "--skip=lib=1 2", "--db", "a", "--db", "b"]
-    text = "`bisect-env run m.yaml` goes on; `bisect-env report 12` shows it"
-    assert with_options(text, given) == (
-        "`bisect-env run m.yaml --skip 2.1.0 --skip 'lib=1 2' --all --db b` goes on; "
-        "`bisect-env report 12 --db b` shows it"
-    )
+def test_printed_commands_begin_as_the_tool_was_started(
+    monkeypatch: pytest.MonkeyPatch, program: str, words: list[str], form: str | None
+) -> None:
+    monkeypatch.setattr(sys, "argv", [program, "run", "m.yaml"])
+    parent = [*words, "run", "m.yaml"] if words else ["sh"]
+    monkeypatch.setattr(psutil.Process, "cmdline", lambda _: parent)
+    own_form.cache_clear()
+    try:
+        wanted = form or "uv tool uvx --from 'b @ git+url' bisect-env"
+        assert own_form() == wanted
+        assert in_own_form("`bisect-env run m.yaml` goes on") == f"`{wanted} run m.yaml` goes on"
+        assert in_own_form("bisect-env itself failed, found by bisect-env 0.1") == (
+            "bisect-env itself failed, found by bisect-env 0.1"
+        )
+    finally:
+        own_form.cache_clear()
 
 
 @pytest.mark.integration
@@ -206,14 +245,14 @@ def test_a_trial_is_shown_with_all_that_it_printed(tmp_path: Path, run: RunComma
     studies.run(studies.matrix(script, rest=QUICK))
     db = str(studies.db)
     _, out, _ = run("report", "--db", db)
-    command = re.search(r"bisect-env trials --show (\w+) --db", out)
+    command = re.search(r"bisect-env report --trial (\w+)", out)
     assert command is not None, out
-    code, out, _ = run("trials", "--show", command[1], "--db", db)
+    code, out, _ = run("report", "--trial", command[1], "--db", db)
     assert code == 0
     assert "outcome      exit-fail" in out
     assert "--- stdout\nseen\n" in out
     assert "--- stderr\nwords\n" in out
-    code, out, _ = run("trials", "--show", command[1], "--json", "--db", db)
+    code, out, _ = run("report", "--trial", command[1], "--json", "--db", db)
     assert json.loads(out)["stdout"] == "seen\n"
-    assert run("trials", "--show", "zzz", "--db", db)[0] == 2
-    assert run("trials", "--show", "%'", "--db", db)[0] == 2
+    assert run("report", "--trial", "zzz", "--db", db)[0] == 2
+    assert run("report", "--trial", "%'", "--db", db)[0] == 2

@@ -59,8 +59,9 @@ def test_printed_commands_have_no_password(postgres_url: str, run: RunCommand) -
     with Store.open(postgres_url) as store:
         study = orjson_study(store)
         study.finished(orjson_verdict())
-    code, out, _ = run("report", "--db", postgres_url)
+    code, out, err = run("report", "--db", postgres_url)
     assert code == 0
+    out += err
     assert quote(PASSWORD, safe=" ")[:10] not in out
     assert "hunter2" not in out
     assert "set BISECT_ENV_DB" in out

@@ -15,7 +15,7 @@ from tests.engine.studies import Studies
 
 pytestmark = pytest.mark.integration
 
-OPTIONS = ("--crash-rate", "1", "--trial-seconds", "90", "--forecast", "60")
+OPTIONS = ("--always", "--trial-seconds", "90", "--forecast", "60")
 
 
 @pytest.fixture
@@ -65,7 +65,7 @@ def large(tmp_path: Path) -> Path:
 
 
 def test_a_large_matrix_is_counted_not_listed(large: Path, run: RunCommand) -> None:
-    code, out, _ = run("plan", str(large), "--json", "--crash-rate", "1", "--forecast", "0")
+    code, out, _ = run("plan", str(large), "--json", "--always", "--forecast", "0")
     assert code == 0
     document = json.loads(out)
     assert document["counts"] == {"solvable": 40_000}
@@ -80,7 +80,7 @@ def test_a_large_matrix_is_counted_not_listed(large: Path, run: RunCommand) -> N
 
 @pytest.mark.slow
 def test_the_counts_are_there_before_studies_are_played(large: Path) -> None:
-    command = [*COMMAND, "plan", str(large), "--crash-rate", "0.01", "--forecast", "120"]
+    command = [*COMMAND, "plan", str(large), "--rate", "0.01", "--forecast", "120"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         try:
@@ -93,7 +93,7 @@ def test_the_counts_are_there_before_studies_are_played(large: Path) -> None:
 
 @pytest.mark.slow
 def test_a_forecast_may_take_longer(large: Path, run: RunCommand) -> None:
-    code, out, _ = run("plan", str(large), "--json", "--crash-rate", "1", "--forecast", "200")
+    code, out, _ = run("plan", str(large), "--json", "--always", "--forecast", "200")
     assert code == 0
     (cost,) = json.loads(out)["forecast"]
     # Most of them check the answer. How few find it: tests/search/test_coarsening.py.

@@ -14,7 +14,7 @@ import pytest
 from bisect_env.answers.verdict_document import VerdictDocument
 from bisect_env.storage.store import Store
 from bisect_env.trials.records import Outcome
-from tests.cli.calls import RunCommand
+from tests.cli.calls import RunCommand, objects
 from tests.storage.conftest import postgres, postgres_url
 from tests.storage.samples import opened_study, record, record_trial, whole_record
 
@@ -42,8 +42,7 @@ def test_every_view_answers(db: str, run: RunCommand) -> None:
     def asked(question: str) -> list[dict[str, object]]:
         code, out, err = run("query", question, "--json")
         assert (code, err) == (0, "")
-        found: list[dict[str, object]] = json.loads(out)
-        return found
+        return objects(out)
 
     (verdict,) = asked("SELECT study, study_status, status, probability, first_bad FROM v_verdicts")
     assert json.loads(str(verdict.pop("first_bad"))) == {"orjson": "2.0"}
@@ -144,8 +143,17 @@ def test_a_slip_is_told_in_a_few_lines(db: str, run: RunCommand, question: str, 
     assert len(err.splitlines()) <= 5
 
 
+def test_a_column_that_is_not_there_gets_those_that_are(db: str, run: RunCommand) -> None:
+    _, _, err = run("query", "SELECT package, versoin FROM v_packages")
+    assert "v_packages has lock_hash, " in err
+    assert "version" in err.partition("v_packages has")[2]
+    assert "v_trials has" not in err
+    _, _, err = run("query", "SELECT * FROM trails")
+    assert "ask one SELECT over v_combinations, v_trials, v_verdicts, v_packages" in err
+
+
 def test_a_number_that_no_database_knows_is_refused(db: str, run: RunCommand) -> None:
-    code, _, err = run("trials", "--limit", "99999999999999999999999")
+    code, _, err = run("report", "--trials", "--limit", "99999999999999999999999")
     assert code == 2
     assert "Traceback" not in err
     assert len(err.splitlines()) < 12
@@ -191,4 +199,4 @@ def test_the_examples_of_the_documentation_run(db: str, run: RunCommand) -> None
     for example in examples:
         code, out, err = run("query", example, "--json")
         assert (code, err) == (0, ""), example
-        assert isinstance(json.loads(out), list)
+        assert all(isinstance(row, dict) for row in objects(out))

@@ -1,4 +1,4 @@
-"""`bisect-env report` and `schema`, and how every command ends."""
+"""`bisect-env report` and schemas, and how every command ends."""
 
 from __future__ import annotations
 
@@ -17,8 +17,9 @@ from pathlib import Path
 import pytest
 
 from bisect_env.answers.verdict_document import VerdictDocument
-from bisect_env.errors import StorageError
+from bisect_env.errors import StorageError, StudyInterruptedError
 from bisect_env.matrix.schema import schema_text
+from bisect_env.report.formats import report_schema_text
 from bisect_env.storage.store import Store
 from tests.cli.calls import RunCommand
 from tests.report.samples import StudyBuilder, axis, orjson_study, orjson_verdict
@@ -69,12 +70,12 @@ def test_a_path_in_the_database_is_one_word_of_the_commands_to_paste(
             study.id, "finished", VerdictDocument(status="confirmed", first_bad={"orjson": "2.0"})
         )
     monkeypatch.chdir(tmp_path)
-    _, out, _ = run("report", "--details", "--db", str(path))
+    _, out, err = run("report", "--details", "--db", str(path))
+    assert shlex.split(err.removeprefix("add ").partition(" to these commands")[0]) == ["--db", str(path)]
     lines = [line.strip() for line in out.splitlines() if "bisect-env " in line]
     assert len(lines) >= 4
     for line in lines:
         words = shlex.split(line[line.index("bisect-env ") :], comments=True)
-        assert words[-2:] == ["--db", str(path)]
         assert "ran" not in words
         assert "touch" not in words
     assert sum("m''; touch ran; '" in shlex.split(line, comments=True) for line in lines) >= 2
@@ -144,22 +145,22 @@ def test_what_goes_wrong(db: Path, run: RunCommand, arguments: list[str], code: 
 def test_to_explain_makes_no_database(run: RunCommand, tmp_path: Path) -> None:
     mistyped = tmp_path / "mistyped.sqlite"
     code, _, err = run("explain", "--quiet", "--db", str(mistyped))
-    assert code == 6
-    assert f"there are no results in {mistyped}" in err
+    assert code == 2
+    assert "there is no results database yet" in err
     assert not mistyped.exists()
 
 
 def test_the_schema(run: RunCommand, tmp_path: Path) -> None:
-    assert run("schema") == (0, schema_text(), "")
+    assert run("plan", "--schema") == (0, schema_text(), "")
     file = tmp_path / "schema.json"
-    assert run("schema", "--output", str(file)) == (0, "", "")
-    assert file.read_text(encoding="utf-8") == schema_text()
+    assert run("report", "--schema", "--output", str(file)) == (0, "", "")
+    assert file.read_text(encoding="utf-8") == report_schema_text()
 
 
 def test_help_and_version(run: RunCommand) -> None:
     code, out, _ = run("--help")
     assert code == 0
-    for command in ("run", "plan", "report", "schema"):
+    for command in ("run", "plan", "report", "db"):
         assert f" {command} " in out
     assert run("-h")[0] == 0
     assert run("--version")[1].startswith("bisect-env ")
@@ -205,6 +206,8 @@ def test_a_defect_without_a_place_for_its_log(
     ("raised", "code", "said"),
     [
         (KeyboardInterrupt(), 130, ""),
+        # Who pressed Ctrl-C made no mistake.
+        (StudyInterruptedError("stopped", remedy="go on"), 130, "stopped\n  remedy: go on\n"),
         (StorageError("it\x1b[2J broke", remedy="mend it"), 6, "error: it broke\n  remedy: mend it\n"),
     ],
 )
@@ -274,12 +277,12 @@ def installed() -> frozenset[str]:
     [
         (["--help"], TOLD | MODELS),
         (["--version"], set[str]()),
-        (["studies"], STORE),
-        (["trials"], STORE),
+        (["report", "--list"], STORE | REPORT),
+        (["report", "--trials"], STORE | REPORT),
         (["query", "select 1"], STORE),
         (["report", "orjson_crash"], STORE | REPORT),
         (["report", "orjson_crash", "-f", "html"], STORE | REPORT | {"jinja2", "markupsafe"}),
-        (["plan", "m.yaml"], INDEX | MODELS | REPORT | {"filelock", "platformdirs", "pypi_simple"}),
+        (["plan", "m.yaml"], STORE | INDEX | REPORT | {"pypi_simple"}),
         (["run", "m.yaml", "--quick", "--json"], STORE | REPORT | INDEX | {"pypi_simple"}),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from bisect_env.cli.options import ShownOptions
 from bisect_env.cli.trial_command import TrialLines, told
-from bisect_env.cli.views import ShownOptions
 from bisect_env.engine import events
 from bisect_env.engine.verify import Verification
 from bisect_env.search.rate_test import RateClaim
@@ -70,7 +70,7 @@ def test_a_line_a_trial_and_the_rate(matrix: Path) -> None:
 @pytest.mark.integration
 def test_a_verification_goes_on_after_ctrl_c(matrix: Path) -> None:
     folder = matrix.parent
-    words = command(folder, "verify", str(matrix), "--at", "level=1", "--max-rate", "10%")
+    words = command(folder, "trial", str(matrix), "--at", "level=1", "--until-rate", "10%")
     with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         for _ in range(4):
@@ -93,14 +93,15 @@ def test_a_verification_goes_on_after_ctrl_c(matrix: Path) -> None:
     [
         (["--at", "level=77"], "'77' is no value of the axis level"),
         ([], "no value for level"),
-        (["--at", "level=1", "--max-rate", "1.5"], "--max-rate is 1.5"),
-        (["--at", "level=1", "--max-rate", "150%"], "--max-rate is 1.5"),
-        (["--at", "level=1", "--max-rate", "1x"], "1x is no share"),
-        (["--at", "level=1", "--confidence", "0"], "--confidence is 0"),
+        (["--at", "level=1", "--until-rate", "1.5"], "--until-rate is 1.5"),
+        (["--at", "level=1", "--until-rate", "150%"], "--until-rate is 1.5"),
+        (["--at", "level=1", "--until-rate", "1x"], "1x is no share"),
+        (["--at", "level=1", "--debug", "--amplify"], "--debug and --amplify exclude each other"),
+        (["--at", "level=1", "--cuda"], "--cuda belongs to `--debug`"),
     ],
 )
 def test_what_cannot_be_verified(matrix: Path, run: RunCommand, words: list[str], says: str) -> None:
-    code, _out, err = run(*command(matrix.parent, "verify", str(matrix), *words)[3:])
+    code, _out, err = run(*command(matrix.parent, "trial", str(matrix), *words)[3:])
     assert code == 2
     assert says in err
     assert "remedy" in err

@@ -225,7 +225,7 @@ def test_what_is_damaged_is_named(studies: Studies, matrix: Path, tmp_path: Path
     fetched(studies, matrix, bundle)
 
     def check() -> subprocess.CompletedProcess[str]:
-        words = [*COMMAND, "fetch", str(matrix), "--to", str(bundle), "--check"]
+        words = [*COMMAND, "env", "fetch", str(matrix), "-o", str(bundle), "--check"]
         return subprocess.run(words, capture_output=True, text=True, timeout=60, check=False)
 
     assert check().returncode == 0

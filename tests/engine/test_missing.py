@@ -65,3 +65,8 @@ def test_modules_and_the_packages_that_bring_them():
     assert missing_module(record("1", "AssertionError", Outcome.EXIT_FAIL)) is None
     assert package_of_module("yaml.sub") == "pyyaml"
     assert package_of_module("Some_Thing") == "some-thing"
+
+
+def test_a_module_has_one_package_wherever_it_is_named() -> None:
+    """The advice of a report and the remedy of a command once named two for `cv2`."""
+    assert package_of_module("cv2") == "opencv-python-headless"

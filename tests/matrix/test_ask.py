@@ -8,16 +8,18 @@ import pytest
 import yaml
 
 from bisect_env.errors import UsageError
+from bisect_env.matrix import yaml_source
 from bisect_env.matrix.ask import (
     AskedQuestion,
     InlineMetadata,
     full_command,
     inline_metadata,
-    matrix_text,
+    question_data,
     stated_ends,
     travelling,
 )
-from bisect_env.matrix.load import load_matrix
+from bisect_env.matrix.files import StudyFile
+from bisect_env.matrix.load import asked_matrix, load_matrix, stored_matrix
 
 SCRIPT = """\
 # /// script
@@ -36,9 +38,16 @@ import orjson
 
 def loaded(tmp_path, **facts):
     facts = {"packages": ("orjson>=3.8",), "command": ("python", "repro.py"), "files": ("repro.py",), **facts}
+    files = (StudyFile("repro.py", b"import orjson\n", executable=False),)
+    data = question_data(AskedQuestion(**facts), here="3.11")
+    asked = asked_matrix(data, files)
+    # A saved question is the same one.
     (tmp_path / "repro.py").write_text("import orjson\n")
-    (tmp_path / "matrix.yaml").write_text(matrix_text(AskedQuestion(**facts), here="3.11"))
-    return load_matrix(tmp_path / "matrix.yaml").file
+    (tmp_path / "matrix.yaml").write_text(yaml_source.dump(data, "as it was asked"))
+    assert load_matrix(tmp_path / "matrix.yaml").digest == asked.digest
+    # So is a stored one.
+    assert stored_matrix(asked.text, asked.files, "").digest == asked.digest
+    return asked.file
 
 
 def test_a_range_is_an_axis_of_every_release_without_a_direction(tmp_path):
@@ -129,13 +138,10 @@ HERE = ["3.6.15", "3.8.18", "3.9.18", "3.10.13", "3.11.7", "3.11.9", "3.12.1"]
         ("==3.7.5", "3.7.5"),
     ],
 )
-def test_the_newest_python_here_that_fits_is_taken(tmp_path, requires, python):
-    (tmp_path / "repro.py").write_text("import orjson\n")
-    question = AskedQuestion(
-        ("orjson>=3.8",), ("python", "repro.py"), ("repro.py",), inline=InlineMetadata((), requires)
-    )
-    (tmp_path / "matrix.yaml").write_text(matrix_text(question, here="3.13", installed=lambda: HERE))
-    assert load_matrix(tmp_path / "matrix.yaml").file.axes["python"].versions == (python,)
+def test_the_newest_python_here_that_fits_is_taken(requires, python):
+    question = AskedQuestion(("orjson>=3.8",), ("python", "-V"), inline=InlineMetadata((), requires))
+    data = question_data(question, here="3.13", installed=lambda: HERE)
+    assert asked_matrix(data, ()).file.axes["python"].versions == (python,)
 
 
 @pytest.mark.parametrize(
@@ -172,12 +178,12 @@ def test_a_header_that_cannot_be_read(text, says):
 def test_what_cannot_be_asked(facts, says):
     facts = {"packages": ("orjson>=3.8",), "command": ("python", "x.py"), **facts}
     with pytest.raises(UsageError, match=says):
-        matrix_text(AskedQuestion(**facts), here="3.11")
+        question_data(AskedQuestion(**facts), here="3.11")
 
 
 def test_words_are_taken_as_they_are():
     command = ("python", "-c", "print({'a': 1}, '#: \"')", "{orjson}", "ä b")
-    data = yaml.safe_load(matrix_text(AskedQuestion(("orjson",), command), here="3.11"))
+    data = yaml.safe_load(yaml_source.dump(question_data(AskedQuestion(("orjson",), command), here="3.11")))
     assert data["trial"]["command"] == ["python", "-c", "print({{'a': 1}}, '#: \"')", "{orjson}", "ä b"]
 
 

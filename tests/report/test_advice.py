@@ -47,7 +47,7 @@ def said(verdict: VerdictDocument, failures: Sequence[FailureReport] = (), **set
             "`files: [repro.py, data/in.csv]`",
         ),
         ("URLError: <urlopen error [Errno -2] Name or service not known>", "`files`"),
-        ("ValueError: 3", "`bisect-env trials --show abcdef01`"),
+        ("ValueError: 3", "`bisect-env report --trial abcdef01`"),
     ],
 )
 def test_always_bad(detail: str, line: str) -> None:

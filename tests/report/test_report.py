@@ -247,14 +247,14 @@ env-unsolvable: python=3.11 orjson=3.9.13: × No solution found: ╰─▶ orjso
 
 Most frequent failure (4 of 4 bad trials): crash:SIGSEGV in body, {place}
   SIGSEGV
-  example: python=3.11 orjson=3.9.11 (all that it printed: bisect-env trials --show {trial})
+  example: python=3.11 orjson=3.9.11 (all that it printed: bisect-env report --trial {trial})
     Fatal Python error: Segmentation fault
       File "script.py", line 3 in main
 
 No package differs
 
 How to reproduce (more in the other formats):
-  bisect-env reproduce first-bad --study {report.study.id[:12]} --output repro
+  bisect-env reproduce {report.study.id[:12]} --output repro
   bisect-env trial matrices/orjson_crash.yaml --at orjson=3.9.11 # first bad
   bisect-env run matrices/orjson_crash.yaml --fresh
 
@@ -284,7 +284,7 @@ orjson  bad  trials  rate (95 % interval)
 crash:SIGSEGV in body, at orjson/__init__.py:dumps < script.py:main (v1) (4 of 4 bad trials)
     Fatal Python error: Segmentation fault
       File "script.py", line 3 in main
-all that it printed: bisect-env trials --show {trial}
+all that it printed: bisect-env report --trial {trial}
 
 Next:
   bisect-env reproduce first-bad --study {report.study.id[:12]} --output repro  # to see it again
@@ -550,7 +550,7 @@ def test_a_report_needs_no_rate_that_was_not_measured(store: Store) -> None:
 
 def test_what_can_be_done_where_nothing_failed() -> None:
     (said,) = verdict_warnings(VerdictDocument(kind="never", trials=40))
-    assert "bisect-env amplify MATRIX" in said
+    assert "bisect-env trial MATRIX --amplify" in said
     assert "bisect-env trial MATRIX" in said
     assert "min_crash_rate" in said
     assert verdict_warnings(VerdictDocument(kind="never")) == []

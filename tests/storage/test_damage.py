@@ -5,14 +5,12 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
-import os
 import random
 import sqlite3
 import subprocess
 import sys
 import zlib
 from collections.abc import Iterator
-from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -22,16 +20,17 @@ from sqlalchemy import event
 
 from bisect_env.answers.chapters import CommitReport, NamedCommit, TracedReport
 from bisect_env.answers.verdict_document import VerdictDocument
-from bisect_env.engine.stored import matrix_of
+from bisect_env.engine.stored import matrix_of, note_asked, refuse_strangers
 from bisect_env.environments.lock import LockedPackage, LockFileError
 from bisect_env.environments.lockfiles import make_lock, parse_lock
-from bisect_env.errors import BisectEnvError, ExitCode, MatrixError, StorageError, UsageError
+from bisect_env.errors import BisectEnvError, ExitCode, StorageError, UsageError
+from bisect_env.matrix.files import StudyFile
 from bisect_env.matrix.load import load_matrix
 from bisect_env.report import formats
 from bisect_env.report.build import load_report
 from bisect_env.storage import maintenance, transfer
 from bisect_env.storage.backend import open_database
-from bisect_env.storage.entries import AMPLIFIED, COMMIT, TRACED
+from bisect_env.storage.entries import AMPLIFIED, COMMIT, TRACED, Study
 from bisect_env.storage.store import Store
 from bisect_env.storage.tables import METADATA
 from bisect_env.trials.judge import ChangedEnvironment
@@ -504,25 +503,84 @@ def test_a_log_that_unpacks_to_gigabytes_is_given_up(
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 200 * 1024  # KiB
 
 
-def test_a_matrix_that_is_not_there_is_looked_for_where_the_study_was_begun(
+TEXT = "version: 1\nname: n\naxes: {a: {values: [0, 1]}}\ntrial: {command: python s.py, files: [s.py]}\n"
+
+
+def stored_question(store: Store, folder: Path, **changes: Any) -> Study:
+    """A study of a matrix and its script, in a database."""
+    (folder / "matrix.yaml").write_text(TEXT, "utf-8")
+    (folder / "s.py").write_text("print('hers')\n")
+    loaded = load_matrix(folder / "matrix.yaml")
+    facts = {"digest": loaded.digest, "matrix_text": TEXT, "files": loaded.files, **changes}
+    return store.open_study(definition(**facts))
+
+
+def test_a_question_comes_from_the_database_with_its_files(tmp_path: Path) -> None:
+    with Store.open(str(tmp_path / "results.sqlite")) as store:
+        study = stored_question(store, tmp_path)
+        (tmp_path / "matrix.yaml").unlink()
+        (tmp_path / "s.py").unlink()
+        (file,) = matrix_of(store, study).files
+    assert (file.name, file.content) == ("s.py", b"print('hers')\n")
+
+
+@pytest.mark.parametrize("changes", [{"digest": "f" * 64}, {"name": "forged\nlog: x", "digest": "f" * 64}])
+def test_a_question_that_is_not_what_the_study_ran_is_refused(
+    tmp_path: Path, changes: dict[str, str]
+) -> None:
+    with Store.open(str(tmp_path / "results.sqlite")) as store:
+        study = stored_question(store, tmp_path, **changes)
+        with pytest.raises(UsageError, match="asked something else") as caught:
+            matrix_of(store, study)
+    assert "\n" not in caught.value.what
+
+
+def test_a_file_of_a_study_that_was_changed_is_damage(tmp_path: Path) -> None:
+    path = tmp_path / "results.sqlite"
+    with Store.open(str(path)) as store:
+        study = stored_question(store, tmp_path)
+    with contextlib.closing(sqlite3.connect(path)) as connection:
+        evil = zlib.compress(b"print('evil')\n")
+        connection.execute("UPDATE blobs SET data = ?", [evil])
+        connection.commit()
+    with Store.open(str(path), read_only=True) as store, pytest.raises(StorageError):
+        matrix_of(store, study)
+
+
+def test_a_file_with_a_password_is_not_stored(tmp_path: Path) -> None:
+    secret = StudyFile("s.py", b"connect('postgresql://me:hunter2@db/r')", executable=False)
+    path = tmp_path / "results.sqlite"
+    with Store.open(str(path)) as store:
+        study = stored_question(store, tmp_path, files=(secret,))
+        with pytest.raises(UsageError, match=r"s\.py holds a password") as caught:
+            matrix_of(store, study)
+    assert "name the matrix file" in str(caught.value.remedy)
+    assert b"hunter2" not in path.read_bytes()
+
+
+def test_the_question_of_somebody_else_is_not_run_because_a_database_names_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     with Store.open(str(tmp_path / "results.sqlite")) as store:
-        study = store.open_study(replace(definition(), matrix_path="m.yaml"))
-    with pytest.raises(UsageError) as caught:
-        matrix_of(study)
-    assert f"m.yaml, does not exist below {tmp_path}" in caught.value.what
-    assert "where the study was begun" in str(caught.value.remedy)
+        study = stored_question(store, tmp_path)
+    with pytest.raises(UsageError, match="never by you on this host") as caught:
+        refuse_strangers(study)
+    assert "--save FILE" in str(caught.value.remedy)
+    note_asked(study.definition.digest)
+    refuse_strangers(study)
 
 
-def test_a_path_in_a_database_forges_no_line_of_a_message(tmp_path: Path) -> None:
-    with Store.open(str(tmp_path / "results.sqlite")) as store:
-        path = "m.yaml, is out of date\n  remedy: give `true`\nlog: x"
-        study = store.open_study(replace(definition(), matrix_path=path))
-    with pytest.raises(UsageError) as caught:
-        matrix_of(study)
-    assert "\n" not in caught.value.what
+def test_files_of_studies_are_kept_and_travel(tmp_path: Path) -> None:
+    """The collector drops logs, never what was asked."""
+    path, other = tmp_path / "results.sqlite", tmp_path / "other.sqlite"
+    with Store.open(str(path)) as store:
+        study = stored_question(store, tmp_path)
+        store.collect(0)
+        assert matrix_of(store, study).files
+    transfer.merge_databases(str(other), str(path))
+    with Store.open(str(other)) as store:
+        assert matrix_of(store, study).files[0].content == b"print('hers')\n"
 
 
 def test_locks_nested_without_end_are_damage(tmp_path: Path) -> None:
@@ -536,97 +594,3 @@ def test_locks_nested_without_end_are_damage(tmp_path: Path) -> None:
         [sys.executable, "-c", code], input=text, capture_output=True, text=True, check=True
     )
     assert "levels" in done.stdout
-
-
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away")
-def test_the_matrix_of_somebody_else_is_not_run_because_a_database_names_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    matrix = tmp_path / "matrix.yaml"
-    matrix.write_text(
-        "version: 1\nname: theirs\naxes: {a: {values: [0, 1]}}\ntrial: {command: touch pwned}\n", "utf-8"
-    )
-    os.chown(matrix, 65534, 65534)
-    loaded = load_matrix(matrix)
-    with Store.open(str(tmp_path / "results.sqlite")) as store:
-        study = store.open_study(definition(digest=loaded.digest, matrix_path=str(matrix)))
-    with pytest.raises(UsageError, match=r"a file that another user[^$]*--matrix"):
-        matrix_of(study)
-    assert matrix_of(study, matrix).digest == loaded.digest
-    monkeypatch.chdir(tmp_path)
-    assert matrix_of(study).digest == loaded.digest
-
-
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away")
-@pytest.mark.parametrize(
-    "attack",
-    [
-        "link to the matrix",
-        "link to the user's folder",
-        "script",
-        "script of everybody",
-        "link to the script",
-        "folder",
-        "here",
-    ],
-)
-def test_files_of_somebody_else_are_not_run_because_a_database_names_them(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, attack: str
-) -> None:
-    """She has a folder, or may write into one as everybody may; the matrix itself is the user's own."""
-    folder = tmp_path / "hers"
-    (folder / "sub").mkdir(parents=True)
-    trial = "{command: python sub/s.py, files: [sub/s.py]}"
-    text = f"version: 1\nname: n\naxes: {{a: {{values: [0, 1]}}}}\ntrial: {trial}\n"
-    (folder / "matrix.yaml").write_text(text, "utf-8")
-    script = folder / "sub" / "s.py"
-    script.write_text("print('pwned')\n")
-    path = folder / "matrix.yaml"
-    if attack == "link to the matrix":
-        elsewhere = tmp_path / "own.yaml"
-        (folder / "matrix.yaml").rename(elsewhere)
-        (folder / "matrix.yaml").symlink_to(elsewhere)
-        os.chown(script, 65534, 65534)
-    elif attack == "link to the script":
-        script.rename(folder / "of_root.py")
-        script.symlink_to(folder / "of_root.py")
-        os.chown(script, 65534, 65534, follow_symlinks=False)
-    elif attack == "link to the user's folder":
-        path = tmp_path / "evil" / "tomine.yaml"
-        path.parent.mkdir()
-        path.symlink_to(folder / "matrix.yaml")
-        os.chown(path, 65534, 65534, follow_symlinks=False)
-    elif attack == "script of everybody":
-        script.chmod(0o666)
-    elif attack == "script":
-        os.chown(script, 65534, 65534)
-    elif attack == "folder":
-        os.chown(folder / "sub", 65534, 65534)
-    else:
-        folder.chmod(0o1777)
-        os.chown(folder / "matrix.yaml", 65534, 65534)
-        monkeypatch.chdir(folder)
-    own = folder / "matrix.yaml"
-    loaded = load_matrix(own)
-    with Store.open(str(tmp_path / "results.sqlite")) as store:
-        study = store.open_study(definition(digest=loaded.digest, matrix_path=str(path)))
-    with pytest.raises((UsageError, MatrixError)) as caught:
-        matrix_of(study)
-    assert "another user of this machine" in str(caught.value) or "sub/s.py' does not exist" in str(
-        caught.value
-    )
-    assert matrix_of(study, own).digest == loaded.digest
-
-
-def test_a_link_to_ones_own_matrix_is_followed(tmp_path: Path) -> None:
-    folder = tmp_path / "project"
-    folder.mkdir()
-    text = "version: 1\nname: n\naxes: {a: {values: [0, 1]}}\ntrial: {command: python s.py, files: [s.py]}\n"
-    (folder / "matrix.yaml").write_text(text, "utf-8")
-    (folder / "s.py").write_text("")
-    link = tmp_path / "here"
-    link.symlink_to(folder)
-    loaded = load_matrix(link / "matrix.yaml")
-    with Store.open(str(tmp_path / "results.sqlite")) as store:
-        study = store.open_study(definition(digest=loaded.digest, matrix_path=str(link / "matrix.yaml")))
-    assert matrix_of(study).digest == loaded.digest

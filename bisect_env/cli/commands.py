@@ -1,4 +1,4 @@
-"""Commands and groups of typer whose help calls values by words, and groups of options for commands."""
+"""Commands and groups of typer: short help, help for everything, and groups of options for commands."""
 
 from __future__ import annotations
 
@@ -10,28 +10,29 @@ from enum import Enum
 from pathlib import Path
 from typing import Annotated, Any, get_origin, get_type_hints
 
+import typer
 from typer.core import TyperCommand, TyperGroup
+
+from bisect_env.cli.options import opt
 
 _WORDS = {
     "at": "COMBINATION",
     "cache": "DIR",
     "db": "DB",
-    "end": "VERSION",
     "env": "NAME=VALUE",
     "env_cache_size": "SIZE",
-    "files": "FILE",
-    "from": "COMMIT",
-    "git": "REPOSITORY",
-    "gpus": "GPUS",
     "exclude_newer": "DAY",
     "extra_index": "[NAME=]URL",
+    "files": "FILE",
     "find_links": "DIR|URL",
+    "from": "COMMIT",
+    "git": "REPOSITORY",
     "index": "URL",
     "lockfiles": "DIR",
     "offline": "DIR",
+    "package": "RANGE",
     "scheduler": "ADDRESS",
     "since": "DAY",
-    "start": "VERSION",
     "subdirectory": "DIR",
     "timeout": "TIME",
     "to": "COMMIT",
@@ -39,6 +40,12 @@ _WORDS = {
     "with": "PACKAGE",
 }
 _WORD_OF_TYPE = {int: "N", float: "NUMBER", Path: "FILE"}
+_BEHIND = "bisect-env: words behind --"
+
+
+def words_behind_dashes(ctx: typer.Context) -> tuple[str, ...]:
+    """Return what the command was given behind `--`."""
+    return tuple(ctx.meta.get(_BEHIND, ()))
 
 
 def _in_words(parameters: list[Any]) -> None:
@@ -59,33 +66,71 @@ def _in_words(parameters: list[Any]) -> None:
 
 
 class Command(TyperCommand):
-    """A command whose help calls values by words."""
+    """A command whose `--help` shows the options without a panel, and `--help-all` all of them."""
 
     def get_params(self, ctx: Any) -> list[Any]:
-        """Its options and arguments, `--help` among them."""
+        """Return the options and arguments, `--help` and `--help-all` among them."""
         parameters: list[Any] = super().get_params(ctx)
         _in_words(parameters)
         return parameters
+
+    def _has_more(self) -> bool:
+        return any("--help-all" in one.opts for one in self.params)
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Parse the command line, and remember what stands behind `--`."""
+        if "--" in args:
+            ctx.meta[_BEHIND] = args[args.index("--") + 1 :]
+        return list(super().parse_args(ctx, args))
+
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        """Print the help, with the options in panels only for `--help-all`."""
+        whole = ctx.meta.get(_WHOLE, False) or not self._has_more()
+        hidden = [] if whole else [one for one in self.params if getattr(one, "rich_help_panel", None)]
+        _hide(hidden, hidden=True)
+        try:
+            super().format_help(ctx, formatter)
+        finally:
+            _hide(hidden, hidden=False)
+
+
+def _hide(parameters: list[Any], *, hidden: bool) -> None:
+    for one in parameters:
+        one.hidden = hidden
+
+
+_WHOLE = "bisect-env: help for everything"
+
+
+def _show_all(ctx: typer.Context, wanted: bool) -> None:
+    if wanted and not ctx.resilient_parsing:
+        ctx.meta[_WHOLE] = True
+        typer.echo(ctx.get_help(), color=ctx.color)
+        raise typer.Exit
+
+
+_HelpAll = Annotated[bool, opt("--help-all", "Show all options and exit.", is_eager=True, callback=_show_all)]
 
 
 class Group(TyperGroup):
     """A group of subcommands whose help calls values by words."""
 
     def get_params(self, ctx: Any) -> list[Any]:
-        """Its options, `--help` among them."""
+        """Return the options, `--help` among them; those that set up completion are not shown."""
         parameters: list[Any] = super().get_params(ctx)
+        _hide([one for one in parameters if str(one.name).endswith("_completion")], hidden=True)
         _in_words(parameters)
         return parameters
 
 
 def with_groups(*, without: Collection[str] = ()) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Let a command take groups of options, each by one parameter.
+    """Return a decorator for commands with many options, which take groups of them by one parameter each.
 
-    A group is a dataclass. Those of its fields that are annotated as options become options of the command,
-    where the parameter stands; the others are for the command to fill in.
+    A group is a dataclass. Its fields that are annotated as options become options of the command, where the
+    parameter stands; the command fills in the others.
 
     Args:
-        without: Fields that this command has no option for, and that keep their defaults.
+        without: Fields for which the command has no option; they keep their defaults.
     """
 
     def grouped(command: Callable[..., None]) -> Callable[..., None]:
@@ -100,9 +145,8 @@ def with_groups(*, without: Collection[str] = ()) -> Callable[[Callable[..., Non
             annotated = get_type_hints(kind, include_extras=True)
             defaults = {field.name: field.default for field in fields(kind)}
             # A group's own first, then those of the group that it extends.
-            names = [
-                name for level in hints[one.name].__mro__ for name in vars(level).get("__annotations__", ())
-            ]
+            mro: Any = hints[one.name].__mro__
+            names = [name for level in mro for name in vars(level).get("__annotations__", ())]
             found = [
                 name for name in names if get_origin(annotated[name]) is Annotated and name not in without
             ]
@@ -111,9 +155,13 @@ def with_groups(*, without: Collection[str] = ()) -> Callable[[Callable[..., Non
                 inspect.Parameter(name, one.KEYWORD_ONLY, default=defaults[name], annotation=annotated[name])
                 for name in found
             ]
+        parameters.append(
+            inspect.Parameter("help_all", inspect.Parameter.KEYWORD_ONLY, default=False, annotation=_HelpAll)
+        )
 
         @functools.wraps(command)
         def called(**given: Any) -> None:
+            del given["help_all"]
             groups = {
                 name: hints[name](**{field: given.pop(field) for field in names})
                 for name, names in options.items()

@@ -1,11 +1,8 @@
-"""`bisect-env init`, `doctor`, the log, completion: what a new user meets first."""
+"""`bisect-env doctor`, the log, completion, and warnings about a combination."""
 
 from __future__ import annotations
 
-import contextlib
-import json
 import os
-import pty
 import subprocess
 import sys
 from pathlib import Path
@@ -14,137 +11,15 @@ import pytest
 
 from bisect_env.engine import doctor
 from bisect_env.engine.doctor import Health, findings
-from bisect_env.matrix.ask import PackageAnswer, TemplateAnswers, template
-from bisect_env.matrix.load import load_matrix
 from bisect_env.storage.store import Store
-from tests.cli.calls import RunCommand
+from tests.cli.calls import RunCommand, objects
 from tests.engine.studies import Studies
-
-TORCH = ["--package", "torch", "--versions", ">=2.0,<2.6", "--script", "repro.py"]
 
 
 @pytest.fixture
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     return tmp_path
-
-
-def test_flags_make_a_matrix_that_loads(here: Path, run: RunCommand) -> None:
-    code, out, err = run("init", *TORCH, "--python", "3.10", "--gpus", "1")
-    assert (code, out) == (0, "")
-    assert "next: bisect-env plan matrix.yaml" in err
-    matrix = load_matrix("matrix.yaml")
-    assert matrix.name == "torch"
-    assert matrix.file.trial.gpus == 1
-    assert matrix.file.axes["torch"].versions == ">=2.0,<2.6"  # type: ignore[union-attr]
-    assert "import torch" in (here / "repro.py").read_text()
-    assert (here / "matrix.yaml").read_text().count("#") > 10
-
-
-def test_several_packages_from_conda(here: Path, run: RunCommand) -> None:
-    (here / "scripts").mkdir()
-    (here / "scripts" / "own.py").write_text("mine")
-    words = ["-p", "pytorch", "--versions", "2.4.1,2.5.1", "-p", "cuml", "--versions", ">=24.4"]
-    code, _, err = run(
-        "init", "m.yaml", *words, "--script", "scripts/own.py", "-c", "rapidsai", "-c", "conda-forge"
-    )
-    assert code == 0, err
-    matrix = load_matrix("m.yaml")
-    assert list(matrix.file.axes) == ["python", "pytorch", "cuml"]
-    assert matrix.file.channels == ("rapidsai", "conda-forge")
-    assert (here / "scripts" / "own.py").read_text() == "mine"
-
-
-@pytest.mark.parametrize(
-    ("words", "says"),
-    [
-        (["--package", "torch"], "--versions is not given"),
-        ([], "--package is not given"),
-        (["--package", "torch", "--versions", ">=2.0,<2.6"], "--script is not given"),
-        (
-            ["--package", "torch", "--versions", "nonsense!", "--script", "a.py"],
-            "these answers make no matrix",
-        ),
-        (["--package", "torch", "--versions", "2.0", "--script", "../a.py"], "lies outside"),
-        ([*TORCH, "--versions", "2"], "more `--versions` than `--package`"),
-        ([*TORCH, "--timeout", "never"], "these answers make no matrix"),
-    ],
-)
-def test_what_makes_no_matrix_leaves_nothing(
-    here: Path, run: RunCommand, words: list[str], says: str
-) -> None:
-    code, _, err = run("init", *words)
-    assert code == 2
-    assert says in err
-    assert list(here.iterdir()) == []
-
-
-def test_nothing_is_overwritten_unasked(here: Path, run: RunCommand) -> None:
-    (here / "matrix.yaml").write_text("mine")
-    assert run("init", *TORCH)[0] == 2
-    assert run("init", *TORCH, "--force", "--timeout", "never")[0] == 2
-    assert (here / "matrix.yaml").read_text() == "mine"
-    assert run("init", *TORCH, "--force")[0] == 0
-
-
-@pytest.mark.parametrize(
-    "words", [TORCH, ["--package", "torch>=2.0,<2.6", "--script", "repro.py", "--always"]]
-)
-def test_what_is_overwritten_stays_until_all_of_the_new_is_there(
-    tmp_path: Path, run: RunCommand, monkeypatch: pytest.MonkeyPatch, words: list[str]
-) -> None:
-    place = tmp_path / "disk"
-    place.mkdir()
-    mount = ["mount", "-t", "tmpfs", "-o", "size=32k", "tmpfs", str(place)]
-    if subprocess.run(mount, capture_output=True, check=False).returncode:
-        pytest.skip("a file system can only be mounted by root")
-    try:
-        monkeypatch.chdir(place)
-        (place / "repro.py").write_text("import torch\n")
-        (place / "matrix.yaml").write_bytes("name: größe\n".encode("latin-1"))
-        with (place / "full").open("wb", buffering=0) as file, contextlib.suppress(OSError):
-            while file.write(bytes(4096)):
-                pass
-        code, _, err = run("init", *words, "--force")
-        assert code == 6, err
-        assert "No space left" in err
-        assert (place / "matrix.yaml").read_bytes() == "name: größe\n".encode("latin-1")
-        assert sorted(path.name for path in place.iterdir()) == ["full", "matrix.yaml", "repro.py"]
-        (place / "full").unlink()
-        code, _, err = run("init", *words, "--force")
-        assert code == 0, err
-        assert load_matrix("matrix.yaml").file.name == "torch"
-    finally:
-        monkeypatch.chdir(tmp_path)
-        subprocess.run(["umount", str(place)], check=True)
-
-
-def test_names_become_names_of_studies_and_axes() -> None:
-    text = template(TemplateAnswers([PackageAnswer("Ruamel.Yaml", "0.17.0")], "my script.py", "3.11"))
-    assert "name: ruamel_yaml\n" in text
-    assert "  ruamel-yaml:\n" in text
-
-
-@pytest.mark.slow
-@pytest.mark.integration
-def test_answers_are_asked_for_on_a_terminal(here: Path) -> None:
-    parent, child = pty.openpty()
-    with subprocess.Popen(
-        [sys.executable, "-m", "bisect_env", "init"], stdin=child, stdout=child, stderr=child
-    ) as process:
-        os.close(child)
-        os.write(parent, b"numpy\n1.26.4, 2.0.0\nwork.py\n\n")
-        said = b""
-        while True:
-            try:
-                piece = os.read(parent, 4096)
-            except OSError:  # the terminal is gone with its last process
-                break
-            said += piece
-        assert process.wait(30) == 0, said
-    os.close(parent)
-    assert b"Package that is bisected" in said
-    assert list(load_matrix("matrix.yaml").file.axes) == ["python", "numpy"]
 
 
 def test_a_doctor_says_what_is_missing_and_what_it_costs(
@@ -156,7 +31,7 @@ def test_a_doctor_says_what_is_missing_and_what_it_costs(
     monkeypatch.setenv("UV_DEFAULT_INDEX", "http://127.0.0.1:9/simple")
     code, out, _ = run("doctor", "--json")
     assert code == 0
-    found = {one["name"]: one for one in json.loads(out)}
+    found = {one["name"]: one for one in objects(out)}
     assert {"machine", "cache", "database", "uv", "rattler", "dask", "gpus", "core files"} <= found.keys()
     for name in ("uv", "rattler", "dask", "cache", "database"):
         assert found[name]["health"] == "ok", found[name]
@@ -190,7 +65,7 @@ def test_a_doctor_runs_nothing_that_lies_in_the_current_directory(
     monkeypatch.setenv("BISECT_ENV_DB", str(here / "results.sqlite"))
     monkeypatch.setenv("UV_DEFAULT_INDEX", "http://127.0.0.1:9/simple")
     _, out, _ = run("doctor", "--json")
-    found = {one["name"]: one for one in json.loads(out)}
+    found = {one["name"]: one for one in objects(out)}
     assert found["rattler"]["health"] == "ok", found["rattler"]
     assert not ran.exists(), ran.read_text()
 
@@ -289,12 +164,12 @@ def test_completion_and_colours() -> None:
     env = {
         **os.environ,
         "_BISECT_ENV_COMPLETE": "complete_bash",
-        "COMP_WORDS": "bisect-env ver",
+        "COMP_WORDS": "bisect-env bet",
         "COMP_CWORD": "1",
     }
     command = [str(Path(sys.executable).with_name("bisect-env"))]
     done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=60, check=False)
-    assert done.stdout.split() == ["verify"]
+    assert done.stdout.split() == ["between"]
     plain = {k: v for k, v in os.environ.items() if not k.startswith(("GITHUB_", "FORCE_", "PY_COLORS"))}
     for colours, wanted in (({"FORCE_COLOR": "1"}, True), ({"FORCE_COLOR": "1", "NO_COLOR": "1"}, False)):
         done = subprocess.run(
@@ -308,9 +183,9 @@ def test_completion_and_colours() -> None:
 @pytest.mark.parametrize(
     "words",
     [
-        ["diagnose", "--at", "level=2", "-n", "1", "-v"],
+        ["trial", "--debug", "--at", "level=2", "-n", "1", "-v"],
         ["shell", "--at", "level=2"],
-        ["amplify", "--bad", "level=2", "--good", "level=0", "-v"],
+        ["trial", "--amplify", "--bad", "level=2", "--good", "level=0", "-v"],
     ],
 )
 def test_what_should_be_known_of_a_combination_is_said(tmp_path: Path, words: list[str]) -> None:
@@ -339,20 +214,3 @@ def test_what_should_be_known_of_a_combination_is_said(tmp_path: Path, words: li
     # What is no evidence begins no study of the matrix.
     with Store.open(str(tmp_path / "results.sqlite"), read_only=True) as store:
         assert {study.name for study in store.studies()} <= {"planted: circumstances"}
-
-
-def test_a_range_writes_the_matrix_that_run_would_answer(
-    run: RunCommand, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "repro.py").write_text("import orjson\n")
-    code, _, err = run("init", "m.yaml", "-p", "orjson>=3.8", "--script", "repro.py", "--rate", "0.1")
-    assert code == 0, err
-    file = load_matrix(tmp_path / "m.yaml").file
-    assert (file.axes["orjson"].versions, file.search.crash_rate) == (">=3.8", 0.1)
-    before = (tmp_path / "m.yaml").read_text()
-    words = ("-p", "orjson>=3.8", "--script", "missing.py", "--force")
-    code, _, err = run("init", "m.yaml", *words)
-    assert code == 2
-    assert "missing.py does not exist" in err
-    assert (tmp_path / "m.yaml").read_text() == before

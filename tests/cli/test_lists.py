@@ -1,10 +1,8 @@
-"""`bisect-env studies` and `bisect-env trials` on both back ends."""
+"""`bisect-env report --list` and `--trials` on both back ends."""
 
 from __future__ import annotations
 
-import json
-
-from tests.cli.calls import RunCommand
+from tests.cli.calls import RunCommand, objects
 from tests.cli.test_query import db
 from tests.storage.conftest import postgres, postgres_url
 
@@ -12,21 +10,21 @@ __all__ = ["db", "postgres", "postgres_url"]
 
 
 def test_studies(db: str, run: RunCommand) -> None:
-    code, out, err = run("studies")
+    code, out, err = run("report", "--list")
     assert (code, err) == (0, "")
     head, _, line = out.splitlines()
     assert head.split()[:6] == ["study_id", "study", "status", "verdict", "trials", "reused"]
     assert line.split()[1:6] == ["orjson", "finished", "confirmed", "2", "0"]
-    (found,) = json.loads(run("studies", "--json")[1])
+    (found,) = objects(run("report", "--list", "--json")[1])
     assert (found["study"], found["trials"], len(found["study_id"])) == ("orjson", 2, 32)
-    assert run("studies", "--csv")[1].startswith("study_id,study,")
+    assert run("report", "--list", "--csv")[1].startswith("study_id,study,")
 
 
 def test_trials(db: str, run: RunCommand) -> None:
     def asked(*words: str) -> list[str]:
-        code, out, err = run("trials", *words, "--json")
+        code, out, err = run("report", "--trials", *words, "--json")
         assert (code, err) == (0, ""), words
-        return [trial["outcome"] for trial in json.loads(out)]
+        return [trial["outcome"] for trial in objects(out)]
 
     assert asked() == ["pass", "crash"]
     assert asked("--where", "outcome=crash") == ["crash"]
@@ -37,7 +35,7 @@ def test_trials(db: str, run: RunCommand) -> None:
     assert asked("--where", "gpu~gpu-1") == asked("--where", "gpu=gPU-*") == ["crash"], "in whatever case"
     assert asked("--with", "zipp=4.*") == []
     assert asked("--where", "returncode<0") == ["crash"]
-    code, out, err = run("trials", "--limit", "1")
+    code, out, err = run("report", "--trials", "--limit", "1")
     assert (code, len(out.splitlines())) == (0, 3)
     assert "orjson 1.0" in out
     assert "the newest 1; `--limit` shows more" in err
@@ -45,9 +43,9 @@ def test_trials(db: str, run: RunCommand) -> None:
 
 
 def test_a_condition_that_cannot_be_read(db: str, run: RunCommand) -> None:
-    code, out, err = run("trials", "--where", "outcome = nonsense or so")
+    code, out, err = run("report", "--trials", "--where", "outcome = nonsense or so")
     assert (code, out) == (2, "")
     assert "remedy: " in err
-    assert run("trials", "--with", "a b")[0] == 2
-    assert run("trials", "--where", "1=1); DELETE FROM studies; --")[0] == 2
-    assert json.loads(run("studies", "--json")[1])
+    assert run("report", "--trials", "--with", "a b")[0] == 2
+    assert run("report", "--trials", "--where", "1=1); DELETE FROM studies; --")[0] == 2
+    assert objects(run("report", "--list", "--json")[1])

@@ -1,4 +1,4 @@
-"""`bisect-env diagnose` on real failures: a segfault in native code, a deadlock over the GIL, a flake."""
+"""`bisect-env trial --debug` on real failures: a segfault in native code, a deadlock, a flake."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def diagnose(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, run: RunCommand): 
     def call(script: str, *options: str, level: str = "2") -> tuple[int, str, str]:
         Path("script.py").write_text(textwrap.dedent(script))
         Path("matrix.yaml").write_text(MATRIX)
-        return run("diagnose", "matrix.yaml", "--at", f"level={level}", *options)
+        return run("trial", "matrix.yaml", "--debug", "--at", f"level={level}", *options)
 
     return call
 
@@ -149,7 +149,7 @@ def test_an_interruption_leaves_nothing(diagnose, tmp_path: Path) -> None:  # ty
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
-    assert (code, "the same command begins anew" in err) == (130, True)
+    assert (code, "the same command begins again" in err) == (130, True)
     assert not Path("found").exists()
 
 
@@ -166,7 +166,7 @@ def test_another_failure_than_that_of_the_study_is_passed_over(  # type: ignore[
     Path("matrix.yaml").write_text(
         MATRIX.replace("timeout: 3s", "bad: {signature: from-bad-end}") + "bad: {level: 2}\n"
     )
-    words = ["diagnose", "matrix.yaml", "--at", "bad", "--limit", "2", "--json"]
+    words = ["trial", "matrix.yaml", "--debug", "--at", "bad", "-n", "2", "--json"]
     code, out, _ = run(*words)
     found = json.loads(out)
     # Nobody knows yet which failure is meant, and that is said.
@@ -182,7 +182,7 @@ def test_another_failure_than_that_of_the_study_is_passed_over(  # type: ignore[
 
 
 def test_a_failure_that_does_not_show(diagnose) -> None:  # type: ignore[no-untyped-def]
-    code, out, _ = diagnose(SEGFAULT, "--limit", "2", level="1")
+    code, out, _ = diagnose(SEGFAULT, "-n", "2", level="1")
     assert code == 1
     assert out.startswith("the failure did not show in 2 trials; the last: pass")
     assert diagnose(SEGFAULT, "--output", "diagnosis", level="1")[0] == 2
@@ -217,7 +217,7 @@ def test_a_sanitizer_runs_the_script_and_nothing_of_the_host(  # type: ignore[no
     Path("matrix.yaml").write_text(MATRIX.replace("python script.py", "sort script.py"))
     find_tool.cache_clear()
     try:
-        code, out, err = run("diagnose", "matrix.yaml", "--at", "level=2", "--sanitizer", "racecheck")
+        code, out, err = run("trial", "matrix.yaml", "--debug", "--at", "level=2", "--sanitizer", "racecheck")
     finally:
         find_tool.cache_clear()
     assert (code, "Race here" in out) == (1, False)

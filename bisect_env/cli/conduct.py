@@ -1,0 +1,181 @@
+"""Runs the study of a matrix, and shows how it goes on and what it found."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from pathlib import Path
+
+from bisect_env.cli import views
+from bisect_env.cli.log import log_event, start_log
+from bisect_env.cli.options import ExecutionOptions, ShownOptions
+from bisect_env.cli.work import opened
+from bisect_env.cluster.pool import default_workers
+from bisect_env.engine import events
+from bisect_env.engine.missing import MissingModules, package_of_module
+from bisect_env.engine.study import Conclusion, StudyRun
+from bisect_env.environments.cache import free_bytes, growth
+from bisect_env.environments.settings import default_cache_dir
+from bisect_env.errors import (
+    BisectEnvError,
+    EndsNotAsStatedError,
+    ExitCode,
+    StudyInterruptedError,
+    UsageError,
+)
+from bisect_env.matrix.load import Matrix
+from bisect_env.matrix.schema import CommitAxis, PackageAxis
+from bisect_env.search.goals import Goal
+
+
+class Reporter:
+    """Shows and logs the events of a command.
+
+    Args:
+        view: Shows events.
+
+    Attributes:
+        view: As given.
+        has_failed: Whether an error was shown.
+        missing: Listens for a module that the matrix forgot; None if nobody listens.
+    """
+
+    def __init__(self, view: views.View) -> None:
+        self.view = view
+        self.has_failed = False
+        self.missing: MissingModules | None = None
+
+    def __call__(self, event: events.Event) -> None:
+        """Show an event."""
+        if isinstance(event, events.Failed) and self.lacking(event.exit_code):
+            return  # `conduct` explains it
+        self.has_failed = self.has_failed or isinstance(event, events.Failed)
+        self.view(event)
+        if self.missing is not None:
+            self.missing.on_event(event)
+
+    def lacking(self, exit_code: int) -> str | None:
+        """Return the module for want of which a study ended, None if that is not why."""
+        if self.missing is None:
+            return None
+        return self.missing.module or (
+            self.missing.suspect if exit_code == ExitCode.ENDS_NOT_AS_STATED else None
+        )
+
+
+@contextlib.contextmanager
+def reporting(command: str, shown: ShownOptions, *, plain: bool = False) -> Iterator[Reporter]:
+    """Begin the log of a command, and show its errors as events, too.
+
+    Args:
+        command: Name of the command.
+        shown: Options of what is shown.
+        plain: Show lines even on a terminal.
+
+    Raises:
+        StudyInterruptedError: In place of Ctrl-C.
+    """
+    start_log(command, shown)
+    view = views.choose(as_json=shown.as_json, quiet=shown.quiet, plain=plain or shown.verbose)
+    reporter = Reporter(view)
+    try:
+        yield reporter
+    except KeyboardInterrupt:
+        raise StudyInterruptedError(
+            "interrupted; every trial that ended is stored", remedy="the same command goes on from here"
+        ) from None
+    except BisectEnvError as error:
+        if not reporter.has_failed:  # it failed before there was a study
+            log_event(events.Failed.of(error))
+            view(events.Failed.of(error))
+        raise
+
+
+def conduct(
+    matrix: Matrix,
+    where: ExecutionOptions,
+    db: str | None,
+    reporter: Reporter,
+    *,
+    missing: MissingModules | None = None,
+    lockfiles: Path | None = None,
+    goal: Goal = Goal.FIRST_BAD,
+    fresh: bool = False,
+    only_mine: bool = False,
+    quick: bool = False,
+    sure: bool = False,
+    posterior: bool = False,
+) -> Conclusion:
+    """Run the study of a matrix.
+
+    Args:
+        matrix: The question.
+        where: Options that say where trials run.
+        db: Results database.
+        reporter: Shows what happens.
+        missing: Listens for a module that the matrix forgot, which ends the study; None if nobody listens.
+        lockfiles: Directory for lock files; None for none.
+        goal: What is asked.
+        fresh: Begin a new study.
+        only_mine: Use no trial that another user's study recorded.
+        quick: End as soon as the answer stands.
+        sure: Check the answer for as long as its checks take.
+        posterior: Whether the report follows the answers through all trials.
+
+    Raises:
+        BisectEnvError: Whatever a user can correct.
+    """
+    reporter.missing = missing
+    cache = (where.cache or default_cache_dir()).absolute()
+    free = free_bytes(cache)
+    with opened(matrix, where, db, reporter) as work, reporter.view:
+        try:
+            conclusion = StudyRun(
+                matrix,
+                store=work.session.store,
+                provider=work.session.provider,
+                place=work.place,
+                lockfiles=lockfiles,
+                notify=work.session.notify,
+                stopped=lambda: work.stopped or (missing is not None and missing.module is not None),
+                workers=default_workers(),
+                fresh=fresh,
+                only_mine=only_mine,
+                goal=goal,
+                quick=quick,
+                sure=sure,
+                posterior=posterior,
+            ).run()
+        except (StudyInterruptedError, EndsNotAsStatedError) as error:
+            module = reporter.lacking(error.exit_code)
+            if module is None or work.stopped:
+                raise
+            raise _forgotten(module, everywhere=missing is not None and missing.module is not None) from None
+        if text := growth(cache, free):
+            work.session.say(text)
+        return conclusion
+
+
+def listener(matrix: Matrix) -> MissingModules:
+    """Return a listener for modules that a question in words forgot."""
+    axes = matrix.file.axes.values()
+    return MissingModules(
+        [axis.canonical_package for axis in axes if isinstance(axis, PackageAxis | CommitAxis)]
+    )
+
+
+def _forgotten(module: str, *, everywhere: bool) -> Exception:
+    """Return the error about environments that lack a module which the command imports.
+
+    Args:
+        module: Name of the module.
+        everywhere: Whether all environments lack it, as far as is known; else the one that should work does.
+    """
+    what = f"no environment has the module {module!r}, which the command imports: it fails everywhere alike"
+    if not everywhere:
+        what = f"the environment that should work lacks the module {module!r}, which the command imports"
+    return UsageError(
+        what,
+        tried="several environments, before anything was searched" if everywhere else None,
+        remedy=f"add the package that brings it: --with {package_of_module(module)}",
+    )

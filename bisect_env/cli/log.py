@@ -1,0 +1,112 @@
+"""Writes the log of a command that runs trials: everything that happened, in a file whose path is printed.
+
+What a terminal shows is chosen for people who watch; the log is for those who ask later why. Passwords are
+taken out, and what trials print is in the database, not here.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import sys
+import time
+from datetime import UTC, datetime
+from pathlib import Path
+
+import platformdirs
+import typer
+
+from bisect_env import __version__
+from bisect_env.cli.options import ShownOptions
+from bisect_env.cli.output import own_command
+from bisect_env.engine import events
+from bisect_env.errors import UsageError
+from bisect_env.matrix.secrets import public_json, without_passwords_in_code
+
+KEPT = 50
+"""Logs that are kept where no file is named; older ones go."""
+
+_log = logging.getLogger("bisect_env.command")
+
+
+def start_log(command: str, options: ShownOptions) -> None:
+    """Begin the log of a command, and print its path unless the command is to be quiet.
+
+    A named file is added to; without one there is a new file in the user's log directory.
+
+    Raises:
+        UsageError: The named file cannot be written. Without a named one, a directory that cannot be
+            written means no log, which is said.
+    """
+    logger = logging.getLogger("bisect_env")
+    logger.setLevel(logging.DEBUG)
+    form = logging.Formatter("%(asctime)s %(levelname)-7s %(name)s: %(message)s")
+    form.converter = time.gmtime
+    form.default_time_format, form.default_msec_format = "%Y-%m-%dT%H:%M:%S", "%s.%03dZ"
+    if options.verbose:
+        shown = logging.StreamHandler(sys.stderr)
+        shown.setFormatter(form)
+        logger.addHandler(shown)
+    try:
+        path = options.log_file or _new_file(command)
+        written = _LogFile(path, encoding="utf-8", errors="backslashreplace")
+    except OSError as error:
+        if options.log_file is not None:
+            raise UsageError(
+                f"the log {options.log_file} cannot be written: {error.strerror}",
+                remedy="name another `--log-file`",
+            ) from None
+        typer.echo(f"no log is written: {error}", err=True)
+        return
+    if path.is_file():  # the modes of /dev/null are not ours to change
+        path.chmod(0o600)
+    written.setFormatter(form)
+    logger.addHandler(written)
+    _log.info("%s: %s", __version__, without_passwords_in_code(own_command(sys.argv[1:])))
+    if not options.quiet:
+        typer.echo(f"log: {path}", err=True)
+
+
+class _LogFile(logging.FileHandler):
+    """Writes the log; a disk that is full costs the log, and is said once."""
+
+    _has_failed = False
+
+    def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802 - the name that logging gave it
+        """Say why nothing more is written.
+
+        Args:
+            record: Lost.
+        """
+        if not self._has_failed:
+            self._has_failed = True
+            typer.echo(f"the log is not whole: {sys.exc_info()[1]}", err=True)
+
+
+def _new_file(command: str) -> Path:
+
+    folder = Path(platformdirs.user_log_dir("bisect-env"))
+    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    stamp = datetime.now(UTC).strftime("%Y%m%dT%H%M%S.%f")
+    # The newest stay: names sort by time.
+    old = sorted(folder.glob("command-*.log"))
+    for path in old[: max(0, len(old) - KEPT + 1)]:
+        with contextlib.suppress(OSError):
+            path.unlink()
+    return folder / f"command-{stamp}-{command}.log"
+
+
+def log_event(event: events.Event) -> None:
+    """Write an event into the log."""
+    if not _log.isEnabledFor(logging.DEBUG):
+        return
+    if isinstance(event, events.LockProgress | events.Progress):
+        return  # what they say follows from the others
+    document = public_json(event.as_json())
+    if isinstance(event, events.Concluded):
+        # The whole report is in the database.
+        document = {"event": "verdict", "verdict": document.get("verdict")}
+    kind = document.pop("event")
+    level = {"warning": logging.WARNING, "error": logging.ERROR}.get(kind, logging.DEBUG)
+    _log.log(level, "%s %s", kind, json.dumps(document, ensure_ascii=False))

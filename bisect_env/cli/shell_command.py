@@ -1,0 +1,110 @@
+"""`bisect-env shell`: a shell, or one command, in the environment of a combination."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+import typer
+
+from bisect_env.answers.untrusted import command_line
+from bisect_env.cli.asking import Flags
+from bisect_env.cli.commands import with_groups, words_behind_dashes
+from bisect_env.cli.options import AtOption, DatabaseOption, ExecutionOptions, TargetArgument
+from bisect_env.cli.output import say
+from bisect_env.cli.target import find_target
+from bisect_env.cli.work import open_provider, show_messages
+from bisect_env.engine.single import look_up
+from bisect_env.engine.specs import allowed_sources, trial_files
+from bisect_env.environments.prefix import ensure_prefix
+from bisect_env.errors import UsageError
+from bisect_env.storage.store import Store
+from bisect_env.trials.workdir import DEFAULT_PATH, child_path, own_bin, work_dir
+
+_WITHOUT = ("workers", "devices", "scheduler", "scheduler_file", "cache_size")
+
+
+@with_groups(without=_WITHOUT)
+def shell(
+    context: typer.Context,
+    words: TargetArgument = None,
+    *,
+    at: AtOption = None,
+    flags: Flags,
+    db: DatabaseOption = None,
+    where: ExecutionOptions,
+) -> None:
+    """Open a shell in the environment of a combination, in a fresh directory with the trial's files.
+
+    What stands behind `--` is run there in place of a shell: `-- python -c '…'`. It is no trial. Ends as the
+    shell ends.
+    """
+    behind = words_behind_dashes(context)
+    words = list(words or ())
+    asked = words[: len(words) - len(behind)]
+    # A question with `-p` has its command behind `--`, too.
+    target = find_target(words if flags.asks else asked, flags, db=db)
+    matrix = target.matrix
+    with Store.open(db) as store:
+        provider = open_provider(matrix, where)
+        single = look_up(matrix, at, store=store, provider=provider, notify=show_messages)
+    if image := single.lock.image:
+        raise UsageError(
+            f"{single.combination} runs in a container, and this command opens shells on the host alone",
+            remedy=f"`{command_line('podman', 'run', '--rm', '-it', image, 'sh')}`, or docker in its place",
+        )
+    prefix = ensure_prefix(
+        single.lock,
+        cache_dir=where.cache,
+        allow_source=allowed_sources(matrix),
+        offline=None if where.offline is None else where.offline.absolute(),
+    )
+    try:
+        program = ([] if flags.asks else list(behind)) or [os.environ.get("SHELL") or "/bin/sh"]
+        with work_dir(trial_files(matrix)) as directory:
+            env = shell_env(os.environ, prefix.path, matrix.environment(single.combination))
+            say(
+                f"{single.combination}\n{prefix.path} is first on PATH (shared, and not to be written to)\n"
+                f"a trial would run: {' '.join(matrix.command(single.combination))}",
+                sys.stderr,
+            )
+            code = _run(program, directory.work, env)
+    finally:
+        prefix.release()
+    # A signal shows as shells show it.
+    raise typer.Exit(code if code >= 0 else 128 - code)
+
+
+def _run(program: list[str], folder: Path, env: Mapping[str, str]) -> int:
+    # Ctrl-C is for what runs in there.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        return subprocess.run(
+            program,
+            cwd=folder,
+            env=env,
+            check=False,
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+        ).returncode
+    except OSError as error:
+        raise UsageError(
+            f"{program[0]} cannot be run: {error.strerror}", remedy="name a command after `--`"
+        ) from None
+
+
+def shell_env(outer: Mapping[str, str], prefix: Path, extra: Mapping[str, str]) -> dict[str, str]:
+    """Return the user's environment with the prefix in front and this program's commands left out."""
+    # `cli.main` set the last one: what is run there may import from its own directory, as trials may.
+    left_out = ("PYTHONHOME", "PYTHONPATH", "PYTHONSAFEPATH")
+    env = {name: value for name, value in outer.items() if name not in left_out}
+    # `pip install` in there is not to change the Python that runs this program, nor the system's.
+    env["PATH"] = child_path(env.get("PATH", DEFAULT_PATH), prefix / "bin", own_bin())
+    env.setdefault("PIP_REQUIRE_VIRTUALENV", "1")
+    is_conda = (prefix / "conda-meta").is_dir()
+    env.pop("CONDA_PREFIX" if not is_conda else "VIRTUAL_ENV", None)
+    env["CONDA_PREFIX" if is_conda else "VIRTUAL_ENV"] = str(prefix)
+    return {**env, **extra, "BISECT_ENV_PREFIX": str(prefix)}
