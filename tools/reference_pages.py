@@ -1,4 +1,4 @@
-"""Write what of the reference follows from the code: commands, keys, views, modules and imports, exit codes.
+"""Write what of the reference follows from the code: commands, keys, views, imports of packages, exit codes.
 
 python -m tools.reference_pages
 """
@@ -22,7 +22,7 @@ from bisect_env.matrix.schema import matrix_json_schema
 from bisect_env.report.formats import report_json_schema
 from bisect_env.storage import backend
 from bisect_env.storage.tables import METADATA
-from tools.import_graph import imports_svg, imports_table, modules_tables
+from tools.import_graph import imports_svg, imports_table
 from tools.pages import marked, table
 
 DOCS = Path(__file__).parent.parent / "docs"
@@ -193,7 +193,6 @@ PARTS: dict[str, tuple[str, Callable[[], str]]] = {
     "verdict keys": ("reference/report.md", verdict_keys_table),
     "views": ("reference/database.md", views_table),
     "imports": ("architecture.md", imports_table),
-    "modules": ("architecture.md", modules_tables),
 }
 WHOLE: dict[str, Callable[[], str]] = {
     "reference/cli.md": commands_page,
