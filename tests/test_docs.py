@@ -54,6 +54,8 @@ NOT_RUN = {
     "chmod": "a folder below /srv",
     "pip install": "installs what `make setup` has installed",
     "make": "run by continuous integration",
+    "git clone": "needs the address of a published repository",
+    "cd ": "goes to another folder",
     "bisect-env map -p": "tries a hundred real environments; tests/cli/test_map.py asks about made ones",
     "uvx": "installs the command: what it runs then is in tests/cli/test_asking.py",
     'bisect-env run "': "asks an index for minutes: tests/cli/test_asking.py",
