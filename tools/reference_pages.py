@@ -157,15 +157,21 @@ def _type(value: dict[str, Any]) -> str:
 
 
 def verdict_keys_table() -> str:
-    """Every key of a verdict with its meaning, from the JSON schema of reports."""
+    """Every key of a verdict with its meaning, from the JSON schema of reports; a model's keys once."""
     definitions: dict[str, Any] = report_json_schema()["$defs"]
     rows: list[tuple[str, ...]] = []
+    shown: dict[str, str] = {}
 
     def walk(name: str, prefix: str) -> None:
         for key, value in definitions[name].get("properties", {}).items():
-            rows.append((f"`{prefix}{key}`", value["description"]))
-            for inner in _referenced(value):
-                walk(inner, f"{prefix}{key}.")
+            path, meaning = f"{prefix}{key}", value["description"]
+            models = _referenced(value)
+            again = [f"Keys as in `{shown[model]}`." for model in models if model in shown]
+            rows.append((f"`{path}`", " ".join((meaning, *again))))
+            for model in models:
+                if model not in shown:
+                    shown[model] = path
+                    walk(model, f"{path}.")
 
     walk(VerdictDocument.__name__, "")
     return table(("key", "meaning"), rows)
