@@ -107,22 +107,6 @@ def imports_table() -> str:
     return table(("package", "what lives there", "imports"), rows)
 
 
-def modules_tables() -> str:
-    """One table a package, from the outermost to the innermost: every module, and its subject."""
-    parts = []
-    for package in (package for row in reversed(layers()) for package in row):
-        folder = ROOT / package
-        if not folder.is_dir():
-            continue
-        rows = [
-            (f"`{path.relative_to(ROOT)}`", source(path).subject)
-            for path in sorted(folder.rglob("*.py"))
-            if path.name != "__init__.py" and "versions" not in path.parts
-        ]
-        parts.append(f"### `{package}/`\n\n{table(('module', 'subject'), rows)}")
-    return "\n\n".join(parts)
-
-
 def _source(package: str) -> Path:
     folder = ROOT / package
     return folder / "__init__.py" if folder.is_dir() else folder.with_suffix(".py")

@@ -1,4 +1,4 @@
-"""Write what of the reference follows from the code: commands, keys, views, modules and imports, exit codes.
+"""Write what of the reference follows from the code: commands, keys, views, imports of packages, exit codes.
 
 python -m tools.reference_pages
 """
@@ -22,7 +22,7 @@ from bisect_env.matrix.schema import matrix_json_schema
 from bisect_env.report.formats import report_json_schema
 from bisect_env.storage import backend
 from bisect_env.storage.tables import METADATA
-from tools.import_graph import imports_svg, imports_table, modules_tables
+from tools.import_graph import imports_svg, imports_table
 from tools.pages import marked, table
 
 DOCS = Path(__file__).parent.parent / "docs"
@@ -157,15 +157,21 @@ def _type(value: dict[str, Any]) -> str:
 
 
 def verdict_keys_table() -> str:
-    """Every key of a verdict with its meaning, from the JSON schema of reports."""
+    """Every key of a verdict with its meaning, from the JSON schema of reports; a model's keys once."""
     definitions: dict[str, Any] = report_json_schema()["$defs"]
     rows: list[tuple[str, ...]] = []
+    shown: dict[str, str] = {}
 
     def walk(name: str, prefix: str) -> None:
         for key, value in definitions[name].get("properties", {}).items():
-            rows.append((f"`{prefix}{key}`", value["description"]))
-            for inner in _referenced(value):
-                walk(inner, f"{prefix}{key}.")
+            path, meaning = f"{prefix}{key}", value["description"]
+            models = _referenced(value)
+            again = [f"Keys as in `{shown[model]}`." for model in models if model in shown]
+            rows.append((f"`{path}`", " ".join((meaning, *again))))
+            for model in models:
+                if model not in shown:
+                    shown[model] = path
+                    walk(model, f"{path}.")
 
     walk(VerdictDocument.__name__, "")
     return table(("key", "meaning"), rows)
@@ -193,7 +199,6 @@ PARTS: dict[str, tuple[str, Callable[[], str]]] = {
     "verdict keys": ("reference/report.md", verdict_keys_table),
     "views": ("reference/database.md", views_table),
     "imports": ("architecture.md", imports_table),
-    "modules": ("architecture.md", modules_tables),
 }
 WHOLE: dict[str, Callable[[], str]] = {
     "reference/cli.md": commands_page,
