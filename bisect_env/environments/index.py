@@ -40,6 +40,7 @@ Ranks = Mapping[tags.Tag, int]
 """Tag to preference, 0 first."""
 
 
+_DIGITS_OF_A_DAY = 8
 _MAX_FILENAME = 255
 """Bytes of a file name on every file system in use; an index that lists longer ones is broken, or hostile."""
 _INTERPRETER = re.compile(r"(?:cp|py)(\d)(\d+)?")
@@ -406,8 +407,10 @@ def releases(files: Iterable[IndexFile]) -> list[Release]:
 
 def day_of(version: Version) -> datetime | None:
     """Return the day that a development release such as `2.9.0.dev20260131` names, None where none does."""
-    with contextlib.suppress(ValueError):
-        return datetime.strptime(str(version.dev), "%Y%m%d").replace(tzinfo=UTC)
+    # `strptime` takes fewer digits, too: it reads dev1234 as a day of the year 123.
+    if version.dev is not None and len(str(version.dev)) == _DIGITS_OF_A_DAY:
+        with contextlib.suppress(ValueError):
+            return datetime.strptime(str(version.dev), "%Y%m%d").replace(tzinfo=UTC)
     return None
 
 
@@ -484,7 +487,8 @@ def _json_files(package: str, page: Mapping[str, Any], url: str) -> tuple[IndexF
     for entry in page["files"]:
         filename = str(entry["filename"])
         parsed = _release_of(filename, package)
-        if parsed is None:
+        # A page may list the archives of other packages: a mirror's, or a page made by hand.
+        if parsed is None or not _is_of(filename, package):
             continue
         version, is_wheel = parsed
         uploaded = entry.get("upload-time")

@@ -28,7 +28,8 @@ def snapshot(folder: Path, *, ignore: Iterable[str] = (), protect: bool = False)
     """Return a hex digest over the names, sizes, times and link targets of everything in a directory.
 
     Bytecode is left out: Python writes it beside the modules that a trial imports, renames it into place, and
-    uses it only where it states the time and size of its module.
+    uses it only where it states the time and size of its module. Bytecode that Python would import without
+    comparing it counts like any other file.
 
     Args:
         folder: A prefix, or an archive that lies unpacked.
@@ -66,6 +67,7 @@ def _lines(top: Path, ignored: frozenset[str], *, protect: bool) -> Iterator[str
                 elif entry.is_dir(follow_symlinks=False):
                     if entry.name == BYTECODE:
                         has_bytecode = True
+                        yield from _unchecked(entry.path, name)
                         continue
                     waiting.append((entry.path, name))
                     fact = "directory"
@@ -81,6 +83,22 @@ def _lines(top: Path, ignored: frozenset[str], *, protect: bool) -> Iterator[str
             if has_modules and not has_bytecode and shown.startswith(_MODULES):
                 (place / BYTECODE).mkdir()
             place.chmod(stat.S_IMODE(place.stat().st_mode) & ~WRITABLE)
+
+
+def _unchecked(folder: str, shown: str) -> Iterator[str]:
+    """Yield a line for each file of bytecode that Python imports whatever its source says.
+
+    Python writes no such file by itself. The flags that say so are bytes 4 to 7 of a file (PEP 552): 1 stands
+    for a hash of the source that is not compared.
+    """
+    with os.scandir(folder) as entries:
+        for entry in entries:
+            if entry.name.endswith(".pyc") and entry.is_file(follow_symlinks=False):
+                with Path(entry.path).open("rb") as file:
+                    flags = int.from_bytes(file.read(8)[4:], "little")
+                if flags == 1:
+                    known = entry.stat(follow_symlinks=False)
+                    yield f"{shown}/{entry.name}\0{known.st_size} {known.st_mtime_ns}\n"
 
 
 def changed_archives(prefix: Path, cache: Path) -> list[Path]:

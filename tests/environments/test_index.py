@@ -7,8 +7,9 @@ from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
 
 import pytest
+from packaging.version import Version
 
-from bisect_env.environments.index import PypiCatalogue
+from bisect_env.environments.index import PypiCatalogue, day_of
 from bisect_env.environments.interpreters import Interpreters
 from bisect_env.environments.lock import PackageNotFoundError
 from bisect_env.errors import IndexUnavailableError, UsageError
@@ -202,3 +203,28 @@ def test_a_page_without_end_is_given_up(index):
     index.raw["/simple/demo/"] = ("application/vnd.pypi.simple.v1+json\r\nContent-Encoding: gzip", body)
     with pytest.raises(IndexUnavailableError, match="has more than 64 MiB"):
         PypiCatalogue(index.url).versions("demo")
+
+
+@pytest.mark.parametrize(
+    ("text", "day"),
+    [
+        ("2.9.0.dev20260131", "2026-01-31"),
+        ("2.9.0.dev202611", None),
+        ("2.9.0.dev123411", None),
+        ("2.9.0.dev20261399", None),
+        ("2.9.0", None),
+    ],
+)
+def test_the_day_of_a_development_release_has_eight_digits(text: str, day: str | None) -> None:
+    found = day_of(Version(text))
+    assert (found and f"{found:%Y-%m-%d}") == day
+
+
+def test_the_archives_of_others_on_a_page_are_passed_over(index):
+    """Whatever the form of the page: a mirror's, or one made by hand, may list them."""
+    index.add("app", "1.0")
+    index.add("other", "9.0")
+    index.packages["app"] += index.packages["other"]
+    for style in ("json", "html"):
+        index.style = style
+        assert [one.version for one in PypiCatalogue(index.url).versions("app")] == ["1.0"]
