@@ -61,7 +61,7 @@ def test_the_table_of_two_axes_in_every_format(tmp_path: Path, run: RunCommand) 
     assert "| ✗ |" in run("report", "--format", "md")[1]
     page = tmp_path / "table.html"
     assert run("map", path, "-f", "html", "-o", str(page))[0] == 0
-    assert '<table class="compatibility">' in page.read_text()
+    assert '<table class="compatibility"' in page.read_text()
 
 
 def test_the_rules_that_it_prints_leave_out_what_fails(tmp_path: Path, run: RunCommand) -> None:
