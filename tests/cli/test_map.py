@@ -47,7 +47,7 @@ def test_the_table_of_two_axes_in_every_format(tmp_path: Path, run: RunCommand) 
     assert any("(" in mark for row in rows.values() for mark in row), "everything was tried"
     # Asked again it is the same study, which answers at once.
     document = json.loads(run("map", path, "--format", "json")[1])
-    assert document["verdict"]["trials"] == int(told.partition(" trials (")[0].split()[-1])
+    assert f"after {document['verdict']['trials']} trials" in told
     calls = document["verdict"]["table"]["calls"]
     assert len(calls) == 36
     for one in calls:
@@ -61,7 +61,7 @@ def test_the_table_of_two_axes_in_every_format(tmp_path: Path, run: RunCommand) 
     assert "| ✗ |" in run("report", "--format", "md")[1]
     page = tmp_path / "table.html"
     assert run("map", path, "-f", "html", "-o", str(page))[0] == 0
-    assert '<table class="compatibility">' in page.read_text()
+    assert '<table class="compatibility"' in page.read_text()
 
 
 def test_the_rules_that_it_prints_leave_out_what_fails(tmp_path: Path, run: RunCommand) -> None:

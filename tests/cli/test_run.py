@@ -92,7 +92,7 @@ def test_ctrl_c_says_how_to_go_on(tmp_path: Path) -> None:
     assert command.run("--json", "--workers", "2").returncode == 0
 
 
-@pytest.mark.whole_command
+@pytest.mark.slow
 def test_ctrl_c_during_the_checks_ends_with_the_answer(tmp_path: Path) -> None:
     command = Command(tmp_path, crash_from_six("time.sleep(0.2)"))
     process = command.start("--json", "--workers", "2", "--sure")

@@ -19,7 +19,7 @@ from bisect_env.errors import ExitCode, InfrastructureError, UsageError
     [
         ({"scheduler": "tcp://h:1", "scheduler_file": Path("f")}, "name two clusters"),
         ({"scheduler": "tcp://h:1", "workers": 2}, "--workers starts workers on this machine"),
-        ({"scheduler_file": Path("f"), "gpus": "0"}, "--gpus starts workers on this machine"),
+        ({"scheduler_file": Path("f"), "gpus": "0"}, "--devices starts workers on this machine"),
         ({"gpus": "0"}, "use no GPU"),
     ],
 )

@@ -287,7 +287,7 @@ crash:SIGSEGV in body, at orjson/__init__.py:dumps < script.py:main (v1) (4 of 4
 all that it printed: bisect-env report --trial {trial}
 
 Next:
-  bisect-env reproduce first-bad --study {report.study.id[:12]} --output repro  # to see it again
+  bisect-env reproduce {report.study.id[:12]} --output repro  # to see it again
   bisect-env report {short} --details  # everything; a page to share: --format html -o report.html
 """
     )
