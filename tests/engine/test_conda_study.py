@@ -55,7 +55,7 @@ def plan(matrix: Path, *options: str) -> str:
     home = str(matrix.parent)
     done = subprocess.run(
         # A failure without chance is played fastest.
-        [sys.executable, "-m", "bisect_env", "plan", str(matrix), "--crash-rate", "1", *options],
+        [sys.executable, "-m", "bisect_env", "plan", str(matrix), "--rate", "1", *options],
         env={"PATH": "/usr/bin:/bin", "HOME": home, "BISECT_ENV_CACHE": f"{home}/cache"},
         capture_output=True,
         text=True,
