@@ -98,7 +98,10 @@ def test_a_study_killed_at_some_instants_ends_as_any_other(tmp_path: Path, which
 
 @pytest.mark.slow
 @pytest.mark.integration
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(1800)
 @pytest.mark.parametrize("which", STUDIES)
 def test_a_study_killed_at_any_instant_ends_as_any_other(tmp_path: Path, which: str) -> None:
-    killed_at(tmp_path, which, slice(None))
+    """Every instant takes a quarter of an hour; a run takes every fourth, from any of the first on."""
+    first = random.SystemRandom().randrange(4)
+    print(f"instants {first}, {first + 4}, …")
+    killed_at(tmp_path, which, slice(first, None, 4))

@@ -170,7 +170,7 @@ def test_a_reader_who_has_seen_enough_interrupts_the_study(studies: Studies, sta
     with process.stderr:
         told = process.stderr.read()
     assert process.wait(PATIENCE) == 130
-    assert "reads no more" in told
+    assert "has ended; every trial that ended is stored" in told
     assert "goes on from here" in told
     with Store.open(db, read_only=True) as store:
         assert store.study().status == "interrupted"
