@@ -65,11 +65,18 @@ def sentence(
     return "; ".join([*parts, *_excluded(verdict), _how_sure(verdict)])
 
 
+_NO_NEWS = 0.5
+"""Upper bound of a failure rate above which it is not mentioned."""
+
+
 def _excluded(verdict: VerdictDocument) -> list[str]:
     """Return which failure rate of the last good combination is excluded, if its checks were cut short."""
     if not verdict.cleared or not verdict.cleared[0].wanted:
         return []
     last_good = verdict.cleared[0]
+    # Without any check one or two passes exclude next to nothing, which is no news.
+    if last_good.below > _NO_NEWS:
+        return []
     doubt = "" if last_good.hits else ", if at all"
     return [f"the last good one fails in less than {percent(last_good.below)} of runs{doubt}"]
 

@@ -47,6 +47,13 @@ def test_checks_that_were_cut_short_say_what_they_exclude(wanted: int, says: boo
     assert (clause in text) is says
 
 
+def test_a_rate_that_hardly_anything_excludes_is_not_mentioned() -> None:
+    """Two passes exclude rates above 96 %: nobody learns anything from that."""
+    document, axes = one("1.2", "1.1")
+    cleared = ClearedCombination(combination={"lib": "1.1"}, hits=0, trials=2, below=0.955, wanted=60)
+    assert "96 %" not in sentence(document.model_copy(update={"cleared": (cleared,)}), axes, "crash")
+
+
 def test_releases_that_were_not_listed_are_named() -> None:
     document, axes = one("1.2", "1.1")
     axes[0]["passed_over"] = ["1.0.5", "1.1.1", "1.1.2"]
