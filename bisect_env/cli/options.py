@@ -46,8 +46,8 @@ SHOWN = "What is shown"
 STUDY = "The study"
 
 TARGET_HELP = (
-    "A matrix file; a study, by id or name (default: the latest); or a question: a package with its "
-    "range and the script that fails, or packages with `-p` and a command behind `--`."
+    "A matrix file; a study, by id or name (default: the latest); a report (HTML, JSON); or a question: a "
+    "package with its range and the script that fails, or packages with `-p` and a command behind `--`."
 )
 TargetArgument = Annotated[
     list[str] | None, typer.Argument(metavar="TARGET", help=TARGET_HELP, show_default=False)

@@ -1,4 +1,4 @@
-"""Finds what a command is about: a matrix file, a study, or a question in words."""
+"""Finds what a command is about: a matrix file, a study, a report, or a question in words."""
 
 from __future__ import annotations
 
@@ -13,10 +13,13 @@ from bisect_env.cli.asking import Flags, ask, refuse_beside, save, shown_questio
 from bisect_env.cli.references import RANGE, SCRIPTS, has_database, names_matrix
 from bisect_env.engine.stored import matrix_of, refuse_strangers, was_asked_here
 from bisect_env.errors import UsageError
-from bisect_env.matrix.load import Matrix, load_matrix
+from bisect_env.matrix.load import Matrix, load_matrix, stored_matrix
 from bisect_env.matrix.schema import PackageAxis
+from bisect_env.report.shared_question import question_of_report
 from bisect_env.storage.entries import Study
 from bisect_env.storage.store import Store
+
+_REPORTS = (".html", ".json")
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +56,7 @@ def find_target(
     """Return what a command is about.
 
     Args:
-        words: As given: nothing, one word for a file or a study, or a question.
+        words: As given: nothing, one word for a matrix, a study or a report, or a question.
         flags: The options of a question; None if the command takes no questions.
         db: Results database that may have the study.
         runs: Whether the command runs what the question says; then studies that others asked are refused.
@@ -77,6 +80,9 @@ def _found(
 ) -> FoundTarget:
     if flags.asks:
         return FoundTarget(ask(flags, words), words=True)
+    if len(words) == 1 and words[0].endswith(_REPORTS) and Path(words[0]).is_file():
+        refuse_beside(flags, f"the report {words[0]}", without=without)
+        return FoundTarget(stored_matrix(*question_of_report(Path(words[0])), ""))
     if words and names_matrix(words[0]):
         if len(words) > 1:
             raise UsageError(

@@ -319,3 +319,28 @@ def set_up() -> frozenset[str]:
         [sys.executable, "-c", code], cwd=root, capture_output=True, text=True, timeout=60, check=True
     )
     return frozenset(done.stdout.split())
+
+
+def test_a_report_alone_is_enough_to_ask_again(
+    tmp_path: Path, run: RunCommand, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In another folder, with another database: the report holds the matrix and the script."""
+    here, there = tmp_path / "here", tmp_path / "there"
+    for folder in (here, there):
+        folder.mkdir()
+    (here / "repro.py").write_text("import sys\nsys.exit(int(sys.argv[1]) >= 3)\n")
+    (here / "m.yaml").write_text(
+        "version: 1\nname: shared\naxes:\n  level: {values: [1, 2, 3, 4]}\n"
+        "trial: {command: 'python repro.py {level}', files: [repro.py]}\n"
+    )
+    db = ("--db", str(tmp_path / "one.sqlite"))
+    monkeypatch.chdir(here)
+    assert run("run", "m.yaml", "--quick", *db)[0] == 0
+    assert run("report", *db, "--format", "html", "-o", str(there / "report.html"))[0] == 0
+    (here / "repro.py").unlink()
+    monkeypatch.chdir(there)
+    other = ("--db", str(tmp_path / "other.sqlite"))
+    code, out, err = run("run", "report.html", "--quick", *other)
+    assert (code, "level 3" in out) == (0, True), err
+    code, _, err = run("run", "report.html", "--with", "six", *other)
+    assert (code, "the report report.html" in err) == (2, True)
