@@ -46,7 +46,7 @@ COMMANDS = {
     "env": (AFTER, "Look after the environments that were built on this host: ls, prune, fetch."),
     "db": (AFTER, "Look after the results database: info, export, merge, gc."),
 }
-"""Of each command its panel, and what `--help` says of it, so that the list of commands imports none of their
+"""The help panel and the one-line help of each command, so that the list of commands imports none of their
 modules. The module `NAME_command` has it as a function `NAME`, or as `NAME_app`."""
 
 

@@ -237,8 +237,8 @@ def checked(data: Mapping[str, Any], files: Iterable[StudyFile]) -> Matrix:
 
 
 def _releases(flags: Flags, words: Sequence[str]) -> tuple[AskedQuestion, tuple[StudyFile, ...]]:
-    if stray := [name for name in flags.given() if name in _names(_COMMIT_FLAGS)]:
-        raise UsageError(f"{stray[0]} belongs to `--git`, which was not given", remedy="add `--git PATH`")
+    if misplaced := [name for name in flags.given() if name in _names(_COMMIT_FLAGS)]:
+        raise UsageError(f"{misplaced[0]} belongs to `--git`, which was not given", remedy="add `--git PATH`")
     packages, words = list(flags.packages or ()), list(words)
     if not packages and not flags.since:
         packages.append(words.pop(0))
@@ -266,9 +266,9 @@ def _names(field_names: Sequence[str]) -> set[str]:
 
 
 def _commits(flags: Flags, words: Sequence[str]) -> tuple[AskedQuestion, tuple[StudyFile, ...]]:
-    if stray := [name for name in flags.given() if name in _names(_RELEASE_FLAGS)]:
+    if misplaced := [name for name in flags.given() if name in _names(_RELEASE_FLAGS)]:
         raise UsageError(
-            f"{stray[0]} is about releases, and --git asks about commits",
+            f"{misplaced[0]} is about releases, and --git asks about commits",
             remedy="name its ends with `--from` and `--to`",
         )
     if not flags.first:

@@ -24,7 +24,7 @@ _REPORTS = (".html", ".json")
 
 @dataclass(frozen=True, slots=True)
 class FoundTarget:
-    """What a command is about.
+    """The question that a command was given, and where it came from.
 
     Attributes:
         matrix: The question.

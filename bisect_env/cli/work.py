@@ -27,7 +27,7 @@ Show = Callable[[events.Event], None]
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """What a command runs trials with.
+    """Everything that a command has open while it runs trials.
 
     Attributes:
         session: Database, environments, executor and the receiver of events.

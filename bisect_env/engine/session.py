@@ -1,4 +1,4 @@
-"""What a command runs trials with."""
+"""The objects that a command needs to run trials: store, provider, executor, and where messages go."""
 
 from __future__ import annotations
 

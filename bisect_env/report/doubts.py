@@ -255,7 +255,7 @@ _LEAST_TIMED = 3
 _SLOWER = 1.2
 """Ratio of medians from which durations differ."""
 _BY_SPEED = (Outcome.PASS, Outcome.EXIT_FAIL, Outcome.HANG)
-"""What a run does that meets or misses a limit of time."""
+"""Outcomes that a run has because of a limit of time, met or missed."""
 
 
 def speed_warnings(

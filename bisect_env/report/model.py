@@ -175,7 +175,7 @@ class QuestionFile(Frozen):
 
 
 class QuestionReport(Frozen):
-    """What was asked: with it, anybody can ask again.
+    """The matrix and its files, with which anybody can ask again.
 
     Attributes:
         matrix: Text of the matrix file, without secrets.
