@@ -147,7 +147,7 @@ def test_plan_and_fetch_with_the_users_own_credentials(private, condarc, stored,
         (private.home / ".netrc").write_text(netrc)
         (private.home / ".netrc").chmod(0o600)
     matrix, bundle = private.matrix(name.format(host=private.host)), tmp_path / "bundle"
-    done = private.command("fetch", matrix, "--to", bundle, "--no-pythons", **environ)
+    done = private.command("env", "fetch", matrix, "-o", bundle, "--no-pythons", **environ)
     assert done.returncode == 0, done.stderr
     archives = [path for path in private.index.requests if path.endswith(".conda")]
     assert len({path.rsplit("/", 1)[1] for path in archives}) == 3
