@@ -162,7 +162,7 @@ class Round:
             timeout=60,
             check=False,
         )
-        return json.loads(done.stdout) if done.returncode == 0 else []
+        return [json.loads(line) for line in done.stdout.splitlines()] if done.returncode == 0 else []
 
     def look(self) -> None:
         """Compare what is stored with what was stored and told, and with the planted truth."""
