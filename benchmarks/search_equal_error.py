@@ -37,7 +37,7 @@ from git_bayesect import Bisector
 from benchmarks.search_methods import GIVE_UP, grid_of
 from benchmarks.search_rows import Row, plant
 from bisect_env.matrix.schema import SearchLimits
-from bisect_env.search.acquisition import binary_entropy
+from bisect_env.search.choice import binary_entropy
 from bisect_env.search.searcher import Search
 from bisect_env.search.verdict import capacity
 

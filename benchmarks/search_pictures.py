@@ -19,7 +19,7 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from benchmarks.search_methods import CONFIDENCE, QUICK, grid_of
-from bisect_env.search.acquisition import binary_entropy
+from bisect_env.search.choice import binary_entropy
 from bisect_env.search.searcher import Search
 from bisect_env.search.verdict import capacity
 

@@ -19,7 +19,7 @@ from bisect_env.engine.state import BUILDS_BEFORE_UNBUILDABLE, StudyState
 from bisect_env.matrix.grid import AxisKind, Index
 from bisect_env.matrix.load import Matrix
 from bisect_env.matrix.schema import CommitAxis
-from bisect_env.search.bisect import BUILT_AT_ONCE
+from bisect_env.search.choice import BUILT_AT_ONCE
 
 BACKFILL = 0.03
 """Minimum information of a trial that fills the time until a wanted environment exists, as a share of that of

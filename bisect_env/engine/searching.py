@@ -17,10 +17,10 @@ from bisect_env.errors import NoEnvironmentError
 from bisect_env.matrix.grid import Combination, Index
 from bisect_env.matrix.load import Matrix
 from bisect_env.matrix.signatures import shown
-from bisect_env.search.coarsening import CoarsenedSearch
 from bisect_env.search.goals import Goal, search_towards
 from bisect_env.search.searcher import StudySearch
 from bisect_env.search.verdict import Status
+from bisect_env.search.zoom import ZoomedSearch
 from bisect_env.storage.entries import StoredTrial
 from bisect_env.trials.records import NONE, Machine, Perturbation, TrialRecord
 
@@ -265,7 +265,7 @@ class StudyRunner(Runner):
         self._shown_at = now
         bad = self.plan.probability_bad()
         # Of a large matrix what was tried is drawn.
-        drawn = self.state.tallies if isinstance(self.plan, CoarsenedSearch) else self._prepared.groups
+        drawn = self.state.tallies if isinstance(self.plan, ZoomedSearch) else self._prepared.groups
         shown_now: list[tuple[Combination, float]] = [
             (self.grid.combination(index), float(bad[index])) for index in sorted(drawn)
         ]

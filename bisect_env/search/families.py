@@ -6,7 +6,6 @@ matter"), so that simple hypotheses are those with many first sets.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -96,39 +95,3 @@ def family(direction: Direction, size: int, *, gaps: bool = True) -> Family:
     if len(rows):
         prior /= prior.sum()
     return Family(sets, prior)
-
-
-@dataclass(frozen=True)
-class CoarseAxis:
-    """One axis of which the search looks at some values only.
-
-    Attributes:
-        active: The values looked at, ascending.
-        of: Coarse set of each fine set, shape (fine sets,).
-        coarse: The family over the active values.
-    """
-
-    active: NDArray[np.intp]
-    of: NDArray[np.intp]
-    coarse: Family
-
-    @classmethod
-    def over(cls, fine: Family, active: Sequence[int]) -> CoarseAxis:
-        """Return the axis with a family of value sets reduced to the active values."""
-        columns = np.array(sorted(active), dtype=np.intp)
-        of = alike(fine.sets, columns)
-        first = np.unique(of, return_index=True)[1]
-        prior = np.asarray(np.bincount(of, weights=fine.prior), dtype=np.float64)
-        return cls(columns, of, Family(fine.sets[np.ix_(first, columns)], prior))
-
-
-def alike(sets: FloatArray, columns: NDArray[np.intp]) -> NDArray[np.intp]:
-    """Group sets that agree on the given columns, and return the group number of each set.
-
-    Group 0 contains only set 0, "does not matter".
-    """
-    of = np.zeros(len(sets) - 1, dtype=np.intp)
-    for column in columns:
-        code = 2 * of + (sets[1:, column] > 0)
-        of = (np.cumsum(np.bincount(code) > 0) - 1)[code]
-    return np.concatenate([[0], of + 1]).astype(np.intp)

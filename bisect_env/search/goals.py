@@ -7,10 +7,10 @@ from enum import StrEnum
 
 from bisect_env.matrix.grid import Grid, Index
 from bisect_env.matrix.schema import SearchLimits
-from bisect_env.search.coarsening import search_for
 from bisect_env.search.corners import CornerSearch
 from bisect_env.search.searcher import StudySearch
 from bisect_env.search.table import TableSearch
+from bisect_env.search.zoom import search_for
 
 
 class Goal(StrEnum):

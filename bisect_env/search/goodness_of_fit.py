@@ -20,16 +20,16 @@ American Statistical Association 90 (1995), 773-795.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from bisect_env.matrix.grid import Index
+from bisect_env.search.belief import CellCounts
 from bisect_env.search.families import FloatArray
 from bisect_env.search.numeric import binomial_at_most, logsumexp
-from bisect_env.search.space import Hypothesis
-from bisect_env.search.tallies import Counts
 
 SURPRISE = 0.01
 """Chance of naming any combination of a study whose verdict is right, roughly."""
@@ -55,30 +55,28 @@ class Unexplained:
     chance: float
 
 
-def unexplained(hypothesis: Hypothesis, counts: Counts) -> tuple[Unexplained, ...]:
+def unexplained(
+    calls_bad: NDArray[np.bool_], counts: CellCounts, cells: Sequence[Index]
+) -> tuple[Unexplained, ...]:
     """Return the combinations that an answer cannot explain, the least probable first.
 
     Args:
-        hypothesis: The answer.
+        calls_bad: Which cells the answer calls bad, shape (X,).
         counts: What was seen.
+        cells: The combination of each cell.
     """
-    grid = counts.grid
-    cells = list(counts.own_rate)
-    if len(cells) < 2:
+    grid, tried = counts.grid, counts.tried
+    if len(tried) < 2:
         return ()
-    calls_bad = [hypothesis.is_bad(cell) for cell in cells]
-    total_bad, total_good = np.zeros(len(grid.m)), np.zeros(len(grid.p0))
-    for cell, bad in zip(cells, calls_bad, strict=True):
-        if bad:
-            total_bad = total_bad + counts.log_bad[cell]
-        else:
-            total_good = total_good + counts.log_good[cell]
+    says = calls_bad[tried]
+    log_bad, log_good, _ = counts.scored
+    total_bad, total_good = log_bad[says].sum(axis=0), log_good[~says].sum(axis=0)
     with np.errstate(divide="ignore"):
         log_prior = np.log(grid.joint)
     found = []
-    for cell, bad in zip(cells, calls_bad, strict=True):
-        a = total_bad - counts.log_bad[cell] if bad else total_bad
-        b = total_good if bad else total_good - counts.log_good[cell]
+    for place, (cell, bad) in enumerate(zip(tried, says, strict=True)):
+        a = total_bad - log_bad[place] if bad else total_bad
+        b = total_good if bad else total_good - log_good[place]
         weights = log_prior + a[:, None] + b[None, :]
         weights = np.exp(weights - logsumexp(weights))
         hits, trials = int(counts.hits[cell]), int(counts.trials[cell])
@@ -86,8 +84,8 @@ def unexplained(hypothesis: Hypothesis, counts: Counts) -> tuple[Unexplained, ..
             chance = float(weights.sum(axis=1) @ (grid.kernel @ binomial_at_most(hits, trials, grid.rates)))
         else:
             chance = float(weights.sum(axis=0) @ (1.0 - binomial_at_most(hits - 1, trials, grid.p0)))
-        if chance < SURPRISE / len(cells):
-            found.append(Unexplained(cell, bad, hits, trials, chance))
+        if chance < SURPRISE / len(tried):
+            found.append(Unexplained(cells[cell], bool(bad), hits, trials, chance))
     return tuple(sorted(found, key=lambda u: (u.chance, u.index)))
 
 

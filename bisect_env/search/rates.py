@@ -40,7 +40,7 @@ _LEAST_BACKGROUND = 0.1
 # prior near zero. `docs/decisions/search/rates.md` has what each choice costs. Real failures differ more
 # than planted ones (a load axis trebles the rate of one and the same bug), hence the weight on wide spreads.
 _NO_BACKGROUND = 0.04
-_DETERMINISTIC = 0.35
+_DETERMINISTIC = 0.42
 _SPREADS = {0.0: 0.8, 0.7: 0.2}
 # Somebody who says how often it fails has mostly seen that, and may be wrong: typical rates near the stated
 # one get most of the prior (log-normally: half and double are near), others keep a tenth of their share.
@@ -50,6 +50,7 @@ _SAID_CERTAIN, _SAID_UNCERTAIN = 0.8, 0.05
 # Regressions in two steps: where bad combinations always fail, a few may fail at any rate at all.
 _TWO_STEPS, _OF_THEM = 0.3, 0.2
 _POINTS = 14
+_MOST_SCORES = 4096
 
 
 @dataclass(frozen=True, eq=False)
@@ -182,6 +183,20 @@ class RateGrid:
         weighted = np.exp(log_joint - top[:, None])
         total = weighted.sum(axis=1)
         return np.log(total) + top, weighted / total[:, None]
+
+    def score(self, hits: int, trials: int) -> tuple[FloatArray, FloatArray, FloatArray]:
+        """Return `if_bad` and `if_good` of a cell's counts, shapes (J,), (J, R) and (K,). Cached."""
+        found = self._scores.get((hits, trials))
+        if found is None:
+            if len(self._scores) > _MOST_SCORES:
+                self._scores.clear()
+            found = (*self.if_bad(hits, trials), self.if_good(hits, trials))
+            self._scores[hits, trials] = found
+        return found
+
+    @cached_property
+    def _scores(self) -> dict[tuple[int, int], tuple[FloatArray, FloatArray, FloatArray]]:
+        return {}
 
     def if_good(self, hits: float, trials: float) -> FloatArray:
         """Return the log likelihood of a good cell's counts for each p0, shape (K,)."""

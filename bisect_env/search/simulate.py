@@ -14,9 +14,9 @@ import numpy as np
 
 from bisect_env.matrix.grid import Grid, Index
 from bisect_env.matrix.schema import SearchLimits
-from bisect_env.search.coarsening import search_for
 from bisect_env.search.families import FloatArray
 from bisect_env.search.verdict import Verdict
+from bisect_env.search.zoom import search_for
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""The space of all hypotheses about bad combinations, with sums over it that list no pairs.
+"""Hypotheses made of one set of bad values for each axis: which there are, and their prior.
 
 Four kinds:
 
@@ -7,12 +7,6 @@ Four kinds:
 * *any of* (or): bad iff at least one axis's value lies in its set; at least two axes matter. Two causes, or
   a fix that needs several axes at once.
 * *never bad*, *always bad*.
-
-With the sets of axis `i` as a 0/1 matrix `F_i` (sets × values), the total of a cell quantity `q` over the bad
-cells of every *all of* hypothesis is the successive mode product `q ×_1 F_1 ×_2 F_2 …`: `O(d·|lattice|)`
-instead of `|hypotheses|·|lattice|`. *Any of* is one minus *all of* with the sets
-of spared values. Sums in the
-other direction (how much posterior weight calls a cell bad) use the transposes.
 """
 
 from __future__ import annotations
@@ -20,7 +14,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
@@ -37,13 +30,6 @@ EXTRA_AXIS_ODDS = 0.4
 _MOST_WITH_GAPS = 20_000
 MOST_EXACT = 60_000
 """Hypotheses up to which every one has a row of its own."""
-
-
-def _mode_products(tensor: FloatArray, matrices: Sequence[FloatArray]) -> FloatArray:
-    """Multiply axis i of `tensor` (…, columns) by `matrices[i]` (out_i × in_i), for every i."""
-    for i, matrix in enumerate(matrices):
-        tensor = np.moveaxis(np.tensordot(matrix, tensor, axes=(1, i)), 0, i)
-    return tensor
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -101,6 +87,14 @@ class Hypothesis:
         for axis, bad in enumerate(self.sets):
             cells = combine(cells, bad.reshape([-1 if a == axis else 1 for a in range(len(shape))]))
         return cells
+
+
+def described(kind: str, bad: NDArray[np.bool_]) -> Hypothesis:
+    """Return a table of bad cells as a hypothesis: per axis the values at which anything is bad."""
+    axes = range(bad.ndim)
+    sets = tuple(np.asarray(bad.any(axis=tuple(a for a in axes if a != axis))) for axis in axes)
+    matters = tuple(axis for axis in axes if (np.diff(bad, axis=axis)).any())
+    return Hypothesis(kind, sets, matters, bad)
 
 
 class HypothesisSpace:
@@ -171,74 +165,6 @@ class HypothesisSpace:
         kinds = [chosen.ravel()] * (2 if self._any else 1)
         return np.concatenate([*kinds, np.ones(1, dtype=bool)])
 
-    def expect(self, index: Index, *, bad: bool, doubt: float) -> None:
-        """Lower the prior of hypotheses that contradict a statement about a combination.
-
-        Args:
-            index: The combination.
-            bad: Whether it is stated to be bad.
-            doubt: Factor for the hypotheses that contradict the statement, in (0, 1].
-        """
-        cell = np.zeros((*self.shape, 1))
-        cell[index] = 1.0
-        called_bad = self.bad_totals(cell)[:, 0] > 0.5
-        self.prior = _normalised(np.where(called_bad == bad, self.prior, doubt * self.prior))
-
-    def bad_totals(self, cells: FloatArray) -> FloatArray:
-        """Return the total of a quantity over the bad cells of every hypothesis.
-
-        Args:
-            cells: Shape (*lattice, columns).
-
-        Returns:
-            Shape (hypotheses, columns).
-        """
-        columns = cells.shape[-1]
-        parts = [_mode_products(cells, self._matrices).reshape(-1, columns)]
-        if self._any:
-            total = cells.reshape(-1, columns).sum(axis=0)
-            parts.append(total - _mode_products(cells, self._spared).reshape(-1, columns))
-        parts.append(np.zeros((1, columns)))
-        return np.concatenate(parts)
-
-    def bad_mass(self, weights: FloatArray) -> FloatArray:
-        """Return the weight of the hypotheses that call each cell bad: the transpose of `bad_totals`.
-
-        Args:
-            weights: Shape (hypotheses, columns).
-
-        Returns:
-            Shape (*lattice, columns).
-        """
-        columns = weights.shape[-1]
-        all_of = weights[: self._all_size].reshape(*self._set_shape, columns)
-        mass = _mode_products(all_of, [m.T for m in self._matrices])
-        if self._any:
-            any_of = weights[self._all_size : -1].reshape(*self._set_shape, columns)
-            spared = _mode_products(any_of, [m.T for m in self._spared])
-            mass = mass + (any_of.reshape(-1, columns).sum(axis=0) - spared)
-        return mass
-
-    def by_set(self, weights: FloatArray) -> list[FloatArray]:
-        """Return the weight of the hypotheses that use each set: per axis, shape (sets,).
-
-        Hypotheses of both kinds, *all of* and *any of*, are added up.
-        """
-        kinds = [weights[: self._all_size]] + ([weights[self._all_size : -1]] if self._any else [])
-        total = np.sum([kind.reshape(self._set_shape) for kind in kinds], axis=0)
-        axes = range(len(self.shape))
-        return [total.sum(axis=tuple(other for other in axes if other != axis)) for axis in axes]
-
-    def calls_bad(self, index: Index) -> NDArray[np.bool_]:
-        """Return which hypotheses call one cell bad, shape (H,)."""
-        inside = np.ones((), dtype=bool)
-        outside = np.ones((), dtype=bool)
-        for sets, spared, place in zip(self._matrices, self._spared, index, strict=True):
-            inside = np.logical_and.outer(inside, sets[:, place] > 0)
-            outside = np.logical_and.outer(outside, spared[:, place] > 0) if self._any else outside
-        kinds = [inside.ravel()] + ([~outside.ravel()] if self._any else [])
-        return np.concatenate([*kinds, np.zeros(1, dtype=bool)])
-
     def judged(self, hypotheses: NDArray[np.intp], cells: NDArray[np.intp]) -> NDArray[np.bool_]:
         """Return which cells each of some hypotheses calls bad.
 
@@ -277,16 +203,6 @@ class HypothesisSpace:
 
     def _constant(self, kind: str) -> Hypothesis:
         return Hypothesis(kind, tuple(np.full(n, kind == "always") for n in self.shape), ())
-
-    @cached_property
-    def never(self) -> int:
-        """Return the position of *never bad*."""
-        return self.size - 1
-
-    @cached_property
-    def always(self) -> int:
-        """Return the position of *always bad*."""
-        return 0
 
 
 def _involved_axes(families: Sequence[Family]) -> NDArray[np.int64]:

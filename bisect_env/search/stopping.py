@@ -53,34 +53,39 @@ def clean_trials(rate: float) -> int:
     return math.ceil(math.log(MISS) / math.log1p(-min(rate, 1.0 - MISS)) - 1e-9)
 
 
-def judge(best: Answer, *, required: float, agreed: bool, lacking: bool) -> tuple[Status, str]:
+def judge(best: Answer, *, required: float, stands: bool, certain: bool, rule: bool) -> tuple[Status, str]:
     """Return the status of an answer and the reason for it.
 
     Args:
         best: The most probable answer.
         required: Posterior at which the answer counts as sure.
-        agreed: Whether it is the best answer under every model of the rates that is still plausible.
-        lacking: Whether a side of its boundary, or an interval far from it, was tried too little.
+        stands: Whether the answer is sure and both sides of its boundary were tried.
+        certain: Whether each tried combination always failed or always passed.
+        rule: Whether a rule describes what fails.
     """
-    sure = best.probability >= required
-    if best.hypothesis.kind == "never":
+    kind, chance = best.hypothesis.kind, best.probability
+    if kind == "never":
         return Status.NONE, (
-            "never bad: no combination shows the failure" if sure else "no failure was seen often enough"
+            "never bad: no combination shows the failure" if stands else "no failure was seen often enough"
         )
-    if best.hypothesis.kind == "always":
+    if kind == "always":
         return Status.NONE, (
-            "always bad: every combination shows the failure" if sure else "no combination was seen to pass"
+            "always bad: every combination shows the failure" if stands else "no combination was seen to pass"
         )
-    if best.probability <= 0.5:
-        return Status.NONE, "no answer is likely enough yet"
-    if not best.boundaries:
+    if stands and not best.boundaries:
         return Status.LIKELY, (
             "of combinations that can be run, no two that differ on one axis alone lie on both sides"
         )
-    if not sure:
-        return Status.LIKELY, f"probability {best.probability:.3f}, below the {required:.3g} asked for"
-    if lacking:
-        return Status.LIKELY, "both sides of the boundary, or versions far from it, need more trials"
-    if not agreed:
-        return Status.LIKELY, "the answer depends on whether bad combinations share one crash rate"
-    return Status.CONFIRMED, f"probability {best.probability:.3f}, and both sides of the boundary were tried"
+    if stands and not rule:
+        return Status.CONFIRMED, (
+            "no simple rule describes what fails; these two neighbours differ, whatever the rest does"
+        )
+    if stands and certain:
+        return Status.CONFIRMED, "every bad combination failed and every good one passed"
+    if stands:
+        return Status.CONFIRMED, f"probability {chance:.3f}, and both sides of the boundary were tried"
+    if chance <= 0.5:
+        return Status.NONE, "no answer is likely enough yet"
+    if chance < required:
+        return Status.LIKELY, f"probability {chance:.3f}, below the {required:.3g} asked for"
+    return Status.LIKELY, "both sides of the boundary, or versions far from it, need more trials"

@@ -33,12 +33,11 @@ from numpy.typing import NDArray
 
 from bisect_env.matrix.grid import Grid, Index
 from bisect_env.matrix.schema import SearchLimits
-from bisect_env.search.bisect import described
 from bisect_env.search.families import FloatArray
 from bisect_env.search.labels import chances, labels, usual_trials
 from bisect_env.search.rates import RateGrid
 from bisect_env.search.searcher import StudySearch
-from bisect_env.search.space import Hypothesis
+from bisect_env.search.space import Hypothesis, described
 from bisect_env.search.staircase import Staircase, beyond, ordered_axes, staircases
 from bisect_env.search.stopping import clean_trials
 from bisect_env.search.tallies import Tallies

@@ -10,7 +10,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bisect_env.matrix.grid import Index
-from bisect_env.search.classes import boundary_pairs
 from bisect_env.search.families import FloatArray
 from bisect_env.search.goodness_of_fit import Unexplained
 from bisect_env.search.space import Hypothesis
@@ -301,3 +300,30 @@ def entropy_bits(masses: Sequence[float] | FloatArray) -> float:
     p = np.asarray(masses, dtype=np.float64)
     p = p[p > 0]
     return float(-(p * np.log2(p)).sum())
+
+
+def boundary_pairs(
+    bad: NDArray[np.bool_], feasible: NDArray[np.bool_], axis: int
+) -> list[tuple[Index, Index]]:
+    """Return pairs (bad, good) of feasible cells that are neighbours along one axis.
+
+    Args:
+        bad: Which cells a hypothesis calls bad, shape of the lattice.
+        feasible: Which cells can be run, shape of the lattice.
+        axis: The axis along which the two differ.
+
+    Returns:
+        Pairs with nothing but infeasible cells in between, in row-major order of the line they lie on.
+    """
+    values, can_run = np.moveaxis(bad, axis, -1), np.moveaxis(feasible, axis, -1)
+    reached = np.maximum.accumulate(np.where(can_run, np.arange(can_run.shape[-1]), -1), axis=-1)
+    # Where each cell's nearest feasible neighbour below lies; -1 if there is none.
+    below = np.concatenate([np.full_like(reached[..., :1], -1), reached[..., :-1]], axis=-1)
+    differs = values != np.take_along_axis(values, np.maximum(below, 0), axis=-1)
+    pairs: list[tuple[Index, Index]] = []
+    for place in np.argwhere(can_run & (below >= 0) & differs):
+        *rest, high = (int(i) for i in place)
+        low = int(below[tuple(place)])
+        here, there = ((*rest[:axis], position, *rest[axis:]) for position in (low, high))
+        pairs.append((there, here) if bad[there] else (here, there))
+    return pairs

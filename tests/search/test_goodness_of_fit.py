@@ -8,46 +8,37 @@ import numpy as np
 import pytest
 
 from bisect_env.matrix.grid import Direction
-from bisect_env.search.goodness_of_fit import log10_bayes_factor, unexplained
-from bisect_env.search.posterior import Counts
+from bisect_env.search.belief import CellCounts
+from bisect_env.search.goodness_of_fit import Unexplained, log10_bayes_factor, unexplained
 from bisect_env.search.rates import RateGrid
 from bisect_env.search.searcher import Search
-from bisect_env.search.space import Hypothesis, HypothesisSpace
 from bisect_env.search.verdict import Status
 from tests.search.worlds import EITHER, FIXED, REGRESSION, alone, configuration, grid, play, rates
 
 RNG = np.random.default_rng
 
 
-def counts_of(*told: tuple[int, int]) -> Counts:
-    counts = Counts((len(told),), RateGrid.default())
-    for cell, (hits, trials) in enumerate(told):
-        counts.add((cell,), hits, trials)
-    return counts
-
-
-def from_two_on(size: int) -> Hypothesis:
-    space = HypothesisSpace((size,), [REGRESSION])
-    return next(
-        h for n in range(space.size) if (h := space.hypothesis(n)).bad_cells().tolist()[:3] == [0, 0, 1]
-    )
+def unexplained_from_two_on(*told: tuple[int, int]) -> tuple[Unexplained, ...]:
+    """What the answer "bad from the third version on" leaves unexplained."""
+    hits, trials = np.array(told).T
+    counts = CellCounts(RateGrid.default(), hits, trials)
+    return unexplained(np.arange(len(told)) >= 2, counts, [(cell,) for cell in range(len(told))])
 
 
 def test_counts_as_predicted_surprise_nobody() -> None:
-    counts = counts_of((0, 40), (0, 50), (5, 40), (4, 40), (6, 50))
-    assert unexplained(from_two_on(5), counts) == ()
+    assert unexplained_from_two_on((0, 40), (0, 50), (5, 40), (4, 40), (6, 50)) == ()
 
 
 def test_a_good_combination_that_fails_is_named() -> None:
-    counts = counts_of((0, 400), (9, 40), (5, 40), (4, 40), (6, 50))
-    (found,) = unexplained(from_two_on(5), counts)
+    (found,) = unexplained_from_two_on((0, 400), (9, 40), (5, 40), (4, 40), (6, 50))
     assert (found.index, found.called_bad, found.hits, found.trials) == ((1,), False, 9, 40)
     assert found.chance < 1e-4
 
 
 def test_a_bad_combination_that_hardly_fails_is_named() -> None:
-    counts = counts_of((0, 100), (0, 100), (50, 100), (0, 100), (55, 100), (48, 100), (51, 100), (50, 100))
-    (found,) = unexplained(from_two_on(8), counts)
+    (found,) = unexplained_from_two_on(
+        (0, 100), (0, 100), (50, 100), (0, 100), (55, 100), (48, 100), (51, 100), (50, 100)
+    )
     assert (found.index, found.called_bad) == ((3,), True)
 
 

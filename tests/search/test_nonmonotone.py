@@ -11,9 +11,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from bisect_env.matrix.grid import Direction
-from bisect_env.search.nonmonotone import MOST_SETS, RARE, could_be_better, histories, looked_at
-from bisect_env.search.posterior import update
-from bisect_env.search.question import Question
+from bisect_env.search.nonmonotone import MOST_SETS, RARE, histories
 from bisect_env.search.searcher import Search
 from bisect_env.search.space import HypothesisSpace
 from bisect_env.search.verdict import Status, Verdict
@@ -77,37 +75,6 @@ def test_along_a_long_axis_two_runs_begin_and_end_next_to_what_was_tried() -> No
 def test_axes_without_order_have_no_other_histories() -> None:
     assert histories((7,), [UNORDERED], ((),)) is None
     assert histories((2,), [REGRESSION], ((),)) is None
-
-
-def test_what_was_tried_says_as_much_as_the_whole_axis() -> None:
-    """The chance of a history is the same on tried values as on all, but for what nothing can tell apart."""
-    lattice = grid((12,))
-    narrow = Question(lattice, alone(lattice))
-    for cell, hits, trials in ((0, 0, 3), (3, 4, 4), (6, 0, 5), (9, 0, 2), (11, 3, 3)):
-        narrow.tell_counts((cell,), hits, trials)
-    found = histories((12,), [REGRESSION], narrow.tried)
-    assert found is not None
-    tried = np.array([0, 3, 6, 9, 11])
-    wide = HypothesisSpace((12,), [REGRESSION], families=found.families)
-    posterior = update(wide, narrow.seen).hypotheses
-    said = [wide.hypothesis(n).bad_cells()[tried].astype(int) for n in range(wide.size)]
-    once = np.array([np.count_nonzero(np.diff(row)) <= 1 and row[0] <= row[-1] for row in said])
-    assert narrow.chance_not_monotone(found) == pytest.approx(posterior[~once].sum())
-    assert len(looked_at(found, narrow.tried).families[0].sets) < len(found.families[0].sets)
-
-
-def test_nothing_explains_monotone_counts_much_better() -> None:
-    lattice = grid((12,))
-    asked = Question(lattice, alone(lattice))
-
-    def gain() -> float:
-        return could_be_better(asked.seen, update(asked.space, asked.seen), asked.space)
-
-    for cell in range(12):
-        asked.tell_counts((cell,), 3 if cell >= 5 else 0, 3)
-    assert gain() == pytest.approx(0.0, abs=0.1)
-    asked.tell_counts((2,), 20, 20)
-    assert gain() > 3
 
 
 # -- whole studies ---------------------------------------------------------------------------------------
