@@ -33,6 +33,8 @@ NO_RULE = 1e-4
 """Prior that no rule describes the bad cells."""
 _DOUBT = math.log(20.0)
 """By what log factor some table must be able to explain the counts better before more rows are weighed."""
+_BELIEVED = 0.5
+"""Posterior of histories and staircases from which on they are weighed before a plain answer is sure."""
 _LABEL_SHARE = 1.0 / 3.0
 """Share of the error that a single label may have where no rule holds."""
 _PATIENCE = 6
@@ -44,6 +46,8 @@ _REPEATED = 3
 """Failures of one cell, and none of its trials passed, before a failure is taken to be certain."""
 _END_CERTAINTY, _END_FAILURES, _END_TRIALS = 0.9, 3, 180
 """How sure the prior must be of the bad end, and until when it is tried first where failures are flaky."""
+_UNSEEN = 7
+"""How often a bad end that nobody stated is tried before others, if nothing failed."""
 _SPARE = 6
 """Trials beyond one for each cell after which a failure that looks certain is taken to be certain."""
 
@@ -98,12 +102,17 @@ class Known:
         plain = believe(self.rows, self.counts)
         # How well any table at all could explain the counts.
         most = self._alone[0] + len(self.counts.tried) * math.log(2.0)
-        if most - plain.log_evidence < _DOUBT:
+        if most - plain.log_evidence < _DOUBT or not self.counts.hits.any():
             return plain
         parts = [self.wider() or self.rows]
-        if self.counts.hits.any() and (stairs := staircase_rows(self.view, self._labels, self.can_run)):
+        if (stairs := staircase_rows(self.view, self._labels, self.can_run)):
             parts.append(stairs)
-        return plain if parts == [self.rows] else believe(joined(parts), self.counts)
+        if parts == [self.rows]:
+            return plain
+        whole = believe(joined(parts), self.counts)
+        doubt = float(whole.answers[whole.rows.tier > 0].sum())
+        is_sure = float(plain.answers[plain.best]) >= self.limits.confidence
+        return whole if doubt > (1.0 - self.limits.confidence if is_sure else _BELIEVED) else plain
 
     @cached_property
     def lawless(self) -> bool:
@@ -312,7 +321,7 @@ class Known:
             return chosen
         if self.lawless:
             return self._on_path(count, running, allowed)
-        if (first := self._first(running, allowed)) is not None:
+        if (first := self._first(running, prices, allowed)) is not None:
             return [first] * max(1, -(-count // 2))
         if self.unanimous and self.counts.hits.any():
             # No certain failure takes longer than one trial of each cell and a few repetitions.
@@ -320,14 +329,16 @@ class Known:
             count = min(count, room) if room > 0 or running else count
         if count <= 0:
             return []
-        for some in (self._worth_trying(running, prices) & allowed, allowed):
+        for some in (self._sides & allowed, self._worth_trying(running, prices) & allowed, allowed):
             if found := self._most_telling(count, running, prices, some, least):
                 return found
             if any(not self.counts.trials[cell] for cell in running):
                 return []
         return []
 
-    def _first(self, running: Mapping[int, int], allowed: NDArray[np.bool_]) -> int | None:
+    def _first(
+        self, running: Mapping[int, int], prices: FloatArray, allowed: NDArray[np.bool_]
+    ) -> int | None:
         """Return a cell to try before others: one that shows how often bad cells fail, or None.
 
         Once a failure is known to be flaky, that is the bad end, until it failed a few times: knowing the
@@ -335,15 +346,32 @@ class Known:
         cell that failed: what comes always comes again.
         """
         hits, trials = self.counts.hits, self.counts.trials
+        if not hits.any():
+            cell = self._bad_end
+            return cell if cell >= 0 and allowed[cell] and self._bad_end_next(cell, running, prices) else None
         if self.unanimous:
             cell = int(hits.argmax())
             late = int(trials.sum()) + sum(running.values()) >= self._enough
-            wants = hits.any() and late and hits[cell] < _REPEATED
+            wants = late and hits[cell] < _REPEATED
         else:
             cell = self._bad_end
             wants = cell >= 0 and hits[cell] < _END_FAILURES and trials[cell] < _END_TRIALS
             wants = wants and hits[cell] < max(trials[cell], 1) and self.belief.bad[cell] >= 0.5
         return cell if wants and allowed[cell] and running.get(cell, 0) < _REPEATED else None
+
+    def _bad_end_next(self, end: int, running: Mapping[int, int], prices: FloatArray) -> bool:
+        """Return whether the bad end is tried next, as long as nothing failed.
+
+        It is tried `_UNSEEN` times. If nobody stated it, it may be good: then others are tried once each, no
+        faster than trials have paid for their environments.
+        """
+        trials = self._with_running(running)
+        if not trials.any():
+            return False
+        if self.view.grid.bad is not None or trials[end] < _UNSEEN + 2 * np.median(prices):
+            return True
+        is_swept = np.count_nonzero(trials) >= min(_MOST_SWEPT, np.count_nonzero(self.can_run))
+        return bool(is_swept) or self._outruns_trials(trials, prices)
 
     @cached_property
     def _bad_end(self) -> int:
@@ -371,24 +399,41 @@ class Known:
         return [int(cells[i]) for i in choice.batch(count, waiting, prices[cells], least)]
 
     def _worth_trying(self, running: Mapping[int, int], prices: FloatArray) -> NDArray[np.bool_]:
-        """Return the cells to choose among at first: new ones alone once enough trials were repetitions.
+        """Return the cells to choose among at first: untried ones alone once enough trials were repetitions.
 
-        As long as each cell always failed or always passed, no more than `_SPARE` trials are repetitions. As
-        long as nothing failed at all, a bad end that nobody stated may be good, and others are tried instead.
+        As long as nothing failed, each trial tells most where none was. As long as each cell always failed or
+        always passed, no more than `_SPARE` trials are repetitions.
         """
-        nothing_failed = not self.counts.hits.any()
-        if not self.unanimous or (self.view.grid.bad is not None and nothing_failed):
+        if not self.unanimous:
             return self.can_run
+        trials = self._with_running(running)
+        tried = int(np.count_nonzero(trials))
+        if self.counts.hits.any():
+            is_new = int(trials.sum()) - tried >= _SPARE
+        else:
+            is_new = not self._outruns_trials(trials, prices)
+        return np.asarray(self.can_run & (trials == 0)) if is_new and tried < _MOST_SWEPT else self.can_run
+
+    def _with_running(self, running: Mapping[int, int]) -> NDArray[np.int64]:
+        """Return the number of trials of each cell, with those that are running."""
         trials = self.counts.trials.copy()
         for cell, number in running.items():
             trials[cell] += number
-        repeated = int(trials.sum()) - int(np.count_nonzero(trials))
-        price = float(np.median(prices)) if nothing_failed else 0.0
-        tried = int(np.count_nonzero(trials))
-        # New environments are made only as fast as trials have paid for them.
-        if repeated < _SPARE + 2 * price or tried >= _MOST_SWEPT or price * tried > 2 * trials.sum():
-            return self.can_run
-        return np.asarray(self.can_run & (trials == 0))
+        return trials
+
+    def _outruns_trials(self, trials: NDArray[np.int64], prices: FloatArray) -> bool:
+        """Return whether another environment would cost more than the trials so far have paid for."""
+        return bool(np.median(prices) * np.count_nonzero(trials) > 2 * trials.sum())
+
+    @cached_property
+    def _sides(self) -> NDArray[np.bool_]:
+        """Return the cells on both sides of the boundary of a leading answer, while a failure looks certain."""
+        sides = np.zeros_like(self.can_run)
+        if self.unanimous and self.counts.hits.any() and not self.lawless and self.best.probability > 0.5:
+            cells = [int(self.view.group[cell]) for one in self.best.boundaries for cell in (one.bad, one.good)]
+            if cells and self.counts.trials[cells].all():
+                sides[cells] = True
+        return sides
 
     def _on_path(self, count: int, running: Mapping[int, int], allowed: NDArray[np.bool_]) -> list[int]:
         """Return trials of the cell in the middle of the path, or of cells that need a label first."""
