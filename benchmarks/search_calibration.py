@@ -29,7 +29,7 @@ from benchmarks.search_methods import grid_of
 from bisect_env.matrix.grid import Direction
 from bisect_env.matrix.schema import SearchLimits
 from bisect_env.search.numeric import clopper_pearson
-from bisect_env.search.searcher import CERTAIN, Search
+from bisect_env.search.searcher import Search
 from bisect_env.search.space import HypothesisSpace
 
 RESULTS = Path(__file__).parent / "results" / "search_calibration.json"
@@ -54,16 +54,15 @@ class Played:
     intervals: int
 
 
-def study(work: tuple[int, tuple[float, ...] | None, float]) -> Played:
+def study(work: tuple[int, tuple[float, ...] | None]) -> Played:
     """Play one study.
 
     Args:
-        work: Seed, (p0, p1) with p1 from some trial on if that is another, or None for rates from the prior,
-            and the share of those that are certain.
+        work: Seed, and (p0, p1) with p1 from some trial on if that is another, or None for rates from the prior.
 
     Trials end at a budget drawn beforehand, so that every level of confidence comes up.
     """
-    seed, fixed, share = work
+    seed, fixed = work
     rng = np.random.default_rng(seed)
     shape = _SHAPES[seed % len(_SHAPES)]
     grid = grid_of(shape)
@@ -77,11 +76,8 @@ def study(work: tuple[int, tuple[float, ...] | None, float]) -> Played:
     bad = hypothesis.bad_cells()
     if fixed is None:
         prior = search.rates
-        certain = bool(rng.random() < share)
         j, k = np.unravel_index(rng.choice(prior.joint.size, p=prior.joint.ravel()), prior.joint.shape)
         rates = np.where(bad, rng.choice(prior.rates, size=shape, p=prior.kernel[j]), prior.p0[k])
-        if certain:
-            rates = bad.astype(float)
     else:
         rates = np.where(bad, fixed[1], fixed[0])
     changes_at = int(rng.integers(10, 120)) if fixed is not None and len(fixed) > 2 else -1
@@ -139,12 +135,10 @@ def _share(right: Sequence[bool]) -> dict[str, Any]:
     }
 
 
-def calibrate(studies: int, fixed: int, seed: int, processes: int, share: float = CERTAIN) -> dict[str, Any]:
+def calibrate(studies: int, fixed: int, seed: int, processes: int) -> dict[str, Any]:
     """Play `studies` studies from the prior and `fixed` for each fixed truth."""
-    work: list[tuple[int, tuple[float, ...] | None, float]] = [
-        (seed * 1_000_000 + i, None, share) for i in range(studies)
-    ]
-    work += [(seed * 1_000_000 + i, truth, share) for truth in (*FIXED, *DRIFTS) for i in range(fixed)]
+    work: list[tuple[int, tuple[float, ...] | None]] = [(seed * 1_000_000 + i, None) for i in range(studies)]
+    work += [(seed * 1_000_000 + i, truth) for truth in (*FIXED, *DRIFTS) for i in range(fixed)]
     if processes == 1:
         played = [study(one) for one in work]
     else:
@@ -169,15 +163,9 @@ def main() -> None:
     parser.add_argument("--studies", type=int, default=2000, help="from the prior")
     parser.add_argument("--fixed", type=int, default=100, help="for each fixed truth")
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument(
-        "--certain",
-        type=float,
-        default=CERTAIN,
-        help="share of failures that are certain, as the search believes",
-    )
     parser.add_argument("--processes", type=int, default=os.cpu_count())
     options = parser.parse_args()
-    found = calibrate(options.studies, options.fixed, options.seed, options.processes, options.certain)
+    found = calibrate(options.studies, options.fixed, options.seed, options.processes)
     for name, one in (
         ("prior", found),
         ("all fixed truths", found["fixed_together"]),

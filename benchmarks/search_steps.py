@@ -22,8 +22,8 @@ from numpy.typing import NDArray
 
 from bisect_env.engine.next_work import in_flight
 from bisect_env.matrix.grid import AxisKind, Direction, Grid, GridAxis, Index
-from bisect_env.search.zoom import search_for
 from bisect_env.search.searcher import StudySearch
+from bisect_env.search.zoom import search_for
 
 REGRESSION, EITHER = Direction.REGRESSION, Direction.EITHER
 

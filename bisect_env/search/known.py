@@ -105,11 +105,13 @@ class Known:
         if most - plain.log_evidence < _DOUBT or not self.counts.hits.any():
             return plain
         parts = [self.wider() or self.rows]
-        if (stairs := staircase_rows(self.view, self._labels, self.can_run)):
+        if stairs := staircase_rows(self.view, self._labels, self.can_run):
             parts.append(stairs)
         if parts == [self.rows]:
             return plain
         whole = believe(joined(parts), self.counts)
+        if self.unanimous:
+            return whole
         doubt = float(whole.answers[whole.rows.tier > 0].sum())
         is_sure = float(plain.answers[plain.best]) >= self.limits.confidence
         return whole if doubt > (1.0 - self.limits.confidence if is_sure else _BELIEVED) else plain
@@ -368,6 +370,8 @@ class Known:
         trials = self._with_running(running)
         if not trials.any():
             return False
+        if not self.counts.trials[end] and running.get(end):
+            return False
         if self.view.grid.bad is not None or trials[end] < _UNSEEN + 2 * np.median(prices):
             return True
         is_swept = np.count_nonzero(trials) >= min(_MOST_SWEPT, np.count_nonzero(self.can_run))
@@ -430,7 +434,9 @@ class Known:
         """Return the cells on both sides of the boundary of a leading answer, while a failure looks certain."""
         sides = np.zeros_like(self.can_run)
         if self.unanimous and self.counts.hits.any() and not self.lawless and self.best.probability > 0.5:
-            cells = [int(self.view.group[cell]) for one in self.best.boundaries for cell in (one.bad, one.good)]
+            cells = [
+                int(self.view.group[cell]) for one in self.best.boundaries for cell in (one.bad, one.good)
+            ]
             if cells and self.counts.trials[cells].all():
                 sides[cells] = True
         return sides

@@ -439,6 +439,11 @@ class Search:
         """Return hits and counted trials of a combination's group."""
         return self._told.get(self._representative(index), (0, 0))
 
+    @property
+    def rates(self) -> RateGrid:
+        """Return the prior for rates."""
+        return self.known.counts.grid
+
     def probability_bad(self) -> FloatArray:
         """Return the posterior that each combination is bad, shape of the grid."""
         known = self.known

@@ -21,8 +21,8 @@ from numpy.typing import NDArray
 from bisect_env.matrix.grid import Direction, Grid, Index
 from bisect_env.search.families import Family, FloatArray, family
 
-NEVER_PRIOR = 0.015
-ALWAYS_PRIOR = 0.015
+NEVER_PRIOR = 0.025
+ALWAYS_PRIOR = 0.025
 _ANY_OF_PRIOR = 0.07
 # Odds of one more axis being involved: most regressions have one culprit.
 EXTRA_AXIS_ODDS = 0.4
