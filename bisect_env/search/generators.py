@@ -165,5 +165,7 @@ def _drawn(stairs: Staircase, rng: np.random.Generator) -> NDArray[np.bool_]:
     rise = np.clip((flat - at[:, None]) * steep[:, None] + rng.random((_DRAWN, 1)), 0.0, 1.0)
     rise[0], rise[1] = 0.0, 1.0
     least, most = stairs.least.ravel(), stairs.most.ravel()
-    level = np.rint(least + rise * (most - least)).astype(np.int8)
+    # A cell with a label has a level of its parity, in the same order as before.
+    step = np.where(stairs.known.ravel(), 2, 1)
+    level = (least + step * np.rint(rise * (most - least) / step)).astype(np.int8)
     return np.asarray((level % 2 == 1) == bad_if_odd).reshape(_DRAWN, *shape)

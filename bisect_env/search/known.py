@@ -46,6 +46,7 @@ _REPEATED = 3
 """Failures of one cell, and none of its trials passed, before a failure is taken to be certain."""
 _END_CERTAINTY, _END_FAILURES, _END_TRIALS = 0.9, 3, 180
 """How sure the prior must be of the bad end, and until when it is tried first where failures are flaky."""
+_TWICE = 2
 _UNSEEN = 7
 """How often a bad end that nobody stated is tried before others, if nothing failed."""
 _SPARE = 6
@@ -272,7 +273,7 @@ class Known:
             cells = _evenly(np.flatnonzero(self.can_run), _SPREAD)
             wanted = [(int(c), 1 if self.counts.hits[c] else enough) for c in cells]
         else:
-            wanted = []
+            wanted = self._passed_among_bad()
             sides = [(b.bad, b.good) for b in best.boundaries]
             if not sides and best.first_bad is not None and best.last_good is not None:
                 sides = [(best.first_bad, best.last_good)]
@@ -283,6 +284,19 @@ class Known:
                     wanted.append((cell, int(self.counts.trials[cell]) + 1))
                 wanted.append((int(self.view.group[good]), 1))
         return [(c, n) for c, n in wanted if self.counts.trials[c] < n and self.can_run[c]]
+
+    def _passed_among_bad(self) -> list[tuple[int, int]]:
+        """Return the cells that passed where the likeliest plain row calls them bad, each to be tried twice.
+
+        A history that changes more often than said is rarer than a flaky failure that passed there.
+        """
+        rows, belief = self.belief.rows, self.belief
+        if rows.tier[belief.best] != 1:
+            return []
+        plain = int(np.where(rows.tier == 0, self.whole.weight, -1.0).argmax())
+        tried = self.counts.tried
+        odd = tried[rows.says[plain, tried] & (self.counts.hits[tried] == 0)]
+        return [(int(cell), _TWICE) for cell in odd]
 
     @cached_property
     def stands(self) -> bool:
@@ -385,6 +399,13 @@ class Known:
         prior = np.where(self.can_run, self.rows.prior @ self.rows.says, -1.0)
         cell = int(prior.argmax())
         return cell if prior[cell] >= _END_CERTAINTY else -1
+
+    def are_worth(self, allowed: NDArray[np.bool_], share: float) -> bool:
+        """Return whether the best trial of some cells tells at least a share of what the best of all tells."""
+        cells = self._candidates(self.can_run)
+        told = Choice(self.belief, cells).information()
+        among = told[allowed[cells]]
+        return bool(len(among)) and bool(among.max() >= share * told.max())
 
     def _most_telling(
         self,

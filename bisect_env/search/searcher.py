@@ -242,6 +242,8 @@ class Search:
         allowed = known.can_run
         if only is not None:
             allowed = allowed & np.array([index in only for index in stands_for])
+            if worth and not known.are_worth(allowed, worth):
+                return []
         cells = known.next(count, running, prices, allowed, _LEAST_WORTH)
         return [stands_for[cell] for cell in cells]
 
@@ -249,7 +251,7 @@ class Search:
         running: dict[int, int] = {}
         for index, number in pending.items():
             place = self._view.position.get(self._groups.get(index, index))
-            if place is not None and number:
+            if place is not None and number and self.known.can_run[place]:
                 running[place] = running.get(place, 0) + number
         return running
 
@@ -384,6 +386,7 @@ class Search:
             stands=known.stands and bool(known.can_run.any()) and not known.ends_wrong,
             certain=known.unanimous,
             rule=not known.lawless,
+            tried=bool(known.counts.trials.any()),
         )
         bits = entropy_bits(belief.answers[belief.answers > 1e-12])
         untried = int(np.count_nonzero(known.can_run & (known.counts.trials == 0)))

@@ -53,7 +53,9 @@ def clean_trials(rate: float) -> int:
     return math.ceil(math.log(MISS) / math.log1p(-min(rate, 1.0 - MISS)) - 1e-9)
 
 
-def judge(best: Answer, *, required: float, stands: bool, certain: bool, rule: bool) -> tuple[Status, str]:
+def judge(
+    best: Answer, *, required: float, stands: bool, certain: bool, rule: bool, tried: bool = True
+) -> tuple[Status, str]:
     """Return the status of an answer and the reason for it.
 
     Args:
@@ -62,8 +64,11 @@ def judge(best: Answer, *, required: float, stands: bool, certain: bool, rule: b
         stands: Whether the answer is sure and both sides of its boundary were tried.
         certain: Whether each tried combination always failed or always passed.
         rule: Whether a rule describes what fails.
+        tried: Whether anything was tried.
     """
     kind, chance = best.hypothesis.kind, best.probability
+    if not tried:
+        return Status.NONE, "nothing was tried yet"
     if kind == "never":
         return Status.NONE, (
             "never bad: no combination shows the failure" if stands else "no failure was seen often enough"
