@@ -38,7 +38,7 @@ from bisect_env.matrix.ask import (
 from bisect_env.matrix.files import StudyFile, file_at
 from bisect_env.matrix.load import Matrix, asked_matrix, load_matrix, repository_at
 from bisect_env.matrix.schema import SearchLimits
-from bisect_env.matrix.secrets import shared_matrix_text
+from bisect_env.matrix.shared_text import shared_matrix_text
 from bisect_env.temporary import replacing
 
 _MOST_FOLDERS = 5

@@ -27,7 +27,7 @@ from bisect_env.environments.conda_lock import find_solver
 from bisect_env.environments.interpreters import machine_interpreters
 from bisect_env.environments.settings import configured_index, default_cache_dir
 from bisect_env.errors import BisectEnvError
-from bisect_env.matrix.secrets import without_credentials
+from bisect_env.secrets import without_credentials
 from bisect_env.storage.backend import database_location, shown_location
 from bisect_env.storage.store import Store
 from bisect_env.trials.stacks import find_tool, run_tool

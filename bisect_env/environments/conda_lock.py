@@ -27,7 +27,7 @@ from bisect_env.environments.settings import ChannelPlaces, CondaConfig, channel
 from bisect_env.environments.uv_tool import Finished, run_tool
 from bisect_env.environments.validation import NONE
 from bisect_env.errors import InfrastructureError, UsageError
-from bisect_env.matrix.secrets import public_channel
+from bisect_env.secrets import public_channel
 from bisect_env.temporary import temporary
 
 # --------------------------------------------------------------------------------------------------

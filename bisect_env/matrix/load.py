@@ -42,8 +42,8 @@ from bisect_env.matrix.schema import (
     fill,
     variable,
 )
-from bisect_env.matrix.secrets import keep_for_builds
 from bisect_env.matrix.versions import host_platform
+from bisect_env.secrets import keep_for_builds
 
 # --------------------------------------------------------------------------------------------------
 # From a path to a checked matrix, or to everything that is wrong with it.
