@@ -92,7 +92,7 @@ def findings(cache: Path | None = None, db: str | None = None) -> Iterator[HostC
         (
             "conda-lock solver",
             lambda: str(find_solver()),
-            "`solver: conda-lock` cannot be used; the default solver needs nothing",
+            "`engine: conda-lock` cannot be used; the default solver needs nothing",
         ),
         ("package index", _index, ""),
         ("dask", _dask, ""),

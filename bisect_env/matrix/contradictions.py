@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 
 from bisect_env.matrix.grid import Direction
 from bisect_env.matrix.problems import Path, Problem, near
-from bisect_env.matrix.rules import check_comparison, is_comparison, matching
+from bisect_env.matrix.rules import condition_problem, named_value
 from bisect_env.matrix.scalars import package_of
 from bisect_env.matrix.schema import (
     Axis,
@@ -15,23 +15,10 @@ from bisect_env.matrix.schema import (
     EnvironmentAxis,
     MatrixFile,
     PackageAxis,
-    ValueAxis,
     placeholders,
     variable,
 )
 from bisect_env.matrix.signatures import FROM_BAD_END
-from bisect_env.matrix.versions import Manager, order_key
-
-
-def listed_values(axis: Axis) -> tuple[str, ...] | None:
-    """Return the axis's values in their final order; None if an index or a repository has to be queried."""
-    if isinstance(axis, CommitAxis):
-        return None
-    if isinstance(axis, PackageAxis):
-        if isinstance(axis.versions, str):
-            return None
-        return tuple(sorted(axis.versions, key=lambda version: order_key(version, axis.manager)))
-    return axis.values if isinstance(axis, ValueAxis | EnvironmentAxis) else axis.expanded
 
 
 def cross_checks(file: MatrixFile, lines: Mapping[Path, int]) -> list[Problem]:
@@ -151,11 +138,9 @@ def _channels(file: MatrixFile) -> Iterator[Contradiction]:
         return
     text = "comes from conda, and the file names no channel; add `channels: [conda-forge]` or others"
     for name, axis in file.axes.items():
-        if isinstance(axis, PackageAxis) and axis.manager is Manager.CONDA:
-            yield ("axes", name, "manager"), f"the axis {name!r} {text}"
-            return
-        if isinstance(axis, EnvironmentAxis) and any(one.conda for one in axis.environments.values()):
-            yield ("axes", name, "environments"), f"the axis {name!r} {text}"
+        if axis.uses_conda:
+            key = "manager" if isinstance(axis, PackageAxis) else "environments"
+            yield ("axes", name, key), f"the axis {name!r} {text}"
             return
     if file.packages.conda:
         yield ("packages", "conda"), f"{file.packages.conda[0]!r} {text}"
@@ -181,7 +166,7 @@ def _placeholders(file: MatrixFile) -> Iterator[Contradiction]:
 def _rules(file: MatrixFile) -> Iterator[Contradiction]:
     for name, axis in file.axes.items():
         for i, value in enumerate(axis.skip):
-            if problem := value_problem(name, axis, value):
+            if problem := condition_problem(axis, name, value):
                 yield ("axes", name, "skip", i), problem.replace("the rule", "`skip`", 1)
     rules = [(("exclude", i), rule) for i, rule in enumerate(file.exclude)]
     rules += [(("include", i), rule) for i, rule in enumerate(file.include)]
@@ -193,35 +178,9 @@ def _rules(file: MatrixFile) -> Iterator[Contradiction]:
                 continue
             axis = file.axes[name]
             for i, condition in enumerate(conditions):
-                problem = value_problem(name, axis, condition)
+                problem = condition_problem(axis, name, condition)
                 if problem:
                     yield (*inside, i), problem
-
-
-def value_problem(name: str, axis: Axis, condition: str) -> str | None:
-    """Return the problem with a value or comparison that a rule or `skip` names; None if there is none."""
-    values = listed_values(axis)
-    if values is not None and condition in values:
-        return None
-    if is_comparison(condition):
-        try:
-            check_comparison(axis, condition)
-        except ValueError as error:
-            return f"the rule about {name!r}: {error}"
-        return None
-    if values is not None and not _names_a_value(axis, values, condition):
-        return f"the rule names {condition!r}, which is not on the axis {name!r}; {near(condition, values)}"
-    return None
-
-
-def _names_a_value(axis: Axis, values: tuple[str, ...], text: str) -> bool:
-    """Return whether a text names values of an axis; a comparison counts only if it is itself a value."""
-    if is_comparison(text) and text not in values:
-        return False
-    try:
-        return bool(matching(axis, values, text))
-    except ValueError:
-        return False
 
 
 def _ends(file: MatrixFile) -> Iterator[Contradiction]:
@@ -232,7 +191,7 @@ def _ends(file: MatrixFile) -> Iterator[Contradiction]:
             if name not in file.axes:
                 yield (end, name), f"{end} names the axis {name!r}; {near(name, file.axes)}"
         for name, axis in file.axes.items():
-            problem = end_value_problem(end, name, listed_values(axis), axis, values.get(name))
+            problem = end_value_problem(end, name, axis.listed, axis, values.get(name))
             if problem:
                 yield (end, name), problem
     if file.good is not None and file.bad is not None:
@@ -241,15 +200,10 @@ def _ends(file: MatrixFile) -> Iterator[Contradiction]:
 
 def _commits(file: MatrixFile) -> Iterator[Contradiction]:
     """Yield problems of axes of commits, which exclude some other settings."""
-    conda = bool(file.packages.conda) or any(
-        (isinstance(axis, PackageAxis) and axis.manager is Manager.CONDA)
-        or (isinstance(axis, EnvironmentAxis) and any(one.conda for one in axis.environments.values()))
-        for axis in file.axes.values()
-    )
     for name, axis in file.axes.items():
         if not isinstance(axis, CommitAxis):
             continue
-        if conda:
+        if file.uses_conda:
             text = "commits are built for Pythons that are no conda packages; take the packages from PyPI"
             yield ("axes", name), f"the axis {name!r}: {text}"
         if axis.direction is Direction.UNORDERED:
@@ -281,7 +235,7 @@ def end_value_problem(
         if len(values) == 1:
             return None
         return f"{end} says nothing about the axis {name!r}, which has {len(values)} values; add it"
-    if not _names_a_value(axis, values, value):
+    if named_value(axis, values, value) is None:
         return f"{end} has {name}: {value}, which is not on the axis; {near(value, values)}"
     return None
 
@@ -293,14 +247,15 @@ def _ends_agree(
     good: dict[str, int] = {}
     bad: dict[str, int] = {}
     for name, axis in file.axes.items():
-        values = listed_values(axis)
+        values = axis.listed
         if values is None:
             return
         for end, positions in ((stated_good, good), (stated_bad, bad)):
-            stated = end.get(name, values[0] if len(values) == 1 else None)
-            if stated is None or not _names_a_value(axis, values, stated):
+            stated = end.get(name, values[0] if len(values) == 1 else "")
+            value = named_value(axis, values, stated)
+            if value is None:
                 return
-            positions[name] = values.index(next(iter(matching(axis, values, stated))))
+            positions[name] = values.index(value)
     if good == bad:
         yield ("bad",), "good and bad are the same combination; correct one"
     elif all(_not_better(axis.direction, good[name], bad[name]) for name, axis in file.axes.items()):

@@ -10,12 +10,12 @@ from datetime import datetime
 from packaging.specifiers import InvalidSpecifier, SpecifierSet
 from packaging.version import InvalidVersion, Version
 
-from bisect_env.matrix.contradictions import end_value_problem, listed_values
+from bisect_env.matrix.contradictions import end_value_problem
 from bisect_env.matrix.grid import AxisKind, Direction, Grid, GridAxis, Index
 from bisect_env.matrix.history import History
 from bisect_env.matrix.load import Matrix
 from bisect_env.matrix.problems import Problem, matrix_error
-from bisect_env.matrix.rules import RuleSet, matching
+from bisect_env.matrix.rules import RuleSet, named_value
 from bisect_env.matrix.scalars import cutoff
 from bisect_env.matrix.schema import Axis, CommitAxis, PackageAxis
 from bisect_env.matrix.versions import (
@@ -66,7 +66,7 @@ def expand(
     pythons: tuple[str, ...] | None = None
     # Python first: of the other packages, what has no build for any of these is no value.
     for name, axis in sorted(matrix.file.axes.items(), key=lambda item: not _is_python(item[1])):
-        values = listed_values(axis)
+        values = axis.listed
         dropped: Mapping[str, str] = {}
         passed_over: tuple[str, ...] = ()
         unfit: Mapping[str, Mapping[str, str]] = {}
@@ -344,8 +344,8 @@ def _excluded(matrix: Matrix, grid: Grid) -> dict[Index, str]:
         return {}
     values = {axis.name: axis.values for axis in grid.axes}
     rules = RuleSet(file.axes, values, file.exclude, file.include)
-    reasons = ((index, rules.why_excluded(grid.combination(index))) for index in grid.indices())
-    return {index: why for index, why in reasons if why is not None}
+    found = ((index, rules.excluding(grid.combination(index))) for index in grid.indices())
+    return {index: exclusion.why for index, exclusion in found if exclusion is not None}
 
 
 def _no_such_release(
@@ -400,8 +400,9 @@ def _end(
         if problem:
             problems.append(Problem(problem, matrix.line(end, axis.name)))
             continue
-        named = matching(source, axis.values, value) if value is not None else {axis.values[0]}
-        index.append(axis.values.index(next(iter(named))))
+        named = axis.values[0] if value is None else named_value(source, axis.values, value)
+        assert named is not None
+        index.append(axis.values.index(named))
     if len(index) < len(axes):
         return None
     if tuple(index) in excluded:

@@ -13,32 +13,21 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
-from pydantic import BaseModel, ValidationError
+from pydantic import ValidationError
 
 from bisect_env.errors import MatrixError, UsageError
 from bisect_env.matrix import yaml_source
-from bisect_env.matrix.contradictions import cross_checks, listed_values, value_problem
+from bisect_env.matrix.contradictions import cross_checks
 from bisect_env.matrix.files import MAX_TOTAL, StudyFile, name_problem, read_files
 from bisect_env.matrix.grid import Combination
 from bisect_env.matrix.problems import Path as Loc
 from bisect_env.matrix.problems import Problem, matrix_error, near, of_validation
+from bisect_env.matrix.rules import condition_problem
 from bisect_env.matrix.schema import (
     CommitAxis,
-    CommitBuild,
-    ContainerExecutor,
-    DateAxis,
-    DateRange,
-    EnvironmentAxis,
     MatrixFile,
     PackageAxis,
-    Packages,
-    Rule,
-    SearchLimits,
-    Solver,
-    TargetRule,
     Trial,
-    ValueAxis,
-    WholeEnvironment,
     fill,
     variable,
 )
@@ -219,7 +208,7 @@ def skipping(matrix: Matrix, words: Iterable[str]) -> Matrix:
     Raises:
         UsageError: A word names no axis of the matrix.
     """
-    several = [name for name, axis in matrix.file.axes.items() if len(listed_values(axis) or "ab") > 1]
+    several = [name for name, axis in matrix.file.axes.items() if len(axis.listed or "ab") > 1]
     axes = dict(matrix.file.axes)
     for word in words:
         name, separator, value = word.partition("=")
@@ -232,7 +221,7 @@ def skipping(matrix: Matrix, words: Iterable[str]) -> Matrix:
                 f"--skip {word}: which axis is meant?",
                 remedy=f"write it as {several[0] if several else next(iter(axes))}=VALUE",
             )
-        if problem := value_problem(name, axes[name], value):
+        if problem := condition_problem(axes[name], name, value):
             raise UsageError(f"--skip {word}: {problem}")
         axes[name] = axes[name].model_copy(update={"skip": (*axes[name].skip, value)})
     return replace(matrix, file=matrix.file.model_copy(update={"axes": axes}))
@@ -271,31 +260,6 @@ def _read_text(path: Path) -> str:
         raise matrix_error(str(path), [problem]) from None
 
 
-def _keys(model: type[BaseModel]) -> tuple[str, ...]:
-    return tuple(info.alias or name for name, info in model.model_fields.items())
-
-
-KEYS_AT: dict[str, tuple[str, ...]] = {
-    "": _keys(MatrixFile),
-    "axes.package-axis": _keys(PackageAxis),
-    "axes.value-axis": _keys(ValueAxis),
-    "axes.date-axis": _keys(DateAxis),
-    "axes.environment-axis": _keys(EnvironmentAxis),
-    "axes.commit-axis": _keys(CommitAxis),
-    "environments": _keys(WholeEnvironment),
-    "build": _keys(CommitBuild),
-    "dates": _keys(DateRange),
-    "packages": _keys(Packages),
-    "solver": _keys(Solver),
-    "exclude": _keys(Rule),
-    "include": _keys(Rule),
-    "executor": _keys(ContainerExecutor),
-    "trial": _keys(Trial),
-    "trial.bad": _keys(TargetRule),
-    "search": _keys(SearchLimits),
-}
-
-
 def _checked(
     text: str,
     source: yaml_source.Source,
@@ -310,7 +274,7 @@ def _checked(
     except ValidationError as error:
         # What could not be read as YAML was left empty; that it is empty is not a second problem.
         unread = {problem.line for problem in problems if problem.line is not None}
-        found = of_validation(error, source.lines, KEYS_AT)
+        found = of_validation(error, MatrixFile, source.lines)
         problems += [problem for problem in found if problem.line not in unread]
         raise matrix_error(shown, problems) from None
     problems += cross_checks(file, source.lines)

@@ -1,6 +1,6 @@
 """The matrix file, version 1, as a whole: its axes, its trial, its search, and its JSON schema.
 
-What one key alone can get wrong is refused here; what two keys get wrong together is in `checks`.
+A model refuses what one key alone can get wrong. `contradictions` finds keys that do not fit each other.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import string
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from pathlib import PurePosixPath
-from typing import Annotated, Any, Literal, Self, get_args
+from typing import Annotated, Any, ClassVar, Literal, Self, TypeVar, get_args
 
 from packaging.utils import canonicalize_name
 from pydantic import (
@@ -104,17 +104,41 @@ def _texts(value: Any) -> Any:
     return (value,) if isinstance(value, str) else value
 
 
-Skipped = Annotated[
-    tuple[Value, ...],
+_T = TypeVar("_T")
+OneOrMany = Annotated[
+    tuple[_T, ...],
     BeforeValidator(_texts),
     WithJsonSchema({"type": ["string", "number", "array"], "items": {"type": ["string", "number"]}}),
 ]
-"""Values that are not to be tried: a list, or a comparison such as `<3.10`."""
-_SKIP = "Values that are not to be tried, such as ['3.1.2'] or '<3.2'; what was measured stays."
+"""A list of texts, or one text, which stands for a list of one."""
 
 
-class PackageAxis(StrictModel):
+class AxisModel(StrictModel):
+    """The keys that axes of all kinds have."""
+
+    kind: ClassVar[AxisKind]
+
+    direction: Direction = Field(default=Direction.REGRESSION, description="Where the bad values may lie.")
+    skip: OneOrMany[Value] = Field(
+        default=(),
+        description="Values that are not to be tried, such as ['3.1.2'] or '<3.2'; what was measured stays.",
+    )
+
+    @property
+    def listed(self) -> tuple[str, ...] | None:
+        """The values in their final order; None if an index or a repository has to be queried."""
+        return None
+
+    @property
+    def uses_conda(self) -> bool:
+        """Whether the axis names conda packages."""
+        return False
+
+
+class PackageAxis(AxisModel):
     """An axis whose values are exact versions of one package."""
+
+    kind: ClassVar = AxisKind.PACKAGE
 
     package: PackageName = Field(description="Name of the package; `python` is the interpreter itself.")
     manager: Manager = Field(default=Manager.PYPI, description="Where the package comes from.")
@@ -137,8 +161,6 @@ class PackageAxis(StrictModel):
     )
     prereleases: bool = Field(default=False, description="Of a range: take pre-releases too.")
     yanked: bool = Field(default=False, description="Of a range: take withdrawn releases too.")
-    direction: Direction = Field(default=Direction.REGRESSION, description="Where the bad versions may lie.")
-    skip: Skipped = Field(default=(), description=_SKIP)
 
     @field_validator("versions")
     @classmethod
@@ -175,9 +197,16 @@ class PackageAxis(StrictModel):
         return self
 
     @property
-    def kind(self) -> AxisKind:
-        """Always `AxisKind.PACKAGE`."""
-        return AxisKind.PACKAGE
+    def listed(self) -> tuple[str, ...] | None:
+        """The versions of a list, ascending; None for a range."""
+        if isinstance(self.versions, str):
+            return None
+        return tuple(sorted(self.versions, key=lambda version: order_key(version, self.manager)))
+
+    @property
+    def uses_conda(self) -> bool:
+        """Whether the package is a conda package."""
+        return self.manager is Manager.CONDA
 
     @property
     def is_python(self) -> bool:
@@ -190,14 +219,14 @@ class PackageAxis(StrictModel):
         return self.package.lower() if self.manager is Manager.CONDA else str(canonicalize_name(self.package))
 
 
-class ValueAxis(StrictModel):
+class ValueAxis(AxisModel):
     """An axis whose values reach the script and leave the environment as it is."""
+
+    kind: ClassVar = AxisKind.VALUE
 
     values: Annotated[tuple[Value, ...], Field(min_length=1)] = Field(
         description="The values in their order; they reach the script as BISECT_ENV_<AXIS> and as {axis}."
     )
-    direction: Direction = Field(default=Direction.REGRESSION, description="Where the bad values may lie.")
-    skip: Skipped = Field(default=(), description=_SKIP)
 
     @field_validator("values")
     @classmethod
@@ -210,9 +239,9 @@ class ValueAxis(StrictModel):
         return values
 
     @property
-    def kind(self) -> AxisKind:
-        """Always `AxisKind.VALUE`."""
-        return AxisKind.VALUE
+    def listed(self) -> tuple[str, ...]:
+        """The values, as written."""
+        return self.values
 
 
 class DateRange(StrictModel):
@@ -233,16 +262,16 @@ class DateRange(StrictModel):
         return days_between(self.from_, self.to, self.step)
 
 
-class DateAxis(StrictModel):
+class DateAxis(AxisModel):
     """An axis of days: what is not pinned is resolved as the index stood then."""
+
+    kind: ClassVar = AxisKind.DATE
 
     dates: Annotated[
         Annotated[tuple[DateText, ...], Field(min_length=1), Tag("list")]
         | Annotated[DateRange, Tag("range")],
         Discriminator(_list_or_mapping),
     ] = Field(description="A list of days or instants, or {from, to, step}. A day counts whole.")
-    direction: Direction = Field(default=Direction.REGRESSION, description="Where the bad days may lie.")
-    skip: Skipped = Field(default=(), description=_SKIP)
 
     @field_validator("dates")
     @classmethod
@@ -256,12 +285,7 @@ class DateAxis(StrictModel):
         return dates
 
     @property
-    def kind(self) -> AxisKind:
-        """Always `AxisKind.DATE`."""
-        return AxisKind.DATE
-
-    @property
-    def expanded(self) -> tuple[str, ...]:
+    def listed(self) -> tuple[str, ...]:
         """All dates, ascending."""
         if isinstance(self.dates, DateRange):
             return self.dates.days
@@ -278,24 +302,24 @@ class WholeEnvironment(StrictModel):
     conda: tuple[CondaSpec, ...] = Field(default=(), description="Specs such as 'numpy ==2.2.6 py312_0'.")
 
 
-class EnvironmentAxis(StrictModel):
+class EnvironmentAxis(AxisModel):
     """An axis whose values are whole lists of packages, such as two locks between which something broke."""
+
+    kind: ClassVar = AxisKind.ENVIRONMENT
 
     environments: Annotated[dict[Value, WholeEnvironment], Field(min_length=1)] = Field(
         description="Name to {python, pypi, conda}, in their order; `bisect-env between` writes such an axis."
     )
-    direction: Direction = Field(default=Direction.REGRESSION, description="Where the bad ones may lie.")
-    skip: Skipped = Field(default=(), description=_SKIP)
 
     @property
-    def kind(self) -> AxisKind:
-        """Always `AxisKind.ENVIRONMENT`."""
-        return AxisKind.ENVIRONMENT
-
-    @property
-    def values(self) -> tuple[str, ...]:
+    def listed(self) -> tuple[str, ...]:
         """The names, in their order."""
         return tuple(self.environments)
+
+    @property
+    def uses_conda(self) -> bool:
+        """Whether an environment names conda packages."""
+        return any(one.conda for one in self.environments.values())
 
 
 class CommitBuild(StrictModel):
@@ -331,8 +355,10 @@ class CommitBuild(StrictModel):
     )
 
 
-class CommitAxis(StrictModel):
+class CommitAxis(AxisModel):
     """An axis whose values are commits that one package is built from."""
+
+    kind: ClassVar = AxisKind.COMMIT
 
     git: RepositoryName = Field(
         description="Address of the repository, or path of a clone, relative to this file; it is read alone."
@@ -348,13 +374,6 @@ class CommitAxis(StrictModel):
         default="", description="Where in the repository the package is built."
     )
     build: CommitBuild = Field(default_factory=CommitBuild, description="How commits are built.")
-    direction: Direction = Field(default=Direction.REGRESSION, description="Where the bad commits may lie.")
-    skip: Skipped = Field(default=(), description="Hashes of commits that are not to be tried.")
-
-    @property
-    def kind(self) -> AxisKind:
-        """Always `AxisKind.COMMIT`."""
-        return AxisKind.COMMIT
 
     @property
     def canonical_package(self) -> str:
@@ -362,41 +381,30 @@ class CommitAxis(StrictModel):
         return str(canonicalize_name(self.package))
 
 
-_NEITHER = "neither"
-_TELLING_KEYS = (
-    ("git", "commit-axis"),
-    ("package", "package-axis"),
-    ("values", "value-axis"),
-    ("dates", "date-axis"),
-    ("environments", "environment-axis"),
-    ("versions", "package-axis"),
-)
-_TAGS: dict[type, str] = {
-    PackageAxis: "package-axis",
-    ValueAxis: "value-axis",
-    DateAxis: "date-axis",
-    EnvironmentAxis: "environment-axis",
-    CommitAxis: "commit-axis",
+_TOLD_BY: dict[str, type[AxisModel]] = {
+    "git": CommitAxis,
+    "package": PackageAxis,
+    "values": ValueAxis,
+    "dates": DateAxis,
+    "environments": EnvironmentAxis,
+    "versions": PackageAxis,
 }
 
 
 def _axis_kind(value: Any) -> str:
-    """Return which kind an axis is, told by the key that only this kind has."""
+    """Return the name of an axis's model, told by a key that only this kind of axis has; "" if none is."""
     if isinstance(value, BaseModel):
-        return _TAGS.get(type(value), _NEITHER)
+        return type(value).__name__
     keys = value if isinstance(value, Mapping) else {}
-    for key, kind in _TELLING_KEYS:
-        if key in keys:
-            return kind
-    return _NEITHER
+    return next((model.__name__ for key, model in _TOLD_BY.items() if key in keys), "")
 
 
 Axis = Annotated[
-    Annotated[PackageAxis, Tag("package-axis")]
-    | Annotated[ValueAxis, Tag("value-axis")]
-    | Annotated[DateAxis, Tag("date-axis")]
-    | Annotated[EnvironmentAxis, Tag("environment-axis")]
-    | Annotated[CommitAxis, Tag("commit-axis")],
+    Annotated[PackageAxis, Tag(PackageAxis.__name__)]
+    | Annotated[ValueAxis, Tag(ValueAxis.__name__)]
+    | Annotated[DateAxis, Tag(DateAxis.__name__)]
+    | Annotated[EnvironmentAxis, Tag(EnvironmentAxis.__name__)]
+    | Annotated[CommitAxis, Tag(CommitAxis.__name__)],
     Discriminator(
         _axis_kind,
         custom_error_type="axis_kind",
@@ -530,11 +538,7 @@ class Trial(StrictModel):
         description="Program and arguments, as one text (split as a shell would) or a list. "
         "`{axis}` stands for the axis's value, `{{` and `}}` for braces. Default: python and the first file.",
     )
-    files: Annotated[
-        tuple[Text, ...],
-        BeforeValidator(_texts),
-        WithJsonSchema({"type": ["string", "array"], "items": {"type": "string"}}),
-    ] = Field(
+    files: OneOrMany[Text] = Field(
         default=(),
         description="Files the script needs, relative to the matrix file; they keep their relative paths.",
     )
@@ -559,11 +563,7 @@ class Trial(StrictModel):
         description="GPUs that one trial needs; below 1, the share of one, such as 0.25 for four trials on "
         "each GPU at the same time. Nothing divides its memory among them.",
     )
-    allow_host: Annotated[
-        tuple[Text, ...],
-        BeforeValidator(_texts),
-        WithJsonSchema({"type": ["string", "array"], "items": {"type": "string"}}),
-    ] = Field(
+    allow_host: OneOrMany[Text] = Field(
         default=(),
         description="Programs that are meant to be the host's, such as [make]: names or paths. Any other "
         "program of `command` has to be the environment's; shells may always be the host's.",
@@ -710,13 +710,10 @@ class _OrListOfRequirements:
         return {"anyOf": [handler(core), {"type": "array", "items": {"type": "string"}}]}
 
 
-Engine = Literal["rattler", "conda-lock"]
-
-
 class Solver(StrictModel):
     """How a combination becomes an environment."""
 
-    engine: Engine = Field(
+    engine: Literal["rattler", "conda-lock"] = Field(
         default="rattler",
         description="What solves conda packages: rattler, or conda-lock with the conda or micromamba here.",
     )
@@ -747,30 +744,10 @@ class Solver(StrictModel):
         return package in {canonicalize_name(name) for name in self.allow_source}
 
 
-def _text_is_engine(value: Any) -> Any:
-    return {"engine": value} if isinstance(value, str) else value
-
-
-class _OrEngine:
-    """Says in the JSON schema what `_text_is_engine` allows."""
-
-    def __get_pydantic_json_schema__(self, core: CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:
-        return {"anyOf": [handler(core), {"type": "string", "enum": list(get_args(Engine))}]}
-
-
-Condition = Annotated[
-    tuple[Value, ...],
-    BeforeValidator(_texts),
-    Field(min_length=1),
-    WithJsonSchema({"type": ["string", "number", "array"], "items": {"type": ["string", "number"]}}),
-]
-"""One value, a list of values, or a comparison such as `<3.10`; several mean any of them."""
-
-
 class Rule(StrictModel):
     """Takes combinations out of the matrix, or wins them back."""
 
-    when: Annotated[dict[str, Condition], Field(min_length=1)] = Field(
+    when: Annotated[dict[str, Annotated[OneOrMany[Value], Field(min_length=1)]], Field(min_length=1)] = Field(
         description="Axis to a value, a list of values, or a comparison; all axes named must match."
     )
     why: Text = Field(description="The reason, shown wherever the combination is missing.")
@@ -855,9 +832,7 @@ class MatrixFile(StrictModel):
         default_factory=Packages,
         description="In every environment: a list of PyPI requirements, or {pypi: [...], conda: [...]}.",
     )
-    solver: Annotated[Solver, BeforeValidator(_text_is_engine), _OrEngine()] = Field(
-        default_factory=Solver, description="How environments are solved; a text is short for `engine`."
-    )
+    solver: Solver = Field(default_factory=Solver, description="How environments are solved.")
     channels: tuple[ChannelName, ...] = Field(
         default=(), description="conda channels, most important first; a package comes from the first."
     )
@@ -928,12 +903,7 @@ class MatrixFile(StrictModel):
     @property
     def uses_conda(self) -> bool:
         """Whether environments are conda's: Python then comes from there, too."""
-        axes = self.axes.values()
-        return bool(self.packages.conda) or any(
-            (isinstance(axis, PackageAxis) and axis.manager is Manager.CONDA)
-            or (isinstance(axis, EnvironmentAxis) and any(one.conda for one in axis.environments.values()))
-            for axis in axes
-        )
+        return bool(self.packages.conda) or any(axis.uses_conda for axis in self.axes.values())
 
 
 # --------------------------------------------------------------------------------------------------

@@ -97,7 +97,7 @@ def test_several_axes_pins_pythons_rates_and_environment(tmp_path):
 def test_since_makes_the_day_the_axis(tmp_path):
     file = loaded(tmp_path, packages=("kombu<5",), since="2026-10-01", until="2026-10-20")
     assert list(file.axes) == ["python", "day"]
-    assert file.axes["day"].expanded[-1] == "2026-10-20"
+    assert file.axes["day"].listed[-1] == "2026-10-20"
     assert file.packages.pypi == ("kombu<5",)
 
 

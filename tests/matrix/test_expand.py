@@ -465,7 +465,7 @@ def test_include_never_takes_out_what_exclude_left(a, b, c):
     include = [Rule(when={"p": c}, why="c")]
     for value in values["p"]:
         point = Combination.of({"p": value})
-        without = RuleSet(axes, values, exclude, []).why_excluded(point)
-        with_include = RuleSet(axes, values, exclude, include).why_excluded(point)
+        without = RuleSet(axes, values, exclude, []).excluding(point)
+        with_include = RuleSet(axes, values, exclude, include).excluding(point)
         assert (without is None) == (value not in {*a, *b})
         assert with_include == (None if value in c else without)
