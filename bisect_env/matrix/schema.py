@@ -590,7 +590,7 @@ class Trial(StrictModel):
     @property
     def effective_command(self) -> tuple[str, ...]:
         """The command with its default filled in, placeholders as they are."""
-        return self.command or ("python", _braces_kept(self.files[0]))
+        return self.command or ("python", braces_kept(self.files[0]))
 
     @property
     def scripts(self) -> tuple[str, ...]:
@@ -611,7 +611,8 @@ class Trial(StrictModel):
         return tuple(dict.fromkeys(str(PurePosixPath(name)) for name in names))
 
 
-def _braces_kept(text: str) -> str:
+def braces_kept(text: str) -> str:
+    """Return a text with its braces doubled, so that none of them begins a placeholder."""
     return text.replace("{", "{{").replace("}", "}}")
 
 
