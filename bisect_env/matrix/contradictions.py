@@ -15,6 +15,7 @@ from bisect_env.matrix.schema import (
     EnvironmentAxis,
     MatrixFile,
     PackageAxis,
+    Packages,
     placeholders,
     variable,
 )
@@ -25,7 +26,7 @@ def cross_checks(file: MatrixFile, lines: Mapping[Path, int]) -> list[Problem]:
     """Return all contradictions between the keys of a file."""
     found = [
         *_axes_among_themselves(file),
-        *_packages_and_axes(file),
+        *_packages_once(file),
         *_channels(file),
         *_placeholders(file),
         *_rules(file),
@@ -49,26 +50,13 @@ Contradiction = tuple[Path, str]
 
 
 def _axes_among_themselves(file: MatrixFile) -> Iterator[Contradiction]:
-    packages: dict[str, str] = {}
     variables: dict[str, str] = {}
-    dates: list[str] = []
     for name in file.axes:
         other = variables.setdefault(variable(name), name)
         if other != name:
-            yield (
-                ("axes", name),
-                (f"the axes {other!r} and {name!r} share the variable {variable(name)}; rename one"),
-            )
-    for name, axis in file.axes.items():
-        if isinstance(axis, PackageAxis | CommitAxis):
-            other = packages.setdefault(axis.canonical_package, name)
-            if other != name:
-                yield (
-                    ("axes", name, "package"),
-                    (f"the axes {other!r} and {name!r} are both about {axis.package!r}; merge them into one"),
-                )
-        elif isinstance(axis, DateAxis):
-            dates.append(name)
+            text = f"the axes {other!r} and {name!r} share the variable {variable(name)}; rename one"
+            yield ("axes", name), text
+    dates = [name for name, axis in file.axes.items() if isinstance(axis, DateAxis)]
     whole = [name for name, axis in file.axes.items() if isinstance(axis, EnvironmentAxis)]
     for name in whole[1:]:
         yield ("axes", name), f"the axes {whole[0]!r} and {name!r} are both environments; merge them into one"
@@ -78,59 +66,36 @@ def _axes_among_themselves(file: MatrixFile) -> Iterator[Contradiction]:
         text = "conda-lock knows no channel as it was on a day; solve with rattler, or remove the date"
         yield ("solver",), text
     if dates and file.exclude_newer is not None:
-        yield (
-            ("exclude_newer",),
-            (f"exclude_newer contradicts the date axis {dates[0]!r}, which sets it; remove exclude_newer"),
-        )
+        text = f"exclude_newer contradicts the date axis {dates[0]!r}, which sets it; remove exclude_newer"
+        yield ("exclude_newer",), text
 
 
-def _packages_and_axes(file: MatrixFile) -> Iterator[Contradiction]:
-    by_package = {
-        package_of(axis.package): name
-        for name, axis in file.axes.items()
-        if isinstance(axis, PackageAxis | CommitAxis)
-    }
-    yield from _whole_environments(file, by_package)
-    for manager, requirements in (("pypi", file.packages.pypi), ("conda", file.packages.conda)):
-        seen: dict[str, int] = {}
-        for i, requirement in enumerate(requirements):
-            package = package_of(requirement)
-            if package in by_package:
-                text = (
-                    f"{requirement!r} is about the package of the axis {by_package[package]!r}, "
-                    "which sets its version; remove it"
-                )
-            elif seen.setdefault(package, i) != i and ";" not in requirement:
-                text = f"{requirement!r} names {package!r} a second time; merge the two"
-            else:
-                continue
-            yield ("packages", manager, i), text
-
-
-def _whole_environments(file: MatrixFile, by_package: Mapping[str, str]) -> Iterator[Contradiction]:
-    """Yield packages of environment axes that are listed twice or elsewhere in the file."""
-    elsewhere = {package_of(text) for text in (*file.packages.pypi, *file.packages.conda)}
-    for axis, found in file.axes.items():
-        if not isinstance(found, EnvironmentAxis):
-            continue
-        for name, one in found.environments.items():
-            for manager, texts in (("pypi", one.pypi), ("conda", one.conda)):
-                seen: set[str] = set()
-                for i, text in enumerate(texts):
-                    package = package_of(text)
-                    where = (
-                        f"the axis {by_package[package]!r}"
-                        if package in by_package
-                        else "`packages`"
-                        if package in elsewhere
-                        else "this environment"
-                        if package in seen
-                        else ""
-                    )
-                    seen.add(package)
-                    if where:
-                        text = f"{text!r} is about a package that {where} names too; remove one"
-                        yield ("axes", axis, "environments", name, manager, i), text
+def _packages_once(file: MatrixFile) -> Iterator[Contradiction]:
+    """Yield packages that two places of the file name."""
+    axes: dict[str, str] = {}
+    for name, axis in file.axes.items():
+        if isinstance(axis, PackageAxis | CommitAxis):
+            other = axes.setdefault(axis.canonical_package, name)
+            if other != name:
+                text = f"the axes {other!r} and {name!r} are both about {axis.package!r}; merge them into one"
+                yield ("axes", name, "package"), text
+    # conda's own names may have an underscore.
+    by_axis = {package_of(package): f"the axis {name!r}" for package, name in axes.items()}
+    lists: list[tuple[Path, Packages, dict[str, str]]] = [(("packages",), file.packages, by_axis)]
+    anywhere = {package_of(text): "`packages`" for text in (*file.packages.pypi, *file.packages.conda)}
+    for name, axis in file.axes.items():
+        for value, one in axis.environments.items() if isinstance(axis, EnvironmentAxis) else ():
+            lists.append((("axes", name, "environments", value), one, anywhere | by_axis))
+    for path, packages, elsewhere in lists:
+        for manager, texts in (("pypi", packages.pypi), ("conda", packages.conda)):
+            seen: set[str] = set()
+            for i, text in enumerate(texts):
+                package = package_of(text)
+                if where := elsewhere.get(package):
+                    yield (*path, manager, i), f"{text!r} is about a package that {where} names; remove it"
+                elif package in seen and ";" not in text:
+                    yield (*path, manager, i), f"{text!r} names {package!r} a second time; merge the two"
+                seen.add(package)
 
 
 def _channels(file: MatrixFile) -> Iterator[Contradiction]:
@@ -259,13 +224,11 @@ def _ends_agree(
     if good == bad:
         yield ("bad",), "good and bad are the same combination; correct one"
     elif all(_not_better(axis.direction, good[name], bad[name]) for name, axis in file.axes.items()):
-        yield (
-            ("good",),
-            (
-                "by the directions of the axes, whatever breaks `bad` breaks `good` too; "
-                "if you mixed them up, swap good and bad; or correct a `direction`"
-            ),
+        text = (
+            "by the directions of the axes, whatever breaks `bad` breaks `good` too; "
+            "if you mixed them up, swap good and bad; or correct a `direction`"
         )
+        yield ("good",), text
 
 
 def _not_better(direction: Direction, good: int, bad: int) -> bool:

@@ -292,14 +292,19 @@ class DateAxis(AxisModel):
         return tuple(sorted(self.dates, key=cutoff))
 
 
-class WholeEnvironment(StrictModel):
+class Packages(StrictModel):
+    """Packages in an environment, beside those of the axes."""
+
+    pypi: tuple[PypiRequirement, ...] = Field(default=(), description="Requirements such as 'numpy<2'.")
+    conda: tuple[CondaSpec, ...] = Field(default=(), description="Specs such as 'cuda-version 12.8'.")
+
+
+class WholeEnvironment(Packages):
     """One value of an environment axis: packages that stand in it, beside those of the file."""
 
     python: VersionText | None = Field(
         default=None, description="Version of Python; with conda, name it among the packages instead."
     )
-    pypi: tuple[PypiRequirement, ...] = Field(default=(), description="Requirements such as 'numpy==2.2.6'.")
-    conda: tuple[CondaSpec, ...] = Field(default=(), description="Specs such as 'numpy ==2.2.6 py312_0'.")
 
 
 class EnvironmentAxis(AxisModel):
@@ -666,13 +671,6 @@ def variable(axis: str) -> str:
 # The matrix file, version 1, as a whole.
 
 Platform = Literal["linux-64", "linux-aarch64", "linux-ppc64le", "osx-64", "osx-arm64", "win-64"]
-
-
-class Packages(StrictModel):
-    """Packages in every environment, beside those of the axes."""
-
-    pypi: tuple[PypiRequirement, ...] = Field(default=(), description="Requirements such as 'numpy<2'.")
-    conda: tuple[CondaSpec, ...] = Field(default=(), description="Specs such as 'cuda-version 12.8'.")
 
 
 def _list_is_pypi(value: Any) -> Any:

@@ -390,7 +390,7 @@ releases = st.builds(
 def test_every_release_is_chosen_dropped_or_outside(found, step, low, prereleases, yanked, needs_wheel, day):
     axis = PackageAxis(package="p", versions=f">={low}", step=step, prereleases=prereleases, yanked=yanked)
     limit = None if day is None else at(day)
-    chosen = select_releases(axis, found, limit, needs_wheel=needs_wheel)
+    chosen = select_releases("p", axis, found, limit, needs_wheel=needs_wheel)
     values, dropped = chosen.values, chosen.dropped
     by_version = {release.version: release for release in found}
     assert list(values) == sorted(values, key=Version)
