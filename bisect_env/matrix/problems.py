@@ -164,6 +164,8 @@ _WANTED = {
     "int_from_float": ("a whole number", "write digits alone"),
     "float_parsing": ("a number", "write digits, with a point if needed"),
     "float_type": ("a number", "write digits, with a point if needed"),
+    "byte_size": ("a size", "write one like 8GB or 512MiB"),
+    "byte_size_unit": ("a size", "write one like 8GB or 512MiB"),
     "bool_parsing": ("true or false", "write one of them"),
     "bool_type": ("true or false", "write one of them"),
     "tuple_type": ("a list", "write [a, b], or one item a line after '- '"),

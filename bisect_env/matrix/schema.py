@@ -35,6 +35,7 @@ from pydantic_core import CoreSchema
 from bisect_env.matrix.grid import AxisKind, Direction
 from bisect_env.matrix.interpreter import can_repeat
 from bisect_env.matrix.scalars import (
+    AxisName,
     BuildPattern,
     Bytes,
     ChannelName,
@@ -61,7 +62,6 @@ from bisect_env.matrix.scalars import (
     Value,
     VersionText,
     VirtualPackage,
-    check_axis_name,
     cutoff,
     days_between,
 )
@@ -798,9 +798,6 @@ def _known_version(value: Any) -> Any:
     if value in (1, "1") and not isinstance(value, bool):
         return 1
     raise ValueError(f"{value!r} is not a format that this release reads; write version: 1")
-
-
-AxisName = Annotated[str, AfterValidator(check_axis_name)]
 
 
 class FurtherIndex(StrictModel):
