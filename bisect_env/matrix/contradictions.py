@@ -28,6 +28,7 @@ def cross_checks(file: MatrixFile, lines: Mapping[Path, int]) -> list[Problem]:
         *_axes_among_themselves(file),
         *_packages_once(file),
         *_channels(file),
+        *_indexes(file),
         *_placeholders(file),
         *_rules(file),
         *_ends(file),
@@ -109,6 +110,13 @@ def _channels(file: MatrixFile) -> Iterator[Contradiction]:
             return
     if file.packages.conda:
         yield ("packages", "conda"), f"{file.packages.conda[0]!r} {text}"
+
+
+def _indexes(file: MatrixFile) -> Iterator[Contradiction]:
+    for name, axis in file.axes.items():
+        if isinstance(axis, PackageAxis) and axis.index is not None and axis.index not in file.indexes:
+            text = f"there is no index {axis.index!r} in `indexes`; {near(axis.index, file.indexes)}"
+            yield ("axes", name, "index"), f"the axis {name!r}: {text}"
 
 
 def _placeholders(file: MatrixFile) -> Iterator[Contradiction]:

@@ -122,21 +122,6 @@ def parse_duration(text: str) -> float:
     return seconds
 
 
-def parse_signal(text: str) -> int:
-    """Read a signal from its name (`SIGSEGV`, `segv`) or number.
-
-    Raises:
-        ValueError: This system has no such signal; the message names a remedy.
-    """
-    try:
-        if text.isdigit():
-            return int(signal.Signals(int(text)))
-        name = text.upper() if text.upper().startswith("SIG") else f"SIG{text.upper()}"
-        return int(signal.Signals[name])
-    except (KeyError, ValueError):
-        raise ValueError(f"{text!r} is not a signal; write one like SIGSEGV or 11") from None
-
-
 def _duration(value: Any) -> Any:
     if isinstance(value, str):
         return parse_duration(value)
@@ -295,7 +280,16 @@ def _step_of_days(value: Any) -> Any:
 
 
 def _signal(value: Any) -> Any:
-    return parse_signal(str(value)) if isinstance(value, str | int) else value
+    """Read a signal from its name (`SIGSEGV`, `segv`) or number."""
+    if not isinstance(value, str | int):
+        return value
+    text = str(value).upper()
+    try:
+        return int(
+            signal.Signals(int(text)) if text.isdigit() else signal.Signals[f"SIG{text.removeprefix('SIG')}"]
+        )
+    except (KeyError, ValueError):
+        raise ValueError(f"{str(value)!r} is not a signal; write one like SIGSEGV or 11") from None
 
 
 def package_of(requirement: str) -> str:

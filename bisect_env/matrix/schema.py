@@ -10,8 +10,8 @@ import json
 import re
 import shlex
 import string
-from collections.abc import Mapping, Sequence
-from datetime import datetime
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from pathlib import PurePosixPath
 from typing import Annotated, Any, ClassVar, Literal, Self, TypeVar, get_args
 
@@ -73,7 +73,6 @@ from bisect_env.matrix.versions import (
     check_version,
     order_key,
     parse_range,
-    same_version,
 )
 
 # --------------------------------------------------------------------------------------------------
@@ -111,6 +110,16 @@ OneOrMany = Annotated[
     WithJsonSchema({"type": ["string", "number", "array"], "items": {"type": ["string", "number"]}}),
 ]
 """A list of texts, or one text, which stands for a list of one."""
+
+
+def _refuse_twice(what: str, values: Iterable[str], key: Callable[[str], Any]) -> None:
+    """Raise an error if two values have the same key."""
+    # Sorting is stable: of two equal values the one written first comes first.
+    ordered = sorted(((key(value), value) for value in values), key=lambda pair: pair[0])
+    for (known, earlier), (found, value) in itertools.pairwise(ordered):
+        if found == known:
+            same = "stands twice" if earlier == value else f"is the same as {earlier!r}"
+            raise ValueError(f"{what} {value!r} {same}; remove one")
 
 
 class AxisModel(StrictModel):
@@ -171,12 +180,7 @@ class PackageAxis(AxisModel):
             return versions
         for version in versions:
             check_version(version, manager)
-        # Sorting is stable: of two equal versions the one written first comes first.
-        ordered = sorted(versions, key=lambda version: order_key(version, manager))
-        for earlier, version in itertools.pairwise(ordered):
-            if same_version(earlier, version, manager):
-                same = "stands twice" if earlier == version else f"is the same as {earlier!r}"
-                raise ValueError(f"version {version!r} {same}; remove one")
+        _refuse_twice("version", versions, partial(order_key, manager=manager))
         return versions
 
     @model_validator(mode="after")
@@ -231,11 +235,7 @@ class ValueAxis(AxisModel):
     @field_validator("values")
     @classmethod
     def _no_duplicates(cls, values: tuple[str, ...]) -> tuple[str, ...]:
-        seen: set[str] = set()
-        for value in values:
-            if value in seen:
-                raise ValueError(f"value {value!r} stands twice; remove one")
-            seen.add(value)
+        _refuse_twice("value", values, str)
         return values
 
     @property
@@ -276,12 +276,8 @@ class DateAxis(AxisModel):
     @field_validator("dates")
     @classmethod
     def _no_duplicates(cls, dates: tuple[str, ...] | DateRange) -> Any:
-        seen: dict[datetime, str] = {}
-        for i, date in enumerate(() if isinstance(dates, DateRange) else dates):
-            earlier = seen.setdefault(cutoff(date), date)
-            if len(seen) <= i:
-                same = "stands twice" if earlier == date else f"is the same as {earlier!r}"
-                raise ValueError(f"date {date!r} {same}; remove one")
+        if not isinstance(dates, DateRange):
+            _refuse_twice("date", dates, cutoff)
         return dates
 
     @property
@@ -871,16 +867,6 @@ class MatrixFile(StrictModel):
     )
     trial: Trial = Field(description="How the script is run once.")
     search: SearchLimits = Field(default_factory=SearchLimits, description="When the search may stop.")
-
-    @model_validator(mode="after")
-    def _axes_name_known_indexes(self) -> Self:
-        for name, axis in self.axes.items():
-            if isinstance(axis, PackageAxis) and axis.index is not None and axis.index not in self.indexes:
-                known = ", ".join(self.indexes) or "none"
-                raise ValueError(
-                    f"axes.{name}: there is no index {axis.index!r} in `indexes` ({known}); add it there"
-                )
-        return self
 
     @property
     def package_indexes(self) -> tuple[PackageIndex, ...]:
