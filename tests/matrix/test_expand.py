@@ -70,6 +70,10 @@ class TestRanges:
         grid = expand(matrix_of(numpy_range(keys)), FakeCatalogue({"numpy": NUMPY}))
         assert grid.axes[0].values == values
 
+    def test_a_range_with_a_wildcard(self, matrix_of):
+        text = "axes:\n  numpy: {package: numpy, versions: '==2.1.*', step: every}\n"
+        assert expand(matrix_of(text), FakeCatalogue({"numpy": NUMPY})).axes[0].values == ("2.1.0", "2.1.3")
+
     def test_source_only_releases_where_the_solver_may_build(self, matrix_of):
         matrix = matrix_of(numpy_range() + "solver: {allow_source: [NumPy]}")
         assert "2.2.0" in expand(matrix, FakeCatalogue({"numpy": NUMPY})).axes[0].values
