@@ -290,8 +290,8 @@ def line(found: Mapping[str, Any]) -> str:
     return "| " + " | ".join(map(str, cells)) + " |"
 
 
-def write(document: Mapping[str, Any]) -> None:
-    """Keep lines beside those of other rows, and the table in the page."""
+def write(document: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Keep lines beside those of other rows, and the table in the page; return all lines."""
     kept = json.loads(RESULTS.read_text("utf-8"))["lines"] if RESULTS.exists() else []
     lines = {(one["row"], one["method"]): one for one in (*kept, *document["lines"])}
     order = [(row.name, method) for row in rows() for method in methods_for(row)]
@@ -300,10 +300,7 @@ def write(document: Mapping[str, Any]) -> None:
     before, _, rest = PAGE.read_text("utf-8").partition(BEGIN)
     table = "\n".join([BEGIN, "", HEAD, *map(line, shown), "", END])
     PAGE.write_text(before + table + rest.partition(END)[2], "utf-8")
-    # Drawing needs what playing does not.
-    from benchmarks.search_pictures import draw
-
-    draw(shown)
+    return shown
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -324,15 +321,19 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if options.list:
         print(*(row.name for row in wanted), sep="\n")
         return
-    started, lines = time.monotonic(), []
+    started, shown = time.monotonic(), []
     print(f"{options.search}, seed {options.seed}, confidence {CONFIDENCE:g}\n\n{HEAD}", flush=True)
     for found in play(wanted, options.methods, options.search, options.studies, options.seed, options.jobs):
-        lines.append(found)
         print(line(found), flush=True)
-    seconds = round(time.monotonic() - started)
-    print(f"\n{seconds} s on {options.jobs} processes")
-    if options.write:
-        write({"search": options.search, "seed": options.seed, "seconds": seconds, "lines": lines})
+        if options.write:
+            # Line by line, so that a run that is stopped leaves what it has found.
+            shown = write({"search": options.search, "seed": options.seed, "lines": [found]})
+    print(f"\n{time.monotonic() - started:.0f} s on {options.jobs} processes")
+    if shown:
+        # Drawing needs what playing does not.
+        from benchmarks.search_pictures import draw
+
+        draw(shown)
 
 
 if __name__ == "__main__":
