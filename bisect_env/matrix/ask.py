@@ -23,7 +23,7 @@ GOOD, BAD = "good", "bad"
 """Keys of stated ends, and values of the axis of two environments."""
 ENVIRONMENT = "environment"
 _RARELY = 4
-"""Failures this many times rarer than the user says need not be found."""
+"""The search looks for failures down to this fraction of the stated rate: a quarter of it."""
 
 
 # --------------------------------------------------------------------------------------------------
@@ -225,7 +225,7 @@ class Pair:
 
     @property
     def solver(self) -> dict[str, Any]:
-        """The value of the key `solver`."""
+        """Return the value of the key `solver`."""
         return _filled({"dependencies": self.dependencies, "allow_source": self.allow_source})
 
 

@@ -28,13 +28,13 @@ from bisect_env.matrix.versions import (
 )
 
 MAX_COMBINATIONS = 250_000
-"""Each is locked, stored and reported: more take too long, and such a matrix is a slip of the pen."""
+"""Limit of a matrix: each combination is locked, stored and reported."""
 MAX_VALUES = 4_000
-"""On one axis: the search keeps each place where it may turn bad, with all values."""
+"""Limit of one axis: the search keeps a list of all values for each place where it may turn bad."""
 WITHDRAWN = "withdrawn (yanked)"
 """Why a range leaves a release out that its index has withdrawn."""
 MAX_EITHER = 400
-"""The same where it may turn bad and good again: there are as many intervals as pairs of values."""
+"""Limit of one axis that may turn bad and good again: the search keeps every interval of values."""
 
 
 def expand(

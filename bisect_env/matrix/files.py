@@ -15,7 +15,7 @@ from bisect_env.matrix.interpreter import is_python, python_options
 from bisect_env.matrix.problems import near
 
 MAX_TOTAL = 16 * 1024 * 1024
-"""Files travel with every trial; data sets are fetched or mounted, not carried."""
+"""Limit of all files of a trial, in bytes: they are copied for every trial."""
 _SHELLS = {".sh": "bash", ".bash": "bash"}
 _PASSED_OVER = {"__pycache__", "node_modules", "build", "dist", "lockfiles"}
 

@@ -114,7 +114,7 @@ def condition_problem(axis: Axis, name: str, condition: str) -> str | None:
 
 @dataclass(frozen=True, slots=True)
 class Exclusion:
-    """Why a combination is excluded.
+    """The rule that excludes a combination.
 
     Attributes:
         key: Path of the key in the matrix file that excludes it.

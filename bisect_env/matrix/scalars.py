@@ -25,7 +25,7 @@ _DAY = re.compile(r"\d{4}-\d{2}-\d{2}")
 _STEP = re.compile(r"(\d+)\s*(d|w|days?|weeks?)?")
 
 MAX_DATES = 10_000
-"""A range with more days than this is a slip of the pen."""
+"""Limit of a range of days."""
 
 
 def cutoff(text: str) -> datetime:

@@ -80,7 +80,7 @@ from bisect_env.matrix.versions import (
 
 
 class StrictModel(BaseModel):
-    """Frozen, and refuses keys that it does not know: a misspelt key must never be ignored."""
+    """A frozen model that refuses unknown keys: a misspelt key must never be ignored."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, defer_build=True)
 
@@ -135,12 +135,12 @@ class AxisModel(StrictModel):
 
     @property
     def listed(self) -> tuple[str, ...] | None:
-        """The values in their final order; None if an index or a repository has to be queried."""
+        """Return the values in their final order; None if an index or a repository has to be queried."""
         return None
 
     @property
     def uses_conda(self) -> bool:
-        """Whether the axis names conda packages."""
+        """Return whether the axis names conda packages."""
         return False
 
 
@@ -202,24 +202,24 @@ class PackageAxis(AxisModel):
 
     @property
     def listed(self) -> tuple[str, ...] | None:
-        """The versions of a list, ascending; None for a range."""
+        """Return the versions of a list, ascending; None for a range."""
         if isinstance(self.versions, str):
             return None
         return tuple(sorted(self.versions, key=lambda version: order_key(version, self.manager)))
 
     @property
     def uses_conda(self) -> bool:
-        """Whether the package is a conda package."""
+        """Return whether the package is a conda package."""
         return self.manager is Manager.CONDA
 
     @property
     def is_python(self) -> bool:
-        """Whether this axis is the interpreter."""
+        """Return whether this axis is the interpreter."""
         return self.canonical_package == "python"
 
     @property
     def canonical_package(self) -> str:
-        """The package's name as its manager writes it: to conda `a_b` and `a-b` are two packages."""
+        """Return the package's name as its manager writes it; to conda `a_b` and `a-b` are two packages."""
         return self.package.lower() if self.manager is Manager.CONDA else str(canonicalize_name(self.package))
 
 
@@ -240,12 +240,12 @@ class ValueAxis(AxisModel):
 
     @property
     def listed(self) -> tuple[str, ...]:
-        """The values, as written."""
+        """Return the values, as written."""
         return self.values
 
 
 class DateRange(StrictModel):
-    """Every so many days from one day to another, both included."""
+    """A range of days, both ends included."""
 
     from_: DayText = Field(alias="from", description="First day.")
     to: DayText = Field(description="Last day; it belongs to the axis even where the step would miss it.")
@@ -258,7 +258,7 @@ class DateRange(StrictModel):
 
     @property
     def days(self) -> tuple[str, ...]:
-        """All days, ascending."""
+        """Return all days, ascending."""
         return days_between(self.from_, self.to, self.step)
 
 
@@ -282,7 +282,7 @@ class DateAxis(AxisModel):
 
     @property
     def listed(self) -> tuple[str, ...]:
-        """All dates, ascending."""
+        """Return all dates, ascending."""
         if isinstance(self.dates, DateRange):
             return self.dates.days
         return tuple(sorted(self.dates, key=cutoff))
@@ -314,17 +314,17 @@ class EnvironmentAxis(AxisModel):
 
     @property
     def listed(self) -> tuple[str, ...]:
-        """The names, in their order."""
+        """Return the names, in their order."""
         return tuple(self.environments)
 
     @property
     def uses_conda(self) -> bool:
-        """Whether an environment names conda packages."""
+        """Return whether an environment names conda packages."""
         return any(one.conda for one in self.environments.values())
 
 
 class CommitBuild(StrictModel):
-    """How commits are built."""
+    """Settings for building commits."""
 
     env: dict[EnvName, Value] = Field(
         default_factory=dict,
@@ -378,7 +378,7 @@ class CommitAxis(AxisModel):
 
     @property
     def canonical_package(self) -> str:
-        """The package's normalised name."""
+        """Return the package's normalised name."""
         return str(canonicalize_name(self.package))
 
 
@@ -430,7 +430,7 @@ SKIP_EXIT_CODE = 125
 
 
 class TargetRule(StrictModel):
-    """Which failures are the one that the study is about; every condition given must hold.
+    """The failures that a study looks for; every condition given must hold.
 
     `signals` narrows crashes, `exit_codes` narrows exit-fail and import-error, `output` and `signature`
     narrow all.
@@ -513,11 +513,11 @@ def _split_command(value: Any) -> Any:
 
 _MOST_ON_A_GPU = 32
 SHARING_DISTURBS = frozenset({"cuda-oom", "cuda-init"})
-"""Outcomes that no trial on a shared GPU can be held to: they are what running beside others looks like."""
+"""Outcomes that trials beside others on one GPU can cause; they cannot be the target there."""
 
 
 def _whole_or_share(value: float) -> float:
-    """Whole GPUs are an `int`, so that they are written as one."""
+    """Return a number of GPUs; whole numbers as `int`, so that they are written as such."""
     if value >= 1 and value != int(value):
         raise ValueError(
             "a trial needs whole GPUs (1, 2, ...) or a share of one (0.5, 0.25, ...); write either"
@@ -528,7 +528,7 @@ def _whole_or_share(value: float) -> float:
 
 
 class Trial(StrictModel):
-    """How the script is run once."""
+    """Settings for one run of the script."""
 
     command: Annotated[
         tuple[str, ...],
@@ -590,12 +590,12 @@ class Trial(StrictModel):
 
     @property
     def effective_command(self) -> tuple[str, ...]:
-        """The command with its default filled in, placeholders as they are."""
+        """Return the command with its default filled in, placeholders as they are."""
         return self.command or ("python", braces_kept(self.files[0]))
 
     @property
     def scripts(self) -> tuple[str, ...]:
-        """Arguments that name a script beside the matrix file: carried even where `files` lacks them."""
+        """Return the arguments that name a script; they are copied even if `files` lacks them."""
         return tuple(
             word
             for word in self.effective_command
@@ -607,7 +607,7 @@ class Trial(StrictModel):
 
     @property
     def file_names(self) -> tuple[str, ...]:
-        """Every file to carry, `files` first, in normal form and without duplicates."""
+        """Return every file to copy, `files` first, in normal form and without duplicates."""
         names = (*self.files, *(unbraced(script) for script in self.scripts))
         return tuple(dict.fromkeys(str(PurePosixPath(name)) for name in names))
 
@@ -687,7 +687,7 @@ def _names_or_flag(value: Any) -> Any:
 
 
 class ContainerExecutor(StrictModel):
-    """Trials run in containers."""
+    """Settings for running trials in containers."""
 
     kind: Literal["container"] = Field(description="In containers of podman or docker.")
     image: ImageName = Field(
@@ -699,14 +699,14 @@ class ContainerExecutor(StrictModel):
 
 
 class _OrListOfRequirements:
-    """Says in the JSON schema what `_list_is_pypi` allows."""
+    """Adds to the JSON schema the list that `_list_is_pypi` allows."""
 
     def __get_pydantic_json_schema__(self, core: CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:
         return {"anyOf": [handler(core), {"type": "array", "items": {"type": "string"}}]}
 
 
 class Solver(StrictModel):
-    """How a combination becomes an environment."""
+    """Settings for solving the environment of a combination."""
 
     engine: Literal["rattler", "conda-lock"] = Field(
         default="rattler",
@@ -740,7 +740,7 @@ class Solver(StrictModel):
 
 
 class Rule(StrictModel):
-    """Takes combinations out of the matrix, or wins them back."""
+    """A rule that excludes combinations, or includes them again."""
 
     when: Annotated[dict[str, Annotated[OneOrMany[Value], Field(min_length=1)]], Field(min_length=1)] = Field(
         description="Axis to a value, a list of values, or a comparison; all axes named must match."
@@ -749,7 +749,7 @@ class Rule(StrictModel):
 
 
 class SearchLimits(StrictModel):
-    """When the search may stop."""
+    """Settings of the search, and the limits at which it stops."""
 
     confidence: float = Field(
         default=0.95,
@@ -854,7 +854,8 @@ class MatrixFile(StrictModel):
     exclude: tuple[Rule, ...] = Field(default=(), description="Combinations to leave out.")
     include: tuple[Rule, ...] = Field(
         default=(),
-        description="Combinations to win back from `exclude`; without `exclude`, the only ones to keep.",
+        description="Combinations to keep although `exclude` names them; without `exclude`, "
+        "the only ones to keep.",
     )
     good: dict[str, Value] | None = Field(
         default=None, description="A combination known to be good; axes with one value may be left out."
@@ -870,12 +871,12 @@ class MatrixFile(StrictModel):
 
     @property
     def package_indexes(self) -> tuple[PackageIndex, ...]:
-        """The further indexes."""
+        """Return the further indexes."""
         return tuple(PackageIndex(name, one.url, one.explicit) for name, one in self.indexes.items())
 
     @property
     def image_is_environment(self) -> bool:
-        """Whether trials run in what an image holds, so that nothing is locked but the image."""
+        """Return whether the image is the environment, so that no packages are locked."""
         return self.executor is not None and not (
             any(not isinstance(axis, ValueAxis) for axis in self.axes.values())
             or self.packages.pypi
@@ -884,7 +885,7 @@ class MatrixFile(StrictModel):
 
     @property
     def uses_conda(self) -> bool:
-        """Whether environments are conda's: Python then comes from there, too."""
+        """Return whether environments are conda's; Python then comes from a channel, too."""
         return bool(self.packages.conda) or any(axis.uses_conda for axis in self.axes.values())
 
 
