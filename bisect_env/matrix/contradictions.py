@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from bisect_env.matrix.grid import Direction
-from bisect_env.matrix.problems import Path, Problem, near
+from bisect_env.matrix.problems import Path, Problem, line_of, near
 from bisect_env.matrix.rules import condition_problem, named_value
 from bisect_env.matrix.scalars import package_of
 from bisect_env.matrix.schema import (
@@ -35,16 +35,11 @@ def cross_checks(file: MatrixFile, lines: Mapping[Path, int]) -> list[Problem]:
         *_target(file),
         *_commits(file),
     ]
-    return [Problem(text, _line(path, lines)) for path, text in found]
-
-
-def _line(path: Path, lines: Mapping[Path, int]) -> int | None:
-    if path[:2] == ("packages", "pypi") and path[:2] not in lines:
+    pypi = ("packages", "pypi")
+    if pypi not in lines:
         # A plain list is short for {pypi: [...]}.
-        path = (path[0], *path[2:])
-    while path and path not in lines:
-        path = path[:-1]
-    return lines.get(path)
+        found = [((path[0], *path[2:]) if path[:2] == pypi else path, text) for path, text in found]
+    return [Problem(text, line_of(path, lines)) for path, text in found]
 
 
 Contradiction = tuple[Path, str]

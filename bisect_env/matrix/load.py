@@ -20,7 +20,7 @@ from bisect_env.matrix.contradictions import cross_checks
 from bisect_env.matrix.files import StudyFile, among, beside, near_file, read_files
 from bisect_env.matrix.grid import Combination
 from bisect_env.matrix.problems import Path as Loc
-from bisect_env.matrix.problems import Problem, matrix_error, of_validation
+from bisect_env.matrix.problems import Problem, line_of, matrix_error, of_validation
 from bisect_env.matrix.rules import condition_problem
 from bisect_env.matrix.schema import (
     CommitAxis,
@@ -116,9 +116,7 @@ class Matrix:
 
     def line(self, *loc: str | int) -> int | None:
         """Return the line of the deepest known key on the way to `loc`."""
-        while loc and loc not in self.lines:
-            loc = loc[:-1]
-        return self.lines.get(loc)
+        return line_of(loc, self.lines)
 
 
 def repository_at(text: str, folder: Path) -> str:
@@ -282,8 +280,7 @@ def _file_names(trial: Trial) -> tuple[str, ...]:
 def _line_of_file(name: str, trial: Trial, lines: Mapping[Loc, int]) -> int | None:
     listed = [str(PurePosixPath(file)) for file in trial.files]
     if name in listed:
-        key = ("trial", "files")
-        return lines.get((*key, listed.index(name)), lines.get(key))
+        return line_of(("trial", "files", listed.index(name)), lines)
     return lines.get(("trial", "command"))
 
 

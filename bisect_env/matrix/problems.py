@@ -56,6 +56,13 @@ def known_part(loc: Iterable[str | int], lines: Mapping[Path, int]) -> Path:
     return path
 
 
+def line_of(path: Path, lines: Mapping[Path, int]) -> int | None:
+    """Return the line of the deepest known key on the way to a path; None if there is none."""
+    while path and path not in lines:
+        path = path[:-1]
+    return lines.get(path)
+
+
 def dotted(path: Path) -> str:
     """Return a path in the form `axes.python.versions[0]`."""
     text = ""
