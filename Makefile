@@ -71,11 +71,8 @@ bench: setup    ## measure what running trials costs beside the trials (REPODATA
 soak: setup     ## play faults at random instants of studies for ten minutes (ARGS="--minutes 60 --seed 7")
 	$(BIN)/python -m benchmarks.faults $(ARGS)
 
-bench-search: setup ## compare the search with its rivals on planted truths (ARGS=--full: hours)
-	$(BIN)/python -m benchmarks.search $(ARGS)
-	$(BIN)/python -m benchmarks.search_tables
-	$(BIN)/python -m benchmarks.search_equal_error --studies 20
-	$(BIN)/python -m benchmarks.search_steps
+bench-search: setup ## compare the search with git_bayesect on planted truths (ARGS="--studies 300": hours)
+	$(BIN)/python -m benchmarks.search --studies 20 $(ARGS)
 	$(BIN)/python -m benchmarks.answers
 
 schema: setup   ## write matrices/schema.json and docs/reference/report-schema.json

@@ -1,9 +1,13 @@
-"""What the search costs and how often it is wrong, beside its rivals, on planted truths.
+"""What the search costs and how often it is wrong, beside git_bayesect, on planted truths: the gate's table.
 
-`python -m benchmarks.search [--full] [--seed N] [--processes P] [ROW ...]` plays whole studies and counts all
-of their trials and environments: controls, ends and certificate too. Without names it plays every row, writes
-`benchmarks/results/search.json`, and puts the table into the README beside it and the pictures into
-`docs/pictures`. `--list` names the rows.
+`python -m benchmarks.search [--rows ROW …] [--studies N] [--seed S] [--jobs J]` plays whole studies and
+counts all of their trials and environments: controls, ends and checks, too. `--search MODULE:NAME` plays
+another search class, so that two can be compared on the same truths and coins. `--write` keeps the rows in
+`benchmarks/results/search.json`, the table in the README beside it, and the pictures of
+`docs/statistics.md`. `--list` names the rows.
+
+At equal error a study is played at each of eight confidences; between two of them trials are drawn straight
+against the logarithm of the share of wrong answers, and the trials at 5 % are what is shown.
 """
 
 # ruff: noqa: E402
@@ -11,13 +15,16 @@ of their trials and environments: controls, ends and certificate too. Without na
 from __future__ import annotations
 
 import argparse
+import fnmatch
+import itertools
 import json
+import math
 import os
-import platform
 import time
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
-from dataclasses import astuple
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
 from multiprocessing import Pool
 from pathlib import Path
 from typing import Any
@@ -27,136 +34,306 @@ for _variable in ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS"):
     os.environ.setdefault(_variable, "1")
 
 import numpy as np
+from git_bayesect import Bisector
 
-from benchmarks.search_methods import CONFIDENCE, METHODS, Played, methods_for
-from benchmarks.search_rows import Row, rows
+from benchmarks import search_calibration
+from benchmarks.search_calibration import SEARCH, made_by
+from benchmarks.search_worlds import Alone, Row, World, grid_of, rows
+from bisect_env.matrix.grid import Index
+from bisect_env.matrix.schema import SearchLimits
 
 RESULTS = Path(__file__).parent / "results" / "search.json"
-SHORT = 0.03
-_HEADINGS = (
-    f"{'row':22} {'method':20} {'n':>4} {'trials':>16} {'environments':>14} {'rounds':>14} "
-    f"{'trials + B x env':>16} {'wrong %':>13} {'not confirmed %':>15}"
-)
+PAGE = RESULTS.with_name("README.md")
+BEGIN, END = "<!-- written by benchmarks.search: begin -->", "<!-- written by benchmarks.search: end -->"
+TABLE = "bisect_env.search.table:TableSearch"
+OURS, RIVAL, THIRTY = "bisect-env", "git_bayesect", "30 runs a step"
+CONFIDENCE, ERROR = 0.95, 0.05
+CONFIDENCES = (0.6, 0.7, 0.8, 0.85, 0.9, 0.95, 0.97, 0.99)
+"""Confidences at which a study is played where methods are compared at equal error."""
+RUNS = 30
+"""Runs of one version after which a method that knows no rates believes it good."""
+GIVE_UP = 2000
+"""Trials after which git_bayesect, which never ends where nothing changes, is stopped."""
+SAMPLES = 200
 
 
-def study(work: tuple[Row, str, int]) -> tuple[float, ...]:
-    """One study of one method, with the seconds it took."""
-    row, method, seed = work
-    started = time.perf_counter()
-    return (*map(float, astuple(METHODS[method](row, seed))), time.perf_counter() - started)
+@dataclass(frozen=True)
+class Played:
+    """One study.
+
+    Attributes:
+        trials: Trials of the study.
+        environments: Combinations that they ran in.
+        wrong: Whether the answer is not the truth; of a table, the share of wrong labels.
+        step: Median seconds of a step: asking, telling, and looking whether it is finished.
+        claimed: Probability that the answer states, or the confidence that was asked for.
+    """
+
+    trials: int
+    environments: int
+    wrong: float
+    step: float = 0.0
+    claimed: float = CONFIDENCE
 
 
-def summary(row: Row, method: str, results: Sequence[tuple[float, ...]]) -> dict[str, Any]:
-    """A row of the JSON file: means with standard errors."""
-    table = np.array(results)
-    columns = {name: table[:, i] for i, name in enumerate(Played.__dataclass_fields__)}
-    columns["total"] = columns["trials"] + row.build_cost * columns["environments"]
-    out: dict[str, Any] = {"row": row.name, "method": method, "repetitions": len(table)}
-    for name in ("trials", "environments", "rounds", "total", "wrong", "not_confirmed"):
-        values = columns[name]
-        out[name] = float(values.mean())
-        out[f"{name}_error"] = float(values.std(ddof=1) / np.sqrt(len(values))) if len(values) > 1 else 0.0
-    out["milliseconds_a_trial"] = float(1e3 * table[:, -1].sum() / max(1.0, columns["trials"].sum()))
-    out["marks"] = dict(row.marks) if method == "bisect-env" else {}
-    return out
+# --------------------------------------------------------------------------------------------------
+# Methods.
 
 
-def line(found: dict[str, Any]) -> str:
-    """A row for people."""
+def ours(row: Row, seed: int, confidence: float, search_name: str) -> Played:
+    """Play a study with the search of bisect-env, or with another class that has its methods."""
+    if row.kind == "calibration":
+        one = search_calibration.study(seed, search_name=search_name)
+        return Played(one.trials, one.tried, float(not one.right), claimed=one.claimed)
+    world, grid, groups = World(row, seed), grid_of(row.shape, row.direction), Alone(row.shape)
+    limits = SearchLimits(confidence=confidence)
+    if row.kind == "table":
+        search = made_by(TABLE if search_name == SEARCH else search_name)(grid, groups, limits)
+    else:
+        search = made_by(search_name)(grid, groups, limits, quick=row.quick)
+    costs = dict.fromkeys(groups, row.build_cost) if row.build_cost else {}
+    steps: list[float] = []
+    started = time.process_time()
+    while not search.finished:
+        batch: list[Index] = search.ask(row.workers, build_cost=costs)
+        if not batch:
+            raise RuntimeError(f"{row.name}, seed {seed}: the search asks for nothing and has not finished")
+        for index in batch:
+            costs.pop(index, None)
+            search.tell(index, hit=world.fails(index))
+        now = time.process_time()
+        steps.append(now - started)
+        started = now
+    if row.kind == "table":
+        wrong = sum(bool(one.bad != world.bad[cell]) for cell, one in search.called.items()) / world.bad.size
+    else:
+        wrong = float((search.verdict.best.hypothesis.bad_cells() != world.bad).any())
+    return Played(world.trials, len(world.tried), wrong, float(np.median(steps)), confidence)
 
-    def shown(name: str, width: int, factor: float = 1.0) -> str:
-        return f"{factor * found[name]:.1f} ± {factor * found[f'{name}_error']:.1f}".rjust(width)
 
-    marks = "".join(
-        f"  {name} {'meets' if found[name] <= most else 'MISSES'} {most:g}"
-        for name, most in found["marks"].items()
-    )
-    wrong = found["wrong"] - 2 * found["wrong_error"] > 1 - CONFIDENCE
-    return (
-        f"{found['row']:22} {found['method']:20} {found['repetitions']:4} {shown('trials', 16)} "
-        f"{shown('environments', 14)} {shown('rounds', 14)} {shown('total', 16)} "
-        f"{shown('wrong', 13, 100)} {shown('not_confirmed', 15, 100)}{marks}"
-        + ("  WRONG TOO OFTEN" if wrong and found["method"] == "bisect-env" else "")
-    )
+def git_bayesect(row: Row, seed: int, confidence: float) -> Played:
+    """Play a study with git_bayesect's own `Bisector`, until one commit has the confidence.
+
+    Its commits are numbered from the newest. It asks for one trial at a time, whatever the workers, and knows
+    no price of environments.
+    """
+    world = World(row, seed)
+    (size,) = row.shape
+    bisector = Bisector([1] * size)
+    while bisector.distribution.max() < confidence and world.trials < GIVE_UP:
+        commit = bisector.select()
+        bisector.record(commit, world.fails((size - 1 - commit,)))
+    first_bad = size - 1 - int(bisector.distribution.argmax())
+    return Played(world.trials, len(world.tried), _is_wrong(world, first_bad), claimed=confidence)
+
+
+def thirty_runs_a_step(row: Row, seed: int, confidence: float) -> Played:
+    """Play bisection that runs each version 30 times and calls it bad on any failure."""
+    world = World(row, seed)
+    low, high = 1, row.shape[0] - 1
+    while low < high:
+        middle = (low + high) // 2
+        if any(world.fails((middle,)) for _ in range(RUNS)):
+            high = middle
+        else:
+            low = middle + 1
+    return Played(world.trials, len(world.tried), _is_wrong(world, low), claimed=confidence)
+
+
+def _is_wrong(world: World, first_bad: int) -> float:
+    return float(((np.arange(world.bad.size) >= first_bad) != world.bad).any())
+
+
+Method = Callable[[Row, int, float], Played]
+
+
+def methods(search_name: str) -> dict[str, Method]:
+    """Return the methods; `search_name` names the class of ours."""
+    return {
+        OURS: partial(ours, search_name=search_name),
+        RIVAL: git_bayesect,
+        THIRTY: thirty_runs_a_step,
+    }
+
+
+def methods_for(row: Row) -> list[str]:
+    """Return the methods that can play a row: the rivals know one axis with a regression."""
+    if not row.is_line or row.workers > 1:
+        return [OURS]
+    # The others cannot say that nothing changes; 30 runs have no confidence to be tuned.
+    return [OURS, RIVAL, *([THIRTY] if row.kind == "study" else [])] if row.truth == "some" else [OURS]
+
+
+# --------------------------------------------------------------------------------------------------
+# Playing and counting.
+
+
+def study(work: tuple[Row, str, str, int]) -> list[Played]:
+    """Play one study, at each confidence if methods are compared at equal error."""
+    row, method, search_name, seed = work
+    confidences = CONFIDENCES if row.kind == "equal error" else (CONFIDENCE,)
+    return [methods(search_name)[method](row, seed, confidence) for confidence in confidences]
+
+
+def at_error(curve: Sequence[tuple[float, float]], studies: int) -> tuple[str, float]:
+    """Return the mean trials at which a share `ERROR` of the answers is wrong.
+
+    Args:
+        curve: Mean trials and share of wrong answers at each confidence.
+        studies: How many studies were played at each.
+
+    Returns:
+        "" and the trials; "<" and those of the lowest confidence if it errs less; ">" and those of the
+        highest if it errs more.
+    """
+    # Half a study stands for none that was wrong.
+    points = [(trials, math.log(max(wrong, 0.5 / studies))) for trials, wrong in curve]
+    wanted = math.log(ERROR)
+    if points[0][1] < wanted:
+        return "<", points[0][0]
+    for (before, high), (after, low) in itertools.pairwise(points):
+        if high >= wanted >= low and high > low:
+            return "", before + (high - wanted) / (high - low) * (after - before)
+    return ">", points[-1][0]
+
+
+def _curve(studies: Sequence[Sequence[Played]]) -> list[tuple[float, float]]:
+    """Return mean trials and share of wrong answers at each confidence."""
+    columns = zip(*studies, strict=True)
+    return [
+        (float(np.mean([one.trials for one in column])), float(np.mean([one.wrong for one in column])))
+        for column in columns
+    ]
+
+
+def summary(row: Row, method: str, studies: Sequence[Sequence[Played]]) -> dict[str, Any]:
+    """Return one line of the table: means, and the standard deviation of the trials of one study."""
+    found: dict[str, Any] = {"row": row.name, "method": method, "studies": len(studies)}
+    if row.kind == "equal error":
+        count, rng = len(studies), np.random.default_rng(0)
+        drawn = [[studies[n] for n in rng.integers(0, count, count)] for _ in range(SAMPLES)]
+        spread = float(np.std([at_error(_curve(one), count)[1] for one in drawn]))
+        found["curve"] = _curve(studies)
+        found["bound"], found["trials"] = at_error(found["curve"], count)
+        found |= {"deviation": spread * math.sqrt(count), "wrong": ERROR}
+        played = [one[CONFIDENCES.index(CONFIDENCE)] for one in studies]
+    else:
+        played = [one for (one,) in studies]
+        if row.kind == "calibration":
+            found["claims"] = [[one.claimed, 1.0 - one.wrong] for one in played]
+            played = [one for one in played if one.claimed >= CONFIDENCE] or played
+            found["studies"] = len(played)
+        trials = np.array([one.trials for one in played], dtype=float)
+        found |= {"bound": "", "trials": float(trials.mean()), "deviation": float(trials.std())}
+        found["excess"] = int(trials.max()) - math.prod(row.shape)
+        found["wrong"] = float(np.mean([one.wrong for one in played]))
+    found["environments"] = float(np.mean([one.environments for one in played]))
+    found["step"] = float(np.median([one.step for one in played]))
+    return found
+
+
+def marks(row: Row, found: Mapping[str, Any], rival: Mapping[str, Any] | None) -> list[str]:
+    """Return how a line of ours stands to the gate of its row."""
+    words = []
+    for column, most in row.gate.items():
+        if column != "rival":
+            words.append(f"{column} ≤ {most:g}: {'met' if found[column] <= most else 'MISSED'}")
+        elif rival is not None:
+            limit = most * rival["trials"]
+            words.append(f"trials ≤ {limit:.0f}: {'met' if found['trials'] <= limit else 'MISSED'}")
+    return words
 
 
 def play(
-    wanted: Sequence[Row], methods: Sequence[str], scale: float, seed: int, processes: int
+    wanted: Sequence[Row], names: Sequence[str], search_name: str, studies: int, seed: int, jobs: int
 ) -> Iterator[dict[str, Any]]:
-    """Play all studies on all processes; each row is printed and given out once it is done."""
+    """Play all studies on some processes; yield each line once it is done."""
     work = [
-        (row, method, seed * 1_000_000 + i)
+        (row, method, search_name, seed * 1_000_000 + i)
         for row in wanted
-        for method in methods_for(row)
-        if method in methods
-        for i in range(max(2, round(row.repetitions * scale)))
+        for method in sorted(methods_for(row), key=lambda name: name == OURS)
+        if method in names
+        for i in range(studies)
     ]
-    left: defaultdict[tuple[Row, str], int] = defaultdict(int)
-    for row, method, _ in work:
-        left[row, method] += 1
-    done: defaultdict[tuple[Row, str], list[tuple[float, ...]]] = defaultdict(list)
-    print(_HEADINGS)
-    with Pool(processes, initializer=os.nice, initargs=(5,)) as pool:
-        for (row, method, _), result in zip(work, pool.imap(study, work, chunksize=2), strict=True):
+    done: defaultdict[tuple[Row, str], list[list[Played]]] = defaultdict(list)
+    rivals: dict[Row, dict[str, Any]] = {}
+    with Pool(jobs, initializer=os.nice, initargs=(5,)) as pool:
+        for (row, method, *_), result in zip(work, pool.imap(study, work), strict=True):
             done[row, method].append(result)
-            left[row, method] -= 1
-            if not left[row, method]:
+            if len(done[row, method]) == studies:
                 found = summary(row, method, done.pop((row, method)))
-                print(line(found), flush=True)
+                if method == RIVAL:
+                    rivals[row] = found
+                found["marks"] = marks(row, found, rivals.get(row)) if method == OURS else []
                 yield found
 
 
+# --------------------------------------------------------------------------------------------------
+# Showing.
+
+_HEADS = ("row", "method", "studies", "trials (sd)", "environments", "wrong", "seconds a step", "gate")
+HEAD = f"| {' | '.join(_HEADS)} |\n{'|---' * len(_HEADS)}|"
+
+
+def line(found: Mapping[str, Any]) -> str:
+    """Return a line of the table."""
+    cells = [
+        found["row"],
+        found["method"],
+        found["studies"],
+        f"{found['bound']}{found['trials']:.1f} ({found['deviation']:.1f})",
+        f"{found['environments']:.1f}",
+        f"{100 * found['wrong']:.1f} %",
+        f"{found['step']:.4f}" if found["step"] else "",
+        ", ".join(found["marks"]),
+    ]
+    return "| " + " | ".join(map(str, cells)) + " |"
+
+
+def write(document: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Keep lines beside those of other rows, and the table in the page; return all lines."""
+    kept = json.loads(RESULTS.read_text("utf-8"))["lines"] if RESULTS.exists() else []
+    lines = {(one["row"], one["method"]): one for one in (*kept, *document["lines"])}
+    order = [(row.name, method) for row in rows() for method in methods_for(row)]
+    shown = [lines[key] for key in order if key in lines]
+    RESULTS.write_text(json.dumps({**document, "lines": shown}, indent=1) + "\n", "utf-8")
+    before, _, rest = PAGE.read_text("utf-8").partition(BEGIN)
+    table = "\n".join([BEGIN, "", HEAD, *map(line, shown), "", END])
+    PAGE.write_text(before + table + rest.partition(END)[2], "utf-8")
+    return shown
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Run the rows that the command line names."""
+    """Play the rows that the command line names."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("rows", nargs="*", metavar="ROW", help="a row's name, or with a * how it begins")
-    parser.add_argument("--full", action="store_true", help=f"all repetitions instead of {SHORT:g} of them")
-    parser.add_argument("--scale", type=float, help="share of all repetitions")
-    parser.add_argument("--method", action="append", choices=list(METHODS), help="these methods alone")
+    parser.add_argument("--rows", nargs="*", default=["*"], metavar="ROW", help="names, with * for any text")
+    parser.add_argument("--studies", type=int, default=300, help="studies of each row and method")
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--processes", type=int, default=os.cpu_count())
-    parser.add_argument("--output", type=Path, help=f"where the JSON goes; all rows: {RESULTS.name}")
+    parser.add_argument("--jobs", type=int, default=os.cpu_count(), help="processes")
+    parser.add_argument("--search", default=SEARCH, metavar="MODULE:NAME", help="what makes the search")
+    parser.add_argument("--methods", nargs="*", default=list(methods(SEARCH)), help="these methods alone")
+    parser.add_argument("--write", action="store_true", help="keep the lines, and draw")
     parser.add_argument("--list", action="store_true", help="name the rows")
     options = parser.parse_args(arguments)
-    wanted = [
-        row
-        for row in rows()
-        if not options.rows
-        or any(row.name == r or (r.endswith("*") and row.name.startswith(r[:-1])) for r in options.rows)
-    ]
+    wanted = [row for row in rows() if any(fnmatch.fnmatch(row.name, one) for one in options.rows)]
     if options.list:
         print(*(row.name for row in wanted), sep="\n")
         return
-    scale = options.scale or (1.0 if options.full else SHORT)
-    print(f"seed {options.seed}, confidence {CONFIDENCE:g}, {scale:g} of all repetitions", flush=True)
-    started = time.monotonic()
-    whole = not options.rows and not options.method
-    output = options.output or (RESULTS if whole else None)
-    document: dict[str, Any] = {
-        "seed": options.seed,
-        "confidence": CONFIDENCE,
-        "scale": scale,
-        "seconds": 0,
-        "processes": options.processes,
-        "python": platform.python_version(),
-        "numpy": np.__version__,
-        "rows": [],
-    }
-    for found in play(wanted, options.method or list(METHODS), scale, options.seed, options.processes):
-        document["rows"].append(found)
-        document["seconds"] = round(time.monotonic() - started)
-        if output is not None:
-            # Row by row, so that a run that is stopped leaves what it has found.
-            output.parent.mkdir(parents=True, exist_ok=True)
-            output.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
-    print(f"{document['seconds']} s on {options.processes} processes")
-    if whole and output == RESULTS:
+    started, shown = time.monotonic(), []
+    print(f"{options.search}, seed {options.seed}, confidence {CONFIDENCE:g}\n\n{HEAD}", flush=True)
+    for found in play(wanted, options.methods, options.search, options.studies, options.seed, options.jobs):
+        print(line(found), flush=True)
+        if options.write:
+            # Line by line, so that a run that is stopped leaves what it has found.
+            shown = write({"search": options.search, "seed": options.seed, "lines": [found]})
+    print(f"\n{time.monotonic() - started:.0f} s on {options.jobs} processes")
+    if shown:
         # Drawing needs what playing does not.
-        from benchmarks.search_pictures import publish
+        from benchmarks.search_pictures import draw
 
-        publish(document)
+        draw(shown)
 
 
 if __name__ == "__main__":

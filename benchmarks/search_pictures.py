@@ -1,12 +1,9 @@
-"""The benchmark's table in `benchmarks/results/README.md`, and the pictures in `docs/pictures`.
-
-`python -m benchmarks.search_pictures` draws them again from the stored results.
-"""
+"""The pictures of `docs/statistics.md`, which `benchmarks.search --write` draws from its results."""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping
+import itertools
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,113 +14,29 @@ mpl.use("Agg")
 import matplotlib.pyplot as plt
 import numpy as np
 from matplotlib.figure import Figure
+from numpy.typing import NDArray
 
-from benchmarks.search_methods import CONFIDENCE, QUICK, grid_of
-from bisect_env.search.acquisition import binary_entropy
-from bisect_env.search.searcher import Search
-from bisect_env.search.verdict import capacity
+from benchmarks.search_calibration import SEARCH, made_by
+from benchmarks.search_worlds import Alone, grid_of
 
-ROOT = Path(__file__).parent.parent
-RESULTS = Path(__file__).parent / "results"
-PAGE = RESULTS / "README.md"
-PICTURES = ROOT / "docs" / "pictures"
-_BETWEEN = ("<!-- written by the {}: begin -->", "<!-- written by the {}: end -->")
-_COLOURS = {
-    "bisect-env": "#1f6f8b",
-    QUICK: "#8fc1d4",
-    "git_bayesect": "#d9822b",
-    "SPRT, rates known": "#8a8a8a",
-    "30 runs a step": "#c9b458",
-    "coordinate descent": "#7a5195",
-}
-_SHOWN = ("32:0,1", "32:0,0.1", "32:0.01,0.1", "32:0.02,0.3", "32:0.05,0.15", "32:0,differing")
+PICTURES = Path(__file__).parent.parent / "docs" / "pictures"
+_COLOURS = {"bisect-env": "#1f6f8b", "git_bayesect": "#d9822b", "30 runs a step": "#c9b458"}
+_RATES = ("0,1", "0,0.5", "0,0.1", "0.01,0.1", "0.02,0.3", "0.05,0.15")
+_EDGES = (0.0, 0.5, 0.7, 0.8, 0.9, 0.95, 0.97, 0.99, 1.0)
 
-Results = Mapping[str, Any]
+Lines = Sequence[Mapping[str, Any]]
 
 
-def publish(document: Results) -> None:
-    """Write table and pictures of a run of all rows."""
+def draw(lines: Lines) -> None:
+    """Draw the pictures whose rows were played, and those that need no rows."""
     PICTURES.mkdir(parents=True, exist_ok=True)
-    _save(_bars(document, "trials", "trials of a study, all counted", log=True), "search-trials")
-    _save(_bars(document, "wrong", "wrong answers", log=False), "search-wrong")
     _save(_one_study(), "search-study")
     _save(_worth(), "search-worth")
-    calibration = RESULTS / "search_calibration.json"
-    if calibration.exists():
-        found = json.loads(calibration.read_text("utf-8"))
-        _save(_calibration(found), "search-calibration")
-        _write("calibration", calibration_table(found))
-    _write("benchmark", table(document))
-
-
-def _write(writer: str, text: str) -> None:
-    """Replace what a benchmark wrote into the page before."""
-    begin, end = (mark.format(writer) for mark in _BETWEEN)
-    page = PAGE.read_text("utf-8")
-    before, rest = page.split(begin, 1)
-    _, after = rest.split(end, 1)
-    PAGE.write_text(before + begin + "\n" + text + end + after, encoding="utf-8")
-
-
-def calibration_table(document: Results) -> str:
-    """Shares of right answers by what was claimed, as Markdown."""
-    rows = {"the prior": document, "all fixed truths": document["fixed_together"], **document["fixed"]}
-    claims = [claim["at_least"] for claim in document["claims"]]
-    lines = [
-        "",
-        "| truths from | studies | "
-        + " | ".join(f"right, of those that claimed ≥ {q:g}" for q in claims)
-        + " | 95 % intervals that held the true rate |",
-        "|---|---|" + "---|" * (len(claims) + 1),
-    ]
-    for name, found in rows.items():
-        shares = [
-            f"{100 * c['right']:.1f} ± {100 * c['right_error']:.1f} % of {c['studies']}"
-            if c["studies"]
-            else "none"
-            for c in found["claims"]
-        ]
-        held = f"{100 * found['intervals_held']:.1f} % of {found['intervals']}" if found["intervals"] else "—"
-        lines.append("| " + " | ".join([name, str(found["studies"]), *shares, held]) + " |")
-    return "\n".join([*lines, "", ""])
-
-
-def table(document: Results) -> str:
-    """All rows and methods as Markdown."""
-    scale, seed = document["scale"], document["seed"]
-    lines = [
-        "",
-        (
-            f"Seed {seed}, {scale:g} of the full run's repetitions, {document['seconds']} seconds on "
-            f"{document['processes']} processes, confidence {document['confidence']:g}; "
-            f"± is the standard error of the mean.{document.get('note', '')}"
-        ),
-        "",
-        (
-            "| row | method | studies | trials | environments | rounds | trials + B × env. | wrong | "
-            "not confirmed | mark |"
-        ),
-        "|---|---|---|---|---|---|---|---|---|---|",
-    ]
-    for row in document["rows"]:
-        marks = ", ".join(
-            f"{name} ≤ {most:g}: {'met' if row[name] <= most else 'missed'}"
-            for name, most in row["marks"].items()
-        )
-        cells = [
-            row["row"],
-            row["method"],
-            str(row["repetitions"]),
-            *(_with_error(row, name, 1) for name in ("trials", "environments", "rounds", "total")),
-            *(_with_error(row, name, 100) + " %" for name in ("wrong", "not_confirmed")),
-            marks,
-        ]
-        lines.append("| " + " | ".join(cells) + " |")
-    return "\n".join([*lines, "", ""])
-
-
-def _with_error(row: Results, name: str, factor: float) -> str:
-    return f"{factor * row[name]:.1f} ± {factor * row[f'{name}_error']:.1f}"
+    found = {(one["row"], one["method"]): one for one in lines}
+    if shown := [rates for rates in _RATES if (f"checked:{rates}", "bisect-env") in found]:
+        _save(_bars(found, shown), "search-trials")
+    if claims := [one["claims"] for one in lines if "claims" in one]:
+        _save(_calibration(np.array(claims[0])), "search-calibration")
 
 
 def _save(figure: Figure, name: str) -> None:
@@ -132,40 +45,34 @@ def _save(figure: Figure, name: str) -> None:
     plt.close(figure)
 
 
-def _bars(document: Results, column: str, label: str, *, log: bool) -> Figure:
-    found = {(r["row"], r["method"]): r for r in document["rows"]}
-    methods = [m for m in _COLOURS if any((row, m) in found for row in _SHOWN)]
+def _bars(found: Mapping[tuple[str, str], Mapping[str, Any]], shown: Sequence[str]) -> Figure:
+    """Draw the trials of each method, all counted."""
     figure, axes = plt.subplots(figsize=(9, 4), layout="constrained")
-    width = 0.8 / len(methods)
-    factor = 100 if column == "wrong" else 1
-    for i, method in enumerate(methods):
-        rows = [(at, found[row, method]) for at, row in enumerate(_SHOWN) if (row, method) in found]
+    width = 0.8 / len(_COLOURS)
+    for i, (method, colour) in enumerate(_COLOURS.items()):
+        rows = [(at, found.get((f"checked:{rates}", method))) for at, rates in enumerate(shown)]
+        played = [(at, row) for at, row in rows if row is not None]
         axes.bar(
-            [at + (i - (len(methods) - 1) / 2) * width for at, _ in rows],
-            [factor * r[column] for _, r in rows],
+            [at + (i - (len(_COLOURS) - 1) / 2) * width for at, _ in played],
+            [row["trials"] for _, row in played],
             width,
-            yerr=[factor * r[f"{column}_error"] for _, r in rows],
+            yerr=[row["deviation"] / row["studies"] ** 0.5 for _, row in played],
             label=method,
-            color=_COLOURS[method],
+            color=colour,
         )
-    if log:
-        axes.set_yscale("log")
-    else:
-        axes.axhline(100 * (1 - CONFIDENCE), color="black", linewidth=0.8, linestyle="--")
-        axes.set_ylabel("% of studies")
-    axes.set_xticks(range(len(_SHOWN)), [name.removeprefix("32:").replace(",", ", ") for name in _SHOWN])
+    axes.set_yscale("log")
+    axes.set_xticks(range(len(shown)), [rates.replace(",", ", ") for rates in shown])
     axes.set_xlabel("background rate, bad rate; 32 versions")
-    axes.set_title(label)
+    axes.set_title("trials of a study, all counted")
     axes.legend(fontsize=8)
     return figure
 
 
 def _one_study() -> Figure:
-    """Belief over 32 versions, trial after trial."""
+    """Draw the belief over 32 versions, trial after trial."""
     rng = np.random.default_rng(3)
     first_bad, rate = 20, 0.3
-    grid = grid_of((32,))
-    search = Search(grid, {i: i for i in grid.indices()})
+    search = made_by(SEARCH)(grid_of((32,)), Alone((32,)))
     beliefs, tried = [search.probability_bad()], []
     while not search.finished:
         (cell,) = search.ask(1)
@@ -190,18 +97,15 @@ def _one_study() -> Figure:
 
 
 def _worth() -> Figure:
-    """What one trial tells about good or bad, by how likely bad is, at known rates."""
+    """Draw what one trial tells about good or bad, by how likely bad is, at known rates."""
     chance = np.linspace(0, 1, 301)
     figure, axes = plt.subplots(figsize=(9, 3.6), layout="constrained")
     for p0, p1 in ((0.0, 1.0), (0.0, 0.5), (0.02, 0.3), (0.0, 0.1), (0.01, 0.1)):
-        hit = chance * p1 + (1 - chance) * p0
-        given = chance * binary_entropy(np.full_like(chance, p1)) + (1 - chance) * binary_entropy(
-            np.full_like(chance, p0)
-        )
-        bits = binary_entropy(hit) - given
-        best = int(bits.argmax())
+        given = chance * _entropy(np.array(p1)) + (1 - chance) * _entropy(np.array(p0))
+        bits = _entropy(chance * p1 + (1 - chance) * p0) - given
         (line,) = axes.plot(chance, bits, label=f"background {p0:g}, bad rate {p1:g}")
-        axes.plot(chance[best], capacity(p0, p1), "o", color=line.get_color())
+        # The capacity of a trial.
+        axes.plot(chance[bits.argmax()], bits.max(), "o", color=line.get_color())
     axes.set_yscale("log")
     axes.set_ylim(1e-3, 1.3)
     axes.set_xlabel("probability that the version is bad")
@@ -210,19 +114,29 @@ def _worth() -> Figure:
     return figure
 
 
-def _calibration(document: Results) -> Figure:
-    """Claimed against right, with two standard errors."""
+def _entropy(p: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return -p log₂ p - (1 - p) log₂ (1 - p), 0 where p is 0 or 1."""
+    inside = np.clip(p, 1e-300, 1 - 1e-16)
+    return np.asarray(-inside * np.log2(inside) - (1 - inside) * np.log1p(-inside) / np.log(2))
+
+
+def _calibration(claims: NDArray[np.float64]) -> Figure:
+    """Draw claimed against right, with two standard errors.
+
+    Args:
+        claims: What each study claimed, and whether it was right (1 or 0), shape (studies, 2).
+    """
     figure, axes = plt.subplots(figsize=(6, 4.5), layout="constrained")
-    bins = [b for b in document["bins"] if b["studies"]]
-    claimed = [b["claimed"] for b in bins]
-    axes.errorbar(claimed, [b["right"] for b in bins], yerr=[2 * b["right_error"] for b in bins], fmt="o")
-    low = min(0.5, *claimed)
-    axes.plot([low, 1], [low, 1], color="black", linewidth=0.8, linestyle="--")
+    for low, high in itertools.pairwise(_EDGES):
+        inside = claims[(claims[:, 0] >= low) & ((claims[:, 0] < high) | (high == 1.0))]
+        if count := len(inside):
+            claimed, right = inside.mean(axis=0)
+            # Laplace's estimate in the error, so that "all right" has one, too.
+            smooth = (inside[:, 1].sum() + 1) / (count + 2)
+            error = 2 * np.sqrt(smooth * (1 - smooth) / count)
+            axes.errorbar(claimed, right, yerr=error, fmt="o", color="#1f6f8b")
+    axes.plot([0.5, 1], [0.5, 1], color="black", linewidth=0.8, linestyle="--")
     axes.set_xlabel("probability that was claimed")
     axes.set_ylabel("share that was right")
-    axes.set_title(f"{document['studies']} studies drawn from the prior")
+    axes.set_title(f"{len(claims)} studies drawn from the prior")
     return figure
-
-
-if __name__ == "__main__":
-    publish(json.loads((RESULTS / "search.json").read_text("utf-8")))

@@ -25,13 +25,7 @@ SMALL: dict[str, list[str]] = {
     "everyday": ["--case", "click", "--turns", "1"],
     "harness": ["--trials", "2"],
     "rivals": ["--question", "certain", "--tool", "loop", "--tool", "bisect-env", "--turns", "1"],
-    "search": ["quickstart", "--scale", "0.001", "--processes", "1"],
-    "search_calibration": ["--studies", "2", "--fixed", "1", "--processes", "1"],
-    "search_equal_error": ["--studies", "1", "--processes", "1"],
-    "search_histories": ["--studies", "1", "--processes", "1"],
-    "search_pictures": [],
-    "search_steps": ["--trials", "20"],
-    "search_tables": ["--seeds", "1", "--only", "6x6"],
+    "search": ["--rows", "certain", "equal:0,0.5", "6x6:*", "calibration", "--studies", "2", "--write"],
 }
 TOO_SLOW = {"database": "too slow", "harness": "OVER"}
 """What a benchmark says then."""

@@ -9,7 +9,7 @@ import shlex
 import unicodedata
 from collections.abc import Iterable, Sequence
 
-from bisect_env.matrix.secrets import without_passwords
+from bisect_env.secrets import without_passwords
 
 # What a terminal obeys: CSI (ESC [ … letter), OSC and its like (ESC ] … BEL or ST), and two-letter escapes,
 # each also in its one-character C1 form. One without its end would hide whatever follows: it loses its

@@ -147,14 +147,14 @@ def _code_of(end: SystemExit) -> int:
 
 def _say(text: str) -> None:
     from bisect_env.answers.untrusted import clean_lines
-    from bisect_env.matrix.secrets import without_passwords
+    from bisect_env.secrets import without_passwords
 
     # Messages quote solvers, file names and logs.
     sys.stderr.write(clean_lines(without_passwords(text)) + "\n")
 
 
 def _internal(error: Exception) -> int:
-    from bisect_env.matrix.secrets import without_passwords_in_code
+    from bisect_env.secrets import without_passwords_in_code
 
     name = without_passwords_in_code(f"{type(error).__name__}: {error}".partition("\n")[0])
     _say(f"error: bisect-env itself failed ({name}); please report it with {_write_log(error)}")
@@ -163,7 +163,7 @@ def _internal(error: Exception) -> int:
 
 def _write_log(error: Exception) -> str:
     from bisect_env.cli.output import own_command
-    from bisect_env.matrix.secrets import without_passwords_in_code
+    from bisect_env.secrets import without_passwords_in_code
 
     command = without_passwords_in_code(own_command(sys.argv[1:]))
     text = f"{command}\n{without_passwords_in_code(''.join(traceback.format_exception(error)))}"

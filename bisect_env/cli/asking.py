@@ -23,22 +23,12 @@ from bisect_env.environments.repository import Repository
 from bisect_env.environments.settings import default_cache_dir
 from bisect_env.errors import InfrastructureError, MatrixError, UsageError
 from bisect_env.matrix import yaml_source
-from bisect_env.matrix.ask import (
-    AskedQuestion,
-    CommitRange,
-    InlineMetadata,
-    full_command,
-    inline_metadata,
-    package_name,
-    question_data,
-    search_data,
-    stated_ends,
-    travelling,
-)
-from bisect_env.matrix.files import StudyFile, file_at
+from bisect_env.matrix.ask import AskedQuestion, package_name, question_data, search_data, stated_ends
+from bisect_env.matrix.files import StudyFile, file_at, full_command, travelling
+from bisect_env.matrix.inline import InlineMetadata, inline_metadata
 from bisect_env.matrix.load import Matrix, asked_matrix, load_matrix, repository_at
-from bisect_env.matrix.schema import SearchLimits
-from bisect_env.matrix.secrets import shared_matrix_text
+from bisect_env.matrix.schema import CommitAxis, SearchLimits
+from bisect_env.matrix.shared_text import shared_matrix_text
 from bisect_env.temporary import replacing
 
 _MOST_FOLDERS = 5
@@ -281,8 +271,22 @@ def _commits(flags: Flags, words: Sequence[str]) -> tuple[AskedQuestion, tuple[S
     last, folder = flags.last or "HEAD", flags.subdirectory
     package = package_name(flags.packages[0]) if flags.packages else _built_package(repository, last, folder)
     question, files = asked_command(flags, words)
-    commits = CommitRange(repository, package, flags.first, last, flags.merges, folder)
+    commits = commit_range(repository, package, flags.first, last, merges=flags.merges, subdirectory=folder)
     return replace(question, commits=commits), files
+
+
+def commit_range(
+    git: str, package: str, first: str, last: str, *, merges: bool, subdirectory: str
+) -> CommitAxis:
+    """Return the axis of commits that options ask for; it is not validated."""
+    return CommitAxis.model_construct(
+        git=git,
+        package=package,
+        from_=first,
+        to=last,
+        history="all" if merges else "first-parent",
+        subdirectory=subdirectory,
+    )
 
 
 def _built_package(repository: str, commit: str, subdirectory: str) -> str:
@@ -323,26 +327,29 @@ def asked_command(flags: TrialFlags, words: Sequence[str]) -> tuple[AskedQuestio
     question = AskedQuestion(
         packages=(),
         command=command,
-        files=tuple(places),
-        with_packages=tuple(more.with_packages or ()),
-        pythons=tuple(one.strip() for text in more.python or () for one in text.split(",")),
-        rate=asked_rate(flags.rate, always=flags.always),
+        settings={
+            "index": flags.index,
+            "indexes": _named_indexes(flags.extra_index or ()),
+            "find_links": [one if "://" in one else _absolute(one) for one in flags.find_links or ()],
+            "exclude_newer": flags.exclude_newer,
+            "search": search_data(asked_rate(flags.rate, always=flags.always), flags.confidence),
+        },
+        trial={
+            "files": list(places),
+            "timeout": flags.timeout,
+            "env": _environment_variables(flags.env or ()),
+            "gpus": flags.gpus,
+        },
+        name=flags.name,
         inline=inline or InlineMetadata(),
         channels=tuple(
             _absolute(one) if one.startswith(("./", "../")) else one for one in flags.channel or ()
         ),
+        with_packages=tuple(more.with_packages or ()),
+        pythons=tuple(one.strip() for text in more.python or () for one in text.split(",")),
         prereleases=more.pre,
         yanked=more.yanked,
         step=more.step,
-        timeout=flags.timeout,
-        gpus=flags.gpus or 0,
-        env=_environment_variables(flags.env or ()),
-        confidence=flags.confidence,
-        name=flags.name,
-        index=flags.index,
-        extra_indexes=_named_indexes(flags.extra_index or ()),
-        find_links=tuple(one if "://" in one else _absolute(one) for one in flags.find_links or ()),
-        exclude_newer=flags.exclude_newer,
     )
     return question, tuple(file_at(name, place) for name, place in places.items())
 
@@ -361,14 +368,14 @@ def _environment_variables(texts: Sequence[str]) -> dict[str, str]:
     return found
 
 
-def _named_indexes(texts: Sequence[str]) -> dict[str, str]:
+def _named_indexes(texts: Sequence[str]) -> dict[str, dict[str, str]]:
     """Return the indexes of `[NAME=]URL`, those without a name as `extra-1`, `extra-2`."""
     found = {}
     for number, text in enumerate(texts, start=1):
         name, equals, url = text.partition("=")
         if not equals or ":" in name or "/" in name:
             name, url = f"extra-{number}", text
-        found[name] = url
+        found[name] = {"url": url}
     return found
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -11,7 +10,7 @@ import typer
 
 from bisect_env.answers.explanation import Explanation
 from bisect_env.answers.verdict_document import VerdictDocument
-from bisect_env.cli.asking import COMMITS, Flags, checked
+from bisect_env.cli.asking import COMMITS, Flags, checked, commit_range
 from bisect_env.cli.asking import save as save_question
 from bisect_env.cli.commands import with_groups
 from bisect_env.cli.conduct import Reporter, conduct, reporting
@@ -35,8 +34,8 @@ from bisect_env.engine.stored import matrix_of
 from bisect_env.environments.repository import Repository
 from bisect_env.environments.settings import default_cache_dir
 from bisect_env.errors import EndsNotAsStatedError, ExitCode, StudyInterruptedError, UsageError
-from bisect_env.matrix.ask import CommitRange
 from bisect_env.matrix.load import Matrix, repository_at
+from bisect_env.matrix.schema import CommitAxis
 from bisect_env.report.build import report_document
 from bisect_env.storage.entries import COMMIT, Study
 from bisect_env.storage.store import Store
@@ -83,7 +82,7 @@ def explain(
         target = find_target(words or (), flags, db=db, without=("good", "bad"))
         study = _answered(target, db, named=bool(words) or flags.asks)
         if git:
-            commits = CommitRange(git, "", first, last, merges, subdirectory)
+            commits = commit_range(git, "", first, last, merges=merges, subdirectory=subdirectory)
             code = _commit(target.matrix, study, commits, reporter, save, db, where, shown)
         else:
             code = _culprits(target, study, flags, max_trials, db, where, shown)
@@ -218,7 +217,7 @@ def text_of(found: Explanation) -> str:
 def _commit(
     matrix: Matrix,
     study: Study,
-    wanted: CommitRange,
+    wanted: CommitAxis,
     reporter: Reporter,
     save: Path | None,
     db: str | None,
@@ -232,7 +231,7 @@ def _commit(
     releases = releases_of(matrix, study.verdict or VerdictDocument())
     commits = _between(releases, wanted, where.cache)
     if not (shown.quiet or shown.as_json):
-        text = f"{releases.package} {releases.good} is {commits.first}, {releases.bad} is {commits.last}"
+        text = f"{releases.package} {releases.good} is {commits.from_}, {releases.bad} is {commits.to}"
         say(text, sys.stderr)
     loaded = checked(commits_data(matrix, releases, commits), matrix.files)
     if save is not None:
@@ -241,7 +240,7 @@ def _commit(
         conclusion = conduct(loaded, where, db, reporter)
     except EndsNotAsStatedError as error:
         raise EndsNotAsStatedError(
-            f"what is built from {commits.first} and {commits.last} does not behave as the releases "
+            f"what is built from {commits.from_} and {commits.to} does not behave as the releases "
             f"{releases.good} and {releases.bad} do: {error.what.partition(': ')[2]}",
             tried=error.tried,
             remedy="a wheel and a source build can differ (compilers, options, bundled libraries); if these "
@@ -270,7 +269,7 @@ def _with_chapter(study: Study, commits: Matrix, report: dict[str, Any], db: str
         return report_document(store, study.id)
 
 
-def _between(releases: Releases, wanted: CommitRange, cache: Path | None) -> CommitRange:
+def _between(releases: Releases, wanted: CommitAxis, cache: Path | None) -> CommitAxis:
     """Return the commits of two releases, by their tags where none are named.
 
     Raises:
@@ -278,7 +277,7 @@ def _between(releases: Releases, wanted: CommitRange, cache: Path | None) -> Com
     """
     place = repository_at(wanted.git, Path.cwd())
     repository = Repository(place, cache.absolute() if cache else default_cache_dir())
-    ends = [wanted.first, wanted.last]
+    ends = [wanted.from_, wanted.to]
     if not all(ends):
         repository.update()
         tags = repository.tags()
@@ -292,4 +291,5 @@ def _between(releases: Releases, wanted: CommitRange, cache: Path | None) -> Com
                     remedy=f"name its commit: `{flag} COMMIT`",
                 )
     repository.resolve(*ends)
-    return replace(wanted, git=place, package=releases.package, first=ends[0], last=ends[1])
+    known = {"git": place, "package": releases.package, "from_": ends[0], "to": ends[1]}
+    return wanted.model_copy(update=known)

@@ -22,7 +22,7 @@ from bisect_env.cli.options import ShownOptions
 from bisect_env.cli.output import own_command
 from bisect_env.engine import events
 from bisect_env.errors import UsageError
-from bisect_env.matrix.secrets import public_json, without_passwords_in_code
+from bisect_env.secrets import public_json, without_passwords_in_code
 
 KEPT = 50
 """Logs that are kept where no file is named; older ones go."""

@@ -14,7 +14,7 @@ from typing import Any, TextIO
 
 from bisect_env.answers.untrusted import clean, clean_lines, comma_separated, command_line
 from bisect_env.errors import InfrastructureError, UsageError
-from bisect_env.matrix.secrets import MASK, may_be_stored, without_passwords, without_passwords_in_code
+from bisect_env.secrets import MASK, may_be_stored, without_passwords, without_passwords_in_code
 from bisect_env.temporary import replacing
 
 # --------------------------------------------------------------------------------------------------

@@ -29,6 +29,7 @@ from bisect_env.engine.locking import Prepared, lock_all, of_commits, unlocked
 from bisect_env.matrix.expand import expand
 from bisect_env.matrix.history import readable
 from bisect_env.matrix.load import Matrix
+from bisect_env.matrix.problems import dotted
 from bisect_env.matrix.rules import RuleSet
 from bisect_env.matrix.schema import schema_text
 
@@ -181,12 +182,8 @@ def _document(matrix: Matrix, prepared: Prepared, *, listed: bool) -> dict[str, 
         row: dict[str, Any] = {"combination": grid.combination(index).as_dict()}
         if index in grid.excluded:
             row |= {"status": "excluded", "reason": grid.excluded[index]}
-            position = rules.excluding(grid.combination(index))
-            skipping = rules.skipping(grid.combination(index))
-            line = matrix.line("include") if position is None else matrix.line("exclude", position)
-            row["rule"] = {"key": "include" if position is None else f"exclude[{position}]", "line": line}
-            if skipping is not None:
-                row["rule"] = {"key": f"axes.{skipping}.skip", "line": matrix.line("axes", skipping, "skip")}
+            if (rule := rules.excluding(grid.combination(index))) is not None:
+                row["rule"] = {"key": dotted(rule.key), "line": matrix.line(*rule.key)}
         elif index in prepared.unsolvable:
             error = prepared.unsolvable[index]
             row |= {

@@ -25,12 +25,12 @@ from bisect_env.environments.lock import Lock
 from bisect_env.environments.lockfiles import read_lock
 from bisect_env.environments.settings import default_cache_dir
 from bisect_env.errors import ExitCode, UsageError
-from bisect_env.matrix.secrets import public_json
 from bisect_env.matrix.signatures import shown as shown_signature
 from bisect_env.report.build import load_report
 from bisect_env.report.formats import formatted, report_schema_text
 from bisect_env.report.model import Report
 from bisect_env.report.text import print_report
+from bisect_env.secrets import public_json
 from bisect_env.storage.entries import Study
 from bisect_env.storage.query import COLUMNS, ask, condition, package_condition
 from bisect_env.storage.store import Store

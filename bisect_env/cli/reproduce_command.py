@@ -23,8 +23,8 @@ from bisect_env.engine.stored import (
     stored_combination,
 )
 from bisect_env.errors import InfrastructureError, UsageError
-from bisect_env.matrix.secrets import without_passwords
 from bisect_env.report.build import load_report
+from bisect_env.secrets import without_passwords
 from bisect_env.storage.entries import Study, counts_of
 from bisect_env.storage.store import Store
 from bisect_env.trials.records import Evidence

@@ -42,9 +42,9 @@ from bisect_env.engine.verify import Verification, Verifier
 from bisect_env.errors import ExitCode, StudyInterruptedError, UsageError
 from bisect_env.matrix.grid import Grid
 from bisect_env.matrix.load import Matrix
-from bisect_env.matrix.secrets import public_json
 from bisect_env.search.numeric import clopper_pearson
 from bisect_env.search.rate_test import RateClaim
+from bisect_env.secrets import public_json
 from bisect_env.trials.records import NONE, Evidence, TrialRecord
 from bisect_env.trials.run import TrialCancelledError
 

@@ -29,8 +29,8 @@ from bisect_env.environments.progress import BuildStep
 from bisect_env.errors import StudyInterruptedError
 from bisect_env.matrix.grid import Combination
 from bisect_env.matrix.history import readable
-from bisect_env.matrix.secrets import public_json, without_passwords
 from bisect_env.search.numeric import clopper_pearson
+from bisect_env.secrets import public_json, without_passwords
 from bisect_env.trials.records import Evidence
 
 ROWS = 14

@@ -24,7 +24,7 @@ from bisect_env.cluster.protocol import (
 )
 from bisect_env.environments.uv_tool import end_running
 from bisect_env.errors import InfrastructureError
-from bisect_env.matrix.secrets import without_passwords_in_code
+from bisect_env.secrets import without_passwords_in_code
 from bisect_env.trials.launch import LAUNCHER
 
 _T = TypeVar("_T")

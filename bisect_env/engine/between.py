@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import UTC, datetime
 
 from packaging.utils import canonicalize_name
@@ -30,10 +30,11 @@ from bisect_env.environments.foreign import (
 from bisect_env.environments.lock import Lock, LockResult
 from bisect_env.environments.provider import EnvironmentProvider
 from bisect_env.errors import NoEnvironmentError, UsageError
-from bisect_env.matrix.ask import BAD, ENVIRONMENT, GOOD, Moving, Pair, Whole
+from bisect_env.matrix.ask import BAD, ENVIRONMENT, GOOD, Moving, Pair
 from bisect_env.matrix.expand import expand
 from bisect_env.matrix.grid import Combination, Index
 from bisect_env.matrix.load import Matrix
+from bisect_env.matrix.schema import WholeEnvironment
 from bisect_env.matrix.versions import Manager, host_platform
 from bisect_env.storage.entries import TRACED, Study
 from bisect_env.storage.store import Store
@@ -58,7 +59,7 @@ class Ends:
     notes: tuple[str, ...]
 
     @property
-    def wholes(self) -> tuple[Whole, Whole]:
+    def wholes(self) -> tuple[WholeEnvironment, WholeEnvironment]:
         """Return both environments in the form of a matrix."""
         return _whole(self.good, self.python[0]), _whole(self.bad, self.python[1])
 
@@ -183,9 +184,10 @@ def _comparable(ends: Ends) -> None:
         )
 
 
-def _whole(environment: ForeignEnvironment, python: str) -> Whole:
+def _whole(environment: ForeignEnvironment, python: str) -> WholeEnvironment:
     conda = tuple(p.spec for p in environment.packages if p.manager == "conda")
-    return Whole("" if conda else python, tuple(p.spec for p in environment.of("pip")), conda)
+    pypi = tuple(p.spec for p in environment.of("pip"))
+    return WholeEnvironment.model_construct(python=None if conda else python or None, pypi=pypi, conda=conda)
 
 
 def _minor(version: str) -> str:
@@ -317,7 +319,9 @@ def withdrawn(provider: EnvironmentProvider) -> Callable[[str, Collection[str]],
     return ask
 
 
-def surroundings(explanation: Explanation, pair: Pair, moving: Sequence[Moving]) -> list[tuple[str, Whole]]:
+def surroundings(
+    explanation: Explanation, pair: Pair, moving: Sequence[Moving]
+) -> list[tuple[str, WholeEnvironment]]:
     """Return the environments in which to try the releases: the good one first, then the bad one.
 
     Around what was tried without the rest of the changes, the culprits alone are known to carry the
@@ -344,31 +348,28 @@ def surroundings(explanation: Explanation, pair: Pair, moving: Sequence[Moving])
     return [*first, loose]
 
 
-def _lacking(whole: Whole, names: Collection[str]) -> Whole:
-    def kept(texts: Sequence[str], separator: str) -> tuple[str, ...]:
-        return tuple(t for t in texts if _normal(t.partition(separator)[0].strip()) not in names)
-
-    return replace(whole, pypi=kept(whole.pypi, "=="), conda=kept(whole.conda, " "))
+def _lacking(whole: WholeEnvironment, names: Collection[str]) -> WholeEnvironment:
+    return _each(whole, lambda text, name: () if _normal(name) in names else (text,))
 
 
-def _free(whole: Whole, names: Collection[str]) -> Whole:
-    def kept(text: str, separator: str) -> str:
-        name = text.partition(separator)[0]
-        return name if _normal(name.strip()) in names else text
-
-    return replace(
-        whole,
-        pypi=tuple(kept(text, "==") for text in whole.pypi),
-        conda=tuple(kept(text, " ") for text in whole.conda),
-    )
+def _free(whole: WholeEnvironment, names: Collection[str]) -> WholeEnvironment:
+    return _each(whole, lambda text, name: (name if _normal(name) in names else text,))
 
 
-def _loose(whole: Whole) -> Whole:
-    return replace(
-        whole,
-        pypi=tuple(text.partition("==")[0] for text in whole.pypi),
-        conda=tuple(text if text.startswith("python ") else text.partition(" ")[0] for text in whole.conda),
-    )
+def _loose(whole: WholeEnvironment) -> WholeEnvironment:
+    return _each(whole, lambda text, name: (text if name == "python" else name,))
+
+
+def _each(whole: WholeEnvironment, change: Callable[[str, str], tuple[str, ...]]) -> WholeEnvironment:
+    """Return an environment with other packages.
+
+    Args:
+        whole: The environment.
+        change: Returns what replaces a package, given its text and its name.
+    """
+    pypi = [one for text in whole.pypi for one in change(text, text.partition("==")[0].strip())]
+    conda = [one for text in whole.conda for one in change(text, text.partition(" ")[0])]
+    return whole.model_copy(update={"pypi": tuple(pypi), "conda": tuple(conda)})
 
 
 # -- the answer --------------------------------------------------------------------------------------------

@@ -27,7 +27,7 @@ from bisect_env.environments.conda_lock import find_solver
 from bisect_env.environments.interpreters import machine_interpreters
 from bisect_env.environments.settings import configured_index, default_cache_dir
 from bisect_env.errors import BisectEnvError
-from bisect_env.matrix.secrets import without_credentials
+from bisect_env.secrets import without_credentials
 from bisect_env.storage.backend import database_location, shown_location
 from bisect_env.storage.store import Store
 from bisect_env.trials.stacks import find_tool, run_tool
@@ -92,7 +92,7 @@ def findings(cache: Path | None = None, db: str | None = None) -> Iterator[HostC
         (
             "conda-lock solver",
             lambda: str(find_solver()),
-            "`solver: conda-lock` cannot be used; the default solver needs nothing",
+            "`engine: conda-lock` cannot be used; the default solver needs nothing",
         ),
         ("package index", _index, ""),
         ("dask", _dask, ""),

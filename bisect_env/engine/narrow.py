@@ -13,7 +13,7 @@ from packaging.version import InvalidVersion, Version
 from bisect_env.answers.verdict_document import VerdictDocument
 from bisect_env.errors import UsageError
 from bisect_env.matrix import yaml_source
-from bisect_env.matrix.ask import BAD, GOOD, CommitRange
+from bisect_env.matrix.ask import BAD, GOOD, data_of
 from bisect_env.matrix.grid import AxisKind
 from bisect_env.matrix.load import Matrix
 from bisect_env.matrix.schema import CommitAxis, DateAxis, EnvironmentAxis, PackageAxis
@@ -122,7 +122,7 @@ def _version_in(tag: str, names: set[str]) -> Version | None:
     return None
 
 
-def commits_data(matrix: Matrix, releases: Releases, commits: CommitRange) -> dict[str, Any]:
+def commits_data(matrix: Matrix, releases: Releases, commits: CommitAxis) -> dict[str, Any]:
     """Return the plain data of a matrix over the commits between two releases. Pure.
 
     All other keys are those of the matrix of releases.
@@ -136,7 +136,7 @@ def commits_data(matrix: Matrix, releases: Releases, commits: CommitRange) -> di
     axes: dict[str, Any] = {}
     for name, axis in matrix.file.axes.items():
         if name == releases.axis:
-            axes[name] = commits.axis
+            axes[name] = data_of(commits)
             continue
         value = releases.others[name]
         own = dict(data["axes"][name])
@@ -156,5 +156,5 @@ def commits_data(matrix: Matrix, releases: Releases, commits: CommitRange) -> di
         data.pop(key, None)
     data["name"] = f"{matrix.file.name[:90]}-commits"
     data["axes"] = axes
-    data[GOOD], data[BAD] = {releases.axis: commits.first}, {releases.axis: commits.last}
+    data[GOOD], data[BAD] = {releases.axis: commits.from_}, {releases.axis: commits.to}
     return data

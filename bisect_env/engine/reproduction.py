@@ -17,7 +17,7 @@ from bisect_env.environments.lock import Lock
 from bisect_env.environments.lockfiles import explicit_text, requirements_text
 from bisect_env.matrix.grid import Combination
 from bisect_env.matrix.load import Matrix
-from bisect_env.matrix.secrets import may_be_stored
+from bisect_env.secrets import may_be_stored
 
 LOCK, REQUIREMENTS, EXPLICIT = "conda-lock.yml", "requirements.txt", "explicit.txt"
 RUN, README, DOCKERFILE = "run.sh", "README.md", "Dockerfile"

@@ -18,7 +18,7 @@ from bisect_env.errors import UsageError
 from bisect_env.matrix import yaml_source
 from bisect_env.matrix.grid import Combination, find_combination
 from bisect_env.matrix.load import Matrix, stored_matrix
-from bisect_env.matrix.secrets import MASK
+from bisect_env.secrets import MASK
 from bisect_env.storage.entries import Study
 from bisect_env.storage.store import Store
 

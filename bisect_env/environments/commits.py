@@ -34,7 +34,7 @@ from bisect_env.environments.repository import CommitNotFoundError, Repository
 from bisect_env.environments.request import CommitRecipe, CommitSource
 from bisect_env.environments.uv_tool import Finished, Uv, is_transient
 from bisect_env.errors import InfrastructureError, UsageError
-from bisect_env.matrix.secrets import MASK, for_build, is_secret
+from bisect_env.secrets import MASK, for_build, is_secret
 
 FOLDER = "commits"
 LOG_LINES = 12

@@ -27,11 +27,11 @@ from bisect_env.environments.settings import ChannelPlaces, CondaConfig, channel
 from bisect_env.environments.uv_tool import Finished, run_tool
 from bisect_env.environments.validation import NONE
 from bisect_env.errors import InfrastructureError, UsageError
-from bisect_env.matrix.secrets import public_channel
+from bisect_env.secrets import public_channel
 from bisect_env.temporary import temporary
 
 # --------------------------------------------------------------------------------------------------
-# `solver: conda-lock`: conda, mamba or micromamba of this machine solve, as conda-lock asks them to.
+# `engine: conda-lock`: conda, mamba or micromamba of this machine solve, as conda-lock asks them to.
 #
 # conda-lock has no solver of its own, and would try to download one: it is only run where one is.
 
@@ -50,9 +50,9 @@ def find_solver() -> Path:
         if candidate and (found := shutil.which(candidate)):
             return Path(found)
     raise InfrastructureError(
-        "`solver: conda-lock` needs conda, mamba or micromamba, and none of them is on this machine",
+        "`engine: conda-lock` needs conda, mamba or micromamba, and none of them is on this machine",
         tried="MAMBA_EXE, CONDA_EXE and PATH",
-        remedy="install micromamba, or remove `solver: conda-lock`: rattler needs nothing",
+        remedy="install micromamba, or remove `engine: conda-lock`: rattler needs nothing",
     )
 
 
@@ -163,7 +163,7 @@ def _failure(finished: Finished, solver: Path, timeout: float) -> UnsolvableErro
     return InfrastructureError(
         f"conda-lock ended with status {finished.returncode}: {_last(words)}",
         tried=str(solver),
-        remedy="see that the solver works by itself, or remove `solver: conda-lock`",
+        remedy="see that the solver works by itself, or remove `engine: conda-lock`",
     )
 
 

@@ -25,7 +25,7 @@ from bisect_env.environments.lock import Lock, PackageNotFoundError, Unbuildable
 from bisect_env.environments.settings import CondaConfig, certificates, mirrors_of_urls, read_conda_config
 from bisect_env.environments.uv_tool import is_transient
 from bisect_env.errors import BisectEnvError, IndexUnavailableError, InfrastructureError
-from bisect_env.matrix.secrets import without_channel_secrets
+from bisect_env.secrets import without_channel_secrets
 
 # --------------------------------------------------------------------------------------------------
 # What a user is told when a conda channel fails. Pure.

@@ -12,7 +12,7 @@ from urllib.parse import unquote, urlsplit
 from bisect_env.environments.conda_process import HelperDiedError, HelperPool, shared_pool
 from bisect_env.environments.lock import LockedPackage, UnbuildableError
 from bisect_env.environments.uv_tool import is_transient
-from bisect_env.matrix.secrets import public_channel, without_channel_secrets, without_credentials
+from bisect_env.secrets import public_channel, without_channel_secrets, without_credentials
 
 # --------------------------------------------------------------------------------------------------
 # Fetching one archive whose hash is known, from the web or from a disk.

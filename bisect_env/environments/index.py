@@ -30,8 +30,8 @@ from bisect_env.environments.lock import PackageNotFoundError
 from bisect_env.environments.once import OncePerKey
 from bisect_env.environments.settings import configured_index, configured_places
 from bisect_env.errors import IndexUnavailableError, UsageError
-from bisect_env.matrix.secrets import without_credentials
 from bisect_env.matrix.versions import Manager, PackageIndex, Release
+from bisect_env.secrets import without_credentials
 
 # --------------------------------------------------------------------------------------------------
 # Which of a release's wheels an interpreter on this host would install. Pure but for the host's libc.

@@ -20,7 +20,7 @@ from bisect_env.environments.once import OncePerKey
 from bisect_env.environments.settings import default_cache_dir
 from bisect_env.environments.uv_tool import Uv, no_room_error, plain_words
 from bisect_env.errors import InfrastructureError, InterpreterNotFoundError
-from bisect_env.matrix.secrets import without_credentials
+from bisect_env.secrets import without_credentials
 from bisect_env.temporary import full_file_system, temporary
 
 # --------------------------------------------------------------------------------------------------

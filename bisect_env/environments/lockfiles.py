@@ -27,7 +27,7 @@ from bisect_env.environments.lock import (
 )
 from bisect_env.environments.yaml_text import read_yaml
 from bisect_env.errors import InfrastructureError
-from bisect_env.matrix.secrets import without_credentials, without_passwords
+from bisect_env.secrets import without_credentials, without_passwords
 from bisect_env.temporary import read_limited, replacing
 
 # --------------------------------------------------------------------------------------------------

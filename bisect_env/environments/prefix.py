@@ -52,7 +52,7 @@ from bisect_env.environments.settings import (
 )
 from bisect_env.environments.uv_tool import Finished, Uv, is_transient, plain_words
 from bisect_env.errors import InfrastructureError
-from bisect_env.matrix.secrets import without_credentials
+from bisect_env.secrets import without_credentials
 from bisect_env.temporary import lock_holder, replacing
 
 if TYPE_CHECKING:

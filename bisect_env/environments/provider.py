@@ -32,8 +32,8 @@ from bisect_env.environments.settings import default_cache_dir
 from bisect_env.environments.validation import provided_to_pypi
 from bisect_env.errors import InfrastructureError, UsageError
 from bisect_env.matrix.history import CommitDetails, History
-from bisect_env.matrix.secrets import public_channel, without_credentials
 from bisect_env.matrix.versions import Manager, PackageIndex, Release, VersionCatalogue, host_platform
+from bisect_env.secrets import public_channel, without_credentials
 
 if TYPE_CHECKING:
     from bisect_env.environments.bundle import BundledAnswers

@@ -25,7 +25,7 @@ from bisect_env.environments.lock import LockedPackage, UnbuildableError, Unsolv
 from bisect_env.environments.request import EnvironmentRequest
 from bisect_env.environments.uv_tool import CACHE_CONTROL, Finished, Uv, is_transient, plain_words
 from bisect_env.errors import IndexUnavailableError, InfrastructureError
-from bisect_env.matrix.secrets import without_credentials
+from bisect_env.secrets import without_credentials
 from bisect_env.temporary import temporary
 
 _WANTS_NETWORK = "network was disabled"

@@ -24,7 +24,7 @@ from bisect_env.environments.integrity import remove_tree
 from bisect_env.environments.uv_tool import Finished, run_tool
 from bisect_env.errors import InfrastructureError, UsageError
 from bisect_env.matrix.history import SHORT, Commit, CommitDetails, History
-from bisect_env.matrix.secrets import passed_on, without_credentials
+from bisect_env.secrets import passed_on, without_credentials
 
 _HASH = re.compile(r"[0-9a-f]{40}(?:[0-9a-f]{24})?")
 _DAY = re.compile(r"\d{4}-\d{2}-\d{2}(T\S+)?")

@@ -17,8 +17,8 @@ from packaging.utils import canonicalize_name
 
 from bisect_env.environments.lock import BuildLimit, LockedPackage, UnbuildableError
 from bisect_env.errors import UsageError
-from bisect_env.matrix.secrets import MASK, is_secret, without_credentials
 from bisect_env.matrix.versions import PackageIndex, host_platform
+from bisect_env.secrets import MASK, is_secret, without_credentials
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,8 +16,8 @@ from urllib.parse import urlsplit
 import platformdirs
 
 from bisect_env.errors import InfrastructureError, UsageError
-from bisect_env.matrix.secrets import public_channel
 from bisect_env.matrix.versions import PackageIndex
+from bisect_env.secrets import public_channel
 
 
 def default_cache_dir() -> Path:

@@ -28,8 +28,8 @@ from bisect_env.environments.settings import (
     uv_config_files,
 )
 from bisect_env.errors import InfrastructureError
-from bisect_env.matrix.secrets import passed_on, without_credentials
 from bisect_env.matrix.versions import PackageIndex
+from bisect_env.secrets import passed_on, without_credentials
 from bisect_env.temporary import FULL, full_file_system, read_limited, replacing, temporary
 
 # --------------------------------------------------------------------------------------------------

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from bisect_env.matrix.grid import Direction
-from bisect_env.matrix.problems import Path, Problem, near
-from bisect_env.matrix.rules import check_comparison, is_comparison, matching
+from bisect_env.matrix.problems import Path, Problem, line_of, near
+from bisect_env.matrix.rules import condition_problem, named_value
 from bisect_env.matrix.scalars import package_of
 from bisect_env.matrix.schema import (
     Axis,
@@ -15,73 +15,44 @@ from bisect_env.matrix.schema import (
     EnvironmentAxis,
     MatrixFile,
     PackageAxis,
-    ValueAxis,
+    Packages,
     placeholders,
     variable,
 )
 from bisect_env.matrix.signatures import FROM_BAD_END
-from bisect_env.matrix.versions import Manager, order_key
-
-
-def listed_values(axis: Axis) -> tuple[str, ...] | None:
-    """Return the axis's values in their final order; None if an index or a repository has to be queried."""
-    if isinstance(axis, CommitAxis):
-        return None
-    if isinstance(axis, PackageAxis):
-        if isinstance(axis.versions, str):
-            return None
-        return tuple(sorted(axis.versions, key=lambda version: order_key(version, axis.manager)))
-    return axis.values if isinstance(axis, ValueAxis | EnvironmentAxis) else axis.expanded
 
 
 def cross_checks(file: MatrixFile, lines: Mapping[Path, int]) -> list[Problem]:
     """Return all contradictions between the keys of a file."""
     found = [
         *_axes_among_themselves(file),
-        *_packages_and_axes(file),
+        *_packages_once(file),
         *_channels(file),
+        *_indexes(file),
         *_placeholders(file),
         *_rules(file),
         *_ends(file),
         *_target(file),
         *_commits(file),
     ]
-    return [Problem(text, _line(path, lines)) for path, text in found]
-
-
-def _line(path: Path, lines: Mapping[Path, int]) -> int | None:
-    if path[:2] == ("packages", "pypi") and path[:2] not in lines:
+    pypi = ("packages", "pypi")
+    if pypi not in lines:
         # A plain list is short for {pypi: [...]}.
-        path = (path[0], *path[2:])
-    while path and path not in lines:
-        path = path[:-1]
-    return lines.get(path)
+        found = [((path[0], *path[2:]) if path[:2] == pypi else path, text) for path, text in found]
+    return [Problem(text, line_of(path, lines)) for path, text in found]
 
 
 Contradiction = tuple[Path, str]
 
 
 def _axes_among_themselves(file: MatrixFile) -> Iterator[Contradiction]:
-    packages: dict[str, str] = {}
     variables: dict[str, str] = {}
-    dates: list[str] = []
     for name in file.axes:
         other = variables.setdefault(variable(name), name)
         if other != name:
-            yield (
-                ("axes", name),
-                (f"the axes {other!r} and {name!r} share the variable {variable(name)}; rename one"),
-            )
-    for name, axis in file.axes.items():
-        if isinstance(axis, PackageAxis | CommitAxis):
-            other = packages.setdefault(axis.canonical_package, name)
-            if other != name:
-                yield (
-                    ("axes", name, "package"),
-                    (f"the axes {other!r} and {name!r} are both about {axis.package!r}; merge them into one"),
-                )
-        elif isinstance(axis, DateAxis):
-            dates.append(name)
+            text = f"the axes {other!r} and {name!r} share the variable {variable(name)}; rename one"
+            yield ("axes", name), text
+    dates = [name for name, axis in file.axes.items() if isinstance(axis, DateAxis)]
     whole = [name for name, axis in file.axes.items() if isinstance(axis, EnvironmentAxis)]
     for name in whole[1:]:
         yield ("axes", name), f"the axes {whole[0]!r} and {name!r} are both environments; merge them into one"
@@ -91,59 +62,36 @@ def _axes_among_themselves(file: MatrixFile) -> Iterator[Contradiction]:
         text = "conda-lock knows no channel as it was on a day; solve with rattler, or remove the date"
         yield ("solver",), text
     if dates and file.exclude_newer is not None:
-        yield (
-            ("exclude_newer",),
-            (f"exclude_newer contradicts the date axis {dates[0]!r}, which sets it; remove exclude_newer"),
-        )
+        text = f"exclude_newer contradicts the date axis {dates[0]!r}, which sets it; remove exclude_newer"
+        yield ("exclude_newer",), text
 
 
-def _packages_and_axes(file: MatrixFile) -> Iterator[Contradiction]:
-    by_package = {
-        package_of(axis.package): name
-        for name, axis in file.axes.items()
-        if isinstance(axis, PackageAxis | CommitAxis)
-    }
-    yield from _whole_environments(file, by_package)
-    for manager, requirements in (("pypi", file.packages.pypi), ("conda", file.packages.conda)):
-        seen: dict[str, int] = {}
-        for i, requirement in enumerate(requirements):
-            package = package_of(requirement)
-            if package in by_package:
-                text = (
-                    f"{requirement!r} is about the package of the axis {by_package[package]!r}, "
-                    "which sets its version; remove it"
-                )
-            elif seen.setdefault(package, i) != i and ";" not in requirement:
-                text = f"{requirement!r} names {package!r} a second time; merge the two"
-            else:
-                continue
-            yield ("packages", manager, i), text
-
-
-def _whole_environments(file: MatrixFile, by_package: Mapping[str, str]) -> Iterator[Contradiction]:
-    """Yield packages of environment axes that are listed twice or elsewhere in the file."""
-    elsewhere = {package_of(text) for text in (*file.packages.pypi, *file.packages.conda)}
-    for axis, found in file.axes.items():
-        if not isinstance(found, EnvironmentAxis):
-            continue
-        for name, one in found.environments.items():
-            for manager, texts in (("pypi", one.pypi), ("conda", one.conda)):
-                seen: set[str] = set()
-                for i, text in enumerate(texts):
-                    package = package_of(text)
-                    where = (
-                        f"the axis {by_package[package]!r}"
-                        if package in by_package
-                        else "`packages`"
-                        if package in elsewhere
-                        else "this environment"
-                        if package in seen
-                        else ""
-                    )
-                    seen.add(package)
-                    if where:
-                        text = f"{text!r} is about a package that {where} names too; remove one"
-                        yield ("axes", axis, "environments", name, manager, i), text
+def _packages_once(file: MatrixFile) -> Iterator[Contradiction]:
+    """Yield packages that two places of the file name."""
+    axes: dict[str, str] = {}
+    for name, axis in file.axes.items():
+        if isinstance(axis, PackageAxis | CommitAxis):
+            other = axes.setdefault(axis.canonical_package, name)
+            if other != name:
+                text = f"the axes {other!r} and {name!r} are both about {axis.package!r}; merge them into one"
+                yield ("axes", name, "package"), text
+    # conda's own names may have an underscore.
+    by_axis = {package_of(package): f"the axis {name!r}" for package, name in axes.items()}
+    lists: list[tuple[Path, Packages, dict[str, str]]] = [(("packages",), file.packages, by_axis)]
+    anywhere = {package_of(text): "`packages`" for text in (*file.packages.pypi, *file.packages.conda)}
+    for name, axis in file.axes.items():
+        for value, one in axis.environments.items() if isinstance(axis, EnvironmentAxis) else ():
+            lists.append((("axes", name, "environments", value), one, anywhere | by_axis))
+    for path, packages, elsewhere in lists:
+        for manager, texts in (("pypi", packages.pypi), ("conda", packages.conda)):
+            seen: set[str] = set()
+            for i, text in enumerate(texts):
+                package = package_of(text)
+                if where := elsewhere.get(package):
+                    yield (*path, manager, i), f"{text!r} is about a package that {where} names; remove it"
+                elif package in seen and ";" not in text:
+                    yield (*path, manager, i), f"{text!r} names {package!r} a second time; merge the two"
+                seen.add(package)
 
 
 def _channels(file: MatrixFile) -> Iterator[Contradiction]:
@@ -151,14 +99,19 @@ def _channels(file: MatrixFile) -> Iterator[Contradiction]:
         return
     text = "comes from conda, and the file names no channel; add `channels: [conda-forge]` or others"
     for name, axis in file.axes.items():
-        if isinstance(axis, PackageAxis) and axis.manager is Manager.CONDA:
-            yield ("axes", name, "manager"), f"the axis {name!r} {text}"
-            return
-        if isinstance(axis, EnvironmentAxis) and any(one.conda for one in axis.environments.values()):
-            yield ("axes", name, "environments"), f"the axis {name!r} {text}"
+        if axis.uses_conda:
+            key = "manager" if isinstance(axis, PackageAxis) else "environments"
+            yield ("axes", name, key), f"the axis {name!r} {text}"
             return
     if file.packages.conda:
         yield ("packages", "conda"), f"{file.packages.conda[0]!r} {text}"
+
+
+def _indexes(file: MatrixFile) -> Iterator[Contradiction]:
+    for name, axis in file.axes.items():
+        if isinstance(axis, PackageAxis) and axis.index is not None and axis.index not in file.indexes:
+            text = f"there is no index {axis.index!r} in `indexes`; {near(axis.index, file.indexes)}"
+            yield ("axes", name, "index"), f"the axis {name!r}: {text}"
 
 
 def _placeholders(file: MatrixFile) -> Iterator[Contradiction]:
@@ -181,7 +134,7 @@ def _placeholders(file: MatrixFile) -> Iterator[Contradiction]:
 def _rules(file: MatrixFile) -> Iterator[Contradiction]:
     for name, axis in file.axes.items():
         for i, value in enumerate(axis.skip):
-            if problem := value_problem(name, axis, value):
+            if problem := condition_problem(axis, name, value):
                 yield ("axes", name, "skip", i), problem.replace("the rule", "`skip`", 1)
     rules = [(("exclude", i), rule) for i, rule in enumerate(file.exclude)]
     rules += [(("include", i), rule) for i, rule in enumerate(file.include)]
@@ -193,35 +146,9 @@ def _rules(file: MatrixFile) -> Iterator[Contradiction]:
                 continue
             axis = file.axes[name]
             for i, condition in enumerate(conditions):
-                problem = value_problem(name, axis, condition)
+                problem = condition_problem(axis, name, condition)
                 if problem:
                     yield (*inside, i), problem
-
-
-def value_problem(name: str, axis: Axis, condition: str) -> str | None:
-    """Return the problem with a value or comparison that a rule or `skip` names; None if there is none."""
-    values = listed_values(axis)
-    if values is not None and condition in values:
-        return None
-    if is_comparison(condition):
-        try:
-            check_comparison(axis, condition)
-        except ValueError as error:
-            return f"the rule about {name!r}: {error}"
-        return None
-    if values is not None and not _names_a_value(axis, values, condition):
-        return f"the rule names {condition!r}, which is not on the axis {name!r}; {near(condition, values)}"
-    return None
-
-
-def _names_a_value(axis: Axis, values: tuple[str, ...], text: str) -> bool:
-    """Return whether a text names values of an axis; a comparison counts only if it is itself a value."""
-    if is_comparison(text) and text not in values:
-        return False
-    try:
-        return bool(matching(axis, values, text))
-    except ValueError:
-        return False
 
 
 def _ends(file: MatrixFile) -> Iterator[Contradiction]:
@@ -232,7 +159,7 @@ def _ends(file: MatrixFile) -> Iterator[Contradiction]:
             if name not in file.axes:
                 yield (end, name), f"{end} names the axis {name!r}; {near(name, file.axes)}"
         for name, axis in file.axes.items():
-            problem = end_value_problem(end, name, listed_values(axis), axis, values.get(name))
+            problem = end_value_problem(end, name, axis.listed, axis, values.get(name))
             if problem:
                 yield (end, name), problem
     if file.good is not None and file.bad is not None:
@@ -241,15 +168,10 @@ def _ends(file: MatrixFile) -> Iterator[Contradiction]:
 
 def _commits(file: MatrixFile) -> Iterator[Contradiction]:
     """Yield problems of axes of commits, which exclude some other settings."""
-    conda = bool(file.packages.conda) or any(
-        (isinstance(axis, PackageAxis) and axis.manager is Manager.CONDA)
-        or (isinstance(axis, EnvironmentAxis) and any(one.conda for one in axis.environments.values()))
-        for axis in file.axes.values()
-    )
     for name, axis in file.axes.items():
         if not isinstance(axis, CommitAxis):
             continue
-        if conda:
+        if file.uses_conda:
             text = "commits are built for Pythons that are no conda packages; take the packages from PyPI"
             yield ("axes", name), f"the axis {name!r}: {text}"
         if axis.direction is Direction.UNORDERED:
@@ -281,7 +203,7 @@ def end_value_problem(
         if len(values) == 1:
             return None
         return f"{end} says nothing about the axis {name!r}, which has {len(values)} values; add it"
-    if not _names_a_value(axis, values, value):
+    if named_value(axis, values, value) is None:
         return f"{end} has {name}: {value}, which is not on the axis; {near(value, values)}"
     return None
 
@@ -293,24 +215,23 @@ def _ends_agree(
     good: dict[str, int] = {}
     bad: dict[str, int] = {}
     for name, axis in file.axes.items():
-        values = listed_values(axis)
+        values = axis.listed
         if values is None:
             return
         for end, positions in ((stated_good, good), (stated_bad, bad)):
-            stated = end.get(name, values[0] if len(values) == 1 else None)
-            if stated is None or not _names_a_value(axis, values, stated):
+            stated = end.get(name, values[0] if len(values) == 1 else "")
+            value = named_value(axis, values, stated)
+            if value is None:
                 return
-            positions[name] = values.index(next(iter(matching(axis, values, stated))))
+            positions[name] = values.index(value)
     if good == bad:
         yield ("bad",), "good and bad are the same combination; correct one"
     elif all(_not_better(axis.direction, good[name], bad[name]) for name, axis in file.axes.items()):
-        yield (
-            ("good",),
-            (
-                "by the directions of the axes, whatever breaks `bad` breaks `good` too; "
-                "if you mixed them up, swap good and bad; or correct a `direction`"
-            ),
+        text = (
+            "by the directions of the axes, whatever breaks `bad` breaks `good` too; "
+            "if you mixed them up, swap good and bad; or correct a `direction`"
         )
+        yield ("good",), text
 
 
 def _not_better(direction: Direction, good: int, bad: int) -> bool:

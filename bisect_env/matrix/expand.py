@@ -4,22 +4,21 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from datetime import datetime
 
 from packaging.specifiers import InvalidSpecifier, SpecifierSet
 from packaging.version import InvalidVersion, Version
 
-from bisect_env.matrix.contradictions import end_value_problem, listed_values
+from bisect_env.matrix.contradictions import end_value_problem
 from bisect_env.matrix.grid import AxisKind, Direction, Grid, GridAxis, Index
 from bisect_env.matrix.history import History
 from bisect_env.matrix.load import Matrix
 from bisect_env.matrix.problems import Problem, matrix_error
-from bisect_env.matrix.rules import RuleSet, matching
+from bisect_env.matrix.rules import RuleSet, named_value
 from bisect_env.matrix.scalars import cutoff
 from bisect_env.matrix.schema import Axis, CommitAxis, PackageAxis
 from bisect_env.matrix.versions import (
-    Manager,
     Release,
     VersionCatalogue,
     between,
@@ -29,13 +28,13 @@ from bisect_env.matrix.versions import (
 )
 
 MAX_COMBINATIONS = 250_000
-"""Each is locked, stored and reported: more take too long, and such a matrix is a slip of the pen."""
+"""Limit of a matrix: each combination is locked, stored and reported."""
 MAX_VALUES = 4_000
-"""On one axis: the search keeps each place where it may turn bad, with all values."""
+"""Limit of one axis: the search keeps a list of all values for each place where it may turn bad."""
 WITHDRAWN = "withdrawn (yanked)"
 """Why a range leaves a release out that its index has withdrawn."""
 MAX_EITHER = 400
-"""The same where it may turn bad and good again: there are as many intervals as pairs of values."""
+"""Limit of one axis that may turn bad and good again: the search keeps every interval of values."""
 
 
 def expand(
@@ -61,51 +60,61 @@ def expand(
             is excluded, or there are more than `MAX_COMBINATIONS`.
         IndexUnavailableError: From the catalogue.
     """
-    problems: list[Problem] = []
-    expanded: dict[str, GridAxis] = {}
-    pythons: tuple[str, ...] | None = None
-    # Python first: of the other packages, what has no build for any of these is no value.
-    for name, axis in sorted(matrix.file.axes.items(), key=lambda item: not _is_python(item[1])):
-        values = listed_values(axis)
-        dropped: Mapping[str, str] = {}
-        passed_over: tuple[str, ...] = ()
-        unfit: Mapping[str, Mapping[str, str]] = {}
-        if isinstance(axis, CommitAxis):
-            ends = (settled or {}).get(name, (axis.from_, axis.to))
-            history = catalogue.commits(matrix.repository(axis), *ends, every=axis.history == "all")
-            expanded[name] = commit_axis(name, axis.direction, history, history.chosen())
-            continue
-        if values is None:
-            assert isinstance(axis, PackageAxis)
-            chosen, problem = _range_values(matrix, name, axis, catalogue, as_of, pythons)
-            values, dropped, passed_over = chosen.values, chosen.dropped, chosen.passed_over
-            unfit = chosen.unfit
-            if problem:
-                problems.append(Problem(problem, matrix.line("axes", name, "versions")))
-        expanded[name] = GridAxis(name, axis.kind, values, axis.direction, dropped, passed_over, unfit=unfit)
-        if _is_python(axis):
-            pythons = values
-    axes = [expanded[name] for name in matrix.file.axes]
-    if problems:
-        raise matrix_error(matrix.shown, problems)
-    if too_long := [
-        Problem(text, matrix.line("axes", axis.name)) for axis in axes if (text := _too_long(axis))
-    ]:
-        raise matrix_error(matrix.shown, too_long)
+    axes = _axes(matrix, catalogue, as_of, settled or {})
     size = math.prod(len(axis.values) for axis in axes)
     if size > MAX_COMBINATIONS:
         text = f"the axes make {size} combinations, more than {MAX_COMBINATIONS}; shorten an axis"
         raise matrix_error(matrix.shown, [Problem(text, matrix.line("axes"))])
-    excluded = _excluded(matrix, Grid(tuple(axes)))
+    excluded = _excluded(matrix, Grid(axes))
     if len(excluded) == size:
         key = "exclude" if matrix.file.exclude else "include"
         text = f"the rules exclude all {size} combinations; correct `exclude` or `include`"
         raise matrix_error(matrix.shown, [Problem(text, matrix.line(key))])
+    problems: list[Problem] = []
     good = _end(matrix, "good", axes, excluded, problems, catalogue)
     bad = _end(matrix, "bad", axes, excluded, problems, catalogue)
     if problems:
         raise matrix_error(matrix.shown, problems)
-    return Grid(tuple(axes), excluded, good, bad)
+    return Grid(axes, excluded, good, bad)
+
+
+def _axes(
+    matrix: Matrix,
+    catalogue: VersionCatalogue,
+    as_of: datetime | None,
+    settled: Mapping[str, tuple[str, str]],
+) -> tuple[GridAxis, ...]:
+    """Return the axes with their values.
+
+    Raises:
+        MatrixError: An axis has no value, or too many.
+    """
+    problems: list[Problem] = []
+    expanded: dict[str, GridAxis] = {}
+    limit = cutoff(matrix.file.exclude_newer) if matrix.file.exclude_newer else as_of
+    pythons: tuple[str, ...] | None = None
+    # Python first: of the other packages, what has no build for any of these is no value.
+    for name, axis in sorted(matrix.file.axes.items(), key=lambda item: not _is_python(item[1])):
+        if isinstance(axis, CommitAxis):
+            ends = settled.get(name, (axis.from_, axis.to))
+            history = catalogue.commits(matrix.repository(axis), *ends, every=axis.history == "all")
+            found = commit_axis(name, axis.direction, history, history.chosen())
+        elif isinstance(axis, PackageAxis) and axis.listed is None:
+            releases = _releases(matrix, axis, catalogue)
+            needs_wheel = not axis.is_python and not matrix.file.solver.allows_source(axis.canonical_package)
+            found = select_releases(name, axis, releases, limit, needs_wheel=needs_wheel, pythons=pythons)
+            if not found.values:
+                text = _nothing_left(axis, releases, found)
+                problems.append(Problem(text, matrix.line("axes", name, "versions")))
+        else:
+            found = GridAxis(name, axis.kind, axis.listed or (), axis.direction)
+        if text := _too_long(found):
+            problems.append(Problem(text, matrix.line("axes", name)))
+        expanded[name] = found
+        pythons = found.values if _is_python(axis) else pythons
+    if problems:
+        raise matrix_error(matrix.shown, problems)
+    return tuple(expanded[name] for name in matrix.file.axes)
 
 
 def to_refine(matrix: Matrix, axis: GridAxis, good: str, bad: str) -> tuple[str, ...]:
@@ -144,11 +153,6 @@ def refined(matrix: Matrix, grid: Grid, added: Mapping[str, Sequence[str]]) -> G
         values = tuple(sorted({*axis.values, *more}, key=Version)) if more else axis.values
         left = tuple(version for version in axis.passed_over if version not in more)
         axes.append(replace(axis, values=values, passed_over=left))
-    return _with_axes(matrix, grid, axes)
-
-
-def _with_axes(matrix: Matrix, grid: Grid, axes: Sequence[GridAxis]) -> Grid:
-    """Return a grid with other values on its axes; rules and stated ends are kept."""
     other = Grid(tuple(axes))
 
     def moved(index: Index | None) -> Index | None:
@@ -188,60 +192,30 @@ def _is_python(axis: Axis) -> bool:
     return isinstance(axis, PackageAxis) and axis.is_python
 
 
-def _range_values(
-    matrix: Matrix,
-    name: str,
-    axis: PackageAxis,
-    catalogue: VersionCatalogue,
-    as_of: datetime | None,
-    pythons: Sequence[str] | None,
-) -> tuple[Chosen, str | None]:
-    """Return the releases of a range, and a problem if none is left."""
-    file = matrix.file
-    if axis.manager is Manager.CONDA or (axis.is_python and file.uses_conda):
-        releases = catalogue.conda_versions(
+def _releases(matrix: Matrix, axis: PackageAxis, catalogue: VersionCatalogue) -> list[Release]:
+    """Return all releases of the package of an axis."""
+    if axis.uses_conda or (axis.is_python and matrix.file.uses_conda):
+        return catalogue.conda_versions(
             axis.canonical_package, channels=matrix.channels, platform=matrix.platform, build=axis.build
         )
-    elif axis.is_python:
-        releases = [Release(version) for version in catalogue.python_versions()]
-    else:
-        releases = catalogue.versions(
-            axis.canonical_package, manager=axis.manager, index=matrix.index_of(axis)
-        )
-    limit = cutoff(matrix.file.exclude_newer) if matrix.file.exclude_newer else as_of
-    needs_wheel = not axis.is_python and not matrix.file.solver.allows_source(axis.canonical_package)
-    chosen = select_releases(axis, releases, limit, needs_wheel=needs_wheel, pythons=pythons)
-    return chosen, None if chosen.values else _nothing_left(name, axis, releases, chosen.dropped)
-
-
-@dataclass(frozen=True, slots=True)
-class Chosen:
-    """The releases chosen for a range.
-
-    Attributes:
-        values: The chosen versions, ascending.
-        dropped: Version to reason, for versions in the range that were left out.
-        passed_over: Releases represented by the newest of their group, ascending.
-        unfit: Version to Python to reason, for versions that fit only some of the Pythons.
-    """
-
-    values: tuple[str, ...]
-    dropped: dict[str, str]
-    passed_over: tuple[str, ...] = ()
-    unfit: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    if axis.is_python:
+        return [Release(version) for version in catalogue.python_versions()]
+    return catalogue.versions(axis.canonical_package, manager=axis.manager, index=matrix.index_of(axis))
 
 
 def select_releases(
+    name: str,
     axis: PackageAxis,
     releases: Iterable[Release],
     limit: datetime | None,
     *,
     needs_wheel: bool,
     pythons: Sequence[str] | None = None,
-) -> Chosen:
-    """Choose the releases of a range.
+) -> GridAxis:
+    """Return an axis with the releases of a range, from which it may have chosen none.
 
     Args:
+        name: Name of the axis.
         axis: Axis with a range as its `versions`.
         releases: All releases on the index; duplicates count once.
         limit: First instant that is too new, or None.
@@ -274,7 +248,7 @@ def select_releases(
             dropped[release.version] = reason
     values = newest_of_each(kept.values(), axis.step)
     passed_over = tuple(text for _, text in sorted(kept.items()) if text not in set(values))
-    return Chosen(values, dropped, passed_over, unfit)
+    return GridAxis(name, axis.kind, values, axis.direction, dropped, passed_over, unfit=unfit)
 
 
 def _why_dropped(
@@ -311,31 +285,19 @@ def _fits_no_python(release: Release, pythons: Sequence[str] | None, needs_wheel
     return None
 
 
-def _nothing_left(
-    name: str, axis: PackageAxis, releases: Sequence[Release], dropped: Mapping[str, str]
-) -> str:
-    what = f"axes.{name}: no version of {axis.package!r} is in the range {axis.versions!r}"
-    if dropped:
-        version, reason = list(dropped.items())[-1]
-        more = f" and {len(dropped) - 1} more" if len(dropped) > 1 else ""
+def _nothing_left(axis: PackageAxis, releases: Sequence[Release], found: GridAxis) -> str:
+    what = f"axes.{found.name}: no version of {axis.package!r} is in the range {axis.versions!r}"
+    if found.dropped:
+        version, reason = list(found.dropped.items())[-1]
+        more = f" and {len(found.dropped) - 1} more" if len(found.dropped) > 1 else ""
         return f"{what} (left out: {version}, {reason}{more}); widen the range, or name versions in a list"
-    known = sorted(_parsed(release.version for release in releases))
+    # Whatever is no PEP 440 version would have been left out.
+    known = sorted({Version(release.version) for release in releases})
     if not known:
         source = "no interpreter was found" if axis.is_python else "the index does not know the package"
         return f"{what}, for {source}; correct the name or the index"
     shown = str(known[0]) if len(known) == 1 else f"{known[0]} to {known[-1]} ({len(known)} versions)"
-    where = "this machine" if axis.is_python else "the index"
-    return f"{what}; {where} has {shown}"
-
-
-def _parsed(texts: Iterable[str]) -> set[Version]:
-    versions = set()
-    for text in texts:
-        try:
-            versions.add(Version(text))
-        except InvalidVersion:
-            continue
-    return versions
+    return f"{what}; {'this machine' if axis.is_python else 'the index'} has {shown}"
 
 
 def _excluded(matrix: Matrix, grid: Grid) -> dict[Index, str]:
@@ -344,8 +306,8 @@ def _excluded(matrix: Matrix, grid: Grid) -> dict[Index, str]:
         return {}
     values = {axis.name: axis.values for axis in grid.axes}
     rules = RuleSet(file.axes, values, file.exclude, file.include)
-    reasons = ((index, rules.why_excluded(grid.combination(index))) for index in grid.indices())
-    return {index: why for index, why in reasons if why is not None}
+    found = ((index, rules.excluding(grid.combination(index))) for index in grid.indices())
+    return {index: exclusion.why for index, exclusion in found if exclusion is not None}
 
 
 def _no_such_release(
@@ -358,7 +320,7 @@ def _no_such_release(
     """
     if isinstance(axis.versions, tuple):
         return None
-    releases = catalogue.versions(axis.canonical_package, manager=axis.manager, index=matrix.index_of(axis))
+    releases = _releases(matrix, axis, catalogue)
     if any(release.version == value for release in releases):
         return None  # it was left out, and the axis says why
     versions = [release.version for release in releases if not release.yanked]
@@ -400,8 +362,9 @@ def _end(
         if problem:
             problems.append(Problem(problem, matrix.line(end, axis.name)))
             continue
-        named = matching(source, axis.values, value) if value is not None else {axis.values[0]}
-        index.append(axis.values.index(next(iter(named))))
+        named = axis.values[0] if value is None else named_value(source, axis.values, value)
+        assert named is not None
+        index.append(axis.values.index(named))
     if len(index) < len(axes):
         return None
     if tuple(index) in excluded:

@@ -187,7 +187,7 @@ class Grid:
 # Which combination a user means by `--at torch=2.3,cuml=24.04`.
 
 NAMED = ("first-bad", "last-good")
-"""What a study that has been answered calls by name."""
+"""Names of combinations of a study that has an answer."""
 
 _BETWEEN = re.compile(r"[,\s]+(?=[\w.-]+=)")
 

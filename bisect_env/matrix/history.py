@@ -1,9 +1,8 @@
-"""The commits between two of a repository, their order, and which of them are tried at first. Pure.
+"""Orders the commits between two ends, and chooses values of an axis among them. Pure.
 
-Each commit comes after its parents, and what a merge brings in stands between its first parent and the merge.
-So bad ones follow good ones along every line from parent to child, on one of which alone values of an axis
-are chosen: first on the first parents of the range itself, and then, where a merge is the first bad one, on
-the line that it merged.
+Parents come before their children, and what a merge brings in comes between its first parent and the merge.
+Values are chosen from one line of first parents at a time: that of the range, and then, if a merge is the
+first bad commit, that of the branch that it merged.
 """
 
 from __future__ import annotations
@@ -15,11 +14,11 @@ from datetime import datetime
 from functools import cached_property
 
 AT_ONCE = 500
-"""Commits of a line up to which each is a value of the axis."""
+"""Lines with at most so many commits are tried commit by commit."""
 FEWER = 250
-"""Of a longer line about so many are; the others are looked at around the answer."""
+"""Number of commits chosen from a longer line; the others are added around the answer."""
 SHORT = 10
-"""Digits of a hash that people read."""
+"""Digits of a shortened hash."""
 
 _HASH = re.compile(r"\b[0-9a-f]{40}(?:[0-9a-f]{24})?\b")
 
@@ -133,7 +132,7 @@ class History:
         return tuple(sorted(wanted, key=lambda one: (one not in known, self.place[one])))
 
     def left_out(self, values: Iterable[str]) -> dict[str, int]:
-        """Return, for each value, how many commits directly before it are no values.
+        """Return how many commits directly before each value are no values.
 
         Zero counts are left out.
 

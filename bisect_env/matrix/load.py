@@ -6,44 +6,32 @@ import hashlib
 import json
 import os
 import stat
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from functools import partial
 from pathlib import Path, PurePosixPath
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
-from pydantic import BaseModel, ValidationError
+from pydantic import ValidationError
 
 from bisect_env.errors import MatrixError, UsageError
 from bisect_env.matrix import yaml_source
-from bisect_env.matrix.contradictions import cross_checks, listed_values, value_problem
-from bisect_env.matrix.files import MAX_TOTAL, StudyFile, name_problem, read_files
+from bisect_env.matrix.contradictions import cross_checks
+from bisect_env.matrix.files import StudyFile, among, beside, near_file, read_files
 from bisect_env.matrix.grid import Combination
 from bisect_env.matrix.problems import Path as Loc
-from bisect_env.matrix.problems import Problem, matrix_error, near, of_validation
+from bisect_env.matrix.problems import Problem, line_of, matrix_error, of_validation
+from bisect_env.matrix.rules import condition_problem
 from bisect_env.matrix.schema import (
     CommitAxis,
-    CommitBuild,
-    ContainerExecutor,
-    DateAxis,
-    DateRange,
-    EnvironmentAxis,
     MatrixFile,
     PackageAxis,
-    Packages,
-    Rule,
-    SearchLimits,
-    Solver,
-    TargetRule,
     Trial,
-    ValueAxis,
-    WholeEnvironment,
     fill,
     variable,
 )
-from bisect_env.matrix.secrets import keep_for_builds
 from bisect_env.matrix.versions import host_platform
+from bisect_env.secrets import keep_for_builds
 
 # --------------------------------------------------------------------------------------------------
 # From a path to a checked matrix, or to everything that is wrong with it.
@@ -128,9 +116,7 @@ class Matrix:
 
     def line(self, *loc: str | int) -> int | None:
         """Return the line of the deepest known key on the way to `loc`."""
-        while loc and loc not in self.lines:
-            loc = loc[:-1]
-        return self.lines.get(loc)
+        return line_of(loc, self.lines)
 
 
 def repository_at(text: str, folder: Path) -> str:
@@ -159,7 +145,7 @@ def load_matrix(path: str | os.PathLike[str]) -> Matrix:
         MatrixError: With every problem found, each with its line and remedy.
     """
     where = Path(path)
-    return _parsed(_read_text(where), where, where.parent, partial(_trial_files, where.parent))
+    return _checked(_read_text(where), where, where.parent, beside(where.parent))
 
 
 def stored_matrix(text: str, files: Iterable[StudyFile], path: str) -> Matrix:
@@ -174,7 +160,7 @@ def stored_matrix(text: str, files: Iterable[StudyFile], path: str) -> Matrix:
         MatrixError: With every problem found.
     """
     folder = Path(path).absolute().parent if path else Path.cwd()
-    return _parsed(text, Path(path) if path else None, folder, partial(_given_files, tuple(files)))
+    return _checked(text, Path(path) if path else None, folder, among(files))
 
 
 def asked_matrix(data: Mapping[str, Any], files: Iterable[StudyFile]) -> Matrix:
@@ -189,23 +175,7 @@ def asked_matrix(data: Mapping[str, Any], files: Iterable[StudyFile]) -> Matrix:
     """
     text = json.dumps(data, indent=1, ensure_ascii=False)
     # Read as text, as every file and every stored question is: the same check, and the same digest.
-    source = replace(yaml_source.parse(text), lines={})
-    return _checked(text, source, [*source.problems], None, Path.cwd(), partial(_given_files, tuple(files)))
-
-
-_Files = tuple[tuple[StudyFile, ...], dict[str, str]]
-
-
-def _parsed(text: str, path: Path | None, folder: Path, read: Callable[[Trial], _Files]) -> Matrix:
-    source = yaml_source.parse(text)
-    if path is None:
-        source = replace(source, lines={})  # nobody has seen them
-    problems = list(source.problems)
-    if isinstance(source.data, dict):
-        return _checked(text, source, problems, path, folder, read)
-    if not problems:
-        problems.append(_no_mapping(source.data))
-    raise matrix_error(str(path or "the question"), problems)
+    return stored_matrix(text, files, "")
 
 
 def skipping(matrix: Matrix, words: Iterable[str]) -> Matrix:
@@ -219,7 +189,7 @@ def skipping(matrix: Matrix, words: Iterable[str]) -> Matrix:
     Raises:
         UsageError: A word names no axis of the matrix.
     """
-    several = [name for name, axis in matrix.file.axes.items() if len(listed_values(axis) or "ab") > 1]
+    several = [name for name, axis in matrix.file.axes.items() if len(axis.listed or "ab") > 1]
     axes = dict(matrix.file.axes)
     for word in words:
         name, separator, value = word.partition("=")
@@ -232,7 +202,7 @@ def skipping(matrix: Matrix, words: Iterable[str]) -> Matrix:
                 f"--skip {word}: which axis is meant?",
                 remedy=f"write it as {several[0] if several else next(iter(axes))}=VALUE",
             )
-        if problem := value_problem(name, axes[name], value):
+        if problem := condition_problem(axes[name], name, value):
             raise UsageError(f"--skip {word}: {problem}")
         axes[name] = axes[name].model_copy(update={"skip": (*axes[name].skip, value)})
     return replace(matrix, file=matrix.file.model_copy(update={"axes": axes}))
@@ -257,8 +227,7 @@ def _read_text(path: Path) -> str:
             raise MatrixError(str(path), [f"the file is larger than {size} KiB; a matrix is a page or two"])
         raw = path.read_bytes()
     except FileNotFoundError:
-        beside = sorted(p.name for p in path.parent.glob("*.y*ml")) if path.parent.is_dir() else []
-        remedy = near(path.name, beside) if beside else "correct the path"
+        remedy = near_file(path, (".yaml", ".yml"))
         raise MatrixError(str(path), [f"the file does not exist; {remedy}"]) from None
     except (OSError, ValueError) as error:
         why = getattr(error, "strerror", None) or str(error)
@@ -271,51 +240,25 @@ def _read_text(path: Path) -> str:
         raise matrix_error(str(path), [problem]) from None
 
 
-def _keys(model: type[BaseModel]) -> tuple[str, ...]:
-    return tuple(info.alias or name for name, info in model.model_fields.items())
-
-
-KEYS_AT: dict[str, tuple[str, ...]] = {
-    "": _keys(MatrixFile),
-    "axes.package-axis": _keys(PackageAxis),
-    "axes.value-axis": _keys(ValueAxis),
-    "axes.date-axis": _keys(DateAxis),
-    "axes.environment-axis": _keys(EnvironmentAxis),
-    "axes.commit-axis": _keys(CommitAxis),
-    "environments": _keys(WholeEnvironment),
-    "build": _keys(CommitBuild),
-    "dates": _keys(DateRange),
-    "packages": _keys(Packages),
-    "solver": _keys(Solver),
-    "exclude": _keys(Rule),
-    "include": _keys(Rule),
-    "executor": _keys(ContainerExecutor),
-    "trial": _keys(Trial),
-    "trial.bad": _keys(TargetRule),
-    "search": _keys(SearchLimits),
-}
-
-
-def _checked(
-    text: str,
-    source: yaml_source.Source,
-    problems: list[Problem],
-    path: Path | None,
-    folder: Path,
-    read: Callable[[Trial], _Files],
-) -> Matrix:
+def _checked(text: str, path: Path | None, folder: Path, read: Callable[[str, int], StudyFile]) -> Matrix:
     shown = str(path or "the question")
+    source = yaml_source.parse(text)
+    # Nobody has seen the lines of a question that comes from no file.
+    lines = {} if path is None else source.lines
+    problems = [*source.problems]
+    if not isinstance(source.data, dict):
+        raise matrix_error(shown, problems or [_no_mapping(source.data)])
     try:
         file = MatrixFile.model_validate(source.data)
     except ValidationError as error:
         # What could not be read as YAML was left empty; that it is empty is not a second problem.
         unread = {problem.line for problem in problems if problem.line is not None}
-        found = of_validation(error, source.lines, KEYS_AT)
+        found = of_validation(error, MatrixFile, source.lines)
         problems += [problem for problem in found if problem.line not in unread]
         raise matrix_error(shown, problems) from None
-    problems += cross_checks(file, source.lines)
-    files, unreadable = read(file.trial)
-    problems += [Problem(why, _line_of_file(name, file.trial, source)) for name, why in unreadable.items()]
+    problems += cross_checks(file, lines)
+    files, unreadable = read_files(_file_names(file.trial), read)
+    problems += [Problem(why, _line_of_file(name, file.trial, lines)) for name, why in unreadable.items()]
     if problems:
         raise matrix_error(shown, problems)
     for axis in file.axes.values():
@@ -323,7 +266,7 @@ def _checked(
             keep_for_builds(axis.build.env)
     platform = file.platform or host_platform()
     digest = _digest(file, files, platform)
-    return Matrix(file, path, text, files, platform, digest, source.lines, folder.absolute())
+    return Matrix(file, path, text, files, platform, digest, lines, folder.absolute())
 
 
 def _file_names(trial: Trial) -> tuple[str, ...]:
@@ -334,31 +277,11 @@ def _file_names(trial: Trial) -> tuple[str, ...]:
         return tuple(trial.files)
 
 
-def _trial_files(folder: Path, trial: Trial) -> _Files:
-    return read_files(folder, _file_names(trial))
-
-
-def _given_files(files: Sequence[StudyFile], trial: Trial) -> _Files:
-    known = {str(PurePosixPath(file.name)): file for file in files}
-    names = {name: known.get(str(PurePosixPath(name))) for name in _file_names(trial)}
-    problems = {name: problem for name in names if (problem := name_problem(name)) is not None}
-    problems |= {name: f"the file {name!r} is missing" for name, file in names.items() if file is None}
-    if sum(len(file.content) for file in names.values() if file is not None) > MAX_TOTAL:
-        size = MAX_TOTAL // (1024 * 1024)
-        largest = max(files, key=lambda file: len(file.content)).name
-        problems[largest] = (
-            f"with {largest!r} the files exceed {size} MiB in all; let the script fetch its data itself"
-        )
-    return tuple(file for file in names.values() if file is not None), problems
-
-
-def _line_of_file(name: str, trial: Trial, source: yaml_source.Source) -> int | None:
-    key = ("trial", "command")
-    for i, listed in enumerate(trial.files):
-        if str(Path(listed)) == name:
-            key = ("trial", "files")
-            return source.lines.get((*key, i), source.lines.get(key))
-    return source.lines.get(key)
+def _line_of_file(name: str, trial: Trial, lines: Mapping[Loc, int]) -> int | None:
+    listed = [str(PurePosixPath(file)) for file in trial.files]
+    if name in listed:
+        return line_of(("trial", "files", listed.index(name)), lines)
+    return lines.get(("trial", "command"))
 
 
 def _digest(file: MatrixFile, files: tuple[StudyFile, ...], platform: str) -> str:

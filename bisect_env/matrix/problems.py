@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, get_args, get_origin
 
-from pydantic import ValidationError
+from pydantic import BaseModel, Tag, ValidationError
 from pydantic_core import ErrorDetails
 
 from bisect_env.errors import MatrixError
@@ -56,6 +56,13 @@ def known_part(loc: Iterable[str | int], lines: Mapping[Path, int]) -> Path:
     return path
 
 
+def line_of(path: Path, lines: Mapping[Path, int]) -> int | None:
+    """Return the line of the deepest known key on the way to a path; None if there is none."""
+    while path and path not in lines:
+        path = path[:-1]
+    return lines.get(path)
+
+
 def dotted(path: Path) -> str:
     """Return a path in the form `axes.python.versions[0]`."""
     text = ""
@@ -74,20 +81,18 @@ def near(word: str, known: Iterable[str]) -> str:
     return f"choose from {shown}" if names else "remove it"
 
 
-def of_validation(
-    error: ValidationError, lines: Mapping[Path, int], keys_at: Mapping[str, Iterable[str]]
-) -> list[Problem]:
+def of_validation(error: ValidationError, model: type[BaseModel], lines: Mapping[Path, int]) -> list[Problem]:
     """Translate pydantic's errors into problems.
 
     Args:
         error: As raised for the whole file.
+        model: The model of the file.
         lines: Path to line.
-        keys_at: Name of a model (pydantic's title) or tag to its keys, for suggestions.
     """
     found = error.errors(include_url=False)
     places = {details["loc"] for details in found}
     return [
-        _of_one(details, lines, keys_at)
+        _of_one(details, model, lines)
         for details in found
         # pydantic does not count items that are wrong themselves: a list of those is "too short" to it.
         if details["type"] != "too_short" or not any(_below(place, details["loc"]) for place in places)
@@ -98,11 +103,8 @@ def _below(place: tuple[str | int, ...], loc: tuple[str | int, ...]) -> bool:
     return len(place) > len(loc) and place[: len(loc)] == loc
 
 
-def _of_one(
-    details: ErrorDetails, lines: Mapping[Path, int], keys_at: Mapping[str, Iterable[str]]
-) -> Problem:
-    loc = details["loc"]
-    kind = details["type"]
+def _of_one(details: ErrorDetails, model: type[BaseModel], lines: Mapping[Path, int]) -> Problem:
+    loc, kind = details["loc"], details["type"]
     path = known_part(loc, lines)
     where = dotted(path) or "the file"
     line = lines.get(path)
@@ -110,18 +112,26 @@ def _of_one(
         return Problem(f"{where} lacks the key {str(loc[-1])!r}; add it", line)
     if kind == "extra_forbidden":
         parent = dotted(path[:-1]) or "the file"
-        siblings = keys_at.get(dotted_model(path[:-1], details["loc"]), ())
-        return Problem(f"{parent} has the unknown key {str(loc[-1])!r}; {near(str(loc[-1]), siblings)}", line)
+        known = near(str(loc[-1]), _keys(model, loc[:-1]))
+        return Problem(f"{parent} has the unknown key {str(loc[-1])!r}; {known}", line)
     return Problem(f"{where}: {_sentence(kind, details)}", line)
 
 
-def dotted_model(path: Path, loc: tuple[str | int, ...]) -> str:
-    """Return which entry of `keys_at` describes the mapping at `path`: by tag for axes, else by its place."""
-    if len(path) == 2 and path[0] == "axes":
-        return next((f"axes.{tag}" for tag in loc if str(tag).endswith("-axis")), "axes")
-    if len(path) == 3 and path[0] == "axes":
-        return "build" if path[2] == "build" else "dates"
-    return ".".join(step for step in path if isinstance(step, str))
+def _keys(annotation: Any, loc: Sequence[str | int]) -> list[str]:
+    """Return the keys of the model that pydantic names by a location below an annotation."""
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        fields = {info.alias or name: info for name, info in annotation.model_fields.items()}
+        return _keys(fields[str(loc[0])].annotation, loc[1:]) if loc else list(fields)
+    if get_origin(annotation) in (dict, tuple):
+        # Of a mapping the values, of a list the items.
+        inside = [one for one in get_args(annotation) if one is not ...]
+        return _keys(inside[-1], loc[1:])
+    for option in get_args(annotation):
+        # Of a union with tags, the location names the option's tag.
+        tags = [one.tag for one in getattr(option, "__metadata__", ()) if isinstance(one, Tag)]
+        if not tags or tags[0] in loc[:1]:
+            return _keys(option, loc[len(tags) :])
+    return []
 
 
 def _sentence(kind: str, details: ErrorDetails) -> str:
@@ -161,6 +171,8 @@ _WANTED = {
     "int_from_float": ("a whole number", "write digits alone"),
     "float_parsing": ("a number", "write digits, with a point if needed"),
     "float_type": ("a number", "write digits, with a point if needed"),
+    "byte_size": ("a size", "write one like 8GB or 512MiB"),
+    "byte_size_unit": ("a size", "write one like 8GB or 512MiB"),
     "bool_parsing": ("true or false", "write one of them"),
     "bool_type": ("true or false", "write one of them"),
     "tuple_type": ("a list", "write [a, b], or one item a line after '- '"),

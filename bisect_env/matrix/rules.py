@@ -1,103 +1,128 @@
-"""How `exclude` and `include` rules choose combinations. Pure."""
+"""How the conditions of `exclude`, `include` and `skip` choose values and combinations. Pure."""
 
 from __future__ import annotations
 
+import operator
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
-
-from packaging.specifiers import SpecifierSet
+from dataclasses import dataclass
 
 from bisect_env.matrix.grid import Combination
+from bisect_env.matrix.problems import Path, near
 from bisect_env.matrix.scalars import cutoff
 from bisect_env.matrix.schema import Axis, CommitAxis, DateAxis, PackageAxis, Rule
 from bisect_env.matrix.versions import order_key, parse_range, same_version
 
-_COMPARISON = re.compile(r"\s*(<=|>=|==|!=|<|>|~=|=)")
+_COMPARISON = re.compile(r"\s*(<=|>=|==|!=|<|>|~=|=)\s*")
+_COMPARE = {
+    "<": operator.lt,
+    "<=": operator.le,
+    ">": operator.gt,
+    ">=": operator.ge,
+    "==": operator.eq,
+    "!=": operator.ne,
+}
 
 _LEAST_DIGITS = 4
+"""Digits of a hash that name a commit."""
 
 
-def is_comparison(condition: str) -> bool:
-    """Return whether a condition compares instead of naming a value."""
-    return _COMPARISON.match(condition) is not None
-
-
-def check_comparison(axis: Axis, condition: str) -> None:
-    """Raise an error if a comparison does not apply to the axis.
-
-    Raises:
-        ValueError: The message names a remedy.
-    """
-    if isinstance(axis, PackageAxis):
-        for operator, version in _pairs(condition) or [("", "")]:
-            if not operator or not version:
-                parse_range(condition)
-        parse_range(condition)
-    elif isinstance(axis, DateAxis):
-        pairs = _pairs(condition)
-        if not pairs or any(operator in {"~=", "="} for operator, _ in pairs):
-            raise ValueError(f"{condition!r} is not a comparison of dates; write one like '>=2026-01-31'")
-        for _, date in pairs:
-            cutoff(date)
-    else:
-        text = f"{condition!r} compares, but the values of this axis have no order; list values"
-        raise ValueError(text)  # noqa: TRY004 -- callers treat every refusal alike
-
-
-def matching(axis: Axis, values: Iterable[str], condition: str) -> frozenset[str]:
-    """Return the values of an axis that a condition of a rule names.
+def matching(axis: Axis, values: Iterable[str], condition: str) -> tuple[str, ...]:
+    """Return the values of an axis that a condition of a rule names, in their order.
 
     Args:
         axis: The axis as the file has it.
         values: Its concrete values.
-        condition: A value, or a comparison that `check_comparison` has accepted. A text that is itself a
-            value of the axis always means that value.
+        condition: A value or a comparison. A text that is itself a value of the axis always means that value.
+
+    Raises:
+        ValueError: The axis knows no such comparison or date; the message names a remedy.
     """
-    known = list(values)
+    known = tuple(values)
     if condition in known:
-        return frozenset({condition})
+        return (condition,)
+    if _COMPARISON.match(condition):
+        return _compared(axis, known, condition)
+    match axis:
+        case PackageAxis():
+            return tuple(v for v in known if same_version(v, condition, axis.manager))
+        case DateAxis():
+            instant = cutoff(condition)
+            return tuple(v for v in known if cutoff(v) == instant)
+        case CommitAxis():
+            # Both ends by the words of the file, any commit by the beginning of its hash.
+            ends = {axis.from_: known[:1], axis.to: known[-1:]}
+            if condition in ends:
+                return ends[condition]
+            begins = [v for v in known if len(condition) >= _LEAST_DIGITS and v.startswith(condition.lower())]
+            return tuple(begins) if len(begins) == 1 else ()
+    return ()
+
+
+def _compared(axis: Axis, values: Sequence[str], condition: str) -> tuple[str, ...]:
+    """Return the values that a comparison such as `>=2.1,<2.6` names."""
     if isinstance(axis, PackageAxis):
-        if not is_comparison(condition):
-            return frozenset(v for v in known if same_version(v, condition, axis.manager))
         specifier = parse_range(condition)
-        return frozenset(v for v in known if _contains(specifier, v, axis))
-    if isinstance(axis, CommitAxis):
-        # Both ends by the words of the file, any commit by the beginning of its hash.
-        ends = {axis.from_: known[:1], axis.to: known[-1:]}
-        if condition in ends:
-            return frozenset(ends[condition])
-        begins = [v for v in known if len(condition) >= _LEAST_DIGITS and v.startswith(condition.lower())]
-        return frozenset(begins) if len(begins) == 1 else frozenset()
+
+        def contains(version: str) -> bool:
+            try:
+                order_key(version, axis.manager)
+                return specifier.contains(version, prereleases=True)
+            except ValueError:
+                # A conda version outside PEP 440 compares with nothing; it can be named exactly.
+                return False
+
+        return tuple(value for value in values if contains(value))
     if isinstance(axis, DateAxis):
-        pairs = _pairs(condition) or [("==", condition)]
-        return frozenset(
-            v for v in known if all(_compare_dates(v, operator, date) for operator, date in pairs)
-        )
-    return frozenset()
+        found = [(_COMPARISON.match(piece), piece) for piece in condition.split(",")]
+        pairs = [(_COMPARE.get(sign[1]), piece[sign.end() :].strip()) for sign, piece in found if sign]
+        bounds = [(compare, cutoff(date)) for compare, date in pairs if compare]
+        if len(bounds) < len(found):
+            raise ValueError(f"{condition!r} is not a comparison of dates; write one like '>=2026-01-31'")
+        return tuple(value for value in values if all(is_so(cutoff(value), day) for is_so, day in bounds))
+    raise ValueError(f"{condition!r} compares, but the values of this axis have no order; list values")
 
 
-def _contains(specifier: SpecifierSet, version: str, axis: PackageAxis) -> bool:
+def named_value(axis: Axis, values: Sequence[str], text: str) -> str | None:
+    """Return the value of an axis that a text names; None if there is none, or if the text compares."""
+    if _COMPARISON.match(text) and text not in values:
+        return None
     try:
-        order_key(version, axis.manager)
-        return specifier.contains(version, prereleases=True)
+        return next(iter(matching(axis, values, text)), None)
     except ValueError:
-        # A conda version outside PEP 440 compares with nothing; it can be named exactly.
-        return False
+        return None
 
 
-def _pairs(condition: str) -> list[tuple[str, str]]:
-    pairs = []
-    for piece in condition.split(","):
-        match = _COMPARISON.match(piece)
-        if match is None:
-            return []
-        pairs.append((match[1], piece[match.end() :].strip()))
-    return pairs
+def condition_problem(axis: Axis, name: str, condition: str) -> str | None:
+    """Return why a condition cannot be one of a rule about an axis, or None.
+
+    Args:
+        axis: The axis as the file has it; nothing is asked of an index.
+        name: Its name.
+        condition: A value or a comparison.
+    """
+    values = axis.listed
+    if _COMPARISON.match(condition):
+        try:
+            matching(axis, values or (), condition)
+        except ValueError as error:
+            return f"the rule about {name!r}: {error}"
+    elif values is not None and named_value(axis, values, condition) is None:
+        return f"the rule names {condition!r}, which is not on the axis {name!r}; {near(condition, values)}"
+    return None
 
 
-def _compare_dates(value: str, operator: str, date: str) -> bool:
-    a, b = cutoff(value), cutoff(date)
-    return {"<": a < b, "<=": a <= b, ">": a > b, ">=": a >= b, "==": a == b, "!=": a != b}[operator]
+@dataclass(frozen=True, slots=True)
+class Exclusion:
+    """The rule that excludes a combination.
+
+    Attributes:
+        key: Path of the key in the matrix file that excludes it.
+        why: The reason that is shown.
+    """
+
+    key: Path
+    why: str
 
 
 class RuleSet:
@@ -117,45 +142,31 @@ class RuleSet:
         exclude: Collection[Rule],
         include: Collection[Rule],
     ) -> None:
-        self._skip = {
-            name: frozenset().union(*(matching(axis, values[name], c) for c in axis.skip))
-            for name, axis in axes.items()
-            if axis.skip
-        }
-        self._exclude = [(rule, _allowed(axes, values, rule)) for rule in exclude]
-        self._include = [(rule, _allowed(axes, values, rule)) for rule in include]
+        def resolved(name: str, conditions: Iterable[str]) -> frozenset[str]:
+            return frozenset(v for one in conditions for v in matching(axes[name], values[name], one))
 
-    def skipping(self, combination: Combination) -> str | None:
-        """Return the axis whose `skip` excludes a combination, None if none does."""
-        return next((name for name, skipped in self._skip.items() if combination[name] in skipped), None)
+        def allowed(rule: Rule) -> dict[str, frozenset[str]]:
+            return {name: resolved(name, conditions) for name, conditions in rule.when.items()}
 
-    def excluding(self, combination: Combination) -> int | None:
-        """Return the position in `exclude` of the rule that excludes a combination, None if none does."""
-        if any(_matches(combination, allowed) for _, allowed in self._include):
+        self._skip = {name: resolved(name, axis.skip) for name, axis in axes.items() if axis.skip}
+        self._exclude = [(rule.why, allowed(rule)) for rule in exclude]
+        self._include = [allowed(rule) for rule in include]
+
+    def excluding(self, combination: Combination) -> Exclusion | None:
+        """Return what excludes a combination, or None."""
+        for axis, values in self._skip.items():
+            if combination[axis] in values:
+                return Exclusion(
+                    ("axes", axis, "skip"), f"skipped: `skip` of {axis} names {combination[axis]}"
+                )
+        if any(_matches(combination, allowed) for allowed in self._include):
             return None
-        return next((i for i, (_, a) in enumerate(self._exclude) if _matches(combination, a)), None)
-
-    def why_excluded(self, combination: Combination) -> str | None:
-        """Return the reason why a combination is excluded, or None if it is not."""
-        if (axis := self.skipping(combination)) is not None:
-            return f"skipped: `skip` of {axis} names {combination[axis]}"
-        if any(_matches(combination, allowed) for _, allowed in self._include):
-            return None
-        for rule, allowed in self._exclude:
+        for i, (why, allowed) in enumerate(self._exclude):
             if _matches(combination, allowed):
-                return rule.why
+                return Exclusion(("exclude", i), why)
         if self._include and not self._exclude:
-            return "no `include` rule names it"
+            return Exclusion(("include",), "no `include` rule names it")
         return None
-
-
-def _allowed(
-    axes: Mapping[str, Axis], values: Mapping[str, Sequence[str]], rule: Rule
-) -> dict[str, frozenset[str]]:
-    return {
-        name: frozenset().union(*(matching(axes[name], values[name], c) for c in conditions))
-        for name, conditions in rule.when.items()
-    }
 
 
 def _matches(combination: Combination, allowed: Mapping[str, frozenset[str]]) -> bool:

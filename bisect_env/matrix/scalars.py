@@ -9,13 +9,14 @@ from __future__ import annotations
 import re
 import signal
 import unicodedata
+from collections.abc import Callable
 from datetime import UTC, date, datetime, timedelta
 from typing import Annotated, Any
-from urllib.parse import urlsplit
+from urllib.parse import SplitResult, urlsplit
 
 from packaging.requirements import InvalidRequirement, Requirement
 from packaging.utils import canonicalize_name
-from pydantic import AfterValidator, BeforeValidator, Field, WithJsonSchema
+from pydantic import AfterValidator, BeforeValidator, ByteSize, Field, WithJsonSchema
 
 # --------------------------------------------------------------------------------------------------
 # Days and instants of `exclude_newer` and of date axes. Pure; nothing here reads a clock.
@@ -24,7 +25,7 @@ _DAY = re.compile(r"\d{4}-\d{2}-\d{2}")
 _STEP = re.compile(r"(\d+)\s*(d|w|days?|weeks?)?")
 
 MAX_DATES = 10_000
-"""A range with more days than this is a slip of the pen."""
+"""Limit of a range of days."""
 
 
 def cutoff(text: str) -> datetime:
@@ -100,9 +101,7 @@ def days_between(first: str, last: str, step: str) -> tuple[str, ...]:
 
 _SECONDS = {"": 1.0, "ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 _DURATION_PIECE = re.compile(r"(\d+(?:\.\d+)?)\s*(ms|s|m|h|d|)\s*")
-_ENV_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _SLUG = r"[a-z0-9][a-z0-9_-]{0,99}"
-_AXIS_NAME = re.compile(r"[a-z][a-z0-9_-]{0,63}")
 
 MAX_SECONDS = 30 * 86400.0
 
@@ -121,21 +120,6 @@ def parse_duration(text: str) -> float:
     if not 0 < seconds <= MAX_SECONDS:
         raise ValueError(f"{text!r} is no usable duration; choose one above 0 and up to 30 days")
     return seconds
-
-
-def parse_signal(text: str) -> int:
-    """Read a signal from its name (`SIGSEGV`, `segv`) or number.
-
-    Raises:
-        ValueError: This system has no such signal; the message names a remedy.
-    """
-    try:
-        if text.isdigit():
-            return int(signal.Signals(int(text)))
-        name = text.upper() if text.upper().startswith("SIG") else f"SIG{text.upper()}"
-        return int(signal.Signals[name])
-    except (KeyError, ValueError):
-        raise ValueError(f"{text!r} is not a signal; write one like SIGSEGV or 11") from None
 
 
 def _duration(value: Any) -> Any:
@@ -171,28 +155,29 @@ def _like(pattern: str, words: str) -> AfterValidator:
     return AfterValidator(check)
 
 
-def check_axis_name(value: str) -> str:
-    """Return the name if it can be an axis, a placeholder and an environment variable.
+def _readable(read: Callable[[str], Any]) -> AfterValidator:
+    """Return a validator that keeps a text which a function can read."""
 
-    Raises:
-        ValueError: It cannot; the message names a remedy.
-    """
-    if not _AXIS_NAME.fullmatch(value):
-        raise ValueError(
-            f"{value!r} is not usable as the name of an axis; "
-            "begin with a small letter, go on with small letters, digits, - and _ (64 at most)"
-        )
-    return value
+    def check(value: str) -> str:
+        read(value)
+        return value
+
+    return AfterValidator(check)
 
 
-def _env_name(value: str) -> str:
-    if not _ENV_NAME.fullmatch(value):
-        raise ValueError(
-            f"{value!r} cannot name an environment variable; use letters, digits and _, no digit first"
-        )
+def _is_free(value: str) -> str:
     if value.upper().startswith("BISECT_ENV_"):
         raise ValueError(f"{value!r} is taken: BISECT_ENV_* holds the axes; choose another name")
     return value
+
+
+def _no_login(url: SplitResult, what: str, remedy: str, *, may_name_user: bool = False) -> None:
+    """Refuse an address with a password, and one with a user name that may be a token."""
+    if url.password or (url.username and not may_name_user):
+        raise ValueError(
+            f"the address of the {what} holds a user name or password, and this file is shared; "
+            f"remove it and put it into {remedy}"
+        )
 
 
 def _requirement(value: str) -> str:
@@ -214,11 +199,11 @@ def _channel(value: str) -> str:
     if not re.fullmatch(r"[\w./][\w.~:/@%+=&?#,!\[\]-]*", value):
         raise ValueError(f"{value!r} is not a channel; write a name, an address or a folder")
     if "://" in value:
-        url = urlsplit(value)
-        if url.username or url.password or re.search(r"/t/[^/]+/", url.path):
+        url, files = urlsplit(value), "~/.condarc or rattler's authentication file"
+        _no_login(url, "channel", files)
+        if re.search(r"/t/[^/]+/", url.path):
             raise ValueError(
-                "the address of a channel holds a password or token, and this file is shared; "
-                "put it into ~/.condarc or rattler's authentication file"
+                f"the address of the channel holds a token, and this file is shared; use {files}"
             )
     return value
 
@@ -242,17 +227,7 @@ def _index_url(value: str) -> str:
     # `urlsplit` takes line breaks out in silence, and a shell knows what `;` means: they have no place here.
     if not is_address or not re.fullmatch(r"[\w.~:/?#\[\]@!&,=%+-]+", value):
         raise ValueError(f"{value!r} is not the address of an index; write one that begins with https://")
-    if url.username or url.password:
-        raise ValueError(
-            "the address of the index holds a user name or password, and this file is shared; "
-            "remove it and put it into ~/.netrc or a keyring"
-        )
-    return value
-
-
-def _index_name(value: str) -> str:
-    if not re.fullmatch(r"[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?", value):
-        raise ValueError(f"{value!r} is not the name of an index; use letters, digits, '.', '_' and '-'")
+    _no_login(url, "index", "~/.netrc or a keyring")
     return value
 
 
@@ -272,11 +247,8 @@ def _repository(value: str) -> str:
         url = urlsplit(value)
         if url.scheme not in {"https", "http", "ssh", "git", "file"}:
             raise ValueError(f"git is not asked by {url.scheme}; write an address that begins with https://")
-        if url.password or (url.username and url.scheme in {"http", "https"}):
-            raise ValueError(
-                "the address of the repository holds a user name or password, and this file is shared; "
-                "remove it and put it into ~/.netrc or a credential helper of git"
-            )
+        files = "~/.netrc or a credential helper of git"
+        _no_login(url, "repository", files, may_name_user=url.scheme not in {"http", "https"})
     return value
 
 
@@ -294,27 +266,9 @@ def _subdirectory(value: str) -> str:
     return "/".join(part for part in parts if part not in ("", "."))
 
 
-_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([kmgt]?)(i?)b?", re.IGNORECASE)
-
-
-def _bytes(value: Any) -> Any:
-    found = _SIZE.fullmatch(str(value).strip()) if isinstance(value, str | int) else None
-    if found is None or isinstance(value, bool):
-        raise ValueError(f"{value!r} is not a size; write one like 8GB or 512MiB")
-    step = 1024 if found[3] else 1000
-    size = int(float(found[1]) * step ** " kmgt".index(found[2].lower() or " "))
-    if size < 1_000_000:
-        raise ValueError(f"{value!r} is less than any build needs; write a size like 8GB")
-    return size
-
-
-def _date(value: str) -> str:
-    cutoff(value)
-    return value
-
-
-def _day(value: str) -> str:
-    parse_day(value)
+def _enough_memory(value: ByteSize) -> ByteSize:
+    if value < 1_000_000:
+        raise ValueError(f"{int(value)} bytes are less than any build needs; write a size like 8GB")
     return value
 
 
@@ -326,7 +280,16 @@ def _step_of_days(value: Any) -> Any:
 
 
 def _signal(value: Any) -> Any:
-    return parse_signal(str(value)) if isinstance(value, str | int) else value
+    """Read a signal from its name (`SIGSEGV`, `segv`) or number."""
+    if not isinstance(value, str | int):
+        return value
+    text = str(value).upper()
+    try:
+        return int(
+            signal.Signals(int(text)) if text.isdigit() else signal.Signals[f"SIG{text.removeprefix('SIG')}"]
+        )
+    except (KeyError, ValueError):
+        raise ValueError(f"{str(value)!r} is not a signal; write one like SIGSEGV or 11") from None
 
 
 def package_of(requirement: str) -> str:
@@ -345,7 +308,22 @@ Slug = Annotated[
     _like(_SLUG, "usable as a name; use small letters, digits, - and _ (100 at most)"),
     WithJsonSchema({"type": "string", "pattern": _SLUG}),
 ]
-EnvName = Annotated[str, AfterValidator(_env_name)]
+AxisName = Annotated[
+    str,
+    _like(
+        r"[a-z][a-z0-9_-]{0,63}",
+        "usable as the name of an axis; begin with a small letter, go on with small letters, digits, - and _ "
+        "(64 at most)",
+    ),
+]
+EnvName = Annotated[
+    str,
+    _like(
+        r"[A-Za-z_][A-Za-z0-9_]*",
+        "the name of an environment variable; use letters, digits and _, no digit first",
+    ),
+    AfterValidator(_is_free),
+]
 PypiRequirement = Annotated[str, AfterValidator(_one_line), AfterValidator(_requirement)]
 CondaSpec = Annotated[
     str,
@@ -376,10 +354,16 @@ ImageName = Annotated[
     _like(r"[A-Za-z0-9{][A-Za-z0-9._:/@{}-]*", "the name of an image; write one like python:3.12-slim"),
 ]
 IndexUrl = Annotated[str, AfterValidator(_index_url)]
-IndexName = Annotated[str, AfterValidator(_index_name)]
+IndexName = Annotated[
+    str,
+    _like(
+        r"[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?",
+        "the name of an index; use letters, digits, '.', '_' and '-'",
+    ),
+]
 FindLinks = Annotated[str, AfterValidator(_not_blank), AfterValidator(_find_links)]
-DateText = Annotated[str, AfterValidator(_date)]
-DayText = Annotated[str, AfterValidator(_day)]
+DateText = Annotated[str, _readable(cutoff)]
+DayText = Annotated[str, _readable(parse_day)]
 StepText = Annotated[str, BeforeValidator(_step_of_days), WithJsonSchema({"type": ["string", "integer"]})]
 Seconds = Annotated[
     float,
@@ -396,5 +380,5 @@ Revision = Annotated[
     str, AfterValidator(_not_blank), AfterValidator(_revision), WithJsonSchema({"type": ["string", "number"]})
 ]
 Subdirectory = Annotated[str, AfterValidator(_subdirectory)]
-Bytes = Annotated[int, BeforeValidator(_bytes), WithJsonSchema({"type": ["integer", "string"]})]
+Bytes = Annotated[ByteSize, AfterValidator(_enough_memory), WithJsonSchema({"type": ["integer", "string"]})]
 ExitStatus = Annotated[int, Field(ge=1, le=255)]

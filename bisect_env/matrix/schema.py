@@ -1,6 +1,6 @@
 """The matrix file, version 1, as a whole: its axes, its trial, its search, and its JSON schema.
 
-What one key alone can get wrong is refused here; what two keys get wrong together is in `checks`.
+A model refuses what one key alone can get wrong. `contradictions` finds keys that do not fit each other.
 """
 
 from __future__ import annotations
@@ -10,10 +10,10 @@ import json
 import re
 import shlex
 import string
-from collections.abc import Mapping, Sequence
-from datetime import datetime
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from pathlib import PurePosixPath
-from typing import Annotated, Any, Literal, Self, get_args
+from typing import Annotated, Any, ClassVar, Literal, Self, TypeVar, get_args
 
 from packaging.utils import canonicalize_name
 from pydantic import (
@@ -35,6 +35,7 @@ from pydantic_core import CoreSchema
 from bisect_env.matrix.grid import AxisKind, Direction
 from bisect_env.matrix.interpreter import can_repeat
 from bisect_env.matrix.scalars import (
+    AxisName,
     BuildPattern,
     Bytes,
     ChannelName,
@@ -61,7 +62,6 @@ from bisect_env.matrix.scalars import (
     Value,
     VersionText,
     VirtualPackage,
-    check_axis_name,
     cutoff,
     days_between,
 )
@@ -73,7 +73,6 @@ from bisect_env.matrix.versions import (
     check_version,
     order_key,
     parse_range,
-    same_version,
 )
 
 # --------------------------------------------------------------------------------------------------
@@ -81,7 +80,7 @@ from bisect_env.matrix.versions import (
 
 
 class StrictModel(BaseModel):
-    """Frozen, and refuses keys that it does not know: a misspelt key must never be ignored."""
+    """A frozen model that refuses unknown keys: a misspelt key must never be ignored."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, defer_build=True)
 
@@ -104,17 +103,51 @@ def _texts(value: Any) -> Any:
     return (value,) if isinstance(value, str) else value
 
 
-Skipped = Annotated[
-    tuple[Value, ...],
+_T = TypeVar("_T")
+OneOrMany = Annotated[
+    tuple[_T, ...],
     BeforeValidator(_texts),
     WithJsonSchema({"type": ["string", "number", "array"], "items": {"type": ["string", "number"]}}),
 ]
-"""Values that are not to be tried: a list, or a comparison such as `<3.10`."""
-_SKIP = "Values that are not to be tried, such as ['3.1.2'] or '<3.2'; what was measured stays."
+"""A list of texts, or one text, which stands for a list of one."""
 
 
-class PackageAxis(StrictModel):
+def _refuse_twice(what: str, values: Iterable[str], key: Callable[[str], Any]) -> None:
+    """Raise an error if two values have the same key."""
+    # Sorting is stable: of two equal values the one written first comes first.
+    ordered = sorted(((key(value), value) for value in values), key=lambda pair: pair[0])
+    for (known, earlier), (found, value) in itertools.pairwise(ordered):
+        if found == known:
+            same = "stands twice" if earlier == value else f"is the same as {earlier!r}"
+            raise ValueError(f"{what} {value!r} {same}; remove one")
+
+
+class AxisModel(StrictModel):
+    """The keys that axes of all kinds have."""
+
+    kind: ClassVar[AxisKind]
+
+    direction: Direction = Field(default=Direction.REGRESSION, description="Where the bad values may lie.")
+    skip: OneOrMany[Value] = Field(
+        default=(),
+        description="Values that are not to be tried, such as ['3.1.2'] or '<3.2'; what was measured stays.",
+    )
+
+    @property
+    def listed(self) -> tuple[str, ...] | None:
+        """Return the values in their final order; None if an index or a repository has to be queried."""
+        return None
+
+    @property
+    def uses_conda(self) -> bool:
+        """Return whether the axis names conda packages."""
+        return False
+
+
+class PackageAxis(AxisModel):
     """An axis whose values are exact versions of one package."""
+
+    kind: ClassVar = AxisKind.PACKAGE
 
     package: PackageName = Field(description="Name of the package; `python` is the interpreter itself.")
     manager: Manager = Field(default=Manager.PYPI, description="Where the package comes from.")
@@ -137,8 +170,6 @@ class PackageAxis(StrictModel):
     )
     prereleases: bool = Field(default=False, description="Of a range: take pre-releases too.")
     yanked: bool = Field(default=False, description="Of a range: take withdrawn releases too.")
-    direction: Direction = Field(default=Direction.REGRESSION, description="Where the bad versions may lie.")
-    skip: Skipped = Field(default=(), description=_SKIP)
 
     @field_validator("versions")
     @classmethod
@@ -149,12 +180,7 @@ class PackageAxis(StrictModel):
             return versions
         for version in versions:
             check_version(version, manager)
-        # Sorting is stable: of two equal versions the one written first comes first.
-        ordered = sorted(versions, key=lambda version: order_key(version, manager))
-        for earlier, version in itertools.pairwise(ordered):
-            if same_version(earlier, version, manager):
-                same = "stands twice" if earlier == version else f"is the same as {earlier!r}"
-                raise ValueError(f"version {version!r} {same}; remove one")
+        _refuse_twice("version", versions, partial(order_key, manager=manager))
         return versions
 
     @model_validator(mode="after")
@@ -175,48 +201,51 @@ class PackageAxis(StrictModel):
         return self
 
     @property
-    def kind(self) -> AxisKind:
-        """Always `AxisKind.PACKAGE`."""
-        return AxisKind.PACKAGE
+    def listed(self) -> tuple[str, ...] | None:
+        """Return the versions of a list, ascending; None for a range."""
+        if isinstance(self.versions, str):
+            return None
+        return tuple(sorted(self.versions, key=lambda version: order_key(version, self.manager)))
+
+    @property
+    def uses_conda(self) -> bool:
+        """Return whether the package is a conda package."""
+        return self.manager is Manager.CONDA
 
     @property
     def is_python(self) -> bool:
-        """Whether this axis is the interpreter."""
+        """Return whether this axis is the interpreter."""
         return self.canonical_package == "python"
 
     @property
     def canonical_package(self) -> str:
-        """The package's name as its manager writes it: to conda `a_b` and `a-b` are two packages."""
+        """Return the package's name as its manager writes it; to conda `a_b` and `a-b` are two packages."""
         return self.package.lower() if self.manager is Manager.CONDA else str(canonicalize_name(self.package))
 
 
-class ValueAxis(StrictModel):
+class ValueAxis(AxisModel):
     """An axis whose values reach the script and leave the environment as it is."""
+
+    kind: ClassVar = AxisKind.VALUE
 
     values: Annotated[tuple[Value, ...], Field(min_length=1)] = Field(
         description="The values in their order; they reach the script as BISECT_ENV_<AXIS> and as {axis}."
     )
-    direction: Direction = Field(default=Direction.REGRESSION, description="Where the bad values may lie.")
-    skip: Skipped = Field(default=(), description=_SKIP)
 
     @field_validator("values")
     @classmethod
     def _no_duplicates(cls, values: tuple[str, ...]) -> tuple[str, ...]:
-        seen: set[str] = set()
-        for value in values:
-            if value in seen:
-                raise ValueError(f"value {value!r} stands twice; remove one")
-            seen.add(value)
+        _refuse_twice("value", values, str)
         return values
 
     @property
-    def kind(self) -> AxisKind:
-        """Always `AxisKind.VALUE`."""
-        return AxisKind.VALUE
+    def listed(self) -> tuple[str, ...]:
+        """Return the values, as written."""
+        return self.values
 
 
 class DateRange(StrictModel):
-    """Every so many days from one day to another, both included."""
+    """A range of days, both ends included."""
 
     from_: DayText = Field(alias="from", description="First day.")
     to: DayText = Field(description="Last day; it belongs to the axis even where the step would miss it.")
@@ -229,77 +258,73 @@ class DateRange(StrictModel):
 
     @property
     def days(self) -> tuple[str, ...]:
-        """All days, ascending."""
+        """Return all days, ascending."""
         return days_between(self.from_, self.to, self.step)
 
 
-class DateAxis(StrictModel):
+class DateAxis(AxisModel):
     """An axis of days: what is not pinned is resolved as the index stood then."""
+
+    kind: ClassVar = AxisKind.DATE
 
     dates: Annotated[
         Annotated[tuple[DateText, ...], Field(min_length=1), Tag("list")]
         | Annotated[DateRange, Tag("range")],
         Discriminator(_list_or_mapping),
     ] = Field(description="A list of days or instants, or {from, to, step}. A day counts whole.")
-    direction: Direction = Field(default=Direction.REGRESSION, description="Where the bad days may lie.")
-    skip: Skipped = Field(default=(), description=_SKIP)
 
     @field_validator("dates")
     @classmethod
     def _no_duplicates(cls, dates: tuple[str, ...] | DateRange) -> Any:
-        seen: dict[datetime, str] = {}
-        for i, date in enumerate(() if isinstance(dates, DateRange) else dates):
-            earlier = seen.setdefault(cutoff(date), date)
-            if len(seen) <= i:
-                same = "stands twice" if earlier == date else f"is the same as {earlier!r}"
-                raise ValueError(f"date {date!r} {same}; remove one")
+        if not isinstance(dates, DateRange):
+            _refuse_twice("date", dates, cutoff)
         return dates
 
     @property
-    def kind(self) -> AxisKind:
-        """Always `AxisKind.DATE`."""
-        return AxisKind.DATE
-
-    @property
-    def expanded(self) -> tuple[str, ...]:
-        """All dates, ascending."""
+    def listed(self) -> tuple[str, ...]:
+        """Return all dates, ascending."""
         if isinstance(self.dates, DateRange):
             return self.dates.days
         return tuple(sorted(self.dates, key=cutoff))
 
 
-class WholeEnvironment(StrictModel):
+class Packages(StrictModel):
+    """Packages in an environment, beside those of the axes."""
+
+    pypi: tuple[PypiRequirement, ...] = Field(default=(), description="Requirements such as 'numpy<2'.")
+    conda: tuple[CondaSpec, ...] = Field(default=(), description="Specs such as 'cuda-version 12.8'.")
+
+
+class WholeEnvironment(Packages):
     """One value of an environment axis: packages that stand in it, beside those of the file."""
 
     python: VersionText | None = Field(
         default=None, description="Version of Python; with conda, name it among the packages instead."
     )
-    pypi: tuple[PypiRequirement, ...] = Field(default=(), description="Requirements such as 'numpy==2.2.6'.")
-    conda: tuple[CondaSpec, ...] = Field(default=(), description="Specs such as 'numpy ==2.2.6 py312_0'.")
 
 
-class EnvironmentAxis(StrictModel):
+class EnvironmentAxis(AxisModel):
     """An axis whose values are whole lists of packages, such as two locks between which something broke."""
+
+    kind: ClassVar = AxisKind.ENVIRONMENT
 
     environments: Annotated[dict[Value, WholeEnvironment], Field(min_length=1)] = Field(
         description="Name to {python, pypi, conda}, in their order; `bisect-env between` writes such an axis."
     )
-    direction: Direction = Field(default=Direction.REGRESSION, description="Where the bad ones may lie.")
-    skip: Skipped = Field(default=(), description=_SKIP)
 
     @property
-    def kind(self) -> AxisKind:
-        """Always `AxisKind.ENVIRONMENT`."""
-        return AxisKind.ENVIRONMENT
-
-    @property
-    def values(self) -> tuple[str, ...]:
-        """The names, in their order."""
+    def listed(self) -> tuple[str, ...]:
+        """Return the names, in their order."""
         return tuple(self.environments)
+
+    @property
+    def uses_conda(self) -> bool:
+        """Return whether an environment names conda packages."""
+        return any(one.conda for one in self.environments.values())
 
 
 class CommitBuild(StrictModel):
-    """How commits are built."""
+    """Settings for building commits."""
 
     env: dict[EnvName, Value] = Field(
         default_factory=dict,
@@ -331,8 +356,10 @@ class CommitBuild(StrictModel):
     )
 
 
-class CommitAxis(StrictModel):
+class CommitAxis(AxisModel):
     """An axis whose values are commits that one package is built from."""
+
+    kind: ClassVar = AxisKind.COMMIT
 
     git: RepositoryName = Field(
         description="Address of the repository, or path of a clone, relative to this file; it is read alone."
@@ -348,55 +375,37 @@ class CommitAxis(StrictModel):
         default="", description="Where in the repository the package is built."
     )
     build: CommitBuild = Field(default_factory=CommitBuild, description="How commits are built.")
-    direction: Direction = Field(default=Direction.REGRESSION, description="Where the bad commits may lie.")
-    skip: Skipped = Field(default=(), description="Hashes of commits that are not to be tried.")
-
-    @property
-    def kind(self) -> AxisKind:
-        """Always `AxisKind.COMMIT`."""
-        return AxisKind.COMMIT
 
     @property
     def canonical_package(self) -> str:
-        """The package's normalised name."""
+        """Return the package's normalised name."""
         return str(canonicalize_name(self.package))
 
 
-_NEITHER = "neither"
-_TELLING_KEYS = (
-    ("git", "commit-axis"),
-    ("package", "package-axis"),
-    ("values", "value-axis"),
-    ("dates", "date-axis"),
-    ("environments", "environment-axis"),
-    ("versions", "package-axis"),
-)
-_TAGS: dict[type, str] = {
-    PackageAxis: "package-axis",
-    ValueAxis: "value-axis",
-    DateAxis: "date-axis",
-    EnvironmentAxis: "environment-axis",
-    CommitAxis: "commit-axis",
+_TOLD_BY: dict[str, type[AxisModel]] = {
+    "git": CommitAxis,
+    "package": PackageAxis,
+    "values": ValueAxis,
+    "dates": DateAxis,
+    "environments": EnvironmentAxis,
+    "versions": PackageAxis,
 }
 
 
 def _axis_kind(value: Any) -> str:
-    """Return which kind an axis is, told by the key that only this kind has."""
+    """Return the name of an axis's model, told by a key that only this kind of axis has; "" if none is."""
     if isinstance(value, BaseModel):
-        return _TAGS.get(type(value), _NEITHER)
+        return type(value).__name__
     keys = value if isinstance(value, Mapping) else {}
-    for key, kind in _TELLING_KEYS:
-        if key in keys:
-            return kind
-    return _NEITHER
+    return next((model.__name__ for key, model in _TOLD_BY.items() if key in keys), "")
 
 
 Axis = Annotated[
-    Annotated[PackageAxis, Tag("package-axis")]
-    | Annotated[ValueAxis, Tag("value-axis")]
-    | Annotated[DateAxis, Tag("date-axis")]
-    | Annotated[EnvironmentAxis, Tag("environment-axis")]
-    | Annotated[CommitAxis, Tag("commit-axis")],
+    Annotated[PackageAxis, Tag(PackageAxis.__name__)]
+    | Annotated[ValueAxis, Tag(ValueAxis.__name__)]
+    | Annotated[DateAxis, Tag(DateAxis.__name__)]
+    | Annotated[EnvironmentAxis, Tag(EnvironmentAxis.__name__)]
+    | Annotated[CommitAxis, Tag(CommitAxis.__name__)],
     Discriminator(
         _axis_kind,
         custom_error_type="axis_kind",
@@ -421,7 +430,7 @@ SKIP_EXIT_CODE = 125
 
 
 class TargetRule(StrictModel):
-    """Which failures are the one that the study is about; every condition given must hold.
+    """The failures that a study looks for; every condition given must hold.
 
     `signals` narrows crashes, `exit_codes` narrows exit-fail and import-error, `output` and `signature`
     narrow all.
@@ -504,11 +513,11 @@ def _split_command(value: Any) -> Any:
 
 _MOST_ON_A_GPU = 32
 SHARING_DISTURBS = frozenset({"cuda-oom", "cuda-init"})
-"""Outcomes that no trial on a shared GPU can be held to: they are what running beside others looks like."""
+"""Outcomes that trials beside others on one GPU can cause; they cannot be the target there."""
 
 
 def _whole_or_share(value: float) -> float:
-    """Whole GPUs are an `int`, so that they are written as one."""
+    """Return a number of GPUs; whole numbers as `int`, so that they are written as such."""
     if value >= 1 and value != int(value):
         raise ValueError(
             "a trial needs whole GPUs (1, 2, ...) or a share of one (0.5, 0.25, ...); write either"
@@ -519,7 +528,7 @@ def _whole_or_share(value: float) -> float:
 
 
 class Trial(StrictModel):
-    """How the script is run once."""
+    """Settings for one run of the script."""
 
     command: Annotated[
         tuple[str, ...],
@@ -530,11 +539,7 @@ class Trial(StrictModel):
         description="Program and arguments, as one text (split as a shell would) or a list. "
         "`{axis}` stands for the axis's value, `{{` and `}}` for braces. Default: python and the first file.",
     )
-    files: Annotated[
-        tuple[Text, ...],
-        BeforeValidator(_texts),
-        WithJsonSchema({"type": ["string", "array"], "items": {"type": "string"}}),
-    ] = Field(
+    files: OneOrMany[Text] = Field(
         default=(),
         description="Files the script needs, relative to the matrix file; they keep their relative paths.",
     )
@@ -559,11 +564,7 @@ class Trial(StrictModel):
         description="GPUs that one trial needs; below 1, the share of one, such as 0.25 for four trials on "
         "each GPU at the same time. Nothing divides its memory among them.",
     )
-    allow_host: Annotated[
-        tuple[Text, ...],
-        BeforeValidator(_texts),
-        WithJsonSchema({"type": ["string", "array"], "items": {"type": "string"}}),
-    ] = Field(
+    allow_host: OneOrMany[Text] = Field(
         default=(),
         description="Programs that are meant to be the host's, such as [make]: names or paths. Any other "
         "program of `command` has to be the environment's; shells may always be the host's.",
@@ -589,12 +590,12 @@ class Trial(StrictModel):
 
     @property
     def effective_command(self) -> tuple[str, ...]:
-        """The command with its default filled in, placeholders as they are."""
-        return self.command or ("python", _braces_kept(self.files[0]))
+        """Return the command with its default filled in, placeholders as they are."""
+        return self.command or ("python", braces_kept(self.files[0]))
 
     @property
     def scripts(self) -> tuple[str, ...]:
-        """Arguments that name a script beside the matrix file: carried even where `files` lacks them."""
+        """Return the arguments that name a script; they are copied even if `files` lacks them."""
         return tuple(
             word
             for word in self.effective_command
@@ -606,12 +607,13 @@ class Trial(StrictModel):
 
     @property
     def file_names(self) -> tuple[str, ...]:
-        """Every file to carry, `files` first, in normal form and without duplicates."""
+        """Return every file to copy, `files` first, in normal form and without duplicates."""
         names = (*self.files, *(unbraced(script) for script in self.scripts))
         return tuple(dict.fromkeys(str(PurePosixPath(name)) for name in names))
 
 
-def _braces_kept(text: str) -> str:
+def braces_kept(text: str) -> str:
+    """Return a text with its braces doubled, so that none of them begins a placeholder."""
     return text.replace("{", "{{").replace("}", "}}")
 
 
@@ -667,13 +669,6 @@ def variable(axis: str) -> str:
 Platform = Literal["linux-64", "linux-aarch64", "linux-ppc64le", "osx-64", "osx-arm64", "win-64"]
 
 
-class Packages(StrictModel):
-    """Packages in every environment, beside those of the axes."""
-
-    pypi: tuple[PypiRequirement, ...] = Field(default=(), description="Requirements such as 'numpy<2'.")
-    conda: tuple[CondaSpec, ...] = Field(default=(), description="Specs such as 'cuda-version 12.8'.")
-
-
 def _list_is_pypi(value: Any) -> Any:
     if isinstance(value, str):
         raise ValueError(f"this should be a list, not {value!r}; write [{value}]")  # noqa: TRY004
@@ -692,7 +687,7 @@ def _names_or_flag(value: Any) -> Any:
 
 
 class ContainerExecutor(StrictModel):
-    """Trials run in containers."""
+    """Settings for running trials in containers."""
 
     kind: Literal["container"] = Field(description="In containers of podman or docker.")
     image: ImageName = Field(
@@ -704,19 +699,16 @@ class ContainerExecutor(StrictModel):
 
 
 class _OrListOfRequirements:
-    """Says in the JSON schema what `_list_is_pypi` allows."""
+    """Adds to the JSON schema the list that `_list_is_pypi` allows."""
 
     def __get_pydantic_json_schema__(self, core: CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:
         return {"anyOf": [handler(core), {"type": "array", "items": {"type": "string"}}]}
 
 
-Engine = Literal["rattler", "conda-lock"]
-
-
 class Solver(StrictModel):
-    """How a combination becomes an environment."""
+    """Settings for solving the environment of a combination."""
 
-    engine: Engine = Field(
+    engine: Literal["rattler", "conda-lock"] = Field(
         default="rattler",
         description="What solves conda packages: rattler, or conda-lock with the conda or micromamba here.",
     )
@@ -747,37 +739,17 @@ class Solver(StrictModel):
         return package in {canonicalize_name(name) for name in self.allow_source}
 
 
-def _text_is_engine(value: Any) -> Any:
-    return {"engine": value} if isinstance(value, str) else value
-
-
-class _OrEngine:
-    """Says in the JSON schema what `_text_is_engine` allows."""
-
-    def __get_pydantic_json_schema__(self, core: CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:
-        return {"anyOf": [handler(core), {"type": "string", "enum": list(get_args(Engine))}]}
-
-
-Condition = Annotated[
-    tuple[Value, ...],
-    BeforeValidator(_texts),
-    Field(min_length=1),
-    WithJsonSchema({"type": ["string", "number", "array"], "items": {"type": ["string", "number"]}}),
-]
-"""One value, a list of values, or a comparison such as `<3.10`; several mean any of them."""
-
-
 class Rule(StrictModel):
-    """Takes combinations out of the matrix, or wins them back."""
+    """A rule that excludes combinations, or includes them again."""
 
-    when: Annotated[dict[str, Condition], Field(min_length=1)] = Field(
+    when: Annotated[dict[str, Annotated[OneOrMany[Value], Field(min_length=1)]], Field(min_length=1)] = Field(
         description="Axis to a value, a list of values, or a comparison; all axes named must match."
     )
     why: Text = Field(description="The reason, shown wherever the combination is missing.")
 
 
 class SearchLimits(StrictModel):
-    """When the search may stop."""
+    """Settings of the search, and the limits at which it stops."""
 
     confidence: float = Field(
         default=0.95,
@@ -824,9 +796,6 @@ def _known_version(value: Any) -> Any:
     raise ValueError(f"{value!r} is not a format that this release reads; write version: 1")
 
 
-AxisName = Annotated[str, AfterValidator(check_axis_name)]
-
-
 class FurtherIndex(StrictModel):
     """A package index that is asked beside the default one."""
 
@@ -855,9 +824,7 @@ class MatrixFile(StrictModel):
         default_factory=Packages,
         description="In every environment: a list of PyPI requirements, or {pypi: [...], conda: [...]}.",
     )
-    solver: Annotated[Solver, BeforeValidator(_text_is_engine), _OrEngine()] = Field(
-        default_factory=Solver, description="How environments are solved; a text is short for `engine`."
-    )
+    solver: Solver = Field(default_factory=Solver, description="How environments are solved.")
     channels: tuple[ChannelName, ...] = Field(
         default=(), description="conda channels, most important first; a package comes from the first."
     )
@@ -887,7 +854,8 @@ class MatrixFile(StrictModel):
     exclude: tuple[Rule, ...] = Field(default=(), description="Combinations to leave out.")
     include: tuple[Rule, ...] = Field(
         default=(),
-        description="Combinations to win back from `exclude`; without `exclude`, the only ones to keep.",
+        description="Combinations to keep although `exclude` names them; without `exclude`, "
+        "the only ones to keep.",
     )
     good: dict[str, Value] | None = Field(
         default=None, description="A combination known to be good; axes with one value may be left out."
@@ -901,24 +869,14 @@ class MatrixFile(StrictModel):
     trial: Trial = Field(description="How the script is run once.")
     search: SearchLimits = Field(default_factory=SearchLimits, description="When the search may stop.")
 
-    @model_validator(mode="after")
-    def _axes_name_known_indexes(self) -> Self:
-        for name, axis in self.axes.items():
-            if isinstance(axis, PackageAxis) and axis.index is not None and axis.index not in self.indexes:
-                known = ", ".join(self.indexes) or "none"
-                raise ValueError(
-                    f"axes.{name}: there is no index {axis.index!r} in `indexes` ({known}); add it there"
-                )
-        return self
-
     @property
     def package_indexes(self) -> tuple[PackageIndex, ...]:
-        """The further indexes."""
+        """Return the further indexes."""
         return tuple(PackageIndex(name, one.url, one.explicit) for name, one in self.indexes.items())
 
     @property
     def image_is_environment(self) -> bool:
-        """Whether trials run in what an image holds, so that nothing is locked but the image."""
+        """Return whether the image is the environment, so that no packages are locked."""
         return self.executor is not None and not (
             any(not isinstance(axis, ValueAxis) for axis in self.axes.values())
             or self.packages.pypi
@@ -927,13 +885,8 @@ class MatrixFile(StrictModel):
 
     @property
     def uses_conda(self) -> bool:
-        """Whether environments are conda's: Python then comes from there, too."""
-        axes = self.axes.values()
-        return bool(self.packages.conda) or any(
-            (isinstance(axis, PackageAxis) and axis.manager is Manager.CONDA)
-            or (isinstance(axis, EnvironmentAxis) and any(one.conda for one in axis.environments.values()))
-            for axis in axes
-        )
+        """Return whether environments are conda's; Python then comes from a channel, too."""
+        return bool(self.packages.conda) or any(axis.uses_conda for axis in self.axes.values())
 
 
 # --------------------------------------------------------------------------------------------------

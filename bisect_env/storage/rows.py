@@ -19,8 +19,9 @@ from bisect_env.answers.explanation import Explanation
 from bisect_env.answers.verdict_document import AnswerPart, VerdictDocument
 from bisect_env.environments.lock import Lock, LockFileError
 from bisect_env.matrix.grid import AxisKind, Combination, Direction
-from bisect_env.matrix.secrets import shared_matrix_text, without_credentials, without_passwords
+from bisect_env.matrix.shared_text import shared_matrix_text
 from bisect_env.matrix.signatures import read_signature
+from bisect_env.secrets import without_credentials, without_passwords
 from bisect_env.storage.entries import (
     AMPLIFIED,
     BUILD_FAILED,

@@ -14,7 +14,7 @@ from sqlalchemy.engine import Dialect
 from sqlalchemy.types import TypeDecorator
 
 from bisect_env.errors import StorageError
-from bisect_env.matrix.secrets import without_passwords
+from bisect_env.secrets import without_passwords
 
 _Member = TypeVar("_Member", bound=StrEnum)
 

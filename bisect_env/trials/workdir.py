@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 from bisect_env.containers.engine import ask
-from bisect_env.matrix.secrets import passed_on, without_proxy_logins
+from bisect_env.secrets import passed_on, without_proxy_logins
 from bisect_env.temporary import FULL, TRIAL, Once, left_behind, make_held
 from bisect_env.trials.records import TrialFile
 

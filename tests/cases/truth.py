@@ -10,7 +10,6 @@ from typing import Any
 
 from packaging.specifiers import SpecifierSet
 
-from bisect_env.matrix.contradictions import listed_values
 from bisect_env.matrix.grid import Direction
 from bisect_env.matrix.load import load_matrix
 
@@ -91,7 +90,7 @@ class Truth:
     @classmethod
     def load(cls, name: str) -> Truth:
         file = load_matrix(MATRICES / f"{name}.yaml").file
-        axes = {axis: listed_values(spec) or () for axis, spec in file.axes.items()}
+        axes = {axis: spec.listed or () for axis, spec in file.axes.items()}
         target = frozenset(file.trial.bad.outcomes)
         lines = (TRUTH / f"{SHARED_TRUTH.get(name, name)}.jsonl").read_text(encoding="utf-8").splitlines()
         cells = [_cell(json.loads(line), target) for line in lines]

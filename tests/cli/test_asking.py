@@ -215,7 +215,7 @@ def test_a_script_says_what_it_needs_itself(user: Asking) -> None:
         (("app",), "'app' is no matrix file and no study"),
         (("repro.py",), "repro.py is a script: the package that is asked about is missing"),
         (("app>=1",), "nothing to run was given"),
-        (("app>=1", "repo.py"), "the script repo.py does not exist; beside it lies repro.py"),
+        (("app>=1", "repo.py"), "did you mean 'repro.py'?"),
         (("app>=90", "repro.py"), "the index has 1 to 7"),
         (("ap>=1", "repro.py"), "did you mean app?"),
         (("app=>1", "repro.py"), "'app=>1' is no package with versions"),

@@ -9,7 +9,7 @@ from urllib.parse import quote
 import pytest
 
 from bisect_env import cli
-from bisect_env.matrix.secrets import without_passwords_in_code
+from bisect_env.secrets import without_passwords_in_code
 from bisect_env.storage.store import Store
 from tests.cli.calls import RunCommand
 from tests.report.samples import orjson_study, orjson_verdict

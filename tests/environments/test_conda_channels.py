@@ -22,7 +22,7 @@ from bisect_env.environments.settings import (
 )
 from bisect_env.environments.validation import cuda_version, virtual_packages
 from bisect_env.errors import IndexUnavailableError, InfrastructureError, UsageError
-from bisect_env.matrix.secrets import public_channel
+from bisect_env.secrets import public_channel
 
 from .conda_channel import Channel
 from .test_conda import request, run

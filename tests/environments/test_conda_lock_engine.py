@@ -37,9 +37,9 @@ def test_without_a_solver_it_is_refused_and_nothing_is_downloaded(bare, tmp_path
     with pytest.raises(InfrastructureError) as raised:
         Locker(tmp_path / "cache").lock(request(pins={"demo": "1.0"}))
     assert str(raised.value) == (
-        "`solver: conda-lock` needs conda, mamba or micromamba, and none of them is on this machine\n"
+        "`engine: conda-lock` needs conda, mamba or micromamba, and none of them is on this machine\n"
         "  tried: MAMBA_EXE, CONDA_EXE and PATH\n"
-        "  remedy: install micromamba, or remove `solver: conda-lock`: rattler needs nothing"
+        "  remedy: install micromamba, or remove `engine: conda-lock`: rattler needs nothing"
     )
 
 

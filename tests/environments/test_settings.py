@@ -5,7 +5,7 @@ from pypi_simple import PYPI_SIMPLE_ENDPOINT
 
 from bisect_env.environments.settings import configured_index, default_cache_dir
 from bisect_env.errors import InfrastructureError
-from bisect_env.matrix.secrets import without_credentials
+from bisect_env.secrets import without_credentials
 
 
 @pytest.fixture

@@ -70,6 +70,10 @@ class TestRanges:
         grid = expand(matrix_of(numpy_range(keys)), FakeCatalogue({"numpy": NUMPY}))
         assert grid.axes[0].values == values
 
+    def test_a_range_with_a_wildcard(self, matrix_of):
+        text = "axes:\n  numpy: {package: numpy, versions: '==2.1.*', step: every}\n"
+        assert expand(matrix_of(text), FakeCatalogue({"numpy": NUMPY})).axes[0].values == ("2.1.0", "2.1.3")
+
     def test_source_only_releases_where_the_solver_may_build(self, matrix_of):
         matrix = matrix_of(numpy_range() + "solver: {allow_source: [NumPy]}")
         assert "2.2.0" in expand(matrix, FakeCatalogue({"numpy": NUMPY})).axes[0].values
@@ -390,7 +394,7 @@ releases = st.builds(
 def test_every_release_is_chosen_dropped_or_outside(found, step, low, prereleases, yanked, needs_wheel, day):
     axis = PackageAxis(package="p", versions=f">={low}", step=step, prereleases=prereleases, yanked=yanked)
     limit = None if day is None else at(day)
-    chosen = select_releases(axis, found, limit, needs_wheel=needs_wheel)
+    chosen = select_releases("p", axis, found, limit, needs_wheel=needs_wheel)
     values, dropped = chosen.values, chosen.dropped
     by_version = {release.version: release for release in found}
     assert list(values) == sorted(values, key=Version)
@@ -465,7 +469,7 @@ def test_include_never_takes_out_what_exclude_left(a, b, c):
     include = [Rule(when={"p": c}, why="c")]
     for value in values["p"]:
         point = Combination.of({"p": value})
-        without = RuleSet(axes, values, exclude, []).why_excluded(point)
-        with_include = RuleSet(axes, values, exclude, include).why_excluded(point)
+        without = RuleSet(axes, values, exclude, []).excluding(point)
+        with_include = RuleSet(axes, values, exclude, include).excluding(point)
         assert (without is None) == (value not in {*a, *b})
         assert with_include == (None if value in c else without)

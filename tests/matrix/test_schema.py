@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from bisect_env.matrix.expand import expand
-from bisect_env.matrix.load import KEYS_AT, load_matrix
+from bisect_env.matrix.load import load_matrix
 from bisect_env.matrix.schema import MatrixFile, PackageAxis, matrix_json_schema, schema_text
 from bisect_env.matrix.versions import Release
 from tests.matrix.conftest import FakeCatalogue
@@ -82,6 +82,11 @@ def test_examples_of_the_reference_load(block: str, tmp_path: Path):
     load_matrix(tmp_path / "matrix.yaml")
 
 
-@pytest.mark.parametrize("key", sorted({key for keys in KEYS_AT.values() for key in keys}))
+def keys() -> set[str]:
+    schema = matrix_json_schema()
+    return {key for model in (schema, *schema["$defs"].values()) for key in model.get("properties", ())}
+
+
+@pytest.mark.parametrize("key", sorted(keys()))
 def test_the_reference_names_every_key(key: str):
     assert f"`{key}`" in REFERENCE.read_text(encoding="utf-8")

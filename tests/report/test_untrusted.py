@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from bisect_env.answers.untrusted import clean, clean_lines, command_line, shortened
 from bisect_env.cli.output import own_command, to_repeat
-from bisect_env.matrix.secrets import without_passwords
+from bisect_env.secrets import without_passwords
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ from pathlib import Path
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bisect_env.matrix.secrets import PASSED
+from bisect_env.secrets import PASSED
 from bisect_env.trials.run import resolve_program
 from bisect_env.trials.workdir import TRIAL_ID, child_env
 

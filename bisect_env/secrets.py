@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from typing import Any
 from urllib.parse import urlsplit, urlunsplit
 
-from bisect_env.errors import InfrastructureError, UsageError
+from bisect_env.errors import InfrastructureError
 
 MASK = "***"
 
@@ -205,64 +205,3 @@ def public_json(value: Any) -> Any:
 
 def _masked_parameter(found: re.Match[str]) -> str:
     return f"{found[1]}{MASK}" if is_secret_parameter(found[2]) else found[0]
-
-
-def shared_matrix_text(text: str) -> str:
-    """Return a matrix file's text without secrets.
-
-    Line numbers are kept. Passwords of addresses, values of `trial.env` that are not on the allow-list,
-    and values of `build.env` that look like secrets become `***`; so does an `env` that is no mapping.
-
-    Raises:
-        UsageError: The text is no YAML, so that its secrets cannot be found.
-    """
-    for start, end in sorted(_secret_values(text), reverse=True):
-        lines = "\n" * text.count("\n", start, end)
-        text = f'{text[:start]}"{MASK}"{lines}{text[end:]}'
-    return without_passwords(text)
-
-
-def _secret_values(text: str) -> set[tuple[int, int]]:
-    # A key can be spelt otherwise by escapes alone. Most files have no `env`, and need not be parsed again.
-    if "env" not in text and "\\" not in text:
-        return set()
-    from ruamel.yaml import YAML
-    from ruamel.yaml.error import YAMLError
-
-    try:
-        # The parser that reads matrices: what another one refuses would be stored as it is.
-        root = YAML(typ="safe", pure=True).compose(text)
-    except (YAMLError, ValueError, OverflowError, RecursionError) as error:
-        raise UsageError(
-            "the matrix cannot be stored: it is no YAML, so that secrets in it cannot be found",
-            remedy="correct the matrix file",
-        ) from error
-    found = set()
-    envs = [(env, may_be_stored) for trial in _values(root, "trial") for env in _values(trial, "env")]
-    for axis in (axis for axes in _values(root, "axes") for axis in _values(axes)):
-        for build in _values(axis, "build"):
-            envs += [(env, lambda *pair: not is_secret(*pair)) for env in _values(build, "env")]
-    for env, may_be_shown in envs:
-        found |= {
-            (value.start_mark.index, value.end_mark.index)
-            for key, value in _variables(env)
-            if not isinstance(value.value, str) or not may_be_shown(str(key), value.value)
-        }
-    return found
-
-
-def _variables(env: Any) -> list[tuple[Any, Any]]:
-    """Return name and node of each variable; what is no mapping counts as one variable, named by itself."""
-    from ruamel.yaml.nodes import MappingNode
-
-    if isinstance(env, MappingNode):
-        return [(key.value, value) for key, value in env.value]
-    return [(env.value, env)] if env.value else []
-
-
-def _values(node: Any, name: str | None = None) -> list[Any]:
-    """Return the nodes of all values of a mapping, or of one key; empty if the node is no mapping."""
-    from ruamel.yaml.nodes import MappingNode
-
-    pairs = node.value if isinstance(node, MappingNode) else ()
-    return [value for key, value in pairs if name is None or key.value == name]

@@ -6,7 +6,8 @@ import pytest
 import yaml
 
 from bisect_env.errors import UsageError
-from bisect_env.matrix.secrets import may_be_stored, public_json, shared_matrix_text, without_passwords
+from bisect_env.matrix.shared_text import shared_matrix_text
+from bisect_env.secrets import may_be_stored, public_json, without_passwords
 
 
 @pytest.mark.parametrize(

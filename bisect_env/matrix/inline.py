@@ -1,0 +1,89 @@
+"""Reads the header of a script, which names what the script needs (PEP 723). Pure."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from dataclasses import dataclass
+
+from packaging.requirements import InvalidRequirement, Requirement
+from packaging.specifiers import InvalidSpecifier, SpecifierSet
+
+from bisect_env.errors import UsageError
+
+_BLOCK = re.compile(r"(?m)^# /// (?P<type>[a-zA-Z0-9-]+)$\s(?P<content>(^#(| .*)$\s)+)^# ///$")
+_REMEDY = "write it as PEP 723 has it: `# /// script`, TOML behind `# `, and `# ///`"
+
+
+@dataclass(frozen=True, slots=True)
+class InlineMetadata:
+    """The metadata in the header of a script (PEP 723).
+
+    Attributes:
+        dependencies: Requirements.
+        requires_python: Range of Python versions, "" for any.
+        exclude_newer: Value of uv's `exclude-newer`, "" for none.
+    """
+
+    dependencies: tuple[str, ...] = ()
+    requires_python: str = ""
+    exclude_newer: str = ""
+
+
+def inline_metadata(text: str, name: str = "the script") -> InlineMetadata:
+    """Read a script's header (PEP 723).
+
+    Args:
+        text: Text of the script.
+        name: Name of the script in messages.
+
+    Returns:
+        The metadata; empty if there is no header.
+
+    Raises:
+        UsageError: The header is invalid, or there are two.
+    """
+    blocks = [match for match in _BLOCK.finditer(text) if match["type"] == "script"]
+    if not blocks:
+        return InlineMetadata()
+    if len(blocks) > 1:
+        raise UsageError(f"{name} has two `# /// script` headers", remedy=_REMEDY)
+    lines = blocks[0]["content"].splitlines()
+    try:
+        data = tomllib.loads("\n".join(line[2:] for line in lines))
+    except tomllib.TOMLDecodeError as error:
+        raise UsageError(f"the `# /// script` header of {name} is no TOML: {error}", remedy=_REMEDY) from None
+    dependencies, requires = data.get("dependencies", []), str(data.get("requires-python", ""))
+    if not isinstance(dependencies, list) or not all(isinstance(one, str) for one in dependencies):
+        raise UsageError(f"`dependencies` in the header of {name} is no list of texts", remedy=_REMEDY)
+    for dependency in dependencies:
+        read_requirement(dependency, f"{name}'s header")
+    try:
+        SpecifierSet(requires)
+    except InvalidSpecifier:
+        raise UsageError(
+            f"`requires-python` in the header of {name} is no range: {requires!r}", remedy=_REMEDY
+        ) from None
+    tool = data.get("tool")
+    uv = tool.get("uv") if isinstance(tool, dict) else None
+    newest = uv.get("exclude-newer", "") if isinstance(uv, dict) else ""
+    return InlineMetadata(tuple(dependencies), requires, str(newest))
+
+
+def read_requirement(text: str, where: str) -> Requirement:
+    """Read a requirement.
+
+    Args:
+        text: As given.
+        where: What gave it, for messages.
+
+    Raises:
+        UsageError: It is none.
+    """
+    try:
+        return Requirement(text)
+    except InvalidRequirement:
+        raise UsageError(
+            f"{where}: {text!r} is no package with versions",
+            remedy="write it like 'orjson', 'orjson>=3.8' or 'torch>=2.5,<2.9', in quotes",
+        ) from None
