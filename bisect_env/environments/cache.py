@@ -21,10 +21,14 @@ from pathlib import Path
 from packaging.utils import canonicalize_name
 
 from bisect_env.environments.integrity import (
+    MARKER,
     archive_is_unchanged,
     forget_archive,
     is_unchanged,
+    look,
+    note_change,
     remove_tree,
+    state_of,
 )
 from bisect_env.environments.lock import Lock
 from bisect_env.errors import InfrastructureError
@@ -206,9 +210,6 @@ def _is_still(path: Path, fd: int) -> bool:
 
 # --------------------------------------------------------------------------------------------------
 # The cache of this host: prefixes, the archives they were made from, and what may go when room is short.
-
-MARKER = ".bisect-env.json"
-"""Written into a prefix last: without it, it is none."""
 
 _HASH_LENGTH = 64
 _DEAR = ("commits", "git")
@@ -417,6 +418,7 @@ def prune(
                     in_use.append(path.name)
                     continue
                 if not dry_run:
+                    look(path, state_of(path))  # a change that nobody has seen yet is noted
                     take_away(cache, path)
             forget(path)
             gone.append(path.name)
@@ -452,12 +454,12 @@ def verify(cache: Path, only: Sequence[str] = (), *, repair: bool = False) -> It
     for path in _prefixes(cache):
         if only and not path.name.startswith(tuple(only)):
             continue
-        marker = json.loads((path / MARKER).read_text("utf-8"))
-        changed = not is_unchanged(path, str(marker.get("snapshot")), ignore=(MARKER,))
+        changed = not is_unchanged(path, state_of(path), ignore=(MARKER,))
         removed = False
         if changed and repair:
             with taking_away(path.parent, path.name) as removed:
                 if removed:
+                    note_change(path)
                     take_away(cache, path)
         yield Checked(path.name[:12], changed, removed)
     for folder in () if only else _archive_folders(cache):

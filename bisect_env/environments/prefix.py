@@ -13,19 +13,15 @@ import contextlib
 import errno
 import json
 import os
-import threading
 import time
-from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from bisect_env.containers.trial import Inside
 from bisect_env.environments import conda_process, integrity, lockfiles, progress, validation
 from bisect_env.environments.cache import (
-    MARKER,
     Lease,
     archives,
     hold,
@@ -35,6 +31,7 @@ from bisect_env.environments.cache import (
     prune,
     take_away,
 )
+from bisect_env.environments.integrity import MARKER
 from bisect_env.environments.interpreters import (
     Interpreter,
     Interpreters,
@@ -147,24 +144,19 @@ def _failure(finished: Finished, timeout: float, *, builds: bool) -> Unbuildable
 # Prefixes: installed environments on this host, one directory for each lock, shared by every trial.
 
 
-UNCHANGED: dict[tuple[str, str], float] = {}
-"""Prefixes with their snapshots, and when this process last began a look that found them as they were."""
 _FORMAT = 4  # raise it when prefixes are made differently: older ones are then built anew
 
 
 class NoPrefixError(Exception):
-    """An error raised when a prefix is not on this host and must not be built."""
+    """An error raised when a prefix is not on this host and must not be built.
 
-
-@dataclass(frozen=True, slots=True)
-class Changed:
-    """A prefix whose content has changed since it was built.
-
-    Attributes:
-        since: When it was last seen as it was made, UTC.
+    Args:
+        place: Where it would be.
     """
 
-    since: datetime
+    def __init__(self, place: Path) -> None:
+        super().__init__(place)
+        self.place = place
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,7 +168,6 @@ class Prefix:
         python: The executable to run; never a shell script.
         build_seconds: What building it took now; 0.0 when it was there.
         notes: What a user should know of how it was made.
-        changed: Says that the prefix had changed, so that it was built again; None if it had not.
         lease: Keeps it from eviction.
         inside: The container image that its trials run in, if they do.
     """
@@ -185,7 +176,6 @@ class Prefix:
     python: Path
     build_seconds: float = 0.0
     notes: tuple[str, ...] = ()
-    changed: Changed | None = None
     lease: Lease | None = field(default=None, compare=False, repr=False)
     inside: Inside | None = None
 
@@ -193,76 +183,6 @@ class Prefix:
         """End the use of the prefix; from then on it may be evicted."""
         if self.lease is not None:
             self.lease.release()
-
-
-def state_of(place: Path) -> str:
-    """Return the digest of a prefix's content when it was built; "" if the directory is no prefix of ours."""
-    try:
-        return str(json.loads((place / MARKER).read_text("utf-8"))["snapshot"])
-    except (OSError, ValueError, KeyError, TypeError):
-        return ""
-
-
-def look(place: Path, state: str) -> Changed | None:
-    """Check whether a prefix still has the state of `state_of`; if not, the next user rebuilds it.
-
-    Threads that look at the same time share the looks that begin after they asked.
-
-    Args:
-        place: The prefix.
-        state: What `state_of` said before something ran in it.
-
-    Returns:
-        None if nothing has changed.
-    """
-    asked = time.monotonic()
-    made = (str(place), state)
-    with _looking(place):
-        if made in _CHANGED:
-            return _CHANGED[made]
-        if state_of(place) != state:
-            # Another process has found it changed, and may have built it again.
-            _CHANGED[made] = Changed(_own_last_look(made))
-        elif UNCHANGED.get(made, asked) <= asked and not _is_unchanged(place, state):
-            _CHANGED[made] = Changed(max(_last_look(place), _own_last_look(made)))
-            with contextlib.suppress(OSError):
-                (place / MARKER).unlink()
-        return _CHANGED.get(made)
-
-
-def _is_unchanged(place: Path, state: str) -> bool:
-    """Check a prefix now; record an unchanged one here and, by its marker's time, for other processes."""
-    begun, now = time.monotonic(), time.time()
-    if not integrity.is_unchanged(place, state, ignore=(MARKER,)):
-        return False
-    UNCHANGED[str(place), state] = begun
-    with contextlib.suppress(OSError):
-        os.utime(place / MARKER, (now, now))
-    return True
-
-
-def _last_look(place: Path) -> datetime:
-    """Return when any process last found a prefix as it was made, or made it."""
-    try:
-        return datetime.fromtimestamp((place / MARKER).stat().st_mtime, UTC)
-    except OSError:
-        return datetime.min.replace(tzinfo=UTC)
-
-
-def _own_last_look(made: tuple[str, str]) -> datetime:
-    begun = UNCHANGED.get(made)
-    if begun is None:
-        return datetime.min.replace(tzinfo=UTC)
-    return datetime.now(UTC) - timedelta(seconds=time.monotonic() - begun)
-
-
-_CHANGED: dict[tuple[str, str], Changed] = {}
-"""Prefixes, with their snapshots, that this process has found changed."""
-_LOOKS: defaultdict[str, threading.Lock] = defaultdict(threading.Lock)
-
-
-def _looking(place: Path) -> threading.Lock:
-    return _LOOKS[str(place)]
 
 
 def ensure_prefix(
@@ -349,7 +269,7 @@ class _Builder:
         self.folder = cache / "prefixes"
         self.final = self.folder / lock.content_hash
         self.notes: list[str] = []
-        self.changed: Changed | None = None
+        self._has_changed = False
         self._held: int | None = None
 
     def existing(self) -> Prefix | None:
@@ -361,12 +281,9 @@ class _Builder:
         # The link dangles when the interpreter was uninstalled or upgraded since.
         if marker.get("format") != _FORMAT or not self._may_start(python):
             return None
-        state = str(marker.get("snapshot"))
-        if (str(self.final), state) not in UNCHANGED:
-            since = _last_look(self.final)
-            if not _is_unchanged(self.final, state):
-                self.changed = Changed(since)
-                return None
+        if not integrity.first_look(self.final):
+            self._has_changed = True
+            return None
         return Prefix(self.final, python)
 
     def _may_start(self, python: Path) -> bool:
@@ -389,8 +306,8 @@ class _Builder:
         return False
 
     def build(self, *, only_changed: bool = False) -> Prefix:
-        if only_changed and self.changed is None:
-            raise NoPrefixError(self.lock.content_hash)
+        if only_changed and not self._has_changed:
+            raise NoPrefixError(self.final)
         self._refuse_sources()
         started = time.monotonic()
         # conda packages bring their own.
@@ -400,7 +317,7 @@ class _Builder:
             # Another process may have built it while we waited.
             if (prefix := self.existing()) is not None:
                 return prefix
-            if self.changed is not None:
+            if self._has_changed:
                 short = self.lock.content_hash[:12]
                 self.notes.append(f"the environment {short} was changed since it was made, and is made anew")
             self._build_commits(interpreter)
@@ -415,7 +332,7 @@ class _Builder:
         # What was spent on a wheel is the price of such an environment, whenever it was built.
         seconds = max(time.monotonic() - started, self.spent)
         python = self.final / "bin" / "python"
-        return Prefix(self.final, python, seconds, tuple(self.notes), self.changed)
+        return Prefix(self.final, python, seconds, tuple(self.notes))
 
     @contextlib.contextmanager
     def _alone(self) -> Iterator[None]:
@@ -524,7 +441,7 @@ class _Builder:
         }
         with replacing(self.final / MARKER) as beside:
             beside.write_text(json.dumps(marker, indent=1) + "\n", "utf-8")
-        UNCHANGED[str(self.final), state] = time.monotonic()
+        integrity.note_unchanged(self.final, state)
 
     def _conda_archives(self) -> dict[str, Path]:
         if self.offline is None:

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from bisect_env.cluster.pool import PoolExecutor
-from bisect_env.cluster.protocol import Completion, PrefixChange, PrefixReady, TrialCompleted, TrialLost
+from bisect_env.cluster.protocol import Completion, PrefixReady, TrialCompleted
 from bisect_env.engine import events
 from bisect_env.environments.prefix import ensure_prefix
 from bisect_env.errors import StudyInterruptedError
@@ -151,20 +151,14 @@ class FastClock(PoolExecutor):
 
 
 def _an_hour_later(answer: Completion) -> Completion:
-    def change(one: PrefixChange) -> PrefixChange:
-        return replace(one, since=one.since + hour, until=one.until + hour)
-
     hour = timedelta(hours=1)
-    match answer:
-        case TrialCompleted(record):
-            found = None if answer.change is None else change(answer.change)
-            later = replace(record, started_at=record.started_at + hour)
-            return replace(answer, record=later, change=found)
-        case PrefixReady():
-            return replace(answer, changes=tuple(map(change, answer.changes)))
-        case TrialLost(change=PrefixChange() as found):
-            return replace(answer, change=change(found))
-    return answer
+    if not isinstance(answer, TrialCompleted | PrefixReady):
+        return answer
+    later = [replace(one, since=one.since + hour, until=one.until + hour) for one in answer.changes]
+    answer = replace(answer, changes=tuple(later))
+    if isinstance(answer, PrefixReady):
+        return answer
+    return replace(answer, record=replace(answer.record, started_at=answer.record.started_at + hour))
 
 
 def test_trials_are_void_by_the_clock_of_their_host(studies: Studies, index: IndexServer) -> None:
@@ -184,3 +178,32 @@ def test_a_change_is_seen_after_the_command_was_killed_before_it_looked(
     studies.run(path, quick=quick)
     assert any("files of the environment" in text and "app=2.0" in text for text in told(studies))
     check(studies, "2.0")
+
+
+def test_a_change_is_not_lost_when_the_command_is_killed_before_it_is_stored(
+    studies: Studies, index: IndexServer
+) -> None:
+    """The environment is made again by then, and looks as if nothing had happened."""
+    path = passes_from_then_on(studies, index)
+    words = [sys.executable, "-m", "tests.engine.killed", str(studies.folder), str(path), "note"]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == -signal.SIGKILL, done.stderr
+    with ask(str(studies.db), "SELECT count(*) FROM changed_environments") as (_, rows):
+        assert list(rows) == [(0,)]
+    studies.run(path)
+    assert any("files of the environment" in text and "app=2.0" in text for text in told(studies))
+    check(studies, "2.0")
+
+
+def test_passes_of_a_study_that_was_killed_before_it_looked_are_not_reused_unseen(
+    studies: Studies, index: IndexServer
+) -> None:
+    path = passes_from_then_on(studies, index)
+    words = [sys.executable, "-m", "tests.engine.killed", str(studies.folder), str(path), "look"]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == -signal.SIGKILL, done.stderr
+    other = path.with_name("other.yaml")
+    other.write_text(path.read_text().replace("name: changed", "name: other"))
+    conclusion = studies.run(other)
+    assert conclusion.report["reused"]
+    assert conclusion.report["verdict"]["first_bad"]["app"] == "2.0"
