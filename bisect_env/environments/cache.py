@@ -214,7 +214,6 @@ def _is_still(path: Path, fd: int) -> bool:
 _HASH_LENGTH = 64
 _DEAR = ("commits", "git")
 """Folders of what takes longest to be had again: wheels that were built from commits, and mirrors."""
-_FREE = contextlib.nullcontext(True)
 _NO_WAIT = 0.0
 
 _DAY = 86400.0
@@ -396,7 +395,7 @@ def prune(
                 return
             if unused_since is not None and _age(folder) > unused_since:
                 continue
-            with taking_away(folder.parent, folder.name) if folder.parent.name == "git" else _FREE as free:
+            with _unused(folder) as free:
                 if not free:
                     continue
                 if not dry_run:
@@ -518,6 +517,19 @@ def take_away(cache: Path, folder: Path) -> None:
     with contextlib.suppress(FileNotFoundError):
         folder.rename(aside)
         remove_tree(aside)
+
+
+@contextlib.contextmanager
+def _unused(folder: Path) -> Iterator[bool]:
+    """Keep others from using an archive inside the block; yield false if one is using it."""
+    if folder.parent.name == "git":
+        with taking_away(folder.parent, folder.name) as free:
+            yield free
+    elif folder.parent.name == "commits":
+        with lock_file(lock_path(folder.parent, folder.name), exclusive=True, timeout=_NO_WAIT) as fd:
+            yield fd is not None  # no build is under way
+    else:
+        yield True
 
 
 def _age(folder: Path) -> float:

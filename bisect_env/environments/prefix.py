@@ -54,6 +54,7 @@ from bisect_env.temporary import lock_holder, replacing
 
 if TYPE_CHECKING:
     from bisect_env.environments.bundle import Bundle
+    from bisect_env.environments.commits import CommitBuilder
 
 # --------------------------------------------------------------------------------------------------
 # What uv does for a prefix: an empty environment, and wheels in it.
@@ -313,6 +314,7 @@ class _Builder:
         # conda packages bring their own.
         interpreter = None if self.lock.is_conda else self.interpreters.find(self.lock.python)
         self.folder.mkdir(parents=True, exist_ok=True)
+        self._fetch_commits(interpreter)
         with self._alone():
             # Another process may have built it while we waited.
             if (prefix := self.existing()) is not None:
@@ -348,16 +350,26 @@ class _Builder:
                 )
             yield
 
-    def _build_commits(self, interpreter: Interpreter | None) -> None:
-        """Put the wheels that are built from commits in the place of those."""
-        if not any(package.is_commit for package in self.lock.packages):
-            return
-        if interpreter is None:
-            raise UnbuildableError("commits are not built for conda's Python", transient=False)
-        # Here, as what reads a fetched directory and archives is below: most environments need none of it.
+    def _fetch_commits(self, interpreter: Interpreter | None) -> None:
+        """Fetch the commits that wheels are built from, while others may use the prefix."""
+        if self.lock.has_commits:
+            if interpreter is None:
+                raise UnbuildableError("commits are not built for conda's Python", transient=False)
+            for package in self.lock.packages:
+                if package.is_commit:
+                    self._commits().fetch(CommitSource.of(package, self.lock.limits), interpreter)
+
+    def _commits(self) -> CommitBuilder:
+        # Here, as what reads a fetched directory is below: most environments need none of it.
         from bisect_env.environments.commits import CommitBuilder
 
-        commits = CommitBuilder(self.cache, self._uv_tool())
+        return CommitBuilder(self.cache, self._uv_tool())
+
+    def _build_commits(self, interpreter: Interpreter | None) -> None:
+        """Put the wheels that are built from commits in the place of those."""
+        if interpreter is None or not self.lock.has_commits:
+            return
+        commits = self._commits()
         packages = []
         for package in self.lock.packages:
             if package.is_commit:

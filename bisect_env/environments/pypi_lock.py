@@ -91,14 +91,14 @@ class PypiSolver:
             own = folder / str(number)
             own.mkdir()
             try:
-                wheel, version = CommitBuilder(self._cache_dir, uv).stand_in(source, interpreter, own)
+                place, version = CommitBuilder(self._cache_dir, uv).stand_in(source, interpreter, own)
             except UnbuildableError as error:
                 if error.transient:
                     raise InfrastructureError(
                         error.message, remedy="correct that, then give the same command again"
                     ) from error
                 raise UnsolvableError(error.message, building=True) from error
-            found[source.name] = (f"{source.package} @ {wheel.as_uri()}", source.locked(version))
+            found[source.name] = (f"{source.package} @ {place.as_uri()}", source.locked(version))
         return found
 
     def solve_upon(
@@ -207,6 +207,9 @@ class PypiSolver:
                 # Where uv reads which index a package comes from.
                 (cwd / "pyproject.toml").write_text(_sources(request), "utf-8")
                 args.append("pyproject.toml")
+            elif direct:
+                # What a commit says of where its requirements are from holds for its developers.
+                args.append("--no-sources")
             args += ["--format", "pylock.toml", "--no-header", "--no-annotate"]
             wheels = [package for package in prefer if not package.is_conda]
             if wheels:
