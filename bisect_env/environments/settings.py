@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import functools
-import importlib.util
 import os
-import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -101,22 +98,7 @@ def configured_index(environ: Mapping[str, str] | None = None) -> str:
     for path in pip_config_files(environ):
         if url := _of_pip_conf(path, "index-url"):
             return url
-    return _default_index()
-
-
-@functools.cache
-def _default_index() -> str:
-    """Return the index of everybody who configured none, as pypi-simple names it.
-
-    It is read from its sources, for importing that package brings an HTML parser, which takes longer than the
-    first trial.
-    """
-    found = importlib.util.find_spec("pypi_simple")
-    text = Path(found.origin).read_text("utf-8") if found is not None and found.origin else ""
-    if stated := re.search(
-        r"^PYPI_SIMPLE_ENDPOINT(?:: str)? = [\"'](https://[^\"']+)[\"']", text, re.MULTILINE
-    ):
-        return stated[1]
+    # Here, because it brings an HTML parser: most hosts that import this module need none.
     from pypi_simple import PYPI_SIMPLE_ENDPOINT
 
     return PYPI_SIMPLE_ENDPOINT
@@ -132,12 +114,14 @@ class PackagePlaces:
         find_links: Folders and pages with further archives.
         are_pips: Whether further places are from pip's settings. pip asks all indexes, the default one first,
             and takes the best version; uv takes the first index that has a package, the default one last.
+        no_index: Whether indexes are not to be asked at all, but only `find_links`.
     """
 
     default: str
     indexes: tuple[PackageIndex, ...]
     find_links: tuple[str, ...]
     are_pips: bool
+    no_index: bool = False
 
 
 def configured_places(environ: Mapping[str, str] | None = None) -> PackagePlaces:
@@ -150,9 +134,12 @@ def configured_places(environ: Mapping[str, str] | None = None) -> PackagePlaces
     indexes = [_named_index(word) for word in environ.get("UV_INDEX", "").split()]
     indexes += [_named_index(word) for word in environ.get("UV_EXTRA_INDEX_URL", "").split()]
     links = [word for word in environ.get("UV_FIND_LINKS", "").split(",") if word]
-    for path in uv_config_files(environ):
+    no_index = False
+    uv_files = list(uv_config_files(environ))
+    for path in uv_files:
         config = _read_toml(path)
         for section in (config.get("pip", {}), config):
+            no_index = no_index or section.get("no-index") is True
             indexes += [
                 PackageIndex(str(one.get("name", "")), str(one["url"]), bool(one.get("explicit")))
                 for one in section.get("index", [])
@@ -164,7 +151,13 @@ def configured_places(environ: Mapping[str, str] | None = None) -> PackagePlaces
     if are_pips:
         indexes = [PackageIndex("", url) for url in _of_pip(environ, "extra-index-url")]
         links = _of_pip(environ, "find-links")
-    return PackagePlaces(configured_index(environ), tuple(indexes), tuple(links), are_pips)
+        if not uv_files:
+            no_index = any(word.lower() in _TRUE for word in _of_pip(environ, "no-index"))
+    return PackagePlaces(configured_index(environ), tuple(indexes), tuple(links), are_pips, no_index)
+
+
+_TRUE = ("1", "true", "yes", "on", "t", "y")
+"""How pip writes that an option is set."""
 
 
 def _named_index(text: str) -> PackageIndex:
