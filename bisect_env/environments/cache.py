@@ -301,7 +301,7 @@ def entries(cache: Path) -> list[Entry]:
 def keep_within(cache: Path, limit: int, new: Path) -> None:
     """Prune a cache that may have grown beyond a limit.
 
-    It is measured once a day, and when it would be too large if new environments shared nothing.
+    It is measured once a day, and when it would be too large if no new environment shared a file with others.
 
     Args:
         cache: Our cache directory.
@@ -309,16 +309,22 @@ def keep_within(cache: Path, limit: int, new: Path) -> None:
         new: The environment that was just built.
     """
     note = cache / "measured.json"
-    added: Inodes = {}
-    _inodes(new, added)
     total, at = limit + 1, 0.0
     with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
         known = json.loads(note.read_text("utf-8"))
-        total, at = int(known["bytes"]) + sum(size for size, _ in added.values()), float(known["at"])
+        total, at = int(known["bytes"]) + _added_by(new), float(known["at"])
     if total > limit or not 0 <= time.time() - at < _DAY:
         total, at = prune(cache, limit=limit).left, time.time()
     with replacing(note) as beside:
         beside.write_text(json.dumps({"bytes": total, "at": at}), "utf-8")
+
+
+def _added_by(new: Path) -> int:
+    """Return how many bytes a new environment may have added, with the archives that it was made from."""
+    inodes: Inodes = {}
+    _inodes(new, inodes)
+    # Where the file system has no hard links, the archives have copies of the files.
+    return sum(2 * size if is_own else size for size, is_own in inodes.values())
 
 
 def free_bytes(cache: Path) -> int:

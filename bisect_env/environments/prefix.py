@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import functools
 import json
 import os
 import time
@@ -28,7 +29,6 @@ from bisect_env.environments.cache import (
     keep_within,
     lock_file,
     lock_path,
-    prune,
     take_away,
 )
 from bisect_env.environments.integrity import MARKER
@@ -41,12 +41,7 @@ from bisect_env.environments.interpreters import (
 )
 from bisect_env.environments.lock import Lock, LockedPackage, UnbuildableError
 from bisect_env.environments.request import CommitSource
-from bisect_env.environments.settings import (
-    CACHE_LIMIT,
-    configured_cache_limit,
-    default_cache_dir,
-    default_offline,
-)
+from bisect_env.environments.settings import default_cache_dir, default_cache_limit, default_offline
 from bisect_env.environments.uv_tool import Finished, Uv, is_transient, plain_words
 from bisect_env.errors import InfrastructureError
 from bisect_env.matrix.secrets import without_credentials
@@ -209,7 +204,7 @@ def ensure_prefix(
         timeout: Seconds for one build.
         interpreters: Where Pythons are looked for.
         cache_limit: Bytes that the cache may take: after a build, what was used least recently and is not
-            in use goes. None is `configured_cache_limit()`, or else `CACHE_LIMIT`.
+            in use goes. None is `default_cache_limit()`.
         offline: What `bisect-env env fetch` wrote: archives come from there alone. None is
             `BISECT_ENV_OFFLINE`, if that is set, and else the places that the lock names.
         existing: Build it only in place of one that has changed.
@@ -231,10 +226,7 @@ def ensure_prefix(
         prefix = builder.existing()
         if prefix is None:
             prefix = builder.build(only_changed=existing)
-            if (limit := configured_cache_limit() if cache_limit is None else cache_limit) is not None:
-                prune(cache, limit=limit)
-            else:
-                keep_within(cache, CACHE_LIMIT, prefix.path)
+            keep_within(cache, default_cache_limit() if cache_limit is None else cache_limit, prefix.path)
         return replace(prefix, lease=lease)
     except BaseException as error:
         if lease is not None:
@@ -326,7 +318,8 @@ class _Builder:
             begun = time.monotonic()
             try:
                 self._fill(interpreter)
-                self._compare(validation.held_by(self.final))
+                warnings = validation.prefix_warnings(self.lock, self.final)
+                self.notes += [f"{self.lock.content_hash[:12]}: {text}" for text in warnings]
                 self._mark(interpreter, begun)
             except BaseException:
                 take_away(self.cache, self.final)
@@ -408,15 +401,6 @@ class _Builder:
                 raise UnbuildableError(f"the cache is being emptied ({holder})", transient=True)
             yield
 
-    def _compare(self, held: validation.Held) -> None:
-        """Raise an error if the content of the new prefix differs from the lock."""
-        comparison = validation.compare(self.lock, held)
-        if comparison.errors:
-            raise UnbuildableError(
-                f"the prefix is not what was locked: {'; '.join(comparison.errors)}", transient=False
-            )
-        self.notes += [f"{self.lock.content_hash[:12]}: {text}" for text in comparison.warnings]
-
     def _refuse_sources(self) -> None:
         for package in self.lock.packages:
             allowed = self.allow_source
@@ -455,20 +439,21 @@ class _Builder:
             beside.write_text(json.dumps(marker, indent=1) + "\n", "utf-8")
         integrity.note_unchanged(self.final, state)
 
+    @functools.cached_property
+    def _bundle(self) -> Bundle | None:
+        from bisect_env.environments.bundle import Bundle
+
+        return None if self.offline is None else Bundle(self.offline)
+
     def _conda_archives(self) -> dict[str, Path]:
-        if self.offline is None:
-            return {}
-        bundle = _bundle(self.offline)
-        packages = [package for package in self.lock.packages if package.is_conda]
-        return {p.url: bundle.path(p) for p in packages}
+        bundle = self._bundle
+        return {p.url: bundle.path(p) for p in self.lock.packages if p.is_conda} if bundle else {}
 
     def _wheels(self) -> tuple[LockedPackage, ...]:
         """Return the packages that are not conda's, with the addresses of their archives."""
         packages = tuple(package for package in self.packages if not package.is_conda)
-        if self.offline is None:
-            return packages
-        bundle = _bundle(self.offline)
-        return tuple(bundle.here(p, self.lock.python) for p in packages)
+        bundle = self._bundle
+        return tuple(bundle.here(p, self.lock.python) for p in packages) if bundle else packages
 
     def _uv_tool(self) -> Uv:
         if self.offline is None:
@@ -477,10 +462,12 @@ class _Builder:
 
     def _install(self, place: Path) -> None:
         step = "downloading" if self.offline is None else "unpacking"
-        install(self._uv_tool(), place, self._wheels(), self.timeout, date=self.lock.exclude_newer, step=step)
-
-
-def _bundle(root: Path) -> Bundle:
-    from bisect_env.environments.bundle import Bundle
-
-    return Bundle(root)
+        wheels = self._wheels()
+        try:
+            install(self._uv_tool(), place, wheels, self.timeout, date=self.lock.exclude_newer, step=step)
+        except UnbuildableError as error:
+            changed = self._bundle.changed(wheels) if self._bundle else []
+            if not changed:
+                raise
+            text = f"{', '.join(changed)} in {self.offline} is not what was fetched"
+            raise UnbuildableError(text, transient=True) from error

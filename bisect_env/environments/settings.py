@@ -31,18 +31,17 @@ def default_offline() -> Path | None:
     return Path(configured).expanduser().absolute() if configured else None
 
 
-def configured_cache_limit() -> int | None:
-    """Return `BISECT_ENV_CACHE_SIZE` in bytes; None where it is not set.
+def default_cache_limit() -> int:
+    """Return `BISECT_ENV_CACHE_SIZE` in bytes: above it, environments that were used longest ago go.
 
     Raises:
         UsageError: It is no size.
     """
     configured = os.environ.get("BISECT_ENV_CACHE_SIZE")
-    return parse_size(configured, "BISECT_ENV_CACHE_SIZE") if configured else None
+    return parse_size(configured, "BISECT_ENV_CACHE_SIZE") if configured else _CACHE_LIMIT
 
 
-CACHE_LIMIT = 50_000_000_000
-"""Bytes above which environments that were used longest ago go, where nobody says otherwise."""
+_CACHE_LIMIT = 50_000_000_000
 _BUILD_LIMIT = 64 << 30
 
 

@@ -225,12 +225,12 @@ def test_a_limit_is_kept_while_environments_are_built(index, python, cache):
 def test_a_cache_is_kept_within_a_default_limit_and_measured_when_it_may_have_grown(
     index, python, cache, monkeypatch
 ):
-    monkeypatch.setattr(prefix_module, "CACHE_LIMIT", 2_200_000)
+    monkeypatch.setenv("BISECT_ENV_CACHE_SIZE", "2200000")
     for number in range(6):
         index.add(f"big{number}", "1.0", modules={f"big{number}.py": BULK})
         ensure_prefix(locked(index, python, f"big{number}"), cache_dir=cache).release()
     assert len(entries(cache)) < 6
-    monkeypatch.setattr(prefix_module, "CACHE_LIMIT", 2**60)
+    monkeypatch.setenv("BISECT_ENV_CACHE_SIZE", "1EB")
     for name in ("other", "more"):
         index.add(name, "1.0")
         ensure_prefix(locked(index, python, name), cache_dir=cache).release()
