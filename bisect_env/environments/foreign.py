@@ -27,7 +27,8 @@ from packaging.version import InvalidVersion, Version
 
 from bisect_env.environments.conda_process import HelperDiedError, shared_pool
 from bisect_env.environments.interpreters import installed_pythons
-from bisect_env.environments.lock import Lock
+from bisect_env.environments.lock import Lock, LockedPackage
+from bisect_env.environments.lockfiles import conda_archive, packages_of
 from bisect_env.environments.yaml_text import read_yaml
 from bisect_env.errors import UsageError
 from bisect_env.matrix import versions
@@ -191,10 +192,7 @@ def environment_of_lock(lock: Lock, source: str) -> ForeignEnvironment:
         source=source,
         format="a lock of bisect-env",
         python=lock.python,
-        packages=_sorted(
-            ForeignPackage(p.name, p.version, p.manager, p.build, (p.sha256,) if p.sha256 else ())
-            for p in lock.packages
-        ),
+        packages=_sorted(map(_of_locked, lock.packages)),
         platform=lock.platform,
         channels=tuple(dict.fromkeys(p.url.rsplit("/", 2)[0] for p in lock.packages if p.is_conda)),
     )
@@ -512,7 +510,7 @@ class _Reader:
             url = line.strip().partition("#")[0]
             if not url or url.startswith("@"):
                 continue
-            parsed = _conda_archive(url)
+            parsed = conda_archive(url)
             if parsed is None:
                 self.left_out[url.rpartition("/")[2]] = "no address of a conda package"
                 continue
@@ -587,21 +585,7 @@ class _Reader:
         platforms = [str(one) for one in metadata.get("platforms", [])]
         if self.platform not in platforms:
             raise self._other_platform(", ".join(platforms), None)
-        packages = []
-        for entry in data["package"]:
-            if entry["platform"] != self.platform:
-                continue
-            sha256 = (entry.get("hash") or {}).get("sha256")
-            hashes = (str(sha256),) if sha256 else ()
-            name, version = str(entry["name"]), str(entry["version"])
-            if entry["manager"] == "pip":
-                wheel = str(canonicalize_name(name))
-                packages.append(ForeignPackage(wheel, version, hashes=hashes))
-                continue
-            build = entry.get("build")
-            if build is None and (parsed := _conda_archive(entry["url"])) is not None:
-                build = parsed[2]
-            packages.append(ForeignPackage(name, version, "conda", str(build or ""), hashes))
+        packages = [_of_locked(package) for package in packages_of(data, self.platform)]
         channels = [str(c["url"] if isinstance(c, dict) else c) for c in metadata.get("channels", [])]
         custom = metadata.get("custom_metadata") or {}
         found = self._conda(f"conda-lock.yml {data['version']}", packages, self.platform, channels)
@@ -976,6 +960,12 @@ def _elsewhere(entry: Mapping[str, Any], archive: str) -> str:
     return _VCS if "git" in entry else _ARCHIVE if archive in entry else ""
 
 
+def _of_locked(package: LockedPackage) -> ForeignPackage:
+    name = str(canonicalize_name(package.name)) if package.manager == "pip" else package.name
+    hashes = (package.sha256,) if package.sha256 else ()
+    return ForeignPackage(name, package.version, package.manager, package.build, hashes)
+
+
 def _sorted(packages: Iterable[ForeignPackage]) -> tuple[ForeignPackage, ...]:
     return tuple(sorted(packages, key=lambda package: (package.name, package.manager)))
 
@@ -1024,15 +1014,6 @@ def _of_direct_url(data: Mapping[str, Any]) -> str:
 def _of_url(url: str) -> str:
     scheme = urlsplit(url).scheme
     return _VCS if "+" in scheme else _LOCAL if scheme in ("file", "") else _ARCHIVE
-
-
-def _conda_archive(url: str) -> tuple[str, str, str] | None:
-    file = url.rpartition("/")[2]
-    stem = file.removesuffix(".conda").removesuffix(".tar.bz2")
-    if stem == file or stem.count("-") < 2:
-        return None
-    name, version, build = stem.rsplit("-", 2)
-    return name, version, build
 
 
 def _stated_platform(text: str) -> str:

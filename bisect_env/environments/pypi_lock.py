@@ -8,7 +8,6 @@ import json
 import re
 import tomllib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
 from urllib.parse import unquote, urlsplit
@@ -32,13 +31,6 @@ _WANTS_NETWORK = "network was disabled"
 """What uv says where it would have to download and may not."""
 _UNDATED = re.compile(r"`([^`]+)` is missing an upload date")
 _UNKNOWN = re.compile(r"\b(\S+) was not found in the package registry")
-
-
-@dataclass(frozen=True, slots=True)
-class _Archive:
-    filename: str
-    url: str
-    sha256: str
 
 
 class PypiSolver:
@@ -160,17 +152,17 @@ class PypiSolver:
                 if entry["name"] in built:
                     packages.append(built[entry["name"]][1])
                     continue
-                wheels = {a.filename: a for a in map(_archive, entry.get("wheels", ()))}
+                wheels = {_name_of(wheel): wheel for wheel in entry.get("wheels", ())}
                 best = choose_wheel(wheels, ranks)
                 if best is not None:
                     chosen = wheels[best]
                 elif "sdist" in entry and request.may_build(entry["name"]):
-                    chosen = _archive(entry["sdist"])
+                    chosen = entry["sdist"]
                 elif "sdist" in entry and request.allow_source and entry["name"] not in wheels_only:
                     refused.add(entry["name"])
                     continue
-                elif "archive" in entry and _may_use(_archive(entry["archive"]), entry["name"], request):
-                    chosen = _archive(entry["archive"])
+                elif "archive" in entry and _may_use(entry["archive"], entry["name"], request):
+                    chosen = entry["archive"]
                 else:
                     raise UnsolvableError(_no_file(entry, interpreter))
                 packages.append(_locked(entry, chosen))
@@ -352,27 +344,25 @@ def _same_version(text: str, version: Version) -> bool:
     return other == version or (version.local is None and Version(other.public) == version)
 
 
-def _archive(entry: Mapping[str, Any]) -> _Archive:
-    url = entry.get("url") or Path(entry["path"]).absolute().as_uri()
-    filename = entry.get("name") or _filename(url)
-    return _Archive(filename, url, entry.get("hashes", {}).get("sha256", ""))
+def _address_of(archive: Mapping[str, Any]) -> str:
+    return str(archive.get("url") or Path(archive["path"]).absolute().as_uri())
 
 
-def _may_use(archive: _Archive, name: str, request: EnvironmentRequest) -> bool:
-    return archive.filename.endswith(".whl") or request.may_build(name)
+def _name_of(archive: Mapping[str, Any]) -> str:
+    return str(archive.get("name") or _filename(_address_of(archive)))
 
 
-def _locked(entry: Mapping[str, Any], archive: _Archive) -> LockedPackage:
+def _may_use(archive: Mapping[str, Any], name: str, request: EnvironmentRequest) -> bool:
+    return _name_of(archive).endswith(".whl") or request.may_build(name)
+
+
+def _locked(entry: Mapping[str, Any], archive: Mapping[str, Any]) -> LockedPackage:
     version = entry.get("version")
     if version is None:
         raise UnsolvableError(f"{entry['name']} comes from an archive whose version is not stated")
-    return LockedPackage(
-        name=canonicalize_name(entry["name"]),
-        version=version,
-        manager="pip",
-        url=without_credentials(archive.url),
-        sha256=archive.sha256 or _sha256_of(archive.url),
-    )
+    url = _address_of(archive)
+    sha256 = archive.get("hashes", {}).get("sha256") or _sha256_of(url)
+    return LockedPackage(canonicalize_name(entry["name"]), version, "pip", without_credentials(url), sha256)
 
 
 def _sha256_of(url: str) -> str:
