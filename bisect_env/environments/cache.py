@@ -217,7 +217,7 @@ _DEAR = ("commits", "git")
 _NO_WAIT = 0.0
 
 _DAY = 86400.0
-_MUCH = 2_000_000_000
+MUCH = 2_000_000_000
 """Bytes by which a cache may grow in one command without a word."""
 
 Inodes = dict[tuple[int, int], tuple[int, bool]]
@@ -340,7 +340,7 @@ def growth(cache: Path, free: int) -> str:
         free: What `free_bytes` said when the command began.
     """
     lost = free - free_bytes(cache)
-    if lost < _MUCH:
+    if lost < MUCH:
         return ""
     return (
         f"the cache {cache} takes {usage(cache) / 1e9:.1f} GB now, and its disk has {lost / 1e9:.1f} GB less "

@@ -43,17 +43,17 @@ if TYPE_CHECKING:
 # What there is to choose from: releases on a PyPI-like index and in conda channels, commits of a repository.
 
 
-class Catalogue:
-    """A catalogue of releases from both managers, which looks a package up when it is requested.
+class Catalogue(PypiCatalogue):
+    """A catalogue of a package index, conda channels and repositories.
 
     Args:
-        pypi: The index.
         conda: Knows where channels are.
         cache_dir: Our cache directory, which mirrors of repositories are in.
+        places: Of `PypiCatalogue`.
     """
 
-    def __init__(self, pypi: PypiCatalogue, conda: CondaSolver, cache_dir: Path) -> None:
-        self.pypi = pypi
+    def __init__(self, conda: CondaSolver, cache_dir: Path, **places: Any) -> None:
+        super().__init__(**places)
         self._conda = conda
         self._cache_dir = cache_dir
 
@@ -65,16 +65,12 @@ class Catalogue:
         Raises:
             PackageNotFoundError: The index does not know the package, and has some with near names.
         """
-        found = self.pypi.versions(package, manager=manager, index=index)
-        if not found and (meant := advice(package, index or self.pypi.index)):
+        found = super().versions(package, manager=manager, index=index)
+        if not found and (meant := advice(package, index or self.index)):
             raise PackageNotFoundError(
                 f"the index has no package {package!r}{meant}", remedy="correct the name in the matrix"
             )
         return found
-
-    def python_versions(self) -> list[str]:
-        """See `PypiCatalogue.python_versions`."""
-        return self.pypi.python_versions()
 
     def commits(self, repository: str, first: str, last: str, *, every: bool = False) -> History:
         """See `VersionCatalogue.commits`."""
@@ -271,8 +267,8 @@ class Environments:
     ) -> None:
         self.cache_dir = (cache_dir or default_cache_dir()).absolute()
         interpreters, conda = machine_interpreters(), CondaSolver(self.cache_dir)
-        pypi = PypiCatalogue(index, indexes=indexes, find_links=find_links, interpreters=interpreters)
-        self._catalogue = Catalogue(pypi, conda, self.cache_dir)
+        places = {"index": index, "indexes": indexes, "find_links": find_links, "interpreters": interpreters}
+        self._catalogue = Catalogue(conda, self.cache_dir, **places)
         self._locker = Locker(self.cache_dir, interpreters=interpreters, conda=conda)
 
     @classmethod
@@ -354,7 +350,7 @@ class RememberedCatalogue:
         return list(self._answer(_PYTHONS, "the versions of Python", lambda one: one.python_versions()))
 
     def commits(self, repository: str, first: str, last: str, *, every: bool) -> History:
-        """Raise an error; arguments as for `VersionCatalogue`.
+        """Raise an error; arguments as for `VersionCatalogue.commits`.
 
         Raises:
             UsageError: Always.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import html
 import json
 import re
@@ -12,17 +11,18 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
-import requests
 from packaging.utils import canonicalize_name
 from packaging.version import Version
 
 from bisect_env.environments import lockfiles
 from bisect_env.environments.commits import CommitBuilder
-from bisect_env.environments.index import advice, choose_wheel, day_of, tag_ranks
+from bisect_env.environments.download import download, sha256_of
+from bisect_env.environments.index import advice, day_of
 from bisect_env.environments.interpreters import Interpreter, Interpreters, machine_interpreters
 from bisect_env.environments.lock import LockedPackage, UnbuildableError, UnsolvableError
 from bisect_env.environments.request import EnvironmentRequest
 from bisect_env.environments.uv_tool import CACHE_CONTROL, Finished, Uv, is_transient, plain_words
+from bisect_env.environments.wheels import choose_wheel, tag_ranks
 from bisect_env.errors import IndexUnavailableError, InfrastructureError
 from bisect_env.matrix.secrets import without_credentials
 from bisect_env.temporary import temporary
@@ -367,22 +367,16 @@ def _locked(entry: Mapping[str, Any], archive: Mapping[str, Any]) -> LockedPacka
 
 def _sha256_of(url: str) -> str:
     # Plain directories served as an index state no hashes: what is there now is what gets locked.
-    digest = hashlib.sha256()
-    try:
-        if urlsplit(url).scheme == "file":
-            digest.update(Path(unquote(urlsplit(url).path)).read_bytes())
-        else:
-            with requests.get(url, stream=True, timeout=(10, 60)) as answer:
-                answer.raise_for_status()
-                for chunk in answer.iter_content(1 << 20):
-                    digest.update(chunk)
-    except (OSError, requests.RequestException) as error:
-        raise IndexUnavailableError(
-            f"{without_credentials(url)} cannot be fetched: {error}",
-            tried="making up for the hash that the index does not state",
-            remedy="check the index, then give the same command again",
-        ) from error
-    return digest.hexdigest()
+    with temporary("hash") as folder:
+        try:
+            download(url, folder / "archive")
+            return sha256_of(folder / "archive")
+        except (OSError, UnbuildableError) as error:
+            raise IndexUnavailableError(
+                str(error),
+                tried="making up for the hash that the index does not state",
+                remedy="check the index, then give the same command again",
+            ) from error
 
 
 def _no_file(entry: Mapping[str, Any], interpreter: Interpreter) -> str:
