@@ -30,7 +30,7 @@ from bisect_env.environments.integrity import (
     remove_tree,
     state_of,
 )
-from bisect_env.environments.lock import Lock
+from bisect_env.environments.lock import Lock, UnbuildableError
 from bisect_env.errors import InfrastructureError
 from bisect_env.temporary import lock_holder, replacing
 
@@ -160,8 +160,7 @@ def archives(cache: Path, *, exclusive: bool, timeout: float) -> Iterator[bool]:
     Yields:
         Whether it was had in time.
     """
-    cache.mkdir(parents=True, exist_ok=True)
-    with lock_file(cache / ".archives.lock", exclusive=exclusive, timeout=timeout) as fd:
+    with lock_file(archives_lock(cache), exclusive=exclusive, timeout=timeout) as fd:
         yield fd is not None
 
 
@@ -194,6 +193,31 @@ def lock_file(path: Path, *, exclusive: bool, timeout: float) -> Iterator[int | 
                 return
     finally:
         os.close(fd)
+
+
+@contextlib.contextmanager
+def lock_or_fail(path: Path, why: str, *, timeout: float, exclusive: bool = True) -> Iterator[int]:
+    """Lock a file as `lock_file` does.
+
+    Args:
+        path: The file.
+        why: What is said if another process has it.
+        timeout: Seconds to wait.
+        exclusive: Whether nobody else may hold it at the same time.
+
+    Raises:
+        UnbuildableError: Another process has it, which says nothing about an environment.
+    """
+    with lock_file(path, exclusive=exclusive, timeout=timeout) as fd:
+        if fd is None:
+            raise UnbuildableError(f"{why} ({lock_holder(path)})", transient=True)
+        yield fd
+
+
+def archives_lock(cache: Path) -> Path:
+    """Return the file that installers share, and that only one locks who removes archives."""
+    cache.mkdir(parents=True, exist_ok=True)
+    return cache / ".archives.lock"
 
 
 def lock_path(folder: Path, key: str) -> Path:

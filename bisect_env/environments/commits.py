@@ -7,13 +7,12 @@ earlier ones do not know.
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import json
 import re
 import time
 import tomllib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -22,7 +21,7 @@ from typing import Any
 from packaging.utils import canonicalize_name
 from packaging.version import InvalidVersion, Version
 
-from bisect_env.environments.cache import lock_file, lock_path
+from bisect_env.environments.cache import lock_or_fail, lock_path
 from bisect_env.environments.download import sha256_of
 from bisect_env.environments.integrity import remove_tree
 from bisect_env.environments.interpreters import Interpreter
@@ -126,7 +125,8 @@ class CommitBuilder:
         self.fetch(source, interpreter)
         place.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         try:
-            with _alone(place, 2 * source.build.time_limit + 60):
+            lock, patience = lock_path(place.parent, place.name), 2 * source.build.time_limit + 60
+            with lock_or_fail(lock, "another process has been building this commit", timeout=patience):
                 # Another process may have built it while we waited.
                 return _kept(place) or self._build(source, interpreter, place)
         except UnbuildableError as error:
@@ -334,15 +334,6 @@ def package_of_project(files: Mapping[str, str | None]) -> str | None:
     section = re.search(r"^\[metadata\]$(.*?)(?=^\[|\Z)", files.get("setup.cfg") or "", re.M | re.S)
     named = re.search(r"^name\s*=\s*([A-Za-z0-9._-]+)\s*$", section[1], re.M) if section else None
     return named[1] if named else None
-
-
-@contextlib.contextmanager
-def _alone(place: Path, timeout: float) -> Iterator[None]:
-    """Keep other processes from building a wheel."""
-    with lock_file(lock_path(place.parent, place.name), exclusive=True, timeout=timeout) as fd:
-        if fd is None:
-            raise UnbuildableError("another process has been building this commit", transient=True)
-        yield
 
 
 def _kept(place: Path) -> BuiltWheel | None:

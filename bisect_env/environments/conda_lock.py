@@ -326,13 +326,6 @@ def _locked(facts: Mapping[str, Any]) -> LockedPackage:
             f"the channel states no sha256 for {facts['url']}",
             remedy="let the channel be indexed again by a current tool, or leave that version out",
         )
-    return LockedPackage(
-        name=facts["name"],
-        version=facts["version"],
-        manager="conda",
-        url=facts["url"],
-        sha256=facts["sha256"],
-        build=facts["build"],
-        md5=facts["md5"],
-        dependencies=tuple((name, spec) for name, spec in facts["dependencies"]),
-    )
+    plain = {name: facts[name] for name in ("name", "version", "url", "sha256", "build", "md5")}
+    dependencies = tuple((name, spec) for name, spec in facts["dependencies"])
+    return LockedPackage(manager="conda", dependencies=dependencies, **plain)

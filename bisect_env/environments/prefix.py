@@ -15,7 +15,7 @@ import functools
 import json
 import os
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -24,10 +24,10 @@ from bisect_env.containers.trial import Inside
 from bisect_env.environments import conda_process, integrity, lockfiles, progress, validation
 from bisect_env.environments.cache import (
     Lease,
-    archives,
+    archives_lock,
     hold,
     keep_within,
-    lock_file,
+    lock_or_fail,
     lock_path,
     take_away,
 )
@@ -45,7 +45,7 @@ from bisect_env.environments.settings import default_cache_dir, default_cache_li
 from bisect_env.environments.uv_tool import Finished, Uv, is_transient, plain_words
 from bisect_env.errors import InfrastructureError
 from bisect_env.matrix.secrets import without_credentials
-from bisect_env.temporary import lock_holder, replacing
+from bisect_env.temporary import replacing
 
 if TYPE_CHECKING:
     from bisect_env.environments.bundle import Bundle
@@ -307,7 +307,7 @@ class _Builder:
         interpreter = None if self.lock.is_conda else self.interpreters.find(self.lock.python)
         self.folder.mkdir(parents=True, exist_ok=True)
         self._fetch_commits(interpreter)
-        with self._alone():
+        with self._alone() as self._held:
             # Another process may have built it while we waited.
             if (prefix := self.existing()) is not None:
                 return prefix
@@ -329,19 +329,12 @@ class _Builder:
         python = self.final / "bin" / "python"
         return Prefix(self.final, python, seconds, tuple(self.notes))
 
-    @contextlib.contextmanager
-    def _alone(self) -> Iterator[None]:
+    def _alone(self) -> contextlib.AbstractContextManager[int]:
         """Keep others from building this environment, until the installer has ended as well."""
         # Twice the limit: its holder has one build to finish and cleaning up to do.
-        path = lock_path(self.folder, self.lock.content_hash)
-        with lock_file(path, exclusive=True, timeout=2 * self.timeout) as self._held:
-            if self._held is None:
-                raise UnbuildableError(
-                    f"another process has been building this prefix for {2 * self.timeout:.0f} s "
-                    f"({lock_holder(path)})",
-                    transient=True,
-                )
-            yield
+        patience = 2 * self.timeout
+        why = f"another process has been building this prefix for {patience:.0f} s"
+        return lock_or_fail(lock_path(self.folder, self.lock.content_hash), why, timeout=patience)
 
     def _fetch_commits(self, interpreter: Interpreter | None) -> None:
         """Fetch the commits that wheels are built from, while others may use the prefix."""
@@ -375,7 +368,8 @@ class _Builder:
     def _fill(self, interpreter: Interpreter | None) -> None:
         """Run the installers on the prefix; repeat once if an archive that they used has changed."""
         for _attempt in range(2):
-            with self._archives():
+            lock = archives_lock(self.cache)
+            with lock_or_fail(lock, "the cache is being emptied", timeout=self.timeout, exclusive=False):
                 if interpreter is None:
                     conda_process.wait_for_orphan(self.final)
                 take_away(self.cache, self.final)
@@ -385,21 +379,12 @@ class _Builder:
             if not changed:
                 return
             names = [next((one.stem for one in path.glob("*.dist-info")), path.name) for path in changed]
-            with archives(self.cache, exclusive=True, timeout=2 * self.timeout) as alone:
-                if not alone:
-                    raise UnbuildableError("other builds leave no moment to clean the cache", transient=True)
+            why = "other builds leave no moment to clean the cache"
+            with lock_or_fail(archives_lock(self.cache), why, timeout=2 * self.timeout):
                 for folder in changed:
                     take_away(self.cache, folder)
             self.notes.append(f"archives in the cache were changed ({', '.join(names)}): fetched again")
         raise UnbuildableError("archives in the cache change while they are installed", transient=True)
-
-    @contextlib.contextmanager
-    def _archives(self) -> Iterator[None]:
-        with archives(self.cache, exclusive=False, timeout=self.timeout) as shared:
-            if not shared:
-                holder = lock_holder(self.cache / ".archives.lock")
-                raise UnbuildableError(f"the cache is being emptied ({holder})", transient=True)
-            yield
 
     def _refuse_sources(self) -> None:
         for package in self.lock.packages:

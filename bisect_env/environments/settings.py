@@ -85,22 +85,7 @@ def configured_index(environ: Mapping[str, str] | None = None) -> str:
     Raises:
         InfrastructureError: A configuration file cannot be read.
     """
-    environ = os.environ if environ is None else environ
-    for name in ("UV_DEFAULT_INDEX", "UV_INDEX_URL"):
-        if environ.get(name):
-            return _without_name(environ[name])
-    for path in uv_config_files(environ):
-        if url := _index_of_uv_toml(_read_toml(path)):
-            return url
-    if environ.get("PIP_INDEX_URL"):
-        return environ["PIP_INDEX_URL"]
-    for path in pip_config_files(environ):
-        if url := _of_pip_conf(path, "index-url"):
-            return url
-    # Here, because it brings an HTML parser: most hosts that import this module need none.
-    from pypi_simple import PYPI_SIMPLE_ENDPOINT
-
-    return PYPI_SIMPLE_ENDPOINT
+    return configured_places(environ).default
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,6 +115,7 @@ def configured_places(environ: Mapping[str, str] | None = None) -> PackagePlaces
         InfrastructureError: A configuration file cannot be read.
     """
     environ = os.environ if environ is None else environ
+    default = _without_name(environ.get("UV_DEFAULT_INDEX") or environ.get("UV_INDEX_URL") or "")
     indexes = [_named_index(word) for word in environ.get("UV_INDEX", "").split()]
     indexes += [_named_index(word) for word in environ.get("UV_EXTRA_INDEX_URL", "").split()]
     links = [word for word in environ.get("UV_FIND_LINKS", "").split(",") if word]
@@ -138,21 +124,31 @@ def configured_places(environ: Mapping[str, str] | None = None) -> PackagePlaces
     for path in uv_files:
         config = _read_toml(path)
         for section in (config.get("pip", {}), config):
-            no_index = no_index or section.get("no-index") is True
-            indexes += [
-                PackageIndex(str(one.get("name", "")), str(one["url"]), bool(one.get("explicit")))
-                for one in section.get("index", [])
-                if not one.get("default")
-            ]
+            for one in section.get("index", []):
+                if one.get("default"):
+                    default = default or str(one["url"])
+                else:
+                    index = PackageIndex(str(one.get("name", "")), str(one["url"]), bool(one.get("explicit")))
+                    indexes.append(index)
+            default = default or str(section.get("default-index") or section.get("index-url") or "")
             indexes += [PackageIndex("", str(url)) for url in section.get("extra-index-url", [])]
             links += [str(place) for place in section.get("find-links", [])]
+            no_index = no_index or section.get("no-index") is True
     are_pips = not indexes and not links
     if are_pips:
         indexes = [PackageIndex("", url) for url in _of_pip(environ, "extra-index-url")]
         links = _of_pip(environ, "find-links")
         if not uv_files:
             no_index = any(word.lower() in _TRUE for word in _of_pip(environ, "no-index"))
-    return PackagePlaces(configured_index(environ), tuple(indexes), tuple(links), are_pips, no_index)
+    default = default or "".join(_of_pip(environ, "index-url")) or _public_index()
+    return PackagePlaces(default, tuple(indexes), tuple(links), are_pips, no_index)
+
+
+def _public_index() -> str:
+    # Here, because it brings an HTML parser: most hosts that import this module need none.
+    from pypi_simple import PYPI_SIMPLE_ENDPOINT
+
+    return PYPI_SIMPLE_ENDPOINT
 
 
 _TRUE = ("1", "true", "yes", "on", "t", "y")
@@ -165,7 +161,7 @@ def _named_index(text: str) -> PackageIndex:
 
 
 def _of_pip(environ: Mapping[str, str], key: str) -> list[str]:
-    """Return the words of a setting of pip that has several."""
+    """Return the words of a setting of pip."""
     if found := environ.get(f"PIP_{key.upper().replace('-', '_')}"):
         return found.split()
     for path in pip_config_files(environ):
@@ -202,16 +198,6 @@ def _read_toml(path: Path) -> dict[str, Any]:
         raise InfrastructureError(
             f"uv's configuration {path} cannot be read: {error}", remedy="correct or remove that file"
         ) from error
-
-
-def _index_of_uv_toml(config: dict[str, Any]) -> str | None:
-    for section in (config.get("pip", {}), config):
-        for index in section.get("index", []):
-            if index.get("default"):
-                return str(index["url"])
-        if url := section.get("default-index") or section.get("index-url"):
-            return str(url)
-    return None
 
 
 def pip_config_files(environ: Mapping[str, str]) -> Iterator[Path]:
