@@ -14,8 +14,6 @@ from bisect_env.cluster.pool import default_workers
 from bisect_env.engine import events
 from bisect_env.engine.missing import MissingModules, package_of_module
 from bisect_env.engine.study import Conclusion, StudyRun
-from bisect_env.environments.cache import free_bytes, growth
-from bisect_env.environments.settings import default_cache_dir
 from bisect_env.errors import (
     BisectEnvError,
     EndsNotAsStatedError,
@@ -126,8 +124,6 @@ def conduct(
         BisectEnvError: Whatever a user can correct.
     """
     reporter.missing = missing
-    cache = (where.cache or default_cache_dir()).absolute()
-    free = free_bytes(cache)
     with opened(matrix, where, db, reporter) as work, reporter.view:
         try:
             conclusion = StudyRun(
@@ -151,8 +147,6 @@ def conduct(
             if module is None or work.stopped:
                 raise
             raise _forgotten(module, everywhere=missing is not None and missing.module is not None) from None
-        if text := growth(cache, free):
-            work.session.say(text)
         return conclusion
 
 

@@ -16,6 +16,7 @@ from bisect_env.cli.signals import is_stopping, stop_on_signals
 from bisect_env.cluster.choose import Place, executor_maker, machines_here, unprotected
 from bisect_env.engine import events
 from bisect_env.engine.session import Session
+from bisect_env.environments.cache import free_bytes, growth
 from bisect_env.environments.provider import EnvironmentProvider, Environments, OfflineEnvironments
 from bisect_env.environments.settings import default_cache_dir, parse_size
 from bisect_env.environments.uv_tool import end_running
@@ -60,6 +61,8 @@ def opened(matrix: Matrix, where: ExecutionOptions, db: str | None, show: Show) 
         StorageError: The database cannot be used.
     """
     stopping = stop_on_signals()
+    cache = (where.cache or default_cache_dir()).absolute()
+    free = free_bytes(cache)
     place, provider = open_place(matrix, where)
     with contextlib.ExitStack() as stack:
         stack.callback(end_running)  # solvers may still work on what is not wanted any more
@@ -67,6 +70,8 @@ def opened(matrix: Matrix, where: ExecutionOptions, db: str | None, show: Show) 
         store = stack.enter_context(Store.open(db))
         session = Session(store, provider, place.executor, logged(show), stopping.is_set)
         yield Work(session, place, stopping)
+        if text := growth(cache, free):
+            session.say(text)
 
 
 def open_place(matrix: Matrix, where: ExecutionOptions) -> tuple[Place, EnvironmentProvider]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Callable, Collection, Sequence
-from datetime import UTC, datetime
+from pathlib import Path
 from typing import Protocol
 
 from packaging.utils import canonicalize_name
@@ -12,7 +12,6 @@ from packaging.utils import canonicalize_name
 from bisect_env.cluster.protocol import (
     BuildFailed,
     Completion,
-    PrefixChange,
     PrefixProgress,
     PrefixReady,
     PrefixRequest,
@@ -20,12 +19,14 @@ from bisect_env.cluster.protocol import (
     TrialLost,
     TrialRequest,
 )
+from bisect_env.environments.integrity import changes_of, look, state_of
 from bisect_env.environments.lock import Lock, UnbuildableError
-from bisect_env.environments.prefix import Changed, NoPrefixError, Prefix, look, state_of
+from bisect_env.environments.prefix import NoPrefixError, Prefix
 from bisect_env.environments.progress import Seldom, told_to
 from bisect_env.environments.validation import cuda_majors, provided_to_pypi
 from bisect_env.errors import BisectEnvError, InfrastructureError, InterpreterNotFoundError
 from bisect_env.trials.harness_marks import LockedDistribution
+from bisect_env.trials.judge import ChangedEnvironment
 from bisect_env.trials.records import Outcome, TrialRecord, TrialSpec
 from bisect_env.trials.run import GpuWatch, TrialCancelledError, harness_error_record, run_trial
 
@@ -58,7 +59,6 @@ def importable(lock: Lock) -> tuple[LockedDistribution, ...]:
 # What happens on a worker for one request: make the prefix, run the trial, answer.
 
 CANCELLED = "the trial was cancelled"
-CHANGED = "files of its environment were changed before it was started"
 
 
 class PrefixBuilder(Protocol):
@@ -139,11 +139,6 @@ def perform(
         failure = _build_failed(request, error, spec.trial_id)
         return failure or TrialCompleted(harness_error_record(spec, error))
 
-    if prefix.changed is not None:
-        # Trials of an earlier command may have run in it: they have to be void before anything is counted.
-        prefix.release()
-        change = _change(spec.lock_hash, prefix.changed)
-        return TrialLost(spec.trial_id, CHANGED, change.host, under_trial=False, change=change)
     state = state_of(prefix.path)
 
     def trial(uuids: Sequence[str] = (), watch: GpuWatch | None = None) -> TrialRecord:
@@ -164,16 +159,16 @@ def perform(
         record = trial() if gpus is None else gpus.run(spec, trial)
         # Wherever it failed: a trial beside it may have changed what this one imported. If it passed, only
         # a change that was found since it was given the prefix matters now; others are found later.
-        is_due = state and (record.outcome is not Outcome.PASS or state_of(prefix.path) != state)
-        changed = look(prefix.path, state) if is_due else None
+        if state and (record.outcome is not Outcome.PASS or state_of(prefix.path) != state):
+            look(prefix.path, state, record.started_at)
     except TrialCancelledError:
         return TrialLost(spec.trial_id, CANCELLED)
     except GpuUnavailableError as error:
         return TrialLost(spec.trial_id, str(error), socket.gethostname(), error.crowded, under_trial=False)
     finally:
         prefix.release()
-    found = None if changed is None else _change(spec.lock_hash, changed)
-    return TrialCompleted(record, prefix.build_seconds, prefix.notes, found)
+    changes = _changes(spec.lock_hash, prefix.path)
+    return TrialCompleted(record, prefix.build_seconds, prefix.notes, changes)
 
 
 def prepare(
@@ -192,22 +187,22 @@ def prepare(
     try:
         with told_to(Seldom(lambda step: tell(PrefixProgress(lock_hash, step)))):
             prefix = build(request.lock, allow_source=request.allow_source, existing=request.look)
-            changed = prefix.changed
             state = state_of(prefix.path)
-            if changed is None and request.look and state and (changed := look(prefix.path, state)):
+            if request.look and state and not look(prefix.path, state):
                 prefix.release()
                 prefix = build(request.lock, allow_source=request.allow_source)
-            changes = (_change(lock_hash, changed),) if changed else ()
-    except NoPrefixError:
-        return PrefixReady(lock_hash)  # it was never made here, or had to make room: nothing is left to see
+    except NoPrefixError as error:
+        # It was never made here, or had to make room: what was seen of it before is noted.
+        return PrefixReady(lock_hash, changes=_changes(lock_hash, error.place))
     except Exception as error:  # noqa: BLE001 - as in `perform`
         return _build_failed(request, error, "") or PrefixReady(lock_hash)
     prefix.release()
+    changes = _changes(lock_hash, prefix.path)
     return PrefixReady(lock_hash, prefix.build_seconds, prefix.notes, changes)
 
 
-def _change(lock_hash: str, changed: Changed) -> PrefixChange:
-    return PrefixChange(lock_hash, socket.gethostname(), changed.since, datetime.now(UTC))
+def _changes(lock_hash: str, prefix: Path) -> tuple[ChangedEnvironment, ...]:
+    return tuple(ChangedEnvironment(lock_hash, one.host, one.since, one.until) for one in changes_of(prefix))
 
 
 def _build_failed(

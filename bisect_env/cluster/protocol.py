@@ -15,12 +15,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime
 from math import floor
 from typing import Any, Protocol
 
 from bisect_env.environments.lock import Lock
 from bisect_env.environments.progress import BuildStep
+from bisect_env.trials.judge import ChangedEnvironment
 from bisect_env.trials.records import TrialRecord, TrialSpec
 
 # --------------------------------------------------------------------------------------------------
@@ -130,24 +130,6 @@ class PrefixRequest:
 
 
 @dataclass(frozen=True, slots=True)
-class PrefixChange:
-    """A change found in the files of a prefix, which makes trials in it void.
-
-    Attributes:
-        lock_hash: Lock of the environment.
-        host: Host of the prefix.
-        since: When it was last seen unchanged, UTC.
-        until: When the change was seen. Like `since` and the times of trials, it is by the clock of `host`,
-            since clocks of hosts may differ.
-    """
-
-    lock_hash: str
-    host: str
-    since: datetime
-    until: datetime
-
-
-@dataclass(frozen=True, slots=True)
 class PrefixProgress:
     """A progress report of a host that builds a prefix; the answer follows later.
 
@@ -168,13 +150,13 @@ class PrefixReady:
         lock_hash: Lock of the environment.
         build_seconds: Build time on the slowest host; 0 if all had it.
         notes: Remarks for the user on how it was built.
-        changes: Changes found in existing prefixes, if they were checked.
+        changes: Changes that were ever found in this prefix, by the clocks of the hosts that found them.
     """
 
     lock_hash: str
     build_seconds: float = 0.0
     notes: tuple[str, ...] = ()
-    changes: tuple[PrefixChange, ...] = ()
+    changes: tuple[ChangedEnvironment, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,13 +167,13 @@ class TrialCompleted:
         record: Its record.
         build_seconds: Time spent on building the prefix; 0 if it existed.
         notes: Remarks for the user on how the prefix was built.
-        change: Change of its prefix that was found after the trial, if there was one.
+        changes: Changes that were ever found in its prefix, by the clocks of the hosts that found them.
     """
 
     record: TrialRecord
     build_seconds: float = 0.0
     notes: tuple[str, ...] = ()
-    change: PrefixChange | None = None
+    changes: tuple[ChangedEnvironment, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -221,7 +203,6 @@ class TrialLost:
         host: Host where it ran, "" if it is not known to have started.
         crowded: Whether another trial on the same GPU may be the cause.
         under_trial: Whether the host went away while the trial ran, so that the trial may be the cause.
-        change: Change of its prefix, if that is the reason: then the trial was not started.
     """
 
     trial_id: str
@@ -229,7 +210,6 @@ class TrialLost:
     host: str = ""
     crowded: bool = False
     under_trial: bool = True
-    change: PrefixChange | None = None
 
 
 Completion = TrialCompleted | PrefixReady | PrefixProgress | BuildFailed | TrialLost

@@ -15,7 +15,7 @@ from bisect_env.environments.download import archive_name, download_conda, obtai
 from bisect_env.environments.image_lock import without_image
 from bisect_env.environments.interpreters import Interpreters, fetch_python, machine_interpreters
 from bisect_env.environments.lock import Lock, LockedPackage, UnbuildableError
-from bisect_env.environments.provider import EnvironmentProvider, RecordingCatalogue
+from bisect_env.environments.provider import EnvironmentProvider, RememberedCatalogue
 from bisect_env.environments.settings import mirrors_of_urls, read_conda_config
 from bisect_env.environments.uv_tool import Uv, is_transient, plain_words
 from bisect_env.errors import InfrastructureError, NoEnvironmentError, UsageError
@@ -77,7 +77,7 @@ def fetch_study(
     bundle = Bundle(root)
     try:
         answers = BundledAnswers(matrix.name, _begun(bundle, matrix.name))
-        prepared = _locked(matrix, provider, answers, on_progress)
+        prepared = _locked(root, matrix, provider, answers, on_progress)
         locks = {lock.content_hash: lock for lock in prepared.locks.values()}
         bare = [without_image(lock) for lock in locks.values()]
         warnings = _archives(bundle, answers, bare, cache_dir, on_progress, interpreters)
@@ -104,12 +104,13 @@ def _begun(bundle: Bundle, matrix: str) -> datetime:
 
 
 def _locked(
+    root: Path,
     matrix: Matrix,
     provider: EnvironmentProvider,
     answers: BundledAnswers,
     on_progress: Callable[[str, int, int], None],
 ) -> Prepared:
-    catalogue = RecordingCatalogue(provider.catalogue, answers.catalogue)
+    catalogue = RememberedCatalogue(answers.catalogue, root, provider.catalogue)
     grid = expand(matrix, catalogue, answers.as_of)
     prepared = lock_all(
         matrix,

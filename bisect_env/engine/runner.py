@@ -16,7 +16,6 @@ from typing import Protocol
 from bisect_env.cluster.protocol import (
     BuildFailed,
     Completion,
-    PrefixChange,
     PrefixProgress,
     PrefixReady,
     TrialCompleted,
@@ -164,6 +163,7 @@ class Runner:
         self._unsaved: list[Index] = []
         self._crowded: set[str] = set()
         self._ours: set[str] = set()
+        self._changes: set[ChangedEnvironment] = set()
         self.unseen: set[str] = set()
 
     # -- before and after ----------------------------------------------------------------------------------
@@ -216,8 +216,9 @@ class Runner:
                 continue
             if trial.trial_id not in self._ours:
                 self.state.seen.add(trial.lock_hash)
-            # A failing trial was followed by a look, and a reused one is looked after by its own study.
-            if trial.evidence is Evidence.GOOD and not trial.reused:
+            # A failing trial was followed by a look. The study that a reused one is from may have been killed
+            # before it looked.
+            if trial.evidence is Evidence.GOOD:
                 self.unseen.add(trial.lock_hash)
             self._observe(index, trial)
             if isinstance(self.plan, BlockPlan):
@@ -329,10 +330,16 @@ class Runner:
             waiting -= {one.lock_hash for one in answers if isinstance(one, PrefixReady | BuildFailed)}
         return self._basis != known
 
-    def _note_change(self, change: PrefixChange) -> None:
-        """Mark the trials of an environment as void from when it was last seen unchanged."""
-        found = ChangedEnvironment(change.lock_hash, change.host, change.since, change.until)
-        self._trials.note_change(found)
+    def _note_change(self, change: ChangedEnvironment, ended: Sequence[TrialRecord]) -> None:
+        """Mark the trials of an environment as void from when it was last seen unchanged.
+
+        Hosts report all changes that they ever found: most are known, or met no trial of this study.
+        """
+        self._changes.add(change)
+        self._save_locked()
+        is_new = self._trials.note_change(change)
+        if not is_new or not any(change.covers(one) for one in (*self._trials.everything(), *ended)):
+            return
         there = self.state.combinations_in(change.lock_hash)
         built = str(self.grid.combination(there[0])) if there else change.lock_hash[:12]
         text = (
@@ -496,32 +503,29 @@ class Runner:
     def _handle(self, answers: Sequence[Completion]) -> None:
         """Record what trials did, all at once, and only then learn from it."""
         recorded: list[tuple[Index, TrialRecord, float]] = []
-        changes: list[PrefixChange] = []
+        changes: dict[ChangedEnvironment, None] = {}
         for answer in answers:
             match answer:
-                case TrialCompleted(record, build_seconds, notes, change):
-                    changes += [] if change is None else [change]
+                case TrialCompleted(record, build_seconds, notes, found):
+                    changes |= dict.fromkeys(found)
                     self._warn(notes)
                     if record.trial_id in self.state.running:
                         recorded.append((self.state.ended(record.trial_id), record, build_seconds))
-                case TrialLost(trial_id, change=PrefixChange() as change):
-                    changes.append(change)
-                    self._forget(trial_id)
                 case TrialLost():
                     if answer.trial_id in self.state.running:
                         recorded.append(self._lost(answer))
                 case PrefixProgress(lock_hash, step):
                     state = self.state
                     self._notify(events.Building(lock_hash, step, len(state.ready), len(state.building)))
-                case PrefixReady(lock_hash, seconds, notes, changed):
-                    changes += changed
+                case PrefixReady(lock_hash, seconds, notes, found):
+                    changes |= dict.fromkeys(found)
                     self._warn(notes)
                     self._built(lock_hash, seconds)
                 case BuildFailed():
                     self._build_failed(answer)
         # Before the trials are recorded: what failed because of a change is not evidence for a moment.
-        for change in changes:
-            self._note_change(change)
+        for change in changes.keys() - self._changes:
+            self._note_change(change, [record for _, record, _ in recorded])
         self._record(recorded)
 
     def _lost(self, lost: TrialLost) -> tuple[Index, TrialRecord, float]:

@@ -144,15 +144,14 @@ class Sender:
             self._warn(f"{reason}; it is run again, and {shown}")
 
     def end(self) -> list[Completion]:
-        """End what runs. Return what came meanwhile: trials that had ended before, builds, and changes."""
+        """End what runs. Return what came meanwhile: trials that had ended before, and builds."""
         ended: list[Completion] = []
         if not self.running:
             return ended
         self.executor.cancel()
         deadline = time.monotonic() + CANCEL_GRACE
         while self.running and time.monotonic() < deadline:
-            # A lost trial was ended here, unless its environment was found changed: then others are void.
-            # A build that nobody hears of would be waited for without end.
-            ended += [one for one in self.wait() if not isinstance(one, TrialLost) or one.change is not None]
+            # A lost trial was ended here. A build that nobody hears of would be waited for without end.
+            ended += [one for one in self.wait() if not isinstance(one, TrialLost)]
         self.running.clear()
         return ended

@@ -15,6 +15,7 @@ copied piece by piece, by several people, in any order.
 from __future__ import annotations
 
 import contextlib
+import functools
 import hashlib
 import json
 import os
@@ -25,6 +26,7 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime
 from pathlib import Path, PurePosixPath
 from typing import Any
+from urllib.parse import unquote, urlsplit
 
 from bisect_env.environments.download import archive_name, sha256_of
 from bisect_env.environments.lock import (
@@ -224,14 +226,14 @@ class Bundle:
         return path.absolute()
 
     def here(self, package: LockedPackage, python: str) -> LockedPackage:
-        """Return the package with the address of its archive in this directory.
+        """Return the package with address and hash of its archive in this directory, for the installer.
 
         Args:
             package: Of a lock, from PyPI.
             python: The lock's; source distributions were built for it.
 
         Raises:
-            UnbuildableError: It is not there on this host, or damaged.
+            UnbuildableError: It is not there on this host, or no study of the directory knows it.
         """
         if not package.is_source:
             return replace(package, url=self.path(package).as_uri())
@@ -239,10 +241,19 @@ class Bundle:
         if not wheels:
             name = archive_name(package)
             raise UnbuildableError(f"{self.root} holds no wheel made from {name}", transient=True)
-        stated = {sha256 for study in self._studies() for name, (_, sha256) in study.items()}
-        if (found := sha256_of(wheels[0])) not in stated:
+        stated = self._files.get(wheels[0].relative_to(self.root).as_posix())
+        if stated is None:
             raise UnbuildableError(f"{wheels[0].name} in {self.root} is not what was made", transient=True)
-        return replace(package, url=wheels[0].absolute().as_uri(), sha256=found)
+        return replace(package, url=wheels[0].absolute().as_uri(), sha256=stated[1])
+
+    def changed(self, packages: Iterable[LockedPackage]) -> list[str]:
+        """Return the names of archives that are not what was fetched or made; reads them.
+
+        Args:
+            packages: As `here` returned them.
+        """
+        paths = [(Path(unquote(urlsplit(p.url).path)), p.sha256) for p in packages]
+        return [path.name for path, sha256 in paths if sha256_of(path) != sha256]
 
     def built(self, sha256: str, python: str) -> Path:
         """Return the path of the wheel that was built from a source distribution."""
@@ -258,8 +269,11 @@ class Bundle:
             if path.is_file()
         }
 
-    def _studies(self) -> list[Mapping[str, tuple[int, str]]]:
-        return [self.read(path.stem).files for path in sorted((self.root / "studies").glob("*.json"))]
+    @functools.cached_property
+    def _files(self) -> dict[str, tuple[int, str]]:
+        """What the studies of the directory say of its files; read once."""
+        studies = sorted((self.root / "studies").glob("*.json"))
+        return {name: facts for path in studies for name, facts in self.read(path.stem).files.items()}
 
     def _inside(self, name: object) -> PurePosixPath:
         path = PurePosixPath(str(name))

@@ -21,12 +21,16 @@ from pathlib import Path
 from packaging.utils import canonicalize_name
 
 from bisect_env.environments.integrity import (
+    MARKER,
     archive_is_unchanged,
     forget_archive,
     is_unchanged,
+    look,
+    note_change,
     remove_tree,
+    state_of,
 )
-from bisect_env.environments.lock import Lock
+from bisect_env.environments.lock import Lock, UnbuildableError
 from bisect_env.errors import InfrastructureError
 from bisect_env.temporary import lock_holder, replacing
 
@@ -156,8 +160,7 @@ def archives(cache: Path, *, exclusive: bool, timeout: float) -> Iterator[bool]:
     Yields:
         Whether it was had in time.
     """
-    cache.mkdir(parents=True, exist_ok=True)
-    with lock_file(cache / ".archives.lock", exclusive=exclusive, timeout=timeout) as fd:
+    with lock_file(archives_lock(cache), exclusive=exclusive, timeout=timeout) as fd:
         yield fd is not None
 
 
@@ -192,6 +195,31 @@ def lock_file(path: Path, *, exclusive: bool, timeout: float) -> Iterator[int | 
         os.close(fd)
 
 
+@contextlib.contextmanager
+def lock_or_fail(path: Path, why: str, *, timeout: float, exclusive: bool = True) -> Iterator[int]:
+    """Lock a file as `lock_file` does.
+
+    Args:
+        path: The file.
+        why: What is said if another process has it.
+        timeout: Seconds to wait.
+        exclusive: Whether nobody else may hold it at the same time.
+
+    Raises:
+        UnbuildableError: Another process has it, which says nothing about an environment.
+    """
+    with lock_file(path, exclusive=exclusive, timeout=timeout) as fd:
+        if fd is None:
+            raise UnbuildableError(f"{why} ({lock_holder(path)})", transient=True)
+        yield fd
+
+
+def archives_lock(cache: Path) -> Path:
+    """Return the file that installers share, and that only one locks who removes archives."""
+    cache.mkdir(parents=True, exist_ok=True)
+    return cache / ".archives.lock"
+
+
 def lock_path(folder: Path, key: str) -> Path:
     """Return the file that builders of an environment lock."""
     return folder / f".{key}.lock"
@@ -207,17 +235,13 @@ def _is_still(path: Path, fd: int) -> bool:
 # --------------------------------------------------------------------------------------------------
 # The cache of this host: prefixes, the archives they were made from, and what may go when room is short.
 
-MARKER = ".bisect-env.json"
-"""Written into a prefix last: without it, it is none."""
-
 _HASH_LENGTH = 64
 _DEAR = ("commits", "git")
 """Folders of what takes longest to be had again: wheels that were built from commits, and mirrors."""
-_FREE = contextlib.nullcontext(True)
 _NO_WAIT = 0.0
 
 _DAY = 86400.0
-_MUCH = 2_000_000_000
+MUCH = 2_000_000_000
 """Bytes by which a cache may grow in one command without a word."""
 
 Inodes = dict[tuple[int, int], tuple[int, bool]]
@@ -301,7 +325,7 @@ def entries(cache: Path) -> list[Entry]:
 def keep_within(cache: Path, limit: int, new: Path) -> None:
     """Prune a cache that may have grown beyond a limit.
 
-    It is measured once a day, and when it would be too large if new environments shared nothing.
+    It is measured once a day, and when it would be too large if no new environment shared a file with others.
 
     Args:
         cache: Our cache directory.
@@ -309,16 +333,22 @@ def keep_within(cache: Path, limit: int, new: Path) -> None:
         new: The environment that was just built.
     """
     note = cache / "measured.json"
-    added: Inodes = {}
-    _inodes(new, added)
     total, at = limit + 1, 0.0
     with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
         known = json.loads(note.read_text("utf-8"))
-        total, at = int(known["bytes"]) + sum(size for size, _ in added.values()), float(known["at"])
+        total, at = int(known["bytes"]) + _added_by(new), float(known["at"])
     if total > limit or not 0 <= time.time() - at < _DAY:
         total, at = prune(cache, limit=limit).left, time.time()
     with replacing(note) as beside:
         beside.write_text(json.dumps({"bytes": total, "at": at}), "utf-8")
+
+
+def _added_by(new: Path) -> int:
+    """Return how many bytes a new environment may have added, with the archives that it was made from."""
+    inodes: Inodes = {}
+    _inodes(new, inodes)
+    # Where the file system has no hard links, the archives have copies of the files.
+    return sum(2 * size if is_own else size for size, is_own in inodes.values())
 
 
 def free_bytes(cache: Path) -> int:
@@ -334,7 +364,7 @@ def growth(cache: Path, free: int) -> str:
         free: What `free_bytes` said when the command began.
     """
     lost = free - free_bytes(cache)
-    if lost < _MUCH:
+    if lost < MUCH:
         return ""
     return (
         f"the cache {cache} takes {usage(cache) / 1e9:.1f} GB now, and its disk has {lost / 1e9:.1f} GB less "
@@ -395,7 +425,7 @@ def prune(
                 return
             if unused_since is not None and _age(folder) > unused_since:
                 continue
-            with taking_away(folder.parent, folder.name) if folder.parent.name == "git" else _FREE as free:
+            with _unused(folder) as free:
                 if not free:
                     continue
                 if not dry_run:
@@ -417,6 +447,7 @@ def prune(
                     in_use.append(path.name)
                     continue
                 if not dry_run:
+                    look(path, state_of(path))  # a change that nobody has seen yet is noted
                     take_away(cache, path)
             forget(path)
             gone.append(path.name)
@@ -452,12 +483,12 @@ def verify(cache: Path, only: Sequence[str] = (), *, repair: bool = False) -> It
     for path in _prefixes(cache):
         if only and not path.name.startswith(tuple(only)):
             continue
-        marker = json.loads((path / MARKER).read_text("utf-8"))
-        changed = not is_unchanged(path, str(marker.get("snapshot")), ignore=(MARKER,))
+        changed = not is_unchanged(path, state_of(path), ignore=(MARKER,))
         removed = False
         if changed and repair:
             with taking_away(path.parent, path.name) as removed:
                 if removed:
+                    note_change(path)
                     take_away(cache, path)
         yield Checked(path.name[:12], changed, removed)
     for folder in () if only else _archive_folders(cache):
@@ -516,6 +547,19 @@ def take_away(cache: Path, folder: Path) -> None:
     with contextlib.suppress(FileNotFoundError):
         folder.rename(aside)
         remove_tree(aside)
+
+
+@contextlib.contextmanager
+def _unused(folder: Path) -> Iterator[bool]:
+    """Keep others from using an archive inside the block; yield false if one is using it."""
+    if folder.parent.name == "git":
+        with taking_away(folder.parent, folder.name) as free:
+            yield free
+    elif folder.parent.name == "commits":
+        with lock_file(lock_path(folder.parent, folder.name), exclusive=True, timeout=_NO_WAIT) as fd:
+            yield fd is not None  # no build is under way
+    else:
+        yield True
 
 
 def _age(folder: Path) -> float:

@@ -7,25 +7,21 @@ earlier ones do not know.
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import json
 import re
-import secrets
 import time
 import tomllib
-import zipfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-import filelock
-from packaging.requirements import InvalidRequirement, Requirement
 from packaging.utils import canonicalize_name
 from packaging.version import InvalidVersion, Version
 
+from bisect_env.environments.cache import lock_or_fail, lock_path
 from bisect_env.environments.download import sha256_of
 from bisect_env.environments.integrity import remove_tree
 from bisect_env.environments.interpreters import Interpreter
@@ -35,6 +31,7 @@ from bisect_env.environments.request import CommitRecipe, CommitSource
 from bisect_env.environments.uv_tool import Finished, Uv, is_transient
 from bisect_env.errors import InfrastructureError, UsageError
 from bisect_env.secrets import MASK, for_build, is_secret
+from bisect_env.temporary import replacing
 
 FOLDER = "commits"
 LOG_LINES = 12
@@ -43,6 +40,7 @@ REMEMBERED = 600.0
 """Seconds for which a build that failed is not begun again by this process."""
 
 _WHEEL = "wheel.json"
+_SCRATCH = ("env", "tmp")
 _OF_UV = ("error: Failed to build", "  × Failed to build", "hint:")
 _NO_COMPILER = re.compile(
     r"command '([\w+-]+)' failed: No such file|Unknown compiler\(s\)|No CMAKE_C\w*_COMPILER could be found"
@@ -95,48 +93,57 @@ class CommitBuilder:
         self._cache = cache
         self._uv = uv
 
+    def fetch(self, source: CommitSource, interpreter: Interpreter) -> None:
+        """Fetch a commit, which may take long, unless its wheel is kept.
+
+        Raises:
+            UnbuildableError: It cannot be had on this host; that says nothing about the commit.
+        """
+        if _kept(self._place(source, interpreter)) is not None:
+            return
+        try:
+            Repository(source.repository, self._cache).require(source.commit)
+        except (CommitNotFoundError, UsageError) as error:
+            raise UnbuildableError(f"{error.what} on this host", transient=True) from error
+        except InfrastructureError as error:
+            raise UnbuildableError(error.what, transient=True) from error
+
     def wheel(self, source: CommitSource, interpreter: Interpreter) -> BuiltWheel:
         """Return the wheel of a commit: kept, or built now; safe from any number of processes at once.
 
         Raises:
             UnbuildableError: It cannot be built; `transient` tells whether that says anything about the
                 commit.
-            InfrastructureError: git is missing.
         """
-        key = hashlib.sha256(
-            "\0".join((source.digest, source.name, str(interpreter.path), interpreter.version)).encode()
-        ).hexdigest()
-        place = self._cache / FOLDER / key
+        place = self._place(source, interpreter)
         if (known := _kept(place)) is not None:
             return known
-        attempt = (key, source.limit)
+        attempt = (place.name, source.limit)
         failure = _failures.get(attempt)
         if failure is not None and time.monotonic() - failure[0] < REMEMBERED:
             raise UnbuildableError(failure[1], transient=False)
+        self.fetch(source, interpreter)
         place.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         try:
-            with filelock.FileLock(place.with_name(f".{key}.lock"), timeout=2 * source.build.time_limit + 60):
+            lock, patience = lock_path(place.parent, place.name), 2 * source.build.time_limit + 60
+            with lock_or_fail(lock, "another process has been building this commit", timeout=patience):
                 # Another process may have built it while we waited.
-                if (known := _kept(place)) is None:
-                    known = self._build(source, interpreter, place)
-                return known
-        except filelock.Timeout:
-            raise UnbuildableError("another process has been building this commit", transient=True) from None
+                return _kept(place) or self._build(source, interpreter, place)
         except UnbuildableError as error:
             if not error.transient:
                 _failures[attempt] = (time.monotonic(), error.message)
             raise
 
     def stand_in(self, source: CommitSource, interpreter: Interpreter, folder: Path) -> tuple[Path, str]:
-        """Return a wheel with the metadata of a commit, for the solver, and its version.
+        """Return what tells the solver the metadata of a commit, and the commit's version.
 
-        What the commit states in `pyproject.toml` needs no build; for what a build back end works out it is
-        built.
+        That is a folder with the commit's `pyproject.toml` where this file states all of them, and else a
+        wheel, which is built if need be.
 
         Args:
-            source: Which.
-            interpreter: For which.
-            folder: Where a wheel may be written.
+            source: The commit.
+            interpreter: The Python that it is locked for.
+            folder: Where the file is written.
 
         Raises:
             UnbuildableError: It cannot be built.
@@ -147,79 +154,69 @@ class CommitBuilder:
         repository.require(source.commit)
         path = "/".join(part for part in (source.build.subdirectory, "pyproject.toml") if part)
         text = repository.file(source.commit, path)
-        stated = stated_metadata(text or "", source.name)
-        if stated is None:
+        version = stated_version(text or "", source.name)
+        if version is None:
             wheel = self.wheel(source, interpreter)
             return wheel.path, wheel.version
-        name, version, metadata = stated
-        target = folder / f"{name.replace('-', '_')}-{version}-py3-none-any.whl"
-        info = f"{name.replace('-', '_')}-{version}.dist-info"
-        with zipfile.ZipFile(target, "w") as archive:
-            archive.writestr(f"{info}/METADATA", metadata)
-            archive.writestr(
-                f"{info}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
-            )
-            archive.writestr(f"{info}/RECORD", "")
-        return target, version
+        (folder / "pyproject.toml").write_text(text or "", "utf-8")
+        return folder, version
 
     # -- one build ------------------------------------------------------------------------------------------
 
+    def _place(self, source: CommitSource, interpreter: Interpreter) -> Path:
+        facts = (source.digest, source.name, str(interpreter.path), interpreter.version)
+        return self._cache / FOLDER / hashlib.sha256("\0".join(facts).encode()).hexdigest()
+
     def _build(self, source: CommitSource, interpreter: Interpreter, place: Path) -> BuiltWheel:
-        _remove_leftovers(place)
-        repository = Repository(source.repository, self._cache)
+        """Build a wheel in its place, under the lock of it; the facts are written last."""
+        remove_tree(place)  # of a builder that was killed, or a damaged wheel
         started = time.monotonic()
         try:
-            repository.require(source.commit)
-        except (CommitNotFoundError, UsageError) as error:
-            raise UnbuildableError(f"{error.what} on this host", transient=True) from error
-        except InfrastructureError as error:
-            raise UnbuildableError(error.what, transient=True) from error
+            place.mkdir(parents=True, exist_ok=True)
+            path = self._build_in(source, interpreter, place)
+            built = BuiltWheel(path, sha256_of(path), round(time.monotonic() - started, 3))
+            facts = {
+                "file": path.name,
+                "sha256": built.sha256,
+                "seconds": built.seconds,
+                "commit": source.commit,
+                "url": source.url,
+            }
+            with replacing(place / _WHEEL) as beside:
+                beside.write_text(json.dumps(facts), "utf-8")
+        except BaseException:
+            remove_tree(place)
+            raise
+        for folder in _SCRATCH:
+            remove_tree(place / folder)
+        return built
+
+    def _build_in(self, source: CommitSource, interpreter: Interpreter, place: Path) -> Path:
+        repository = Repository(source.repository, self._cache)
         short = source.commit[:10]
         missing = [] if source.build.partial else repository.submodules(source.commit)
         if missing:
             raise UnbuildableError(_partial(short, "submodules", missing), transient=False)
-        beside = place.with_name(f".build-{place.name}-{secrets.token_hex(4)}")
-        try:
-            (beside / "out").mkdir(parents=True)
-            with repository.checked_out(source.commit, beside) as tree:
-                missing = [] if source.build.partial else repository.pointers(tree)
-                if missing:
-                    raise UnbuildableError(_partial(short, "files of git-lfs", missing), transient=False)
-                root = tree / source.build.subdirectory
-                if not root.is_dir() or not root.resolve().is_relative_to(tree.resolve()):
-                    text = f"the commit {short} has no directory {source.build.subdirectory}"
-                    raise UnbuildableError(text, transient=False)
-                committed = repository.committed(source.commit)
-                self._run(source, interpreter, root, beside, committed)
-            wheels = sorted((beside / "out").glob("*.whl"))
-            if len(wheels) != 1:
-                raise UnbuildableError(f"the build of {short} left {len(wheels)} wheels", transient=False)
-            name = str(canonicalize_name(wheels[0].name.split("-")[0]))
-            if name != source.name:
-                text = f"the commit {short} builds the package {name}, and not {source.name}"
+        with repository.checked_out(source.commit, place) as tree:
+            missing = [] if source.build.partial else repository.pointers(tree)
+            if missing:
+                raise UnbuildableError(_partial(short, "files of git-lfs", missing), transient=False)
+            root = tree / source.build.subdirectory
+            if not root.is_dir() or not root.resolve().is_relative_to(tree.resolve()):
+                text = f"the commit {short} has no directory {source.build.subdirectory}"
                 raise UnbuildableError(text, transient=False)
-            kept = beside / "kept"
-            kept.mkdir()
-            wheels[0].rename(kept / wheels[0].name)
-            facts = {
-                "file": wheels[0].name,
-                "sha256": sha256_of(kept / wheels[0].name),
-                "seconds": round(time.monotonic() - started, 3),
-                "commit": source.commit,
-                "url": source.url,
-            }
-            (kept / _WHEEL).write_text(json.dumps(facts), "utf-8")
-            remove_tree(place)
-            kept.rename(place)
-        finally:
-            remove_tree(beside)
-        known = _kept(place)
-        if known is None:
-            raise UnbuildableError(f"the wheel of {short} was taken away", transient=True)
-        return known
+            self._run(source, interpreter, root, place, repository.committed(source.commit))
+        wheels = sorted(place.glob("*.whl"))
+        if len(wheels) != 1:
+            raise UnbuildableError(f"the build of {short} left {len(wheels)} wheels", transient=False)
+        name = str(canonicalize_name(wheels[0].name.split("-")[0]))
+        if name != source.name:
+            text = f"the commit {short} builds the package {name}, and not {source.name}"
+            raise UnbuildableError(text, transient=False)
+        return wheels[0]
 
     def _run(
-        self, source: CommitSource, interpreter: Interpreter, root: Path, beside: Path, committed: datetime
+        self, source: CommitSource, interpreter: Interpreter, root: Path, place: Path, committed: datetime
     ) -> None:
         build = source.build
         date = build.exclude_newer or build_limit(committed, interpreter)
@@ -241,22 +238,20 @@ class CommitBuilder:
             "--no-create-gitignore",
         ]
         if build.requires:
-            made = beside / "env"
+            made = place / "env"
             python = made / "bin" / "python"
             steps: list[list[str | Path]] = [
                 ["venv", "--no-project", "--quiet", "-p", interpreter.path, made],
                 ["pip", "install", "--quiet", "-p", python, *newer, "--", *build.requires],
             ]
             for step in steps:
-                self._step(step, beside, deadline, build, env, source)
+                self._step(step, place, deadline, build, env, source)
             args.append("--no-build-isolation")
-        # Below the temporary directory of the build, so that nothing stays of what is killed.
-        scratch = beside / "tmp"
+        # In the place of the build, so that nothing stays of what is killed.
+        scratch = place / "tmp"
         scratch.mkdir()
         env["TMPDIR"] = str(scratch)
-        self._step(
-            [*args, *newer, "-p", python, "-o", beside / "out", root], beside, deadline, build, env, source
-        )
+        self._step([*args, *newer, "-p", python, "-o", place, root], place, deadline, build, env, source)
 
     def _step(
         self,
@@ -295,8 +290,8 @@ def build_limit(committed: datetime, interpreter: Interpreter) -> str:
     return max(committed, known).astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
-def stated_metadata(text: str, package: str) -> tuple[str, str, str] | None:
-    """Return name, version and metadata of a project whose `pyproject.toml` states all of them. Pure.
+def stated_version(text: str, package: str) -> str | None:
+    """Return the version of a project whose `pyproject.toml` states all metadata that a solver needs. Pure.
 
     Args:
         text: Text of the file; "" if there is none.
@@ -306,29 +301,15 @@ def stated_metadata(text: str, package: str) -> tuple[str, str, str] | None:
         None where a build back end works something out, or the file states something else.
     """
     try:
-        project: Any = tomllib.loads(text).get("project")
-        if not isinstance(project, dict) or set(project.get("dynamic", ())) & _ASKED:
-            return None
-        name = str(canonicalize_name(project["name"]))
-        version = str(Version(project["version"]))
-        if name != package:
-            return None
-        lines = ["Metadata-Version: 2.1", f"Name: {name}", f"Version: {version}"]
-        if requires := project.get("requires-python"):
-            lines.append(f"Requires-Python: {requires}")
-        lines += [f"Requires-Dist: {Requirement(one)}" for one in project.get("dependencies", ())]
-        for extra, requirements in project.get("optional-dependencies", {}).items():
-            lines.append(f"Provides-Extra: {extra}")
-            for one in map(Requirement, requirements):
-                marker = f"({one.marker}) and " if one.marker else ""
-                one.marker = None
-                lines.append(f"Requires-Dist: {one} ; {marker}extra == '{extra}'")
-    except (tomllib.TOMLDecodeError, KeyError, TypeError, AttributeError, InvalidVersion, InvalidRequirement):
+        data: Any = tomllib.loads(text)
+        project = data.get("project", {})
+        # Poetry, of its own table, and uv, of `project`, take what is missing to be stated elsewhere.
+        is_poetry = "poetry" in data.get("tool", {}) and "dependencies" not in project
+        is_dynamic = is_poetry or set(project.get("dynamic", ())) & _ASKED
+        is_other = canonicalize_name(project["name"]) != package
+        return None if is_dynamic or is_other else str(Version(project["version"]))
+    except (tomllib.TOMLDecodeError, KeyError, TypeError, AttributeError, InvalidVersion):
         return None
-    # A value with a line break would be a line of its own.
-    if any("\n" in line or "\r" in line for line in lines):
-        return None
-    return name, version, "\n".join(lines) + "\n"
 
 
 _ASKED = {"version", "dependencies", "optional-dependencies", "requires-python"}
@@ -353,20 +334,6 @@ def package_of_project(files: Mapping[str, str | None]) -> str | None:
     section = re.search(r"^\[metadata\]$(.*?)(?=^\[|\Z)", files.get("setup.cfg") or "", re.M | re.S)
     named = re.search(r"^name\s*=\s*([A-Za-z0-9._-]+)\s*$", section[1], re.M) if section else None
     return named[1] if named else None
-
-
-def _remove_leftovers(place: Path) -> None:
-    """Remove what builders who were killed had begun; those alive hold their lock, and ours is held."""
-    for old in place.parent.glob(".build-*-*"):
-        key = old.name.split("-")[1]
-        if key == place.name:
-            remove_tree(old)
-            continue
-        with (
-            contextlib.suppress(filelock.Timeout),
-            filelock.FileLock(place.with_name(f".{key}.lock"), timeout=0),
-        ):
-            remove_tree(old)
 
 
 def _kept(place: Path) -> BuiltWheel | None:

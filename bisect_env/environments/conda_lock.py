@@ -7,7 +7,7 @@ import os
 import shutil
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -22,10 +22,12 @@ from bisect_env.environments.conda_process import (
     with_usual_alias,
 )
 from bisect_env.environments.lock import LockedPackage, UnsolvableError
+from bisect_env.environments.lockfiles import packages_of
 from bisect_env.environments.request import EnvironmentRequest
 from bisect_env.environments.settings import ChannelPlaces, CondaConfig, channel_places, read_conda_config
 from bisect_env.environments.uv_tool import Finished, run_tool
 from bisect_env.environments.validation import NONE
+from bisect_env.environments.yaml_text import read_yaml
 from bisect_env.errors import InfrastructureError, UsageError
 from bisect_env.secrets import public_channel
 from bisect_env.temporary import temporary
@@ -93,33 +95,18 @@ def read_packages(text: str, platform: str) -> tuple[LockedPackage, ...]:
     Raises:
         InfrastructureError: A package has no sha256.
     """
-    import yaml
-
     packages = []
-    for entry in yaml.safe_load(text)["package"]:
-        if entry["manager"] != "conda" or entry["platform"] != platform:
+    for package in packages_of(read_yaml(text), platform):
+        if not package.is_conda:
             continue
-        url = entry["url"]
-        sha256 = entry["hash"].get("sha256")
-        if not sha256:
+        if not package.sha256:
             raise InfrastructureError(
-                f"conda-lock states no sha256 for {url}",
+                f"conda-lock states no sha256 for {package.url}",
                 remedy="leave that version out, or use rattler",
             )
-        stem = url.rsplit("/", 1)[1].removesuffix(".conda").removesuffix(".tar.bz2")
-        channel, subdir, file = url.rsplit("/", 2)
-        packages.append(
-            LockedPackage(
-                name=entry["name"],
-                version=entry["version"],
-                manager="conda",
-                url=f"{public_channel(channel)}/{subdir}/{file}",
-                sha256=sha256,
-                build=stem.rsplit("-", 1)[1],
-                md5=entry["hash"].get("md5", ""),
-                dependencies=tuple(sorted((str(k), str(v)) for k, v in entry["dependencies"].items())),
-            )
-        )
+        channel, subdir, file = package.url.rsplit("/", 2)
+        url = f"{public_channel(channel)}/{subdir}/{file}"
+        packages.append(replace(package, url=url, dependencies=tuple(sorted(package.dependencies))))
     return tuple(packages)
 
 
@@ -339,13 +326,6 @@ def _locked(facts: Mapping[str, Any]) -> LockedPackage:
             f"the channel states no sha256 for {facts['url']}",
             remedy="let the channel be indexed again by a current tool, or leave that version out",
         )
-    return LockedPackage(
-        name=facts["name"],
-        version=facts["version"],
-        manager="conda",
-        url=facts["url"],
-        sha256=facts["sha256"],
-        build=facts["build"],
-        md5=facts["md5"],
-        dependencies=tuple((name, spec) for name, spec in facts["dependencies"]),
-    )
+    plain = {name: facts[name] for name in ("name", "version", "url", "sha256", "build", "md5")}
+    dependencies = tuple((name, spec) for name, spec in facts["dependencies"])
+    return LockedPackage(manager="conda", dependencies=dependencies, **plain)

@@ -16,11 +16,11 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import IO, Any
 
-from bisect_env.environments.cache import lock_file
+from bisect_env.environments.cache import lock_or_fail
 from bisect_env.environments.lock import Lock, PackageNotFoundError, UnbuildableError
 from bisect_env.environments.settings import CondaConfig, certificates, mirrors_of_urls, read_conda_config
 from bisect_env.environments.uv_tool import is_transient
@@ -372,10 +372,9 @@ def _fill_lock(place: Path) -> Path:
 
 def wait_for_orphan(place: Path) -> None:
     """Wait until the helper of a builder that was killed has ended its installation into a prefix."""
-    with lock_file(_fill_lock(place), exclusive=True, timeout=_ORPHAN) as fd:
-        if fd is None:
-            text = f"a process whose builder was killed still installs {place.name[:12]}"
-            raise UnbuildableError(text, transient=True)
+    why = f"a process whose builder was killed still installs {place.name[:12]}"
+    with lock_or_fail(_fill_lock(place), why, timeout=_ORPHAN):
+        pass
 
 
 def fill(
@@ -413,17 +412,7 @@ def fill(
     channels = sorted({package.url.rsplit("/", 2)[0] for package in packages})
     message = {
         "op": "install",
-        "packages": [
-            {
-                "name": p.name,
-                "version": p.version,
-                "build": p.build,
-                "url": p.url,
-                "sha256": p.sha256,
-                "md5": p.md5,
-            }
-            for p in packages
-        ],
+        "packages": [asdict(package) for package in packages],
         "archives": {url: str(path) for url, path in (archives or {}).items()},
         "place": str(place),
         "lock": str(_fill_lock(place)),

@@ -6,7 +6,7 @@ them comes after, for it is there that the surprise often is.
 
 from __future__ import annotations
 
-import email.parser
+import importlib.metadata
 import json
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -46,19 +46,15 @@ def project_urls(prefixes: Iterable[Path]) -> dict[str, str]:
 
 
 def _of_wheels(prefix: Path) -> Iterator[tuple[str, str]]:
-    for path in sorted(prefix.glob("lib/python*/site-packages/*.dist-info/METADATA")):
-        try:
-            # Some headers are not UTF-8; of those that are needed here, all are.
-            text = path.read_text("utf-8", errors="replace")
-        except OSError:  # a prefix that is being taken away: a page less
-            continue
-        headers = email.parser.Parser().parsestr(text, headersonly=True)
+    sites = sorted(str(site) for site in prefix.glob("lib/python*/site-packages"))
+    for distribution in importlib.metadata.distributions(path=sites):
+        headers = distribution.metadata
         labelled: dict[str, str] = {}
         for value in headers.get_all("Project-URL", ()):
             label, _, address = str(value).partition(",")
             labelled.setdefault(label.strip().lower(), address.strip())
         home = next((labelled[label] for label in _LABELS if label in labelled), "")
-        yield str(headers["Name"] or ""), home or str(headers["Home-page"] or "")
+        yield str(headers["Name"] or ""), home or "".join(headers.get_all("Home-page") or ())
 
 
 def _of_conda(prefix: Path) -> Iterator[tuple[str, str]]:

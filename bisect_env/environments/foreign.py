@@ -14,11 +14,10 @@ import tomllib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 from urllib.parse import unquote, urlsplit
 
 import yaml
-from packaging.markers import InvalidMarker, Marker, UndefinedComparison, UndefinedEnvironmentName
 from packaging.pylock import Pylock, PylockUnsupportedVersionError, PylockValidationError
 from packaging.requirements import InvalidRequirement, Requirement
 from packaging.specifiers import InvalidSpecifier, SpecifierSet
@@ -26,8 +25,23 @@ from packaging.utils import canonicalize_name
 from packaging.version import InvalidVersion, Version
 
 from bisect_env.environments.conda_process import HelperDiedError, shared_pool
+from bisect_env.environments.foreign_locks import (
+    ARCHIVE,
+    EDITABLE,
+    LOCAL,
+    VCS,
+    Markers,
+    Stated,
+    of_pdm,
+    of_pipenv,
+    of_poetry,
+    of_pylock,
+    of_uv,
+    poetry_range,
+)
 from bisect_env.environments.interpreters import installed_pythons
-from bisect_env.environments.lock import Lock
+from bisect_env.environments.lock import Lock, LockedPackage
+from bisect_env.environments.lockfiles import conda_archive, packages_of
 from bisect_env.environments.yaml_text import read_yaml
 from bisect_env.errors import UsageError
 from bisect_env.matrix import versions
@@ -43,13 +57,6 @@ _MAX_LISTS = 100
 """Lists of requirements that one list may include, each time counted."""
 _PIN = re.compile(r"^[ \t]*[A-Za-z0-9][\w.-]*[ \t]*(\[[^\]\n]*\])?[ \t]*==", re.MULTILINE)
 _HELPER_TIMEOUT = 60.0
-_LATE_PATCH = 99
-"""Stands for "the newest patch release" where a marker asks for a whole version of Python."""
-_ITSELF = "the project that the lock belongs to: give its code along with the command"
-_EDITABLE = "an editable install from a directory of its own"
-_LOCAL = "from a local directory or archive"
-_VCS = "from a version control system"
-_ARCHIVE = "from an archive's address, on no index"
 _NOT_HERE = "not for this Python or platform"
 _INSTALLER = "the installer, which nothing in the environment needs"
 
@@ -191,10 +198,7 @@ def environment_of_lock(lock: Lock, source: str) -> ForeignEnvironment:
         source=source,
         format="a lock of bisect-env",
         python=lock.python,
-        packages=_sorted(
-            ForeignPackage(p.name, p.version, p.manager, p.build, (p.sha256,) if p.sha256 else ())
-            for p in lock.packages
-        ),
+        packages=_sorted(map(_of_locked, lock.packages)),
         platform=lock.platform,
         channels=tuple(dict.fromkeys(p.url.rsplit("/", 2)[0] for p in lock.packages if p.is_conda)),
     )
@@ -267,8 +271,8 @@ class _Reader:
             **more,
         )
 
-    def markers(self, stated: str = "", requires: str = "") -> _Markers:
-        return _Markers(self.python or stated or fitting_python([requires]), self.platform)
+    def markers(self, stated: str = "", requires: str = "") -> Markers:
+        return Markers(self.python or stated or fitting_python([requires]), self.platform)
 
     def _text(self) -> str:
         try:
@@ -332,22 +336,22 @@ class _Reader:
         markers.extras = frozenset(lock.extras or ())
         markers.groups = frozenset([*(lock.dependency_groups or ()), *(lock.default_groups or ())])
         by = f" by {lock.created_by}" if lock.created_by else ""
-        packages = self._chosen(_of_pylock(lock, markers))
+        packages = self._chosen(of_pylock(lock, markers))
         return self.result(f"pylock.toml {lock.lock_version}{by}", packages, requires_python=requires)
 
     def _uv(self, data: dict[str, Any]) -> ForeignEnvironment:
         requires = str(data.get("requires-python", ""))
         markers = self.markers(requires=requires)
-        packages = self._chosen(_of_uv(data, markers))
+        packages = self._chosen(of_uv(data, markers))
         return self.result(f"uv.lock {data['version']}", packages, requires_python=requires)
 
     def _poetry(self, data: dict[str, Any]) -> ForeignEnvironment:
         metadata = data["metadata"]
-        requires = _poetry_range(str(metadata.get("python-versions", "")))
+        requires = poetry_range(str(metadata.get("python-versions", "")))
         markers = self.markers(requires=requires)
         markers.extras = frozenset(data.get("extras", {}))
         kind = f"poetry.lock {metadata.get('lock-version', '')}".rstrip()
-        packages = self._chosen(_of_poetry(data, markers))
+        packages = self._chosen(of_poetry(data, markers))
         return self.result(kind, packages, requires_python=requires)
 
     def _pdm(self, data: dict[str, Any]) -> ForeignEnvironment:
@@ -355,10 +359,10 @@ class _Reader:
         targets = metadata.get("targets", [])
         requires = [str(target["requires_python"]) for target in targets if "requires_python" in target]
         required = requires[0] if len(requires) == 1 else ""
-        packages = self._chosen(_of_pdm(data, self.markers(requires=required)))
+        packages = self._chosen(of_pdm(data, self.markers(requires=required)))
         return self.result(f"pdm.lock {metadata['lock_version']}", packages, requires_python=required)
 
-    def _chosen(self, stated: Iterable[_Stated]) -> list[ForeignPackage]:
+    def _chosen(self, stated: Iterable[Stated]) -> list[ForeignPackage]:
         """Return what fits and comes from an index; the rest is noted as left out."""
         packages = []
         for one in stated:
@@ -385,7 +389,7 @@ class _Reader:
         requires = data["_meta"].get("requires", {})
         stated = str(requires.get("python_full_version") or requires.get("python_version") or "")
         kind = f"Pipfile.lock {data['_meta'].get('pipfile-spec', '')}".rstrip()
-        return self.result(kind, self._chosen(_of_pipenv(data, self.markers(stated))), python=stated)
+        return self.result(kind, self._chosen(of_pipenv(data, self.markers(stated))), python=stated)
 
     # -- requirements --------------------------------------------------------------------------------------
 
@@ -461,12 +465,12 @@ class _Reader:
             ) from None
 
     def _requirement(
-        self, place: str, line: str, markers: _Markers, packages: list[ForeignPackage], loose: list[str]
+        self, place: str, line: str, markers: Markers, packages: list[ForeignPackage], loose: list[str]
     ) -> None:
         if (editable := re.match(r"(?:-e|--editable)[ =]\s*(\S+)", line)) is not None:
             egg = re.search(r"#egg=([\w.-]+)", editable[1])
             name = egg[1] if egg else unquote(editable[1]).rstrip("/").rpartition("/")[2].partition("@")[0]
-            self.left_out[name if name not in ("", ".") else "the project itself"] = _EDITABLE
+            self.left_out[name if name not in ("", ".") else "the project itself"] = EDITABLE
             return
         if line.startswith("-"):
             option = line.split(None, 1)[0].partition("=")[0]
@@ -478,7 +482,7 @@ class _Reader:
         text = re.split(r"\s--", line, maxsplit=1)[0].strip()
         if re.match(r"(\.{0,2}/|[a-z+]+://)", text):
             self.left_out[unquote(text).rstrip("/").rpartition("/")[2] or text] = (
-                _VCS if "+" in text.partition("://")[0] else _ARCHIVE if "://" in text else _LOCAL
+                VCS if "+" in text.partition("://")[0] else ARCHIVE if "://" in text else LOCAL
             )
             return
         try:
@@ -512,7 +516,7 @@ class _Reader:
             url = line.strip().partition("#")[0]
             if not url or url.startswith("@"):
                 continue
-            parsed = _conda_archive(url)
+            parsed = conda_archive(url)
             if parsed is None:
                 self.left_out[url.rpartition("/")[2]] = "no address of a conda package"
                 continue
@@ -587,21 +591,7 @@ class _Reader:
         platforms = [str(one) for one in metadata.get("platforms", [])]
         if self.platform not in platforms:
             raise self._other_platform(", ".join(platforms), None)
-        packages = []
-        for entry in data["package"]:
-            if entry["platform"] != self.platform:
-                continue
-            sha256 = (entry.get("hash") or {}).get("sha256")
-            hashes = (str(sha256),) if sha256 else ()
-            name, version = str(entry["name"]), str(entry["version"])
-            if entry["manager"] == "pip":
-                wheel = str(canonicalize_name(name))
-                packages.append(ForeignPackage(wheel, version, hashes=hashes))
-                continue
-            build = entry.get("build")
-            if build is None and (parsed := _conda_archive(entry["url"])) is not None:
-                build = parsed[2]
-            packages.append(ForeignPackage(name, version, "conda", str(build or ""), hashes))
+        packages = [_of_locked(package) for package in packages_of(data, self.platform)]
         channels = [str(c["url"] if isinstance(c, dict) else c) for c in metadata.get("channels", [])]
         custom = metadata.get("custom_metadata") or {}
         found = self._conda(f"conda-lock.yml {data['version']}", packages, self.platform, channels)
@@ -634,9 +624,9 @@ class _Reader:
             if kind == "conda":
                 packages.append(ForeignPackage(package, version, "conda", build, hashes))
             elif "://" not in location or location.startswith("file:"):
-                self.left_out[package] = _LOCAL
+                self.left_out[package] = LOCAL
             elif location.startswith("git+"):
-                self.left_out[package] = _VCS
+                self.left_out[package] = VCS
             else:
                 packages.append(ForeignPackage(str(canonicalize_name(package)), version, hashes=hashes))
         channels = [
@@ -651,7 +641,7 @@ class _Reader:
         distinct = tuple(dict.fromkeys(channels))
         return self.result(kind, self._once(packages), python=python, platform=platform, channels=distinct)
 
-    def _other_platform(self, theirs: str, markers: _Markers | None) -> UsageError:
+    def _other_platform(self, theirs: str, markers: Markers | None) -> UsageError:
         mine = self.platform if markers is None else f"Python {markers.python} on {self.platform}"
         return _refused(
             self.source,
@@ -758,124 +748,6 @@ class _Reader:
         return list(found.values())
 
 
-# -- markers -----------------------------------------------------------------------------------------------
-
-
-@dataclass
-class _Markers:
-    """An evaluator of environment markers for a Python and a platform, with all extras and groups."""
-
-    python: str
-    platform: str
-    extras: frozenset[str] = frozenset()
-    groups: frozenset[str] = frozenset()
-
-    @property
-    def _facts(self) -> dict[str, str | frozenset[str]]:
-        system = self.platform.partition("-")[0]
-        machine = self.platform.partition("-")[2]
-        names = {"linux": ("linux", "Linux", "posix"), "osx": ("darwin", "Darwin", "posix")}
-        sys_platform, platform_system, os_name = names.get(system, ("win32", "Windows", "nt"))
-        machines = {"64": "AMD64" if os_name == "nt" else "x86_64", "32": "i686"}
-        return {
-            "python_version": ".".join(self.python.split(".")[:2]),
-            "python_full_version": _whole(self.python),
-            "implementation_version": _whole(self.python),
-            "implementation_name": "cpython",
-            "platform_python_implementation": "CPython",
-            "sys_platform": sys_platform,
-            "platform_system": platform_system,
-            "os_name": os_name,
-            "platform_machine": machines.get(machine, machine),
-            "platform_release": "",
-            "platform_version": "",
-        }
-
-    def holds(self, text: str) -> bool:
-        """Return whether a marker holds for some extra.
-
-        An unreadable marker holds, so that nothing is lost.
-        """
-        if not text:
-            return True
-        try:
-            marker = Marker(text)
-            if "extras" in text or "dependency_groups" in text:
-                facts = {**self._facts, "extras": self.extras, "dependency_groups": self.groups}
-                return marker.evaluate(facts, context="lock_file")
-            each = ["", *self.extras] if "extra" in text else [""]
-            return any(marker.evaluate({**self._facts, "extra": extra}) for extra in each)
-        except (InvalidMarker, UndefinedComparison, UndefinedEnvironmentName, RecursionError):
-            return True
-
-    def python_fits(self, requires: str) -> bool:
-        """Return whether the Python is in a range."""
-        try:
-            return not requires or SpecifierSet(requires).contains(_whole(self.python), prereleases=True)
-        except InvalidSpecifier:
-            return True
-
-
-def _whole(python: str) -> str:
-    return python if python.count(".") > 1 else f"{python}.{_LATE_PATCH}"
-
-
-def _reached(entries: Sequence[dict[str, Any]], manifest: Mapping[str, Any], markers: _Markers) -> set[int]:
-    """Return the positions of the packages of a `uv.lock` that its projects need, with groups and extras."""
-    by_name: dict[str, list[int]] = {}
-    for position, entry in enumerate(entries):
-        by_name.setdefault(str(canonicalize_name(entry["name"])), []).append(position)
-
-    def named(dependency: Mapping[str, Any]) -> list[int]:
-        positions = by_name.get(str(canonicalize_name(dependency["name"])), [])
-        version = dependency.get("version")
-        exact = [p for p in positions if version is None or entries[p].get("version") == version]
-        forks = [p for p in exact if _fork_holds(entries[p], markers)]
-        return forks or exact
-
-    members = {str(canonicalize_name(name)) for name in manifest.get("members", [])}
-    roots = [
-        position
-        for position, entry in enumerate(entries)
-        if canonicalize_name(entry["name"]) in members
-        or {entry.get("source", {}).get(key) for key in ("editable", "virtual", "directory")} & {"."}
-    ]
-    asked = [*manifest.get("requirements", []), *manifest.get("overrides", [])]
-    todo: list[tuple[int, frozenset[str]]] = [
-        (position, frozenset(entries[position].get("optional-dependencies", {}))) for position in roots
-    ]
-    todo += [
-        (position, frozenset(dependency.get("extras", ())))
-        for dependency in asked
-        if markers.holds(dependency.get("marker", ""))
-        for position in named(dependency)
-    ]
-    if not todo:
-        return {p for p, entry in enumerate(entries) if _fork_holds(entry, markers)}
-    seen: set[tuple[int, frozenset[str]]] = set()
-    while todo:
-        position, extras = todo.pop()
-        if (position, extras) in seen:
-            continue
-        seen.add((position, extras))
-        entry = entries[position]
-        edges = list(entry.get("dependencies", []))
-        for extra in extras:
-            edges += entry.get("optional-dependencies", {}).get(extra, [])
-        if position in roots:
-            for group in entry.get("dev-dependencies", {}).values():
-                edges += group
-        for edge in edges:
-            if markers.holds(edge.get("marker", "")):
-                todo += [(p, frozenset(edge.get("extra", ()))) for p in named(edge)]
-    return {position for position, _ in seen}
-
-
-def _fork_holds(entry: Mapping[str, Any], markers: _Markers) -> bool:
-    forks = entry.get("resolution-markers", [])
-    return not forks or any(markers.holds(fork) for fork in forks)
-
-
 # -- small things ------------------------------------------------------------------------------------------
 
 _LISTED = re.compile(r"[A-Za-z0-9_][\w.-]*=[^=<>!~\s]+=[^=\s]+")
@@ -886,103 +758,14 @@ _QUIET_OPTIONS = frozenset(
 )
 
 
-class _Stated(NamedTuple):
-    """A package as a lock states it: `why` says why it cannot be installed from an index, "" if it can."""
-
-    name: str
-    version: str = ""
-    hashes: tuple[str, ...] = ()
-    fits: bool = True
-    why: str = ""
-
-
-def _of_pylock(lock: Pylock, markers: _Markers) -> Iterator[_Stated]:
-    for package in lock.packages:
-        stated = [wheel.hashes for wheel in package.wheels or ()]
-        stated += [package.sdist.hashes] if package.sdist is not None else []
-        hashes = tuple(found for one in stated if (found := one.get("sha256")))
-        fits = package.marker is None or markers.holds(str(package.marker))
-        why = "" if package.version is not None else "without a version"
-        if package.directory is not None:
-            why = _EDITABLE if package.directory.editable else _LOCAL
-        elif package.vcs is not None or package.archive is not None:
-            why = _VCS if package.vcs is not None else _ARCHIVE
-        yield _Stated(package.name, str(package.version), hashes, fits, why)
-
-
-def _of_uv(data: Mapping[str, Any], markers: _Markers) -> Iterator[_Stated]:
-    entries: list[dict[str, Any]] = data.get("package", [])
-    wanted = _reached(entries, data.get("manifest", {}), markers)
-    for position, entry in enumerate(entries):
-        name, source = str(canonicalize_name(entry["name"])), entry.get("source", {})
-        own = source.get("editable", source.get("virtual", source.get("directory")))
-        if position not in wanted:
-            yield _Stated(name, fits=False)
-        elif "registry" in source:
-            archives = [*entry.get("wheels", []), *([entry["sdist"]] if "sdist" in entry else [])]
-            yield _Stated(name, entry["version"], _sha256s(archives, "hash"))
-        elif own == "." or "virtual" in source:
-            yield _Stated(name, why=_ITSELF)
-        elif "editable" in source:
-            yield _Stated(name, why=_EDITABLE)
-        else:
-            yield _Stated(name, why=_VCS if "git" in source else _ARCHIVE if "url" in source else _LOCAL)
-
-
-def _of_poetry(data: Mapping[str, Any], markers: _Markers) -> Iterator[_Stated]:
-    older = data["metadata"].get("files", {})
-    kinds = {"git": _VCS, "url": _ARCHIVE, "directory": _LOCAL, "file": _LOCAL}
-    for entry in data.get("package", []):
-        stated = entry.get("markers", "")
-        texts = list(stated.values()) if isinstance(stated, dict) else [stated]
-        fits = markers.python_fits(_poetry_range(str(entry.get("python-versions", ""))))
-        fits = fits and any(markers.holds(text) for text in texts)
-        why = kinds.get(entry.get("source", {}).get("type"), "")
-        why = _EDITABLE if why == _LOCAL and entry.get("develop") else why
-        hashes = _sha256s(entry.get("files") or older.get(entry["name"], []), "hash")
-        yield _Stated(str(canonicalize_name(entry["name"])), entry["version"], hashes, fits, why)
-
-
-def _of_pdm(data: Mapping[str, Any], markers: _Markers) -> Iterator[_Stated]:
-    for entry in data.get("package", []):
-        fits = markers.holds(entry.get("marker", "")) and markers.python_fits(
-            entry.get("requires_python", "")
-        )
-        hashes = _sha256s(entry.get("files", []), "hash")
-        yield _Stated(
-            str(canonicalize_name(entry["name"])),
-            str(entry.get("version", "")),
-            hashes,
-            fits,
-            _elsewhere(entry, "url"),
-        )
-
-
-def _of_pipenv(data: Mapping[str, Any], markers: _Markers) -> Iterator[_Stated]:
-    for section in (key for key in data if key != "_meta"):
-        for raw, entry in data[section].items():
-            version = str(entry.get("version", ""))
-            loose = "" if version.startswith("==") else f"not pinned to one version ({version or 'any'})"
-            hashes = tuple(h[7:] for h in entry.get("hashes", []) if h.startswith("sha256:"))
-            fits = markers.holds(entry.get("markers", ""))
-            why = _elsewhere(entry, "file") or loose
-            yield _Stated(str(canonicalize_name(raw)), version[2:], hashes, fits, why)
-
-
-def _elsewhere(entry: Mapping[str, Any], archive: str) -> str:
-    """Return why an entry of pdm or pipenv comes from no index, "" if it does."""
-    if "path" in entry:
-        return _EDITABLE if entry.get("editable") else _LOCAL
-    return _VCS if "git" in entry else _ARCHIVE if archive in entry else ""
+def _of_locked(package: LockedPackage) -> ForeignPackage:
+    name = str(canonicalize_name(package.name)) if package.manager == "pip" else package.name
+    hashes = (package.sha256,) if package.sha256 else ()
+    return ForeignPackage(name, package.version, package.manager, package.build, hashes)
 
 
 def _sorted(packages: Iterable[ForeignPackage]) -> tuple[ForeignPackage, ...]:
     return tuple(sorted(packages, key=lambda package: (package.name, package.manager)))
-
-
-def _sha256s(files: Iterable[Mapping[str, Any]], key: str) -> tuple[str, ...]:
-    stated = (str(file.get(key, "")) for file in files)
-    return tuple(value[7:] for value in stated if value.startswith("sha256:"))
 
 
 def _pinned(specifier: SpecifierSet) -> str | None:
@@ -1017,46 +800,18 @@ def _newness(package: ForeignPackage) -> tuple[bool, Version]:
 
 def _of_direct_url(data: Mapping[str, Any]) -> str:
     if "dir_info" in data:
-        return _EDITABLE if data["dir_info"].get("editable") else _LOCAL
-    return _VCS if "vcs_info" in data else _of_url(str(data.get("url", "")))
+        return EDITABLE if data["dir_info"].get("editable") else LOCAL
+    return VCS if "vcs_info" in data else _of_url(str(data.get("url", "")))
 
 
 def _of_url(url: str) -> str:
     scheme = urlsplit(url).scheme
-    return _VCS if "+" in scheme else _LOCAL if scheme in ("file", "") else _ARCHIVE
-
-
-def _conda_archive(url: str) -> tuple[str, str, str] | None:
-    file = url.rpartition("/")[2]
-    stem = file.removesuffix(".conda").removesuffix(".tar.bz2")
-    if stem == file or stem.count("-") < 2:
-        return None
-    name, version, build = stem.rsplit("-", 2)
-    return name, version, build
+    return VCS if "+" in scheme else LOCAL if scheme in ("file", "") else ARCHIVE
 
 
 def _stated_platform(text: str) -> str:
     found = re.search(r"^# platform: (\S+)", text, re.MULTILINE)
     return found[1] if found else ""
-
-
-def _poetry_range(text: str) -> str:
-    """Return Poetry's `^3.9` and `~3.9` in PEP 440 notation; "" if that is impossible or adds nothing."""
-    if text.strip() in ("", "*") or "||" in text:
-        return ""
-    parts = []
-    for part in re.split(r"[,\s]+(?=[\^~<>=!\d])", text.strip()):
-        if part.startswith("^") and (found := re.match(r"\^(\d+)", part)):
-            parts += [f">={part[1:]}", f"<{int(found[1]) + 1}"]
-        elif part.startswith("~") and not part.startswith("~="):
-            numbers = part[1:].split(".")
-            upper = (
-                [*numbers[:1], str(int(numbers[1]) + 1)] if len(numbers) > 1 else [str(int(numbers[0]) + 1)]
-            )
-            parts += [f">={part[1:]}", f"<{'.'.join(upper)}"]
-        else:
-            parts.append(part if part[0] in "<>=!~" else f"=={part}")
-    return ",".join(parts)
 
 
 def _near(name: str, others: Sequence[str]) -> str:

@@ -16,123 +16,17 @@ from typing import Any
 from urllib.parse import unquote, urljoin, urlsplit
 
 import requests
-from packaging import tags
 from packaging.utils import canonicalize_name
 from packaging.version import InvalidVersion, Version
 
-from bisect_env.environments.interpreters import (
-    Interpreter,
-    Interpreters,
-    machine_interpreters,
-    uv_python_versions,
-)
+from bisect_env.environments.interpreters import Interpreters, machine_interpreters, uv_python_versions
 from bisect_env.environments.lock import PackageNotFoundError
 from bisect_env.environments.once import OncePerKey
 from bisect_env.environments.settings import configured_index, configured_places
+from bisect_env.environments.wheels import MAX_FILENAME, fits_platform, pythons_of
 from bisect_env.errors import IndexUnavailableError, UsageError
 from bisect_env.matrix.versions import Manager, PackageIndex, Release
 from bisect_env.secrets import without_credentials
-
-# --------------------------------------------------------------------------------------------------
-# Which of a release's wheels an interpreter on this host would install. Pure but for the host's libc.
-
-Ranks = Mapping[tags.Tag, int]
-"""Tag to preference, 0 first."""
-
-
-_DIGITS_OF_A_DAY = 8
-_MAX_FILENAME = 255
-"""Bytes of a file name on every file system in use; an index that lists longer ones is broken, or hostile."""
-_INTERPRETER = re.compile(r"(?:cp|py)(\d)(\d+)?")
-_LAST_MINOR = 30
-"""The stable ABI has no end; this one is years away."""
-
-
-@functools.cache
-def host_platforms() -> tuple[str, ...]:
-    """Return the platform tags of this host, most specific first (manylinux by its glibc)."""
-    return tuple(tags.platform_tags())
-
-
-@functools.cache
-def tag_ranks(interpreter: Interpreter, platforms: Sequence[str] | None = None) -> Ranks:
-    """Return the tags that an interpreter accepts, in its order of preference.
-
-    The interpreter is not asked for them: that of a conda environment is not there yet.
-    """
-    platforms = host_platforms() if platforms is None else platforms
-    version = interpreter.release[:2]
-    short = f"cp{version[0]}{version[1]}"
-    own = tags.cpython_tags(version, abis=[interpreter.abi], platforms=platforms)
-    common = tags.compatible_tags(version, interpreter=short, platforms=platforms)
-    ranks: dict[tags.Tag, int] = {}
-    for tag in (*own, *common):
-        ranks.setdefault(tag, len(ranks))
-    return ranks
-
-
-def choose_wheel(filenames: Iterable[str], ranks: Ranks) -> str | None:
-    """Return the wheel that an installer would take: best tag, then highest build number, then name.
-
-    Names that are no wheels are passed over, so that a page's whole listing can be given.
-    """
-    best: tuple[int, tuple[int, str], str] | None = None
-    for filename in sorted(filenames):
-        parts = _split(filename)
-        if parts is None:
-            continue
-        build, tag_set = parts
-        rank = min((ranks[tag] for tag in tag_set if tag in ranks), default=None)
-        if rank is None:
-            continue
-        key = (rank, (-build[0], build[1]), filename)
-        if best is None or key < best:
-            best = key
-    return None if best is None else best[2]
-
-
-def fits_platform(filename: str, platforms: Sequence[str] | None = None) -> bool:
-    """Return whether a wheel can be used on this host by some interpreter."""
-    parts = _split(filename)
-    accepted = {"any", *(host_platforms() if platforms is None else platforms)}
-    return parts is not None and any(tag.platform in accepted for tag in parts[1])
-
-
-def pythons_of(filename: str) -> frozenset[str] | None:
-    """Return the minor versions of Python (`3.11`) that a wheel is for; None for every Python 3."""
-    parts = _split(filename)
-    found: set[str] = set()
-    for tag in parts[1] if parts is not None else ():
-        if tag.interpreter == "py3":
-            return None
-        match = _INTERPRETER.fullmatch(tag.interpreter)
-        if match is None:
-            continue
-        major, minor = int(match[1]), int(match[2] or 0)
-        last = _LAST_MINOR if tag.abi == "abi3" else minor
-        found |= {f"{major}.{n}" for n in range(minor, last + 1)}
-    return frozenset(found)
-
-
-def _split(filename: str) -> tuple[tuple[int, str], frozenset[tags.Tag]] | None:
-    # By hand, because names and versions of old wheels are not in the form that parse_wheel_filename asks
-    # for, and only the tags matter here.
-    if not filename.endswith(".whl") or len(filename) > _MAX_FILENAME:
-        return None
-    parts = filename.removesuffix(".whl").split("-")
-    if len(parts) not in (5, 6) or not all(parts):
-        return None
-    build = (0, "")
-    if len(parts) == 6:
-        digits = len(parts[2]) - len(parts[2].lstrip("0123456789"))
-        if not digits:
-            return None
-        build = (int(parts[2][:digits]), parts[2][digits:])
-    try:
-        return build, tags.parse_tag("-".join(parts[-3:]))
-    except ValueError:
-        return None
-
 
 # --------------------------------------------------------------------------------------------------
 # Which packages of an index were perhaps meant by a name that it does not have.
@@ -169,6 +63,8 @@ def near_names(package: str, base: str | None = None) -> tuple[str, ...]:
     Returns:
         At most three; none if the index does not answer: this is advice, and its lack is no failure.
     """
+    if configured_places().no_index:
+        return ()
     base = (base or configured_index()).rstrip("/")
     name = str(canonicalize_name(package.partition("[")[0]))
     try:
@@ -213,6 +109,7 @@ def _listed(base: str) -> frozenset[str] | None:
 # --------------------------------------------------------------------------------------------------
 # What a package index lists: releases with their dates, and files with their hashes.
 
+_DIGITS_OF_A_DAY = 8
 _TIMEOUT = (10.0, 30.0)  # seconds to connect, and between two pieces of an answer
 _LARGEST = 64 << 20
 """Bytes of a page that are read, unpacked; those of projects with ten thousand files take ten million."""
@@ -314,6 +211,7 @@ class PypiCatalogue:
         Raises:
             PackageNotFoundError: No index knows the package.
             IndexUnavailableError: An index does not answer, or not like an index.
+            UsageError: No folder has it, and no index may be asked.
         """
         configured = configured_places()
         default = [self.index or configured.default]
@@ -324,10 +222,17 @@ class PypiCatalogue:
             "UV_INDEX_STRATEGY", ""
         ).startswith("unsafe")
         links = (*self._find_links, *configured.find_links)
+        unknown: UsageError | None = None
         if index is not None:
             asked, links = [index], ()
+        if configured.no_index:
+            asked = []
+            unknown = UsageError(
+                f"no folder of archives has the package {package!r}, and `no-index` in the configuration of "
+                "uv or pip forbids to ask an index",
+                remedy="remove `no-index` there, or name a folder that has it by `--find-links`",
+            )
         found: list[IndexFile] = []
-        unknown: PackageNotFoundError | None = None
         for base in dict.fromkeys(asked):
             try:
                 found += self._files_of(base, package)
@@ -435,24 +340,8 @@ def _flat_page(place: str, package: str, timeout: tuple[float, float]) -> tuple[
     folder = Path(unquote(urlsplit(place).path) if place.startswith("file:") else place)
     if not folder.is_dir():
         raise NotADirectoryError(f"{folder} is not a folder")
-    files = []
-    for path in sorted(folder.iterdir()):
-        parsed = _release_of(path.name, package)
-        if parsed is not None and _is_of(path.name, package):
-            version, is_wheel = parsed
-            files.append(
-                IndexFile(
-                    path.name, version, path.as_uri(), "", None, is_wheel, yanked=False, requires_python=None
-                )
-            )
-    return tuple(files)
-
-
-def _is_of(filename: str, package: str) -> bool:
-    """Return whether a wheel belongs to a package; `_release_of` checks source distributions."""
-    return not filename.endswith(".whl") or canonicalize_name(
-        filename.partition("-")[0]
-    ) == canonicalize_name(package)
+    listed = ({"filename": path.name, "url": path.as_uri()} for path in sorted(folder.iterdir()))
+    return _files_on(package, listed, place)
 
 
 def _fetched_page(url: str, package: str, timeout: tuple[float, float]) -> tuple[IndexFile, ...]:
@@ -475,7 +364,7 @@ def _fetched_page(url: str, package: str, timeout: tuple[float, float]) -> tuple
 
 
 def _json_files(package: str, page: Mapping[str, Any], url: str) -> tuple[IndexFile, ...]:
-    """Return the files of a project page of PEP 691, parsed by hand because that is faster.
+    """Return the files of a project page of PEP 691.
 
     Raises:
         ValueError: It is of a later major version, or no such page.
@@ -483,21 +372,30 @@ def _json_files(package: str, page: Mapping[str, Any], url: str) -> tuple[IndexF
     major = str(page["meta"]["api-version"]).partition(".")[0]
     if major != "1":
         raise ValueError(f"it speaks version {page['meta']['api-version']} of the simple API")
+    return _files_on(package, page["files"], url)
+
+
+def _files_on(package: str, entries: Iterable[Mapping[str, Any]], base: str) -> tuple[IndexFile, ...]:
+    """Return the files of a package on a page.
+
+    Args:
+        package: Its name. A page may list archives of other packages: a mirror's, or a page made by hand.
+        entries: Files as PEP 691 describes them; `hashes` may be missing.
+        base: Address of the page.
+    """
     files = []
-    for entry in page["files"]:
+    for entry in entries:
         filename = str(entry["filename"])
-        parsed = _release_of(filename, package)
-        # A page may list the archives of other packages: a mirror's, or a page made by hand.
-        if parsed is None or not _is_of(filename, package):
+        if (release := _release_of(filename, package)) is None:
             continue
-        version, is_wheel = parsed
+        version, is_wheel = release
         uploaded = entry.get("upload-time")
         files.append(
             IndexFile(
                 filename=filename,
                 version=version,
-                url=urljoin(url, str(entry["url"])),
-                sha256=str(entry["hashes"].get("sha256", "")).lower(),
+                url=urljoin(base, str(entry["url"])),
+                sha256=str(entry.get("hashes", {}).get("sha256", "")).lower(),
                 uploaded=_utc(datetime.fromisoformat(uploaded)) if uploaded else None,
                 is_wheel=is_wheel,
                 yanked=entry.get("yanked", False) is not False,
@@ -508,17 +406,18 @@ def _json_files(package: str, page: Mapping[str, Any], url: str) -> tuple[IndexF
 
 
 def _release_of(filename: str, package: str) -> tuple[str, bool] | None:
-    """Return the version of a wheel or source distribution, and whether it is a wheel; else None."""
-    if len(filename) > _MAX_FILENAME:
+    """Return the version of a package's archive and whether it is a wheel; None for other files."""
+    if len(filename) > MAX_FILENAME:
         return None
+    wanted = canonicalize_name(package)
     if filename.endswith(".whl"):
         parts = filename[: -len(".whl")].split("-")
-        return (parts[1], True) if len(parts) in (5, 6) else None
+        is_own = len(parts) in (5, 6) and canonicalize_name(parts[0]) == wanted
+        return (parts[1], True) if is_own else None
     stem = next((filename.removesuffix(end) for end in _SDISTS if filename.endswith(end)), None)
     if stem is None:
         return None
     # Names of old source distributions are not normal: `zope.interface-5.0`, `a-b-1.0`.
-    wanted = canonicalize_name(package)
     for place in (m.start() for m in re.finditer("-", stem)):
         if canonicalize_name(stem[:place]) == wanted:
             return stem[place + 1 :], False
@@ -539,30 +438,23 @@ def _local_page(base: str, package: str) -> tuple[IndexFile, ...]:
 
 
 def _html_files(package: str, page: bytes, url: str, charset: str | None) -> tuple[IndexFile, ...]:
-    # Here, because few indexes have nothing but such pages, and reading them takes an HTML parser.
-    from pypi_simple import DistributionPackage, RepositoryPage
+    # Here, because few indexes have nothing but such pages: importing an HTML parser takes half a second.
+    from pypi_simple import RepositoryPage
 
-    files = []
+    entries = []
     for link in RepositoryPage.from_html(page, url, charset).links:
-        found = DistributionPackage.from_link(link, package)
-        if len(found.filename) > _MAX_FILENAME or not _is_of(found.filename, package):
-            continue
-        if found.package_type in ("wheel", "sdist") and found.version:
+        address, _, fragment = link.url.partition("#")
+        entry = {
+            "filename": link.text,
+            "url": address,
+            "hashes": dict([fragment.split("=", 1)]) if "=" in fragment else {},
+            "yanked": link.get_str_attrib("data-yanked") is not None,
+            "requires-python": link.get_str_attrib("data-requires-python"),
             # No standard names this attribute, but uv reads it, and solves by it.
-            uploaded = link.get_str_attrib("data-upload-time")
-            files.append(
-                IndexFile(
-                    filename=found.filename,
-                    version=found.version,
-                    url=found.url,
-                    sha256=found.digests.get("sha256", "").lower(),
-                    uploaded=_utc(datetime.fromisoformat(uploaded)) if uploaded else None,
-                    is_wheel=found.package_type == "wheel",
-                    yanked=found.is_yanked,
-                    requires_python=found.requires_python,
-                )
-            )
-    return tuple(files)
+            "upload-time": link.get_str_attrib("data-upload-time"),
+        }
+        entries.append(entry)
+    return _files_on(package, entries, url)
 
 
 def _not_found(package: str, index: str) -> PackageNotFoundError:

@@ -1,4 +1,4 @@
-"""Takes snapshots of prefixes and of the archives behind them, and notices when one has changed.
+"""Takes snapshots of prefixes and of the archives behind them, and records when one has changed.
 
 Files are shared by hard links between prefixes and with the installer's archives, so that a script that
 writes into one environment changes all of them. Links share size and time, too: each prefix notices it by its
@@ -9,15 +9,23 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import json
 import os
 import shutil
+import socket
 import stat
 import threading
+import time
+from collections import defaultdict
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 from bisect_env.temporary import replacing
 
+MARKER = ".bisect-env.json"
+"""Written into a prefix last: without it, it is none."""
 BYTECODE = "__pycache__"
 WRITABLE = stat.S_IWUSR | stat.S_IWGRP | stat.S_IWOTH
 _MODULES = "/lib/python"
@@ -99,6 +107,140 @@ def _unchecked(folder: str, shown: str) -> Iterator[str]:
                 if flags == 1:
                     known = entry.stat(follow_symlinks=False)
                     yield f"{shown}/{entry.name}\0{known.st_size} {known.st_mtime_ns}\n"
+
+
+# --------------------------------------------------------------------------------------------------
+# Looks at prefixes. A change is noted beside the prefix before the prefix is dropped. The note stays: each
+# trial and each look reports it, and a database stores it once, so that no kill in between loses it.
+
+
+@dataclass(frozen=True, slots=True)
+class Changed:
+    """A time in which a prefix was not as it was made.
+
+    Attributes:
+        host: Host whose clock the times are by.
+        since: When it was last seen as it was made, UTC.
+        until: When the change was seen, UTC.
+    """
+
+    host: str
+    since: datetime
+    until: datetime
+
+
+UNCHANGED: dict[tuple[str, str], float] = {}
+"""Prefixes with their snapshots, and when this process last began a look that found them as they were."""
+_CHANGED: dict[tuple[str, str], Changed] = {}
+"""Prefixes with their snapshots that this process has found changed."""
+_LOOKS: defaultdict[Path, threading.Lock] = defaultdict(threading.Lock)
+_NEVER = datetime.min.replace(tzinfo=UTC)
+
+
+def state_of(prefix: Path) -> str:
+    """Return the digest of a prefix's content when it was built; "" if the directory is no prefix of ours."""
+    try:
+        return str(json.loads((prefix / MARKER).read_text("utf-8"))["snapshot"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return ""
+
+
+def note_unchanged(prefix: Path, state: str) -> None:
+    """Record that a prefix was just made, so that its first user need not look at it."""
+    UNCHANGED[str(prefix), state] = time.monotonic()
+
+
+def first_look(prefix: Path) -> bool:
+    """Return whether a prefix is unchanged; looked at once in the life of this process."""
+    state = state_of(prefix)
+    return (str(prefix), state) in UNCHANGED or look(prefix, state)
+
+
+def look(prefix: Path, state: str, used: datetime | None = None) -> bool:
+    """Return whether a prefix still has the state of `state_of`; if not, note it and drop the marker.
+
+    Threads that look at the same time share the looks that begin after they asked.
+
+    Args:
+        prefix: Its directory.
+        state: What `state_of` said before something ran in it.
+        used: When something began to run in it, UTC: a change counts up to then at least.
+    """
+    asked = time.monotonic()
+    made = (str(prefix), state)
+    with _LOOKS[prefix]:
+        known = _CHANGED.get(made)
+        if known is not None and (used is None or used <= known.until):
+            return False
+        # Another process may have found it changed, and may have built it again.
+        is_same = known is None and state_of(prefix) == state
+        if is_same and (UNCHANGED.get(made, asked) > asked or _is_as_made(prefix, state)):
+            return True
+        since = known.since if known else max(_own_last_look(made), _last_look(prefix) if is_same else _NEVER)
+        _CHANGED[made] = note_change(prefix, since)
+        with contextlib.suppress(OSError):
+            if is_same:
+                (prefix / MARKER).unlink()
+        return False
+
+
+def note_change(prefix: Path, since: datetime | None = None) -> Changed:
+    """Note beside a prefix that it has changed.
+
+    Args:
+        prefix: Its directory.
+        since: When it was last seen as it was made; if None, the last look of any process.
+    """
+    found = Changed(socket.gethostname(), _last_look(prefix) if since is None else since, datetime.now(UTC))
+    # Who cannot write here can neither drop the prefix nor make it again.
+    with contextlib.suppress(OSError), _notes(prefix).open("a", encoding="utf-8") as notes:
+        notes.write(f"{found.host} {found.since.isoformat()} {found.until.isoformat()}\n")
+    return found
+
+
+def changes_of(prefix: Path) -> tuple[Changed, ...]:
+    """Return all changes that were noted of a prefix, whether it is there or not."""
+    try:
+        lines = _notes(prefix).read_text("utf-8").splitlines()
+        words = [line.split() for line in lines]
+        return tuple(
+            Changed(host, datetime.fromisoformat(since), datetime.fromisoformat(until))
+            for host, since, until in words
+        )
+    except (OSError, ValueError):
+        return ()
+
+
+def _notes(prefix: Path) -> Path:
+    return prefix.with_name(f".{prefix.name}.changed")
+
+
+def _is_as_made(prefix: Path, state: str) -> bool:
+    """Compare a prefix now; record an unchanged one here and, by its marker's time, for other processes."""
+    begun, now = time.monotonic(), time.time()
+    if not is_unchanged(prefix, state, ignore=(MARKER,)):
+        return False
+    UNCHANGED[str(prefix), state] = begun
+    with contextlib.suppress(OSError):
+        os.utime(prefix / MARKER, (now, now))
+    return True
+
+
+def _last_look(prefix: Path) -> datetime:
+    """Return when any process last found a prefix as it was made, or made it."""
+    try:
+        return datetime.fromtimestamp((prefix / MARKER).stat().st_mtime, UTC)
+    except OSError:
+        return _NEVER
+
+
+def _own_last_look(made: tuple[str, str]) -> datetime:
+    begun = UNCHANGED.get(made)
+    return _NEVER if begun is None else datetime.now(UTC) - timedelta(seconds=time.monotonic() - begun)
+
+
+# --------------------------------------------------------------------------------------------------
+# Archives that prefixes are linked from.
 
 
 def changed_archives(prefix: Path, cache: Path) -> list[Path]:

@@ -41,6 +41,8 @@ _HEADER = "# Made by bisect-env from a matrix. The format is conda-lock's unifie
 _PYTHON = "bisect-env.python"
 _EXCLUDE_NEWER = "bisect-env.exclude-newer"
 
+_OTHER = "name a lock that bisect-env wrote, or combinations of a study"
+
 _Dumper = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
 
 
@@ -124,25 +126,15 @@ def parse_lock(text: str, *, name: str = "the lock") -> Lock:
         metadata = data["metadata"]
         (platform,) = metadata["platforms"]
         custom = metadata["custom_metadata"]
-        packages = [
-            LockedPackage(
-                name=_text(entry["name"]),
-                version=_text(entry["version"]),
-                manager=_text(entry["manager"]),
-                url=_text(entry["url"]),
-                sha256=_text(entry["hash"]["sha256"]),
-                build=_text(entry.get("build") or ""),
-                md5=_text(entry["hash"].get("md5") or ""),
-                dependencies=tuple((_text(n), _text(v)) for n, v in entry.get("dependencies", {}).items()),
-            )
-            for entry in data["package"]
-        ]
+        packages = packages_of(data, platform)
+        if bare := [package.name for package in packages if not package.sha256]:
+            raise LockFileError(f"{name} is not a lock of ours: {bare[0]} has no sha256", remedy=_OTHER)
         stated = _text(metadata["content_hash"][platform])
         lock = make_lock(_text(custom[_PYTHON]), _text(platform), packages, _date(custom))
     except KeyError as error:
         raise LockFileError(
             f"{name} is not a lock of ours: it lacks `{error.args[0]}`",
-            remedy="name a lock that bisect-env wrote, or combinations of a study",
+            remedy=_OTHER,
         ) from error
     except (yaml.YAMLError, TypeError, ValueError, AttributeError, RecursionError) as error:
         raise LockFileError(f"{name} is not a lock of ours: {error!r:.300}", remedy=remedy) from error
@@ -152,6 +144,49 @@ def parse_lock(text: str, *, name: str = "the lock") -> Lock:
             remedy=remedy,
         )
     return lock
+
+
+def packages_of(data: Mapping[str, Any], platform: str) -> list[LockedPackage]:
+    """Return the packages of a file in conda-lock's format, whoever wrote it. Pure.
+
+    Args:
+        data: Its content.
+        platform: conda's name of the platform whose packages are meant.
+
+    Raises:
+        KeyError: Something is missing; a hash may be.
+        TypeError: Something is no text.
+    """
+    return [
+        LockedPackage(
+            name=_text(entry["name"]),
+            version=_text(entry["version"]),
+            manager=_text(entry["manager"]),
+            url=_text(entry["url"]),
+            sha256=_text(entry["hash"].get("sha256") or ""),
+            build=_text(entry.get("build") or _build_in(entry)),
+            md5=_text(entry["hash"].get("md5") or ""),
+            dependencies=tuple((_text(n), _text(v)) for n, v in entry.get("dependencies", {}).items()),
+        )
+        for entry in data["package"]
+        if entry["platform"] == platform
+    ]
+
+
+def _build_in(entry: Mapping[str, Any]) -> str:
+    """Return the build string of a conda package that only its address states."""
+    archive = conda_archive(_text(entry["url"])) if entry["manager"] == "conda" else None
+    return archive[2] if archive else ""
+
+
+def conda_archive(url: str) -> tuple[str, str, str] | None:
+    """Return name, version and build of a conda package by its address; None if it is none. Pure."""
+    file = url.rpartition("/")[2]
+    stem = file.removesuffix(".conda").removesuffix(".tar.bz2")
+    if stem == file or stem.count("-") < 2:
+        return None
+    name, version, build = stem.rsplit("-", 2)
+    return name, version, build
 
 
 def _date(custom: Mapping[str, Any]) -> str | None:

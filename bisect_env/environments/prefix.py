@@ -11,30 +11,27 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import functools
 import json
 import os
-import threading
 import time
-from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from bisect_env.containers.trial import Inside
 from bisect_env.environments import conda_process, integrity, lockfiles, progress, validation
 from bisect_env.environments.cache import (
-    MARKER,
     Lease,
-    archives,
+    archives_lock,
     hold,
     keep_within,
-    lock_file,
+    lock_or_fail,
     lock_path,
-    prune,
     take_away,
 )
+from bisect_env.environments.integrity import MARKER
 from bisect_env.environments.interpreters import (
     Interpreter,
     Interpreters,
@@ -44,19 +41,15 @@ from bisect_env.environments.interpreters import (
 )
 from bisect_env.environments.lock import Lock, LockedPackage, UnbuildableError
 from bisect_env.environments.request import CommitSource
-from bisect_env.environments.settings import (
-    CACHE_LIMIT,
-    configured_cache_limit,
-    default_cache_dir,
-    default_offline,
-)
+from bisect_env.environments.settings import default_cache_dir, default_cache_limit, default_offline
 from bisect_env.environments.uv_tool import Finished, Uv, is_transient, plain_words
 from bisect_env.errors import InfrastructureError
 from bisect_env.secrets import without_credentials
-from bisect_env.temporary import lock_holder, replacing
+from bisect_env.temporary import replacing
 
 if TYPE_CHECKING:
     from bisect_env.environments.bundle import Bundle
+    from bisect_env.environments.commits import CommitBuilder
 
 # --------------------------------------------------------------------------------------------------
 # What uv does for a prefix: an empty environment, and wheels in it.
@@ -147,24 +140,19 @@ def _failure(finished: Finished, timeout: float, *, builds: bool) -> Unbuildable
 # Prefixes: installed environments on this host, one directory for each lock, shared by every trial.
 
 
-UNCHANGED: dict[tuple[str, str], float] = {}
-"""Prefixes with their snapshots, and when this process last began a look that found them as they were."""
 _FORMAT = 4  # raise it when prefixes are made differently: older ones are then built anew
 
 
 class NoPrefixError(Exception):
-    """An error raised when a prefix is not on this host and must not be built."""
+    """An error raised when a prefix is not on this host and must not be built.
 
-
-@dataclass(frozen=True, slots=True)
-class Changed:
-    """A prefix whose content has changed since it was built.
-
-    Attributes:
-        since: When it was last seen as it was made, UTC.
+    Args:
+        place: Where it would be.
     """
 
-    since: datetime
+    def __init__(self, place: Path) -> None:
+        super().__init__(place)
+        self.place = place
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,7 +164,6 @@ class Prefix:
         python: The executable to run; never a shell script.
         build_seconds: What building it took now; 0.0 when it was there.
         notes: What a user should know of how it was made.
-        changed: Says that the prefix had changed, so that it was built again; None if it had not.
         lease: Keeps it from eviction.
         inside: The container image that its trials run in, if they do.
     """
@@ -185,7 +172,6 @@ class Prefix:
     python: Path
     build_seconds: float = 0.0
     notes: tuple[str, ...] = ()
-    changed: Changed | None = None
     lease: Lease | None = field(default=None, compare=False, repr=False)
     inside: Inside | None = None
 
@@ -193,76 +179,6 @@ class Prefix:
         """End the use of the prefix; from then on it may be evicted."""
         if self.lease is not None:
             self.lease.release()
-
-
-def state_of(place: Path) -> str:
-    """Return the digest of a prefix's content when it was built; "" if the directory is no prefix of ours."""
-    try:
-        return str(json.loads((place / MARKER).read_text("utf-8"))["snapshot"])
-    except (OSError, ValueError, KeyError, TypeError):
-        return ""
-
-
-def look(place: Path, state: str) -> Changed | None:
-    """Check whether a prefix still has the state of `state_of`; if not, the next user rebuilds it.
-
-    Threads that look at the same time share the looks that begin after they asked.
-
-    Args:
-        place: The prefix.
-        state: What `state_of` said before something ran in it.
-
-    Returns:
-        None if nothing has changed.
-    """
-    asked = time.monotonic()
-    made = (str(place), state)
-    with _looking(place):
-        if made in _CHANGED:
-            return _CHANGED[made]
-        if state_of(place) != state:
-            # Another process has found it changed, and may have built it again.
-            _CHANGED[made] = Changed(_own_last_look(made))
-        elif UNCHANGED.get(made, asked) <= asked and not _is_unchanged(place, state):
-            _CHANGED[made] = Changed(max(_last_look(place), _own_last_look(made)))
-            with contextlib.suppress(OSError):
-                (place / MARKER).unlink()
-        return _CHANGED.get(made)
-
-
-def _is_unchanged(place: Path, state: str) -> bool:
-    """Check a prefix now; record an unchanged one here and, by its marker's time, for other processes."""
-    begun, now = time.monotonic(), time.time()
-    if not integrity.is_unchanged(place, state, ignore=(MARKER,)):
-        return False
-    UNCHANGED[str(place), state] = begun
-    with contextlib.suppress(OSError):
-        os.utime(place / MARKER, (now, now))
-    return True
-
-
-def _last_look(place: Path) -> datetime:
-    """Return when any process last found a prefix as it was made, or made it."""
-    try:
-        return datetime.fromtimestamp((place / MARKER).stat().st_mtime, UTC)
-    except OSError:
-        return datetime.min.replace(tzinfo=UTC)
-
-
-def _own_last_look(made: tuple[str, str]) -> datetime:
-    begun = UNCHANGED.get(made)
-    if begun is None:
-        return datetime.min.replace(tzinfo=UTC)
-    return datetime.now(UTC) - timedelta(seconds=time.monotonic() - begun)
-
-
-_CHANGED: dict[tuple[str, str], Changed] = {}
-"""Prefixes, with their snapshots, that this process has found changed."""
-_LOOKS: defaultdict[str, threading.Lock] = defaultdict(threading.Lock)
-
-
-def _looking(place: Path) -> threading.Lock:
-    return _LOOKS[str(place)]
 
 
 def ensure_prefix(
@@ -288,7 +204,7 @@ def ensure_prefix(
         timeout: Seconds for one build.
         interpreters: Where Pythons are looked for.
         cache_limit: Bytes that the cache may take: after a build, what was used least recently and is not
-            in use goes. None is `configured_cache_limit()`, or else `CACHE_LIMIT`.
+            in use goes. None is `default_cache_limit()`.
         offline: What `bisect-env env fetch` wrote: archives come from there alone. None is
             `BISECT_ENV_OFFLINE`, if that is set, and else the places that the lock names.
         existing: Build it only in place of one that has changed.
@@ -310,10 +226,7 @@ def ensure_prefix(
         prefix = builder.existing()
         if prefix is None:
             prefix = builder.build(only_changed=existing)
-            if (limit := configured_cache_limit() if cache_limit is None else cache_limit) is not None:
-                prune(cache, limit=limit)
-            else:
-                keep_within(cache, CACHE_LIMIT, prefix.path)
+            keep_within(cache, default_cache_limit() if cache_limit is None else cache_limit, prefix.path)
         return replace(prefix, lease=lease)
     except BaseException as error:
         if lease is not None:
@@ -349,7 +262,7 @@ class _Builder:
         self.folder = cache / "prefixes"
         self.final = self.folder / lock.content_hash
         self.notes: list[str] = []
-        self.changed: Changed | None = None
+        self._has_changed = False
         self._held: int | None = None
 
     def existing(self) -> Prefix | None:
@@ -361,12 +274,9 @@ class _Builder:
         # The link dangles when the interpreter was uninstalled or upgraded since.
         if marker.get("format") != _FORMAT or not self._may_start(python):
             return None
-        state = str(marker.get("snapshot"))
-        if (str(self.final), state) not in UNCHANGED:
-            since = _last_look(self.final)
-            if not _is_unchanged(self.final, state):
-                self.changed = Changed(since)
-                return None
+        if not integrity.first_look(self.final):
+            self._has_changed = True
+            return None
         return Prefix(self.final, python)
 
     def _may_start(self, python: Path) -> bool:
@@ -389,25 +299,27 @@ class _Builder:
         return False
 
     def build(self, *, only_changed: bool = False) -> Prefix:
-        if only_changed and self.changed is None:
-            raise NoPrefixError(self.lock.content_hash)
+        if only_changed and not self._has_changed:
+            raise NoPrefixError(self.final)
         self._refuse_sources()
         started = time.monotonic()
         # conda packages bring their own.
         interpreter = None if self.lock.is_conda else self.interpreters.find(self.lock.python)
         self.folder.mkdir(parents=True, exist_ok=True)
-        with self._alone():
+        self._fetch_commits(interpreter)
+        with self._alone() as self._held:
             # Another process may have built it while we waited.
             if (prefix := self.existing()) is not None:
                 return prefix
-            if self.changed is not None:
+            if self._has_changed:
                 short = self.lock.content_hash[:12]
                 self.notes.append(f"the environment {short} was changed since it was made, and is made anew")
             self._build_commits(interpreter)
             begun = time.monotonic()
             try:
                 self._fill(interpreter)
-                self._compare(validation.held_by(self.final))
+                warnings = validation.prefix_warnings(self.lock, self.final)
+                self.notes += [f"{self.lock.content_hash[:12]}: {text}" for text in warnings]
                 self._mark(interpreter, begun)
             except BaseException:
                 take_away(self.cache, self.final)
@@ -415,32 +327,35 @@ class _Builder:
         # What was spent on a wheel is the price of such an environment, whenever it was built.
         seconds = max(time.monotonic() - started, self.spent)
         python = self.final / "bin" / "python"
-        return Prefix(self.final, python, seconds, tuple(self.notes), self.changed)
+        return Prefix(self.final, python, seconds, tuple(self.notes))
 
-    @contextlib.contextmanager
-    def _alone(self) -> Iterator[None]:
+    def _alone(self) -> contextlib.AbstractContextManager[int]:
         """Keep others from building this environment, until the installer has ended as well."""
         # Twice the limit: its holder has one build to finish and cleaning up to do.
-        path = lock_path(self.folder, self.lock.content_hash)
-        with lock_file(path, exclusive=True, timeout=2 * self.timeout) as self._held:
-            if self._held is None:
-                raise UnbuildableError(
-                    f"another process has been building this prefix for {2 * self.timeout:.0f} s "
-                    f"({lock_holder(path)})",
-                    transient=True,
-                )
-            yield
+        patience = 2 * self.timeout
+        why = f"another process has been building this prefix for {patience:.0f} s"
+        return lock_or_fail(lock_path(self.folder, self.lock.content_hash), why, timeout=patience)
+
+    def _fetch_commits(self, interpreter: Interpreter | None) -> None:
+        """Fetch the commits that wheels are built from, while others may use the prefix."""
+        if self.lock.has_commits:
+            if interpreter is None:
+                raise UnbuildableError("commits are not built for conda's Python", transient=False)
+            for package in self.lock.packages:
+                if package.is_commit:
+                    self._commits().fetch(CommitSource.of(package, self.lock.limits), interpreter)
+
+    def _commits(self) -> CommitBuilder:
+        # Here, as what reads a fetched directory is below: most environments need none of it.
+        from bisect_env.environments.commits import CommitBuilder
+
+        return CommitBuilder(self.cache, self._uv_tool())
 
     def _build_commits(self, interpreter: Interpreter | None) -> None:
         """Put the wheels that are built from commits in the place of those."""
-        if not any(package.is_commit for package in self.lock.packages):
+        if interpreter is None or not self.lock.has_commits:
             return
-        if interpreter is None:
-            raise UnbuildableError("commits are not built for conda's Python", transient=False)
-        # Here, as what reads a fetched directory and archives is below: most environments need none of it.
-        from bisect_env.environments.commits import CommitBuilder
-
-        commits = CommitBuilder(self.cache, self._uv_tool())
+        commits = self._commits()
         packages = []
         for package in self.lock.packages:
             if package.is_commit:
@@ -453,7 +368,8 @@ class _Builder:
     def _fill(self, interpreter: Interpreter | None) -> None:
         """Run the installers on the prefix; repeat once if an archive that they used has changed."""
         for _attempt in range(2):
-            with self._archives():
+            lock = archives_lock(self.cache)
+            with lock_or_fail(lock, "the cache is being emptied", timeout=self.timeout, exclusive=False):
                 if interpreter is None:
                     conda_process.wait_for_orphan(self.final)
                 take_away(self.cache, self.final)
@@ -463,30 +379,12 @@ class _Builder:
             if not changed:
                 return
             names = [next((one.stem for one in path.glob("*.dist-info")), path.name) for path in changed]
-            with archives(self.cache, exclusive=True, timeout=2 * self.timeout) as alone:
-                if not alone:
-                    raise UnbuildableError("other builds leave no moment to clean the cache", transient=True)
+            why = "other builds leave no moment to clean the cache"
+            with lock_or_fail(archives_lock(self.cache), why, timeout=2 * self.timeout):
                 for folder in changed:
                     take_away(self.cache, folder)
             self.notes.append(f"archives in the cache were changed ({', '.join(names)}): fetched again")
         raise UnbuildableError("archives in the cache change while they are installed", transient=True)
-
-    @contextlib.contextmanager
-    def _archives(self) -> Iterator[None]:
-        with archives(self.cache, exclusive=False, timeout=self.timeout) as shared:
-            if not shared:
-                holder = lock_holder(self.cache / ".archives.lock")
-                raise UnbuildableError(f"the cache is being emptied ({holder})", transient=True)
-            yield
-
-    def _compare(self, held: validation.Held) -> None:
-        """Raise an error if the content of the new prefix differs from the lock."""
-        comparison = validation.compare(self.lock, held)
-        if comparison.errors:
-            raise UnbuildableError(
-                f"the prefix is not what was locked: {'; '.join(comparison.errors)}", transient=False
-            )
-        self.notes += [f"{self.lock.content_hash[:12]}: {text}" for text in comparison.warnings]
 
     def _refuse_sources(self) -> None:
         for package in self.lock.packages:
@@ -524,22 +422,23 @@ class _Builder:
         }
         with replacing(self.final / MARKER) as beside:
             beside.write_text(json.dumps(marker, indent=1) + "\n", "utf-8")
-        UNCHANGED[str(self.final), state] = time.monotonic()
+        integrity.note_unchanged(self.final, state)
+
+    @functools.cached_property
+    def _bundle(self) -> Bundle | None:
+        from bisect_env.environments.bundle import Bundle
+
+        return None if self.offline is None else Bundle(self.offline)
 
     def _conda_archives(self) -> dict[str, Path]:
-        if self.offline is None:
-            return {}
-        bundle = _bundle(self.offline)
-        packages = [package for package in self.lock.packages if package.is_conda]
-        return {p.url: bundle.path(p) for p in packages}
+        bundle = self._bundle
+        return {p.url: bundle.path(p) for p in self.lock.packages if p.is_conda} if bundle else {}
 
     def _wheels(self) -> tuple[LockedPackage, ...]:
         """Return the packages that are not conda's, with the addresses of their archives."""
         packages = tuple(package for package in self.packages if not package.is_conda)
-        if self.offline is None:
-            return packages
-        bundle = _bundle(self.offline)
-        return tuple(bundle.here(p, self.lock.python) for p in packages)
+        bundle = self._bundle
+        return tuple(bundle.here(p, self.lock.python) for p in packages) if bundle else packages
 
     def _uv_tool(self) -> Uv:
         if self.offline is None:
@@ -548,10 +447,12 @@ class _Builder:
 
     def _install(self, place: Path) -> None:
         step = "downloading" if self.offline is None else "unpacking"
-        install(self._uv_tool(), place, self._wheels(), self.timeout, date=self.lock.exclude_newer, step=step)
-
-
-def _bundle(root: Path) -> Bundle:
-    from bisect_env.environments.bundle import Bundle
-
-    return Bundle(root)
+        wheels = self._wheels()
+        try:
+            install(self._uv_tool(), place, wheels, self.timeout, date=self.lock.exclude_newer, step=step)
+        except UnbuildableError as error:
+            changed = self._bundle.changed(wheels) if self._bundle else []
+            if not changed:
+                raise
+            text = f"{', '.join(changed)} in {self.offline} is not what was fetched"
+            raise UnbuildableError(text, transient=True) from error

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import fnmatch
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
@@ -43,17 +43,17 @@ if TYPE_CHECKING:
 # What there is to choose from: releases on a PyPI-like index and in conda channels, commits of a repository.
 
 
-class Catalogue:
-    """A catalogue of releases from both managers, which looks a package up when it is requested.
+class Catalogue(PypiCatalogue):
+    """A catalogue of a package index, conda channels and repositories.
 
     Args:
-        pypi: The index.
         conda: Knows where channels are.
         cache_dir: Our cache directory, which mirrors of repositories are in.
+        places: Of `PypiCatalogue`.
     """
 
-    def __init__(self, pypi: PypiCatalogue, conda: CondaSolver, cache_dir: Path) -> None:
-        self.pypi = pypi
+    def __init__(self, conda: CondaSolver, cache_dir: Path, **places: Any) -> None:
+        super().__init__(**places)
         self._conda = conda
         self._cache_dir = cache_dir
 
@@ -65,16 +65,12 @@ class Catalogue:
         Raises:
             PackageNotFoundError: The index does not know the package, and has some with near names.
         """
-        found = self.pypi.versions(package, manager=manager, index=index)
-        if not found and (meant := advice(package, index or self.pypi.index)):
+        found = super().versions(package, manager=manager, index=index)
+        if not found and (meant := advice(package, index or self.index)):
             raise PackageNotFoundError(
                 f"the index has no package {package!r}{meant}", remedy="correct the name in the matrix"
             )
         return found
-
-    def python_versions(self) -> list[str]:
-        """See `PypiCatalogue.python_versions`."""
-        return self.pypi.python_versions()
 
     def commits(self, repository: str, first: str, last: str, *, every: bool = False) -> History:
         """See `VersionCatalogue.commits`."""
@@ -217,13 +213,6 @@ class Locker:
             return []
         return [self._images.get(request.image, lambda: locked_image(request.image))]
 
-    def attempt(self, request: EnvironmentRequest, prefer: Lock | None) -> LockResult:
-        """Lock an environment as `lock` does, but return the error if there is no solution."""
-        try:
-            return self.lock(request, prefer)
-        except UnsolvableError as error:
-            return error
-
 
 # --------------------------------------------------------------------------------------------------
 # Environments as the engine sees them; another package manager stands behind the same four methods.
@@ -278,8 +267,8 @@ class Environments:
     ) -> None:
         self.cache_dir = (cache_dir or default_cache_dir()).absolute()
         interpreters, conda = machine_interpreters(), CondaSolver(self.cache_dir)
-        pypi = PypiCatalogue(index, indexes=indexes, find_links=find_links, interpreters=interpreters)
-        self._catalogue = Catalogue(pypi, conda, self.cache_dir)
+        places = {"index": index, "indexes": indexes, "find_links": find_links, "interpreters": interpreters}
+        self._catalogue = Catalogue(conda, self.cache_dir, **places)
         self._locker = Locker(self.cache_dir, interpreters=interpreters, conda=conda)
 
     @classmethod
@@ -300,7 +289,10 @@ class Environments:
 
     def lock(self, request: EnvironmentRequest, prefer: Lock | None = None) -> LockResult:
         """Lock one environment; see `Locker.lock`."""
-        return self._locker.attempt(request, prefer)
+        try:
+            return self._locker.lock(request, prefer)
+        except UnsolvableError as error:
+            return error
 
     def ensure_prefix(self, lock: Lock, *, allow_source: bool | frozenset[str] = False) -> Prefix:
         """See `bisect_env.environments.image_lock.ensure_environment`."""
@@ -317,19 +309,48 @@ class Environments:
 _PYTHONS = "pythons"
 
 
-def _no_commits(repository: str) -> UsageError:
-    return UsageError(
-        f"commits of {without_credentials(repository)} cannot be taken along to a host without a network: "
-        "each is built with what it asks for",
-        remedy="run the study where the package index can be reached; the repository may be a local clone",
-    )
+class RememberedCatalogue:
+    """A catalogue that keeps the answers of another one, or returns kept answers where there is no other.
 
+    It has no commits, whose build requirements cannot be known beforehand.
 
-class _WithoutCommits:
-    """A catalogue without commits, whose build requirements cannot be known beforehand."""
+    Args:
+        answers: Where answers are kept.
+        place: What to call it in messages.
+        inner: The one that is asked; None to return what was kept.
+    """
+
+    def __init__(self, answers: dict[str, Any], place: Path, inner: VersionCatalogue | None = None) -> None:
+        self._answers = answers
+        self._place = place
+        self._inner = inner
+
+    def versions(self, package: str, *, manager: Manager, index: str | None) -> list[Release]:
+        """See `VersionCatalogue.versions`."""
+        question = [package, str(manager), index and without_credentials(index)]
+
+        def ask(inner: VersionCatalogue) -> list[Release]:
+            return inner.versions(package, manager=manager, index=index)
+
+        return self._releases(question, package, ask)
+
+    def conda_versions(
+        self, package: str, *, channels: Sequence[str], platform: str, build: str | None
+    ) -> list[Release]:
+        """See `VersionCatalogue.conda_versions`."""
+        places = [public_channel(channel) for channel in channels]
+        return self._releases(
+            [package, str(Manager.CONDA), places, platform, build],
+            package,
+            lambda one: one.conda_versions(package, channels=channels, platform=platform, build=build),
+        )
+
+    def python_versions(self) -> list[str]:
+        """See `VersionCatalogue.python_versions`."""
+        return list(self._answer(_PYTHONS, "the versions of Python", lambda one: one.python_versions()))
 
     def commits(self, repository: str, first: str, last: str, *, every: bool) -> History:
-        """Raise an error; arguments as for `VersionCatalogue`.
+        """Raise an error; arguments as for `VersionCatalogue.commits`.
 
         Raises:
             UsageError: Always.
@@ -344,73 +365,27 @@ class _WithoutCommits:
         """
         raise _no_commits(repository)
 
-
-class RecordingCatalogue(_WithoutCommits):
-    """A catalogue that queries another one and records its answers.
-
-    Args:
-        inner: The one that is asked.
-        answers: Where answers are kept.
-    """
-
-    def __init__(self, inner: VersionCatalogue, answers: dict[str, Any]) -> None:
-        self._inner = inner
-        self._answers = answers
-
-    def versions(self, package: str, *, manager: Manager, index: str | None) -> list[Release]:
-        """See `VersionCatalogue.versions`."""
-        found = self._inner.versions(package, manager=manager, index=index)
-        self._answers[_question(package, manager, index)] = [_as_data(release) for release in found]
-        return found
-
-    def conda_versions(
-        self, package: str, *, channels: Sequence[str], platform: str, build: str | None
+    def _releases(
+        self, question: list[Any], package: str, ask: Callable[[VersionCatalogue], list[Release]]
     ) -> list[Release]:
-        """See `VersionCatalogue.conda_versions`."""
-        found = self._inner.conda_versions(package, channels=channels, platform=platform, build=build)
-        self._answers[_conda_question(package, channels, platform, build)] = [_as_data(r) for r in found]
-        return found
+        what = f"the versions of {package}"
+        found = self._answer(json.dumps(question), what, lambda one: [_as_data(r) for r in ask(one)])
+        return [_from_data(entry) for entry in found]
 
-    def python_versions(self) -> list[str]:
-        """See `VersionCatalogue.python_versions`."""
-        found = self._inner.python_versions()
-        self._answers[_PYTHONS] = found
-        return found
-
-
-class OfflineCatalogue(_WithoutCommits):
-    """A catalogue that returns the answers recorded by a `RecordingCatalogue`.
-
-    Args:
-        answers: What was kept.
-        place: What to call it in messages.
-    """
-
-    def __init__(self, answers: dict[str, Any], place: Path) -> None:
-        self._answers = answers
-        self._place = place
-
-    def versions(self, package: str, *, manager: Manager, index: str | None) -> list[Release]:
-        """See `VersionCatalogue.versions`."""
-        return self._releases(_question(package, manager, index), package)
-
-    def conda_versions(
-        self, package: str, *, channels: Sequence[str], platform: str, build: str | None
-    ) -> list[Release]:
-        """See `VersionCatalogue.conda_versions`."""
-        return self._releases(_conda_question(package, channels, platform, build), package)
-
-    def python_versions(self) -> list[str]:
-        """See `VersionCatalogue.python_versions`."""
-        return list(self._answer(_PYTHONS, "the versions of Python"))
-
-    def _releases(self, key: str, package: str) -> list[Release]:
-        return [_from_data(entry) for entry in self._answer(key, f"the versions of {package}")]
-
-    def _answer(self, key: str, what: str) -> Any:
+    def _answer(self, key: str, what: str, ask: Callable[[VersionCatalogue], list[Any]]) -> list[Any]:
+        if self._inner is not None:
+            self._answers[key] = ask(self._inner)
         if key not in self._answers:
             raise _changed(self._place, what)
-        return self._answers[key]
+        return list(self._answers[key])
+
+
+def _no_commits(repository: str) -> UsageError:
+    return UsageError(
+        f"commits of {without_credentials(repository)} cannot be taken along to a host without a network: "
+        "each is built with what it asks for",
+        remedy="run the study where the package index can be reached; the repository may be a local clone",
+    )
 
 
 class OfflineEnvironments:
@@ -448,9 +423,9 @@ class OfflineEnvironments:
         return self._answers.as_of
 
     @property
-    def catalogue(self) -> OfflineCatalogue:
-        """Return a catalogue of the recorded answers."""
-        return OfflineCatalogue(self._answers.catalogue, self._bundle.root)
+    def catalogue(self) -> RememberedCatalogue:
+        """Return a catalogue of the kept answers."""
+        return RememberedCatalogue(self._answers.catalogue, self._bundle.root)
 
     def lock(self, request: EnvironmentRequest, prefer: Lock | None = None) -> LockResult:
         """Return the lock that was made with the network, which took `prefer` into account.
@@ -496,15 +471,6 @@ def _from_data(data: dict[str, Any]) -> Release:
             "pythons": None if pythons is None else frozenset(pythons),
         }
     )
-
-
-def _conda_question(package: str, channels: Sequence[str], platform: str, build: str | None) -> str:
-    places = [public_channel(channel) for channel in channels]
-    return json.dumps([package, str(Manager.CONDA), places, platform, build])
-
-
-def _question(package: str, manager: Manager, index: str | None) -> str:
-    return json.dumps([package, str(manager), index and without_credentials(index)])
 
 
 def _changed(place: Path, what: str) -> InfrastructureError:

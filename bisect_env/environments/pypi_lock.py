@@ -2,28 +2,27 @@
 
 from __future__ import annotations
 
-import hashlib
 import html
 import json
 import re
 import tomllib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
-import requests
 from packaging.utils import canonicalize_name
 from packaging.version import Version
 
 from bisect_env.environments import lockfiles
 from bisect_env.environments.commits import CommitBuilder
-from bisect_env.environments.index import advice, choose_wheel, day_of, tag_ranks
+from bisect_env.environments.download import download, sha256_of
+from bisect_env.environments.index import advice, day_of
 from bisect_env.environments.interpreters import Interpreter, Interpreters, machine_interpreters
 from bisect_env.environments.lock import LockedPackage, UnbuildableError, UnsolvableError
 from bisect_env.environments.request import EnvironmentRequest
 from bisect_env.environments.uv_tool import CACHE_CONTROL, Finished, Uv, is_transient, plain_words
+from bisect_env.environments.wheels import choose_wheel, tag_ranks
 from bisect_env.errors import IndexUnavailableError, InfrastructureError
 from bisect_env.secrets import without_credentials
 from bisect_env.temporary import temporary
@@ -32,13 +31,6 @@ _WANTS_NETWORK = "network was disabled"
 """What uv says where it would have to download and may not."""
 _UNDATED = re.compile(r"`([^`]+)` is missing an upload date")
 _UNKNOWN = re.compile(r"\b(\S+) was not found in the package registry")
-
-
-@dataclass(frozen=True, slots=True)
-class _Archive:
-    filename: str
-    url: str
-    sha256: str
 
 
 class PypiSolver:
@@ -91,14 +83,14 @@ class PypiSolver:
             own = folder / str(number)
             own.mkdir()
             try:
-                wheel, version = CommitBuilder(self._cache_dir, uv).stand_in(source, interpreter, own)
+                place, version = CommitBuilder(self._cache_dir, uv).stand_in(source, interpreter, own)
             except UnbuildableError as error:
                 if error.transient:
                     raise InfrastructureError(
                         error.message, remedy="correct that, then give the same command again"
                     ) from error
                 raise UnsolvableError(error.message, building=True) from error
-            found[source.name] = (f"{source.package} @ {wheel.as_uri()}", source.locked(version))
+            found[source.name] = (f"{source.package} @ {place.as_uri()}", source.locked(version))
         return found
 
     def solve_upon(
@@ -160,17 +152,17 @@ class PypiSolver:
                 if entry["name"] in built:
                     packages.append(built[entry["name"]][1])
                     continue
-                wheels = {a.filename: a for a in map(_archive, entry.get("wheels", ()))}
+                wheels = {_name_of(wheel): wheel for wheel in entry.get("wheels", ())}
                 best = choose_wheel(wheels, ranks)
                 if best is not None:
                     chosen = wheels[best]
                 elif "sdist" in entry and request.may_build(entry["name"]):
-                    chosen = _archive(entry["sdist"])
+                    chosen = entry["sdist"]
                 elif "sdist" in entry and request.allow_source and entry["name"] not in wheels_only:
                     refused.add(entry["name"])
                     continue
-                elif "archive" in entry and _may_use(_archive(entry["archive"]), entry["name"], request):
-                    chosen = _archive(entry["archive"])
+                elif "archive" in entry and _may_use(entry["archive"], entry["name"], request):
+                    chosen = entry["archive"]
                 else:
                     raise UnsolvableError(_no_file(entry, interpreter))
                 packages.append(_locked(entry, chosen))
@@ -207,6 +199,9 @@ class PypiSolver:
                 # Where uv reads which index a package comes from.
                 (cwd / "pyproject.toml").write_text(_sources(request), "utf-8")
                 args.append("pyproject.toml")
+            elif direct:
+                # What a commit says of where its requirements are from holds for its developers.
+                args.append("--no-sources")
             args += ["--format", "pylock.toml", "--no-header", "--no-annotate"]
             wheels = [package for package in prefer if not package.is_conda]
             if wheels:
@@ -349,47 +344,39 @@ def _same_version(text: str, version: Version) -> bool:
     return other == version or (version.local is None and Version(other.public) == version)
 
 
-def _archive(entry: Mapping[str, Any]) -> _Archive:
-    url = entry.get("url") or Path(entry["path"]).absolute().as_uri()
-    filename = entry.get("name") or _filename(url)
-    return _Archive(filename, url, entry.get("hashes", {}).get("sha256", ""))
+def _address_of(archive: Mapping[str, Any]) -> str:
+    return str(archive.get("url") or Path(archive["path"]).absolute().as_uri())
 
 
-def _may_use(archive: _Archive, name: str, request: EnvironmentRequest) -> bool:
-    return archive.filename.endswith(".whl") or request.may_build(name)
+def _name_of(archive: Mapping[str, Any]) -> str:
+    return str(archive.get("name") or _filename(_address_of(archive)))
 
 
-def _locked(entry: Mapping[str, Any], archive: _Archive) -> LockedPackage:
+def _may_use(archive: Mapping[str, Any], name: str, request: EnvironmentRequest) -> bool:
+    return _name_of(archive).endswith(".whl") or request.may_build(name)
+
+
+def _locked(entry: Mapping[str, Any], archive: Mapping[str, Any]) -> LockedPackage:
     version = entry.get("version")
     if version is None:
         raise UnsolvableError(f"{entry['name']} comes from an archive whose version is not stated")
-    return LockedPackage(
-        name=canonicalize_name(entry["name"]),
-        version=version,
-        manager="pip",
-        url=without_credentials(archive.url),
-        sha256=archive.sha256 or _sha256_of(archive.url),
-    )
+    url = _address_of(archive)
+    sha256 = archive.get("hashes", {}).get("sha256") or _sha256_of(url)
+    return LockedPackage(canonicalize_name(entry["name"]), version, "pip", without_credentials(url), sha256)
 
 
 def _sha256_of(url: str) -> str:
     # Plain directories served as an index state no hashes: what is there now is what gets locked.
-    digest = hashlib.sha256()
-    try:
-        if urlsplit(url).scheme == "file":
-            digest.update(Path(unquote(urlsplit(url).path)).read_bytes())
-        else:
-            with requests.get(url, stream=True, timeout=(10, 60)) as answer:
-                answer.raise_for_status()
-                for chunk in answer.iter_content(1 << 20):
-                    digest.update(chunk)
-    except (OSError, requests.RequestException) as error:
-        raise IndexUnavailableError(
-            f"{without_credentials(url)} cannot be fetched: {error}",
-            tried="making up for the hash that the index does not state",
-            remedy="check the index, then give the same command again",
-        ) from error
-    return digest.hexdigest()
+    with temporary("hash") as folder:
+        try:
+            download(url, folder / "archive")
+            return sha256_of(folder / "archive")
+        except (OSError, UnbuildableError) as error:
+            raise IndexUnavailableError(
+                str(error),
+                tried="making up for the hash that the index does not state",
+                remedy="check the index, then give the same command again",
+            ) from error
 
 
 def _no_file(entry: Mapping[str, Any], interpreter: Interpreter) -> str:

@@ -12,24 +12,24 @@ import hashlib
 import os
 import re
 import secrets
-import subprocess
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 
-import filelock
-
-from bisect_env.environments.cache import hold
+from bisect_env.environments.cache import hold, lock_file
 from bisect_env.environments.integrity import remove_tree
 from bisect_env.environments.uv_tool import Finished, run_tool
 from bisect_env.errors import InfrastructureError, UsageError
 from bisect_env.matrix.history import SHORT, Commit, CommitDetails, History
 from bisect_env.secrets import passed_on, without_credentials
+from bisect_env.temporary import lock_holder
 
 _HASH = re.compile(r"[0-9a-f]{40}(?:[0-9a-f]{24})?")
 _DAY = re.compile(r"\d{4}-\d{2}-\d{2}(T\S+)?")
 _FETCH_TIMEOUT = 3600.0
 _READ_TIMEOUT = 600.0
+PATIENCE = _FETCH_TIMEOUT + 60
+"""Seconds to wait for another process that fetches the same repository."""
 _REFS = ("+refs/heads/*:refs/heads/*", "+refs/tags/*:refs/tags/*", "+refs/remotes/*:refs/remotes/*")
 # Nothing here is read from a repository: what its own configuration, or a template, would run, does not.
 _FIRM = {
@@ -106,18 +106,34 @@ class Repository:
         is_path = "://" not in self.source
         if is_path and not Path(self.source).is_dir():
             raise UsageError(f"there is no repository {self.source}", remedy="correct the path")
-        with filelock.FileLock(self._lock):
+        with self._alone():
             if not self.mirror.is_dir():
                 self._make(is_path=is_path)
             finished = self._transport("fetch", "--quiet", "--no-tags", "--prune", self.source, *_REFS)
             if finished.returncode != 0 or finished.timed_out:
                 raise self._unreachable(finished)
             os.utime(self.mirror)
-            head = self._transport("ls-remote", "--symref", self.source, "HEAD")
-            if found := re.search(r"^ref: (refs/\S+)\tHEAD$", head.stdout, re.MULTILINE):
-                self._git("symbolic-ref", "HEAD", found[1])
-            elif found := re.search(r"^([0-9a-f]{40,64})\tHEAD$", head.stdout, re.MULTILINE):
-                self._git("update-ref", "--no-deref", "HEAD", found[1])
+        head = self._transport("ls-remote", "--symref", self.source, "HEAD")
+        if found := re.search(r"^ref: (refs/\S+)\tHEAD$", head.stdout, re.MULTILINE):
+            self._git("symbolic-ref", "HEAD", found[1])
+        elif found := re.search(r"^([0-9a-f]{40,64})\tHEAD$", head.stdout, re.MULTILINE):
+            self._git("update-ref", "--no-deref", "HEAD", found[1])
+
+    @contextlib.contextmanager
+    def _alone(self) -> Iterator[None]:
+        """Keep other processes from updating the mirror.
+
+        Raises:
+            InfrastructureError: Another one has been updating it for longer than a fetch may take.
+        """
+        with lock_file(self._lock, exclusive=True, timeout=PATIENCE) as fd:
+            if fd is None:
+                raise InfrastructureError(
+                    f"another process has been fetching {self.shown} for {PATIENCE:.0f} s "
+                    f"({lock_holder(self._lock)})",
+                    remedy="end that process, then give the same command again",
+                )
+            yield
 
     def resolve(self, *texts: str) -> list[str]:
         """Return the hashes of tags, branches, hashes or days; names that can move are fetched first.
@@ -284,13 +300,8 @@ class Repository:
 
     def pointers(self, place: Path) -> list[str]:
         """Return the files of a checkout that are pointers of git-lfs."""
-        names = self._run(["-C", place, "ls-files", "-z"], cwd=place).stdout
-        if ".gitattributes" not in names:
-            return []
-        told = self._run(["-C", place, "check-attr", "-z", "--stdin", "filter"], cwd=place, stdin=names)
-        words = told.stdout.split("\0")
-        marked = [path for path, value in zip(words[::3], words[2::3], strict=False) if value == "lfs"]
-        return [path for path in marked if _is_pointer(place / path)]
+        marked = self._run(["-C", place, "ls-files", "-z", "--", ":(attr:filter=lfs)"], cwd=place).stdout
+        return [path for path in marked.split("\0") if path and _is_pointer(place / path)]
 
     # -- running git ----------------------------------------------------------------------------------------
 
@@ -349,27 +360,11 @@ class Repository:
         *,
         cwd: Path | None,
         transport: bool = False,
-        stdin: str | None = None,
     ) -> Finished:
         env = _environment(os.environ, transport=transport)
         firm = [word for name, value in _FIRM.items() for word in ("-c", f"{name}={value}")]
         argv = ["git", "--no-pager", *firm, *args]
         try:
-            if stdin is not None:
-                done = subprocess.run(
-                    [str(word) for word in argv],
-                    env=env,
-                    cwd=cwd,
-                    input=stdin.encode("utf-8", "surrogateescape"),
-                    capture_output=True,
-                    timeout=_READ_TIMEOUT,
-                    check=False,
-                )
-                return Finished(
-                    done.returncode,
-                    done.stdout.decode("utf-8", "surrogateescape"),
-                    done.stderr.decode("utf-8", "replace"),
-                )
             return run_tool(
                 argv,
                 env=env,

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import functools
-import importlib.util
 import os
-import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -34,18 +31,17 @@ def default_offline() -> Path | None:
     return Path(configured).expanduser().absolute() if configured else None
 
 
-def configured_cache_limit() -> int | None:
-    """Return `BISECT_ENV_CACHE_SIZE` in bytes; None where it is not set.
+def default_cache_limit() -> int:
+    """Return `BISECT_ENV_CACHE_SIZE` in bytes: above it, environments that were used longest ago go.
 
     Raises:
         UsageError: It is no size.
     """
     configured = os.environ.get("BISECT_ENV_CACHE_SIZE")
-    return parse_size(configured, "BISECT_ENV_CACHE_SIZE") if configured else None
+    return parse_size(configured, "BISECT_ENV_CACHE_SIZE") if configured else _CACHE_LIMIT
 
 
-CACHE_LIMIT = 50_000_000_000
-"""Bytes above which environments that were used longest ago go, where nobody says otherwise."""
+_CACHE_LIMIT = 50_000_000_000
 _BUILD_LIMIT = 64 << 30
 
 
@@ -89,37 +85,7 @@ def configured_index(environ: Mapping[str, str] | None = None) -> str:
     Raises:
         InfrastructureError: A configuration file cannot be read.
     """
-    environ = os.environ if environ is None else environ
-    for name in ("UV_DEFAULT_INDEX", "UV_INDEX_URL"):
-        if environ.get(name):
-            return _without_name(environ[name])
-    for path in uv_config_files(environ):
-        if url := _index_of_uv_toml(_read_toml(path)):
-            return url
-    if environ.get("PIP_INDEX_URL"):
-        return environ["PIP_INDEX_URL"]
-    for path in pip_config_files(environ):
-        if url := _of_pip_conf(path, "index-url"):
-            return url
-    return _default_index()
-
-
-@functools.cache
-def _default_index() -> str:
-    """Return the index of everybody who configured none, as pypi-simple names it.
-
-    It is read from its sources, for importing that package brings an HTML parser, which takes longer than the
-    first trial.
-    """
-    found = importlib.util.find_spec("pypi_simple")
-    text = Path(found.origin).read_text("utf-8") if found is not None and found.origin else ""
-    if stated := re.search(
-        r"^PYPI_SIMPLE_ENDPOINT(?:: str)? = [\"'](https://[^\"']+)[\"']", text, re.MULTILINE
-    ):
-        return stated[1]
-    from pypi_simple import PYPI_SIMPLE_ENDPOINT
-
-    return PYPI_SIMPLE_ENDPOINT
+    return configured_places(environ).default
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,12 +98,14 @@ class PackagePlaces:
         find_links: Folders and pages with further archives.
         are_pips: Whether further places are from pip's settings. pip asks all indexes, the default one first,
             and takes the best version; uv takes the first index that has a package, the default one last.
+        no_index: Whether indexes are not to be asked at all, but only `find_links`.
     """
 
     default: str
     indexes: tuple[PackageIndex, ...]
     find_links: tuple[str, ...]
     are_pips: bool
+    no_index: bool = False
 
 
 def configured_places(environ: Mapping[str, str] | None = None) -> PackagePlaces:
@@ -147,24 +115,44 @@ def configured_places(environ: Mapping[str, str] | None = None) -> PackagePlaces
         InfrastructureError: A configuration file cannot be read.
     """
     environ = os.environ if environ is None else environ
+    default = _without_name(environ.get("UV_DEFAULT_INDEX") or environ.get("UV_INDEX_URL") or "")
     indexes = [_named_index(word) for word in environ.get("UV_INDEX", "").split()]
     indexes += [_named_index(word) for word in environ.get("UV_EXTRA_INDEX_URL", "").split()]
     links = [word for word in environ.get("UV_FIND_LINKS", "").split(",") if word]
-    for path in uv_config_files(environ):
+    no_index = False
+    uv_files = list(uv_config_files(environ))
+    for path in uv_files:
         config = _read_toml(path)
         for section in (config.get("pip", {}), config):
-            indexes += [
-                PackageIndex(str(one.get("name", "")), str(one["url"]), bool(one.get("explicit")))
-                for one in section.get("index", [])
-                if not one.get("default")
-            ]
+            for one in section.get("index", []):
+                if one.get("default"):
+                    default = default or str(one["url"])
+                else:
+                    index = PackageIndex(str(one.get("name", "")), str(one["url"]), bool(one.get("explicit")))
+                    indexes.append(index)
+            default = default or str(section.get("default-index") or section.get("index-url") or "")
             indexes += [PackageIndex("", str(url)) for url in section.get("extra-index-url", [])]
             links += [str(place) for place in section.get("find-links", [])]
+            no_index = no_index or section.get("no-index") is True
     are_pips = not indexes and not links
     if are_pips:
         indexes = [PackageIndex("", url) for url in _of_pip(environ, "extra-index-url")]
         links = _of_pip(environ, "find-links")
-    return PackagePlaces(configured_index(environ), tuple(indexes), tuple(links), are_pips)
+        if not uv_files:
+            no_index = any(word.lower() in _TRUE for word in _of_pip(environ, "no-index"))
+    default = default or "".join(_of_pip(environ, "index-url")) or _public_index()
+    return PackagePlaces(default, tuple(indexes), tuple(links), are_pips, no_index)
+
+
+def _public_index() -> str:
+    # Here, because it brings an HTML parser: most hosts that import this module need none.
+    from pypi_simple import PYPI_SIMPLE_ENDPOINT
+
+    return PYPI_SIMPLE_ENDPOINT
+
+
+_TRUE = ("1", "true", "yes", "on", "t", "y")
+"""How pip writes that an option is set."""
 
 
 def _named_index(text: str) -> PackageIndex:
@@ -173,7 +161,7 @@ def _named_index(text: str) -> PackageIndex:
 
 
 def _of_pip(environ: Mapping[str, str], key: str) -> list[str]:
-    """Return the words of a setting of pip that has several."""
+    """Return the words of a setting of pip."""
     if found := environ.get(f"PIP_{key.upper().replace('-', '_')}"):
         return found.split()
     for path in pip_config_files(environ):
@@ -210,16 +198,6 @@ def _read_toml(path: Path) -> dict[str, Any]:
         raise InfrastructureError(
             f"uv's configuration {path} cannot be read: {error}", remedy="correct or remove that file"
         ) from error
-
-
-def _index_of_uv_toml(config: dict[str, Any]) -> str | None:
-    for section in (config.get("pip", {}), config):
-        for index in section.get("index", []):
-            if index.get("default"):
-                return str(index["url"])
-        if url := section.get("default-index") or section.get("index-url"):
-            return str(url)
-    return None
 
 
 def pip_config_files(environ: Mapping[str, str]) -> Iterator[Path]:

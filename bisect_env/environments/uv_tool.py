@@ -399,9 +399,14 @@ class Uv:
         env.pop("UV_INDEX_URL", None)
         env["UV_DEFAULT_INDEX"] = self.index
         further = self._further(env)
-        if self._own_config_fits(further):
+        if configured_places(self._environ).no_index and not any(uv_config_files(self._environ)):
+            # Set for pip, which uv would not know.
             env.pop("UV_DEFAULT_INDEX")
-            env["UV_CONFIG_FILE"] = str(self._own_config(self.index, further))
+            env["UV_CONFIG_FILE"] = str(self._own_config("no-index = true\n"))
+            further = []
+        elif self._own_config_fits(further):
+            env.pop("UV_DEFAULT_INDEX")
+            env["UV_CONFIG_FILE"] = str(self._own_config(_indexes_text(self.index, further)))
             further = []
         elif self._explicit is None and any(uv_config_files(self._environ)):
             # The user's uv.toml knows more about the index than its URL, so that it has to speak itself.
@@ -450,7 +455,8 @@ class Uv:
                 kept[name] = " ".join(words) if name in _ADDRESSES else value
         if "UV_DEFAULT_INDEX" in kept and self._may_configure():
             # Without its settings for this index uv would fetch, and build, each archive again and again.
-            kept["UV_CONFIG_FILE"] = str(self._own_config(kept.pop("UV_DEFAULT_INDEX"), ()))
+            text = _indexes_text(kept.pop("UV_DEFAULT_INDEX"), ())
+            kept["UV_CONFIG_FILE"] = str(self._own_config(text))
         if not logins and "NETRC" not in env:
             return kept, ""  # uv looks into the file of the home directory itself
         own = Path(env.get("NETRC") or Path(env.get("HOME", "/")) / ".netrc")
@@ -483,15 +489,7 @@ class Uv:
         has_user_config = any(uv_config_files(self._environ))
         return urlsplit(self.index).scheme in ("http", "https") and not has_user_config
 
-    def _own_config(self, default: str, further: Sequence[PackageIndex]) -> Path:
-        # Indexes without cache headers are asked again for every package of every combination: 0.8 s a
-        # lock instead of 0.02 s.
-        lines = []
-        for one in further:
-            lines += ["[[index]]", f"url = {json.dumps(one.url)}", CACHE_CONTROL]
-            lines += [f"name = {json.dumps(one.name)}"] if one.name else []
-        lines += ["[[index]]", f"url = {json.dumps(default)}", "default = true", CACHE_CONTROL]
-        text = "\n".join((*lines, ""))
+    def _own_config(self, text: str) -> Path:
         folder = self.cache_dir / "uv-config"
         path = folder / f"{hashlib.sha256(text.encode()).hexdigest()[:16]}.toml"
         if not path.exists():
@@ -500,6 +498,20 @@ class Uv:
             with replacing(path) as beside:
                 beside.write_text(text, "utf-8")
         return path
+
+
+def _indexes_text(default: str, further: Sequence[PackageIndex]) -> str:
+    """Return settings of uv that name indexes. Pure.
+
+    Indexes without cache headers are asked again for every package of every combination: 0.8 s a lock instead
+    of 0.02 s.
+    """
+    lines = []
+    for one in further:
+        lines += ["[[index]]", f"url = {json.dumps(one.url)}", CACHE_CONTROL]
+        lines += [f"name = {json.dumps(one.name)}"] if one.name else []
+    lines += ["[[index]]", f"url = {json.dumps(default)}", "default = true", CACHE_CONTROL]
+    return "\n".join((*lines, ""))
 
 
 _TRANSIENT = re.compile(

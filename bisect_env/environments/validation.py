@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
 
 from packaging.utils import canonicalize_name
@@ -122,7 +120,7 @@ def cuda_version(pins: Mapping[str, str], specs: Iterable[str]) -> str | None:
 
 
 # --------------------------------------------------------------------------------------------------
-# Whether an environment is what was asked for: what a lock says of CUDA, and what a prefix holds.
+# Whether an environment is what was asked for: what a lock and a prefix say of CUDA.
 #
 # A solver that may choose takes a CPU-only build, or puts the libraries of two CUDA versions side by side,
 # and calls it a solution.
@@ -199,102 +197,58 @@ def _some(names: list[str]) -> str:
     return ", ".join(names[:_SHOWN]) + more
 
 
-@dataclass(frozen=True, slots=True)
-class Held:
-    """The packages in a prefix, by its own metadata.
+def prefix_warnings(lock: Lock, prefix: Path) -> tuple[str, ...]:
+    """Return what a prefix says about itself that does not go together, without running any of its code.
 
-    Attributes:
-        conda: conda package to (version, build string).
-        wheels: Normalised name of each installed distribution to its version.
-        torch_cuda: CUDA version that torch was built with; "" where torch was built without, None
-            without torch.
+    That it holds the packages of its lock, the installers see to.
+
+    Args:
+        lock: What it was made from.
+        prefix: Its directory.
     """
-
-    conda: Mapping[str, tuple[str, str]] = field(default_factory=dict)
-    wheels: Mapping[str, str] = field(default_factory=dict)
-    torch_cuda: str | None = None
+    return tuple(_odd(lock, *_distributions(prefix)))
 
 
-def held_by(prefix: Path) -> Held:
-    """Read which packages a prefix contains, without running any of its code."""
-    conda = {}
-    for path in (prefix / "conda-meta").glob("*.json"):
-        data = json.loads(path.read_text("utf-8"))
-        conda[str(data["name"])] = (str(data["version"]), str(data["build"]))
+def _distributions(prefix: Path) -> tuple[dict[str, str], str | None]:
+    """Return the version of each distribution by name, and the CUDA version that torch was built with.
+
+    That is "" for a torch without CUDA, and None without torch.
+    """
     wheels: dict[str, str] = {}
     torch_cuda = None
     for site in prefix.glob("lib/python*/site-packages"):
         for path in site.iterdir():
-            if found := distribution(path.name):
-                wheels[found[0]] = found[1]
+            if match := _INFO.fullmatch(path.name):
+                wheels[canonicalize_name(match["name"])] = match["version"]
         version_file = site / "torch" / "version.py"
         if version_file.is_file():
             stated = _TORCH_CUDA.search(version_file.read_text("utf-8", "replace"))
             torch_cuda = f"{stated[1]}.{stated[2]}" if stated else ""
-    return Held(conda, wheels, torch_cuda)
+    return wheels, torch_cuda
 
 
-def distribution(name: str) -> tuple[str, str] | None:
-    """Return normalised name and version of a directory such as `numpy-2.2.1.dist-info`. Pure."""
-    match = _INFO.fullmatch(name)
-    return (canonicalize_name(match["name"]), match["version"]) if match else None
-
-
-@dataclass(frozen=True, slots=True)
-class Comparison:
-    """The differences between a prefix and its lock.
-
-    Attributes:
-        errors: It is another environment than the lock's.
-        warnings: It says things about itself that do not go together.
-    """
-
-    errors: tuple[str, ...] = ()
-    warnings: tuple[str, ...] = ()
-
-
-def compare(lock: Lock, held: Held) -> Comparison:
-    """Compare a prefix with the lock that it was made from. Pure."""
-    errors = []
-    for package in lock.packages:
-        if package.is_conda:
-            found = held.conda.get(package.name)
-            if found != (package.version, package.build):
-                has = " ".join(found) if found else "none"
-                errors.append(f"{package.name} {package.version} {package.build} was locked, it has {has}")
-        else:
-            version = held.wheels.get(canonicalize_name(package.name))
-            if not _same(version, package.version):
-                errors.append(f"{package.name} {package.version} was locked, it has {version or 'none'}")
-    locked = {package.name for package in lock.packages if package.is_conda}
-    errors += [f"{name} was not locked, and is there" for name in sorted(held.conda.keys() - locked)]
-    return Comparison(tuple(errors), tuple(_odd(lock, held)))
-
-
-def _odd(lock: Lock, held: Held) -> Iterable[str]:
+def _odd(lock: Lock, wheels: Mapping[str, str], torch_cuda: str | None) -> Iterable[str]:
     conda = [package for package in lock.packages if package.is_conda]
     for name, version in provided_to_pypi(conda).items():
-        found = held.wheels.get(name)
+        found = wheels.get(name)
         if found is not None and not _same(found, version):
             yield f"the conda package of {name} is {version}, and calls itself {found}"
-    if held.torch_cuda is None:
+    if torch_cuda is None:
         return
     majors = cuda_majors(p for p in lock.packages if p.name in ("torch", "pytorch")) or cuda_majors(
         lock.packages
     )
-    if held.torch_cuda == "" and majors and not any(_CPU_BUILD.search(p.build) for p in conda):
+    if torch_cuda == "" and majors and not any(_CPU_BUILD.search(p.build) for p in conda):
         yield f"torch was built without CUDA, and the environment is one for CUDA {_either(majors)}"
-    elif held.torch_cuda and majors and int(held.torch_cuda.split(".")[0]) not in majors:
-        yield f"torch was built with CUDA {held.torch_cuda}, and the environment is one for {_either(majors)}"
+    elif torch_cuda and majors and int(torch_cuda.split(".")[0]) not in majors:
+        yield f"torch was built with CUDA {torch_cuda}, and the environment is one for {_either(majors)}"
 
 
 def _either(majors: Iterable[int]) -> str:
     return " and ".join(str(major) for major in majors)
 
 
-def _same(found: str | None, locked: str) -> bool:
-    if found is None or found == locked:
-        return found is not None
+def _same(found: str, locked: str) -> bool:
     try:
         # Directory names write `1.0+cu128` as `1.0_cu128` in old wheels, and leave zeros out.
         return Version(found.replace("_", "+")) == Version(locked)

@@ -298,6 +298,10 @@ def _digest(file: MatrixFile, files: tuple[StudyFile, ...], platform: str) -> st
         # What they say is which combinations are looked at, not what a trial of one is.
         axis.pop("refine", None)
         axis.pop("skip", None)
+        if isinstance(build := axis.get("build"), dict):
+            # Of how much is built at a time the wheels know nothing. Limits count: what one of them ended is
+            # tried again by the study with another, which takes over all trials.
+            build.pop("ahead", None)
     content["axes"] = list(content["axes"].items())
     canonical = json.dumps(content, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
     return hashlib.sha256(canonical.encode()).hexdigest()

@@ -286,13 +286,19 @@ class StudyTrials:
         """Write the evidence of all trials, in a writing session that changes what it depends on."""
         self._admitted(session, self._catch_up(session))
 
-    def note_change(self, changed: ChangedEnvironment) -> None:
+    def note_change(self, changed: ChangedEnvironment) -> bool:
         """Store that an environment was changed, which makes its trials since then void in all studies.
 
         Args:
             changed: The environment, host and period.
+
+        Returns:
+            Whether that was not known.
         """
         with self._store.writing() as session:
+            here = select(ChangedRow).where(ChangedRow.lock_hash == changed.lock_hash)
+            if changed in map(rows.change_of, session.exec(here)):
+                return False
             session.add(ChangedRow(**dataclasses.asdict(changed)))
             session.flush()
             there = select(MemberRow.study_id).join(
@@ -301,6 +307,7 @@ class StudyTrials:
             for study_id in set(session.exec(there.where(TrialRow.lock_hash == changed.lock_hash))):
                 mine = self if study_id == self._study_id else StudyTrials(self._store, study_id)
                 mine.judge_again(session)
+        return True
 
     def _catch_up(self, session: Session) -> list[StoredTrial]:
         """Read new trials and return them; if the question has changed, also read the known ones again."""

@@ -203,6 +203,34 @@ def test_a_study_that_was_killed_during_a_build_goes_on(user: Asking) -> None:
     assert len(list(folder.glob("*/*.whl"))) <= 5
 
 
+def test_after_raising_the_limits_of_builds_no_trial_is_repeated(user: Asking) -> None:
+    write(user.folder / "clone", pure("demo", 8, 5, files=in_tree("demo")))
+    ran = user.folder / "ran"
+    user.index = ""
+    user.script(f"import demo\nopen({str(ran)!r}, 'a').write('ran\\n')\nassert demo.works()\n")
+    path = user.folder / "matrix.yaml"
+    text = """
+        version: 1
+        name: limits
+        axes:
+          demo: {git: clone, package: demo, from: v1.0, to: v1.1, build: {time_limit: 10m%s}}
+        trial: {command: python repro.py, files: [repro.py]}
+    """
+    verdicts, studies = [], set()
+    for more in ("", ", ahead: true", ", memory: 8GB", ", memory: 16GB"):
+        user.script(text % more, path.name)
+        done = user.run("run", path.name, "--quick", "--json")
+        assert done.returncode == 0, done.stderr
+        report = json.loads(done.stdout.splitlines()[-1])
+        verdicts.append(report["verdict"]["first_bad"])
+        studies.add(report["study"]["id"])
+        if not more:
+            trials = len(ran.read_text().splitlines())
+    assert len(ran.read_text().splitlines()) == trials
+    assert verdicts[1:] == verdicts[:-1]
+    assert len(studies) == 3, "to build more beside what is wanted asks nothing else"
+
+
 def test_a_plan_says_what_commits_will_cost_and_builds_none(user: Asking) -> None:
     commits = write(user.folder / "clone", pure("demo", 40, 12, files=in_tree("demo")))
     user.script("import demo\n")

@@ -91,6 +91,38 @@ def test_what_uv_and_pip_have_configured_holds_for_ranges(
     assert first_bad(user) == FIRST_BAD
 
 
+@pytest.mark.parametrize("where", ["pip's environment", "pip.conf", "uv.toml"])
+def test_an_index_that_may_not_be_asked_is_not(
+    user: Asking,
+    index: IndexServer,
+    nightly: IndexServer,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    where: str,
+) -> None:
+    folder = wheels(nightly, tmp_path / "wheels")
+    helper = index.packages["helper"][0]
+    (folder / helper.filename).write_bytes(helper.content)
+    index.add("app", "2.0.dev20260131")
+    config = tmp_path / "config"
+    if where == "uv.toml":
+        config.write_text(f'no-index = true\nfind-links = ["{folder}"]\n')
+        monkeypatch.setenv("UV_CONFIG_FILE", str(config))
+    elif where == "pip.conf":
+        config.write_text(f"[global]\nno-index = yes\nfind-links = {folder}\n")
+        monkeypatch.setenv("PIP_CONFIG_FILE", str(config))
+    else:
+        monkeypatch.setenv("PIP_NO_INDEX", "1")
+        monkeypatch.setenv("PIP_FIND_LINKS", str(folder))
+    assert first_bad(user) == FIRST_BAD
+    assert index.requests == []
+    (folder / helper.filename).unlink()
+    done = user.run("run", "helper", "repro.py")
+    assert done.returncode != 0
+    assert "`no-index` in the configuration of uv or pip" in done.stderr
+    assert index.requests == []
+
+
 def matrix(user: Asking, nightly: IndexServer, *lines: str) -> str:
     path = user.folder / "matrix.yaml"
     text = f"""

@@ -259,7 +259,7 @@ FEW = {"annotated_doc", "bisect_env", "packaging", "psutil", "shellingham", "typ
 TOLD = {"attr", "markdown_it", "mdurl", "pygments", "rich"}
 """What shows text on a terminal, and help."""
 MODELS = {"annotated_types", "pydantic", "pydantic_core", "typing_extensions", "typing_inspection"}
-STORE = {"filelock", "greenlet", "platformdirs", "sqlalchemy", "sqlmodel", *MODELS}
+STORE = {"greenlet", "platformdirs", "sqlalchemy", "sqlmodel", *MODELS}
 REPORT = {"numpy", "ruamel", *TOLD}
 INDEX = {"backports", "certifi", "charset_normalizer", "idna", "requests", "urllib3", "uv"}
 

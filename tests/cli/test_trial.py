@@ -107,6 +107,18 @@ def test_what_cannot_be_verified(matrix: Path, run: RunCommand, words: list[str]
     assert "remedy" in err
 
 
+@pytest.mark.integration
+def test_a_cache_that_has_grown_is_told_of_at_the_end(
+    matrix: Path, run: RunCommand, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("bisect_env.environments.cache.MUCH", -(2**62))
+    words = command(matrix.parent, "trial", str(matrix), "--at", "level=1", "-n", "1")[3:]
+    code, _out, err = run(*words)
+    assert code == 0, err
+    assert "`bisect-env env prune --size 5GB` takes away what was used longest ago" in err.splitlines()[-1]
+    assert "env prune" not in run(*words, "--quiet")[2]
+
+
 def test_other_trials_are_told_from_bad_ones(capsys: pytest.CaptureFixture[str]) -> None:
     lines = TrialLines(ShownOptions())
     for outcome, evidence, detail in (

@@ -1,8 +1,8 @@
 """`python -m tests.engine.killed FOLDER MATRIX INSTANT`: run a study, and die at an instant.
 
 Instants are the beginning and the commit of each write transaction, counted from 0; -1 dies at none, and
-`look` before environments are looked at. The number of instants that passed is printed at the end. An answer
-is not checked further.
+`look` before environments are looked at, `note` before a change of one is stored. The number of instants that
+passed is printed at the end. An answer is not checked further.
 """
 
 from __future__ import annotations
@@ -21,6 +21,8 @@ from bisect_env.cluster.protocol import PrefixRequest
 from bisect_env.engine import events, searching
 from bisect_env.environments.prefix import ensure_prefix
 from bisect_env.storage.backend import READING
+from bisect_env.storage.study_trials import StudyTrials
+from bisect_env.trials.judge import ChangedEnvironment
 from tests.engine.studies import Studies
 
 
@@ -33,8 +35,15 @@ class DyingExecutor(PoolExecutor):
         super().prepare(request)
 
 
+def die(_trials: StudyTrials, _changed: ChangedEnvironment) -> bool:
+    os.kill(os.getpid(), signal.SIGKILL)
+    return False
+
+
 def main(folder: str, matrix: str, instant: str) -> None:
     passed = 0
+    if instant == "note":
+        StudyTrials.note_change = die  # type: ignore[method-assign]
 
     def at_instant(connection: Any) -> None:
         nonlocal passed

@@ -5,20 +5,15 @@ from __future__ import annotations
 import threading
 import time
 from contextlib import closing
-from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
 
 from bisect_env.cluster.base import one_of_each_host, outcome
-from bisect_env.cluster.perform import CHANGED
 from bisect_env.cluster.pool import PoolExecutor
 from bisect_env.cluster.protocol import (
     BuildFailed,
-    PrefixChange,
     PrefixReady,
-    TrialLost,
-    TrialRequest,
     WorkerOffer,
 )
 from bisect_env.engine import events
@@ -135,28 +130,3 @@ def test_builds_that_are_answered_while_trials_are_ended_are_not_forgotten(studi
         BuildFailed("", B, "no wheel", False),
     ]
     assert runner.running == {}
-
-
-class FindsAChangeAtTheEnd(PoolExecutor):
-    """An executor that finds a changed environment while its trials are being ended."""
-
-    def submit(self, request: TrialRequest) -> None:
-        self.lost = request.spec.trial_id
-        super().submit(request)
-
-    def cancel(self) -> None:
-        now = datetime.now(UTC)
-        change = PrefixChange(A, "host", now, now)
-        self._answers.put(TrialLost(self.lost, CHANGED, "host", under_trial=False, change=change))
-        super().cancel()
-
-
-def test_a_change_that_is_found_while_trials_are_ended_is_not_forgotten(studies: Studies) -> None:
-    matrix = load_matrix(studies.matrix("import time; time.sleep(600)"))
-    with closing(FindsAChangeAtTheEnd(SlowBuilder(0.0), slots=1)) as executor:
-        sender = Sender(matrix, executor)
-        sender.submit("t", Combination.of({"python": "3", "level": "0"}), lock(A))
-        (lost,) = sender.end()
-    assert isinstance(lost, TrialLost)
-    assert lost.change is not None
-    assert lost.change.lock_hash == A

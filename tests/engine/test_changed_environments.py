@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import replace
@@ -15,8 +17,9 @@ from pathlib import Path
 import pytest
 
 from bisect_env.cluster.pool import PoolExecutor
-from bisect_env.cluster.protocol import Completion, PrefixChange, PrefixReady, TrialCompleted, TrialLost
+from bisect_env.cluster.protocol import Completion, PrefixReady, TrialCompleted
 from bisect_env.engine import events
+from bisect_env.environments.cache import verify
 from bisect_env.environments.prefix import ensure_prefix
 from bisect_env.errors import StudyInterruptedError
 from bisect_env.storage.query import ask
@@ -28,13 +31,15 @@ from tests.environments.index_server import IndexServer, serve
 
 pytestmark = pytest.mark.integration
 
+NOBODY = 65534
+
 
 @pytest.fixture
 def index() -> Iterator[IndexServer]:
     server = IndexServer()
     running = serve(server)
     for version in ("1.0", "2.0", "3.0", "4.0"):
-        server.add("app", version)
+        server.add("app", version, modules={"app.py": "", "app_extra.py": ""})
     yield server
     running.shutdown()
     running.server_close()
@@ -151,20 +156,14 @@ class FastClock(PoolExecutor):
 
 
 def _an_hour_later(answer: Completion) -> Completion:
-    def change(one: PrefixChange) -> PrefixChange:
-        return replace(one, since=one.since + hour, until=one.until + hour)
-
     hour = timedelta(hours=1)
-    match answer:
-        case TrialCompleted(record):
-            found = None if answer.change is None else change(answer.change)
-            later = replace(record, started_at=record.started_at + hour)
-            return replace(answer, record=later, change=found)
-        case PrefixReady():
-            return replace(answer, changes=tuple(map(change, answer.changes)))
-        case TrialLost(change=PrefixChange() as found):
-            return replace(answer, change=change(found))
-    return answer
+    if not isinstance(answer, TrialCompleted | PrefixReady):
+        return answer
+    later = [replace(one, since=one.since + hour, until=one.until + hour) for one in answer.changes]
+    answer = replace(answer, changes=tuple(later))
+    if isinstance(answer, PrefixReady):
+        return answer
+    return replace(answer, record=replace(answer.record, started_at=answer.record.started_at + hour))
 
 
 def test_trials_are_void_by_the_clock_of_their_host(studies: Studies, index: IndexServer) -> None:
@@ -183,4 +182,140 @@ def test_a_change_is_seen_after_the_command_was_killed_before_it_looked(
     assert done.returncode == -signal.SIGKILL, done.stderr
     studies.run(path, quick=quick)
     assert any("files of the environment" in text and "app=2.0" in text for text in told(studies))
+    check(studies, "2.0")
+
+
+def test_a_change_is_not_lost_when_the_command_is_killed_before_it_is_stored(
+    studies: Studies, index: IndexServer
+) -> None:
+    """The environment is made again by then, and looks as if nothing had happened."""
+    path = passes_from_then_on(studies, index)
+    words = [sys.executable, "-m", "tests.engine.killed", str(studies.folder), str(path), "note"]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == -signal.SIGKILL, done.stderr
+    with ask(str(studies.db), "SELECT count(*) FROM changed_environments") as (_, rows):
+        assert list(rows) == [(0,)]
+    studies.run(path)
+    assert any("files of the environment" in text and "app=2.0" in text for text in told(studies))
+    check(studies, "2.0")
+
+
+def test_passes_of_a_study_that_was_killed_before_it_looked_are_not_reused_unseen(
+    studies: Studies, index: IndexServer
+) -> None:
+    path = passes_from_then_on(studies, index)
+    words = [sys.executable, "-m", "tests.engine.killed", str(studies.folder), str(path), "look"]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == -signal.SIGKILL, done.stderr
+    other = path.with_name("other.yaml")
+    other.write_text(path.read_text().replace("name: changed", "name: other"))
+    conclusion = studies.run(other)
+    assert conclusion.report["reused"]
+    assert conclusion.report["verdict"]["first_bad"]["app"] == "2.0"
+
+
+# 2.0 is bad until the environment is changed: by the first of its trials, which passes already, or by others.
+WAYS = """
+import importlib.metadata, os, pathlib, sys
+def change(extra, way):
+    extra.parent.chmod(0o755)
+    if way == "add":
+        extra.with_name("added.py").touch()
+    elif way == "remove":
+        extra.unlink()
+    else:
+        extra.chmod(0o644)
+        with extra.open("a") as out:
+            out.write("# changed")
+def is_changed(extra, way):
+    if way == "add":
+        return extra.with_name("added.py").exists()
+    return not extra.exists() or extra.read_text() != ""
+"""
+IN_A_TRIAL = (
+    WAYS
+    + """
+import app
+extra, way, once = pathlib.Path(app.__file__).with_name("app_extra.py"), {way!r}, pathlib.Path({once!r})
+version = importlib.metadata.version("app")
+if {by_a_trial} and version == "2.0" and not once.exists():
+    once.touch()
+    change(extra, way)
+sys.exit(version >= "2.0" and not (version == "2.0" and is_changed(extra, way)))
+"""
+)
+
+
+def script(studies: Studies, way: str, *, by_a_trial: bool) -> str:
+    return IN_A_TRIAL.format(way=way, once=str(studies.folder / "once"), by_a_trial=by_a_trial)
+
+
+@pytest.mark.parametrize("way", ["add", "remove", "append"])
+def test_what_a_trial_adds_removes_or_changes_is_never_counted(
+    studies: Studies, index: IndexServer, way: str
+) -> None:
+    studies.run(matrix(studies, index, script(studies, way, by_a_trial=True)))
+    check(studies, "2.0")
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can become another user")
+@pytest.mark.parametrize("way", ["add", "remove", "append"])
+def test_a_trial_that_becomes_another_user_changes_nothing(index: IndexServer, way: str) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        Path(folder).chmod(0o755)
+        studies = Studies(Path(folder))
+        as_nobody = f"""
+def change_as_nobody(extra, way):
+    child = os.fork()
+    if not child:
+        os.setgroups([])
+        os.setgid({NOBODY})
+        os.setuid({NOBODY})
+        try:
+            change(extra, way)
+        except PermissionError:
+            os._exit(13)
+        os._exit(0)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 13
+"""
+        text = script(studies, way, by_a_trial=True).replace(
+            "    change(extra, way)\nsys", "    change_as_nobody(extra, way)\nsys"
+        )
+        studies.run(matrix(studies, index, text.replace("import app\n", f"{as_nobody}import app\n", 1)))
+        assert (studies.folder / "once").exists()
+        with closing(Store.open(str(studies.db), read_only=True)) as store:
+            study = store.study()
+            assert study.verdict is not None
+            assert study.verdict.first_bad is not None
+            assert study.verdict.first_bad["app"] == "2.0"
+            assert all(trial.evidence is not Evidence.VOID for trial in store.trials(study.id))
+        assert not [one for one in verify(studies.folder / "cache") if one.changed]
+
+
+class ChangedBetween(PoolExecutor):
+    """An executor of a host on which somebody changes an environment between two trials."""
+
+    def __init__(self, cache: Path, way: str) -> None:
+        super().__init__(partial(ensure_prefix, cache_dir=cache), 1)
+        self.cache = cache
+        self.way = way
+
+    def wait(self, timeout: float | None = None) -> list[Completion]:
+        answers = super().wait(timeout)
+        for answer in answers:
+            if isinstance(answer, TrialCompleted) and answer.record.combination["app"] == "2.0" and self.way:
+                prefix = self.cache / "prefixes" / answer.record.lock_hash
+                (extra,) = prefix.glob("lib/python*/site-packages/app_extra.py")
+                code = f"{WAYS}\nchange(pathlib.Path({str(extra)!r}), {self.way!r})"
+                subprocess.run([sys.executable, "-c", code], check=True)
+                self.way = ""
+        return answers
+
+
+@pytest.mark.parametrize("way", ["add", "remove", "append"])
+def test_what_others_change_between_trials_is_never_counted(
+    studies: Studies, index: IndexServer, way: str
+) -> None:
+    executor = partial(ChangedBetween, studies.folder / "cache", way)
+    studies.run(matrix(studies, index, script(studies, way, by_a_trial=False)), make_executor=executor)
     check(studies, "2.0")

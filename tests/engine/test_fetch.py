@@ -322,7 +322,7 @@ def test_a_source_distribution_is_built_where_there_is_a_network(
     wheel.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
     name = f"archives/{digest}/built-{PYTHON}/{wheel.name}"
     assert checked.damaged(checked.read("planted")) == [name]
-    with pytest.raises(UnbuildableError, match="is not what was made"):
+    with pytest.raises(UnbuildableError, match="is not what was fetched"):
         ensure_prefix(
             Bundle(bundle).lock(lock), cache_dir=tmp_path / "cache-2", allow_source=True, offline=bundle
         )

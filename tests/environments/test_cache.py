@@ -16,10 +16,10 @@ from pathlib import Path
 import psutil
 import pytest
 
+from bisect_env.environments import integrity
 from bisect_env.environments import prefix as prefix_module
 from bisect_env.environments.bundle import Bundle
 from bisect_env.environments.cache import (
-    MARKER,
     archives,
     entries,
     free_bytes,
@@ -31,7 +31,7 @@ from bisect_env.environments.cache import (
     verify,
 )
 from bisect_env.environments.download import obtain
-from bisect_env.environments.integrity import remove_tree
+from bisect_env.environments.integrity import MARKER, changes_of, remove_tree
 from bisect_env.environments.lock import UnbuildableError
 from bisect_env.environments.lockfiles import make_lock
 from bisect_env.environments.prefix import ensure_prefix
@@ -78,11 +78,11 @@ BULK = "x = '" + "a" * 400_000 + "'\n"
 @pytest.fixture(autouse=True)
 def _new_process(monkeypatch):
     """Each test begins as a process does that has looked at no prefix yet."""
-    monkeypatch.setattr(prefix_module, "UNCHANGED", {})
+    monkeypatch.setattr(integrity, "UNCHANGED", {})
 
 
 def forget():
-    prefix_module.UNCHANGED.clear()
+    integrity.UNCHANGED.clear()
 
 
 def module_of(prefix, name):
@@ -111,7 +111,7 @@ def test_a_prefix_that_was_written_to_is_made_anew_from_a_fresh_archive(lock, ca
     forget()
     fetched = len([path for path in index.requests if "demo" in path])
     again = ensure_prefix(lock, cache_dir=cache)
-    assert again.changed is not None
+    assert len(changes_of(first.path)) == 1
     assert "was changed since it was made" in again.notes[0]
     assert "demo-1.0" in again.notes[1]
     assert "below" not in again.notes[1]
@@ -172,6 +172,7 @@ def test_verify_looks_at_everything_and_takes_away_what_is_not_in_use(lock, cach
     prefix.release()
     assert [c.removed for c in verify(cache, [lock.content_hash[:6]], repair=True)] == [True]
     assert not prefix.path.exists()
+    assert len(changes_of(prefix.path)) == 1, "what ran in it is still void"
     assert [c.removed for c in verify(cache, repair=True) if c.changed] == [True]
     again = ensure_prefix(lock, cache_dir=cache)
     assert module_of(again, "demo").read_text().startswith("import sys")
@@ -224,12 +225,12 @@ def test_a_limit_is_kept_while_environments_are_built(index, python, cache):
 def test_a_cache_is_kept_within_a_default_limit_and_measured_when_it_may_have_grown(
     index, python, cache, monkeypatch
 ):
-    monkeypatch.setattr(prefix_module, "CACHE_LIMIT", 2_200_000)
+    monkeypatch.setenv("BISECT_ENV_CACHE_SIZE", "2200000")
     for number in range(6):
         index.add(f"big{number}", "1.0", modules={f"big{number}.py": BULK})
         ensure_prefix(locked(index, python, f"big{number}"), cache_dir=cache).release()
     assert len(entries(cache)) < 6
-    monkeypatch.setattr(prefix_module, "CACHE_LIMIT", 2**60)
+    monkeypatch.setenv("BISECT_ENV_CACHE_SIZE", "1EB")
     for name in ("other", "more"):
         index.add(name, "1.0")
         ensure_prefix(locked(index, python, name), cache_dir=cache).release()

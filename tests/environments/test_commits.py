@@ -6,6 +6,7 @@ import multiprocessing
 import pickle
 import shutil
 import sys
+import threading
 import time
 import zipfile
 from dataclasses import replace
@@ -15,8 +16,9 @@ import pytest
 
 from benchmarks.commits import compiled
 from benchmarks.repositories import Change, in_tree, pure, write
-from bisect_env.environments.cache import prune
-from bisect_env.environments.commits import CommitBuilder, build_limit, package_of_project, stated_metadata
+from bisect_env.environments import repository
+from bisect_env.environments.cache import lock_file, lock_path, prune
+from bisect_env.environments.commits import CommitBuilder, build_limit, package_of_project, stated_version
 from bisect_env.environments.interpreters import Interpreter, machine_interpreters
 from bisect_env.environments.lock import BuildLimit, Lock, LockedPackage, UnbuildableError, UnsolvableError
 from bisect_env.environments.lockfiles import make_lock, parse_lock, requirements_text
@@ -58,7 +60,7 @@ def test_a_commit_is_built_once_and_kept(tmp_path: Path, commits: CommitBuilder,
     assert commits.wheel(source(place, one), here).version == "1.0"
     # The user's clone has no work tree, and gets none.
     assert [path.name for path in place.iterdir()] == [".git"]
-    assert not list((tmp_path / "cache" / "commits").glob(".build-*"))
+    assert {path.name for path in wheel.path.parent.iterdir()} == {wheel.path.name, "wheel.json"}
 
 
 def test_what_was_built_and_mirrored_is_pruned_and_had_again(
@@ -210,13 +212,47 @@ def test_a_build_that_was_killed_is_begun_again(
     process = multiprocessing.get_context("spawn").Process(target=_build, args=(place, commit, cache, here))
     process.start()
     deadline = time.monotonic() + 100
-    while not list((cache / "commits").glob(".build-*/source/slow")) and time.monotonic() < deadline:
+    while not list((cache / "commits").glob("*/source/slow")) and time.monotonic() < deadline:
         time.sleep(0.05)
+    assert prune(cache).archives == 0, "what is being built stays"
     process.kill()
     process.join()
-    assert list((cache / "commits").glob(".build-*"))
-    assert commits.wheel(source(place, commit), here).version == "1.0"
-    assert not list((cache / "commits").glob(".build-*"))
+    assert list((cache / "commits").glob("*/source/slow"))
+    wheel = commits.wheel(source(place, commit), here)
+    assert wheel.version == "1.0"
+    assert {path.name for path in wheel.path.parent.iterdir()} == {wheel.path.name, "wheel.json"}
+
+
+def test_a_repository_that_does_not_answer_keeps_nobody_from_an_environment(
+    tmp_path: Path, python: str, here: Interpreter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The look-up of one process waits for another's; meanwhile the prefix and the wheel are not locked."""
+    place, cache = tmp_path / "demo", tmp_path / "cache"
+    (commit,) = write(place, [Change(FIRST)])
+    made = make_lock(python, "linux-64", [source(place, commit).locked("1.0")])
+    mirror = Repository(str(place), cache).mirror
+    mirror.parent.mkdir(parents=True)
+    monkeypatch.setattr(repository, "PATIENCE", 5.0)
+    failures: list[Exception] = []
+
+    def build() -> None:
+        try:
+            ensure_prefix(made, cache_dir=cache)
+        except UnbuildableError as error:
+            failures.append(error)
+
+    with lock_file(mirror.with_name(f".{mirror.stem}.lock"), exclusive=True, timeout=1.0):
+        waiting = threading.Thread(target=build)
+        waiting.start()
+        time.sleep(1.0)
+        free = lock_path(cache / "prefixes", made.content_hash)
+        with lock_file(free, exclusive=True, timeout=0.0) as fd:
+            assert fd is not None
+        assert not list((cache / "commits").glob(".*.lock"))
+        waiting.join()
+    (failure,) = failures
+    assert "another process has been fetching" in str(failure)
+    ensure_prefix(made, cache_dir=cache).release()
 
 
 def test_a_lock_says_all_that_is_needed(tmp_path: Path) -> None:
@@ -252,14 +288,11 @@ def test_metadata_is_read_where_a_project_states_all_of_it() -> None:
     dependencies = ["numpy>=2; python_version > '3.8'"]
     optional-dependencies = {fast = ["numba"]}
     """
-    found = stated_metadata(text, "de-mo")
-    assert found is not None
-    assert found[:2] == ("de-mo", "1.0.0rc1")
-    assert 'Requires-Dist: numpy>=2; python_version > "3.8"' in found[2]
-    assert "Requires-Dist: numba ; extra == 'fast'" in found[2]
-    assert stated_metadata(text.replace("version =", "dynamic = ['version']\nx ="), "de-mo") is None
-    assert stated_metadata(text, "other") is None
-    assert stated_metadata("", "de-mo") is None
+    assert stated_version(text, "de-mo") == "1.0.0rc1"
+    assert stated_version(text.replace("version =", "dynamic = ['version']\nx ="), "de-mo") is None
+    assert stated_version(text.replace("dependencies =", "x =") + "[tool.poetry]", "de-mo") is None
+    assert stated_version(text, "other") is None
+    assert stated_version("", "de-mo") is None
 
 
 def test_the_package_of_a_repository_is_what_its_files_say() -> None:

@@ -13,7 +13,8 @@ import time
 import psutil
 import pytest
 
-from bisect_env.environments.cache import MARKER, verify
+from bisect_env.environments.cache import verify
+from bisect_env.environments.integrity import MARKER
 from bisect_env.environments.lock import UnbuildableError
 from bisect_env.environments.prefix import ensure_prefix
 from bisect_env.environments.provider import Locker

@@ -8,19 +8,19 @@ import sys
 import threading
 import time
 from dataclasses import replace
-from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 
 import pytest
 
 from bisect_env.cluster.perform import perform
-from bisect_env.cluster.protocol import TrialCompleted, TrialLost, TrialRequest
-from bisect_env.environments import prefix as prefix_module
+from bisect_env.cluster.protocol import TrialCompleted, TrialRequest
+from bisect_env.environments import integrity
+from bisect_env.environments.integrity import MARKER
 from bisect_env.environments.interpreters import machine_interpreters
 from bisect_env.environments.lock import LockedPackage, UnbuildableError
 from bisect_env.environments.lockfiles import make_lock
-from bisect_env.environments.prefix import MARKER, ensure_prefix
+from bisect_env.environments.prefix import ensure_prefix
 from bisect_env.environments.provider import Environments
 from bisect_env.environments.request import EnvironmentRequest
 from bisect_env.errors import InfrastructureError
@@ -123,12 +123,12 @@ def test_python_keeps_bytecode_beside_modules_and_nothing_else_may_be_written(lo
     prefix = ensure_prefix(lock, cache_dir=cache)
     (module,) = prefix.path.glob("lib/python*/site-packages/demo.py")
     assert not [path for path in prefix.path.rglob("*.pyc") if "demo" in path.name]
-    state = prefix_module.state_of(prefix.path)
+    state = integrity.state_of(prefix.path)
     assert not (module.parent.stat().st_mode | module.stat().st_mode) & 0o222
     assert run(prefix, "import demo; print(demo.__cached__)").startswith(str(module.parent / "__pycache__"))
     assert [path.name.split(".")[0] for path in (module.parent / "__pycache__").glob("demo*")] == ["demo"]
-    assert prefix_module.look(prefix.path, state) is None
-    prefix_module.UNCHANGED.clear()
+    assert integrity.look(prefix.path, state)
+    integrity.UNCHANGED.clear()
     assert ensure_prefix(lock, cache_dir=cache).build_seconds == 0
 
 
@@ -302,29 +302,34 @@ def test_a_failure_where_files_were_taken_away_meanwhile_is_no_evidence(lock, ca
     taken = f"import os, sys\nos.chmod({site}, 0o755)\nos.remove({site} + '/demo.py')\nimport demo"
     failed = answer(taken)
     assert isinstance(failed, TrialCompleted)
-    assert failed.change is not None, "so the runner counts the trial as void"
-    assert failed.change.lock_hash == lock.content_hash
+    (found,) = failed.changes  # so the runner counts the trial as void
+    assert found.lock_hash == lock.content_hash
+    assert found.covers(failed.record)
     again = answer("import demo")
     assert isinstance(again, TrialCompleted)
     assert again.record.outcome is Outcome.PASS
     assert again.build_seconds > 0
+    assert again.changes == (found,), "it is told until the database has it"
+    assert not found.covers(again.record)
     # Not only where something cannot be imported: a file that was changed may fail much later.
     place = f"{site} + '/demo.py'"
     changed = f"import os, sys, demo\nos.chmod({place}, 0o644)\nopen({place}, 'a').write('#')\n1 / 0"
     failed = answer(changed)
     assert isinstance(failed, TrialCompleted)
-    assert failed.change is not None
+    assert failed.changes[-1].covers(failed.record)
     # What an earlier command left changed is void, too, back to the last look that found it as it was made.
-    before = datetime.now(UTC)
-    assert isinstance(answer("import demo; 1 / 0"), TrialCompleted)
+    earlier = answer("import demo; 1 / 0")
+    assert isinstance(earlier, TrialCompleted)
     (module,) = (cache / "prefixes" / lock.content_hash).glob("lib/python*/site-packages/demo.py")
     module.chmod(0o644)
     module.write_text("#")
-    monkeypatch.setattr(prefix_module, "UNCHANGED", {})
-    lost = answer("import demo")
-    assert isinstance(lost, TrialLost)
-    assert lost.change is not None
-    assert before <= lost.change.since <= datetime.now(UTC)
+    monkeypatch.setattr(integrity, "UNCHANGED", {})
+    passed = answer("import demo")
+    assert isinstance(passed, TrialCompleted)
+    (*_, last) = passed.changes
+    assert last not in failed.changes
+    assert earlier.record.started_at <= last.since <= last.until <= passed.record.started_at
+    assert not last.covers(passed.record)
     own = answer("import no_such_module")
     assert isinstance(own, TrialCompleted)
     assert own.record.outcome is Outcome.IMPORT_ERROR
@@ -348,7 +353,8 @@ def test_a_failure_where_a_sibling_was_written_to_is_no_evidence(lock, cache, in
     assert answer(lock, writes).record.outcome is Outcome.PASS
     failed = answer(other, "import demo")
     assert isinstance(failed, TrialCompleted)
-    assert failed.change.lock_hash == other.content_hash
+    assert failed.changes[-1].lock_hash == other.content_hash
+    assert failed.changes[-1].covers(failed.record)
     assert answer(other, "import demo").record.outcome is Outcome.PASS, "built again from a fresh archive"
     index.add("third", "1.0")
     assert answer(locked(index, python, "demo", "third"), "import demo").record.outcome is Outcome.PASS
@@ -368,10 +374,9 @@ def test_a_pass_that_waited_for_a_gpu_while_its_environment_was_found_changed_is
         def run(self, spec, trial):
             place = "demo.__file__"
             change = f"import os, demo\nos.chmod({place}, 0o644)\nopen({place}, 'a').write('#')\n1 / 0"
-            assert answer(change).change is not None
+            assert answer(change).changes
             return trial((), None)
 
     passed = answer("import demo", Busy())
     assert passed.record.outcome is Outcome.PASS
-    assert passed.change is not None
-    assert passed.change.until >= passed.record.started_at
+    assert any(change.covers(passed.record) for change in passed.changes)

@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from packaging import tags
 
-from bisect_env.environments.index import choose_wheel, fits_platform, host_platforms, tag_ranks
 from bisect_env.environments.interpreters import Interpreter
+from bisect_env.environments.wheels import choose_wheel, fits_platform, host_platforms, tag_ranks
 
 LINUX = (
     "linux_x86_64",

@@ -1,0 +1,107 @@
+"""Chooses the wheel of a release that an interpreter on this host would install. Pure but for the libc."""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections.abc import Iterable, Mapping, Sequence
+
+from packaging import tags
+
+from bisect_env.environments.interpreters import Interpreter
+
+Ranks = Mapping[tags.Tag, int]
+"""Tag to preference, 0 first."""
+
+
+MAX_FILENAME = 255
+"""Bytes of a file name on every file system in use; an index that lists longer ones is broken, or hostile."""
+_INTERPRETER = re.compile(r"(?:cp|py)(\d)(\d+)?")
+_LAST_MINOR = 30
+"""The stable ABI has no end; this one is years away."""
+
+
+@functools.cache
+def host_platforms() -> tuple[str, ...]:
+    """Return the platform tags of this host, most specific first (manylinux by its glibc)."""
+    return tuple(tags.platform_tags())
+
+
+@functools.cache
+def tag_ranks(interpreter: Interpreter, platforms: Sequence[str] | None = None) -> Ranks:
+    """Return the tags that an interpreter accepts, in its order of preference.
+
+    The interpreter is not asked for them: that of a conda environment is not there yet.
+    """
+    platforms = host_platforms() if platforms is None else platforms
+    version = interpreter.release[:2]
+    short = f"cp{version[0]}{version[1]}"
+    own = tags.cpython_tags(version, abis=[interpreter.abi], platforms=platforms)
+    common = tags.compatible_tags(version, interpreter=short, platforms=platforms)
+    ranks: dict[tags.Tag, int] = {}
+    for tag in (*own, *common):
+        ranks.setdefault(tag, len(ranks))
+    return ranks
+
+
+def choose_wheel(filenames: Iterable[str], ranks: Ranks) -> str | None:
+    """Return the wheel that an installer would take: best tag, then highest build number, then name.
+
+    Names that are no wheels are passed over, so that a page's whole listing can be given.
+    """
+    best: tuple[int, tuple[int, str], str] | None = None
+    for filename in sorted(filenames):
+        parts = _split(filename)
+        if parts is None:
+            continue
+        build, tag_set = parts
+        rank = min((ranks[tag] for tag in tag_set if tag in ranks), default=None)
+        if rank is None:
+            continue
+        key = (rank, (-build[0], build[1]), filename)
+        if best is None or key < best:
+            best = key
+    return None if best is None else best[2]
+
+
+def fits_platform(filename: str, platforms: Sequence[str] | None = None) -> bool:
+    """Return whether a wheel can be used on this host by some interpreter."""
+    parts = _split(filename)
+    accepted = {"any", *(host_platforms() if platforms is None else platforms)}
+    return parts is not None and any(tag.platform in accepted for tag in parts[1])
+
+
+def pythons_of(filename: str) -> frozenset[str] | None:
+    """Return the minor versions of Python (`3.11`) that a wheel is for; None for every Python 3."""
+    parts = _split(filename)
+    found: set[str] = set()
+    for tag in parts[1] if parts is not None else ():
+        if tag.interpreter == "py3":
+            return None
+        match = _INTERPRETER.fullmatch(tag.interpreter)
+        if match is None:
+            continue
+        major, minor = int(match[1]), int(match[2] or 0)
+        last = _LAST_MINOR if tag.abi == "abi3" else minor
+        found |= {f"{major}.{n}" for n in range(minor, last + 1)}
+    return frozenset(found)
+
+
+def _split(filename: str) -> tuple[tuple[int, str], frozenset[tags.Tag]] | None:
+    # By hand, because names and versions of old wheels are not in the form that parse_wheel_filename asks
+    # for, and only the tags matter here.
+    if not filename.endswith(".whl") or len(filename) > MAX_FILENAME:
+        return None
+    parts = filename.removesuffix(".whl").split("-")
+    if len(parts) not in (5, 6) or not all(parts):
+        return None
+    build = (0, "")
+    if len(parts) == 6:
+        digits = len(parts[2]) - len(parts[2].lstrip("0123456789"))
+        if not digits:
+            return None
+        build = (int(parts[2][:digits]), parts[2][digits:])
+    try:
+        return build, tags.parse_tag("-".join(parts[-3:]))
+    except ValueError:
+        return None
