@@ -32,7 +32,7 @@ from benchmarks.hot_path import OneEnvironment
 from bisect_env import __version__
 from bisect_env.cluster.choose import Place, machines_here
 from bisect_env.cluster.gpus import Gpu, Nvml, choose_gpus, group_gpus, open_nvml
-from bisect_env.cluster.local import GpuExecutor
+from bisect_env.cluster.local import HostExecutor, gpu_executor
 from bisect_env.cluster.protocol import Completion, TrialCompleted, TrialLost, TrialRequest
 from bisect_env.engine import events
 from bisect_env.engine.study import StudyRun
@@ -127,8 +127,8 @@ class Check:
         records: list[tuple[TrialRecord, Evidence]] = []
         killed: list[str] = []
 
-        def make() -> GpuExecutor:
-            return GpuExecutor(self.build, group_gpus(self.gpus, 1, None))
+        def make() -> HostExecutor:
+            return gpu_executor(self.build, group_gpus(self.gpus, 1, None))
 
         def notify(event: events.Event) -> None:
             if isinstance(event, events.TrialFinished):
@@ -168,7 +168,7 @@ class Check:
     def _run(
         self,
         fault: Fault,
-        make: Callable[[], GpuExecutor],
+        make: Callable[[], HostExecutor],
         notify: Callable[[events.Event], None],
         *,
         more: str,
@@ -298,7 +298,7 @@ class Check:
                 f"`--devices {self.gpus[-1].index}` took that one",
             )
 
-    def _refused(self, executor: GpuExecutor, gpus: int) -> None:
+    def _refused(self, executor: HostExecutor, gpus: int) -> None:
         try:
             executor.submit(self.request("pass", gpus=gpus))
         except InfrastructureError as error:
@@ -328,9 +328,9 @@ class Check:
     # -- parts -----------------------------------------------------------------------------------------------
 
     @contextmanager
-    def executor(self, groups: list[tuple[str, ...]]) -> Iterator[GpuExecutor]:
+    def executor(self, groups: list[tuple[str, ...]]) -> Iterator[HostExecutor]:
         """Workers for these groups, closed at the end."""
-        with closing(GpuExecutor(self.build, groups)) as executor:
+        with closing(gpu_executor(self.build, groups)) as executor:
             yield executor
 
     def request(self, code: str, gpus: int = 1, *, bare: bool = False) -> TrialRequest:
@@ -351,7 +351,7 @@ class Check:
         return TrialRequest(spec, _lock())
 
 
-def _collect(executor: GpuExecutor, count: int) -> list[Completion]:
+def _collect(executor: HostExecutor, count: int) -> list[Completion]:
     answers: list[Completion] = []
     deadline = time.monotonic() + 120
     while len(answers) < count and time.monotonic() < deadline:

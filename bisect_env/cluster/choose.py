@@ -222,7 +222,7 @@ def executor_maker(
             )
         return partial(PoolExecutor, build, workers)
     from bisect_env.cluster.gpus import INSTALL, NO_GPU_REMEDY, choose_gpus, group_gpus, open_nvml
-    from bisect_env.cluster.local import GpuExecutor, refuse_without_dask_cuda
+    from bisect_env.cluster.local import gpu_executor, refuse_without_dask_cuda
 
     try:
         nvml = open_nvml()
@@ -235,7 +235,7 @@ def executor_maker(
     refuse_without_dask_cuda()
     chosen = choose_gpus(nvml.gpus(), gpus, os.environ.get("CUDA_VISIBLE_DEVICES"))
     groups = group_gpus(chosen, gpus_per_trial, workers)
-    return partial(_deaf_to_ctrl_c, partial(GpuExecutor, build, groups, trials_per_gpu(gpus_per_trial)))
+    return partial(_deaf_to_ctrl_c, partial(gpu_executor, build, groups, trials_per_gpu(gpus_per_trial)))
 
 
 def _deaf_to_ctrl_c(start: Callable[[], Executor]) -> Executor:

@@ -6,12 +6,12 @@ nothing but trials that were still running. Resuming is replaying: the plan is t
 
 from __future__ import annotations
 
+import itertools
 import time
 import uuid
 from collections import Counter
 from collections.abc import Callable, Collection, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 from bisect_env.cluster.protocol import (
     BuildFailed,
@@ -47,6 +47,8 @@ _ATTEMPTS = 4
 """How often to decide again at once when other commands claim faster."""
 _PAUSE = 0.02
 """Seconds, growing with each attempt, that let two commands fall out of step."""
+_LOST = 1000
+"""Numbers of a series that cancelled and lost trials may have used up."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,33 +66,33 @@ class Conditions:
     perturbation: Perturbation = NONE
 
 
-class Series(Container[str], Protocol):
-    """The ids of the study's trials that a plan receives, and a source of new ids."""
+class Series(Container[str]):
+    """A source of ids for new trials, which tells whether a trial is one of them.
+
+    Ids are computed from the id of the series and a number, so that a later command finds its trials.
+
+    Args:
+        series_id: 32 hex digits; "" for a new series.
+        stored: Ids of the trials of the study, if the series may have some already.
+
+    Attributes:
+        resumed: Number of trials of the series that are stored already.
+    """
+
+    def __init__(self, series_id: str = "", stored: Collection[str] = ()) -> None:
+        self._space = uuid.UUID(series_id) if series_id else uuid.uuid4()
+        # Trials were started in the order of their numbers, and some may never have ended.
+        names = (self._named(number) for number in range(len(stored) + _LOST if stored else 0))
+        self._ids = {*names} & {*stored}
+        self.resumed = len(self._ids)
+        self._numbers = itertools.count()
+
+    def _named(self, number: int) -> str:
+        return uuid.uuid5(self._space, str(number)).hex
 
     def new_id(self) -> str:
-        """Return an id for a new trial, which belongs to the series from now on."""
-
-
-class EveryTrial:
-    """All trials of a study."""
-
-    def new_id(self) -> str:
-        """Return a random id."""
-        return uuid.uuid4().hex
-
-    def __contains__(self, trial_id: object) -> bool:
-        return True
-
-
-class NewTrials:
-    """The trials that this command starts."""
-
-    def __init__(self) -> None:
-        self._ids: set[str] = set()
-
-    def new_id(self) -> str:
-        """Return a random id."""
-        trial_id = uuid.uuid4().hex
+        """Return the next id that no stored trial has; its trial belongs to the series from now on."""
+        trial_id = next(name for n in self._numbers if (name := self._named(n)) not in self._ids)
         self._ids.add(trial_id)
         return trial_id
 
@@ -109,7 +111,7 @@ class Runner:
         session: Database, environments and executor of the command.
         study_id: The open study.
         conditions: Returns how the trials of a combination with a lock run; the key has to stay the same.
-        series: Trials that the plan receives.
+        series: Trials that the plan receives; all trials of the study if None.
         machines: Classes of machines on which trials will run: trials that other studies recorded there
             under the same keys are reused. None reuses nothing.
         user: User whose trials may be reused; None for all users.
@@ -150,7 +152,7 @@ class Runner:
         self._conditions = conditions
         self._notify, self._stopped, self._clock = session.notify, session.stopped, session.clock
         self._is_whole = series is None
-        self._series = EveryTrial() if series is None else series
+        self._series = series or Series()
         self._waits = waits
         self.plan = make_plan()
         self.state = StudyState(matrix, self._prepared, self.plan)
@@ -212,7 +214,7 @@ class Runner:
             return
         for trial in trials:
             index = self._group_of(trial.combination)
-            if index is None or trial.trial_id not in self._series:
+            if index is None or not (self._is_whole or trial.trial_id in self._series):
                 continue
             if trial.trial_id not in self._ours:
                 self.state.seen.add(trial.lock_hash)

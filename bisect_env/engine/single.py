@@ -22,7 +22,7 @@ from bisect_env.engine.opening import (
 )
 from bisect_env.engine.plans import OnePlan
 from bisect_env.engine.reuse import trial_key
-from bisect_env.engine.runner import Conditions, NewTrials, Runner, Series
+from bisect_env.engine.runner import Conditions, Runner, Series
 from bisect_env.engine.session import Session
 from bisect_env.engine.stored import LockedCombination, named_combinations
 from bisect_env.engine.tally import Tally
@@ -202,7 +202,7 @@ def run_trials(
             session,
             chosen.study.id,
             conditions=conditions,
-            series=NewTrials() if series is None else series,
+            series=series or Series(),
             waits=True,
         )
         runner.replay()

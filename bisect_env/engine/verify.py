@@ -6,13 +6,12 @@ so that the database itself says which trials belong to it.
 
 from __future__ import annotations
 
-import itertools
 import uuid
-from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any
 
 from bisect_env.engine.plans import OnePlan, UntilRate
+from bisect_env.engine.runner import Series
 from bisect_env.engine.session import Session
 from bisect_env.engine.single import ChosenCombination, run_trials
 from bisect_env.search.numeric import clopper_pearson
@@ -70,43 +69,6 @@ class Verification:
         }
 
 
-class NumberedTrials:
-    """The trials of one test, whose ids follow from that of the test.
-
-    Args:
-        test_id: Hexadecimal.
-        stored: Ids of the trials of the study.
-
-    Attributes:
-        resumed: Trials of the test that are stored already.
-    """
-
-    def __init__(self, test_id: str, stored: Collection[str]) -> None:
-        self._space = uuid.UUID(test_id)
-        # Trials were started in the order of their numbers, and some may never have ended.
-        known = set(stored)
-        names = (self._named(number) for number in range(len(known) + _LOST))
-        self._ids = {name for name in names if name in known}
-        self.resumed = len(self._ids)
-        self._numbers = itertools.count()
-
-    def _named(self, number: int) -> str:
-        return uuid.uuid5(self._space, str(number)).hex
-
-    def new_id(self) -> str:
-        """Return the next id that no stored trial has."""
-        trial_id = next(name for n in self._numbers if (name := self._named(n)) not in self._ids)
-        self._ids.add(trial_id)
-        return trial_id
-
-    def __contains__(self, trial_id: object) -> bool:
-        return trial_id in self._ids
-
-
-_LOST = 1000
-"""Numbers that cancelled and lost trials may have used up."""
-
-
 class Verifier:
     """One test of a rate, in the database and in memory.
 
@@ -148,7 +110,7 @@ class Verifier:
         self._id = unfinished or uuid.uuid4().hex
         if unfinished is None:
             store.record_decision(chosen.study.id, BEGUN, {"id": self._id, **self._facts})
-        self._series = NumberedTrials(self._id, [one.trial_id for one in store.trials(chosen.study.id)])
+        self._series = Series(self._id, [one.trial_id for one in store.trials(chosen.study.id)])
         self.resumed = self._series.resumed
 
     def run(self, session: Session) -> Verification:

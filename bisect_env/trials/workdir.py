@@ -18,7 +18,7 @@ from pathlib import Path, PurePosixPath
 
 from bisect_env.containers.engine import ask
 from bisect_env.matrix.secrets import passed_on, without_proxy_logins
-from bisect_env.temporary import FULL, TRIAL, Once, left_behind, make_held
+from bisect_env.temporary import FULL, TRIAL, left_behind, make_held
 from bisect_env.trials.records import TrialFile
 
 # --------------------------------------------------------------------------------------------------
@@ -69,7 +69,7 @@ def work_dir(files: Sequence[TrialFile]) -> Iterator[WorkDir]:
     Raises:
         ValueError: A file's name leads out of the directory.
     """
-    _SWEEP()
+    _sweep_once()
     top, held = make_held(TRIAL)
     try:
         made = WorkDir(top=top, work=top / "work", tmp=top / "tmp")
@@ -116,7 +116,7 @@ def keep_removal(top: Path, commands: Sequence[Sequence[str]]) -> None:
 
 
 # For a worker that was killed, a new one is started.
-_SWEEP = Once(sweep)
+_sweep_once = functools.cache(sweep)
 
 
 def _write(directory: Path, file: TrialFile) -> None:
