@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from bisect_env.answers.axes import AxisInfo
 from bisect_env.engine import events
 from bisect_env.engine.locking import Locking
 from bisect_env.engine.opening import open_derived
@@ -396,7 +397,7 @@ class Amplifier:
 
     def _open(self, names: Sequence[str], ends: Mapping[str, LockedCombination]) -> Study:
         target = self.target or target_of(self.matrix)
-        axes = {_END: [GOOD, BAD], _AROUND: list(names)}
+        axes = {_END: (GOOD, BAD), _AROUND: tuple(names)}
         around = range(len(names))
         return open_derived(
             self.session.store,
@@ -409,7 +410,7 @@ class Amplifier:
                 f"{ends[GOOD].combination} does not"
             ),
             grid=[
-                {"name": name, "kind": AxisKind.VALUE, "direction": Direction.UNORDERED, "values": values}
+                AxisInfo(name=name, kind=AxisKind.VALUE, direction=Direction.UNORDERED, values=values)
                 for name, values in axes.items()
             ],
             target=target.any_signature if target.is_open else target,

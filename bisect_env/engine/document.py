@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 from urllib.parse import quote, urlsplit
 
+from bisect_env.answers.axes import AxisInfo
 from bisect_env.answers.chapters import CommitReport, NamedCommit
 from bisect_env.answers.requirements import requirements_in_words
 from bisect_env.answers.verdict_document import (
@@ -148,25 +149,31 @@ def _boundary(grid: Grid, boundary: Boundary, missing: Mapping[Index, tuple[str,
     )
 
 
-def axes_document(grid: Grid) -> list[dict[str, Any]]:
-    """Return the axes of a grid for a verdict's document, including values that they skip."""
-    return [
-        {
-            "name": axis.name,
-            "kind": str(axis.kind),
-            "direction": str(axis.direction),
-            "values": list(axis.values),
+def axis_infos(grid: Grid, packages: Mapping[str, str] | None = None) -> tuple[AxisInfo, ...]:
+    """Return the axes of a grid for a study and its verdict, including values that they skip.
+
+    Args:
+        grid: As expanded.
+        packages: The package that each axis moves, "" if none; None if nobody asks.
+    """
+    return tuple(
+        AxisInfo(
+            name=axis.name,
+            kind=axis.kind,
+            direction=axis.direction,
+            values=axis.values,
+            package=None if packages is None else packages[axis.name],
             **_left_out(axis),
-        }
+        )
         for axis in grid.axes
-    ]
+    )
 
 
 def _left_out(axis: GridAxis) -> dict[str, Any]:
     """Return the releases that an axis skips; for commits, labels of its values and skipped numbers."""
     if axis.history is None:
-        withdrawn = [version for version, why in axis.dropped.items() if why == WITHDRAWN]
-        return {"passed_over": list(axis.passed_over), "withdrawn": withdrawn}
+        withdrawn = tuple(version for version, why in axis.dropped.items() if why == WITHDRAWN)
+        return {"passed_over": axis.passed_over, "withdrawn": withdrawn}
     return {
         "labels": {value: axis.history.label(value) for value in axis.values},
         "left_out": axis.history.left_out(axis.values),

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from bisect_env.answers.axes import AxisInfo
 from bisect_env.answers.origins import Origin
 from bisect_env.answers.verdict_document import VerdictDocument
 from bisect_env.environments.progress import BuildStep
@@ -254,7 +255,7 @@ class Progress:
         counts: Combination to its bad and its counted trials, those of earlier commands included.
         passing: While nothing has failed: the bad end, how often it has passed, and the rate down to which
             failures are looked for; else None.
-        axes: Axes of the grid (see `axes_document`).
+        axes: Axes of the grid.
         is_certain: Whether the user says that it fails every time.
     """
 
@@ -265,7 +266,7 @@ class Progress:
     probability_bad: tuple[tuple[Combination, float], ...]
     counts: Mapping[Combination, tuple[int, int]] = field(default_factory=dict)
     passing: tuple[Combination, int, float] | None = None
-    axes: Sequence[Mapping[str, Any]] = ()
+    axes: Sequence[AxisInfo] = ()
     is_certain: bool = False
 
     def as_json(self) -> dict[str, Any]:
@@ -288,13 +289,13 @@ class Answered:
         verdict: The verdict so far.
         checks: Trials that the checks want.
         seconds: How long they may take; None for any time.
-        axes: Axes of the grid (see `axes_document`).
+        axes: Axes of the grid.
     """
 
     verdict: VerdictDocument
     checks: int
     seconds: float | None
-    axes: Sequence[Mapping[str, Any]] = ()
+    axes: Sequence[AxisInfo] = ()
 
     def as_json(self) -> dict[str, Any]:
         """Return the event as a JSON object."""

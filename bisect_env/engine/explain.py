@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping
 from contextlib import closing
 from dataclasses import dataclass, field
 
+from bisect_env.answers.axes import AxisInfo
 from bisect_env.answers.explanation import ChangedPackage, Explanation, IntermediateEnvironment
 from bisect_env.answers.verdict_document import VerdictDocument
 from bisect_env.engine import events
@@ -326,10 +327,7 @@ class CulpritStudy:
             what="culprit",
             digest=hashlib.sha256("|".join(("culprit", *facts)).encode()).hexdigest(),
             description=f"packages between {self._good.combination} and {self._bad.combination}",
-            grid=[
-                {"name": name, "kind": "package", "direction": "regression", "values": [old, new]}
-                for name, old, new in self._names
-            ],
+            grid=[AxisInfo(name=name, values=(old, new)) for name, old, new in self._names],
             target=target,
             as_of=self.study.definition.exclude_newer,
             locks={index_of(changes, self.changes): lock for changes, lock in ends.items()},

@@ -10,7 +10,8 @@ from datetime import UTC, datetime
 from typing import Any
 
 from bisect_env import __version__
-from bisect_env.engine.document import axes_document
+from bisect_env.answers.axes import AxisInfo
+from bisect_env.engine.document import axis_infos
 from bisect_env.engine.locking import Prepared
 from bisect_env.engine.specs import target_of
 from bisect_env.engine.stored import note_asked
@@ -105,19 +106,15 @@ def study_date(known: Study | None, fixed: datetime | None, new: datetime | None
 def _settled_ends(study: Study | None) -> dict[str, tuple[str, str]]:
     """Return both ends of a study's commit axes, which stay fixed even if branches move."""
     axes = () if study is None else study.definition.grid
-    return {
-        str(axis["name"]): (str(axis["values"][0]), str(axis["values"][-1]))
-        for axis in axes
-        if axis.get("kind") == AxisKind.COMMIT
-    }
+    return {axis.name: (axis.values[0], axis.values[-1]) for axis in axes if axis.kind is AxisKind.COMMIT}
 
 
 def _as_refined(matrix: Matrix, grid: Grid, study: Study) -> Grid:
     """Return the grid with the releases and commits that earlier commands added around their answer."""
-    known = {str(axis["name"]): list(axis["values"]) for axis in study.definition.grid}
+    known = {axis.name: axis.values for axis in study.definition.grid}
     added: dict[str, tuple[str, ...]] = {}
     for axis in grid.axes:
-        values = tuple(known.get(axis.name, ()))
+        values = known.get(axis.name, ())
         if axis.history is None:
             values = tuple(value for value in values if value in axis.passed_over)
         elif not {*values} <= axis.history.place.keys():
@@ -162,13 +159,13 @@ def open_study(
     return store.open_study(replace(definition, files=matrix.files), study_id=study_id)
 
 
-def grid_definition(matrix: Matrix, grid: Grid) -> list[dict[str, Any]]:
+def grid_definition(matrix: Matrix, grid: Grid) -> tuple[AxisInfo, ...]:
     """Return the axes of a study as they are stored, with the package that each moves, "" if none."""
     packages = {
         name: axis.canonical_package if isinstance(axis, PackageAxis | CommitAxis) else ""
         for name, axis in matrix.file.axes.items()
     }
-    return [{**axis, "package": packages[axis["name"]]} for axis in axes_document(grid)]
+    return axis_infos(grid, packages)
 
 
 def open_derived(
@@ -179,7 +176,7 @@ def open_derived(
     what: str,
     digest: str,
     description: str,
-    grid: Sequence[Mapping[str, Any]],
+    grid: Sequence[AxisInfo],
     target: Target,
     as_of: datetime | None,
     locks: Mapping[Index, Lock],
@@ -206,7 +203,7 @@ def open_derived(
             name=f"{matrix.name}: {what}",
             digest=digest,
             description=description,
-            grid=[dict(axis) for axis in grid],
+            grid=tuple(grid),
             settings={"explains": serves},
             target=target,
             as_of=as_of,
@@ -228,7 +225,7 @@ def _definition(
     name: str,
     digest: str,
     description: str,
-    grid: list[dict[str, Any]],
+    grid: tuple[AxisInfo, ...],
     settings: Mapping[str, Any],
     target: Target,
     as_of: datetime | None,

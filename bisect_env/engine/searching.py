@@ -8,7 +8,7 @@ from collections.abc import Collection, Mapping
 from bisect_env.answers.verdict_document import VerdictDocument, calls_bad
 from bisect_env.engine import events
 from bisect_env.engine.alone import ALONE, Alone
-from bisect_env.engine.document import axes_document, verdict_document
+from bisect_env.engine.document import axis_infos, verdict_document
 from bisect_env.engine.locking import Locking
 from bisect_env.engine.reuse import trial_key
 from bisect_env.engine.runner import Conditions, Runner
@@ -85,7 +85,7 @@ class StudyRunner(Runner):
             user=user,
             max_trials=matrix.file.search.max_trials,
         )
-        self._axes = axes_document(self.grid)
+        self._axes = axis_infos(self.grid)
         self._bad_end = None if self.grid.bad is None else prepared.groups.get(self.grid.bad)
         self._trials_alone = {
             one.payload["trial"] for one in session.store.decisions(study_id) if one.kind == ALONE

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
+from bisect_env.answers.axes import AxesByName, AxisInfo
 from bisect_env.answers.chapters import CommitReport, TracedReport
 from bisect_env.answers.explanation import Explanation
 from bisect_env.answers.origins import Origin
@@ -39,7 +40,6 @@ from bisect_env.report.doubts import (
 )
 from bisect_env.report.model import (
     AnswerReport,
-    AxisInfo,
     CombinationReport,
     DifferenceReport,
     FailureReport,
@@ -294,14 +294,9 @@ def _answer(hypothesis: Hypothesis, grid: Grid) -> AnswerReport:
         )
         for i in hypothesis.culprits
     }
+    axes = AxesByName.of(AxisInfo(name=a.name, values=a.values, direction=a.direction) for a in grid.axes)
     return AnswerReport(
-        label=readable(
-            bad_values_in_words(
-                hypothesis.kind,
-                bad,
-                {axis.name: {"values": axis.values, "direction": str(axis.direction)} for axis in grid.axes},
-            )
-        ),
+        label=readable(bad_values_in_words(hypothesis.kind, bad, axes)),
         kind=hypothesis.kind,
         bad_values=bad,
     )
@@ -340,7 +335,7 @@ def steps(
                 title=title, commands=(made, "cd repro", *_by_hand(lock)), files=plain_lists(lock.packages)
             )
         )
-    bad, good = side_names(verdict, [axis.model_dump() for axis in axes])
+    bad, good = side_names(verdict, axes)
     cells = ((verdict.first_bad, bad), (verdict.last_good, good))
     alone = [
         f"{command_line('bisect-env', 'trial', path, '--at', at(cell, axes))} # {words}"
@@ -446,7 +441,7 @@ def build_report(
         question: Matrix and script.
         with_posterior: Whether to record the probabilities of answers trial by trial.
     """
-    axes = tuple(AxisInfo.model_validate(axis) for axis in study.definition.grid)
+    axes = study.definition.grid
     states = _in_matrix_order(states, axes)
     counts, machines = counts_of(trials), machines_of(trials)
     own = [trial for trial in trials if not trial.reused]
@@ -456,7 +451,7 @@ def build_report(
     combinations = _combinations(states, counts, axes, verdict, own)
     said = sentence(
         verdict,
-        [axis.model_dump() for axis in axes],
+        axes,
         _outcome_at(verdict.first_bad, counts, failures),
         _changed(difference, _explanation(decisions)),
     )

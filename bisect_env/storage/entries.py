@@ -9,9 +9,10 @@ from datetime import datetime
 from enum import StrEnum
 from typing import Any
 
+from bisect_env.answers.axes import AxisInfo
 from bisect_env.answers.verdict_document import VerdictDocument
 from bisect_env.matrix.files import StudyFile
-from bisect_env.matrix.grid import AxisKind, Combination, Direction, Grid, GridAxis
+from bisect_env.matrix.grid import Combination, Grid, GridAxis
 from bisect_env.trials.judge import Target
 from bisect_env.trials.records import Evidence, Machine, Outcome, TrialFacts, TrialRecord
 
@@ -62,7 +63,7 @@ class StudyDefinition:
         matrix_text: Raw text of the file; JSON if there is none.
         files: Files of the trial to be stored; None keeps those that are. `Store.files` reads them.
         description: Description in the matrix.
-        grid: JSON list, in matrix order an object for each axis: `name`, `kind`, `direction`, `values`.
+        grid: Axes in matrix order.
         settings: JSON object: the search's settings and others that may change when a study is resumed.
         target: The failure that the study is about, as the matrix states it.
         exclude_newer: The moment as of which the index is seen; a resumed study keeps its first one.
@@ -78,7 +79,7 @@ class StudyDefinition:
     matrix_text: str
     files: tuple[StudyFile, ...] | None = None
     description: str = ""
-    grid: list[dict[str, Any]] = field(default_factory=list)
+    grid: tuple[AxisInfo, ...] = ()
     settings: dict[str, Any] = field(default_factory=dict)
     target: Target = field(default_factory=Target)
     exclude_newer: datetime | None = None
@@ -91,7 +92,7 @@ class StudyDefinition:
     def packages(self) -> list[str]:
         """Return the packages of the axes, in matrix order."""
         # Where an axis names no package, it is called as what it moves.
-        named = (axis.get("package", axis["name"]) for axis in self.grid)
+        named = (axis.name if axis.package is None else axis.package for axis in self.grid)
         return [name for name in named if name]
 
 
@@ -130,16 +131,7 @@ class Study:
     @property
     def grid(self) -> Grid:
         """Return the combinations of the study when it was last opened, with its stated ends."""
-        axes = tuple(
-            GridAxis(
-                axis["name"],
-                AxisKind(axis.get("kind", AxisKind.PACKAGE)),
-                tuple(axis["values"]),
-                Direction(axis.get("direction", Direction.REGRESSION)),
-            )
-            for axis in self.definition.grid
-        )
-        grid = Grid(axes)
+        grid = Grid(tuple(GridAxis(a.name, a.kind, a.values, a.direction) for a in self.definition.grid))
         ends = self.definition.settings.get("ends") or {}
         stated = {end: grid.find(Combination.of(ends[end])) for end in ("good", "bad") if ends.get(end)}
         return replace(grid, good=stated.get("good"), bad=stated.get("bad"))

@@ -37,6 +37,7 @@ from sqlalchemy import select as select_columns
 from sqlalchemy.exc import IntegrityError
 from sqlmodel import Session, col, delete, func, select
 
+from bisect_env.answers.axes import AxisInfo
 from bisect_env.answers.origins import Origin
 from bisect_env.answers.verdict_document import VerdictDocument
 from bisect_env.environments.lock import Lock
@@ -606,11 +607,11 @@ class Store:
             row = study_row(session, study_id)
             row.verdict, row.updated_at = rows.verdict_value(verdict), datetime.now(UTC)
 
-    def set_grid(self, study_id: str, grid: Sequence[dict[str, Any]]) -> None:
+    def set_grid(self, study_id: str, grid: Sequence[AxisInfo]) -> None:
         """Store new values of a study's axes, after releases were added around its answer."""
         with self.writing() as session:
             row = study_row(session, study_id)
-            row.grid, row.updated_at = [jsonable(axis) for axis in grid], datetime.now(UTC)
+            row.grid, row.updated_at = rows.grid_value(grid), datetime.now(UTC)
 
     def finish_study(self, study_id: str, status: str, verdict: VerdictDocument | None) -> None:
         """End a study.
@@ -765,7 +766,7 @@ class Store:
             query = select(CombinationRow).where(CombinationRow.study_id == study_id)
             found = [rows.combination_of(row) for row in session.exec(query.order_by(col(CombinationRow.id)))]
             if found and (row := session.get(StudyRow, study_id)) is not None:
-                names = {axis["name"] for axis in rows.study_of(row).definition.grid}
+                names = {axis.name for axis in rows.study_of(row).definition.grid}
                 if any(
                     not names <= set(one.combination) or not (names or one.combination.items == ())
                     for one in found

@@ -14,11 +14,12 @@ import pytest
 from sqlalchemy import select
 from sqlmodel import select as select_rows
 
+from bisect_env.answers.axes import AxisInfo
 from bisect_env.answers.verdict_document import RateModels, VerdictDocument
 from bisect_env.environments.lock import LockedPackage
 from bisect_env.environments.lockfiles import make_lock
 from bisect_env.errors import StorageError, UsageError
-from bisect_env.matrix.grid import Combination
+from bisect_env.matrix.grid import AxisKind, Combination
 from bisect_env.matrix.signatures import FROM_BAD_END
 from bisect_env.storage.entries import (
     AMPLIFIED,
@@ -373,10 +374,10 @@ class StoreContract:
         check(locked, "bad", "other")
 
     def test_conditions_find_the_same_trials_everywhere(self, store: Store, reference: str) -> None:
-        grid = [
-            {"name": name, "kind": "value", "direction": "regression", "values": values}
-            for name, values in (("torch", ["2.4.0", "2.4.1"]), ("mode", ["Éclair", "1.1"]))
-        ]
+        grid = tuple(
+            AxisInfo(name=name, kind=AxisKind.VALUE, values=values)
+            for name, values in (("torch", ("2.4.0", "2.4.1")), ("mode", ("Éclair", "1.1")))
+        )
         study = store.open_study(definition(grid=grid))
         store.save_locks(study.id, [lock("2.0")])
         ids = {}
