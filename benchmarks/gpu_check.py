@@ -42,6 +42,7 @@ from bisect_env.environments.prefix import Prefix
 from bisect_env.errors import InfrastructureError
 from bisect_env.matrix.grid import Combination
 from bisect_env.matrix.load import load_matrix
+from bisect_env.report.build import report_document
 from bisect_env.storage.store import Store
 from bisect_env.trials.records import Evidence, Outcome, TrialFile, TrialRecord, TrialSpec
 
@@ -191,6 +192,7 @@ class Check:
                 place=Place(make, partial(machines_here, 1, None)),
                 lockfiles=folder / "lockfiles",
                 notify=notify,
+                report=report_document,
             ).run()
         return conclusion.report
 

@@ -398,26 +398,23 @@ class Amplifier:
     def _open(self, names: Sequence[str], ends: Mapping[str, LockedCombination]) -> Study:
         target = self.target or target_of(self.matrix)
         axes = {_END: (GOOD, BAD), _AROUND: tuple(names)}
-        around = range(len(names))
-        return open_derived(
-            self.session.store,
-            self.matrix,
-            "" if self.study is None else self.study.id,
-            what="circumstances",
-            digest=self.matrix.digest,
-            description=(
-                f"circumstances under which {ends[BAD].combination} fails and "
-                f"{ends[GOOD].combination} does not"
-            ),
-            grid=[
+        definition = {
+            "name": f"{self.matrix.name}: circumstances",
+            "description": f"circumstances under which {ends[BAD].combination} fails and "
+            f"{ends[GOOD].combination} does not",
+            "grid": tuple(
                 AxisInfo(name=name, kind=AxisKind.VALUE, direction=Direction.UNORDERED, values=values)
                 for name, values in axes.items()
-            ],
-            target=target.any_signature if target.is_open else target,
-            as_of=None if self.study is None else self.study.exclude_newer,
-            locks={(i, j): ends[end].lock for i, end in enumerate(axes[_END]) for j in around},
-            fresh=True,
-        )
+            ),
+            "target": target.any_signature if target.is_open else target,
+            "exclude_newer": None if self.study is None else self.study.exclude_newer,
+            "fresh": True,
+        }
+        locks: dict[Index, Lock] = {
+            (i, j): ends[end].lock for i, end in enumerate(axes[_END]) for j in range(len(names))
+        }
+        serves = "" if self.study is None else self.study.id
+        return open_derived(self.session.store, self.matrix, serves, definition, locks)
 
     def _locking(self, own: Study, grid: Grid, ends: Mapping[str, LockedCombination]) -> Locking:
         known = {index: ends[grid.combination(index)[_END]].lock for index in grid.indices()}

@@ -320,18 +320,16 @@ class CulpritStudy:
             *(self._good.lock.content_hash, self._bad.lock.content_hash),
         )
         ends = {frozenset[int](): self._good.lock, self._between.everything: self._bad.lock}
-        return open_derived(
-            self.session.store,
-            self.matrix,
-            self.study.id,
-            what="culprit",
-            digest=hashlib.sha256("|".join(("culprit", *facts)).encode()).hexdigest(),
-            description=f"packages between {self._good.combination} and {self._bad.combination}",
-            grid=[AxisInfo(name=name, values=(old, new)) for name, old, new in self._names],
-            target=target,
-            as_of=self.study.definition.exclude_newer,
-            locks={index_of(changes, self.changes): lock for changes, lock in ends.items()},
-        )
+        definition = {
+            "name": f"{self.matrix.name}: culprit",
+            "digest": hashlib.sha256("|".join(("culprit", *facts)).encode()).hexdigest(),
+            "description": f"packages between {self._good.combination} and {self._bad.combination}",
+            "grid": tuple(AxisInfo(name=name, values=(old, new)) for name, old, new in self._names),
+            "target": target,
+            "exclude_newer": self.study.definition.exclude_newer,
+        }
+        locks = {index_of(changes, self.changes): lock for changes, lock in ends.items()}
+        return open_derived(self.session.store, self.matrix, self.study.id, definition, locks)
 
     def _locking(self, own: Study, demands: Demands | None) -> Locking:
         """Return what makes intermediate environments, with those that earlier commands made."""

@@ -197,7 +197,7 @@ class NextWork:
         state = self._state
 
         def failed(index: Index) -> int:
-            return state.tallies[index].failed_builds
+            return state.failed_builds[index]
 
         often = [index for index in wanted if failed(index) >= BUILDS_BEFORE_UNBUILDABLE]
         if state.ready or not often:

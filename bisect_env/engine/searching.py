@@ -140,10 +140,10 @@ class StudyRunner(Runner):
             index = self.grid.find(Combination.of({**first, axis: value}))
             if index is None:
                 continue
-            tally = self.state.tallies.get(self._prepared.groups.get(index, index))
-            if tally is not None and tally.bad + tally.good:
+            counts = self.state.counts.get(self._prepared.groups.get(index, index))
+            if counts is not None and counts.counted:
                 said = "bad" if is_bad({**first, axis: value}) else "good"
-                found.append((value, said, f"({tally.bad} of {tally.bad + tally.good} trials failed)"))
+                found.append((value, said, f"({counts.bad} of {counts.counted} trials failed)"))
             elif index in missing:
                 found.append((value, "skip", f"({missing[index][0]})"))
         return found
@@ -265,7 +265,7 @@ class StudyRunner(Runner):
         self._shown_at = now
         bad = self.plan.probability_bad()
         # Of a large matrix what was tried is drawn.
-        drawn = self.state.tallies if isinstance(self.plan, CoarsenedSearch) else self._prepared.groups
+        drawn = self.state.counts if isinstance(self.plan, CoarsenedSearch) else self._prepared.groups
         shown_now: list[tuple[Combination, float]] = [
             (self.grid.combination(index), float(bad[index])) for index in sorted(drawn)
         ]
@@ -277,8 +277,8 @@ class StudyRunner(Runner):
                 self.document(),
                 tuple(shown_now),
                 {
-                    self.grid.combination(index): (tally.bad, tally.bad + tally.good)
-                    for index, tally in self.state.tallies.items()
+                    self.grid.combination(index): (counts.bad, counts.counted)
+                    for index, counts in self.state.counts.items()
                 },
                 self._only_passing(),
                 self._axes,
@@ -288,9 +288,9 @@ class StudyRunner(Runner):
 
     def _only_passing(self) -> tuple[Combination, int, float] | None:
         """Return combination, passes and rate while no failure was seen: see `events.Progress.passing`."""
-        tallies = self.state.tallies
-        if self.state.hits or not tallies:
+        counts = self.state.counts
+        if self.state.hits or not counts:
             return None
-        end = self._bad_end if self._bad_end in tallies else max(tallies, key=lambda one: tallies[one].good)
+        end = self._bad_end if self._bad_end in counts else max(counts, key=lambda one: counts[one].good)
         assert end is not None
-        return self.grid.combination(end), tallies[end].good, self._matrix.file.search.min_crash_rate
+        return self.grid.combination(end), counts[end].good, self._matrix.file.search.min_crash_rate

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
@@ -445,9 +445,8 @@ def build_report(
     states = _in_matrix_order(states, axes)
     counts, machines = counts_of(trials), machines_of(trials)
     own = [trial for trial in trials if not trial.reused]
-    totals = {evidence: sum(c.of(evidence) for c in counts.values()) for evidence in Evidence}
-    counted = totals[Evidence.GOOD] + totals[Evidence.BAD]
-    verdict = with_iterations(study.verdict or VerdictDocument(trials=counted), trials)
+    total = _sum(counts.values())
+    verdict = with_iterations(study.verdict or VerdictDocument(trials=total.counted), trials)
     combinations = _combinations(states, counts, axes, verdict, own)
     said = sentence(
         verdict,
@@ -482,8 +481,8 @@ def build_report(
         axes=axes,
         verdict=verdict,
         target="" if target.is_open else shown(target.signature),
-        trials=counted,
-        trial_counts=TrialCounts(**{str(evidence): number for evidence, number in totals.items()}),
+        trials=total.counted,
+        trial_counts=TrialCounts.model_validate(total, from_attributes=True),
         environments=environments_of(trials),
         reused=tuple(origins),
         combinations=combinations,
@@ -602,11 +601,11 @@ def _combinations(
     return tuple(reports)
 
 
-def _sum(counts: Sequence[EvidenceCounts]) -> EvidenceCounts:
-    total: Counter[tuple[Evidence, Outcome]] = Counter()
+def _sum(counts: Iterable[EvidenceCounts]) -> EvidenceCounts:
+    total = EvidenceCounts()
     for one in counts:
-        total.update(one.by_outcome)
-    return EvidenceCounts(dict(total))
+        total.add_all(one)
+    return total
 
 
 def _combination(
@@ -724,7 +723,7 @@ def _warnings(counts: Mapping[Combination, EvidenceCounts]) -> list[str]:
         for combination, count in often
     ]
     warnings = first_few(told, _SHOWN, more="more combinations often failed in another way")
-    total = _sum(list(counts.values()))
+    total = _sum(counts.values())
     everything = sum(total.by_outcome.values())
     if total.void >= 3 and total.void >= 0.1 * everything:
         warnings.append(

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Collection, Mapping
+from collections import Counter, defaultdict
+from collections.abc import Collection
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from enum import StrEnum
@@ -214,44 +214,35 @@ class Want:
     believed: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class EvidenceCounts:
-    """Numbers of trials of one combination by evidence and outcome.
+    """Numbers of trials of one combination, or of several, by what they are evidence of.
 
     Attributes:
+        good: Passes.
+        bad: Trials that showed the target.
+        other: Failures of another kind.
+        void: Trials that do not count because of a fault of the infrastructure.
+        skip: Trials that said that nothing can be learnt.
         by_outcome: (evidence, outcome) to number of trials.
     """
 
-    by_outcome: Mapping[tuple[Evidence, Outcome], int] = field(default_factory=dict)
+    good: int = 0
+    bad: int = 0
+    other: int = 0
+    void: int = 0
+    skip: int = 0
+    by_outcome: Counter[tuple[Evidence, Outcome]] = field(default_factory=Counter)
 
-    def of(self, evidence: Evidence) -> int:
-        """Return the number of trials with this evidence."""
-        return sum(n for (said, _), n in self.by_outcome.items() if said is evidence)
+    def add(self, evidence: Evidence, outcome: Outcome, number: int = 1) -> None:
+        """Add trials."""
+        setattr(self, str(evidence), getattr(self, str(evidence)) + number)
+        self.by_outcome[evidence, outcome] += number
 
-    @property
-    def good(self) -> int:
-        """Return the number of passes."""
-        return self.of(Evidence.GOOD)
-
-    @property
-    def bad(self) -> int:
-        """Return the number of trials that showed the target."""
-        return self.of(Evidence.BAD)
-
-    @property
-    def other(self) -> int:
-        """Return the number of failures of another kind."""
-        return self.of(Evidence.OTHER)
-
-    @property
-    def void(self) -> int:
-        """Return the number of trials that are void because of infrastructure failures."""
-        return self.of(Evidence.VOID)
-
-    @property
-    def skip(self) -> int:
-        """Return the number of trials that were skipped."""
-        return self.of(Evidence.SKIP)
+    def add_all(self, other: EvidenceCounts) -> None:
+        """Add the trials of another combination."""
+        for kind, number in other.by_outcome.items():
+            self.add(*kind, number)
 
     @property
     def counted(self) -> int:
@@ -280,10 +271,10 @@ class FailureGroup:
 
 def counts_of(trials: Collection[StoredTrial]) -> dict[Combination, EvidenceCounts]:
     """Count the trials of each combination by evidence and outcome; combinations without any are left out."""
-    found: dict[Combination, Counter[tuple[Evidence, Outcome]]] = {}
+    found: defaultdict[Combination, EvidenceCounts] = defaultdict(EvidenceCounts)
     for trial in trials:
-        found.setdefault(trial.combination, Counter())[(trial.evidence, trial.outcome)] += 1
-    return {combination: EvidenceCounts(dict(by_outcome)) for combination, by_outcome in found.items()}
+        found[trial.combination].add(trial.evidence, trial.outcome)
+    return dict(found)
 
 
 def failures_of(trials: Collection[StoredTrial]) -> list[FailureGroup]:

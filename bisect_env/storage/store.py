@@ -704,8 +704,8 @@ class Store:
     def save_combinations(self, study_id: str, states: Iterable[CombinationState]) -> None:
         """Store the states of combinations before anything runs.
 
-        Findings of trials are kept: an `unbuildable` or `set-aside` combination that is saved as
-        `solvable` with the same lock, or as `unlocked`, keeps its status.
+        A combination that is saved as `unlocked`, or as `solvable` with the lock that it has, keeps its
+        status and reason: findings of trials, and warnings of its environment.
 
         Raises:
             ValueError: An invalid status, or a lock that is not stored.
@@ -727,9 +727,7 @@ class Store:
                     session.add(row)
                     known[key] = row
                 elif status is CombinationStatus.UNLOCKED or (
-                    status is CombinationStatus.SOLVABLE
-                    and CombinationStatus(row.status).is_learnt
-                    and row.lock_hash == state.lock_hash
+                    status is CombinationStatus.SOLVABLE and row.lock_hash == state.lock_hash
                 ):
                     continue
                 if state.lock_hash != row.lock_hash:

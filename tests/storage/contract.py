@@ -282,8 +282,8 @@ class StoreContract:
         counts = counts_of(trials)
         assert set(counts) == {combination("1.0"), combination("2.0")}
         first, two = counts[combination("1.0")], counts[combination("2.0")]
-        assert [first.of(evidence) for evidence in Evidence] == [7, 0, 0, 1, 2]
-        assert [two.of(evidence) for evidence in Evidence] == [2, 5, 3, 0, 0]
+        assert [getattr(first, str(evidence)) for evidence in Evidence] == [7, 0, 0, 1, 2]
+        assert [getattr(two, str(evidence)) for evidence in Evidence] == [2, 5, 3, 0, 0]
         assert (first.counted, two.counted) == (7, 7)
         assert two.by_outcome[(Evidence.BAD, Outcome.CRASH)] == 4
         found = [(f.signature, f.outcome, f.evidence, f.trials, f.trial_id) for f in failures_of(trials)]
