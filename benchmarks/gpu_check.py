@@ -135,8 +135,8 @@ class Check:
             if isinstance(event, events.TrialFinished):
                 records.append((event.record, event.evidence))
             if kill_a_worker and not killed and isinstance(event, events.TrialStarted) and len(records) >= 2:
-                killed.append(event.trial_id)
-                threading.Thread(target=_kill_worker_of, args=[event.trial_id]).start()
+                killed.append(event.trial)
+                threading.Thread(target=_kill_worker_of, args=[event.trial]).start()
 
         started = time.monotonic()
         # Short trials would be over before their worker is found.

@@ -284,10 +284,10 @@ def told(found: Verification) -> str:
     """Return the outcome of a test as people read it. Pure."""
     name = " ".join(f"{axis}={value}" for axis, value in found.combination.items())
     limit, sure = percent(found.max_rate), percent(found.confidence)
-    seen = f"{found.hits} of {found.trials} trials were bad"
+    seen = f"{found.bad} of {found.trials} trials were bad"
     if found.claim is RateClaim.BELOW:
-        behind = f"{found.trials - found.hits} clean runs stand behind that"
-        alone = f"{found.hits or 'zero'} in {found.trials} alone means below {percent(found.below)}"
+        behind = f"{found.trials - found.bad} clean runs stand behind that"
+        alone = f"{found.bad or 'zero'} in {found.trials} alone means below {percent(found.below)}"
         claim = f"{name} fails in fewer than {limit} of runs ({sure} sure)"
         return f"below the limit: {claim}: {seen}\n{behind}; {alone}"
     rate = f"{percent(found.rate)}, 95 % interval {interval(*found.interval)}"

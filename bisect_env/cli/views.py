@@ -336,7 +336,7 @@ class LiveView(View):
         self._doing.heard(event)
         match event:
             case events.StudyOpened():
-                self._title = f"{event.name} (study {event.study_id})"
+                self._title = f"{event.name} (study {event.study})"
             case events.TrialFinished(record, evidence, _):
                 counts = self._counts.setdefault(record.combination, [0, 0])
                 counts[0] += evidence is Evidence.BAD

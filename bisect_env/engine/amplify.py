@@ -10,7 +10,7 @@ import os
 from collections import Counter
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -119,17 +119,13 @@ class Amplified:
         return {
             "perturbation": self.perturbation.as_json(),
             "reason": self.reason,
-            "base": _arm(self.base),
-            "arm": None if self.arm is None else _arm(self.arm),
-            "good": None if self.good is None else _arm(self.good),
-            "tried": [{"name": one.name, **_arm(arm)} for one, arm in self.tried],
+            "base": asdict(self.base),
+            "arm": self.arm and asdict(self.arm),
+            "good": self.good and asdict(self.good),
+            "tried": [{"name": one.name, **asdict(arm)} for one, arm in self.tried],
             "trials": self.trials,
             "signature": shown(self.signature),
         }
-
-
-def _arm(arm: Arm) -> dict[str, Any]:
-    return {"trials": arm.trials, "hits": arm.hits, "seconds": round(arm.seconds, 3)}
 
 
 def known_perturbation(store: Store, study_id: str) -> Perturbation | None:
@@ -142,7 +138,8 @@ def known_perturbation(store: Store, study_id: str) -> Perturbation | None:
 
 Batch = tuple[str, Perturbation, int]
 """At which end, under what, and how many trials."""
-Batches = Generator[Batch, list[StoredTrial], Amplified]
+Steps = Generator[Batch, list[StoredTrial], Amplified]
+Batches = Generator[Batch | Amplified, list[StoredTrial], None]
 GOOD, BAD = "good", "bad"
 
 
@@ -163,13 +160,15 @@ class Amplifying:
     seed: int = 0
 
     def batches(self) -> Batches:
-        """Yield batches of trials to run; each is answered with its counted trials.
+        """Yield batches of trials to run, and at last what to go on with.
 
-        An answer has fewer trials than requested only if no more can be had at that end.
-
-        Returns:
-            The circumstances under which the failure is most frequent for what it costs.
+        Each batch is answered with its counted trials. An answer has fewer trials than requested only if no
+        more can be had at that end.
         """
+        yield (yield from self._steps())
+
+    def _steps(self) -> Steps:
+        """Return the circumstances under which the failure is most frequent for what it costs."""
         trials = yield BAD, NONE, BASE_TRIALS
         while not (failed := [trial for trial in trials if trial.evidence is Evidence.BAD]):
             more = yield BAD, NONE, BASE_TRIALS
@@ -187,7 +186,7 @@ class Amplifying:
         found = yield from self._compare(signature, base, sorted({one.hash_seed for one in failed})[:2])
         return replace(found, signature=signature)
 
-    def _compare(self, signature: str, base: Arm, seeds: Sequence[int]) -> Batches:
+    def _compare(self, signature: str, base: Arm, seeds: Sequence[int]) -> Steps:
         if base.hits >= ENOUGH * base.trials:
             return Amplified(NONE, "it fails often enough as it is", base)
         tried, left = yield from self._rounds(signature, list(self.arms(seeds)))
@@ -311,16 +310,14 @@ class BatchPlan(BlockPlan):
             self._advance(self._got)
 
     def _advance(self, got: list[StoredTrial] | None) -> None:
-        while True:
-            try:
-                end, perturbation, number = next(self._batches) if got is None else self._batches.send(got)
-            except StopIteration as stop:
-                self.found, self._wanted = stop.value, None
-                return
-            self._wanted, self._got = (self._place(end, perturbation), number), []
-            if self._wanted[0] not in self._aside:
-                return
-            got = []
+        step = next(self._batches) if got is None else self._batches.send(got)
+        if isinstance(step, Amplified):
+            self.found, self._wanted = step, None
+            return
+        end, perturbation, number = step
+        self._wanted, self._got = (self._place(end, perturbation), number), []
+        if self._wanted[0] in self._aside:
+            self._advance([])
 
 
 @dataclass(slots=True)

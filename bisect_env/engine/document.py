@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from typing import Any
 from urllib.parse import quote, urlsplit
 
@@ -50,27 +51,14 @@ def verdict_document(
     return VerdictDocument(
         status=str(verdict.status),
         reason=verdict.reason,
-        kind=best.hypothesis.kind,
-        first_bad=_named(grid, best.first_bad),
-        last_good=_named(grid, best.last_good),
-        culprit_axes=_culprits(grid, best),
+        **_answer(grid, best),
         bad_values=_bad_values(grid, best),
         directions={axis.name: axis.direction for axis in grid.axes},
-        probability=best.probability,
         models=RateModels(sharing=verdict.sharing, differing=verdict.differing),
         boundaries=tuple(_boundary(grid, boundary, missing) for boundary in best.boundaries),
         bad_rate=_rate(search, best.first_bad),
         good_rate=_rate(search, best.last_good),
-        candidates=tuple(
-            CandidateAnswer(
-                kind=candidate.hypothesis.kind,
-                first_bad=_named(grid, candidate.first_bad),
-                last_good=_named(grid, candidate.last_good),
-                culprit_axes=_culprits(grid, candidate),
-                probability=candidate.probability,
-            )
-            for candidate in verdict.candidates
-        ),
+        candidates=tuple(CandidateAnswer(**_answer(grid, candidate)) for candidate in verdict.candidates),
         typical_bad_rate=verdict.bad_rate,
         background_rate=verdict.background,
         ends_wrong=verdict.ends_wrong,
@@ -84,37 +72,23 @@ def verdict_document(
         chance_of_luck=_chance_of_luck(search, best),
         monotone=verdict.monotone,
         unexplained=tuple(
-            UnexplainedCombination(
-                combination=_at(grid, one.index),
-                called_bad=one.called_bad,
-                hits=one.hits,
-                trials=one.trials,
-                chance=one.chance,
-            )
+            UnexplainedCombination(combination=_at(grid, one.index), **asdict(one))
             for one in verdict.unexplained
         ),
         untested=tuple(
             UntestedValues(
-                axis=grid.axes[one.axis].name,
-                first=_at(grid, one.first),
-                last=_at(grid, one.last),
-                called_bad=one.called_bad,
-                length=one.length,
-                trials=one.trials,
-                chance=one.chance,
+                **asdict(one)
+                | {
+                    "axis": grid.axes[one.axis].name,
+                    "first": _at(grid, one.first),
+                    "last": _at(grid, one.last),
+                }
             )
             for one in verdict.untested
         ),
         certain=verdict.certain,
         cleared=tuple(
-            ClearedCombination(
-                combination=_at(grid, one.index),
-                hits=one.hits,
-                trials=one.trials,
-                below=one.below,
-                wanted=one.wanted,
-            )
-            for one in verdict.cleared
+            ClearedCombination(combination=_at(grid, one.index), **asdict(one)) for one in verdict.cleared
         ),
         compatibility=_compatibility(grid, best),
         table=_table(grid, search)
@@ -204,11 +178,7 @@ def _other(grid: Grid, search: StudySearch, verdict: Verdict) -> FurtherFailure:
     best = verdict.best
     return FurtherFailure(
         status=str(verdict.status),
-        kind=best.hypothesis.kind,
-        first_bad=_named(grid, best.first_bad),
-        last_good=_named(grid, best.last_good),
-        culprit_axes=_culprits(grid, best),
-        probability=best.probability,
+        **_answer(grid, best),
         bad_rate=_rate(search, best.first_bad),
         bad_values=_bad_values(grid, best),
     )
@@ -244,8 +214,15 @@ def _at(grid: Grid, index: Index) -> dict[str, str]:
     return grid.combination(index).as_dict()
 
 
-def _culprits(grid: Grid, answer: Answer) -> tuple[str, ...]:
-    return tuple(grid.axes[i].name for i in answer.culprits)
+def _answer(grid: Grid, answer: Answer) -> dict[str, Any]:
+    """Return the fields of `CandidateAnswer`."""
+    return {
+        "kind": answer.hypothesis.kind,
+        "first_bad": _named(grid, answer.first_bad),
+        "last_good": _named(grid, answer.last_good),
+        "culprit_axes": tuple(grid.axes[i].name for i in answer.culprits),
+        "probability": answer.probability,
+    }
 
 
 def _rate(search: StudySearch, index: Index | None) -> MeasuredRate | None:

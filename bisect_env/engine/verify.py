@@ -7,7 +7,7 @@ so that the database itself says which trials belong to it.
 from __future__ import annotations
 
 import uuid
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from bisect_env.engine.plans import OnePlan, UntilRate
@@ -34,7 +34,7 @@ class Verification:
         max_rate: The limit.
         confidence: Confidence of the claim.
         trials: That are evidence.
-        hits: Bad ones among them.
+        bad: Bad ones among them.
         rate: Their share, 0 without trials.
         interval: 95 % interval of the rate, by itself, without regard to the test.
         below: One-sided upper bound of the rate at the confidence, by itself.
@@ -46,7 +46,7 @@ class Verification:
     max_rate: float
     confidence: float
     trials: int
-    hits: int
+    bad: int
     rate: float
     interval: tuple[float, float]
     below: float
@@ -54,19 +54,7 @@ class Verification:
 
     def document(self) -> dict[str, Any]:
         """Return the verification as a JSON object."""
-        return {
-            "event": "verified",
-            "combination": self.combination,
-            "claim": None if self.claim is None else str(self.claim),
-            "max_rate": self.max_rate,
-            "confidence": self.confidence,
-            "trials": self.trials,
-            "bad": self.hits,
-            "rate": self.rate,
-            "interval": list(self.interval),
-            "below": self.below,
-            "why_stopped": self.why_stopped,
-        }
+        return {"event": "verified", **asdict(self)}
 
 
 class Verifier:

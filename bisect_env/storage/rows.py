@@ -158,6 +158,12 @@ IMPORTED = "imported"
 of a combination, and then stored once."""
 
 
+_DEFINITION = {one.name for one in fields(StudyDefinition)} & StudyRow.model_fields.keys() - {
+    *("grid", "target", "files")
+}
+"""Fields that are stored as they are."""
+
+
 def study_of(row: StudyRow) -> Study:
     """Return a stored study as plain data.
 
@@ -173,19 +179,10 @@ def study_of(row: StudyRow) -> Study:
     except (ValueError, TypeError) as error:
         raise DamageError(where, "target", shortened(str(error))) from None
     definition = StudyDefinition(
-        name=row.name,
-        digest=row.digest,
-        matrix_path=row.matrix_path,
-        matrix_text=row.matrix_text,
-        description=row.description,
+        **{name: getattr(row, name) for name in _DEFINITION},
         grid=_read(_GRID, row.grid, where, "grid"),
-        settings=row.settings,
         target=target,
-        exclude_newer=row.exclude_newer,
-        version=row.version,
-        host=row.host,
         user=row.username,
-        fresh=row.fresh,
     )
     return Study(
         id=row.id,
@@ -238,10 +235,8 @@ def definition_values(definition: StudyDefinition) -> dict[str, Any]:
     These are all but its identity and `exclude_newer`.
     """
     return {
-        "version": clean(definition.version),
-        "host": clean(definition.host),
+        **{name: clean(getattr(definition, name)) for name in ("version", "host", "matrix_path")},
         "username": clean(definition.user),
-        "matrix_path": clean(definition.matrix_path),
         "description": public(definition.description),
         "grid": grid_value(definition.grid),
         "settings": jsonable(definition.settings),

@@ -211,7 +211,7 @@ def test_a_study_on_unlike_machines_says_so(studies: Studies) -> None:
 def test_programs_hear_what_was_reused() -> None:
     origin = Origin("0a1b2c3d4e", "quickstart", "ann", "box-1", 30)
     event = events.Reused(30, (origin,))
-    assert event.as_json() == {"event": "reused", "trials": 30, "from": [dataclasses.asdict(origin)]}
+    assert event.as_json() == {"event": "reused", "trials": 30, "origins": [dataclasses.asdict(origin)]}
     told = (
         "starts from 30 trials that were measured before (30 by ann on box-1 in study 0a1b2c3d (quickstart))"
     )

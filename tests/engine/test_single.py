@@ -100,7 +100,7 @@ def test_a_flawless_combination_is_shown_to_be_below(studies: Studies) -> None:
         verifier = Verifier(one.chosen, one.store, max_rate=0.2, confidence=0.9)
         found = one.verify(verifier)
         assert found.claim is RateClaim.BELOW
-        assert (found.hits, found.trials) == (0, verifier.clean_needed)
+        assert (found.bad, found.trials) == (0, verifier.clean_needed)
         assert found.below < 0.2
         assert len(one.store.trials(one.study.id)) == found.trials
         # The test has ended: the next one begins anew.
