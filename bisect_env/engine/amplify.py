@@ -54,6 +54,8 @@ HOPEFUL = 0.6
 """Probability of being faster below which no candidate is worth that."""
 CANDIDATES = 3
 """How many are tried to the end, should the first not hold what it promised."""
+_PURPOSE = ": circumstances"
+"""End of the names of studies of circumstances."""
 _THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS")
 """Variables that set how many threads numeric libraries use."""
 
@@ -134,6 +136,15 @@ def known_perturbation(store: Store, study_id: str) -> Perturbation | None:
         if decision.kind == AMPLIFIED:
             return Perturbation.from_json(decision.payload["perturbation"])
     return None
+
+
+def circumstances_of(store: Store, study_id: str) -> list[str]:
+    """Return the ids of the studies in which circumstances were tried for a study."""
+    return [
+        study.id
+        for study in store.studies()
+        if study.definition.settings.get("explains") == study_id and study.name.endswith(_PURPOSE)
+    ]
 
 
 Batch = tuple[str, Perturbation, int]
@@ -396,7 +407,7 @@ class Amplifier:
         target = self.target or target_of(self.matrix)
         axes = {_END: (GOOD, BAD), _AROUND: tuple(names)}
         definition = {
-            "name": f"{self.matrix.name}: circumstances",
+            "name": f"{self.matrix.name}{_PURPOSE}",
             "description": f"circumstances under which {ends[BAD].combination} fails and "
             f"{ends[GOOD].combination} does not",
             "grid": tuple(

@@ -1,8 +1,7 @@
-"""Runs the search of a study: bounds its checks, says its answer, and settles which failure is meant."""
+"""Runs the search of a study, and says how far it is."""
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Collection, Mapping
 
 from bisect_env.answers.verdict_document import VerdictDocument, calls_bad
@@ -13,7 +12,7 @@ from bisect_env.engine.locking import Locking
 from bisect_env.engine.reuse import trial_key
 from bisect_env.engine.runner import Conditions, Runner
 from bisect_env.engine.session import Session
-from bisect_env.errors import NoEnvironmentError
+from bisect_env.engine.settling import CheckTime, is_announced, look_between_kinds, only_trials
 from bisect_env.matrix.grid import Combination, Index
 from bisect_env.matrix.load import Matrix
 from bisect_env.matrix.signatures import shown
@@ -24,8 +23,6 @@ from bisect_env.search.verdict import Status
 from bisect_env.storage.entries import StoredTrial
 from bisect_env.trials.records import NONE, Machine, Perturbation, TrialRecord
 
-CHECK_SECONDS, CHECK_SHARE = 3.0, 0.5
-"""How long an answer may be checked: seconds, or this share of the time that it took if that is more."""
 SHOW_EVERY = 0.2
 """Seconds between two pictures of where the search stands."""
 SAVE_EVERY = 5.0
@@ -86,15 +83,11 @@ class StudyRunner(Runner):
             max_trials=matrix.file.search.max_trials,
         )
         self._axes = axis_infos(self.grid)
-        self._bad_end = None if self.grid.bad is None else prepared.groups.get(self.grid.bad)
         self._trials_alone = {
             one.payload["trial"] for one in session.store.decisions(study_id) if one.kind == ALONE
         }
         self._alone = Alone(matrix.file.trial.gpus)
-        self._is_sure = sure
-        self._began_at = session.clock() if began is None else began
-        self._check_until: float | None = None
-        self._stood = False
+        self._checks = CheckTime(session.clock() if began is None else began, is_sure=sure)
         self._shown_at = self._saved_at = float("-inf")
 
     # -- before and after ----------------------------------------------------------------------------------
@@ -119,7 +112,7 @@ class StudyRunner(Runner):
     @property
     def has_answered(self) -> bool:
         """Return whether the answer stands, or stood while this command ran and checks have doubted it."""
-        return self._stood or self.plan.answered
+        return self._checks.has_stood or self.plan.answered
 
     def tried(self, axis: str, verdict: VerdictDocument) -> list[tuple[str, str, str]]:
         """Return which values of an axis were tried, with all others as in the first bad combination.
@@ -163,26 +156,13 @@ class StudyRunner(Runner):
             )
             self._warn([text])
         self._alone = Alone(self._matrix.file.trial.gpus)
-        self._stood = False
+        self._checks.has_stood = False
         super()._begin_again()
 
     # -- what is tried ---------------------------------------------------------------------------------------
 
     def _only(self) -> Mapping[Index, int] | None:
-        """Return what to try alone while it is not known which failure is meant, and how many at a time."""
-        if not self._trials.target.is_open:
-            problems = self._trials.judge.two_problems
-            lacking = {} if problems is None else problems.lacking
-            found = {self._group_of(combination): number for combination, number in lacking.items()}
-            return {i: n for i, n in found.items() if i is not None and i not in self.state.aside} or None
-        bad_end = self._bad_end
-        if bad_end is None or bad_end in self.state.aside:
-            raise NoEnvironmentError(
-                f"{self._matrix.shown}: the bad end, whose failure the study is to look for, cannot be run",
-                tried=self.state.aside[bad_end][1] if bad_end is not None else None,
-                remedy="state another `bad`, or a `signature` instead of `from-bad-end`",
-            )
-        return {bad_end: sys.maxsize}
+        return only_trials(self._matrix, self.grid, self._prepared.groups, self.state, self._trials.judge)
 
     def _go_further(self) -> bool:
         return self._try_alone() or super()._go_further()
@@ -213,45 +193,13 @@ class StudyRunner(Runner):
     # -- while it runs ---------------------------------------------------------------------------------------
 
     def _after_step(self) -> None:
-        self._look_between_kinds()
-        self._bound_checks()
+        if (between := look_between_kinds(self.grid, self.state, self.plan, self._trials.judge)) is not None:
+            self.plan.look_at(between)
+        if self._checks.look(self.plan, self._clock()):
+            document, left = self.document(), self.plan.checks_left
+            if is_announced(document, left):
+                self._notify(events.Answered(document, left, self._checks.seconds, self._axes))
         self._show()
-
-    def _bound_checks(self) -> None:
-        """Announce the answer when it stands, and end its checks when their time is over."""
-        if not self.plan.answered:
-            # A failure during the checks has opened the question again.
-            self._check_until = None
-            return
-        self._stood = True
-        now = self._clock()
-        if self._check_until is None:
-            seconds = max(CHECK_SECONDS, CHECK_SHARE * (now - self._began_at))
-            self._check_until = float("inf") if self._is_sure else now + seconds
-            # On resuming, a replayed study may have looks that are due before it has an answer.
-            document = self.document()
-            if self.plan.checks_left and document.status == "confirmed" and not document.ends_wrong:
-                bound = None if self._is_sure else seconds
-                self._notify(events.Answered(document, self.plan.checks_left, bound, self._axes))
-        elif now >= self._check_until:
-            self.plan.end_checks()
-
-    def _look_between_kinds(self) -> None:
-        """Add a check between failures of different kinds: a pass there shows that they are two problems."""
-        search = self.plan
-        if self._trials.target.signature or not search.answered:
-            return
-        positions = self._trials.judge.places.line
-        if not positions or not search.verdict.certain:
-            return
-        line = {
-            self.grid.combination(index): index
-            for index in self.state.members
-            if index not in self.state.aside
-        }
-        ordered = sorted((one for one in line if one in positions), key=lambda one: positions[one])
-        if (between := self._trials.judge.between_kinds(ordered)) is not None:
-            search.look_at(line[between])
 
     def _show(self) -> None:
         now = self._clock()
@@ -291,6 +239,7 @@ class StudyRunner(Runner):
         counts = self.state.counts
         if self.state.hits or not counts:
             return None
-        end = self._bad_end if self._bad_end in counts else max(counts, key=lambda one: counts[one].good)
+        bad = None if self.grid.bad is None else self._prepared.groups.get(self.grid.bad)
+        end = bad if bad in counts else max(counts, key=lambda one: counts[one].good)
         assert end is not None
         return self.grid.combination(end), counts[end].good, self._matrix.file.search.min_crash_rate

@@ -16,7 +16,7 @@ from bisect_env.answers.untrusted import command_line
 from bisect_env.answers.verdict_document import VerdictDocument
 from bisect_env.cluster.choose import Place
 from bisect_env.engine import events
-from bisect_env.engine.amplify import settle
+from bisect_env.engine.amplify import circumstances_of, settle
 from bisect_env.engine.document import MOST_UNTRIED, bisect_log, chapter, named_commits
 from bisect_env.engine.locking import Locking, Prepared, is_lazy
 from bisect_env.engine.opening import (
@@ -193,8 +193,13 @@ class StudyRun:
             return None
         stored = [one.get("seconds") for one in self._earlier_runs()]
         spent = sum(seconds for seconds in stored if isinstance(seconds, int | float))
-        # A killed command stored nothing but its trials.
-        return began + budget - max(spent, _seconds_covered(self.store.trials(self._study.id)))
+        # A killed command stored nothing but its trials, and those that it tried circumstances with.
+        trials = [
+            trial
+            for study_id in (self._study.id, *circumstances_of(self.store, self._study.id))
+            for trial in self.store.trials(study_id)
+        ]
+        return began + budget - max(spent, _seconds_covered(trials))
 
     def _earlier_runs(self) -> list[Mapping[str, Any]]:
         """Return what each earlier command stored when it ended; see `ENDED`."""
