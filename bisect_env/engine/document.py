@@ -16,6 +16,7 @@ from bisect_env.answers.verdict_document import (
     CalledCombination,
     CandidateAnswer,
     ClearedCombination,
+    Compatibility,
     CompatibilityTable,
     FurtherFailure,
     MeasuredRate,
@@ -101,7 +102,7 @@ def verdict_document(
     )
 
 
-def _compatibility(grid: Grid, best: Answer) -> dict[str, Any] | None:
+def _compatibility(grid: Grid, best: Answer) -> Compatibility | None:
     if best.hypothesis.kind not in ("frontier", "table") or best.first_bad is None:
         return None
     hypothesis = best.hypothesis

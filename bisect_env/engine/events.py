@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import dataclass, field, fields
 from typing import Any, ClassVar
 
 from bisect_env.answers.axes import AxisInfo
@@ -35,7 +35,7 @@ def _plain(value: Any) -> Any:
         case Combination():
             return value.as_dict()
         case Origin():
-            return asdict(value)
+            return value.model_dump()
         case tuple():
             return [_plain(item) for item in value]
         case _:

@@ -26,7 +26,6 @@ from bisect_env.engine import events
 from bisect_env.engine.locking import Locking
 from bisect_env.engine.next_work import NextWork, Wanted
 from bisect_env.engine.plans import BlockPlan
-from bisect_env.engine.reuse import Reuse
 from bisect_env.engine.sender import LOOK, Sender
 from bisect_env.engine.session import Session
 from bisect_env.engine.sharing import Sharing
@@ -161,7 +160,7 @@ class Runner:
         self._basis = self._trials.basis
         self._sharing = Sharing(store, study_id, self._trials, clock=session.clock)
         self._keys: dict[Index, str] = {}
-        self._reuse = Reuse(self._trials, self._keys, self._prepared, machines, user)
+        self._machines, self._user = machines, user
         self._locks_answered = 0
         self._unsaved: list[Index] = []
         self._crowded: set[str] = set()
@@ -181,7 +180,7 @@ class Runner:
         if any(trial.outcome is not Outcome.NOT_RUNNABLE for trial in stored):
             self._learn(stored)
         self._know([index for index in self.state.members if index in self._prepared.locks])
-        self._learn_reused(self._reuse.look())
+        self._learn_reused(self._measured_elsewhere(self._keys))
 
     def take_unbuildable(self) -> None:
         """Set aside the combinations that an earlier command found to be unbuildable."""
@@ -199,7 +198,7 @@ class Runner:
         Returns:
             Number of trials that were news.
         """
-        new = [*self._sharing.news(), *(self._reuse.look() if elsewhere else ())]
+        new = [*self._sharing.news(), *(self._measured_elsewhere(self._keys) if elsewhere else ())]
         self._learn(new)
         self.state.elsewhere = Counter()
         for combination, number in self._sharing.claimed.items():
@@ -244,6 +243,11 @@ class Runner:
             for member in self.state.members[index]:
                 combination = self.grid.combination(member)
                 self._store.set_combination(self._study_id, combination, CombinationStatus.SOLVABLE, "")
+
+    def _measured_elsewhere(self, among: Iterable[Index]) -> list[StoredTrial]:
+        """Reuse trials of these combinations that other studies recorded, as `StudyTrials.reuse` does."""
+        keys = {self._keys[index]: self.grid.combination(index) for index in among}
+        return self._trials.reuse(keys, self._machines, self._user) if self._machines else []
 
     def _learn_reused(self, trials: Sequence[StoredTrial]) -> None:
         self._learn(trials)
@@ -406,7 +410,7 @@ class Runner:
         self._notify(events.LockProgress(self._locks_answered, total))
         new = [index for index in answered if index in prepared.locks and index in self.state.members]
         if self._know(new):
-            self._learn_reused(self._reuse.look(new))
+            self._learn_reused(self._measured_elsewhere(new))
 
     def _save_locked(self) -> None:
         """Store new locks before anything refers to them."""

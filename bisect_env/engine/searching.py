@@ -143,7 +143,7 @@ class StudyRunner(Runner):
 
     def _observe(self, index: Index, trial: StoredTrial) -> None:
         if trial.trial_id in self._trials_alone:
-            self._alone.count(index, trial.evidence)
+            self._alone.count(index, trial.evidence, trial.outcome)
 
     def _begin_again(self) -> None:
         problems = self._trials.judge.two_problems if self._basis[0] != self._trials.target else None

@@ -202,31 +202,20 @@ def labels(axes: Sequence[AxisInfo]) -> dict[str, str]:
 
 
 class StudyInfo(Frozen):
-    """Which study this is about.
+    """Which study this is about."""
 
-    Attributes:
-        id: 32 hex digits.
-        name: Of the matrix.
-        status: `open`, `finished`, `interrupted` or `failed`.
-        description: Of the matrix.
-        matrix: Path of the matrix file as the user named it.
-        created_at: UTC.
-        finished_at: UTC, None while it is open.
-        exclude_newer: The moment as of which the index was seen.
-        version: Of bisect-env.
-        user: Who ran it last.
-    """
-
-    id: str
-    name: str
-    status: str
-    description: str = ""
-    matrix: str = ""
-    created_at: datetime
-    finished_at: datetime | None = None
-    exclude_newer: datetime | None = None
-    version: str = ""
-    user: str = ""
+    id: str = Field(description="32 hex digits.")
+    name: str = Field(description="As the matrix says.")
+    status: str = Field(description="`open`, `finished`, `interrupted` or `failed`.")
+    description: str = Field(default="", description="As the matrix says.")
+    matrix: str = Field(default="", description="Path of the matrix file as the user named it.")
+    created_at: datetime = Field(description="UTC.")
+    finished_at: datetime | None = Field(default=None, description="UTC, None while it is open.")
+    exclude_newer: datetime | None = Field(
+        default=None, description="The moment as of which the index was seen."
+    )
+    version: str = Field(default="", description="Version of bisect-env.")
+    user: str = Field(default="", description="User who ran it last.")
 
 
 class TrialCounts(Frozen):

@@ -955,7 +955,15 @@ class Store:
                     raise DamageError(f"study {study_id}", "trials", f"one is of a study {origin!r:.40}")
                 study = rows.study_of(row)
                 definition = study.definition
-                found.append(Origin(study.id, study.name, definition.user, definition.host, trials))
+                found.append(
+                    Origin(
+                        study_id=study.id,
+                        study=study.name,
+                        user=definition.user,
+                        host=definition.host,
+                        trials=trials,
+                    )
+                )
             return found
 
     # -- logs and other files that trials left ---------------------------------------------------------------

@@ -288,7 +288,7 @@ def test_one_is_not_told_as_several() -> None:
     answered = replace(one, verdict=document(expected_left=0.0, probability=1.0 - 1e-6))
     assert describe(answered) == "1 trial, 1 of them bad; best answer so far > 99.9 %; checking the answer"
     assert describe(events.StudyOpened("abc", "x", 1)) == "study abc (x), going on after 1 trial"
-    origins = tuple(Origin(study_id, "x", "ann", "box", 3) for study_id in ("a", "b"))
+    origins = tuple(Origin(study_id=one, study="x", user="ann", host="box", trials=3) for one in ("a", "b"))
     assert (describe(events.Reused(6, origins)) or "").startswith(
         "starts from 6 trials that were measured before (3 by"
     )
