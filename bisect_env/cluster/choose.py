@@ -266,8 +266,8 @@ def unprotected(scheduler: str | None, scheduler_file: Path | None) -> str | Non
     if host is None or _is_here(host):
         return None
     return (
-        f"the scheduler at {host} is spoken to without TLS: whoever reaches its port, or reads along on the "
-        "way, can run code on its workers and on this host; docs/how-to/clusters.md says how to set up TLS"
+        f"the scheduler at {host} is spoken to without TLS: anybody who reaches its port, or reads along on "
+        "the way, can run code on its workers and on this host; docs/how-to/clusters.md says how to set up TLS"
     )
 
 
@@ -291,5 +291,5 @@ def _refuse_local_options(
         if value is not None:
             raise UsageError(
                 f"{option} starts workers on this machine, and --scheduler uses those of a cluster",
-                remedy=f"leave {option} out; an existing cluster is sized by whoever started it",
+                remedy=f"leave {option} out; an existing cluster has the size that it was started with",
             )

@@ -40,7 +40,7 @@ from bisect_env.errors import UsageError
 from bisect_env.matrix.grid import Combination, Index
 from bisect_env.matrix.load import Matrix
 from bisect_env.matrix.schema import CommitAxis, PackageAxis, ValueAxis
-from bisect_env.search.culprits import CheckEnvironment, CulpritSearch, Done, Try
+from bisect_env.search.culprits import CulpritSearch, Done, Try
 from bisect_env.search.numeric import clopper_pearson
 from bisect_env.storage.entries import (
     EXPLAINED,
@@ -65,21 +65,14 @@ class CulpritPlan(BlockPlan):
 
     Args:
         search: Chooses.
-        locks: Known locks of intermediate environments; the mapping may grow.
         max_trials: Maximum number of trials.
     """
 
-    def __init__(
-        self,
-        search: CulpritSearch,
-        locks: Mapping[Index, Lock],
-        max_trials: int,
-    ) -> None:
+    def __init__(self, search: CulpritSearch, max_trials: int) -> None:
         super().__init__()
         self.search = search
-        self._locks = locks
         self._max_trials = max_trials
-        self._next: CheckEnvironment | Try | Done | None = None
+        self._next: Try | Done | None = None
         self._block: tuple[Index, int] | None = None
 
     @property
@@ -102,8 +95,7 @@ class CulpritPlan(BlockPlan):
             return None
         index = index_of(step.intermediate, self.search.size)
         # Workers that have nothing else to do cost nothing, and a block takes as long as its longest trial.
-        number = max(step.trials, min(places, _FREE)) if isinstance(step, Try) else 1
-        self._block = index, number
+        self._block = index, max(step.trials, min(places, _FREE))
         return self._block
 
     def tell(self, index: Index, *, hit: bool) -> None:
@@ -116,22 +108,13 @@ class CulpritPlan(BlockPlan):
 
     def set_aside(self, index: Index) -> None:
         """Note that an environment cannot be made, or that nothing can be learnt in it."""
-        self.search.mark(changes_of(index), feasible=False)
+        self.search.set_aside(changes_of(index))
         self._next = None
 
-    def _step(self) -> CheckEnvironment | Try | Done:
-        while self._next is None or self._is_checked(self._next):
-            if self._next is not None:
-                assert isinstance(self._next, CheckEnvironment)
-                self.search.mark(self._next.intermediate, feasible=True)
+    def _step(self) -> Try | Done:
+        if self._next is None:
             self._next = self.search.next_step(build_cost=self.build_cost)
         return self._next
-
-    def _is_checked(self, step: CheckEnvironment | Try | Done) -> bool:
-        return (
-            isinstance(step, CheckEnvironment)
-            and index_of(step.intermediate, self.search.size) in self._locks
-        )
 
 
 @dataclass
@@ -231,7 +214,7 @@ class CulpritStudy:
 
     def _pursue(self, own: Study, locking: Locking, search: Callable[[], CulpritSearch]) -> CulpritPlan:
         def make_plan() -> CulpritPlan:
-            plan = CulpritPlan(search(), locking.prepared.locks, self.max_trials)
+            plan = CulpritPlan(search(), self.max_trials)
             for index in locking.prepared.unsolvable:
                 plan.set_aside(index)
             return plan

@@ -27,7 +27,7 @@ class StudyStatus(StrEnum):
     INTERRUPTED = "interrupted"
     """Stopped by the user; the same command goes on."""
     FAILED = "failed"
-    """Stopped by an error; the same command goes on once that is mended."""
+    """Stopped by an error; the same command goes on once that is corrected."""
 
 
 class CombinationStatus(StrEnum):
