@@ -267,7 +267,7 @@ def unprotected(scheduler: str | None, scheduler_file: Path | None) -> str | Non
         return None
     return (
         f"the scheduler at {host} is spoken to without TLS: anybody who reaches its port, or reads along on "
-        "the way, can run code on its workers and on this host; docs/how-to/clusters.md says how to set up TLS"
+        "the way, can run code on its workers and on this host; docs/how-to/clusters.md says how to use TLS"
     )
 
 

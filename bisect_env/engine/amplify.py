@@ -19,8 +19,8 @@ from bisect_env.answers.axes import AxisInfo
 from bisect_env.engine import events
 from bisect_env.engine.locking import Locking
 from bisect_env.engine.opening import open_derived
-from bisect_env.engine.plans import BlockPlan
-from bisect_env.engine.runner import Conditions, Runner
+from bisect_env.engine.plans import BlockPlan, BlockRunner
+from bisect_env.engine.runner import Conditions
 from bisect_env.engine.session import Session
 from bisect_env.engine.specs import target_of
 from bisect_env.engine.stored import LockedCombination
@@ -386,7 +386,7 @@ class Amplifier:
 
         steps = Amplifying(self.matrix, arms, self.session.say)
         with closing(self._locking(own, grid, ends)) as locking:
-            runner = Runner(
+            runner = BlockRunner(
                 self.matrix,
                 locking,
                 lambda: BatchPlan(steps.batches(), place),
@@ -432,7 +432,7 @@ class Amplifier:
         if isinstance(event, events.Warned):
             self.session.notify(event)
 
-    def _check(self, runner: Runner, ends: Mapping[str, LockedCombination]) -> None:
+    def _check(self, runner: BlockRunner, ends: Mapping[str, LockedCombination]) -> None:
         for index, (status, reason) in runner.state.aside.items():
             if status.startswith("env-"):
                 combination = ends[runner.grid.combination(index)[_END]].combination

@@ -28,9 +28,9 @@ from bisect_env.engine.intermediates import (
 )
 from bisect_env.engine.locking import Locking, Prepared, environment_request
 from bisect_env.engine.opening import open_derived
-from bisect_env.engine.plans import BlockPlan
+from bisect_env.engine.plans import BlockPlan, BlockRunner
 from bisect_env.engine.reuse import trial_key
-from bisect_env.engine.runner import Conditions, Runner
+from bisect_env.engine.runner import Conditions
 from bisect_env.engine.session import Session
 from bisect_env.engine.stored import LockedCombination, refuse_local, stored_combination
 from bisect_env.environments.difference import PackageState
@@ -219,7 +219,7 @@ class CulpritStudy:
                 plan.set_aside(index)
             return plan
 
-        runner = Runner(
+        runner = BlockRunner(
             self.matrix,
             locking,
             make_plan,

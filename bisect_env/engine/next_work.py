@@ -14,13 +14,14 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 
 from bisect_env.engine.locking import Prepared, of_commits
-from bisect_env.engine.plans import UNKNOWN_COST
 from bisect_env.engine.state import BUILDS_BEFORE_UNBUILDABLE, StudyState
 from bisect_env.matrix.grid import AxisKind, Index
 from bisect_env.matrix.load import Matrix
 from bisect_env.matrix.schema import CommitAxis
 from bisect_env.search.bisect import BUILT_AT_ONCE
 
+UNKNOWN_COST = 5.0
+"""Cost of an environment, in trials, before one was built: about that of a small one with a warm cache."""
 BACKFILL = 0.03
 """Minimum information of a trial that fills the time until a wanted environment exists, as a share of that of
 the wanted trial. An idle GPU costs nothing, but a trial without information would be wasted."""

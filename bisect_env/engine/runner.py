@@ -25,7 +25,6 @@ from bisect_env.cluster.protocol import (
 from bisect_env.engine import events
 from bisect_env.engine.locking import Locking
 from bisect_env.engine.next_work import NextWork, Wanted
-from bisect_env.engine.plans import BlockPlan
 from bisect_env.engine.sender import LOOK, Sender
 from bisect_env.engine.session import Session
 from bisect_env.engine.sharing import Sharing
@@ -221,8 +220,6 @@ class Runner:
             if trial.evidence is Evidence.GOOD and not trial.reused:
                 self.unseen.add(trial.lock_hash)
             self._observe(index, trial)
-            if isinstance(self.plan, BlockPlan):
-                self.plan.observe(index, trial)
             self._act(
                 self.state.learn(
                     index, trial.outcome, trial.evidence, duration=trial.duration, detail=trial.detail

@@ -20,9 +20,9 @@ from bisect_env.engine.opening import (
     own_trials,
     stored_locks,
 )
-from bisect_env.engine.plans import OnePlan
+from bisect_env.engine.plans import BlockRunner, OnePlan
 from bisect_env.engine.reuse import trial_key
-from bisect_env.engine.runner import Conditions, Runner, Series
+from bisect_env.engine.runner import Conditions, Series
 from bisect_env.engine.session import Session
 from bisect_env.engine.stored import LockedCombination, named_combinations
 from bisect_env.environments.lock import UnsolvableError
@@ -195,7 +195,7 @@ def run_trials(
         return Conditions(key, None, chosen.perturbation)
 
     with closing(locking):
-        runner = Runner(
+        runner = BlockRunner(
             matrix,
             locking,
             make_plan,
