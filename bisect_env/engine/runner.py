@@ -449,9 +449,8 @@ class Runner:
             "combinations": [combination.as_dict() for _, combination in wants],
             "after_trials": self.plan.trials,
         }
-        with self._store.together():
-            self._save_locked()
-            won = self._sharing.claim(wants, self._run_now(), ("ask", decision))
+        self._save_locked()
+        won = self._sharing.claim(wants, self._run_now(), ("ask", decision))
         for index, (trial_id, combination), ours in zip(chosen, wants, won, strict=True):
             if ours:
                 self.state.started(trial_id, index)

@@ -487,16 +487,6 @@ class Store:
                 self._local.session = None
 
     @contextlib.contextmanager
-    def together(self) -> Iterator[None]:
-        """Commit everything that this thread writes inside the block at its end, or none of it."""
-        with self.writing() as session:
-            self._local.writer = session
-            try:
-                yield
-            finally:
-                self._local.writer = None
-
-    @contextlib.contextmanager
     def reading(self) -> Iterator[Session]:
         """Open a session for reading, or reuse the one of this thread."""
         if (shared := getattr(self._local, "session", None)) is not None:
@@ -507,10 +497,7 @@ class Store:
 
     @contextlib.contextmanager
     def writing(self) -> Iterator[Session]:
-        """Open a session for writing that is committed at its end, or reuse the one of this thread."""
-        if (shared := getattr(self._local, "writer", None)) is not None:
-            yield shared
-            return
+        """Open a session for writing that is committed at its end."""
         with speaking(self.shown), Session(self.database.engine) as session:
             yield session
             session.commit()

@@ -643,31 +643,6 @@ class StoreContract:
         store.claim(study.id, "me", [Want("x", two, 9)], lease=60, decision=("ask", {"n": 3}))
         assert [decision.payload["n"] for decision in store.decisions(study.id)] == [1, 2]
 
-    def test_what_is_written_together_is_there_whole_or_not_at_all(
-        self, store: Store, reopen: Reopen
-    ) -> None:
-        study = opened_study(store)
-        two = combination("2.0")
-
-        def write() -> None:
-            store.set_combination(study.id, two, "unbuildable", "no gcc")
-            assert store.claim(study.id, "me", [Want("a", two, 0)], lease=60, decision=("ask", {})) == [True]
-
-        def fail() -> None:
-            with store.together():
-                write()
-                assert reopen().decisions(study.id) == []
-                raise RuntimeError
-
-        with pytest.raises(RuntimeError):
-            fail()
-        assert (store.decisions(study.id), store.combinations(study.id)) == ([], states())
-        with store.together():
-            write()
-        other = reopen()
-        assert len(other.decisions(study.id)) == 1
-        assert other.combinations(study.id)[2].status == "unbuildable"
-
     # -- trials of other studies ---------------------------------------------------------------------------
 
     def test_trials_of_other_studies_count_where_they_are_reused(self, store: Store, reopen: Reopen) -> None:
