@@ -373,6 +373,20 @@ class StoreContract:
         record_trial(store, locked, record("1.0", Outcome.EXIT_FAIL, signature=another))
         check(locked, "bad", "other")
 
+    def test_what_an_environment_warns_of_stays_when_it_is_saved_again(self, store: Store) -> None:
+        study = opened_study(store)
+        two, its = combination("2.0"), lock("2.0").content_hash
+        store.save_locks(study.id, [lock("3.0")])
+        for content_hash, reason, expected in (
+            (its, "", ""),
+            (lock("3.0").content_hash, "numpy 2 with numpy 1's ABI", "numpy 2 with numpy 1's ABI"),
+            # A command that goes on knows the lock, and has not solved it.
+            (lock("3.0").content_hash, "", "numpy 2 with numpy 1's ABI"),
+            (its, "", ""),
+        ):
+            store.save_combinations(study.id, [CombinationState(two, "solvable", reason, content_hash)])
+            assert store.combinations(study.id)[2].reason == expected
+
     def test_conditions_find_the_same_trials_everywhere(self, store: Store, reference: str) -> None:
         grid = tuple(
             AxisInfo(name=name, kind=AxisKind.VALUE, values=values)
