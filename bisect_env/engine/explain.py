@@ -27,7 +27,7 @@ from bisect_env.engine.intermediates import (
     index_of,
 )
 from bisect_env.engine.locking import Locking, Prepared, environment_request
-from bisect_env.engine.opening import open_derived
+from bisect_env.engine.opening import open_derived, stored_locks
 from bisect_env.engine.plans import BlockPlan, BlockRunner
 from bisect_env.engine.reuse import trial_key
 from bisect_env.engine.runner import Conditions
@@ -35,7 +35,6 @@ from bisect_env.engine.session import Session
 from bisect_env.engine.stored import LockedCombination, refuse_local, stored_combination
 from bisect_env.environments.difference import PackageState
 from bisect_env.environments.lock import Lock, UnsolvableError
-from bisect_env.environments.lockfiles import may_be_installed
 from bisect_env.errors import UsageError
 from bisect_env.matrix.grid import Combination, Index
 from bisect_env.matrix.load import Matrix
@@ -316,14 +315,13 @@ class CulpritStudy:
 
     def _locking(self, own: Study, demands: Demands | None) -> Locking:
         """Return what makes intermediate environments, with those that earlier commands made."""
-        known: dict[Index, Lock] = {}
-        unsolvable: dict[Index, UnsolvableError] = {}
-        for state in self.session.store.combinations(own.id):
-            index = own.grid.index(state.combination)
-            if state.lock_hash is None:
-                unsolvable[index] = UnsolvableError(state.reason)
-            elif (lock := self.session.store.lock(state.lock_hash)) is not None and may_be_installed(lock):
-                known[index] = lock
+        states = self.session.store.combinations(own.id)
+        known = {own.grid.index(one): lock for one, lock in stored_locks(self.session.store, own).items()}
+        unsolvable = {
+            own.grid.index(state.combination): UnsolvableError(state.reason)
+            for state in states
+            if state.lock_hash is None
+        }
         return Locking(
             self.matrix,
             own.grid,

@@ -232,7 +232,7 @@ class StudyState:
             lock_hash = self._prepared.locks[index].content_hash
             self._in_environment[lock_hash].append(index)
             why = self._broken.get(lock_hash)
-            return [] if why is None else self._put_aside(index, "env-unbuildable", why)
+            return [] if why is None else self.put_aside(index, "env-unbuildable", why)
         for name, end in (("good", self._grid.good), ("bad", self._grid.bad)):
             if index == end:
                 raise NoEnvironmentError(
@@ -240,9 +240,7 @@ class StudyState:
                     f"environment: {error.message}",
                     remedy=f"state another `{name}`, or leave it out",
                 )
-        return self._put_aside(
-            index, "env-unbuildable" if error.building else "env-unsolvable", error.message
-        )
+        return self.put_aside(index, "env-unbuildable" if error.building else "env-unsolvable", error.message)
 
     def begun(self, lock_hash: str) -> None:
         """Record that an environment is being built."""
@@ -274,7 +272,7 @@ class StudyState:
             self.failed_builds[index] += 1
             if self.failed_builds[index] >= BUILDS_BEFORE_UNBUILDABLE and (not transient or self.ready):
                 self._broken[lock_hash] = message
-                findings += self._put_aside(index, "env-unbuildable", message)
+                findings += self.put_aside(index, "env-unbuildable", message)
         if not transient or not indices:
             return findings
         self._failed_builds += 1
@@ -349,7 +347,7 @@ class StudyState:
             self.trial_seconds.add(duration)
             self.plan.tell(index, hit=bad)
         if (why := why_aside(counts, lost_on)) is not None:
-            return self._put_aside(index, "set-aside", f"{outcome}: {detail}; {why}" if counts.skip else why)
+            return self.put_aside(index, "set-aside", f"{outcome}: {detail}; {why}" if counts.skip else why)
         if (lost := many_lost(lost_on)) is not None:
             return self._remark(f"lost-{index}", f"{self._grid.combination(index)}: {lost}")
         if counts.other >= OTHER_BEFORE_ASIDE and counts.other > counts.counted:
@@ -398,10 +396,6 @@ class StudyState:
                 remedy="correct that, then start the same command again: it goes on where it stopped",
             )
 
-    def put_aside(self, index: Index, status: str, reason: str) -> list[Finding]:
-        """Exclude a combination that another or earlier command found not to be runnable."""
-        return self._put_aside(index, status, reason)
-
     def check_anything_ran(self) -> None:
         """Raise an error if no trial ran because no environment can be built.
 
@@ -424,7 +418,8 @@ class StudyState:
             remedy="`bisect-env report` lists every combination with its reason",
         )
 
-    def _put_aside(self, index: Index, status: str, reason: str) -> list[Finding]:
+    def put_aside(self, index: Index, status: str, reason: str) -> list[Finding]:
+        """Exclude a combination, if it is not excluded already."""
         if index in self.aside:
             return []
         self.aside[index] = (status, reason)

@@ -122,7 +122,7 @@ class StudyRun:
     _locking: Locking | None = field(init=False, default=None)
     _refining: bool = field(init=False)
     _began: float = field(init=False)
-    _deadline: float | None = field(init=False)
+    _session: Session = field(init=False)
 
     def run(self) -> Conclusion:
         """Run the study until the matrix has its answer.
@@ -133,7 +133,10 @@ class StudyRun:
         self._expand()
         self._open()
         began = self._began = time.monotonic()
-        self._deadline = self._deadline_from(began)
+        self._session = Session(
+            *(self.store, self.provider, self.place.executor, self.notify, self.stopped),
+            deadline=self._deadline_from(began),
+        )
         # A study that is answered answers again at once, without starting a cluster.
         if self._study.status is not StudyStatus.FINISHED:
             self.place.begin()
@@ -207,26 +210,23 @@ class StudyRun:
 
     def _note_end(self, began: float, cut: str) -> None:
         """Store how long this command worked on the study, and what cut its checks short."""
-        if cut or self._deadline is not None or self._earlier_runs():
+        if cut or self._session.deadline is not None or self._earlier_runs():
             spent = {"seconds": round(time.monotonic() - began, 3), "cut": cut}
             self.store.record_decision(self._study.id, ENDED, spent)
 
     def _cut(self, runner: StudyRunner) -> str:
         """Return what ended the trials before the checks were complete: see `ENDED`."""
-        if not self._is_in_time():
+        if not self._session.is_in_time:
             return "budget"
         if runner.plan.trials >= self.matrix.file.search.max_trials:
             return "max_trials"
         return "quick" if self.quick else ""
 
-    def _is_in_time(self) -> bool:
-        return self._deadline is None or time.monotonic() < self._deadline
-
     def _may_do_more(self, runner: StudyRunner) -> bool:
         """Return whether a limit that cut the checks of this study short is gone."""
         cut = next((one.get("cut") for one in reversed(self._earlier_runs())), "")
         more_trials = runner.plan.trials < self.matrix.file.search.max_trials
-        gone = {"budget": self._is_in_time(), "max_trials": more_trials, "quick": not self.quick}
+        gone = {"budget": self._session.is_in_time, "max_trials": more_trials, "quick": not self.quick}
         return self.sure or gone.get(str(cut), False)
 
     def _settled_images(self) -> dict[str, str]:
@@ -263,21 +263,18 @@ class StudyRun:
                 withdrawn=tuple((a.name, v, why) for a in grid.axes for v, why in a.dropped.items()),
             )
         )
-        session = Session(
-            *(store, self.provider, self.place.executor, self.notify, self.stopped), deadline=self._deadline
-        )
-        perturbation = settle(matrix, grid, locking, session, study.id)
+        perturbation = settle(matrix, grid, locking, self._session, study.id)
         save_prepared(store, study, prepared)
         # Looking up a hundred thousand keys takes longer than the few trials that might be spared.
         is_done = study.status is StudyStatus.FINISHED
         many = math.prod(grid.shape) > MOST_CALLED
         # With the budget spent, circumstances may be unsettled: what is reused may be no evidence later.
-        reuses = not (study.definition.fresh or many or is_done) and self._is_in_time()
+        reuses = not (study.definition.fresh or many or is_done) and self._session.is_in_time
         machines = reusable(self.place.machines(), matrix.file.trial.gpus) if reuses else ()
         runner = StudyRunner(
             matrix,
             locking,
-            session,
+            self._session,
             study.id,
             machines=machines,
             user=self._user,
