@@ -39,6 +39,7 @@ from bisect_env.matrix.grid import AxisKind, Combination, Direction, Grid, GridA
 from bisect_env.matrix.load import load_matrix
 from bisect_env.matrix.schema import SearchLimits
 from bisect_env.matrix.versions import host_platform
+from bisect_env.report.build import report_document
 from bisect_env.search.searcher import Search
 from bisect_env.storage.store import Store
 from bisect_env.trials.records import TrialSpec
@@ -166,6 +167,7 @@ def share(workers: int) -> tuple[float, str]:
                 place=Place(lambda: PoolExecutor(builder, workers), partial(machines_here, 0, None)),
                 lockfiles=folder / "lockfiles",
                 notify=notify,
+                report=report_document,
             ).run()
     ended = time.monotonic()
     assert builder.first_done is not None

@@ -32,7 +32,7 @@ from benchmarks.hot_path import OneEnvironment
 from bisect_env import __version__
 from bisect_env.cluster.choose import Place, machines_here
 from bisect_env.cluster.gpus import Gpu, Nvml, choose_gpus, group_gpus, open_nvml
-from bisect_env.cluster.local import GpuExecutor
+from bisect_env.cluster.local import HostExecutor, gpu_executor
 from bisect_env.cluster.protocol import Completion, TrialCompleted, TrialLost, TrialRequest
 from bisect_env.engine import events
 from bisect_env.engine.study import StudyRun
@@ -42,6 +42,7 @@ from bisect_env.environments.prefix import Prefix
 from bisect_env.errors import InfrastructureError
 from bisect_env.matrix.grid import Combination
 from bisect_env.matrix.load import load_matrix
+from bisect_env.report.build import report_document
 from bisect_env.storage.store import Store
 from bisect_env.trials.records import Evidence, Outcome, TrialFile, TrialRecord, TrialSpec
 
@@ -127,15 +128,15 @@ class Check:
         records: list[tuple[TrialRecord, Evidence]] = []
         killed: list[str] = []
 
-        def make() -> GpuExecutor:
-            return GpuExecutor(self.build, group_gpus(self.gpus, 1, None))
+        def make() -> HostExecutor:
+            return gpu_executor(self.build, group_gpus(self.gpus, 1, None))
 
         def notify(event: events.Event) -> None:
             if isinstance(event, events.TrialFinished):
                 records.append((event.record, event.evidence))
             if kill_a_worker and not killed and isinstance(event, events.TrialStarted) and len(records) >= 2:
-                killed.append(event.trial_id)
-                threading.Thread(target=_kill_worker_of, args=[event.trial_id]).start()
+                killed.append(event.trial)
+                threading.Thread(target=_kill_worker_of, args=[event.trial]).start()
 
         started = time.monotonic()
         # Short trials would be over before their worker is found.
@@ -168,7 +169,7 @@ class Check:
     def _run(
         self,
         fault: Fault,
-        make: Callable[[], GpuExecutor],
+        make: Callable[[], HostExecutor],
         notify: Callable[[events.Event], None],
         *,
         more: str,
@@ -191,6 +192,7 @@ class Check:
                 place=Place(make, partial(machines_here, 1, None)),
                 lockfiles=folder / "lockfiles",
                 notify=notify,
+                report=report_document,
             ).run()
         return conclusion.report
 
@@ -298,7 +300,7 @@ class Check:
                 f"`--devices {self.gpus[-1].index}` took that one",
             )
 
-    def _refused(self, executor: GpuExecutor, gpus: int) -> None:
+    def _refused(self, executor: HostExecutor, gpus: int) -> None:
         try:
             executor.submit(self.request("pass", gpus=gpus))
         except InfrastructureError as error:
@@ -328,9 +330,9 @@ class Check:
     # -- parts -----------------------------------------------------------------------------------------------
 
     @contextmanager
-    def executor(self, groups: list[tuple[str, ...]]) -> Iterator[GpuExecutor]:
+    def executor(self, groups: list[tuple[str, ...]]) -> Iterator[HostExecutor]:
         """Workers for these groups, closed at the end."""
-        with closing(GpuExecutor(self.build, groups)) as executor:
+        with closing(gpu_executor(self.build, groups)) as executor:
             yield executor
 
     def request(self, code: str, gpus: int = 1, *, bare: bool = False) -> TrialRequest:
@@ -351,7 +353,7 @@ class Check:
         return TrialRequest(spec, _lock())
 
 
-def _collect(executor: GpuExecutor, count: int) -> list[Completion]:
+def _collect(executor: HostExecutor, count: int) -> list[Completion]:
     answers: list[Completion] = []
     deadline = time.monotonic() + 120
     while len(answers) < count and time.monotonic() < deadline:

@@ -53,6 +53,7 @@ from bisect_env.environments.provider import Environments
 from bisect_env.environments.request import EnvironmentRequest
 from bisect_env.matrix.load import load_matrix
 from bisect_env.matrix.versions import host_platform
+from bisect_env.report.build import report_document
 from bisect_env.storage.store import Store
 from bisect_env.trials.records import Machine, Outcome, Phase, TrialRecord, TrialSpec
 
@@ -198,7 +199,7 @@ def study(workers: int, trials: int, *, simulated: bool) -> dict[str, Any]:
                 lockfiles=None,
                 notify=notify,
                 quick=True,
-                posterior=False,
+                report=partial(report_document, posterior=False),
             ).run()
     first, last = recorded[len(recorded) // 5], recorded[-1]
     count = len(recorded) - len(recorded) // 5 - 1

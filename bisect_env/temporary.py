@@ -11,6 +11,7 @@ import atexit
 import contextlib
 import errno
 import fcntl
+import functools
 import os
 import pwd
 import secrets
@@ -18,7 +19,7 @@ import shutil
 import stat
 import tempfile
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 PREFIX = "bisect-env-tmp-"
@@ -36,33 +37,18 @@ _FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_DIRECTORY
 
 
 _OWN: set[Path] = set()
-_making = threading.RLock()
-_is_over = False
+# What a forked process inherits is its parent's.
+os.register_at_fork(after_in_child=_OWN.clear)
 
 
+@atexit.register
 def remove_own() -> None:
-    """Remove what this process has; it ends now, perhaps without unwinding, and its threads get no more."""
-    global _is_over
-    is_held = _making.acquire(timeout=1.0)  # its holder may be stuck in a file system
-    _is_over = True
-    if is_held:
-        _making.release()
+    """Remove the temporary directories of this process, which ends now, perhaps without unwinding.
+
+    A directory that another thread makes meanwhile is left to `remove_left_behind` of the next command.
+    """
     for path in list(_OWN):
         shutil.rmtree(path, ignore_errors=True)
-
-
-def _begin_anew() -> None:
-    """In a forked process: what its parent has is not its own."""
-    global _making, _is_over
-    _making, _is_over = threading.RLock(), False
-    _OWN.clear()
-
-
-os.register_at_fork(after_in_child=_begin_anew)
-
-
-# Threads that nobody waits for stop in the midst of what they do.
-atexit.register(remove_own)
 
 
 @contextlib.contextmanager
@@ -112,25 +98,15 @@ def temporary(name: str) -> Iterator[Path]:
     Raises:
         OSError: It cannot be made.
     """
-    _SWEEP()
-    path, held = _make_own(f"{PREFIX}{name}-")
+    _sweep()
+    path, held = make_held(f"{PREFIX}{name}-")
+    _OWN.add(path)
     try:
         yield path
     finally:
         shutil.rmtree(path, ignore_errors=True)
         _OWN.discard(path)
         os.close(held)
-
-
-def _make_own(prefix: str) -> tuple[Path, int]:
-    with _making:
-        if not _is_over or threading.current_thread() is threading.main_thread():
-            made = make_held(prefix)
-            _OWN.add(made[0])
-            return made
-    # The process ends, and nobody wants any more what this thread does.
-    threading.Event().wait()
-    raise AssertionError
 
 
 def make_held(prefix: str) -> tuple[Path, int]:
@@ -201,7 +177,7 @@ def left_behind(prefix: str) -> Iterator[Path]:
             continue
         is_nobodys = False
         try:
-            with contextlib.suppress(OSError), _making:
+            with contextlib.suppress(OSError):
                 is_nobodys = os.fstat(fd).st_uid == os.geteuid() and _lock(path, fd)
             if is_nobodys:
                 yield path
@@ -212,37 +188,14 @@ def left_behind(prefix: str) -> Iterator[Path]:
 def remove_left_behind() -> None:
     """Remove what killed processes left of `temporary`."""
     with contextlib.suppress(OSError):
-        with _making:
-            # Who asks first for the place of temporary files tries it with one, which has to go in time.
-            if _is_over:
-                return
-            tempfile.gettempdir()
         for old in left_behind(PREFIX):
             shutil.rmtree(old, ignore_errors=True)
 
 
-class Once:
-    """Does something once in the life of a process; other callers wait for its end.
-
-    Args:
-        action: What is done.
-    """
-
-    def __init__(self, action: Callable[[], object]) -> None:
-        self._action = action
-        self._lock = threading.Lock()
-        self._done = False
-
-    def __call__(self) -> None:
-        """Do it, if it was not done yet."""
-        with self._lock:
-            if not self._done:
-                self._done = True
-                self._action()
-
-
-# Beside what the process is there for.
-_SWEEP = Once(lambda: threading.Thread(target=remove_left_behind, name="left behind", daemon=True).start())
+@functools.cache
+def _sweep() -> None:
+    """Start to remove what killed processes left, once in the life of this process."""
+    threading.Thread(target=remove_left_behind, name="left behind", daemon=True).start()
 
 
 def full_file_system(*candidates: Path) -> Path | None:

@@ -38,7 +38,6 @@ MAY_IMPORT = {
         "storage",
         "cluster",
         "containers",
-        "report",
         "secrets",
         "temporary",
         "errors",
@@ -81,22 +80,6 @@ def test_imports_go_one_way() -> None:
         if ours - MAY_IMPORT[package] - {package}:
             wrong.append(f"{path.relative_to(ROOT)}: {sorted(ours - MAY_IMPORT[package] - {package})}")
     assert wrong == []
-
-
-def test_the_engine_needs_reports_only_for_the_finished_one() -> None:
-    """Phrases, and what reads a verdict, stand below it in `answers`."""
-    reading = {
-        (str(path.relative_to(ROOT)), name)
-        for path in SOURCES
-        if package_of(path) == "engine"
-        for name in source(path).imports
-        if name.startswith("bisect_env.report")
-    }
-    assert {path for path, _ in reading} == {"engine/study.py"}
-    assert {name for _, name in reading} <= {
-        "bisect_env.report.build",
-        "bisect_env.report.build.report_document",
-    }
 
 
 def test_the_search_has_no_effects() -> None:

@@ -3,31 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+
+from pydantic import Field
 
 from bisect_env.answers.phrases import first_few, how_many
+from bisect_env.answers.verdict_document import AnswerPart
 
 _SHOWN = 3
 _SHORT_ID = 8
 
 
-@dataclass(frozen=True, slots=True)
-class Origin:
-    """A study that recorded trials which another one reuses.
+class Origin(AnswerPart):
+    """A study that recorded trials which another one reuses."""
 
-    Attributes:
-        study_id: Id of the study.
-        study: Name of the study.
-        user: User who ran it.
-        host: Host where its command ran.
-        trials: Number of its trials that are reused.
-    """
-
-    study_id: str
-    study: str
-    user: str
-    host: str
-    trials: int
+    study_id: str = Field(description="Id of the study.")
+    study: str = Field(description="Name of the study.")
+    user: str = Field(description="User who ran it.")
+    host: str = Field(description="Host where its command ran.")
+    trials: int = Field(description="Number of its trials that are reused.")
 
 
 def told_origins(origins: Sequence[Origin]) -> str:

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from bisect_env.answers.verdict_document import Compatibility
 from bisect_env.matrix.grid import AxisKind, Direction, Grid, GridAxis, Index
 
 
@@ -67,7 +68,7 @@ def requirements(bad: NDArray[np.bool_], *, apart: bool = False) -> list[Require
 
 def requirements_in_words(
     grid: Grid, bad: NDArray[np.bool_], axes: Sequence[int], first_bad: Index
-) -> dict[str, Any] | None:
+) -> Compatibility | None:
     """Return a table as a sentence, as constraints and as rules that exclude what is bad.
 
     Args:
@@ -77,14 +78,14 @@ def requirements_in_words(
         first_bad: Where the other axes are looked at.
 
     Returns:
-        `sentence`; `constraints`, each with `when` and `needs`, axis name to a range of versions; `exclude`,
-        rules for a matrix file. None where no list of requirements describes the table.
+        None where no list of requirements describes the table.
     """
     if not 1 <= len(axes) <= 2:
         return None
     if len(axes) == 1:
         others = tuple(axis for axis in range(bad.ndim) if axis != axes[0])
-        return _of_one(grid, axes[0], np.asarray(bad.any(axis=others)))
+        described = _of_one(grid, axes[0], np.asarray(bad.any(axis=others)))
+        return Compatibility.model_validate(described)
     here: tuple[Any, ...] = tuple(
         slice(None) if axis in axes else place for axis, place in enumerate(first_bad)
     )
@@ -98,10 +99,10 @@ def requirements_in_words(
         # Values without order have no limit that could be named.
         if grid.axes[needed].direction is not Direction.UNORDERED
     ]
-    told = [(len(found), needs, needed, found) for needs, needed, found in read if found is not None]
-    if not told:
+    known = [(len(found), needs, needed, found) for needs, needed, found in read if found is not None]
+    if not known:
         return None
-    _, needs, needed, found = min(told, key=lambda one: (one[0], one[1]))
+    _, needs, needed, found = min(known, key=lambda one: (one[0], one[1]))
     mine, its = grid.axes[needs], grid.axes[needed]
     clauses, constraints, exclude = [], [], []
     for one in found:
@@ -124,11 +125,8 @@ def requirements_in_words(
             {"when": {mine.name: _condition(mine, one.first, one.last), its.name: outside}}
             for outside in _outside(one.low or 0, one.high or 0, its)
         ]
-    return {
-        "sentence": f"{mine.name} {_joined(clauses)}",
-        "constraints": constraints,
-        "exclude": exclude,
-    }
+    told = {"sentence": f"{mine.name} {_joined(clauses)}", "constraints": constraints, "exclude": exclude}
+    return Compatibility.model_validate(told)
 
 
 def _of_one(grid: Grid, axis: int, bad: NDArray[np.bool_]) -> dict[str, Any]:

@@ -9,13 +9,11 @@ import itertools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from bisect_env.answers.axes import AxesByName, AxisInfo
 from bisect_env.answers.phrases import how_many, interval, percent, probability
 from bisect_env.answers.verdict_document import CompatibilityTable, VerdictDocument
-from bisect_env.matrix.grid import Direction
+from bisect_env.matrix.grid import AxisKind, Direction
 from bisect_env.matrix.versions import between
-
-Axes = Sequence[Mapping[str, Any]]
-"""The study's axes: `name`, `kind`, `direction`, `values` in ascending order."""
 
 _CHANGED = 3
 """Packages that a sentence names."""
@@ -32,7 +30,7 @@ _VERB = {
 
 def sentence(
     verdict: VerdictDocument,
-    axes: Axes = (),
+    axes: Sequence[AxisInfo] = (),
     outcome: str | None = None,
     changed: Sequence[str] = (),
 ) -> str:
@@ -48,7 +46,7 @@ def sentence(
     Returns:
         One sentence without a line break; it quotes the matrix, and is not made safe for a terminal.
     """
-    kinds = {str(axis["name"]): axis for axis in axes}
+    kinds = AxesByName.of(axes)
     if verdict.table is not None:
         return _whole_table(verdict, verdict.table)
     if not verdict.is_decided:
@@ -101,31 +99,29 @@ def _whole_table(verdict: VerdictDocument, table: CompatibilityTable) -> str:
     return "; ".join([*parts, _how_sure(verdict)])
 
 
-def bad_values_in_words(
-    kind: str, bad_values: Mapping[str, Sequence[str]], axes: Mapping[str, Mapping[str, Any]]
-) -> str:
+def bad_values_in_words(kind: str, bad_values: Mapping[str, Sequence[str]], axes: AxesByName) -> str:
     """Return the values that an answer calls bad, such as `orjson ≥ 3.9.11` or `numpy ≥ 2 with python < 3.8`.
 
     Args:
         kind: `all`, `any`, `never` or `always`.
         bad_values: Culprit axis to its bad values.
-        axes: Axis name to its `values` and `direction`.
+        axes: All axes.
     """
     if kind in ("never", "always"):
         return "nothing is bad" if kind == "never" else "everything is bad"
-    directions = {name: one["direction"] for name, one in axes.items()}
+    directions = {name: one.direction for name, one in axes.items()}
     verdict = VerdictDocument(bad_values=bad_values, directions=directions)
     return (" or " if kind == "any" else " with ").join(_values(verdict, axis, axes) for axis in bad_values)
 
 
-def side_names(verdict: VerdictDocument, axes: Axes) -> tuple[str, str]:
+def side_names(verdict: VerdictDocument, axes: Sequence[AxisInfo]) -> tuple[str, str]:
     """Return what the bad and the good side of the boundary are called.
 
     Returns:
         `last bad` and `first good` where the good side comes after the bad one, that is where something was
         fixed; else `first bad` and `last good`.
     """
-    values = {str(axis["name"]): [str(value) for value in axis["values"]] for axis in axes}
+    values = {axis.name: axis.values for axis in axes}
     bad, good = verdict.first_bad or {}, verdict.last_good or {}
     moved = [axis for axis, value in good.items() if value != bad.get(axis)]
     fixed = [
@@ -142,15 +138,15 @@ def noun(kind: str) -> str:
     return _NOUN.get(kind, "version")
 
 
-def do_not_matter(verdict: VerdictDocument, axes: Axes) -> list[str]:
+def do_not_matter(verdict: VerdictDocument, axes: Sequence[AxisInfo]) -> list[str]:
     """Axes with several values that are no culprits, if there is a verdict that says so."""
     culprits = verdict.culprit_axes
     if not verdict.is_decided or not culprits:
         return []
-    return [str(a["name"]) for a in axes if a["name"] not in culprits and len(a["values"]) > 1]
+    return [axis.name for axis in axes if axis.name not in culprits and len(axis.values) > 1]
 
 
-def _no_verdict(verdict: VerdictDocument, kinds: Mapping[str, Mapping[str, Any]]) -> str:
+def _no_verdict(verdict: VerdictDocument, kinds: AxesByName) -> str:
     reason = verdict.reason or "not decided yet"
     if verdict.kind == "explanation":
         return reason
@@ -164,7 +160,7 @@ def _no_verdict(verdict: VerdictDocument, kinds: Mapping[str, Mapping[str, Any]]
     return text
 
 
-def _where(verdict: VerdictDocument, kinds: Mapping[str, Mapping[str, Any]], *, sure: bool) -> str:
+def _where(verdict: VerdictDocument, kinds: AxesByName, *, sure: bool) -> str:
     culprits, described = verdict.culprit_axes, verdict.compatibility
     bad, good = verdict.first_bad or {}, verdict.last_good or {}
     probably = "" if sure else "probably "
@@ -184,15 +180,15 @@ def _where(verdict: VerdictDocument, kinds: Mapping[str, Mapping[str, Any]], *, 
     if not verdict.monotone or len(_spans(verdict, axis, kinds)) > 1:
         return _history(verdict, axis, kinds, probably)
     if direction is Direction.FIXED:
-        word = noun(str(kinds.get(axis, {}).get("kind", "package")))
+        word = noun(kinds[axis].kind)
         return f"{axis} {last} is {probably}the first good {word} (last bad {first})"
     if direction is Direction.UNORDERED:
         return f"{_values(verdict, axis, kinds)} is {probably}broken ({last} is not)"
     if direction is Direction.EITHER:
         return _window(verdict, axis, kinds, probably)
-    kind = noun(str(kinds.get(axis, {}).get("kind", "package")))
-    beyond = kinds.get(axis, {}).get("left_out", {}).get(first)
-    listed = " among those listed" if between(kinds.get(axis, {}).get("passed_over", ()), last, first) else ""
+    kind = noun(kinds[axis].kind)
+    beyond = kinds[axis].left_out.get(first)
+    listed = " among those listed" if between(kinds[axis].passed_over, last, first) else ""
     untried = _untried_before(verdict, axis)
     if kind == "commit" and untried:
         among = len(untried) + 1
@@ -215,22 +211,18 @@ def _untried_before(verdict: VerdictDocument, axis: str) -> list[str]:
     return []
 
 
-def _combined(values: Mapping[str, Any], kinds: Mapping[str, Mapping[str, Any]]) -> str:
+def _combined(values: Mapping[str, Any], kinds: AxesByName) -> str:
     """Return a combination without what is the same everywhere."""
-    several = {
-        axis: value for axis, value in values.items() if len(kinds.get(axis, {}).get("values", ())) != 1
-    }
+    several = {axis: value for axis, value in values.items() if len(kinds[axis].values) != 1}
     return " with ".join(f"{axis} {value}" for axis, value in (several or values).items())
 
 
-def _spans(
-    verdict: VerdictDocument, axis: str, kinds: Mapping[str, Mapping[str, Any]]
-) -> list[tuple[str, str]]:
+def _spans(verdict: VerdictDocument, axis: str, kinds: AxesByName) -> list[tuple[str, str]]:
     """First and last value of each run of bad values of an ordered axis.
 
     Nothing where not all values of the axis are known: which of them are neighbours is not known then.
     """
-    values = [str(value) for value in kinds.get(axis, {}).get("values", ())]
+    values = kinds[axis].values
     bad = set(verdict.bad_values.get(axis, ()))
     direction = verdict.direction(axis)
     if direction is Direction.UNORDERED or not bad <= set(values):
@@ -252,11 +244,9 @@ def _in_words(spans: Sequence[tuple[str, str]], values: Sequence[str]) -> str:
     return _listed(texts)
 
 
-def _history(
-    verdict: VerdictDocument, axis: str, kinds: Mapping[str, Mapping[str, Any]], probably: str
-) -> str:
+def _history(verdict: VerdictDocument, axis: str, kinds: AxesByName, probably: str) -> str:
     """An axis that changes more often than its direction says: every run, and what is good next to it."""
-    values = [str(value) for value in kinds.get(axis, {}).get("values", ())]
+    values = kinds[axis].values
     if not (spans := _spans(verdict, axis, kinds)):
         return f"{axis} is {probably}broken, fixed and broken again"
     changes = []
@@ -269,13 +259,11 @@ def _history(
     return f"{axis} is {probably}broken {_in_words(spans, values)}{told}"
 
 
-def _window(
-    verdict: VerdictDocument, axis: str, kinds: Mapping[str, Mapping[str, Any]], probably: str
-) -> str:
+def _window(verdict: VerdictDocument, axis: str, kinds: AxesByName, probably: str) -> str:
     bad = (verdict.first_bad or {}).get(axis, "?")
     good = (verdict.last_good or {}).get(axis, "?")
     span = verdict.bad_values.get(axis) or (bad,)
-    values = [str(value) for value in kinds.get(axis, {}).get("values", ())]
+    values = kinds[axis].values
     known = all(value in values for value in (span[0], span[-1], good))
     if known and span[-1] == values[-1] and span[0] != values[0]:
         return f"{axis} is {probably}broken from {span[0]} on (last good {good})"
@@ -289,12 +277,12 @@ def _window(
     return f"{axis} is {probably}broken {one} {span[0]}{until} (last good {good}{fixed})"
 
 
-def _values(verdict: VerdictDocument, axis: str, kinds: Mapping[str, Mapping[str, Any]]) -> str:
+def _values(verdict: VerdictDocument, axis: str, kinds: AxesByName) -> str:
     """Return the bad values of one axis of several: `numpy ≥ 2.0.0`, `python < 3.8`, `cuda = 12.1`."""
     bad = verdict.bad_values.get(axis, ())
     if not bad:
         return f"{axis} {(verdict.first_bad or {}).get(axis, '?')}"
-    values = [str(value) for value in kinds.get(axis, {}).get("values", ())]
+    values = kinds[axis].values
     direction = verdict.direction(axis)
     spans = _spans(verdict, axis, kinds)
     if len(spans) > 1:
@@ -344,11 +332,11 @@ def _how_often(verdict: VerdictDocument, outcome: str | None) -> str:
     return text
 
 
-def _in_between(verdict: VerdictDocument, kinds: Mapping[str, Mapping[str, Any]]) -> list[str]:
+def _in_between(verdict: VerdictDocument, kinds: AxesByName) -> list[str]:
     texts = []
     for boundary in verdict.boundaries:
         axis = boundary.axis
-        if kinds.get(axis, {}).get("kind") == "commit" and verdict.culprit_axes == (axis,):
+        if kinds[axis].kind is AxisKind.COMMIT and verdict.culprit_axes == (axis,):
             continue  # said already: the answer is all of them
         by_status: dict[str, list[str]] = {}
         for cell, value in zip(boundary.between, boundary.untried_values(), strict=True):
@@ -360,25 +348,23 @@ def _in_between(verdict: VerdictDocument, kinds: Mapping[str, Mapping[str, Any]]
     return texts
 
 
-def _what_changed(
-    verdict: VerdictDocument, kinds: Mapping[str, Mapping[str, Any]], changed: Sequence[str]
-) -> str:
+def _what_changed(verdict: VerdictDocument, kinds: AxesByName, changed: Sequence[str]) -> str:
     """Of an answer that is a day, the packages that were released then."""
     culprits = verdict.culprit_axes
-    if len(culprits) != 1 or kinds.get(culprits[0], {}).get("kind") != "date" or not changed:
+    if len(culprits) != 1 or kinds[culprits[0]].kind is not AxisKind.DATE or not changed:
         return ""
     if len(changed) > _CHANGED:
         return f", with {len(changed)} packages changed"
     return f", with {_listed(changed)}"
 
 
-def _not_listed(verdict: VerdictDocument, kinds: Mapping[str, Mapping[str, Any]]) -> list[str]:
+def _not_listed(verdict: VerdictDocument, kinds: AxesByName) -> list[str]:
     """Releases at a boundary that a thinned range left to others: one of them may be the first bad one."""
     texts = []
     for boundary in verdict.boundaries:
         axis = boundary.axis
         ends = [(side or {}).get(axis, "") for side in (boundary.good, boundary.bad)]
-        if missing := between(kinds.get(axis, {}).get("passed_over", ()), *ends):
+        if missing := between(kinds[axis].passed_over, *ends):
             texts.append(f"{axis} {_listed(missing)} {'was' if len(missing) == 1 else 'were'} not listed")
     return texts
 

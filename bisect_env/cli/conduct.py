@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 from bisect_env.cli import views
@@ -23,6 +24,7 @@ from bisect_env.errors import (
 )
 from bisect_env.matrix.load import Matrix
 from bisect_env.matrix.schema import CommitAxis, PackageAxis
+from bisect_env.report.build import report_document
 from bisect_env.search.goals import Goal
 
 
@@ -133,6 +135,7 @@ def conduct(
                 place=work.place,
                 lockfiles=lockfiles,
                 notify=work.session.notify,
+                report=partial(report_document, posterior=posterior),
                 stopped=lambda: work.stopped or (missing is not None and missing.module is not None),
                 workers=default_workers(),
                 fresh=fresh,
@@ -140,7 +143,6 @@ def conduct(
                 goal=goal,
                 quick=quick,
                 sure=sure,
-                posterior=posterior,
             ).run()
         except (StudyInterruptedError, EndsNotAsStatedError) as error:
             module = reporter.lacking(error.exit_code)

@@ -25,7 +25,7 @@ from bisect_env.cli.output import deliver, emit, say, tell
 from bisect_env.cli.target import announce, find_target
 from bisect_env.cli.work import open_provider
 from bisect_env.engine.forecast import Forecast, forecast
-from bisect_env.engine.locking import Prepared, lock_all, of_commits, unlocked
+from bisect_env.engine.locking import Locking, Prepared, of_commits, unlocked
 from bisect_env.matrix.expand import expand
 from bisect_env.matrix.history import readable
 from bisect_env.matrix.load import Matrix
@@ -115,7 +115,7 @@ def plan(
         )
     provider = open_provider(loaded, where)
     grid = expand(loaded, provider.catalogue, datetime.now(UTC))
-    prepared = unlocked(grid) if of_commits(grid) else lock_all(loaded, grid, provider).prepared
+    prepared = unlocked(grid) if of_commits(grid) else Locking(loaded, grid, provider).lock_all()
     stated = loaded.file.search.crash_rate
     rates = (stated,) if stated else (1.0, max(0.1, loaded.file.search.min_crash_rate))
     document = _document(loaded, prepared, listed=every or len(prepared.groups) <= _LISTED)

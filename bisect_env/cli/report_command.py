@@ -31,8 +31,9 @@ from bisect_env.report.formats import formatted, report_schema_text
 from bisect_env.report.model import Report
 from bisect_env.report.text import print_report
 from bisect_env.secrets import public_json
+from bisect_env.storage.backend import TRIAL_COLUMNS
 from bisect_env.storage.entries import Study
-from bisect_env.storage.query import COLUMNS, ask, condition, package_condition
+from bisect_env.storage.query import ask, condition, package_condition
 from bisect_env.storage.store import Store
 
 
@@ -182,7 +183,7 @@ def _list_studies(db: str | None, *, as_json: bool, as_csv: bool) -> None:
 def _list_trials(
     conditions: Sequence[str], limit: int, db: str | None, *, as_json: bool, as_csv: bool
 ) -> None:
-    columns = COLUMNS if as_json or as_csv else _SHOWN
+    columns = tuple(TRIAL_COLUMNS) if as_json or as_csv else _SHOWN
     question = (
         f"SELECT {', '.join(columns)} FROM v_trials "
         + (f"WHERE {' AND '.join(conditions)} " if conditions else "")

@@ -170,7 +170,7 @@ def _listen(reader: int, over: threading.Event, stop: _Asked) -> None:
 
 
 def _end_by_force() -> None:
-    end_workers()
+    _kill_workers()
     remove_own()
     shown = "\x1b[?25h" if sys.stderr.isatty() else ""  # a live view hides the cursor
     os.write(
@@ -181,19 +181,20 @@ def _end_by_force() -> None:
     os._exit(INTERRUPTED)
 
 
-def end_workers() -> bool:
-    """Kill the workers of a Dask cluster of this process, which ends next; whether one had not ended."""
-    if local := sys.modules.get("bisect_env.cluster.local"):
-        with contextlib.suppress(Exception):
-            return bool(local.end_processes())
-    return False
+def _kill_workers() -> bool:
+    """Kill the workers of a Dask cluster of this process, which ends next; return whether there were any."""
+    module = sys.modules.get("multiprocessing")
+    children = [] if module is None else module.active_children()
+    for child in children:
+        child.kill()
+    return bool(children)
 
 
 def leave_in_time(code: int) -> None:
     """Make the process end soon after its main thread, even if threads of libraries still run."""
     if "distributed" not in sys.modules:
         return
-    if code == INTERRUPTED and end_workers():
+    if code == INTERRUPTED and _kill_workers():
         # It was still starting, and the thread that starts it goes on as long as there is a process.
         for stream in (sys.stdout, sys.stderr):
             with contextlib.suppress(OSError, ValueError):
@@ -204,7 +205,7 @@ def leave_in_time(code: int) -> None:
     def wait() -> None:
         threading.main_thread().join()
         time.sleep(LEAVING)
-        end_workers()
+        _kill_workers()
         remove_own()
         os._exit(code)
 

@@ -37,7 +37,6 @@ from bisect_env.engine.opening import expand_as_known
 from bisect_env.engine.plans import SoMany
 from bisect_env.engine.single import MAKING, ChosenCombination, look_up, open_one, run_trials
 from bisect_env.engine.specs import allowed_sources, target_of, within_limits
-from bisect_env.engine.tally import Tally
 from bisect_env.engine.verify import Verification, Verifier
 from bisect_env.errors import ExitCode, StudyInterruptedError, UsageError
 from bisect_env.matrix.grid import Grid
@@ -45,6 +44,7 @@ from bisect_env.matrix.load import Matrix
 from bisect_env.search.numeric import clopper_pearson
 from bisect_env.search.rate_test import RateClaim
 from bisect_env.secrets import public_json
+from bisect_env.storage.entries import EvidenceCounts
 from bisect_env.trials.records import NONE, Evidence, TrialRecord
 from bisect_env.trials.run import TrialCancelledError
 
@@ -221,7 +221,7 @@ def _count(chosen: ChosenCombination, number: int, work: Work, shown: ShownOptio
     return ExitCode.FAILURE_SEEN if tally.bad else ExitCode.VERDICT
 
 
-def _rate(chosen: ChosenCombination, tally: Tally) -> dict[str, Any]:
+def _rate(chosen: ChosenCombination, tally: EvidenceCounts) -> dict[str, Any]:
     counted = tally.good + tally.bad
     return {
         "event": "rate",
@@ -284,10 +284,10 @@ def told(found: Verification) -> str:
     """Return the outcome of a test as people read it. Pure."""
     name = " ".join(f"{axis}={value}" for axis, value in found.combination.items())
     limit, sure = percent(found.max_rate), percent(found.confidence)
-    seen = f"{found.hits} of {found.trials} trials were bad"
+    seen = f"{found.bad} of {found.trials} trials were bad"
     if found.claim is RateClaim.BELOW:
-        behind = f"{found.trials - found.hits} clean runs stand behind that"
-        alone = f"{found.hits or 'zero'} in {found.trials} alone means below {percent(found.below)}"
+        behind = f"{found.trials - found.bad} clean runs stand behind that"
+        alone = f"{found.bad or 'zero'} in {found.trials} alone means below {percent(found.below)}"
         claim = f"{name} fails in fewer than {limit} of runs ({sure} sure)"
         return f"below the limit: {claim}: {seen}\n{behind}; {alone}"
     rate = f"{percent(found.rate)}, 95 % interval {interval(*found.interval)}"

@@ -7,7 +7,7 @@ import os
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import AbstractContextManager
 from datetime import UTC, datetime
 from typing import Any, Self, TextIO
@@ -18,6 +18,7 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
+from bisect_env.answers.axes import AxisInfo
 from bisect_env.answers.origins import told_origins
 from bisect_env.answers.phrases import duration, how_many, probability
 from bisect_env.answers.sentence import sentence
@@ -227,9 +228,9 @@ def describe(event: events.Event) -> str | None:
             return None
 
 
-def _told(verdict: VerdictDocument, axes: Sequence[Mapping[str, Any]]) -> str:
+def _told(verdict: VerdictDocument, axes: Sequence[AxisInfo]) -> str:
     """Return the verdict so far in one sentence, with commits as people read them."""
-    names = {value: label for axis in axes for value, label in (axis.get("labels") or {}).items()}
+    names = {value: label for axis in axes for value, label in axis.labels.items()}
     return readable(sentence(verdict, axes), names)
 
 
@@ -335,7 +336,7 @@ class LiveView(View):
         self._doing.heard(event)
         match event:
             case events.StudyOpened():
-                self._title = f"{event.name} (study {event.study_id})"
+                self._title = f"{event.name} (study {event.study})"
             case events.TrialFinished(record, evidence, _):
                 counts = self._counts.setdefault(record.combination, [0, 0])
                 counts[0] += evidence is Evidence.BAD

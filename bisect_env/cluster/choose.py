@@ -10,6 +10,7 @@ import signal
 import socket
 import threading
 from collections.abc import Callable
+from concurrent.futures import Future, wait
 from functools import partial
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
@@ -51,32 +52,28 @@ class Place:
         self._machines = machines
         self._stopped = stopped
         self._lock = threading.Lock()
-        self._done = threading.Event()
-        self._executor: Executor | None = None
-        self._error: BaseException | None = None
-        self._begun = False
+        self._started: Future[Executor] | None = None
         self._closed = False
 
-    def begin(self) -> None:
+    def begin(self) -> Future[Executor]:
         """Start the executor unless it was started before."""
         with self._lock:
-            if self._begun:
-                return
-            self._begun = True
-        threading.Thread(target=self._start, name="start", daemon=True).start()
+            if self._started is None:
+                self._started = Future()
+                threading.Thread(target=self._start, args=(self._started,), name="start", daemon=True).start()
+            return self._started
 
-    def _start(self) -> None:
+    def _start(self, started: Future[Executor]) -> None:
         try:
             executor = self._make()
         except BaseException as error:  # noqa: BLE001 -- raised by `executor`
-            self._error = error
-        else:
-            with self._lock:
-                self._executor = executor
-                closed = self._closed
-            if closed:
-                executor.close()
-        self._done.set()
+            started.set_exception(error)
+            return
+        with self._lock:
+            closed = self._closed
+            started.set_result(executor)
+        if closed:
+            executor.close()
 
     def executor(self) -> Executor:
         """Return the executor, waiting until it is ready.
@@ -85,20 +82,16 @@ class Place:
             BisectEnvError: It could not be started.
             StudyInterruptedError: The user stopped before it was ready.
         """
-        self.begin()
-        is_ready = False
-        while not is_ready and not self._stopped():
-            is_ready = self._done.wait(_LOOK)
+        started = self.begin()
+        while not started.done() and not self._stopped():
+            wait([started], _LOOK)
         # The signal that stops us may have ended the workers, too: then that is why they did not start.
-        if not is_ready or (self._error is not None and self._stopped()):
+        if not started.done() or (started.exception() is not None and self._stopped()):
             raise StudyInterruptedError(
                 "stopped before the place where trials run was ready; every trial that ended is stored",
                 remedy="start the same command again; it goes on where it stopped",
             )
-        if self._error is not None:
-            raise self._error
-        assert self._executor is not None
-        return self._executor
+        return started.result()
 
     def machines(self) -> frozenset[Machine]:
         """Return the classes of machines that are known before trials run; workers may join later.
@@ -118,13 +111,13 @@ class Place:
         what it starts. Start-up errors are not raised here.
         """
         try:
-            while self._begun and not self._done.wait(_LOOK) and not self._stopped():
-                pass
+            started = self._started
+            while started is not None and not started.done() and not self._stopped():
+                wait([started], _LOOK)
             with self._lock:
                 self._closed = True
-                executor = self._executor
-            if executor is not None:
-                executor.close()
+            if started is not None and started.done() and started.exception() is None:
+                started.result().close()
         finally:
             sweep()
             remove_left_behind()
@@ -222,7 +215,7 @@ def executor_maker(
             )
         return partial(PoolExecutor, build, workers)
     from bisect_env.cluster.gpus import INSTALL, NO_GPU_REMEDY, choose_gpus, group_gpus, open_nvml
-    from bisect_env.cluster.local import GpuExecutor, refuse_without_dask_cuda
+    from bisect_env.cluster.local import gpu_executor, refuse_without_dask_cuda
 
     try:
         nvml = open_nvml()
@@ -235,7 +228,7 @@ def executor_maker(
     refuse_without_dask_cuda()
     chosen = choose_gpus(nvml.gpus(), gpus, os.environ.get("CUDA_VISIBLE_DEVICES"))
     groups = group_gpus(chosen, gpus_per_trial, workers)
-    return partial(_deaf_to_ctrl_c, partial(GpuExecutor, build, groups, trials_per_gpu(gpus_per_trial)))
+    return partial(_deaf_to_ctrl_c, partial(gpu_executor, build, groups, trials_per_gpu(gpus_per_trial)))
 
 
 def _deaf_to_ctrl_c(start: Callable[[], Executor]) -> Executor:
@@ -273,8 +266,8 @@ def unprotected(scheduler: str | None, scheduler_file: Path | None) -> str | Non
     if host is None or _is_here(host):
         return None
     return (
-        f"the scheduler at {host} is spoken to without TLS: whoever reaches its port, or reads along on the "
-        "way, can run code on its workers and on this host; docs/how-to/clusters.md says how to set up TLS"
+        f"the scheduler at {host} is spoken to without TLS: anybody who reaches its port, or reads along on "
+        "the way, can run code on its workers and on this host; docs/how-to/clusters.md says how to use TLS"
     )
 
 
@@ -298,5 +291,5 @@ def _refuse_local_options(
         if value is not None:
             raise UsageError(
                 f"{option} starts workers on this machine, and --scheduler uses those of a cluster",
-                remedy=f"leave {option} out; an existing cluster is sized by whoever started it",
+                remedy=f"leave {option} out; an existing cluster has the size that it was started with",
             )

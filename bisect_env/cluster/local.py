@@ -11,6 +11,7 @@ import logging
 import multiprocessing
 import os
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import dask.config
@@ -51,7 +52,6 @@ _SCHEDULER: dict[str, Any] = {
 
 _client: Any = distributed.Client
 _security: Any = distributed.Security
-_open: set[HostExecutor] = set()
 
 
 class HostExecutor(DaskExecutor):
@@ -113,7 +113,6 @@ class HostExecutor(DaskExecutor):
                 ) from error
             self._connect(client)
             self._undo = undo.pop_all()
-        _open.add(self)
 
     def _close_cluster(self) -> None:
         with contextlib.suppress(OSError, TimeoutError):
@@ -130,20 +129,11 @@ class HostExecutor(DaskExecutor):
             process.kill()
 
     def _release(self) -> None:
-        _open.discard(self)
         self._undo.close()
 
 
-def end_processes() -> bool:
-    """Kill the workers of all clusters that this process started; return whether there were any."""
-    found = bool(_open)
-    for executor in list(_open):
-        executor._kill()
-    return found
-
-
-class GpuExecutor(HostExecutor):
-    """An `Executor` with one worker per group of GPUs that one trial needs.
+def gpu_executor(build: PrefixBuilder, groups: Sequence[tuple[str, ...]], trials: int = 1) -> HostExecutor:
+    """Start an executor with one worker per group of GPUs that one trial needs.
 
     Args:
         build: Builds prefixes; must be picklable.
@@ -153,18 +143,24 @@ class GpuExecutor(HostExecutor):
     Raises:
         InfrastructureError: dask-cuda is not installed, or the cluster does not start.
     """
+    dask_cuda = refuse_without_dask_cuda()
+    of_first = {group[0]: group for group in groups}
 
-    def __init__(self, build: PrefixBuilder, groups: Sequence[tuple[str, ...]], trials: int = 1) -> None:
-        cluster_class = _cluster_class({group[0]: group for group in groups})
+    class _Cluster(dask_cuda.LocalCUDACluster):  # type: ignore[misc,name-defined]
+        def new_worker_spec(self) -> dict[str, Any]:
+            ((name, spec),) = super().new_worker_spec().items()
+            options = spec["options"]
+            options["env"]["CUDA_VISIBLE_DEVICES"] = ",".join(of_first[name])
+            options["resources"] = {GPU: len(of_first[name])}
+            # Without `--create-cuda-context`: a context in the worker would hold GPU memory for the whole
+            # study, and share the fault of any trial that breaks the GPU.
+            options["preload_argv"] = []
+            return {name: spec}
 
-        def start(**options: Any) -> Any:
-            # `None`: no data of ours is ever in GPU memory, so nothing has to be moved out of it.
-            return cluster_class(
-                CUDA_VISIBLE_DEVICES=[group[0] for group in groups], device_memory_limit=None, **options
-            )
-
-        gpus = len(groups[0]) if trials == 1 else 1 / trials
-        super().__init__(build, start, gpus_per_trial=gpus, threads=trials)
+    # `None`: no data of ours is ever in GPU memory, so nothing has to be moved out of it.
+    make_cluster = partial(_Cluster, CUDA_VISIBLE_DEVICES=list(of_first), device_memory_limit=None)
+    gpus = len(groups[0]) if trials == 1 else 1 / trials
+    return HostExecutor(build, make_cluster, gpus_per_trial=gpus, threads=trials)
 
 
 def refuse_without_dask_cuda() -> Any:
@@ -177,20 +173,3 @@ def refuse_without_dask_cuda() -> Any:
         return importlib.import_module("dask_cuda")
     except ImportError as error:
         raise InfrastructureError(f"dask-cuda cannot be used: {error}", remedy=INSTALL) from error
-
-
-def _cluster_class(groups: dict[str, tuple[str, ...]]) -> Any:
-    dask_cuda = refuse_without_dask_cuda()
-
-    class _Cluster(dask_cuda.LocalCUDACluster):  # type: ignore[misc,name-defined]
-        def new_worker_spec(self) -> dict[str, Any]:
-            ((name, spec),) = super().new_worker_spec().items()
-            options = spec["options"]
-            options["env"]["CUDA_VISIBLE_DEVICES"] = ",".join(groups[name])
-            options["resources"] = {GPU: len(groups[name])}
-            # Without `--create-cuda-context`: a context in the worker would hold GPU memory for the whole
-            # study, and share the fault of any trial that breaks the GPU.
-            options["preload_argv"] = []
-            return {name: spec}
-
-    return _Cluster

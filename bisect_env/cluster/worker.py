@@ -10,19 +10,19 @@ import socket
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, replace
 from fractions import Fraction
 from math import ceil
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from distributed import Reschedule, Status, get_worker
 
 from bisect_env import __version__
 from bisect_env.cluster.gpus import (
     GpuFault,
-    Reading,
+    Nvml,
     Suspicions,
+    XidWatch,
     after_trial,
     before_trial,
     shared_with,
@@ -52,38 +52,10 @@ if TYPE_CHECKING:
 # The GPUs of one worker process: lent to one trial each, looked at before, during and after it.
 
 
-class Xids(Protocol):
-    """An interface to the Xid events that occurred during a trial."""
-
-    def xids(self, uuid: str) -> list[int]:
-        """Return the events of one GPU, in order."""
-        ...
-
-    def busy(self, uuid: str) -> float | None:
-        """Return the share of the last moments in which a kernel ran on a GPU; None if unreadable."""
-        ...
-
-
-class Monitor(Protocol):
-    """An interface that reads GPUs, such as `gpus.Nvml`."""
-
-    def read(self, uuid: str) -> Reading:
-        """Return the present state of a GPU."""
-        ...
-
-    def describe(self, uuids: Sequence[str]) -> tuple[str, str]:
-        """Return the models of some GPUs and the driver's version, as in `Machine`; "" if unreadable."""
-        ...
-
-    def watch(self, uuids: Sequence[str]) -> AbstractContextManager[Xids]:
-        """Collect the Xid events of some GPUs inside the block."""
-        ...
-
-
-class _XidWatch:
+class _TrialWatch:
     """The Xid events of one trial's GPUs, as its classification uses them."""
 
-    def __init__(self, events: Xids, uuids: Sequence[str]) -> None:
+    def __init__(self, events: XidWatch, uuids: Sequence[str]) -> None:
         self._events = events
         self._uuids = uuids
 
@@ -129,7 +101,7 @@ class HostGpus:
         on_aside: Called with a GPU that is excluded, the reason, and how many are left.
     """
 
-    def __init__(self, gpus: tuple[Sequence[str], Monitor | None]) -> None:
+    def __init__(self, gpus: tuple[Sequence[str], Nvml | None]) -> None:
         uuids, self._monitor = gpus
         self._order = list(uuids)
         self._healthy = set(uuids)
@@ -214,7 +186,7 @@ class HostGpus:
             self._put_aside(bad)
             raise GpuUnavailableError(_say(bad))
         with self._monitor.watch(uuids) as events:
-            record = trial(uuids, _XidWatch(events, uuids))
+            record = trial(uuids, _TrialWatch(events, uuids))
         model, driver = self._monitor.describe(uuids)
         record = replace(record, machine=replace(record.machine, gpu_model=model, driver=driver))
         after = {uuid: self._monitor.read(uuid) for uuid in uuids}

@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from dataclasses import dataclass
 
 from bisect_env.matrix.grid import Index
 from bisect_env.search.searcher import StudySearch
 from bisect_env.search.verdict import Status
-from bisect_env.trials.records import Evidence
+from bisect_env.storage.entries import EvidenceCounts
+from bisect_env.trials.records import Evidence, Outcome
 
 ALONE = "alone"
 """Kind of the decision that says which trial had its GPU to itself."""
@@ -22,12 +22,6 @@ _MISS = 0.05
 """How likely a failure of the rate that was seen may stay away in all of the trials that wait for it."""
 _RATES = (0.02, 0.63)
 """Rates of failure that are believed: one that looks certain waits for three trials, a rare one for 149."""
-
-
-@dataclass(slots=True)
-class _Counts:
-    good: int = 0
-    bad: int = 0
 
 
 class Alone:
@@ -39,13 +33,11 @@ class Alone:
 
     def __init__(self, gpus: float) -> None:
         self._is_needed = 0 < gpus < 1
-        self._seen: defaultdict[Index, _Counts] = defaultdict(_Counts)
+        self._seen: defaultdict[Index, EvidenceCounts] = defaultdict(EvidenceCounts)
 
-    def count(self, index: Index, evidence: Evidence) -> None:
+    def count(self, index: Index, evidence: Evidence, outcome: Outcome) -> None:
         """Count a trial of this combination that had its GPU to itself."""
-        seen = self._seen[index]
-        seen.bad += evidence is Evidence.BAD
-        seen.good += evidence is Evidence.GOOD
+        self._seen[index].add(evidence, outcome)
 
     def wanted(self, search: StudySearch, places: int) -> list[Index]:
         """Return combinations to try alone now, one entry per trial.
@@ -60,7 +52,7 @@ class Alone:
         if not self._is_needed or search.verdict.status is not Status.CONFIRMED:
             return []
         chosen: list[Index] = []
-        if best.last_good is not None and self._seen[best.last_good] == _Counts():
+        if best.last_good is not None and not self._seen[best.last_good].counted:
             chosen.append(best.last_good)
         if best.first_bad is not None and not self._seen[best.first_bad].bad:
             left = self._most(search, best.first_bad) - self._seen[best.first_bad].good

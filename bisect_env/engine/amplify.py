@@ -10,16 +10,17 @@ import os
 from collections import Counter
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 import numpy as np
 
+from bisect_env.answers.axes import AxisInfo
 from bisect_env.engine import events
 from bisect_env.engine.locking import Locking
 from bisect_env.engine.opening import open_derived
-from bisect_env.engine.plans import BlockPlan
-from bisect_env.engine.runner import Conditions, Runner
+from bisect_env.engine.plans import BlockPlan, BlockRunner
+from bisect_env.engine.runner import Conditions
 from bisect_env.engine.session import Session
 from bisect_env.engine.specs import target_of
 from bisect_env.engine.stored import LockedCombination
@@ -53,6 +54,8 @@ HOPEFUL = 0.6
 """Probability of being faster below which no candidate is worth that."""
 CANDIDATES = 3
 """How many are tried to the end, should the first not hold what it promised."""
+_PURPOSE = ": circumstances"
+"""End of the names of studies of circumstances."""
 _THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS")
 """Variables that set how many threads numeric libraries use."""
 
@@ -118,17 +121,13 @@ class Amplified:
         return {
             "perturbation": self.perturbation.as_json(),
             "reason": self.reason,
-            "base": _arm(self.base),
-            "arm": None if self.arm is None else _arm(self.arm),
-            "good": None if self.good is None else _arm(self.good),
-            "tried": [{"name": one.name, **_arm(arm)} for one, arm in self.tried],
+            "base": asdict(self.base),
+            "arm": self.arm and asdict(self.arm),
+            "good": self.good and asdict(self.good),
+            "tried": [{"name": one.name, **asdict(arm)} for one, arm in self.tried],
             "trials": self.trials,
             "signature": shown(self.signature),
         }
-
-
-def _arm(arm: Arm) -> dict[str, Any]:
-    return {"trials": arm.trials, "hits": arm.hits, "seconds": round(arm.seconds, 3)}
 
 
 def known_perturbation(store: Store, study_id: str) -> Perturbation | None:
@@ -139,9 +138,19 @@ def known_perturbation(store: Store, study_id: str) -> Perturbation | None:
     return None
 
 
+def circumstances_of(store: Store, study_id: str) -> list[str]:
+    """Return the ids of the studies in which circumstances were tried for a study."""
+    return [
+        study.id
+        for study in store.studies()
+        if study.definition.settings.get("explains") == study_id and study.name.endswith(_PURPOSE)
+    ]
+
+
 Batch = tuple[str, Perturbation, int]
 """At which end, under what, and how many trials."""
-Batches = Generator[Batch, list[StoredTrial], Amplified]
+Steps = Generator[Batch, list[StoredTrial], Amplified]
+Batches = Generator[Batch | Amplified, list[StoredTrial], None]
 GOOD, BAD = "good", "bad"
 
 
@@ -162,13 +171,15 @@ class Amplifying:
     seed: int = 0
 
     def batches(self) -> Batches:
-        """Yield batches of trials to run; each is answered with its counted trials.
+        """Yield batches of trials to run, and at last what to go on with.
 
-        An answer has fewer trials than requested only if no more can be had at that end.
-
-        Returns:
-            The circumstances under which the failure is most frequent for what it costs.
+        Each batch is answered with its counted trials. An answer has fewer trials than requested only if no
+        more can be had at that end.
         """
+        yield (yield from self._steps())
+
+    def _steps(self) -> Steps:
+        """Return the circumstances under which the failure is most frequent for what it costs."""
         trials = yield BAD, NONE, BASE_TRIALS
         while not (failed := [trial for trial in trials if trial.evidence is Evidence.BAD]):
             more = yield BAD, NONE, BASE_TRIALS
@@ -186,7 +197,7 @@ class Amplifying:
         found = yield from self._compare(signature, base, sorted({one.hash_seed for one in failed})[:2])
         return replace(found, signature=signature)
 
-    def _compare(self, signature: str, base: Arm, seeds: Sequence[int]) -> Batches:
+    def _compare(self, signature: str, base: Arm, seeds: Sequence[int]) -> Steps:
         if base.hits >= ENOUGH * base.trials:
             return Amplified(NONE, "it fails often enough as it is", base)
         tried, left = yield from self._rounds(signature, list(self.arms(seeds)))
@@ -310,16 +321,14 @@ class BatchPlan(BlockPlan):
             self._advance(self._got)
 
     def _advance(self, got: list[StoredTrial] | None) -> None:
-        while True:
-            try:
-                end, perturbation, number = next(self._batches) if got is None else self._batches.send(got)
-            except StopIteration as stop:
-                self.found, self._wanted = stop.value, None
-                return
-            self._wanted, self._got = (self._place(end, perturbation), number), []
-            if self._wanted[0] not in self._aside:
-                return
-            got = []
+        step = next(self._batches) if got is None else self._batches.send(got)
+        if isinstance(step, Amplified):
+            self.found, self._wanted = step, None
+            return
+        end, perturbation, number = step
+        self._wanted, self._got = (self._place(end, perturbation), number), []
+        if self._wanted[0] in self._aside:
+            self._advance([])
 
 
 @dataclass(slots=True)
@@ -377,7 +386,7 @@ class Amplifier:
 
         steps = Amplifying(self.matrix, arms, self.session.say)
         with closing(self._locking(own, grid, ends)) as locking:
-            runner = Runner(
+            runner = BlockRunner(
                 self.matrix,
                 locking,
                 lambda: BatchPlan(steps.batches(), place),
@@ -396,27 +405,24 @@ class Amplifier:
 
     def _open(self, names: Sequence[str], ends: Mapping[str, LockedCombination]) -> Study:
         target = self.target or target_of(self.matrix)
-        axes = {_END: [GOOD, BAD], _AROUND: list(names)}
-        around = range(len(names))
-        return open_derived(
-            self.session.store,
-            self.matrix,
-            "" if self.study is None else self.study.id,
-            what="circumstances",
-            digest=self.matrix.digest,
-            description=(
-                f"circumstances under which {ends[BAD].combination} fails and "
-                f"{ends[GOOD].combination} does not"
-            ),
-            grid=[
-                {"name": name, "kind": AxisKind.VALUE, "direction": Direction.UNORDERED, "values": values}
+        axes = {_END: (GOOD, BAD), _AROUND: tuple(names)}
+        definition = {
+            "name": f"{self.matrix.name}{_PURPOSE}",
+            "description": f"circumstances under which {ends[BAD].combination} fails and "
+            f"{ends[GOOD].combination} does not",
+            "grid": tuple(
+                AxisInfo(name=name, kind=AxisKind.VALUE, direction=Direction.UNORDERED, values=values)
                 for name, values in axes.items()
-            ],
-            target=target.any_signature if target.is_open else target,
-            as_of=None if self.study is None else self.study.exclude_newer,
-            locks={(i, j): ends[end].lock for i, end in enumerate(axes[_END]) for j in around},
-            fresh=True,
-        )
+            ),
+            "target": target.any_signature if target.is_open else target,
+            "exclude_newer": None if self.study is None else self.study.exclude_newer,
+            "fresh": True,
+        }
+        locks: dict[Index, Lock] = {
+            (i, j): ends[end].lock for i, end in enumerate(axes[_END]) for j in range(len(names))
+        }
+        serves = "" if self.study is None else self.study.id
+        return open_derived(self.session.store, self.matrix, serves, definition, locks)
 
     def _locking(self, own: Study, grid: Grid, ends: Mapping[str, LockedCombination]) -> Locking:
         known = {index: ends[grid.combination(index)[_END]].lock for index in grid.indices()}
@@ -426,7 +432,7 @@ class Amplifier:
         if isinstance(event, events.Warned):
             self.session.notify(event)
 
-    def _check(self, runner: Runner, ends: Mapping[str, LockedCombination]) -> None:
+    def _check(self, runner: BlockRunner, ends: Mapping[str, LockedCombination]) -> None:
         for index, (status, reason) in runner.state.aside.items():
             if status.startswith("env-"):
                 combination = ends[runner.grid.combination(index)[_END]].combination

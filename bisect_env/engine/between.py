@@ -19,7 +19,7 @@ from bisect_env.answers.explanation import Explanation
 from bisect_env.answers.phrases import probability
 from bisect_env.answers.verdict_document import VerdictDocument
 from bisect_env.engine.explain import ABSENT
-from bisect_env.engine.locking import lock_all
+from bisect_env.engine.locking import Locking
 from bisect_env.engine.stored import refuse_local, stored_combination
 from bisect_env.environments.foreign import (
     ForeignEnvironment,
@@ -205,7 +205,7 @@ def lock_ends(matrix: Matrix, provider: EnvironmentProvider) -> dict[str, LockRe
         provider: Solves.
     """
     grid = expand(matrix, provider.catalogue, datetime.now(UTC))
-    prepared = lock_all(matrix, grid, provider).prepared
+    prepared = Locking(matrix, grid, provider).lock_all()
     results: dict[Index, LockResult] = {**prepared.locks, **prepared.unsolvable}
     return {name: results[grid.index(Combination.of({ENVIRONMENT: name}))] for name in (GOOD, BAD)}
 

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from typing import Any
 from urllib.parse import quote, urlsplit
 
+from bisect_env.answers.axes import AxisInfo
 from bisect_env.answers.chapters import CommitReport, NamedCommit
 from bisect_env.answers.requirements import requirements_in_words
 from bisect_env.answers.verdict_document import (
@@ -14,6 +16,7 @@ from bisect_env.answers.verdict_document import (
     CalledCombination,
     CandidateAnswer,
     ClearedCombination,
+    Compatibility,
     CompatibilityTable,
     FurtherFailure,
     MeasuredRate,
@@ -49,27 +52,14 @@ def verdict_document(
     return VerdictDocument(
         status=str(verdict.status),
         reason=verdict.reason,
-        kind=best.hypothesis.kind,
-        first_bad=_named(grid, best.first_bad),
-        last_good=_named(grid, best.last_good),
-        culprit_axes=_culprits(grid, best),
+        **_answer(grid, best),
         bad_values=_bad_values(grid, best),
         directions={axis.name: axis.direction for axis in grid.axes},
-        probability=best.probability,
         models=RateModels(sharing=verdict.sharing, differing=verdict.differing),
         boundaries=tuple(_boundary(grid, boundary, missing) for boundary in best.boundaries),
         bad_rate=_rate(search, best.first_bad),
         good_rate=_rate(search, best.last_good),
-        candidates=tuple(
-            CandidateAnswer(
-                kind=candidate.hypothesis.kind,
-                first_bad=_named(grid, candidate.first_bad),
-                last_good=_named(grid, candidate.last_good),
-                culprit_axes=_culprits(grid, candidate),
-                probability=candidate.probability,
-            )
-            for candidate in verdict.candidates
-        ),
+        candidates=tuple(CandidateAnswer(**_answer(grid, candidate)) for candidate in verdict.candidates),
         typical_bad_rate=verdict.bad_rate,
         background_rate=verdict.background,
         ends_wrong=verdict.ends_wrong,
@@ -83,37 +73,23 @@ def verdict_document(
         chance_of_luck=_chance_of_luck(search, best),
         monotone=verdict.monotone,
         unexplained=tuple(
-            UnexplainedCombination(
-                combination=_at(grid, one.index),
-                called_bad=one.called_bad,
-                hits=one.hits,
-                trials=one.trials,
-                chance=one.chance,
-            )
+            UnexplainedCombination(combination=_at(grid, one.index), **asdict(one))
             for one in verdict.unexplained
         ),
         untested=tuple(
             UntestedValues(
-                axis=grid.axes[one.axis].name,
-                first=_at(grid, one.first),
-                last=_at(grid, one.last),
-                called_bad=one.called_bad,
-                length=one.length,
-                trials=one.trials,
-                chance=one.chance,
+                **asdict(one)
+                | {
+                    "axis": grid.axes[one.axis].name,
+                    "first": _at(grid, one.first),
+                    "last": _at(grid, one.last),
+                }
             )
             for one in verdict.untested
         ),
         certain=verdict.certain,
         cleared=tuple(
-            ClearedCombination(
-                combination=_at(grid, one.index),
-                hits=one.hits,
-                trials=one.trials,
-                below=one.below,
-                wanted=one.wanted,
-            )
-            for one in verdict.cleared
+            ClearedCombination(combination=_at(grid, one.index), **asdict(one)) for one in verdict.cleared
         ),
         compatibility=_compatibility(grid, best),
         table=_table(grid, search)
@@ -126,7 +102,7 @@ def verdict_document(
     )
 
 
-def _compatibility(grid: Grid, best: Answer) -> dict[str, Any] | None:
+def _compatibility(grid: Grid, best: Answer) -> Compatibility | None:
     if best.hypothesis.kind not in ("frontier", "table") or best.first_bad is None:
         return None
     hypothesis = best.hypothesis
@@ -148,25 +124,31 @@ def _boundary(grid: Grid, boundary: Boundary, missing: Mapping[Index, tuple[str,
     )
 
 
-def axes_document(grid: Grid) -> list[dict[str, Any]]:
-    """Return the axes of a grid for a verdict's document, including values that they skip."""
-    return [
-        {
-            "name": axis.name,
-            "kind": str(axis.kind),
-            "direction": str(axis.direction),
-            "values": list(axis.values),
+def axis_infos(grid: Grid, packages: Mapping[str, str] | None = None) -> tuple[AxisInfo, ...]:
+    """Return the axes of a grid for a study and its verdict, including values that they skip.
+
+    Args:
+        grid: As expanded.
+        packages: The package that each axis moves, "" if none; None if nobody asks.
+    """
+    return tuple(
+        AxisInfo(
+            name=axis.name,
+            kind=axis.kind,
+            direction=axis.direction,
+            values=axis.values,
+            package=None if packages is None else packages[axis.name],
             **_left_out(axis),
-        }
+        )
         for axis in grid.axes
-    ]
+    )
 
 
 def _left_out(axis: GridAxis) -> dict[str, Any]:
     """Return the releases that an axis skips; for commits, labels of its values and skipped numbers."""
     if axis.history is None:
-        withdrawn = [version for version, why in axis.dropped.items() if why == WITHDRAWN]
-        return {"passed_over": list(axis.passed_over), "withdrawn": withdrawn}
+        withdrawn = tuple(version for version, why in axis.dropped.items() if why == WITHDRAWN)
+        return {"passed_over": axis.passed_over, "withdrawn": withdrawn}
     return {
         "labels": {value: axis.history.label(value) for value in axis.values},
         "left_out": axis.history.left_out(axis.values),
@@ -197,11 +179,7 @@ def _other(grid: Grid, search: StudySearch, verdict: Verdict) -> FurtherFailure:
     best = verdict.best
     return FurtherFailure(
         status=str(verdict.status),
-        kind=best.hypothesis.kind,
-        first_bad=_named(grid, best.first_bad),
-        last_good=_named(grid, best.last_good),
-        culprit_axes=_culprits(grid, best),
-        probability=best.probability,
+        **_answer(grid, best),
         bad_rate=_rate(search, best.first_bad),
         bad_values=_bad_values(grid, best),
     )
@@ -237,8 +215,15 @@ def _at(grid: Grid, index: Index) -> dict[str, str]:
     return grid.combination(index).as_dict()
 
 
-def _culprits(grid: Grid, answer: Answer) -> tuple[str, ...]:
-    return tuple(grid.axes[i].name for i in answer.culprits)
+def _answer(grid: Grid, answer: Answer) -> dict[str, Any]:
+    """Return the fields of `CandidateAnswer`."""
+    return {
+        "kind": answer.hypothesis.kind,
+        "first_bad": _named(grid, answer.first_bad),
+        "last_good": _named(grid, answer.last_good),
+        "culprit_axes": tuple(grid.axes[i].name for i in answer.culprits),
+        "probability": answer.probability,
+    }
 
 
 def _rate(search: StudySearch, index: Index | None) -> MeasuredRate | None:

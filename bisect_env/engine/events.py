@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
-from typing import Any
+from dataclasses import dataclass, field, fields
+from typing import Any, ClassVar
 
+from bisect_env.answers.axes import AxisInfo
 from bisect_env.answers.origins import Origin
 from bisect_env.answers.verdict_document import VerdictDocument
 from bisect_env.environments.progress import BuildStep
@@ -15,31 +16,50 @@ from bisect_env.trials.records import Evidence, TrialRecord
 
 
 @dataclass(frozen=True, slots=True)
-class StudyOpened:
-    """The event that the study exists in the database.
+class Event:
+    """Something that happens while a study runs; by default its JSON object has its fields.
 
     Attributes:
-        study_id: Its id.
-        name: The matrix's name.
-        resumed: Trials that it had already.
+        kind: Value of the key `event`.
     """
 
-    study_id: str
-    name: str
-    resumed: int
+    kind: ClassVar[str]
 
     def as_json(self) -> dict[str, Any]:
         """Return the event as a JSON object."""
-        return {
-            "event": "study",
-            "study": self.study_id,
-            "name": self.name,
-            "resumed_trials": self.resumed,
-        }
+        return {"event": self.kind, **{one.name: _plain(getattr(self, one.name)) for one in fields(self)}}
+
+
+def _plain(value: Any) -> Any:
+    match value:
+        case Combination():
+            return value.as_dict()
+        case Origin():
+            return value.model_dump()
+        case tuple():
+            return [_plain(item) for item in value]
+        case _:
+            return value
 
 
 @dataclass(frozen=True, slots=True)
-class Reused:
+class StudyOpened(Event):
+    """The event that the study exists in the database.
+
+    Attributes:
+        study: Its id.
+        name: The matrix's name.
+        resumed_trials: Trials that it had already.
+    """
+
+    kind: ClassVar[str] = "study"
+    study: str
+    name: str
+    resumed_trials: int
+
+
+@dataclass(frozen=True, slots=True)
+class Reused(Event):
     """The study starts from trials that other studies recorded.
 
     Attributes:
@@ -47,31 +67,25 @@ class Reused:
         origins: From whom it has all that it took, the largest share first.
     """
 
+    kind: ClassVar[str] = "reused"
     trials: int
     origins: tuple[Origin, ...]
 
-    def as_json(self) -> dict[str, Any]:
-        """Return the event as a JSON object."""
-        return {"event": "reused", "trials": self.trials, "from": [asdict(one) for one in self.origins]}
-
 
 @dataclass(frozen=True, slots=True)
-class Said:
+class Said(Event):
     """The event of a remark that a user may want to follow; nothing is wrong.
 
     Attributes:
         text: A sentence.
     """
 
+    kind: ClassVar[str] = "said"
     text: str
-
-    def as_json(self) -> dict[str, Any]:
-        """Return the event as a JSON object."""
-        return {"event": "said", "text": self.text}
 
 
 @dataclass(frozen=True, slots=True)
-class LockProgress:
+class LockProgress(Event):
     """The event that some combinations are locked, or known to have no solution.
 
     Attributes:
@@ -79,16 +93,13 @@ class LockProgress:
         total: How many were wanted.
     """
 
+    kind: ClassVar[str] = "locking"
     done: int
     total: int
 
-    def as_json(self) -> dict[str, Any]:
-        """Return the event as a JSON object."""
-        return {"event": "locking", "done": self.done, "total": self.total}
-
 
 @dataclass(frozen=True, slots=True)
-class Locked:
+class Locked(Event):
     """The combinations are known; they are locked, or will be when the search asks for them.
 
     Attributes:
@@ -99,40 +110,28 @@ class Locked:
         withdrawn: Versions and releases that a range left out, as (axis, version, reason).
     """
 
+    kind: ClassVar[str] = "locked"
     combinations: int
     excluded: int
     unsolvable: int
     environments: int | None
     withdrawn: tuple[tuple[str, str, str], ...] = ()
 
-    def as_json(self) -> dict[str, Any]:
-        """Return the event as a JSON object."""
-        return {
-            "event": "locked",
-            "combinations": self.combinations,
-            "excluded": self.excluded,
-            "unsolvable": self.unsolvable,
-            "environments": self.environments,
-            "withdrawn": [list(item) for item in self.withdrawn],
-        }
-
 
 @dataclass(frozen=True, slots=True)
-class TrialStarted:
+class TrialStarted(Event):
     """A trial was handed to the executor."""
 
-    trial_id: str
+    kind: ClassVar[str] = "started"
+    trial: str
     combination: Combination
-
-    def as_json(self) -> dict[str, Any]:
-        """Return the event as a JSON object."""
-        return {"event": "started", "trial": self.trial_id, "combination": self.combination.as_dict()}
 
 
 @dataclass(frozen=True, slots=True)
-class TrialFinished:
+class TrialFinished(Event):
     """A trial is recorded."""
 
+    kind: ClassVar[str] = "trial"
     record: TrialRecord
     evidence: Evidence
     build_seconds: float
@@ -140,7 +139,7 @@ class TrialFinished:
     def as_json(self) -> dict[str, Any]:
         """Return the event as a JSON object."""
         return {
-            "event": "trial",
+            "event": self.kind,
             "trial": self.record.trial_id,
             "combination": self.record.combination.as_dict(),
             "outcome": str(self.record.outcome),
@@ -153,7 +152,7 @@ class TrialFinished:
 
 
 @dataclass(frozen=True, slots=True)
-class Building:
+class Building(Event):
     """The step that the building of an environment has reached.
 
     Attributes:
@@ -163,6 +162,7 @@ class Building:
         building: Environments that are being made.
     """
 
+    kind: ClassVar[str] = "building"
     lock_hash: str
     step: BuildStep
     ready: int
@@ -171,7 +171,7 @@ class Building:
     def as_json(self) -> dict[str, Any]:
         """Return the event as a JSON object."""
         return {
-            "event": "building",
+            "event": self.kind,
             "lock": self.lock_hash,
             "step": self.step.what,
             "package": self.step.package,
@@ -183,31 +183,23 @@ class Building:
 
 
 @dataclass(frozen=True, slots=True)
-class Built:
+class Built(Event):
     """An environment was made.
 
     Attributes:
-        lock_hash: Lock of the environment.
+        lock: Lock of the environment.
         combinations: Those that live in it.
         seconds: What it took, on the slowest host.
     """
 
-    lock_hash: str
+    kind: ClassVar[str] = "built"
+    lock: str
     combinations: tuple[Combination, ...]
     seconds: float
 
-    def as_json(self) -> dict[str, Any]:
-        """Return the event as a JSON object."""
-        return {
-            "event": "built",
-            "lock": self.lock_hash,
-            "combinations": [one.as_dict() for one in self.combinations],
-            "seconds": round(self.seconds, 3),
-        }
-
 
 @dataclass(frozen=True, slots=True)
-class SetAside:
+class SetAside(Event):
     """The event that some combinations are excluded, because trials of them are not possible or useful.
 
     Attributes:
@@ -216,33 +208,22 @@ class SetAside:
         reason: Why.
     """
 
+    kind: ClassVar[str] = "set-aside"
     combinations: tuple[Combination, ...]
     status: str
     reason: str
 
-    def as_json(self) -> dict[str, Any]:
-        """Return the event as a JSON object."""
-        return {
-            "event": "set-aside",
-            "combinations": [one.as_dict() for one in self.combinations],
-            "status": self.status,
-            "reason": self.reason,
-        }
-
 
 @dataclass(frozen=True, slots=True)
-class Warned:
+class Warned(Event):
     """The event of a warning that does not stop the study."""
 
+    kind: ClassVar[str] = "warning"
     text: str
-
-    def as_json(self) -> dict[str, Any]:
-        """Return the event as a JSON object."""
-        return {"event": "warning", "text": self.text}
 
 
 @dataclass(frozen=True, slots=True)
-class Progress:
+class Progress(Event):
     """The state of the search.
 
     Attributes:
@@ -254,10 +235,11 @@ class Progress:
         counts: Combination to its bad and its counted trials, those of earlier commands included.
         passing: While nothing has failed: the bad end, how often it has passed, and the rate down to which
             failures are looked for; else None.
-        axes: Axes of the grid (see `axes_document`).
+        axes: Axes of the grid.
         is_certain: Whether the user says that it fails every time.
     """
 
+    kind: ClassVar[str] = "progress"
     trials: int
     hits: int
     running: dict[Combination, int]
@@ -265,13 +247,13 @@ class Progress:
     probability_bad: tuple[tuple[Combination, float], ...]
     counts: Mapping[Combination, tuple[int, int]] = field(default_factory=dict)
     passing: tuple[Combination, int, float] | None = None
-    axes: Sequence[Mapping[str, Any]] = ()
+    axes: Sequence[AxisInfo] = ()
     is_certain: bool = False
 
     def as_json(self) -> dict[str, Any]:
         """Return the event as a JSON object."""
         return {
-            "event": "progress",
+            "event": self.kind,
             "trials": self.trials,
             "bad": self.hits,
             "probability": self.verdict.probability,
@@ -281,25 +263,26 @@ class Progress:
 
 
 @dataclass(frozen=True, slots=True)
-class Answered:
+class Answered(Event):
     """The event that the answer stands and checks of it begin.
 
     Attributes:
         verdict: The verdict so far.
         checks: Trials that the checks want.
         seconds: How long they may take; None for any time.
-        axes: Axes of the grid (see `axes_document`).
+        axes: Axes of the grid.
     """
 
+    kind: ClassVar[str] = "answered"
     verdict: VerdictDocument
     checks: int
     seconds: float | None
-    axes: Sequence[Mapping[str, Any]] = ()
+    axes: Sequence[AxisInfo] = ()
 
     def as_json(self) -> dict[str, Any]:
         """Return the event as a JSON object."""
         return {
-            "event": "answered",
+            "event": self.kind,
             "verdict": self.verdict.model_dump(mode="json"),
             "checks": self.checks,
             "seconds": self.seconds,
@@ -307,22 +290,23 @@ class Answered:
 
 
 @dataclass(frozen=True, slots=True)
-class Concluded:
+class Concluded(Event):
     """The study ended.
 
     Attributes:
         report: The same object that `bisect-env report --format json` prints.
     """
 
+    kind: ClassVar[str] = "verdict"
     report: dict[str, Any]
 
     def as_json(self) -> dict[str, Any]:
         """Return the event as a JSON object."""
-        return {"event": "verdict", **self.report}
+        return {"event": self.kind, **self.report}
 
 
 @dataclass(frozen=True, slots=True)
-class Failed:
+class Failed(Event):
     """The command ends with an error; `Concluded` follows if there is a study.
 
     Attributes:
@@ -333,6 +317,7 @@ class Failed:
         problems: Of a matrix file, a text each.
     """
 
+    kind: ClassVar[str] = "error"
     exit_code: int
     what: str
     tried: str | None
@@ -344,33 +329,3 @@ class Failed:
         """Return the event of an error that is shown to the user."""
         problems = error.problems if isinstance(error, MatrixError) else ()
         return cls(int(error.exit_code), error.what, error.tried, error.remedy, problems)
-
-    def as_json(self) -> dict[str, Any]:
-        """Return the event as a JSON object."""
-        return {
-            "event": "error",
-            "exit_code": self.exit_code,
-            "what": self.what,
-            "tried": self.tried,
-            "remedy": self.remedy,
-            "problems": list(self.problems),
-        }
-
-
-Event = (
-    StudyOpened
-    | Reused
-    | Said
-    | LockProgress
-    | Locked
-    | TrialStarted
-    | TrialFinished
-    | Building
-    | Built
-    | SetAside
-    | Warned
-    | Progress
-    | Answered
-    | Failed
-    | Concluded
-)

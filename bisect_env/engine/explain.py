@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping
 from contextlib import closing
 from dataclasses import dataclass, field
 
+from bisect_env.answers.axes import AxisInfo
 from bisect_env.answers.explanation import ChangedPackage, Explanation, IntermediateEnvironment
 from bisect_env.answers.verdict_document import VerdictDocument
 from bisect_env.engine import events
@@ -26,20 +27,19 @@ from bisect_env.engine.intermediates import (
     index_of,
 )
 from bisect_env.engine.locking import Locking, Prepared, environment_request
-from bisect_env.engine.opening import open_derived
-from bisect_env.engine.plans import BlockPlan
+from bisect_env.engine.opening import open_derived, stored_locks
+from bisect_env.engine.plans import BlockPlan, BlockRunner
 from bisect_env.engine.reuse import trial_key
-from bisect_env.engine.runner import Conditions, Runner
+from bisect_env.engine.runner import Conditions
 from bisect_env.engine.session import Session
 from bisect_env.engine.stored import LockedCombination, refuse_local, stored_combination
 from bisect_env.environments.difference import PackageState
 from bisect_env.environments.lock import Lock, UnsolvableError
-from bisect_env.environments.lockfiles import may_be_installed
 from bisect_env.errors import UsageError
 from bisect_env.matrix.grid import Combination, Index
 from bisect_env.matrix.load import Matrix
 from bisect_env.matrix.schema import CommitAxis, PackageAxis, ValueAxis
-from bisect_env.search.culprits import CheckEnvironment, CulpritSearch, Done, Try
+from bisect_env.search.culprits import CulpritSearch, Done, Try
 from bisect_env.search.numeric import clopper_pearson
 from bisect_env.storage.entries import (
     EXPLAINED,
@@ -64,21 +64,14 @@ class CulpritPlan(BlockPlan):
 
     Args:
         search: Chooses.
-        locks: Known locks of intermediate environments; the mapping may grow.
         max_trials: Maximum number of trials.
     """
 
-    def __init__(
-        self,
-        search: CulpritSearch,
-        locks: Mapping[Index, Lock],
-        max_trials: int,
-    ) -> None:
+    def __init__(self, search: CulpritSearch, max_trials: int) -> None:
         super().__init__()
         self.search = search
-        self._locks = locks
         self._max_trials = max_trials
-        self._next: CheckEnvironment | Try | Done | None = None
+        self._next: Try | Done | None = None
         self._block: tuple[Index, int] | None = None
 
     @property
@@ -101,8 +94,7 @@ class CulpritPlan(BlockPlan):
             return None
         index = index_of(step.intermediate, self.search.size)
         # Workers that have nothing else to do cost nothing, and a block takes as long as its longest trial.
-        number = max(step.trials, min(places, _FREE)) if isinstance(step, Try) else 1
-        self._block = index, number
+        self._block = index, max(step.trials, min(places, _FREE))
         return self._block
 
     def tell(self, index: Index, *, hit: bool) -> None:
@@ -115,22 +107,13 @@ class CulpritPlan(BlockPlan):
 
     def set_aside(self, index: Index) -> None:
         """Note that an environment cannot be made, or that nothing can be learnt in it."""
-        self.search.mark(changes_of(index), feasible=False)
+        self.search.set_aside(changes_of(index))
         self._next = None
 
-    def _step(self) -> CheckEnvironment | Try | Done:
-        while self._next is None or self._is_checked(self._next):
-            if self._next is not None:
-                assert isinstance(self._next, CheckEnvironment)
-                self.search.mark(self._next.intermediate, feasible=True)
+    def _step(self) -> Try | Done:
+        if self._next is None:
             self._next = self.search.next_step(build_cost=self.build_cost)
         return self._next
-
-    def _is_checked(self, step: CheckEnvironment | Try | Done) -> bool:
-        return (
-            isinstance(step, CheckEnvironment)
-            and index_of(step.intermediate, self.search.size) in self._locks
-        )
 
 
 @dataclass
@@ -230,12 +213,12 @@ class CulpritStudy:
 
     def _pursue(self, own: Study, locking: Locking, search: Callable[[], CulpritSearch]) -> CulpritPlan:
         def make_plan() -> CulpritPlan:
-            plan = CulpritPlan(search(), locking.prepared.locks, self.max_trials)
+            plan = CulpritPlan(search(), self.max_trials)
             for index in locking.prepared.unsolvable:
                 plan.set_aside(index)
             return plan
 
-        runner = Runner(
+        runner = BlockRunner(
             self.matrix,
             locking,
             make_plan,
@@ -319,32 +302,26 @@ class CulpritStudy:
             *(self._good.lock.content_hash, self._bad.lock.content_hash),
         )
         ends = {frozenset[int](): self._good.lock, self._between.everything: self._bad.lock}
-        return open_derived(
-            self.session.store,
-            self.matrix,
-            self.study.id,
-            what="culprit",
-            digest=hashlib.sha256("|".join(("culprit", *facts)).encode()).hexdigest(),
-            description=f"packages between {self._good.combination} and {self._bad.combination}",
-            grid=[
-                {"name": name, "kind": "package", "direction": "regression", "values": [old, new]}
-                for name, old, new in self._names
-            ],
-            target=target,
-            as_of=self.study.definition.exclude_newer,
-            locks={index_of(changes, self.changes): lock for changes, lock in ends.items()},
-        )
+        definition = {
+            "name": f"{self.matrix.name}: culprit",
+            "digest": hashlib.sha256("|".join(("culprit", *facts)).encode()).hexdigest(),
+            "description": f"packages between {self._good.combination} and {self._bad.combination}",
+            "grid": tuple(AxisInfo(name=name, values=(old, new)) for name, old, new in self._names),
+            "target": target,
+            "exclude_newer": self.study.definition.exclude_newer,
+        }
+        locks = {index_of(changes, self.changes): lock for changes, lock in ends.items()}
+        return open_derived(self.session.store, self.matrix, self.study.id, definition, locks)
 
     def _locking(self, own: Study, demands: Demands | None) -> Locking:
         """Return what makes intermediate environments, with those that earlier commands made."""
-        known: dict[Index, Lock] = {}
-        unsolvable: dict[Index, UnsolvableError] = {}
-        for state in self.session.store.combinations(own.id):
-            index = own.grid.index(state.combination)
-            if state.lock_hash is None:
-                unsolvable[index] = UnsolvableError(state.reason)
-            elif (lock := self.session.store.lock(state.lock_hash)) is not None and may_be_installed(lock):
-                known[index] = lock
+        states = self.session.store.combinations(own.id)
+        known = {own.grid.index(one): lock for one, lock in stored_locks(self.session.store, own).items()}
+        unsolvable = {
+            own.grid.index(state.combination): UnsolvableError(state.reason)
+            for state in states
+            if state.lock_hash is None
+        }
         return Locking(
             self.matrix,
             own.grid,

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
-from bisect_env.engine.locking import Prepared, environment_request, lock_all
+from bisect_env.engine.locking import Locking, Prepared, environment_request
 from bisect_env.environments.bundle import Bundle, BundledAnswers, request_digest
 from bisect_env.environments.download import archive_name, download_conda, obtain
 from bisect_env.environments.image_lock import without_image
@@ -112,12 +112,9 @@ def _locked(
 ) -> Prepared:
     catalogue = RememberedCatalogue(answers.catalogue, root, provider.catalogue)
     grid = expand(matrix, catalogue, answers.as_of)
-    prepared = lock_all(
-        matrix,
-        grid,
-        provider,
-        on_progress=lambda done, total: on_progress("locking", done, total),
-    ).prepared
+    prepared = Locking(matrix, grid, provider).lock_all(
+        lambda done, total: on_progress("locking", done, total)
+    )
     if not prepared.locks:
         why = next(iter(prepared.unsolvable.values()), None)
         raise NoEnvironmentError(

@@ -7,7 +7,7 @@ environment, as where nothing satisfies the pins.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
@@ -16,7 +16,7 @@ from packaging.markers import default_environment
 from packaging.requirements import InvalidRequirement, Requirement
 from packaging.utils import canonicalize_name
 
-from bisect_env.engine.locking import SOLVERS
+from bisect_env.engine.locking import SOLVERS, Requests
 from bisect_env.environments.difference import PackageChange, difference
 from bisect_env.environments.lock import Lock, LockedPackage, LockResult, UnsolvableError
 from bisect_env.environments.lockfiles import make_lock
@@ -300,8 +300,8 @@ def closures(between: Between, provider: EnvironmentProvider) -> tuple[list[Chan
     return forced, released
 
 
-class IntermediateRequests:
-    """The environments that combinations of changes ask for; see `engine.locking.Requests`.
+class IntermediateRequests(Requests):
+    """The environments that combinations of changes ask for.
 
     An index has a 1 at each change that is made.
 
@@ -318,27 +318,17 @@ class IntermediateRequests:
         """Return the environment, every package pinned."""
         return self._between.request_for(changes_of(index))
 
-    def anchors(self, _index: Index) -> list[Index]:
-        """Return nothing: everything is pinned."""
-        return []
-
-    def alike(self, _index: Index) -> Iterator[Index]:
-        """Return nothing: each combination is an environment of its own."""
-        return iter(())
-
-    def known(self, index: Index) -> LockResult | None:
-        """Return the lock where the requirements are known, or which of them are not met."""
+    def solve(self, index: Index, model: Lock | None, provider: EnvironmentProvider) -> LockResult:
+        """Return the lock, or an error if requirements are not met, or the solver takes other packages."""
+        changes = changes_of(index)
         if self._demands is None:
-            return None
-        if unmet := self._demands.unmet(changes_of(index)):
+            found = super().solve(index, model, provider)
+            if not isinstance(found, Lock) or self._between.check(changes, found) is not None:
+                return found
+            return UnsolvableError("the solver takes other packages than were asked for")
+        if unmet := self._demands.unmet(changes):
             return UnsolvableError("; ".join(f"{name} asks for another {wanted}" for name, wanted in unmet))
-        return self._demands.lock(changes_of(index))
-
-    def accept(self, index: Index, result: LockResult) -> LockResult:
-        """Return the lock if it matches the request, else an error."""
-        if not isinstance(result, Lock) or self._between.check(changes_of(index), result) is not None:
-            return result
-        return UnsolvableError("the solver takes other packages than were asked for")
+        return self._demands.lock(changes)
 
 
 def changes_of(index: Index) -> Changes:

@@ -7,10 +7,10 @@ import itertools
 import logging
 import queue
 import sys
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Collection, Iterable, Mapping
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
-from typing import Protocol
 
 from packaging.utils import canonicalize_name
 
@@ -235,26 +235,27 @@ SOLVERS = 4
 """Solvers of wheels at the same time, at least."""
 
 
-class Requests(Protocol):
-    """Says which environment each combination asks for."""
+class Requests(ABC):
+    """The environments that combinations ask for; by default each asks for one of its own."""
 
+    @abstractmethod
     def request(self, index: Index) -> EnvironmentRequest:
         """Return the environment that a combination asks for."""
 
-    def anchors(self, index: Index) -> list[Index]:
+    def anchors(self, _index: Index) -> list[Index]:
         """Return the combinations whose locks should be kept to, the best first; see `anchors`."""
+        return []
 
-    def alike(self, index: Index) -> Iterator[Index]:
+    def alike(self, _index: Index) -> Iterable[Index]:
         """Return combinations, other than this one, that ask for the same environment."""
+        return ()
 
-    def known(self, index: Index) -> LockResult | None:
-        """Return the lock of a combination where no solver is needed, else None; called from any thread."""
-
-    def accept(self, index: Index, result: LockResult) -> LockResult:
-        """Return what a solver's answer means for a combination."""
+    def solve(self, index: Index, model: Lock | None, provider: EnvironmentProvider) -> LockResult:
+        """Lock a combination, close to a model if there is one; called from any thread."""
+        return provider.lock(self.request(index), model)
 
 
-class MatrixRequests:
+class MatrixRequests(Requests):
     """The environments that the combinations of a matrix ask for.
 
     Args:
@@ -279,22 +280,14 @@ class MatrixRequests:
         """See `anchors`."""
         return anchors(self._matrix, self._grid, index)
 
-    def alike(self, index: Index) -> Iterator[Index]:
+    def alike(self, index: Index) -> Iterable[Index]:
         """Return combinations that differ in values alone: one environment, unless its image names values."""
         if self._matrix.file.executor is not None:
-            return iter(())
+            return ()
         axes = zip(self._grid.axes, index, strict=True)
         places = [range(len(a.values)) if a.kind is AxisKind.VALUE else (at,) for a, at in axes]
         every = itertools.product(*places)
         return (one for one in every if one != index and one not in self._grid.excluded)
-
-    def known(self, _index: Index) -> LockResult | None:
-        """Return None: a solver is asked."""
-        return None
-
-    def accept(self, _index: Index, result: LockResult) -> LockResult:
-        """Return the answer as it is."""
-        return result
 
 
 class Locking:
@@ -443,10 +436,24 @@ class Locking:
     def _is_unknown(self, index: Index) -> bool:
         return index not in self._locks and index not in self._unsolvable
 
-    def regroup(self) -> None:
-        """Determine which combinations are one measurement, once all are locked."""
+    def lock_all(self, on_progress: Callable[[int, int], None] | None = None) -> Prepared:
+        """Lock every combination that no rule takes out, wait for it, and find which are one measurement.
+
+        Args:
+            on_progress: As for `lock_every`.
+
+        Raises:
+            InfrastructureError: As for `take`.
+        """
+        try:
+            self.lock_every(
+                [one for one in self._grid.indices() if one not in self._grid.excluded], on_progress
+            )
+        finally:
+            self.close()
         self._groups.clear()
         self._groups.update(group(self._grid, self._locks))
+        return self.prepared
 
     def close(self) -> None:
         """Drop requests that have not started; running solvers are not waited for."""
@@ -503,12 +510,8 @@ class Locking:
         future.add_done_callback(done)
 
     def _solve(self, index: Index, model: Lock | None, is_wanted: bool) -> LockResult:
-        if (found := self._requests.known(index)) is not None:
-            return found
-        request = self._requests.request(index)
         with contextlib.nullcontext() if is_wanted else giving_way():
-            found = self._provider.lock(request, model)
-        return self._requests.accept(index, found)
+            return self._requests.solve(index, model, self._provider)
 
     def _note(self, index: Index, result: LockResult) -> list[Index]:
         """Take an answer in, for all combinations that ask for the same environment; return these."""
@@ -527,37 +530,6 @@ class Locking:
         return answered
 
 
-def lock_all(
-    matrix: Matrix,
-    grid: Grid,
-    provider: EnvironmentProvider,
-    *,
-    workers: int = 2,
-    on_progress: Callable[[int, int], None] | None = None,
-    images: Mapping[str, str] | None = None,
-) -> Locking:
-    """Lock every combination that no rule takes out, and wait for it.
-
-    Args:
-        matrix: As loaded.
-        grid: As expanded.
-        provider: Solves.
-        workers: Solvers at the same time.
-        on_progress: Called with (answered, all) as solutions come in.
-        images: See `environment_request`.
-
-    Raises:
-        InfrastructureError: The index cannot be reached, or an interpreter is missing.
-    """
-    locking = Locking(matrix, grid, provider, workers=workers, images=images)
-    try:
-        locking.lock_every([index for index in grid.indices() if index not in grid.excluded], on_progress)
-    finally:
-        locking.close()
-    locking.regroup()
-    return locking
-
-
 def of_commits(grid: Grid) -> bool:
     """Return whether combinations name commits: to lock one may mean to build it. Pure."""
     return any(axis.kind is AxisKind.COMMIT for axis in grid.axes)
@@ -566,25 +538,6 @@ def of_commits(grid: Grid) -> bool:
 def unlocked(grid: Grid) -> Prepared:
     """Return the states of all combinations before any is locked. Pure."""
     return Prepared(grid, {}, {}, {index: index for index in grid.indices() if index not in grid.excluded})
-
-
-def lock_one(matrix: Matrix, grid: Grid, index: Index, provider: EnvironmentProvider) -> LockResult:
-    """Lock one combination as its study would.
-
-    Args:
-        matrix: As loaded.
-        grid: As expanded.
-        index: Index of the combination, which may be excluded by a rule.
-        provider: Solves.
-
-    Raises:
-        InfrastructureError: The index cannot be reached, or an interpreter is missing.
-    """
-    locking = Locking(matrix, grid, provider)
-    try:
-        return locking.lock_now(index)
-    finally:
-        locking.close()
 
 
 def is_lazy(grid: Grid) -> bool:

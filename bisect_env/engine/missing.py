@@ -14,6 +14,7 @@ from packaging.utils import canonicalize_name
 
 from bisect_env.engine import events
 from bisect_env.matrix.grid import Combination
+from bisect_env.trials.judge import NEVER_TARGET
 from bisect_env.trials.records import Outcome, TrialRecord
 
 _NO_MODULE = re.compile(r"No module named '?([\w.]+)'?")
@@ -68,18 +69,7 @@ class MissingModules:
         return next(iter(modules)) if len(modules) == 1 and not self._otherwise else None
 
 
-_NO_ANSWER = {
-    Outcome.HARNESS_ERROR,
-    Outcome.WORKER_LOST,
-    Outcome.GPU_LOST,
-    Outcome.KILLED_EXTERNAL,
-    Outcome.DISK_FULL,
-    Outcome.ENV_UNSOLVABLE,
-    Outcome.ENV_UNBUILDABLE,
-    Outcome.ENV_MISMATCH,
-    Outcome.UNSUPPORTED,
-    Outcome.SKIP,
-}
+_NO_ANSWER = NEVER_TARGET - {Outcome.NOT_RUNNABLE}
 
 
 def missing_module(record: TrialRecord) -> str | None:

@@ -44,7 +44,7 @@ class Releases:
 
 def is_of_commits(study: Study) -> bool:
     """Return whether a study asks about commits already."""
-    return any(axis.get("kind") == AxisKind.COMMIT for axis in study.definition.grid)
+    return any(axis.kind is AxisKind.COMMIT for axis in study.definition.grid)
 
 
 def releases_of(matrix: Matrix, verdict: VerdictDocument) -> Releases:

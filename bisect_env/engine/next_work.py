@@ -10,17 +10,18 @@ from __future__ import annotations
 import math
 import sys
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 
 from bisect_env.engine.locking import Prepared, of_commits
-from bisect_env.engine.plans import UNKNOWN_COST
 from bisect_env.engine.state import BUILDS_BEFORE_UNBUILDABLE, StudyState
 from bisect_env.matrix.grid import AxisKind, Index
 from bisect_env.matrix.load import Matrix
 from bisect_env.matrix.schema import CommitAxis
 from bisect_env.search.bisect import BUILT_AT_ONCE
 
+UNKNOWN_COST = 5.0
+"""Cost of an environment, in trials, before one was built: about that of a small one with a warm cache."""
 BACKFILL = 0.03
 """Minimum information of a trial that fills the time until a wanted environment exists, as a share of that of
 the wanted trial. An idle GPU costs nothing, but a trial without information would be wasted."""
@@ -187,7 +188,7 @@ class NextWork:
         build, lock = self._to_make(soon, slots)
         if len(state.building) >= max(BUILDS_AT_ONCE[0], slots // BUILDERS):
             build = ()
-        return Wanted((), build, (*lock, *self._expected_after(soon, pending, costs)))
+        return Wanted((), build, lock)
 
     def _without_failing(self, wanted: list[Index]) -> list[Index]:
         """Return the wanted combinations, those that often failed to build replaced by near ones.
@@ -197,7 +198,7 @@ class NextWork:
         state = self._state
 
         def failed(index: Index) -> int:
-            return state.tallies[index].failed_builds
+            return state.failed_builds[index]
 
         often = [index for index in wanted if failed(index) >= BUILDS_BEFORE_UNBUILDABLE]
         if state.ready or not often:
@@ -248,15 +249,6 @@ class NextWork:
         if not self._awaited:
             again = state.plan.ask(max(1, len(state.running)), pending=pending, build_cost=costs)
         return [*again, *state.plan.foresee(pending, costs)]
-
-    def _expected_after(
-        self, soon: Sequence[Index], pending: Counter[Index], costs: Mapping[Index, float]
-    ) -> list[Index]:
-        """Return combinations without a lock that may be wanted after the expected ones."""
-        if not soon or not self._state.looks_certain:
-            return []
-        then = self._state.plan.foresee(pending + Counter(soon), costs)
-        return [index for index in then if index not in self._prepared.locks]
 
     def _to_make(self, wanted: Iterable[Index], slots: int) -> tuple[tuple[Index, ...], tuple[Index, ...]]:
         """Return the environments to build and the combinations to lock, within the limits."""

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import getpass
 import platform
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Any
 
 from bisect_env import __version__
-from bisect_env.engine.document import axes_document
+from bisect_env.answers.axes import AxisInfo
+from bisect_env.engine.document import axis_infos
 from bisect_env.engine.locking import Prepared
 from bisect_env.engine.specs import target_of
 from bisect_env.engine.stored import note_asked
@@ -19,13 +20,11 @@ from bisect_env.environments.lockfiles import may_be_installed
 from bisect_env.environments.provider import EnvironmentProvider
 from bisect_env.errors import UsageError
 from bisect_env.matrix.expand import expand, refined
-from bisect_env.matrix.files import StudyFile
 from bisect_env.matrix.grid import AxisKind, Combination, Grid, Index
 from bisect_env.matrix.load import Matrix
 from bisect_env.matrix.schema import CommitAxis, PackageAxis
 from bisect_env.storage.entries import CombinationState, CombinationStatus, Study, StudyDefinition
 from bisect_env.storage.store import Store
-from bisect_env.trials.judge import Target
 
 # --------------------------------------------------------------------------------------------------
 # Expanding a matrix.
@@ -105,19 +104,15 @@ def study_date(known: Study | None, fixed: datetime | None, new: datetime | None
 def _settled_ends(study: Study | None) -> dict[str, tuple[str, str]]:
     """Return both ends of a study's commit axes, which stay fixed even if branches move."""
     axes = () if study is None else study.definition.grid
-    return {
-        str(axis["name"]): (str(axis["values"][0]), str(axis["values"][-1]))
-        for axis in axes
-        if axis.get("kind") == AxisKind.COMMIT
-    }
+    return {axis.name: (axis.values[0], axis.values[-1]) for axis in axes if axis.kind is AxisKind.COMMIT}
 
 
 def _as_refined(matrix: Matrix, grid: Grid, study: Study) -> Grid:
     """Return the grid with the releases and commits that earlier commands added around their answer."""
-    known = {str(axis["name"]): list(axis["values"]) for axis in study.definition.grid}
+    known = {axis.name: axis.values for axis in study.definition.grid}
     added: dict[str, tuple[str, ...]] = {}
     for axis in grid.axes:
-        values = tuple(known.get(axis.name, ()))
+        values = known.get(axis.name, ())
         if axis.history is None:
             values = tuple(value for value in values if value in axis.passed_over)
         elif not {*values} <= axis.history.place.keys():
@@ -143,47 +138,34 @@ def open_study(
         study_id: Id of the study to resume, "" for a new one; None for the newest of the matrix.
     """
     matrix, grid = expansion.matrix, expansion.grid
-    ends = {"good": grid.good, "bad": grid.bad}
+    ends = {
+        name: None if index is None else grid.combination(index).as_dict()
+        for name, index in (("good", grid.good), ("bad", grid.bad))
+    }
     note_asked(matrix.digest)
-    definition = _definition(
-        matrix,
-        name=matrix.name,
-        digest=matrix.digest,
+    definition = replace(
+        _definition(matrix, {"ends": ends}),
         description=matrix.file.description,
         grid=grid_definition(matrix, grid),
-        settings={
-            "ends": {name: None if i is None else grid.combination(i).as_dict() for name, i in ends.items()}
-        },
         target=target_of(matrix),
-        as_of=expansion.as_of,
+        exclude_newer=expansion.as_of,
         fresh=fresh,
         files=matrix.files,
     )
-    return store.open_study(replace(definition, files=matrix.files), study_id=study_id)
+    return store.open_study(definition, study_id=study_id)
 
 
-def grid_definition(matrix: Matrix, grid: Grid) -> list[dict[str, Any]]:
+def grid_definition(matrix: Matrix, grid: Grid) -> tuple[AxisInfo, ...]:
     """Return the axes of a study as they are stored, with the package that each moves, "" if none."""
     packages = {
         name: axis.canonical_package if isinstance(axis, PackageAxis | CommitAxis) else ""
         for name, axis in matrix.file.axes.items()
     }
-    return [{**axis, "package": packages[axis["name"]]} for axis in axes_document(grid)]
+    return axis_infos(grid, packages)
 
 
 def open_derived(
-    store: Store,
-    matrix: Matrix,
-    serves: str,
-    *,
-    what: str,
-    digest: str,
-    description: str,
-    grid: Sequence[Mapping[str, Any]],
-    target: Target,
-    as_of: datetime | None,
-    locks: Mapping[Index, Lock],
-    fresh: bool = False,
+    store: Store, matrix: Matrix, serves: str, definition: Mapping[str, Any], locks: Mapping[Index, Lock]
 ) -> Study:
     """Open a study that serves another study, or resume it.
 
@@ -191,28 +173,11 @@ def open_derived(
         store: Database, open for writing.
         matrix: Matrix of the other study.
         serves: Id of the other study; "" if there is none.
-        what: Purpose, a part of its name.
-        digest: Identity: an existing study with this digest is resumed.
-        description: For reports.
-        grid: Its axes, as stored.
-        target: What counts as bad.
-        as_of: Uploads after this date are ignored.
+        definition: Fields of `StudyDefinition` that are not those of the matrix. An existing study with this
+            name and digest is resumed.
         locks: Known locks.
-        fresh: Begin a new study although there is one.
     """
-    study = store.open_study(
-        _definition(
-            matrix,
-            name=f"{matrix.name}: {what}",
-            digest=digest,
-            description=description,
-            grid=[dict(axis) for axis in grid],
-            settings={"explains": serves},
-            target=target,
-            as_of=as_of,
-            fresh=fresh,
-        )
-    )
+    study = store.open_study(replace(_definition(matrix, {"explains": serves}), **definition))
     store.save_locks(study.id, {lock.content_hash: lock for lock in locks.values()}.values())
     states = [
         CombinationState(study.grid.combination(i), CombinationStatus.SOLVABLE, "", lock.content_hash)
@@ -222,34 +187,17 @@ def open_derived(
     return study
 
 
-def _definition(
-    matrix: Matrix,
-    *,
-    name: str,
-    digest: str,
-    description: str,
-    grid: list[dict[str, Any]],
-    settings: Mapping[str, Any],
-    target: Target,
-    as_of: datetime | None,
-    fresh: bool,
-    files: tuple[StudyFile, ...] | None = None,
-) -> StudyDefinition:
+def _definition(matrix: Matrix, settings: Mapping[str, Any]) -> StudyDefinition:
+    """Return what a matrix and this host say of each of its studies."""
     return StudyDefinition(
-        name=name,
-        digest=digest,
+        name=matrix.name,
+        digest=matrix.digest,
         matrix_path="" if matrix.path is None else str(matrix.path),
         matrix_text=matrix.text,
-        description=description,
-        grid=grid,
         settings={**matrix.file.search.model_dump(mode="json"), **settings},
-        target=target,
-        exclude_newer=as_of,
         version=__version__,
         host=platform.node(),
         user=user_name(),
-        fresh=fresh,
-        files=files,
     )
 
 

@@ -5,13 +5,12 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Mapping
 
+from bisect_env.engine.next_work import UNKNOWN_COST
+from bisect_env.engine.runner import Runner
 from bisect_env.matrix.grid import Index
 from bisect_env.search.rate_test import RateTest
 from bisect_env.storage.entries import StoredTrial
 from bisect_env.trials.records import Evidence
-
-UNKNOWN_COST = 5.0
-"""Cost of an environment, in trials, before one was built: about that of a small one with a warm cache."""
 
 
 class BlockPlan(ABC):
@@ -79,6 +78,15 @@ class BlockPlan(ABC):
     @abstractmethod
     def set_aside(self, index: Index) -> None:
         """Exclude a combination: nothing more can be learnt there."""
+
+
+class BlockRunner(Runner):
+    """A runner of a `BlockPlan`, which receives every trial of its series."""
+
+    plan: BlockPlan
+
+    def _observe(self, index: Index, trial: StoredTrial) -> None:
+        self.plan.observe(index, trial)
 
 
 class OnePlan(BlockPlan):

@@ -15,14 +15,12 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 
 from bisect_env.engine.locking import Prepared
 from bisect_env.matrix.grid import Index
 from bisect_env.matrix.load import Matrix
 from bisect_env.matrix.schema import ValueAxis
-from bisect_env.storage.entries import StoredTrial
-from bisect_env.storage.study_trials import StudyTrials
 from bisect_env.trials.records import NONE, Machine, Perturbation
 
 _VERSION = 1
@@ -66,41 +64,3 @@ def trial_key(matrix: Matrix, prepared: Prepared, index: Index, perturbation: Pe
 def reusable(machines: Collection[Machine], gpus: float) -> frozenset[Machine]:
     """Return the classes of machines whose trials can be reused. Pure."""
     return frozenset(m for m in machines if m.cpu and (not gpus or (m.gpu_model and m.driver)))
-
-
-class Reuse:
-    """A finder of other studies' trials with the same keys as this study's.
-
-    Args:
-        trials: Of this study.
-        keys: Key of each combination that stands for its group, once it has a lock: the mapping may grow.
-        prepared: The combinations.
-        machines: Classes of machines on which this study's trials run.
-        user: Take trials from this user's studies alone; None for anybody's.
-    """
-
-    def __init__(
-        self,
-        trials: StudyTrials,
-        keys: Mapping[Index, str],
-        prepared: Prepared,
-        machines: Collection[Machine],
-        user: str | None = None,
-    ) -> None:
-        self._trials = trials
-        self._keys = keys
-        self._prepared = prepared
-        self._machines = machines
-        self._user = user
-
-    def look(self, among: Collection[Index] | None = None) -> list[StoredTrial]:
-        """Reuse trials recorded since the last call; return them as `StudyTrials.reuse` does.
-
-        Args:
-            among: Look for trials of these combinations alone.
-        """
-        if not self._machines:
-            return []
-        indices = self._keys.keys() if among is None else among
-        keys = {self._keys[i]: self._prepared.grid.combination(i) for i in indices if i in self._keys}
-        return self._trials.reuse(keys, self._machines, self._user)

@@ -6,12 +6,12 @@ nothing but trials that were still running. Resuming is replaying: the plan is t
 
 from __future__ import annotations
 
+import itertools
 import time
 import uuid
 from collections import Counter
 from collections.abc import Callable, Collection, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 from bisect_env.cluster.protocol import (
     BuildFailed,
@@ -24,8 +24,6 @@ from bisect_env.cluster.protocol import (
 from bisect_env.engine import events
 from bisect_env.engine.locking import Locking
 from bisect_env.engine.next_work import NextWork, Wanted
-from bisect_env.engine.plans import BlockPlan
-from bisect_env.engine.reuse import Reuse
 from bisect_env.engine.sender import LOOK, Sender
 from bisect_env.engine.session import Session
 from bisect_env.engine.sharing import Sharing
@@ -46,6 +44,8 @@ _ATTEMPTS = 4
 """How often to decide again at once when other commands claim faster."""
 _PAUSE = 0.02
 """Seconds, growing with each attempt, that let two commands fall out of step."""
+_LOST = 1000
+"""Numbers of a series that cancelled and lost trials may have used up."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,33 +63,33 @@ class Conditions:
     perturbation: Perturbation = NONE
 
 
-class Series(Container[str], Protocol):
-    """The ids of the study's trials that a plan receives, and a source of new ids."""
+class Series(Container[str]):
+    """A source of ids for new trials, which tells whether a trial is one of them.
+
+    Ids are computed from the id of the series and a number, so that a later command finds its trials.
+
+    Args:
+        series_id: 32 hex digits; "" for a new series.
+        stored: Ids of the trials of the study, if the series may have some already.
+
+    Attributes:
+        resumed: Number of trials of the series that are stored already.
+    """
+
+    def __init__(self, series_id: str = "", stored: Collection[str] = ()) -> None:
+        self._space = uuid.UUID(series_id) if series_id else uuid.uuid4()
+        # Trials were started in the order of their numbers, and some may never have ended.
+        names = (self._named(number) for number in range(len(stored) + _LOST if stored else 0))
+        self._ids = {*names} & {*stored}
+        self.resumed = len(self._ids)
+        self._numbers = itertools.count()
+
+    def _named(self, number: int) -> str:
+        return uuid.uuid5(self._space, str(number)).hex
 
     def new_id(self) -> str:
-        """Return an id for a new trial, which belongs to the series from now on."""
-
-
-class EveryTrial:
-    """All trials of a study."""
-
-    def new_id(self) -> str:
-        """Return a random id."""
-        return uuid.uuid4().hex
-
-    def __contains__(self, trial_id: object) -> bool:
-        return True
-
-
-class NewTrials:
-    """The trials that this command starts."""
-
-    def __init__(self) -> None:
-        self._ids: set[str] = set()
-
-    def new_id(self) -> str:
-        """Return a random id."""
-        trial_id = uuid.uuid4().hex
+        """Return the next id that no stored trial has; its trial belongs to the series from now on."""
+        trial_id = next(name for n in self._numbers if (name := self._named(n)) not in self._ids)
         self._ids.add(trial_id)
         return trial_id
 
@@ -108,7 +108,7 @@ class Runner:
         session: Database, environments and executor of the command.
         study_id: The open study.
         conditions: Returns how the trials of a combination with a lock run; the key has to stay the same.
-        series: Trials that the plan receives.
+        series: Trials that the plan receives; all trials of the study if None.
         machines: Classes of machines on which trials will run: trials that other studies recorded there
             under the same keys are reused. None reuses nothing.
         user: User whose trials may be reused; None for all users.
@@ -149,7 +149,7 @@ class Runner:
         self._conditions = conditions
         self._notify, self._stopped, self._clock = session.notify, session.stopped, session.clock
         self._is_whole = series is None
-        self._series = EveryTrial() if series is None else series
+        self._series = series or Series()
         self._waits = waits
         self.plan = make_plan()
         self.state = StudyState(matrix, self._prepared, self.plan)
@@ -158,7 +158,7 @@ class Runner:
         self._basis = self._trials.basis
         self._sharing = Sharing(store, study_id, self._trials, clock=session.clock)
         self._keys: dict[Index, str] = {}
-        self._reuse = Reuse(self._trials, self._keys, self._prepared, machines, user)
+        self._machines, self._user = machines, user
         self._locks_answered = 0
         self._unsaved: list[Index] = []
         self._crowded: set[str] = set()
@@ -179,7 +179,7 @@ class Runner:
         if any(trial.outcome is not Outcome.NOT_RUNNABLE for trial in stored):
             self._learn(stored)
         self._know([index for index in self.state.members if index in self._prepared.locks])
-        self._learn_reused(self._reuse.look())
+        self._learn_reused(self._measured_elsewhere(self._keys))
 
     def take_unbuildable(self) -> None:
         """Set aside the combinations that an earlier command found to be unbuildable."""
@@ -197,7 +197,7 @@ class Runner:
         Returns:
             Number of trials that were news.
         """
-        new = [*self._sharing.news(), *(self._reuse.look() if elsewhere else ())]
+        new = [*self._sharing.news(), *(self._measured_elsewhere(self._keys) if elsewhere else ())]
         self._learn(new)
         self.state.elsewhere = Counter()
         for combination, number in self._sharing.claimed.items():
@@ -212,7 +212,7 @@ class Runner:
             return
         for trial in trials:
             index = self._group_of(trial.combination)
-            if index is None or trial.trial_id not in self._series:
+            if index is None or not (self._is_whole or trial.trial_id in self._series):
                 continue
             if trial.trial_id not in self._ours:
                 self.state.seen.add(trial.lock_hash)
@@ -221,8 +221,6 @@ class Runner:
             if trial.evidence is Evidence.GOOD:
                 self.unseen.add(trial.lock_hash)
             self._observe(index, trial)
-            if isinstance(self.plan, BlockPlan):
-                self.plan.observe(index, trial)
             self._act(
                 self.state.learn(
                     index, trial.outcome, trial.evidence, duration=trial.duration, detail=trial.detail
@@ -243,6 +241,11 @@ class Runner:
             for member in self.state.members[index]:
                 combination = self.grid.combination(member)
                 self._store.set_combination(self._study_id, combination, CombinationStatus.SOLVABLE, "")
+
+    def _measured_elsewhere(self, among: Iterable[Index]) -> list[StoredTrial]:
+        """Reuse trials of these combinations that other studies recorded, as `StudyTrials.reuse` does."""
+        keys = {self._keys[index]: self.grid.combination(index) for index in among}
+        return self._trials.reuse(keys, self._machines, self._user) if self._machines else []
 
     def _learn_reused(self, trials: Sequence[StoredTrial]) -> None:
         self._learn(trials)
@@ -411,7 +414,7 @@ class Runner:
         self._notify(events.LockProgress(self._locks_answered, total))
         new = [index for index in answered if index in prepared.locks and index in self.state.members]
         if self._know(new):
-            self._learn_reused(self._reuse.look(new))
+            self._learn_reused(self._measured_elsewhere(new))
 
     def _save_locked(self) -> None:
         """Store new locks before anything refers to them."""
@@ -453,9 +456,8 @@ class Runner:
             "combinations": [combination.as_dict() for _, combination in wants],
             "after_trials": self.plan.trials,
         }
-        with self._store.together():
-            self._save_locked()
-            won = self._sharing.claim(wants, self._run_now(), ("ask", decision))
+        self._save_locked()
+        won = self._sharing.claim(wants, self._run_now(), ("ask", decision))
         for index, (trial_id, combination), ours in zip(chosen, wants, won, strict=True):
             if ours:
                 self.state.started(trial_id, index)

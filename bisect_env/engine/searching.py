@@ -1,19 +1,18 @@
-"""Runs the search of a study: bounds its checks, says its answer, and settles which failure is meant."""
+"""Runs the search of a study, and says how far it is."""
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Collection, Mapping
 
 from bisect_env.answers.verdict_document import VerdictDocument, calls_bad
 from bisect_env.engine import events
 from bisect_env.engine.alone import ALONE, Alone
-from bisect_env.engine.document import axes_document, verdict_document
+from bisect_env.engine.document import axis_infos, verdict_document
 from bisect_env.engine.locking import Locking
 from bisect_env.engine.reuse import trial_key
 from bisect_env.engine.runner import Conditions, Runner
 from bisect_env.engine.session import Session
-from bisect_env.errors import NoEnvironmentError
+from bisect_env.engine.settling import CheckTime, is_announced, look_between_kinds, only_trials
 from bisect_env.matrix.grid import Combination, Index
 from bisect_env.matrix.load import Matrix
 from bisect_env.matrix.signatures import shown
@@ -24,8 +23,6 @@ from bisect_env.search.verdict import Status
 from bisect_env.storage.entries import StoredTrial
 from bisect_env.trials.records import NONE, Machine, Perturbation, TrialRecord
 
-CHECK_SECONDS, CHECK_SHARE = 3.0, 0.5
-"""How long an answer may be checked: seconds, or this share of the time that it took if that is more."""
 SHOW_EVERY = 0.2
 """Seconds between two pictures of where the search stands."""
 SAVE_EVERY = 5.0
@@ -85,16 +82,12 @@ class StudyRunner(Runner):
             user=user,
             max_trials=matrix.file.search.max_trials,
         )
-        self._axes = axes_document(self.grid)
-        self._bad_end = None if self.grid.bad is None else prepared.groups.get(self.grid.bad)
+        self._axes = axis_infos(self.grid)
         self._trials_alone = {
             one.payload["trial"] for one in session.store.decisions(study_id) if one.kind == ALONE
         }
         self._alone = Alone(matrix.file.trial.gpus)
-        self._is_sure = sure
-        self._began_at = session.clock() if began is None else began
-        self._check_until: float | None = None
-        self._stood = False
+        self._checks = CheckTime(session.clock() if began is None else began, is_sure=sure)
         self._shown_at = self._saved_at = float("-inf")
 
     # -- before and after ----------------------------------------------------------------------------------
@@ -119,7 +112,7 @@ class StudyRunner(Runner):
     @property
     def has_answered(self) -> bool:
         """Return whether the answer stands, or stood while this command ran and checks have doubted it."""
-        return self._stood or self.plan.answered
+        return self._checks.has_stood or self.plan.answered
 
     def tried(self, axis: str, verdict: VerdictDocument) -> list[tuple[str, str, str]]:
         """Return which values of an axis were tried, with all others as in the first bad combination.
@@ -140,17 +133,17 @@ class StudyRunner(Runner):
             index = self.grid.find(Combination.of({**first, axis: value}))
             if index is None:
                 continue
-            tally = self.state.tallies.get(self._prepared.groups.get(index, index))
-            if tally is not None and tally.bad + tally.good:
+            counts = self.state.counts.get(self._prepared.groups.get(index, index))
+            if counts is not None and counts.counted:
                 said = "bad" if is_bad({**first, axis: value}) else "good"
-                found.append((value, said, f"({tally.bad} of {tally.bad + tally.good} trials failed)"))
+                found.append((value, said, f"({counts.bad} of {counts.counted} trials failed)"))
             elif index in missing:
                 found.append((value, "skip", f"({missing[index][0]})"))
         return found
 
     def _observe(self, index: Index, trial: StoredTrial) -> None:
         if trial.trial_id in self._trials_alone:
-            self._alone.count(index, trial.evidence)
+            self._alone.count(index, trial.evidence, trial.outcome)
 
     def _begin_again(self) -> None:
         problems = self._trials.judge.two_problems if self._basis[0] != self._trials.target else None
@@ -163,26 +156,13 @@ class StudyRunner(Runner):
             )
             self._warn([text])
         self._alone = Alone(self._matrix.file.trial.gpus)
-        self._stood = False
+        self._checks.has_stood = False
         super()._begin_again()
 
     # -- what is tried ---------------------------------------------------------------------------------------
 
     def _only(self) -> Mapping[Index, int] | None:
-        """Return what to try alone while it is not known which failure is meant, and how many at a time."""
-        if not self._trials.target.is_open:
-            problems = self._trials.judge.two_problems
-            lacking = {} if problems is None else problems.lacking
-            found = {self._group_of(combination): number for combination, number in lacking.items()}
-            return {i: n for i, n in found.items() if i is not None and i not in self.state.aside} or None
-        bad_end = self._bad_end
-        if bad_end is None or bad_end in self.state.aside:
-            raise NoEnvironmentError(
-                f"{self._matrix.shown}: the bad end, whose failure the study is to look for, cannot be run",
-                tried=self.state.aside[bad_end][1] if bad_end is not None else None,
-                remedy="state another `bad`, or a `signature` instead of `from-bad-end`",
-            )
-        return {bad_end: sys.maxsize}
+        return only_trials(self._matrix, self.grid, self._prepared.groups, self.state, self._trials.judge)
 
     def _go_further(self) -> bool:
         return self._try_alone() or super()._go_further()
@@ -213,45 +193,13 @@ class StudyRunner(Runner):
     # -- while it runs ---------------------------------------------------------------------------------------
 
     def _after_step(self) -> None:
-        self._look_between_kinds()
-        self._bound_checks()
+        if (between := look_between_kinds(self.grid, self.state, self.plan, self._trials.judge)) is not None:
+            self.plan.look_at(between)
+        if self._checks.look(self.plan, self._clock()):
+            document, left = self.document(), self.plan.checks_left
+            if is_announced(document, left):
+                self._notify(events.Answered(document, left, self._checks.seconds, self._axes))
         self._show()
-
-    def _bound_checks(self) -> None:
-        """Announce the answer when it stands, and end its checks when their time is over."""
-        if not self.plan.answered:
-            # A failure during the checks has opened the question again.
-            self._check_until = None
-            return
-        self._stood = True
-        now = self._clock()
-        if self._check_until is None:
-            seconds = max(CHECK_SECONDS, CHECK_SHARE * (now - self._began_at))
-            self._check_until = float("inf") if self._is_sure else now + seconds
-            # On resuming, a replayed study may have looks that are due before it has an answer.
-            document = self.document()
-            if self.plan.checks_left and document.status == "confirmed" and not document.ends_wrong:
-                bound = None if self._is_sure else seconds
-                self._notify(events.Answered(document, self.plan.checks_left, bound, self._axes))
-        elif now >= self._check_until:
-            self.plan.end_checks()
-
-    def _look_between_kinds(self) -> None:
-        """Add a check between failures of different kinds: a pass there shows that they are two problems."""
-        search = self.plan
-        if self._trials.target.signature or not search.answered:
-            return
-        positions = self._trials.judge.places.line
-        if not positions or not search.verdict.certain:
-            return
-        line = {
-            self.grid.combination(index): index
-            for index in self.state.members
-            if index not in self.state.aside
-        }
-        ordered = sorted((one for one in line if one in positions), key=lambda one: positions[one])
-        if (between := self._trials.judge.between_kinds(ordered)) is not None:
-            search.look_at(line[between])
 
     def _show(self) -> None:
         now = self._clock()
@@ -265,7 +213,7 @@ class StudyRunner(Runner):
         self._shown_at = now
         bad = self.plan.probability_bad()
         # Of a large matrix what was tried is drawn.
-        drawn = self.state.tallies if isinstance(self.plan, CoarsenedSearch) else self._prepared.groups
+        drawn = self.state.counts if isinstance(self.plan, CoarsenedSearch) else self._prepared.groups
         shown_now: list[tuple[Combination, float]] = [
             (self.grid.combination(index), float(bad[index])) for index in sorted(drawn)
         ]
@@ -277,8 +225,8 @@ class StudyRunner(Runner):
                 self.document(),
                 tuple(shown_now),
                 {
-                    self.grid.combination(index): (tally.bad, tally.bad + tally.good)
-                    for index, tally in self.state.tallies.items()
+                    self.grid.combination(index): (counts.bad, counts.counted)
+                    for index, counts in self.state.counts.items()
                 },
                 self._only_passing(),
                 self._axes,
@@ -288,9 +236,10 @@ class StudyRunner(Runner):
 
     def _only_passing(self) -> tuple[Combination, int, float] | None:
         """Return combination, passes and rate while no failure was seen: see `events.Progress.passing`."""
-        tallies = self.state.tallies
-        if self.state.hits or not tallies:
+        counts = self.state.counts
+        if self.state.hits or not counts:
             return None
-        end = self._bad_end if self._bad_end in tallies else max(tallies, key=lambda one: tallies[one].good)
+        bad = None if self.grid.bad is None else self._prepared.groups.get(self.grid.bad)
+        end = bad if bad in counts else max(counts, key=lambda one: counts[one].good)
         assert end is not None
-        return self.grid.combination(end), tallies[end].good, self._matrix.file.search.min_crash_rate
+        return self.grid.combination(end), counts[end].good, self._matrix.file.search.min_crash_rate

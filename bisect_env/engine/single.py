@@ -12,7 +12,7 @@ from datetime import datetime
 
 from bisect_env.engine import events
 from bisect_env.engine.amplify import known_perturbation
-from bisect_env.engine.locking import Locking, Prepared, environment_request, environment_warnings, lock_one
+from bisect_env.engine.locking import Locking, Prepared, environment_request, environment_warnings
 from bisect_env.engine.opening import (
     Expansion,
     expand_as_known,
@@ -20,18 +20,17 @@ from bisect_env.engine.opening import (
     own_trials,
     stored_locks,
 )
-from bisect_env.engine.plans import OnePlan
+from bisect_env.engine.plans import BlockRunner, OnePlan
 from bisect_env.engine.reuse import trial_key
-from bisect_env.engine.runner import Conditions, NewTrials, Runner, Series
+from bisect_env.engine.runner import Conditions, Series
 from bisect_env.engine.session import Session
 from bisect_env.engine.stored import LockedCombination, named_combinations
-from bisect_env.engine.tally import Tally
 from bisect_env.environments.lock import UnsolvableError
 from bisect_env.environments.provider import EnvironmentProvider
 from bisect_env.errors import NoEnvironmentError
 from bisect_env.matrix.grid import Index, find_combination
 from bisect_env.matrix.load import Matrix
-from bisect_env.storage.entries import Study, StudyStatus
+from bisect_env.storage.entries import EvidenceCounts, Study, StudyStatus
 from bisect_env.storage.store import Store
 from bisect_env.trials.records import NONE, Perturbation
 
@@ -148,7 +147,8 @@ def look_up(
     lock = None if known is None else stored_locks(store, known).get(combination)
     if lock is None:
         notify(events.Said(f"locking {combination}"))
-        result = lock_one(matrix, grid, index, provider)
+        with closing(Locking(matrix, grid, provider)) as locking:
+            result = locking.lock_now(index)
         if isinstance(result, UnsolvableError):
             raise NoEnvironmentError(
                 f"{combination} has no environment: {result.message}",
@@ -168,7 +168,7 @@ def run_trials(
     session: Session,
     *,
     series: Series | None = None,
-) -> tuple[OnePlan, Tally, str]:
+) -> tuple[OnePlan, EvidenceCounts, str]:
     """Run trials of one combination until its plan is finished.
 
     Trials that still run at that moment are waited for: ending them would favour quick outcomes.
@@ -180,7 +180,7 @@ def run_trials(
         series: Trials of the study that belong to the plan; those that are started now if None.
 
     Returns:
-        The plan, with all results; the tally of all its trials; and why nothing can be learnt here, or "".
+        The plan, with all results; the counts of all its trials; and why nothing can be learnt here, or "".
 
     Raises:
         NoEnvironmentError: The environment cannot be built.
@@ -195,18 +195,18 @@ def run_trials(
         return Conditions(key, None, chosen.perturbation)
 
     with closing(locking):
-        runner = Runner(
+        runner = BlockRunner(
             matrix,
             locking,
             make_plan,
             session,
             chosen.study.id,
             conditions=conditions,
-            series=NewTrials() if series is None else series,
+            series=series or Series(),
             waits=True,
         )
         runner.replay()
         session.say(MAKING)
         runner.run()
     assert isinstance(runner.plan, OnePlan)
-    return runner.plan, runner.state.tallies[index], runner.state.aside.get(index, ("", ""))[1]
+    return runner.plan, runner.state.counts[index], runner.state.aside.get(index, ("", ""))[1]

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
+from collections.abc import Collection
 from dataclasses import dataclass
 
 from bisect_env.engine.locking import Prepared
-from bisect_env.engine.tally import OTHER_BEFORE_ASIDE, Tally, says_bad
 from bisect_env.errors import InfrastructureError, NoEnvironmentError, UsageError
 from bisect_env.matrix.grid import Index
 from bisect_env.matrix.load import Matrix
 from bisect_env.search.plan import Plan
+from bisect_env.storage.entries import EvidenceCounts
 from bisect_env.trials.records import Evidence, Outcome, TrialRecord
 
 BUILDS_BEFORE_UNBUILDABLE = 3
@@ -25,6 +26,12 @@ TRIED_BEFORE_BLAME = 3
 FLAKY_FROM = 4
 """Number of trials of one combination from which on failures are not considered certain: a plan asks less
 often about a certain failure."""
+OTHER_BEFORE_ASIDE = 3
+"""Failures of another kind after which a combination without counted trials is set aside."""
+OTHER_PER_COUNTED, OTHER_MANY = 4.0, 20
+"""Failures of another kind per counted trial above which a combination is set aside, from so many on."""
+LOSSES_FOR_FINDING = 3
+"""Number of hosts lost during trials of one combination after which the user is told."""
 _HOSTS = "allow_host:"
 """A part of the message about a program of the host, which is the same for all combinations."""
 _SHORT = 4
@@ -84,6 +91,43 @@ class Remark:
 Finding = PutAside | Remark
 
 
+def says_bad(evidence: Evidence) -> bool | None:
+    """Return true for bad and false for good evidence; None for evidence that does not count.
+
+    Failures of another kind, void trials and skips are None: they never reach the posterior.
+    """
+    return {Evidence.BAD: True, Evidence.GOOD: False}.get(evidence)
+
+
+def many_lost(hosts: Collection[str]) -> str | None:
+    """Return what to say of a combination during whose trials several hosts were lost, else None."""
+    if len(hosts) < LOSSES_FOR_FINDING:
+        return None
+    return f"its trials were lost on {len(hosts)} hosts ({', '.join(sorted(hosts))})"
+
+
+def why_aside(counts: EvidenceCounts, hosts: Collection[str] = ()) -> str | None:
+    """Return why no more trials of a combination should run, or None.
+
+    A combination that always fails in another way than the target hides the answer: after a few such trials
+    it is set aside, as by `git bisect skip`. One that fails in another way only sometimes is kept; its other
+    failures are shown and never counted.
+
+    Args:
+        counts: Its trials.
+        hosts: Hosts that were lost, or lost their GPU, during them.
+    """
+    if counts.counted == 0 and (lost := many_lost(hosts)):
+        return lost
+    if counts.skip:
+        return "the trial said that nothing can be learnt here"
+    if counts.counted == 0 and counts.other >= OTHER_BEFORE_ASIDE:
+        return f"always fails in another way ({counts.other} of {counts.other} trials)"
+    if counts.other >= OTHER_MANY and counts.other > OTHER_PER_COUNTED * counts.counted:
+        return f"mostly fails in another way ({counts.other} of {counts.other + counts.counted} trials)"
+    return None
+
+
 class StudyState:
     """The state of a study.
 
@@ -93,7 +137,8 @@ class StudyState:
         plan: Chooses trials, and receives their results from this object.
 
     Attributes:
-        tallies: What trials said, for each combination that stands for its group.
+        counts: What trials said, for each combination that stands for its group.
+        failed_builds: Number of failed builds of the environment of each of these.
         aside: Status and reason of combinations at which nothing can be learnt.
         running: Trials that run, by id, with their combinations.
         elsewhere: Trials of each combination that other commands run.
@@ -114,7 +159,9 @@ class StudyState:
         self.members: defaultdict[Index, list[Index]] = defaultdict(list)
         for index, stands_for in prepared.groups.items():
             self.members[stands_for].append(index)
-        self.tallies: defaultdict[Index, Tally] = defaultdict(Tally)
+        self.counts: defaultdict[Index, EvidenceCounts] = defaultdict(EvidenceCounts)
+        self.failed_builds: Counter[Index] = Counter()
+        self._lost_on: defaultdict[Index, set[str]] = defaultdict(set)
         self.aside: dict[Index, tuple[str, str]] = {}
         self.running: dict[str, Index] = {}
         self.elsewhere: Counter[Index] = Counter()
@@ -144,24 +191,18 @@ class StudyState:
         self.aside = {i: why for i, why in self.aside.items() if why[0] != "set-aside"}
         for index in self.aside:
             plan.set_aside(index)
-        self.tallies = defaultdict(
-            Tally,
-            {
-                index: Tally(failed_builds=tally.failed_builds, lost_on=tally.lost_on)
-                for index, tally in self.tallies.items()
-            },
-        )
+        self.counts.clear()
         self.trial_seconds = Mean()
 
     @property
     def hits(self) -> int:
         """Return the number of bad trials."""
-        return sum(tally.bad for tally in self.tallies.values())
+        return sum(counts.bad for counts in self.counts.values())
 
     @property
     def looks_certain(self) -> bool:
         """Return whether every combination always failed or always passed, in few trials each."""
-        return not any((t.bad and t.good) or t.bad + t.good >= FLAKY_FROM for t in self.tallies.values())
+        return not any((c.bad and c.good) or c.counted >= FLAKY_FROM for c in self.counts.values())
 
     def missing(self) -> dict[Index, tuple[str, str]]:
         """Return status and reason of every combination that is known not to be runnable."""
@@ -191,7 +232,7 @@ class StudyState:
             lock_hash = self._prepared.locks[index].content_hash
             self._in_environment[lock_hash].append(index)
             why = self._broken.get(lock_hash)
-            return [] if why is None else self._put_aside(index, "env-unbuildable", why)
+            return [] if why is None else self.put_aside(index, "env-unbuildable", why)
         for name, end in (("good", self._grid.good), ("bad", self._grid.bad)):
             if index == end:
                 raise NoEnvironmentError(
@@ -199,9 +240,7 @@ class StudyState:
                     f"environment: {error.message}",
                     remedy=f"state another `{name}`, or leave it out",
                 )
-        return self._put_aside(
-            index, "env-unbuildable" if error.building else "env-unsolvable", error.message
-        )
+        return self.put_aside(index, "env-unbuildable" if error.building else "env-unsolvable", error.message)
 
     def begun(self, lock_hash: str) -> None:
         """Record that an environment is being built."""
@@ -230,11 +269,10 @@ class StudyState:
         indices = self.combinations_in(lock_hash)
         findings: list[Finding] = []
         for index in indices:
-            tally = self.tallies[index]
-            tally.failed_builds += 1
-            if tally.failed_builds >= BUILDS_BEFORE_UNBUILDABLE and (not transient or self.ready):
+            self.failed_builds[index] += 1
+            if self.failed_builds[index] >= BUILDS_BEFORE_UNBUILDABLE and (not transient or self.ready):
                 self._broken[lock_hash] = message
-                findings += self._put_aside(index, "env-unbuildable", message)
+                findings += self.put_aside(index, "env-unbuildable", message)
         if not transient or not indices:
             return findings
         self._failed_builds += 1
@@ -287,7 +325,7 @@ class StudyState:
     def lost(self, index: Index, host: str) -> None:
         """Note that a host, if it is known which, was lost while a trial ran on it."""
         if host:
-            self.tallies[index].lost_on.add(host)
+            self._lost_on[index].add(host)
 
     def learn(
         self, index: Index, outcome: Outcome, evidence: Evidence, *, duration: float, detail: str
@@ -301,19 +339,18 @@ class StudyState:
             duration: Seconds.
             detail: The outcome in words.
         """
-        tally = self.tallies[index]
-        tally.count(evidence)
-        tally.not_runnable += outcome is Outcome.NOT_RUNNABLE
+        counts, lost_on = self.counts[index], self._lost_on[index]
+        counts.add(evidence, outcome)
         if index in self.aside:
             return []
         if (bad := says_bad(evidence)) is not None:
             self.trial_seconds.add(duration)
             self.plan.tell(index, hit=bad)
-        if (why := tally.why_aside()) is not None:
-            return self._put_aside(index, "set-aside", f"{outcome}: {detail}; {why}" if tally.skip else why)
-        if (lost := tally.many_lost()) is not None:
+        if (why := why_aside(counts, lost_on)) is not None:
+            return self.put_aside(index, "set-aside", f"{outcome}: {detail}; {why}" if counts.skip else why)
+        if (lost := many_lost(lost_on)) is not None:
             return self._remark(f"lost-{index}", f"{self._grid.combination(index)}: {lost}")
-        if tally.other >= OTHER_BEFORE_ASIDE and tally.other > tally.good + tally.bad:
+        if counts.other >= OTHER_BEFORE_ASIDE and counts.other > counts.counted:
             return self._remark(
                 f"other-{index}",
                 f"{self._grid.combination(index)} often fails in another way ({outcome}); "
@@ -342,10 +379,9 @@ class StudyState:
                 remedy="add that line, then start the same command again",
             )
         if record.outcome is Outcome.NOT_RUNNABLE:
-            tried = [t for t in self.tallies.values() if t.good + t.bad + t.other + t.skip]
-            if len(tried) >= min(TRIED_BEFORE_BLAME, len(self.members)) and all(
-                t.not_runnable for t in tried
-            ):
+            tried = [c for c in self.counts.values() if c.counted + c.other + c.skip]
+            never = all(c.by_outcome[Evidence.SKIP, Outcome.NOT_RUNNABLE] for c in tried)
+            if never and len(tried) >= min(TRIED_BEFORE_BLAME, len(self.members)):
                 raise UsageError(
                     f"{self._matrix.shown}: the trial's command cannot be run"
                     + (f" in any of {len(tried)} combinations tried" if len(tried) > 1 else "")
@@ -359,10 +395,6 @@ class StudyState:
                 tried="each was run again",
                 remedy="correct that, then start the same command again: it goes on where it stopped",
             )
-
-    def put_aside(self, index: Index, status: str, reason: str) -> list[Finding]:
-        """Exclude a combination that another or earlier command found not to be runnable."""
-        return self._put_aside(index, status, reason)
 
     def check_anything_ran(self) -> None:
         """Raise an error if no trial ran because no environment can be built.
@@ -386,7 +418,8 @@ class StudyState:
             remedy="`bisect-env report` lists every combination with its reason",
         )
 
-    def _put_aside(self, index: Index, status: str, reason: str) -> list[Finding]:
+    def put_aside(self, index: Index, status: str, reason: str) -> list[Finding]:
+        """Exclude a combination, if it is not excluded already."""
         if index in self.aside:
             return []
         self.aside[index] = (status, reason)

@@ -16,9 +16,9 @@ from bisect_env.answers.untrusted import command_line
 from bisect_env.answers.verdict_document import VerdictDocument
 from bisect_env.cluster.choose import Place
 from bisect_env.engine import events
-from bisect_env.engine.amplify import settle
+from bisect_env.engine.amplify import circumstances_of, settle
 from bisect_env.engine.document import MOST_UNTRIED, bisect_log, chapter, named_commits
-from bisect_env.engine.locking import Locking, Prepared, is_lazy, lock_all
+from bisect_env.engine.locking import Locking, Prepared, is_lazy
 from bisect_env.engine.opening import (
     expand_as_known,
     grid_definition,
@@ -33,7 +33,7 @@ from bisect_env.engine.reuse import reusable
 from bisect_env.engine.searching import StudyRunner
 from bisect_env.engine.session import Session
 from bisect_env.environments.image_lock import moved_tag
-from bisect_env.environments.lock import Lock, LockResult
+from bisect_env.environments.lock import LockResult
 from bisect_env.environments.lockfiles import write_locks
 from bisect_env.environments.provider import EnvironmentProvider
 from bisect_env.errors import (
@@ -49,7 +49,6 @@ from bisect_env.matrix.grid import Direction, Grid, Index
 from bisect_env.matrix.load import Matrix
 from bisect_env.matrix.schema import CommitAxis
 from bisect_env.matrix.versions import VersionCatalogue
-from bisect_env.report.build import report_document
 from bisect_env.search.goals import Goal
 from bisect_env.search.searcher import StudySearch
 from bisect_env.search.table import MOST_CALLED
@@ -101,7 +100,7 @@ class StudyRun:
         goal: What is asked: where it begins to fail, where else it does, or the whole table.
         quick: End as soon as the answer stands, without checking it further.
         sure: Check the answer for as long as its checks take.
-        posterior: Whether the report follows the answers through all trials; see `load_report`.
+        report: Returns the report of a study as a JSON object; called when the study has ended.
     """
 
     matrix: Matrix
@@ -110,6 +109,7 @@ class StudyRun:
     place: Place
     lockfiles: Path | None
     notify: Notify
+    report: Callable[[Store, str], dict[str, Any]]
     stopped: Callable[[], bool] = lambda: False
     workers: int = 2
     fresh: bool = False
@@ -117,13 +117,12 @@ class StudyRun:
     goal: Goal = Goal.FIRST_BAD
     quick: bool = False
     sure: bool = False
-    posterior: bool = True
     _study: Study = field(init=False)
     _grid: Grid = field(init=False)
     _locking: Locking | None = field(init=False, default=None)
     _refining: bool = field(init=False)
     _began: float = field(init=False)
-    _deadline: float | None = field(init=False)
+    _session: Session = field(init=False)
 
     def run(self) -> Conclusion:
         """Run the study until the matrix has its answer.
@@ -134,7 +133,10 @@ class StudyRun:
         self._expand()
         self._open()
         began = self._began = time.monotonic()
-        self._deadline = self._deadline_from(began)
+        self._session = Session(
+            *(self.store, self.provider, self.place.executor, self.notify, self.stopped),
+            deadline=self._deadline_from(began),
+        )
         # A study that is answered answers again at once, without starting a cluster.
         if self._study.status is not StudyStatus.FINISHED:
             self.place.begin()
@@ -194,8 +196,13 @@ class StudyRun:
             return None
         stored = [one.get("seconds") for one in self._earlier_runs()]
         spent = sum(seconds for seconds in stored if isinstance(seconds, int | float))
-        # A killed command stored nothing but its trials.
-        return began + budget - max(spent, _seconds_covered(self.store.trials(self._study.id)))
+        # A killed command stored nothing but its trials, and those that it tried circumstances with.
+        trials = [
+            trial
+            for study_id in (self._study.id, *circumstances_of(self.store, self._study.id))
+            for trial in self.store.trials(study_id)
+        ]
+        return began + budget - max(spent, _seconds_covered(trials))
 
     def _earlier_runs(self) -> list[Mapping[str, Any]]:
         """Return what each earlier command stored when it ended; see `ENDED`."""
@@ -203,26 +210,23 @@ class StudyRun:
 
     def _note_end(self, began: float, cut: str) -> None:
         """Store how long this command worked on the study, and what cut its checks short."""
-        if cut or self._deadline is not None or self._earlier_runs():
+        if cut or self._session.deadline is not None or self._earlier_runs():
             spent = {"seconds": round(time.monotonic() - began, 3), "cut": cut}
             self.store.record_decision(self._study.id, ENDED, spent)
 
     def _cut(self, runner: StudyRunner) -> str:
         """Return what ended the trials before the checks were complete: see `ENDED`."""
-        if not self._is_in_time():
+        if not self._session.is_in_time:
             return "budget"
         if runner.plan.trials >= self.matrix.file.search.max_trials:
             return "max_trials"
         return "quick" if self.quick else ""
 
-    def _is_in_time(self) -> bool:
-        return self._deadline is None or time.monotonic() < self._deadline
-
     def _may_do_more(self, runner: StudyRunner) -> bool:
         """Return whether a limit that cut the checks of this study short is gone."""
         cut = next((one.get("cut") for one in reversed(self._earlier_runs())), "")
         more_trials = runner.plan.trials < self.matrix.file.search.max_trials
-        gone = {"budget": self._is_in_time(), "max_trials": more_trials, "quick": not self.quick}
+        gone = {"budget": self._session.is_in_time, "max_trials": more_trials, "quick": not self.quick}
         return self.sure or gone.get(str(cut), False)
 
     def _settled_images(self) -> dict[str, str]:
@@ -237,34 +241,40 @@ class StudyRun:
         matrix, store, study = self.matrix, self.store, self._study
         if self._locking is not None:
             self._locking.close()
-        locking = self._locking = open_locking(
-            matrix,
-            self._grid,
-            self.provider,
-            self._watched,
-            workers=self.workers,
-            images=images,
-            known={
-                index: lock
-                for combination, lock in stored_locks(store, study).items()
-                if (index := self._grid.find(combination)) is not None and index not in self._grid.excluded
-            },
+        grid = self._grid
+        known = {
+            index: lock
+            for combination, lock in stored_locks(store, study).items()
+            if (index := grid.find(combination)) is not None and index not in grid.excluded
+        }
+        locking = self._locking = Locking(
+            matrix, grid, self.provider, workers=self.workers, images=images, known=known
         )
-        session = Session(
-            *(store, self.provider, self.place.executor, self.notify, self.stopped), deadline=self._deadline
+        is_whole = not is_lazy(grid)
+        if is_whole:
+            locking.lock_all(lambda done, total: self._watched(events.LockProgress(done, total)))
+        prepared = locking.prepared
+        self.notify(
+            events.Locked(
+                combinations=math.prod(grid.shape),
+                excluded=len(grid.excluded),
+                unsolvable=len(prepared.unsolvable) if is_whole else 0,
+                environments=prepared.environments if is_whole else None,
+                withdrawn=tuple((a.name, v, why) for a in grid.axes for v, why in a.dropped.items()),
+            )
         )
-        perturbation = settle(matrix, self._grid, locking, session, study.id)
-        save_prepared(store, study, locking.prepared)
+        perturbation = settle(matrix, grid, locking, self._session, study.id)
+        save_prepared(store, study, prepared)
         # Looking up a hundred thousand keys takes longer than the few trials that might be spared.
         is_done = study.status is StudyStatus.FINISHED
-        many = math.prod(self._grid.shape) > MOST_CALLED
+        many = math.prod(grid.shape) > MOST_CALLED
         # With the budget spent, circumstances may be unsettled: what is reused may be no evidence later.
-        reuses = not (study.definition.fresh or many or is_done) and self._is_in_time()
+        reuses = not (study.definition.fresh or many or is_done) and self._session.is_in_time
         machines = reusable(self.place.machines(), matrix.file.trial.gpus) if reuses else ()
         runner = StudyRunner(
             matrix,
             locking,
-            session,
+            self._session,
             study.id,
             machines=machines,
             user=self._user,
@@ -288,9 +298,9 @@ class StudyRun:
             runner.run()
         return runner
 
-    def _watched(self, event: events.Event) -> None:
+    def _watched(self, event: events.LockProgress) -> None:
         self.notify(event)
-        if isinstance(event, events.LockProgress) and self.stopped():
+        if self.stopped():
             raise StudyInterruptedError(
                 f"stopped while locking environments ({event.done} of {event.total})",
                 remedy=_goes_on(self.matrix, self.goal, self._study),
@@ -338,7 +348,7 @@ class StudyRun:
                 document = document.model_copy(update={"status": "none", "reason": reason})
             store.finish_study(study.id, StudyStatus.FINISHED, document)
             _keep_commit(matrix, store, study.id, runner, self.provider.catalogue, document)
-            report = report_document(store, study.id, posterior=self.posterior)
+            report = self.report(store, study.id)
             # For those who ask in SQL: only the report can put it into words.
             sentence = report["verdict"]["sentence"]
             store.save_verdict(study.id, document.model_copy(update={"sentence": sentence}))
@@ -362,8 +372,7 @@ class StudyRun:
             status = StudyStatus.INTERRUPTED if interrupted else StudyStatus.FAILED
             self.store.finish_study(self._study.id, status, None)
         self.notify(events.Failed.of(error))
-        report = report_document(self.store, self._study.id, posterior=self.posterior)
-        self.notify(events.Concluded(report))
+        self.notify(events.Concluded(self.report(self.store, self._study.id)))
 
 
 def _goes_on(matrix: Matrix, goal: Goal, study: Study) -> str:
@@ -428,52 +437,6 @@ def _keep_logs_within_limit(store: Store, notify: Notify) -> None:
                 f"({done.logs} of them; `bisect-env db gc --limit SIZE` allows more)"
             )
         )
-
-
-def open_locking(
-    matrix: Matrix,
-    grid: Grid,
-    provider: EnvironmentProvider,
-    notify: Notify,
-    *,
-    workers: int = 2,
-    images: Mapping[str, str] | None = None,
-    known: Mapping[Index, Lock] | None = None,
-) -> Locking:
-    """Return the locking of a study's combinations: all now, or each when the search asks for it.
-
-    Args:
-        matrix: As loaded.
-        grid: As expanded.
-        provider: Solves.
-        notify: Called with the progress.
-        workers: Solvers at the same time.
-        images: Of names of container images those that the study has settled on, with what they stand for.
-        known: Locks that the study has already.
-    """
-    is_whole = not is_lazy(grid)
-    if is_whole:
-        locking = lock_all(
-            matrix,
-            grid,
-            provider,
-            workers=workers,
-            on_progress=lambda done, total: notify(events.LockProgress(done, total)),
-            images=images,
-        )
-    else:
-        locking = Locking(matrix, grid, provider, workers=workers, images=images, known=known)
-    prepared = locking.prepared
-    notify(
-        events.Locked(
-            combinations=math.prod(grid.shape),
-            excluded=len(grid.excluded),
-            unsolvable=len(prepared.unsolvable) if is_whole else 0,
-            environments=prepared.environments if is_whole else None,
-            withdrawn=tuple((a.name, v, why) for a in grid.axes for v, why in a.dropped.items()),
-        )
-    )
-    return locking
 
 
 def _seconds_covered(trials: Sequence[StoredTrial]) -> float:

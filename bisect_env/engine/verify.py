@@ -6,13 +6,12 @@ so that the database itself says which trials belong to it.
 
 from __future__ import annotations
 
-import itertools
 import uuid
-from collections.abc import Collection
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from bisect_env.engine.plans import OnePlan, UntilRate
+from bisect_env.engine.runner import Series
 from bisect_env.engine.session import Session
 from bisect_env.engine.single import ChosenCombination, run_trials
 from bisect_env.search.numeric import clopper_pearson
@@ -35,7 +34,7 @@ class Verification:
         max_rate: The limit.
         confidence: Confidence of the claim.
         trials: That are evidence.
-        hits: Bad ones among them.
+        bad: Bad ones among them.
         rate: Their share, 0 without trials.
         interval: 95 % interval of the rate, by itself, without regard to the test.
         below: One-sided upper bound of the rate at the confidence, by itself.
@@ -47,7 +46,7 @@ class Verification:
     max_rate: float
     confidence: float
     trials: int
-    hits: int
+    bad: int
     rate: float
     interval: tuple[float, float]
     below: float
@@ -55,56 +54,7 @@ class Verification:
 
     def document(self) -> dict[str, Any]:
         """Return the verification as a JSON object."""
-        return {
-            "event": "verified",
-            "combination": self.combination,
-            "claim": None if self.claim is None else str(self.claim),
-            "max_rate": self.max_rate,
-            "confidence": self.confidence,
-            "trials": self.trials,
-            "bad": self.hits,
-            "rate": self.rate,
-            "interval": list(self.interval),
-            "below": self.below,
-            "why_stopped": self.why_stopped,
-        }
-
-
-class NumberedTrials:
-    """The trials of one test, whose ids follow from that of the test.
-
-    Args:
-        test_id: Hexadecimal.
-        stored: Ids of the trials of the study.
-
-    Attributes:
-        resumed: Trials of the test that are stored already.
-    """
-
-    def __init__(self, test_id: str, stored: Collection[str]) -> None:
-        self._space = uuid.UUID(test_id)
-        # Trials were started in the order of their numbers, and some may never have ended.
-        known = set(stored)
-        names = (self._named(number) for number in range(len(known) + _LOST))
-        self._ids = {name for name in names if name in known}
-        self.resumed = len(self._ids)
-        self._numbers = itertools.count()
-
-    def _named(self, number: int) -> str:
-        return uuid.uuid5(self._space, str(number)).hex
-
-    def new_id(self) -> str:
-        """Return the next id that no stored trial has."""
-        trial_id = next(name for n in self._numbers if (name := self._named(n)) not in self._ids)
-        self._ids.add(trial_id)
-        return trial_id
-
-    def __contains__(self, trial_id: object) -> bool:
-        return trial_id in self._ids
-
-
-_LOST = 1000
-"""Numbers that cancelled and lost trials may have used up."""
+        return {"event": "verified", **asdict(self)}
 
 
 class Verifier:
@@ -148,7 +98,7 @@ class Verifier:
         self._id = unfinished or uuid.uuid4().hex
         if unfinished is None:
             store.record_decision(chosen.study.id, BEGUN, {"id": self._id, **self._facts})
-        self._series = NumberedTrials(self._id, [one.trial_id for one in store.trials(chosen.study.id)])
+        self._series = Series(self._id, [one.trial_id for one in store.trials(chosen.study.id)])
         self.resumed = self._series.resumed
 
     def run(self, session: Session) -> Verification:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import math
 from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
+from bisect_env.answers.axes import AxesByName, AxisInfo
 from bisect_env.answers.chapters import CommitReport, TracedReport
 from bisect_env.answers.explanation import Explanation
 from bisect_env.answers.origins import Origin
@@ -39,7 +40,6 @@ from bisect_env.report.doubts import (
 )
 from bisect_env.report.model import (
     AnswerReport,
-    AxisInfo,
     CombinationReport,
     DifferenceReport,
     FailureReport,
@@ -294,14 +294,9 @@ def _answer(hypothesis: Hypothesis, grid: Grid) -> AnswerReport:
         )
         for i in hypothesis.culprits
     }
+    axes = AxesByName.of(AxisInfo(name=a.name, values=a.values, direction=a.direction) for a in grid.axes)
     return AnswerReport(
-        label=readable(
-            bad_values_in_words(
-                hypothesis.kind,
-                bad,
-                {axis.name: {"values": axis.values, "direction": str(axis.direction)} for axis in grid.axes},
-            )
-        ),
+        label=readable(bad_values_in_words(hypothesis.kind, bad, axes)),
         kind=hypothesis.kind,
         bad_values=bad,
     )
@@ -340,7 +335,7 @@ def steps(
                 title=title, commands=(made, "cd repro", *_by_hand(lock)), files=plain_lists(lock.packages)
             )
         )
-    bad, good = side_names(verdict, [axis.model_dump() for axis in axes])
+    bad, good = side_names(verdict, axes)
     cells = ((verdict.first_bad, bad), (verdict.last_good, good))
     alone = [
         f"{command_line('bisect-env', 'trial', path, '--at', at(cell, axes))} # {words}"
@@ -446,17 +441,16 @@ def build_report(
         question: Matrix and script.
         with_posterior: Whether to record the probabilities of answers trial by trial.
     """
-    axes = tuple(AxisInfo.model_validate(axis) for axis in study.definition.grid)
+    axes = study.definition.grid
     states = _in_matrix_order(states, axes)
     counts, machines = counts_of(trials), machines_of(trials)
     own = [trial for trial in trials if not trial.reused]
-    totals = {evidence: sum(c.of(evidence) for c in counts.values()) for evidence in Evidence}
-    counted = totals[Evidence.GOOD] + totals[Evidence.BAD]
-    verdict = with_iterations(study.verdict or VerdictDocument(trials=counted), trials)
+    total = _sum(counts.values())
+    verdict = with_iterations(study.verdict or VerdictDocument(trials=total.counted), trials)
     combinations = _combinations(states, counts, axes, verdict, own)
     said = sentence(
         verdict,
-        [axis.model_dump() for axis in axes],
+        axes,
         _outcome_at(verdict.first_bad, counts, failures),
         _changed(difference, _explanation(decisions)),
     )
@@ -487,8 +481,8 @@ def build_report(
         axes=axes,
         verdict=verdict,
         target="" if target.is_open else shown(target.signature),
-        trials=counted,
-        trial_counts=TrialCounts(**{str(evidence): number for evidence, number in totals.items()}),
+        trials=total.counted,
+        trial_counts=TrialCounts.model_validate(total, from_attributes=True),
         environments=environments_of(trials),
         reused=tuple(origins),
         combinations=combinations,
@@ -607,11 +601,11 @@ def _combinations(
     return tuple(reports)
 
 
-def _sum(counts: Sequence[EvidenceCounts]) -> EvidenceCounts:
-    total: Counter[tuple[Evidence, Outcome]] = Counter()
+def _sum(counts: Iterable[EvidenceCounts]) -> EvidenceCounts:
+    total = EvidenceCounts()
     for one in counts:
-        total.update(one.by_outcome)
-    return EvidenceCounts(dict(total))
+        total.add_all(one)
+    return total
 
 
 def _combination(
@@ -729,7 +723,7 @@ def _warnings(counts: Mapping[Combination, EvidenceCounts]) -> list[str]:
         for combination, count in often
     ]
     warnings = first_few(told, _SHOWN, more="more combinations often failed in another way")
-    total = _sum(list(counts.values()))
+    total = _sum(counts.values())
     everything = sum(total.by_outcome.values())
     if total.void >= 3 and total.void >= 0.1 * everything:
         warnings.append(

@@ -11,13 +11,14 @@ from typing import Any
 
 from packaging.version import Version
 
+from bisect_env.answers.axes import AxisInfo
 from bisect_env.answers.phrases import and_more, duration, first_few, how_many, interval, percent
 from bisect_env.answers.untrusted import clean, command_line, shortened
 from bisect_env.answers.verdict_document import VerdictDocument
 from bisect_env.matrix.grid import Direction
 from bisect_env.matrix.signatures import read_signature, shown
 from bisect_env.matrix.versions import between
-from bisect_env.report.model import AxisInfo, FailureReport
+from bisect_env.report.model import FailureReport
 from bisect_env.search.numeric import clopper_pearson
 from bisect_env.search.stability import Effect, Told, drift, host_effect
 from bisect_env.storage.entries import StoredTrial

@@ -22,13 +22,13 @@ from urllib.parse import urlsplit
 from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup
 
+from bisect_env.answers.axes import AxisInfo
 from bisect_env.answers.phrases import duration, interval, percent, probability
 from bisect_env.answers.untrusted import LINE_WIDTH, clean, shortened, shown_lines
 from bisect_env.answers.verdict_document import VerdictDocument
 from bisect_env.matrix.history import readable
 from bisect_env.report import words
 from bisect_env.report.model import (
-    AxisInfo,
     CombinationReport,
     Report,
     TimedBuild,

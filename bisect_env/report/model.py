@@ -12,6 +12,7 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from bisect_env.answers.axes import AxisInfo
 from bisect_env.answers.chapters import CommitReport, TracedReport
 from bisect_env.answers.explanation import Explanation
 from bisect_env.answers.origins import Origin
@@ -195,61 +196,26 @@ SCHEMA = 1
 """Version of the document; raised when a key changes its meaning or goes away."""
 
 
-class AxisInfo(Frozen):
-    """One axis and its values in ascending order.
-
-    Attributes:
-        name: Of the axis.
-        kind: What it changes.
-        direction: Where the bad values may lie.
-        values: Ascending.
-        passed_over: Releases that the step of its range left out.
-        withdrawn: Releases of its range that the index has withdrawn (yanked).
-        labels: How people read values that are hashes of commits.
-        left_out: How many commits stand directly before a value without being one.
-    """
-
-    name: str
-    kind: str = "package"
-    direction: str = "regression"
-    values: tuple[str, ...] = ()
-    passed_over: tuple[str, ...] = ()
-    withdrawn: tuple[str, ...] = ()
-    labels: dict[str, str] = Field(default_factory=dict)
-    left_out: dict[str, int] = Field(default_factory=dict)
-
-
 def labels(axes: Sequence[AxisInfo]) -> dict[str, str]:
     """Return the readable names of commit hashes that are values."""
     return {value: label for axis in axes for value, label in axis.labels.items()}
 
 
 class StudyInfo(Frozen):
-    """Which study this is about.
+    """Which study this is about."""
 
-    Attributes:
-        id: 32 hex digits.
-        name: Of the matrix.
-        status: `open`, `finished`, `interrupted` or `failed`.
-        description: Of the matrix.
-        matrix: Path of the matrix file as the user named it.
-        created_at: UTC.
-        finished_at: UTC, None while it is open.
-        exclude_newer: The moment as of which the index was seen.
-        version: Of bisect-env.
-        user: Who ran it last.
-    """
-
-    id: str
-    name: str
-    status: str
-    description: str = ""
-    matrix: str = ""
-    created_at: datetime
-    finished_at: datetime | None = None
-    exclude_newer: datetime | None = None
-    version: str = ""
-    user: str = ""
+    id: str = Field(description="32 hex digits.")
+    name: str = Field(description="As the matrix says.")
+    status: str = Field(description="`open`, `finished`, `interrupted` or `failed`.")
+    description: str = Field(default="", description="As the matrix says.")
+    matrix: str = Field(default="", description="Path of the matrix file as the user named it.")
+    created_at: datetime = Field(description="UTC.")
+    finished_at: datetime | None = Field(default=None, description="UTC, None while it is open.")
+    exclude_newer: datetime | None = Field(
+        default=None, description="The moment as of which the index was seen."
+    )
+    version: str = Field(default="", description="Version of bisect-env.")
+    user: str = Field(default="", description="User who ran it last.")
 
 
 class TrialCounts(Frozen):
@@ -397,7 +363,7 @@ class Report(Frozen):
     @property
     def side_names(self) -> tuple[str, str]:
         """Return what the bad and the good side of the boundary are called: `first bad`, `last good`."""
-        return side_names(self.verdict, [axis.model_dump() for axis in self.axes])
+        return side_names(self.verdict, self.axes)
 
     @property
     def sentence(self) -> str:

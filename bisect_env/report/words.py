@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 
+from bisect_env.answers.axes import AxisInfo
 from bisect_env.answers.chapters import CommitReport, NamedCommit
 from bisect_env.answers.explanation import Explanation
 from bisect_env.answers.origins import told_origins
@@ -21,7 +22,6 @@ from bisect_env.environments.difference import PackageChange, PackageState
 from bisect_env.matrix.history import SHORT, is_commit, readable
 from bisect_env.matrix.signatures import SIGNATURE_VERSION, shown
 from bisect_env.report.model import (
-    AxisInfo,
     CombinationReport,
     FailureReport,
     Report,
@@ -307,8 +307,7 @@ def ends(report: Report) -> list[tuple[str, str]]:
         found.append(("also bad from", f"{named(other.first_bad or {})} on (culprit {culprits})"))
     if verdict.no_other is not None:
         found.append(("nothing else fails", f"probability {probability(verdict.no_other)}"))
-    axes = [axis.model_dump() for axis in report.axes]
-    if unimportant := do_not_matter(verdict, axes):
+    if unimportant := do_not_matter(verdict, report.axes):
         found.append(("does not matter", clean(", ".join(unimportant))))
     if claims := untested(report):
         found.append(("thinly tested", claims))

@@ -54,15 +54,8 @@ _NOTHING = 1e-3
 
 
 @dataclass(frozen=True, slots=True)
-class CheckEnvironment:
-    """A step that asks whether an intermediate environment can be built."""
-
-    intermediate: Changes
-
-
-@dataclass(frozen=True, slots=True)
 class Try:
-    """A step that asks for trials of an intermediate environment that can be built.
+    """A step that asks for trials of an intermediate environment, if it can be built.
 
     Attributes:
         intermediate: The environment.
@@ -161,9 +154,9 @@ class CulpritSearch:
 
     # -- telling -------------------------------------------------------------------------------------------
 
-    def mark(self, intermediate: Changes, *, feasible: bool) -> None:
-        """Record whether an intermediate environment can be built."""
-        self._feasible[intermediate] = feasible
+    def set_aside(self, intermediate: Changes) -> None:
+        """Record that an intermediate environment cannot be built, or that nothing can be learnt in it."""
+        self._feasible[intermediate] = False
 
     def tell(self, intermediate: Changes, *, hits: int, trials: int) -> None:
         """Add trials of an intermediate environment.
@@ -181,7 +174,7 @@ class CulpritSearch:
 
     # -- asking --------------------------------------------------------------------------------------------
 
-    def next_step(self, *, build_cost: float = 5.0) -> CheckEnvironment | Try | Done:
+    def next_step(self, *, build_cost: float = 5.0) -> Try | Done:
         """Return the next step of the search.
 
         Args:
@@ -194,9 +187,7 @@ class CulpritSearch:
         if best is None:
             return Done(is_sure=self.answer.probability >= self.confidence)
         _, intermediate, block = best
-        return (
-            Try(intermediate, block) if self._feasible.get(intermediate) else CheckEnvironment(intermediate)
-        )
+        return Try(intermediate, block)
 
     def _may_be_had(self, intermediate: Changes) -> bool:
         if intermediate in self._feasible:

@@ -19,7 +19,7 @@ from sqlalchemy.exc import ArgumentError, DBAPIError, IntegrityError, Operationa
 
 from bisect_env import __version__
 from bisect_env.errors import StorageError, UsageError
-from bisect_env.storage.tables import APPLICATION_ID, METADATA, SCHEMA_VERSION, MetaRow
+from bisect_env.storage.tables import APPLICATION_ID, METADATA, SCHEMA_VERSION, MetaRow, TrialRow
 from bisect_env.storage.values import DamageError, read_json
 
 # --------------------------------------------------------------------------------------------------
@@ -270,15 +270,20 @@ JOIN studies s ON s.id = c.study_id
 # every row of a count. The study is joined, because people choose by its name; LEFT, so that PostgreSQL may
 # leave the join out. Every row has its partners.
 _OF_MEMBER = "FROM study_trials m WHERE m.study_id = t.study_id AND m.trial_sequence = t.sequence"
+_LOCK_OF_TRIAL = "FROM locks l WHERE l.content_hash = t.lock_hash"
+_HIDDEN = {"sequence", "killed_by_us", "hash_seed", "copies", "iterations"}
+TRIAL_COLUMNS = {
+    **{name: f"t.{name}" for name in TrialRow.model_fields if name not in _HIDDEN},
+    "study": "s.name",
+    "username": "s.username",
+    "combination": f"(SELECT c.key FROM combinations c WHERE c.id = (SELECT m.combination_id {_OF_MEMBER}))",
+    "evidence": f"(SELECT m.evidence {_OF_MEMBER})",
+    "python": f"(SELECT l.python {_LOCK_OF_TRIAL})",
+    "platform": f"(SELECT l.platform {_LOCK_OF_TRIAL})",
+}
+"""Columns of `v_trials`, with what each is."""
 _TRIALS = f"""
-SELECT t.trial_id, t.study_id, s.name AS study,
-  (SELECT c.key FROM combinations c WHERE c.id = (SELECT m.combination_id {_OF_MEMBER})) AS combination,
-  t.lock_hash,
-  (SELECT l.python FROM locks l WHERE l.content_hash = t.lock_hash) AS python,
-  (SELECT l.platform FROM locks l WHERE l.content_hash = t.lock_hash) AS platform,
-  t.outcome, (SELECT m.evidence {_OF_MEMBER}) AS evidence, t.returncode, t.phase, t.signature, t.detail,
-  t.started_at, t.recorded_at, t.duration, t.host, t.worker, t.gpu, s.username, t.cpu, t.gpu_model, t.driver,
-  t.trial_key
+SELECT {", ".join(f"{sql} AS {name}" for name, sql in TRIAL_COLUMNS.items())}
 FROM trials t
 LEFT JOIN studies s ON s.id = t.study_id
 """

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Collection, Mapping
+from collections import Counter, defaultdict
+from collections.abc import Collection
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from enum import StrEnum
 from typing import Any
 
+from bisect_env.answers.axes import AxisInfo
 from bisect_env.answers.verdict_document import VerdictDocument
 from bisect_env.matrix.files import StudyFile
-from bisect_env.matrix.grid import AxisKind, Combination, Direction, Grid, GridAxis
+from bisect_env.matrix.grid import Combination, Grid, GridAxis
 from bisect_env.trials.judge import Target
 from bisect_env.trials.records import Evidence, Machine, Outcome, TrialFacts, TrialRecord
 
@@ -26,7 +27,7 @@ class StudyStatus(StrEnum):
     INTERRUPTED = "interrupted"
     """Stopped by the user; the same command goes on."""
     FAILED = "failed"
-    """Stopped by an error; the same command goes on once that is mended."""
+    """Stopped by an error; the same command goes on once that is corrected."""
 
 
 class CombinationStatus(StrEnum):
@@ -62,7 +63,7 @@ class StudyDefinition:
         matrix_text: Raw text of the file; JSON if there is none.
         files: Files of the trial to be stored; None keeps those that are. `Store.files` reads them.
         description: Description in the matrix.
-        grid: JSON list, in matrix order an object for each axis: `name`, `kind`, `direction`, `values`.
+        grid: Axes in matrix order.
         settings: JSON object: the search's settings and others that may change when a study is resumed.
         target: The failure that the study is about, as the matrix states it.
         exclude_newer: The moment as of which the index is seen; a resumed study keeps its first one.
@@ -78,7 +79,7 @@ class StudyDefinition:
     matrix_text: str
     files: tuple[StudyFile, ...] | None = None
     description: str = ""
-    grid: list[dict[str, Any]] = field(default_factory=list)
+    grid: tuple[AxisInfo, ...] = ()
     settings: dict[str, Any] = field(default_factory=dict)
     target: Target = field(default_factory=Target)
     exclude_newer: datetime | None = None
@@ -91,7 +92,7 @@ class StudyDefinition:
     def packages(self) -> list[str]:
         """Return the packages of the axes, in matrix order."""
         # Where an axis names no package, it is called as what it moves.
-        named = (axis.get("package", axis["name"]) for axis in self.grid)
+        named = (axis.name if axis.package is None else axis.package for axis in self.grid)
         return [name for name in named if name]
 
 
@@ -130,16 +131,7 @@ class Study:
     @property
     def grid(self) -> Grid:
         """Return the combinations of the study when it was last opened, with its stated ends."""
-        axes = tuple(
-            GridAxis(
-                axis["name"],
-                AxisKind(axis.get("kind", AxisKind.PACKAGE)),
-                tuple(axis["values"]),
-                Direction(axis.get("direction", Direction.REGRESSION)),
-            )
-            for axis in self.definition.grid
-        )
-        grid = Grid(axes)
+        grid = Grid(tuple(GridAxis(a.name, a.kind, a.values, a.direction) for a in self.definition.grid))
         ends = self.definition.settings.get("ends") or {}
         stated = {end: grid.find(Combination.of(ends[end])) for end in ("good", "bad") if ends.get(end)}
         return replace(grid, good=stated.get("good"), bad=stated.get("bad"))
@@ -222,44 +214,35 @@ class Want:
     believed: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class EvidenceCounts:
-    """Numbers of trials of one combination by evidence and outcome.
+    """Numbers of trials of one combination, or of several, by what they are evidence of.
 
     Attributes:
+        good: Passes.
+        bad: Trials that showed the target.
+        other: Failures of another kind.
+        void: Trials that do not count because of a fault of the infrastructure.
+        skip: Trials that said that nothing can be learnt.
         by_outcome: (evidence, outcome) to number of trials.
     """
 
-    by_outcome: Mapping[tuple[Evidence, Outcome], int] = field(default_factory=dict)
+    good: int = 0
+    bad: int = 0
+    other: int = 0
+    void: int = 0
+    skip: int = 0
+    by_outcome: Counter[tuple[Evidence, Outcome]] = field(default_factory=Counter)
 
-    def of(self, evidence: Evidence) -> int:
-        """Return the number of trials with this evidence."""
-        return sum(n for (said, _), n in self.by_outcome.items() if said is evidence)
+    def add(self, evidence: Evidence, outcome: Outcome, number: int = 1) -> None:
+        """Add trials."""
+        setattr(self, str(evidence), getattr(self, str(evidence)) + number)
+        self.by_outcome[evidence, outcome] += number
 
-    @property
-    def good(self) -> int:
-        """Return the number of passes."""
-        return self.of(Evidence.GOOD)
-
-    @property
-    def bad(self) -> int:
-        """Return the number of trials that showed the target."""
-        return self.of(Evidence.BAD)
-
-    @property
-    def other(self) -> int:
-        """Return the number of failures of another kind."""
-        return self.of(Evidence.OTHER)
-
-    @property
-    def void(self) -> int:
-        """Return the number of trials that are void because of infrastructure failures."""
-        return self.of(Evidence.VOID)
-
-    @property
-    def skip(self) -> int:
-        """Return the number of trials that were skipped."""
-        return self.of(Evidence.SKIP)
+    def add_all(self, other: EvidenceCounts) -> None:
+        """Add the trials of another combination."""
+        for kind, number in other.by_outcome.items():
+            self.add(*kind, number)
 
     @property
     def counted(self) -> int:
@@ -288,10 +271,10 @@ class FailureGroup:
 
 def counts_of(trials: Collection[StoredTrial]) -> dict[Combination, EvidenceCounts]:
     """Count the trials of each combination by evidence and outcome; combinations without any are left out."""
-    found: dict[Combination, Counter[tuple[Evidence, Outcome]]] = {}
+    found: defaultdict[Combination, EvidenceCounts] = defaultdict(EvidenceCounts)
     for trial in trials:
-        found.setdefault(trial.combination, Counter())[(trial.evidence, trial.outcome)] += 1
-    return {combination: EvidenceCounts(dict(by_outcome)) for combination, by_outcome in found.items()}
+        found[trial.combination].add(trial.evidence, trial.outcome)
+    return dict(found)
 
 
 def failures_of(trials: Collection[StoredTrial]) -> list[FailureGroup]:

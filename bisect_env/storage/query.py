@@ -17,18 +17,20 @@ from sqlalchemy import text as sql
 from sqlalchemy.exc import DBAPIError
 
 from bisect_env.errors import UsageError
-from bisect_env.storage.backend import NAMES, PUBLIC, Database, name_public, open_database, storage_error
+from bisect_env.storage.backend import (
+    NAMES,
+    PUBLIC,
+    TRIAL_COLUMNS,
+    Database,
+    name_public,
+    open_database,
+    storage_error,
+)
 from bisect_env.storage.tables import METADATA
 
 # --------------------------------------------------------------------------------------------------
 # From what a person types to a condition in SQL on `v_trials`. Pure.
 
-COLUMNS = (
-    *("trial_id", "study_id", "study", "combination", "lock_hash", "python", "platform", "outcome"),
-    *("evidence", "returncode", "phase", "signature", "detail", "started_at", "recorded_at", "duration"),
-    *("host", "worker", "gpu", "username", "cpu", "gpu_model", "driver", "trial_key"),
-)
-"""Of `v_trials`."""
 _NUMBERS = {"returncode", "duration"}
 _SHORT = re.compile(r"\s*([A-Za-z_][\w.-]*)\s*(=|!=|<=|>=|<|>|~)\s*([^\s'\"()=~<>][^'\"()=~<>]*?)\s*")
 _SQL_WORDS = re.compile(r"\b(and|or|like|in|is|not|between)\b", re.IGNORECASE)
@@ -50,7 +52,7 @@ def condition(text: str) -> str:
     name, operator, value = short.groups()
     if name in _NUMBERS and re.fullmatch(r"-?\d+(\.\d+)?", value) and operator != "~":
         return f"({name} {operator} {value})"
-    if name in COLUMNS:
+    if name in TRIAL_COLUMNS:
         return f"({_compared(name, operator, value)})"
     if operator in ("=", "!="):
         if "*" in value.rstrip("*"):

@@ -4,21 +4,21 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
 from datetime import datetime
 from functools import cache
-from typing import Annotated, Any, NotRequired, TypeVar
+from typing import Annotated, Any, TypeVar
 
-from pydantic import AfterValidator, ConfigDict, Field, TypeAdapter, ValidationError, create_model
+from pydantic import ConfigDict, TypeAdapter, ValidationError, create_model
 from sqlmodel import SQLModel
-from typing_extensions import TypedDict
 
+from bisect_env.answers.axes import AxisInfo
 from bisect_env.answers.chapters import CommitReport, TracedReport
 from bisect_env.answers.explanation import Explanation
-from bisect_env.answers.verdict_document import AnswerPart, VerdictDocument
+from bisect_env.answers.verdict_document import AnswerPart, Cell, VerdictDocument
 from bisect_env.environments.lock import Lock, LockFileError
-from bisect_env.matrix.grid import AxisKind, Combination, Direction
+from bisect_env.matrix.grid import Combination
 from bisect_env.matrix.shared_text import shared_matrix_text
 from bisect_env.matrix.signatures import read_signature
 from bisect_env.secrets import without_credentials, without_passwords
@@ -62,63 +62,45 @@ from bisect_env.trials.records import Evidence, Machine, Outcome, Phase, TrialFa
 
 # --------------------------------------------------------------------------------------------------
 # Whether a row holds what its columns should. A column's annotation says its type, of which SQLite keeps
-# none; documents in JSON have the shapes below, as far as anything of ours relies on them.
-
-_NUMBER = int | float
+# none; documents in JSON are read by models, as far as anything of ours relies on them.
 
 
-def _is_kind(text: str) -> str:
-    return AxisKind(text)
+class _Ends(AnswerPart):
+    good: Cell | None = None
+    bad: Cell | None = None
 
 
-def _is_direction(text: str) -> str:
-    return Direction(text)
+class _Settings(AnswerPart):
+    ends: _Ends | None = None
 
 
-_Kind = Annotated[str, AfterValidator(_is_kind)]
-_Direction = Annotated[str, AfterValidator(_is_direction)]
-
-
-class _Axis(TypedDict):
-    name: str
-    kind: NotRequired[_Kind]
-    direction: NotRequired[_Direction]
-    values: Annotated[list[str], Field(min_length=1)]
-    package: NotRequired[str]
-    labels: NotRequired[dict[str, str]]
-    left_out: NotRequired[dict[str, int]]
-    withdrawn: NotRequired[list[str]]
-
-
-class _Ends(TypedDict, total=False):
-    good: dict[str, str] | None
-    bad: dict[str, str] | None
-
-
-class _Settings(TypedDict, total=False):
-    ends: _Ends | None
-
-
-class _Amplified(TypedDict):
-    perturbation: dict[str, Any]
-    reason: NotRequired[str]
-
-
-class _Build(TypedDict, total=False):
-    lock: str
-    seconds: _NUMBER | None
-    reason: str | None
-
-
-class _File(TypedDict):
+class _File(AnswerPart):
     name: str
     content_hash: str | None
     executable: bool
 
 
-_SHAPES: dict[str, Any] = {"grid": list[_Axis], "settings": _Settings, "files": list[_File]}
-_PAYLOADS: dict[str, Any] = {AMPLIFIED: _Amplified, BUILT: _Build, BUILD_FAILED: _Build}
-_DOCUMENTS: dict[str, type[AnswerPart]] = {EXPLAINED: Explanation, COMMIT: CommitReport, TRACED: TracedReport}
+class _Build(AnswerPart):
+    lock: str = ""
+    seconds: float | None = None
+    reason: str | None = None
+
+
+class _Amplified(AnswerPart):
+    perturbation: dict[str, Any]
+    reason: str = ""
+
+
+_GRID = TypeAdapter(tuple[AxisInfo, ...])
+_FILES = TypeAdapter(tuple[_File, ...])
+_PAYLOADS: dict[str, type[AnswerPart]] = {
+    AMPLIFIED: _Amplified,
+    BUILT: _Build,
+    BUILD_FAILED: _Build,
+    COMMIT: CommitReport,
+    EXPLAINED: Explanation,
+    TRACED: TracedReport,
+}
 
 _TRIAL_ID = re.compile(r"[0-9A-Za-z_-]{1,64}")
 
@@ -133,29 +115,6 @@ def _columns_of(table: type[SQLModel]) -> TypeAdapter[Any]:
     # SQLite makes an infinity of a number that is too large.
     config = ConfigDict(strict=True, allow_inf_nan=False)
     return TypeAdapter(create_model(f"{table.__name__}Columns", __config__=config, **columns))
-
-
-@cache
-def _shape(key: tuple[str, str]) -> TypeAdapter[Any]:
-    return TypeAdapter((_SHAPES if key[0] == "studies" else _PAYLOADS)[key[1]])
-
-
-def _check(adapter: TypeAdapter[Any], value: Any, where: str, column: str = "") -> None:
-    """Raise an error if an adapter does not accept a value.
-
-    Args:
-        adapter: A strict adapter.
-        value: Value of a row, or of one of its columns.
-        where: Name of the row, for the message.
-        column: Name of the column; "" for the whole row.
-
-    Raises:
-        DamageError: The value is not accepted.
-    """
-    try:
-        adapter.validate_python(value, strict=True)
-    except ValidationError as error:
-        raise _damage(error, where, column) from None
 
 
 def _damage(error: ValidationError, where: str, column: str) -> DamageError:
@@ -174,7 +133,11 @@ def check_row(row: SQLModel, where: str) -> None:
     Raises:
         DamageError: It does.
     """
-    _check(_columns_of(type(row)), {name: getattr(row, name) for name in type(row).model_fields}, where)
+    columns = {name: getattr(row, name) for name in type(row).model_fields}
+    try:
+        _columns_of(type(row)).validate_python(columns, strict=True)
+    except ValidationError as error:
+        raise _damage(error, where, "") from None
 
 
 def _named(kind: str, row_id: object) -> str:
@@ -196,6 +159,12 @@ IMPORTED = "imported"
 of a combination, and then stored once."""
 
 
+_DEFINITION = {one.name for one in fields(StudyDefinition)} & StudyRow.model_fields.keys() - {
+    *("grid", "target", "files")
+}
+"""Fields that are stored as they are."""
+
+
 def study_of(row: StudyRow) -> Study:
     """Return a stored study as plain data.
 
@@ -204,27 +173,17 @@ def study_of(row: StudyRow) -> Study:
     """
     where = _named("study", row.id)
     check_row(row, where)
-    for column in ("grid", "settings", "files"):
-        if (document := getattr(row, column)) is not None:
-            _check(_shape(("studies", column)), document, where, column)
+    _read(_Settings, row.settings, where, "settings")
+    _read(_FILES, row.files, where, "files")
     try:
         target = Target.from_json(row.target)
     except (ValueError, TypeError) as error:
         raise DamageError(where, "target", shortened(str(error))) from None
     definition = StudyDefinition(
-        name=row.name,
-        digest=row.digest,
-        matrix_path=row.matrix_path,
-        matrix_text=row.matrix_text,
-        description=row.description,
-        grid=row.grid,
-        settings=row.settings,
+        **{name: getattr(row, name) for name in _DEFINITION},
+        grid=_read(_GRID, row.grid, where, "grid"),
         target=target,
-        exclude_newer=row.exclude_newer,
-        version=row.version,
-        host=row.host,
         user=row.username,
-        fresh=row.fresh,
     )
     return Study(
         id=row.id,
@@ -246,17 +205,23 @@ def verdict_of(document: object, where: str) -> VerdictDocument:
     return _read(VerdictDocument, document, where, "verdict")
 
 
-_Document = TypeVar("_Document", bound=AnswerPart)
+_Document = TypeVar("_Document")
 
 
-def _read(kind: type[_Document], document: object, where: str, column: str) -> _Document:
-    if not isinstance(document, dict):
-        raise DamageError(where, column, f"it holds {shortened(document)}, not an object")
+def _read(
+    kind: TypeAdapter[_Document] | type[_Document], document: object, where: str, column: str
+) -> _Document:
+    adapter = kind if isinstance(kind, TypeAdapter) else TypeAdapter(kind)
     try:
         # As JSON: strict validation of Python objects refuses lists where the model has tuples.
-        return kind.model_validate_json(json.dumps(document), strict=True)
+        return adapter.validate_json(json.dumps(document), strict=True)
     except ValidationError as error:
         raise _damage(error, where, column) from None
+
+
+def grid_value(grid: Sequence[AxisInfo]) -> list[dict[str, Any]]:
+    """Return the column that axes are stored in."""
+    return [jsonable(axis.model_dump(mode="json")) for axis in grid]
 
 
 def verdict_value(verdict: VerdictDocument) -> dict[str, Any]:
@@ -271,12 +236,10 @@ def definition_values(definition: StudyDefinition) -> dict[str, Any]:
     These are all but its identity and `exclude_newer`.
     """
     return {
-        "version": clean(definition.version),
-        "host": clean(definition.host),
+        **{name: clean(getattr(definition, name)) for name in ("version", "host", "matrix_path")},
         "username": clean(definition.user),
-        "matrix_path": clean(definition.matrix_path),
         "description": public(definition.description),
-        "grid": jsonable(definition.grid),
+        "grid": grid_value(definition.grid),
         "settings": jsonable(definition.settings),
         "target": jsonable(definition.target.as_json()),
         "matrix_text": clean(shared_matrix_text(definition.matrix_text)),
@@ -380,9 +343,7 @@ def decision_of(row: DecisionRow) -> Decision:
     where = f"decision {row.id} of study {shortened(row.study_id)}"
     check_row(row, where)
     if row.kind in _PAYLOADS:
-        _check(_shape(("decisions", row.kind)), row.payload, where, "payload")
-    if row.kind in _DOCUMENTS:
-        _read(_DOCUMENTS[row.kind], row.payload, where, "payload")
+        _read(_PAYLOADS[row.kind], row.payload, where, "payload")
     return Decision(row.at, row.kind, row.payload)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import re
 import sqlite3
 import stat
 import time
@@ -25,43 +26,14 @@ from bisect_env.storage.backend import ANOTHER, READING, Database, speaking
 # if they were alone (https://sqlite.org/wal.html, "All processes using a database must be on the same
 # host").
 
-_NETWORK = frozenset(
-    {
-        *(
-            "nfs",
-            "nfs3",
-            "nfs4",
-            "cifs",
-            "smb",
-            "smb2",
-            "smb3",
-            "smbfs",
-            "ncpfs",
-            "afs",
-            "auristorfs",
-            "coda",
-        ),
-        *("ceph", "lustre", "gpfs", "beegfs", "fhgfs", "glusterfs", "panfs", "pvfs2", "orangefs", "wekafs"),
-        # Cluster file systems: one disk, several hosts, no shared memory.
-        *("gfs2", "ocfs2"),
-    }
+# Beginnings of types. The last two of the first are cluster file systems: one disk, several hosts, no shared
+# memory.
+_NETWORK = re.compile(
+    "nfs|cifs|smb|ncpfs|afs|auristorfs|coda|ceph|lustre|gpfs|beegfs|fhgfs|glusterfs|panfs|pvfs|orangefs|wekafs"
+    "|gfs2|ocfs2"
 )
-_NETWORK_FUSE = frozenset(
-    {
-        *(
-            "sshfs",
-            "glusterfs",
-            "ceph",
-            "ceph-fuse",
-            "s3fs",
-            "gcsfuse",
-            "goofys",
-            "rclone",
-            "davfs",
-            "davfs2",
-        ),
-        *("juicefs", "seaweedfs", "mount-s3", "blobfuse", "blobfuse2", "curlftpfs", "cvmfs2", "moosefs"),
-    }
+_NETWORK_FUSE = re.compile(
+    "sshfs|s3fs|gcsfuse|goofys|rclone|davfs|juicefs|seaweedfs|mount-s3|blobfuse|curlftpfs|cvmfs|moosefs"
 )
 
 
@@ -79,8 +51,8 @@ def network_file_system(path: PurePath, mounts: Iterable[tuple[str, str]]) -> st
             holder = (len(mount.parts), kind)
     kind = holder[1].lower()
     _, is_fuse, driver = kind.partition("fuse.")
-    network = driver in _NETWORK_FUSE | _NETWORK if is_fuse else kind in _NETWORK
-    return kind if network else None
+    is_network = _NETWORK.match(driver or kind) or (is_fuse and _NETWORK_FUSE.match(driver))
+    return kind if is_network else None
 
 
 def network_file_system_of(path: Path) -> str | None:

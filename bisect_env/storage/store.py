@@ -37,6 +37,7 @@ from sqlalchemy import select as select_columns
 from sqlalchemy.exc import IntegrityError
 from sqlmodel import Session, col, delete, func, select
 
+from bisect_env.answers.axes import AxisInfo
 from bisect_env.answers.origins import Origin
 from bisect_env.answers.verdict_document import VerdictDocument
 from bisect_env.environments.lock import Lock
@@ -486,16 +487,6 @@ class Store:
                 self._local.session = None
 
     @contextlib.contextmanager
-    def together(self) -> Iterator[None]:
-        """Commit everything that this thread writes inside the block at its end, or none of it."""
-        with self.writing() as session:
-            self._local.writer = session
-            try:
-                yield
-            finally:
-                self._local.writer = None
-
-    @contextlib.contextmanager
     def reading(self) -> Iterator[Session]:
         """Open a session for reading, or reuse the one of this thread."""
         if (shared := getattr(self._local, "session", None)) is not None:
@@ -506,10 +497,7 @@ class Store:
 
     @contextlib.contextmanager
     def writing(self) -> Iterator[Session]:
-        """Open a session for writing that is committed at its end, or reuse the one of this thread."""
-        if (shared := getattr(self._local, "writer", None)) is not None:
-            yield shared
-            return
+        """Open a session for writing that is committed at its end."""
         with speaking(self.shown), Session(self.database.engine) as session:
             yield session
             session.commit()
@@ -606,11 +594,11 @@ class Store:
             row = study_row(session, study_id)
             row.verdict, row.updated_at = rows.verdict_value(verdict), datetime.now(UTC)
 
-    def set_grid(self, study_id: str, grid: Sequence[dict[str, Any]]) -> None:
+    def set_grid(self, study_id: str, grid: Sequence[AxisInfo]) -> None:
         """Store new values of a study's axes, after releases were added around its answer."""
         with self.writing() as session:
             row = study_row(session, study_id)
-            row.grid, row.updated_at = [jsonable(axis) for axis in grid], datetime.now(UTC)
+            row.grid, row.updated_at = rows.grid_value(grid), datetime.now(UTC)
 
     def finish_study(self, study_id: str, status: str, verdict: VerdictDocument | None) -> None:
         """End a study.
@@ -703,8 +691,8 @@ class Store:
     def save_combinations(self, study_id: str, states: Iterable[CombinationState]) -> None:
         """Store the states of combinations before anything runs.
 
-        Findings of trials are kept: an `unbuildable` or `set-aside` combination that is saved as
-        `solvable` with the same lock, or as `unlocked`, keeps its status.
+        A combination that is saved as `unlocked`, or as `solvable` with the lock that it has, keeps its
+        status and reason: findings of trials, and warnings of its environment.
 
         Raises:
             ValueError: An invalid status, or a lock that is not stored.
@@ -726,9 +714,7 @@ class Store:
                     session.add(row)
                     known[key] = row
                 elif status is CombinationStatus.UNLOCKED or (
-                    status is CombinationStatus.SOLVABLE
-                    and CombinationStatus(row.status).is_learnt
-                    and row.lock_hash == state.lock_hash
+                    status is CombinationStatus.SOLVABLE and row.lock_hash == state.lock_hash
                 ):
                     continue
                 if state.lock_hash != row.lock_hash:
@@ -765,7 +751,7 @@ class Store:
             query = select(CombinationRow).where(CombinationRow.study_id == study_id)
             found = [rows.combination_of(row) for row in session.exec(query.order_by(col(CombinationRow.id)))]
             if found and (row := session.get(StudyRow, study_id)) is not None:
-                names = {axis["name"] for axis in rows.study_of(row).definition.grid}
+                names = {axis.name for axis in rows.study_of(row).definition.grid}
                 if any(
                     not names <= set(one.combination) or not (names or one.combination.items == ())
                     for one in found
@@ -956,7 +942,15 @@ class Store:
                     raise DamageError(f"study {study_id}", "trials", f"one is of a study {origin!r:.40}")
                 study = rows.study_of(row)
                 definition = study.definition
-                found.append(Origin(study.id, study.name, definition.user, definition.host, trials))
+                found.append(
+                    Origin(
+                        study_id=study.id,
+                        study=study.name,
+                        user=definition.user,
+                        host=definition.host,
+                        trials=trials,
+                    )
+                )
             return found
 
     # -- logs and other files that trials left ---------------------------------------------------------------

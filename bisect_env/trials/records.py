@@ -6,7 +6,9 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from datetime import datetime
 from enum import StrEnum
-from typing import Any
+from typing import Annotated, Any
+
+from pydantic import Field
 
 from bisect_env.matrix.grid import Combination
 
@@ -117,17 +119,17 @@ class Phase(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """A class of machines on which equal trials are comparable.
+    """A class of machines on which equal trials are comparable."""
 
-    Attributes:
-        cpu: Architecture, such as `x86_64`.
-        gpu_model: Product names of the GPUs that the trial saw, sorted, comma-separated; "" without GPUs.
-        driver: Version of the GPU driver; "" without GPUs.
-    """
-
-    cpu: str
-    gpu_model: str = ""
-    driver: str = ""
+    cpu: Annotated[str, Field(description="Architecture, such as `x86_64`.")]
+    gpu_model: Annotated[
+        str,
+        Field(
+            description="Product names of the GPUs that the trial saw, sorted, separated by commas; empty "
+            "without GPUs."
+        ),
+    ] = ""
+    driver: Annotated[str, Field(description="Version of the GPU driver; empty without GPUs.")] = ""
 
     def __str__(self) -> str:
         if not self.gpu_model:

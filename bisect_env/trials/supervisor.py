@@ -39,7 +39,7 @@ ABORT_LINGER = 2.0
 """The same after an abort: grandchildren are printing their stacks."""
 END_GRACE = 10.0
 """Seconds to wait for killed processes to go; one that a driver holds may never."""
-ENGINE_PATIENCE = 10.0
+ENGINE_LIMIT = 10.0
 """Seconds for each command of a container engine."""
 
 _prctl = ctypes.CDLL(None, use_errno=True).prctl
@@ -145,7 +145,7 @@ class ContainerHold:
             os.close(output)
 
     def _wait(self, pid: int) -> int | None:
-        deadline = time.monotonic() + ENGINE_PATIENCE
+        deadline = time.monotonic() + ENGINE_LIMIT
         pause = 0.002
         while time.monotonic() < deadline:
             done, status = os.waitpid(pid, os.WNOHANG)

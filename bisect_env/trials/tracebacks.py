@@ -6,7 +6,6 @@ import itertools
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from enum import StrEnum
 
 from bisect_env.trials.records import Phase
 
@@ -101,15 +100,6 @@ class PythonFrame:
         return self.function == "<module>" and not self.file.startswith("<")
 
 
-class TracebackSource(StrEnum):
-    """A kind of program code that prints tracebacks."""
-
-    UNCAUGHT = "uncaught"
-    """The interpreter on its way out, or code that logs."""
-    ASIDE = "aside"
-    """A thread, a destructor or an atexit handler: the process went on."""
-
-
 @dataclass(frozen=True, slots=True)
 class Traceback:
     """One exception as printed.
@@ -118,14 +108,14 @@ class Traceback:
         frames: Most recent call first.
         exception: Its type as printed, `torch.OutOfMemoryError`.
         message: First line of its message.
-        origin: The code that printed it.
+        is_aside: Whether a thread, a destructor or an atexit handler printed it: the process went on.
         text: From the first exception of its chain to the end of the message.
     """
 
     frames: tuple[PythonFrame, ...]
     exception: str
     message: str
-    origin: TracebackSource
+    is_aside: bool
     text: str
 
     @property
@@ -239,7 +229,7 @@ def parse_tracebacks(text: str) -> list[Traceback]:
                 frames=tuple(reversed(frames)),
                 exception=final["type"],
                 message=final["message"] or "",
-                origin=_origin(lines, start),
+                is_aside=_is_aside(lines, start),
                 text="\n".join([_from_header(lines[start]), *lines[start + 1 : stop]]),
             )
         )
@@ -289,15 +279,16 @@ def _end_of_message(lines: list[str], position: int) -> int:
     return position
 
 
-def _origin(lines: list[str], start: int) -> TracebackSource:
+def _is_aside(lines: list[str], start: int) -> bool:
     before = lines[start - 1] if start else ""
-    aside = ("Exception ignored ", "Exception in thread ", "Error in atexit", "Unhandled exception in thread")
-    return TracebackSource.ASIDE if before.startswith(aside) else TracebackSource.UNCAUGHT
+    return before.startswith(
+        ("Exception ignored ", "Exception in thread ", "Error in atexit", "Unhandled exception in thread")
+    )
 
 
 def final_traceback(text: str) -> Traceback | None:
     """Return the last traceback that can explain why the process ended."""
-    return next((t for t in reversed(parse_tracebacks(text)) if t.origin is TracebackSource.UNCAUGHT), None)
+    return next((t for t in reversed(parse_tracebacks(text)) if not t.is_aside), None)
 
 
 def parse_fatal_dump(text: str) -> FatalDump | None:

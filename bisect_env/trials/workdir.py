@@ -11,14 +11,14 @@ import shutil
 import stat
 import sys
 import threading
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 from bisect_env.containers.engine import ask
 from bisect_env.secrets import passed_on, without_proxy_logins
-from bisect_env.temporary import FULL, TRIAL, Once, left_behind, make_held
+from bisect_env.temporary import FULL, TRIAL, left_behind, make_held
 from bisect_env.trials.records import TrialFile
 
 # --------------------------------------------------------------------------------------------------
@@ -69,7 +69,7 @@ def work_dir(files: Sequence[TrialFile]) -> Iterator[WorkDir]:
     Raises:
         ValueError: A file's name leads out of the directory.
     """
-    _SWEEP()
+    _sweep_once()
     top, held = make_held(TRIAL)
     try:
         made = WorkDir(top=top, work=top / "work", tmp=top / "tmp")
@@ -116,7 +116,7 @@ def keep_removal(top: Path, commands: Sequence[Sequence[str]]) -> None:
 
 
 # For a worker that was killed, a new one is started.
-_SWEEP = Once(sweep)
+_sweep_once = functools.cache(sweep)
 
 
 def _write(directory: Path, file: TrialFile) -> None:
@@ -235,7 +235,7 @@ def _settings(tmp: Path, hash_seed: int, trial_id: str, gpus: Sequence[str]) -> 
 
 def child_path(path: str, prefix_bin: Path, own_bin: Path | None) -> str:
     """Return PATH with the prefix's commands first and without this program's own."""
-    return os.pathsep.join(_unique([str(prefix_bin), *_without(path, own_bin)]))
+    return os.pathsep.join(dict.fromkeys([str(prefix_bin), *_without(path, own_bin)]))
 
 
 @functools.lru_cache(16)
@@ -248,7 +248,3 @@ def _without(path: str, own_bin: Path | None) -> tuple[str, ...]:
 def own_bin() -> Path | None:
     """Return the directory of this program's own commands, if it lives in a virtual environment."""
     return None if sys.prefix == sys.base_prefix else Path(sys.prefix, "bin")
-
-
-def _unique(parts: Iterable[str]) -> list[str]:
-    return list(dict.fromkeys(parts))

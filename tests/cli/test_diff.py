@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from bisect_env.answers.axes import AxisInfo
 from bisect_env.answers.verdict_document import VerdictDocument
 from bisect_env.environments.lockfiles import make_lock
 from bisect_env.matrix.grid import Combination
@@ -31,9 +32,9 @@ def db(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("BISECT_ENV_DB", str(path))
     monkeypatch.setenv("BISECT_ENV_CACHE", str(tmp_path / "cache"))
     versions = ["2.1", "2.2", "2.3", "2.4"]
-    axis = {"name": "torch", "kind": "package", "values": versions, "package": "torch"}
+    axis = AxisInfo(name="torch", values=tuple(versions), package="torch")
     with Store.open(str(path)) as store:
-        study = store.open_study(StudyDefinition("t", "d", "t.yaml", "version: 1\n", grid=[axis]))
+        study = store.open_study(StudyDefinition("t", "d", "t.yaml", "version: 1\n", grid=(axis,)))
         store.save_locks(study.id, LOCKS)
         states = [
             CombinationState(Combination.of({"torch": v}), CombinationStatus.SOLVABLE, "", lock.content_hash)

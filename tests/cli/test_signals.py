@@ -17,6 +17,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from bisect_env import temporary
 from tests.cli.calls import RunCommand
 from tests.cli.processes import Command, wait_for
 from tests.engine.studies import Studies, crash_from_six
@@ -232,17 +233,20 @@ if sys.argv[1] == "at once":
 
 
 @pytest.mark.parametrize("how", ["at once", "in order"])
-def test_threads_of_a_process_that_ends_leave_nothing(
+def test_what_threads_of_a_process_that_ends_leave_is_removed_by_the_next(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str
 ) -> None:
     seed = random.randrange(2**32)
     print(f"seed {seed}")
     rng = random.Random(seed)
     monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     for _ in range(20):
         subprocess.run(
             [sys.executable, "-c", THREADS, how, str(rng.uniform(0.0, 0.05))], check=True, timeout=60
         )
+        assert len(list(tmp_path.iterdir())) <= 6  # one a thread
+        temporary.remove_left_behind()
         assert list(tmp_path.iterdir()) == []
 
 

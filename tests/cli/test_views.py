@@ -7,12 +7,13 @@ from typing import Any
 import pytest
 from rich.console import Console
 
+from bisect_env.answers.axes import AxisInfo
 from bisect_env.answers.origins import Origin
 from bisect_env.answers.verdict_document import VerdictDocument
 from bisect_env.cli.views import JsonView, LiveView, PlainView, QuietView, bar, describe, interesting
 from bisect_env.engine import events
 from bisect_env.environments.progress import BuildStep
-from bisect_env.matrix.grid import Combination
+from bisect_env.matrix.grid import AxisKind, Combination, Direction
 from bisect_env.trials.records import Evidence, Outcome, Phase, TrialRecord
 
 A, B, C = (Combination((("pkg", v),)) for v in ("1", "2", "3"))
@@ -258,7 +259,8 @@ def test_a_failure_that_came_every_time_gets_always_offered() -> None:
 
 
 def test_an_answer_on_the_way_is_told_as_the_report_tells_it() -> None:
-    axes = [{"name": "pkg", "kind": "value", "direction": "either", "values": ["1", "2", "3", "4"]}]
+    values = ("1", "2", "3", "4")
+    axes = [AxisInfo(name="pkg", kind=AxisKind.VALUE, direction=Direction.EITHER, values=values)]
     gap = document(
         status="confirmed",
         kind="all",
@@ -286,7 +288,7 @@ def test_one_is_not_told_as_several() -> None:
     answered = replace(one, verdict=document(expected_left=0.0, probability=1.0 - 1e-6))
     assert describe(answered) == "1 trial, 1 of them bad; best answer so far > 99.9 %; checking the answer"
     assert describe(events.StudyOpened("abc", "x", 1)) == "study abc (x), going on after 1 trial"
-    origins = tuple(Origin(study_id, "x", "ann", "box", 3) for study_id in ("a", "b"))
+    origins = tuple(Origin(study_id=one, study="x", user="ann", host="box", trials=3) for one in ("a", "b"))
     assert (describe(events.Reused(6, origins)) or "").startswith(
         "starts from 6 trials that were measured before (3 by"
     )

@@ -2,7 +2,7 @@ from pathlib import Path
 
 import pytest
 
-from bisect_env.engine import searching
+from bisect_env.engine import settling
 from tests.engine.studies import Studies
 
 
@@ -13,8 +13,8 @@ def checks(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> N
     For a certain failure they are sixty passes of the last good combination: most of a small study's time.
     """
     if not any(request.node.get_closest_marker(name) for name in ("checked", "slow")):
-        monkeypatch.setattr(searching, "CHECK_SECONDS", 0.0)
-        monkeypatch.setattr(searching, "CHECK_SHARE", 0.0)
+        monkeypatch.setattr(settling, "CHECK_SECONDS", 0.0)
+        monkeypatch.setattr(settling, "CHECK_SHARE", 0.0)
 
 
 @pytest.fixture

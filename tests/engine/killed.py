@@ -18,7 +18,7 @@ from sqlalchemy import Engine, event
 
 from bisect_env.cluster.pool import PoolExecutor
 from bisect_env.cluster.protocol import PrefixRequest
-from bisect_env.engine import events, searching
+from bisect_env.engine import settling
 from bisect_env.environments.prefix import ensure_prefix
 from bisect_env.storage.backend import READING
 from bisect_env.storage.study_trials import StudyTrials
@@ -53,16 +53,13 @@ def main(folder: str, matrix: str, instant: str) -> None:
             os.kill(os.getpid(), signal.SIGKILL)
         passed += 1
 
-    searching.CHECK_SECONDS = searching.CHECK_SHARE = 0.0
+    settling.CHECK_SECONDS = settling.CHECK_SHARE = 0.0
     event.listen(Engine, "begin", at_instant)
     event.listen(Engine, "commit", at_instant)
     studies = Studies(Path(folder))
     build = partial(ensure_prefix, cache_dir=studies.folder / "cache")
     make = partial(DyingExecutor, build, 2) if instant == "look" else None
     studies.run(Path(matrix), make_executor=make)
-    for one in studies.events:
-        # "probability 33 % after 7 trials; now checking it" was once said on resuming a killed study.
-        assert not isinstance(one, events.Answered) or one.verdict.status == "confirmed"
     print(passed)
 
 

@@ -18,6 +18,7 @@ from bisect_env.engine.study import Conclusion, StudyRun
 from bisect_env.environments.prefix import ensure_prefix
 from bisect_env.environments.provider import EnvironmentProvider, Environments
 from bisect_env.matrix.load import load_matrix
+from bisect_env.report.build import report_document
 from bisect_env.search.goals import Goal
 from bisect_env.storage.store import Store
 from tests import planted
@@ -122,6 +123,7 @@ class Studies:
                 ),
                 lockfiles=self.folder / "lockfiles",
                 notify=self.events.append,
+                report=report_document,
                 stopped=stopped,
                 fresh=fresh,
                 only_mine=only_mine,

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import time
+from typing import Literal
 
 import pytest
 
-from bisect_env.engine import events, searching
+from bisect_env.answers.verdict_document import VerdictDocument
+from bisect_env.engine import events, settling
 from bisect_env.trials.records import Evidence
 from tests.engine.studies import Studies, crash_from_six
 
@@ -18,8 +20,8 @@ SLOW = crash_from_six("time.sleep(0.2)")
 def test_checks_end_after_their_time_or_share_of_the_study_whichever_is_longer(
     studies: Studies, monkeypatch: pytest.MonkeyPatch, most: float, share: float
 ) -> None:
-    monkeypatch.setattr(searching, "CHECK_SECONDS", most)
-    monkeypatch.setattr(searching, "CHECK_SHARE", share)
+    monkeypatch.setattr(settling, "CHECK_SECONDS", most)
+    monkeypatch.setattr(settling, "CHECK_SHARE", share)
     began = time.monotonic()
     told_at = [0.0]
     keep = studies.events.append
@@ -42,6 +44,24 @@ def test_checks_end_after_their_time_or_share_of_the_study_whichever_is_longer(
     assert 1 < cleared["trials"] < 61
     assert 0.05 < cleared["below"] < 1.0
     assert took < answered.seconds + 5.0
+
+
+@pytest.mark.parametrize(
+    ("status", "ends_wrong", "checks", "says"),
+    [
+        ("confirmed", (), 5, True),
+        # "probability 33 % after 7 trials; now checking it" was once said on resuming a killed study.
+        ("none", (), 5, False),
+        ("likely", (), 5, False),
+        ("confirmed", ("good",), 5, False),
+        ("confirmed", (), 0, False),
+    ],
+)
+def test_that_an_answer_is_checked_is_said_of_a_confirmed_answer_alone(
+    status: Literal["confirmed", "likely", "none"], ends_wrong: tuple[str, ...], checks: int, says: bool
+) -> None:
+    verdict = VerdictDocument(status=status, probability=0.33, ends_wrong=ends_wrong)
+    assert settling.is_announced(verdict, checks) is says
 
 
 @pytest.mark.checked

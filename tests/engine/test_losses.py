@@ -14,9 +14,10 @@ from bisect_env.cluster.pool import PoolExecutor
 from bisect_env.cluster.protocol import Completion, TrialCompleted, TrialLost, TrialRequest
 from bisect_env.cluster.worker import WorkerSettings, perform_on_worker
 from bisect_env.engine import events
-from bisect_env.engine.tally import Tally
+from bisect_env.engine.state import many_lost, why_aside
 from bisect_env.environments.lock import Lock
 from bisect_env.environments.prefix import Prefix
+from bisect_env.storage.entries import EvidenceCounts
 from bisect_env.trials.records import Evidence
 from tests.engine.studies import QUICK, Studies
 
@@ -122,11 +123,11 @@ def test_workers_of_another_release_are_not_the_combinations_fault(studies: Stud
 
 
 def test_losses_beside_good_trials_are_a_warning() -> None:
-    tally = Tally(good=2, void=3, lost_on={"a", "b", "c"})
-    assert tally.why_aside() is None
-    assert tally.many_lost() == "its trials were lost on 3 hosts (a, b, c)"
-    assert Tally(void=9, lost_on={"a", "b"}).many_lost() is None
-    assert Tally(void=3, lost_on={"a", "b", "c"}).why_aside() == tally.many_lost()
+    three = {"a", "b", "c"}
+    assert why_aside(EvidenceCounts(good=2, void=3), three) is None
+    assert many_lost(three) == "its trials were lost on 3 hosts (a, b, c)"
+    assert many_lost({"a", "b"}) is None
+    assert why_aside(EvidenceCounts(void=3), three) == many_lost(three)
 
 
 CUDA_ONCE = """

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from bisect_env.engine import events, searching
+from bisect_env.engine import events, settling
 from bisect_env.errors import UsageError
 from tests.engine.studies import Studies
 from tests.environments.index_server import IndexServer, serve
@@ -55,7 +55,7 @@ def test_releases_around_the_answer_are_looked_at(studies: Studies, index: Index
 def test_checks_take_half_of_the_time_of_the_whole_study(
     studies: Studies, index: IndexServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(searching, "CHECK_SHARE", 0.5)
+    monkeypatch.setattr(settling, "CHECK_SHARE", 0.5)
     path = question(studies, index)
     script = studies.folder / "script.py"
     script.write_text("import time\ntime.sleep(0.3)\n" + script.read_text())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import random
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from bisect_env.answers.origins import Origin, told_origins
 from bisect_env.cli.views import describe
 from bisect_env.engine import events
 from bisect_env.engine.locking import Prepared, group
-from bisect_env.engine.reuse import Reuse, reusable, trial_key
+from bisect_env.engine.reuse import reusable, trial_key
 from bisect_env.environments.lock import Lock
 from bisect_env.matrix.expand import expand
 from bisect_env.matrix.load import Matrix, load_matrix
@@ -21,7 +22,7 @@ from bisect_env.report.build import report_document
 from bisect_env.report.model import Report
 from bisect_env.report.text import report_text
 from bisect_env.search.goals import Goal
-from bisect_env.storage.entries import counts_of
+from bisect_env.storage.entries import StoredTrial, counts_of
 from bisect_env.storage.query import ask
 from bisect_env.storage.store import Store
 from bisect_env.trials.judge import Target
@@ -209,14 +210,16 @@ def test_a_study_on_unlike_machines_says_so(studies: Studies) -> None:
 
 
 def test_programs_hear_what_was_reused() -> None:
-    origin = Origin("0a1b2c3d4e", "quickstart", "ann", "box-1", 30)
+    origin = Origin(study_id="0a1b2c3d4e", study="quickstart", user="ann", host="box-1", trials=30)
     event = events.Reused(30, (origin,))
-    assert event.as_json() == {"event": "reused", "trials": 30, "from": [dataclasses.asdict(origin)]}
+    assert event.as_json() == {"event": "reused", "trials": 30, "origins": [origin.model_dump()]}
     told = (
         "starts from 30 trials that were measured before (30 by ann on box-1 in study 0a1b2c3d (quickstart))"
     )
     assert describe(event) == told
-    many = told_origins([dataclasses.replace(origin, user="", host="", trials=n) for n in (5, 4, 3, 2, 1)])
+    many = told_origins(
+        [origin.model_copy(update={"user": "", "host": "", "trials": n}) for n in (5, 4, 3, 2, 1)]
+    )
     assert many.startswith("5 by somebody on some host in study")
     assert many.endswith(", 2 more studies with 3 trials")
 
@@ -269,21 +272,13 @@ class OneKey:
         record_trial(self.store, self.old.id, one, trial_key="k")
         return one.trial_id
 
-    def reuse(self, **target: Any) -> Reuse:
+    def reuse(self, **target: Any) -> Callable[[], list[StoredTrial]]:
+        """Return a function that takes what has been recorded of the key since its last call."""
         # The study goes on with this target.
         self.new = self.store.open_study(definition("new", target=Target(**target)))
-
-        class Grid:
-            def combination(self, _index: object) -> object:
-                return combination("2.0")
-
-        class Planted:
-            grid = Grid()
-
-        planted: Prepared = Planted()  # type: ignore[assignment]
         trials = self.store.study_trials(self.new.id)
         trials.look()
-        return Reuse(trials, {(0,): "k"}, planted, [Machine("x86_64")])
+        return lambda: trials.reuse({"k": combination("2.0")}, [Machine("x86_64")])
 
 
 @pytest.fixture
@@ -300,7 +295,7 @@ def test_all_trials_of_a_key_are_taken_whatever_they_did(one: OneKey) -> None:
     ]
     for outcome in outcomes:
         one.measured(outcome)
-    taken = one.reuse().look()
+    taken = one.reuse()()
     assert [trial.outcome for trial in taken] == outcomes
     counts = counts_of(one.store.trials(one.new.id))[combination("2.0")]
     assert counts.good == outcomes.count(Outcome.PASS)
@@ -313,26 +308,26 @@ def test_what_says_nothing_is_not_taken(one: OneKey) -> None:
     one.measured(Outcome.CUDA_INIT)
     reuse = one.reuse()
     # As in a study of its own: a GPU that could not be opened once is void, twice it is a failure.
-    assert [(t.outcome, t.evidence) for t in reuse.look()] == [
+    assert [(t.outcome, t.evidence) for t in reuse()] == [
         (Outcome.CUDA_INIT, Evidence.VOID),
         (Outcome.CUDA_INIT, Evidence.OTHER),
     ]
-    assert reuse.look() == []
+    assert reuse() == []
 
 
 def test_what_is_recorded_later_is_taken_at_the_next_look(one: OneKey) -> None:
     reuse = one.reuse()
-    assert reuse.look() == []
+    assert reuse() == []
     first = one.measured(Outcome.PASS)
-    assert [trial.trial_id for trial in reuse.look()] == [first]
+    assert [trial.trial_id for trial in reuse()] == [first]
     second = one.measured(Outcome.CRASH)
-    assert [trial.trial_id for trial in reuse.look()] == [second]
-    assert [trial.trial_id for trial in one.reuse().look()] == []
+    assert [trial.trial_id for trial in reuse()] == [second]
+    assert [trial.trial_id for trial in one.reuse()()] == []
 
 
 def test_of_a_key_with_collected_logs_nothing_is_taken_where_output_decides(one: OneKey) -> None:
     one.measured(Outcome.CRASH, stderr="boom")
     one.store.collect(0)
     one.measured(Outcome.CRASH, stderr="another boom")
-    assert one.reuse(output=("boom",)).look() == []
-    assert len(one.reuse().look()) == 2
+    assert one.reuse(output=("boom",))() == []
+    assert len(one.reuse()()) == 2

@@ -5,21 +5,19 @@ from hypothesis import strategies as st
 
 from bisect_env.engine.forecast import Forecast
 from bisect_env.engine.next_work import build_cost, in_flight
-from bisect_env.engine.tally import Tally, says_bad
+from bisect_env.engine.state import says_bad, why_aside
 from bisect_env.search.searcher import Search
-from bisect_env.trials.records import Evidence
+from bisect_env.storage.entries import EvidenceCounts
+from bisect_env.trials.records import Evidence, Outcome
 from tests.search.worlds import alone, grid
 
 
-def tally(**counts: int) -> Tally:
-    return Tally(**counts)
-
-
 def test_counting_covers_every_kind_of_evidence() -> None:
-    t = Tally()
+    counts = EvidenceCounts()
     for evidence in Evidence:
-        t.count(evidence)
-    assert (t.good, t.bad, t.other, t.skip, t.void) == (1, 1, 1, 1, 1)
+        counts.add(evidence, Outcome.CRASH)
+    assert (counts.good, counts.bad, counts.other, counts.skip, counts.void) == (1, 1, 1, 1, 1)
+    assert counts.counted == 2
 
 
 @pytest.mark.parametrize(
@@ -37,7 +35,7 @@ def test_counting_covers_every_kind_of_evidence() -> None:
     ],
 )
 def test_when_a_combination_is_set_aside(counts: dict[str, int], aside: bool) -> None:
-    assert (tally(**counts).why_aside() is not None) is aside
+    assert (why_aside(EvidenceCounts(**counts)) is not None) is aside
 
 
 def test_build_cost_is_in_trials() -> None:
@@ -59,13 +57,13 @@ def test_other_failures_and_void_trials_never_move_the_posterior(
 ) -> None:
     lattice = grid((6,))
     everything, counted_alone = Search(lattice, alone(lattice)), Search(lattice, alone(lattice))
-    tallies = [Tally() for _ in range(6)]
+    known = [EvidenceCounts() for _ in range(6)]
     for cell, evidence in trials:
         # As the study's loop does.
-        tallies[cell].count(evidence)
+        known[cell].add(evidence, Outcome.CRASH)
         if (bad := says_bad(evidence)) is not None:
             everything.tell((cell,), hit=bad)
-        if tallies[cell].why_aside() is not None:
+        if why_aside(known[cell]) is not None:
             # That it cannot be tried any more is known to both: an end that is gone changes what is asked.
             everything.set_aside((cell,))
             counted_alone.set_aside((cell,))

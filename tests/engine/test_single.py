@@ -11,12 +11,11 @@ import pytest
 
 from bisect_env.cluster.pool import PoolExecutor
 from bisect_env.engine import events
-from bisect_env.engine.locking import lock_all, lock_one
+from bisect_env.engine.locking import Locking
 from bisect_env.engine.opening import study_date
 from bisect_env.engine.plans import SoMany
 from bisect_env.engine.session import Session
 from bisect_env.engine.single import ChosenCombination, open_one, run_trials
-from bisect_env.engine.tally import Tally
 from bisect_env.engine.verify import Verification, Verifier
 from bisect_env.environments.prefix import ensure_prefix
 from bisect_env.environments.provider import Environments
@@ -25,6 +24,7 @@ from bisect_env.matrix.expand import expand
 from bisect_env.matrix.load import load_matrix
 from bisect_env.report.build import load_report
 from bisect_env.search.rate_test import RateClaim
+from bisect_env.storage.entries import EvidenceCounts
 from bisect_env.storage.store import Store
 from tests.engine.studies import Studies
 from tests.environments.index_server import IndexServer, serve
@@ -56,7 +56,7 @@ class Opened:
             store, Environments(studies.folder / "cache"), lambda: executor, studies.events.append, stopped
         )
 
-    def run(self, number: int) -> Tally:
+    def run(self, number: int) -> EvidenceCounts:
         make_plan = partial(SoMany, self.chosen.index, number)
         return run_trials(self.chosen, make_plan, self.session)[1]
 
@@ -100,7 +100,7 @@ def test_a_flawless_combination_is_shown_to_be_below(studies: Studies) -> None:
         verifier = Verifier(one.chosen, one.store, max_rate=0.2, confidence=0.9)
         found = one.verify(verifier)
         assert found.claim is RateClaim.BELOW
-        assert (found.hits, found.trials) == (0, verifier.clean_needed)
+        assert (found.bad, found.trials) == (0, verifier.clean_needed)
         assert found.below < 0.2
         assert len(one.store.trials(one.study.id)) == found.trials
         # The test has ended: the next one begins anew.
@@ -189,17 +189,18 @@ def test_one_is_locked_as_the_whole_study_would(studies: Studies) -> None:
         with Store.open(str(studies.db)) as store:
             as_of = study_date(store.find_study(matrix.name, matrix.digest), None)
         grid = expand(matrix, provider.catalogue, as_of)
-        whole = lock_all(matrix, grid, provider).prepared
+        whole = Locking(matrix, grid, provider).lock_all()
         assert list(whole.unsolvable) == [(0, 2)]
         newest = {package.name: package.version for package in whole.locks[(0, 4)].packages}
         assert newest == {"lib": "1.4", "helper": "1.0"}
         # Another cache, another order, one at a time: another machine.
         elsewhere = Environments(studies.folder / "other-cache", index=index.url)
         for place in reversed(list(grid.indices())):
-            alone = lock_one(matrix, grid, place, elsewhere)
+            with closing(Locking(matrix, grid, elsewhere)) as locking:
+                alone = locking.lock_now(place)
             expected = whole.locks.get(place)
             assert getattr(alone, "text", None) == getattr(expected, "text", None), place
-        again = lock_all(matrix, grid, elsewhere, workers=4).prepared
+        again = Locking(matrix, grid, elsewhere, workers=4).lock_all()
         assert {k: lock.text for k, lock in again.locks.items()} == {
             k: lock.text for k, lock in whole.locks.items()
         }
@@ -207,10 +208,11 @@ def test_one_is_locked_as_the_whole_study_would(studies: Studies) -> None:
         path.write_text(path.read_text() + "\nsolver: {dependencies: newest}\n")
         afresh = load_matrix(path)
         assert afresh.digest != matrix.digest
-        whole = lock_all(afresh, grid, provider).prepared
+        whole = Locking(afresh, grid, provider).lock_all()
         newest = {package.name: package.version for package in whole.locks[(0, 4)].packages}
         assert newest == {"lib": "1.4", "helper": "2.0"}
-        alone = lock_one(afresh, grid, (0, 4), elsewhere)
+        with closing(Locking(afresh, grid, elsewhere)) as locking:
+            alone = locking.lock_now((0, 4))
         assert getattr(alone, "text", None) == whole.locks[(0, 4)].text
     finally:
         server.shutdown()

@@ -11,7 +11,7 @@ from datetime import UTC, datetime
 
 import pytest
 
-from bisect_env.engine.locking import lock_all
+from bisect_env.engine.locking import Locking
 from bisect_env.environments.lock import Lock, UnsolvableError
 from bisect_env.environments.lockfiles import RECORDS, SUFFIX, write_locks
 from bisect_env.environments.prefix import ensure_prefix
@@ -56,7 +56,7 @@ def matrix_of(tmp_path):
 def locked(matrix, cache, workers=2, index=None):
     provider = Environments(cache, index=index)
     grid = expand(matrix, provider.catalogue, NOW)
-    return lock_all(matrix, grid, provider, workers=workers).prepared
+    return Locking(matrix, grid, provider, workers=workers).lock_all()
 
 
 AXES = """

@@ -11,6 +11,7 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
 
+from bisect_env.answers.axes import AxisInfo
 from bisect_env.answers.verdict_document import VerdictDocument
 from bisect_env.environments.lock import LockedPackage
 from bisect_env.environments.lockfiles import make_lock
@@ -33,6 +34,11 @@ ORJSON = ("3.9.7", "3.9.8", "3.9.9", "3.9.10", "3.9.11", "3.9.12", "3.9.13", "3.
 
 def axis(name: str, *values: str, direction: str = "regression", kind: str = "package") -> Axis:
     return {"name": name, "kind": kind, "direction": direction, "values": list(values)}
+
+
+def infos(axes: Sequence[Axis]) -> tuple[AxisInfo, ...]:
+    """Return axes as a study stores them."""
+    return tuple(AxisInfo.model_validate(one) for one in axes)
 
 
 def rate(hits: int, trials: int) -> dict[str, float]:
@@ -123,7 +129,7 @@ class StudyBuilder:
                 matrix_text=MATRIX,
                 files=(StudyFile("script.py", b"print('planted')\n", executable=False),),
                 description="it crashes",
-                grid=self.axes,
+                grid=infos(self.axes),
                 target=target,
                 exclude_newer=datetime(2026, 11, 1, tzinfo=UTC),
                 version="0.1.0",

@@ -9,10 +9,11 @@ from typing import Any
 
 import pytest
 
+from bisect_env.answers.axes import AxisInfo
 from bisect_env.answers.verdict_document import VerdictDocument
 from bisect_env.matrix.grid import Combination
 from bisect_env.report.doubts import advice, good_side_warnings, several_failures
-from bisect_env.report.model import AxisInfo, FailureReport
+from bisect_env.report.model import FailureReport
 from bisect_env.storage.entries import StoredTrial
 from bisect_env.trials.records import Evidence, Outcome, Phase
 

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
+from bisect_env.answers.axes import AxisInfo
 from bisect_env.answers.verdict_document import VerdictDocument
 from bisect_env.environments.lock import Lock, LockedPackage
 from bisect_env.report.build import at, load_report, own_date, steps
-from bisect_env.report.model import AxisInfo
 from bisect_env.storage.store import Store
 from tests.engine.studies import Studies
 from tests.report.samples import StudyBuilder, axis, orjson_study, orjson_verdict, verdict

@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
 
+from bisect_env.answers import sentence as answers
 from bisect_env.answers.explanation import ChangedPackage, Explanation, IntermediateEnvironment
-from bisect_env.answers.sentence import do_not_matter, sentence
 from bisect_env.answers.verdict_document import ClearedCombination, VerdictDocument
-from tests.report.samples import Axis, axis, orjson_verdict, rate, verdict
+from tests.report.samples import Axis, axis, infos, orjson_verdict, rate, verdict
 
 RATES = (
     "crashed in 23 of 140 trials (16 %, 95 % interval 11–24 %) against 0 of 122 (0–3 %); "
     "probability 97 % after 262 trials"
 )
+
+
+def sentence(document: VerdictDocument, axes: Sequence[Axis] = (), *others: Any) -> str:
+    return answers.sentence(document, infos(axes), *others)
 
 
 def one(
@@ -154,7 +159,7 @@ def test_several_culprits() -> None:
     beginning, _, rest = said.partition(": ")
     assert beginning == "importlib-metadata ≥ 5.0 with python < 3.8 is broken"
     assert "; kombu does not matter; probability 97 %" in rest
-    assert do_not_matter(corner(), KOMBU) == ["kombu"]
+    assert answers.do_not_matter(corner(), infos(KOMBU)) == ["kombu"]
     # Without the axes' values the first good one is known from the boundary alone.
     assert sentence(corner()).startswith("importlib-metadata ≥ 5.0 with python < 3.8 is broken: ")
 

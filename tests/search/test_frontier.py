@@ -35,7 +35,9 @@ def in_words(grid: Grid, best: Answer) -> dict[str, Any] | None:
     # As the verdict's document asks for them: of a table alone.
     if best.hypothesis.kind not in ("frontier", "table") or best.first_bad is None:
         return None
-    return requirements_in_words(grid, best.hypothesis.bad_cells(), best.hypothesis.culprits, best.first_bad)
+    hypothesis = best.hypothesis
+    found = requirements_in_words(grid, hypothesis.bad_cells(), hypothesis.culprits, best.first_bad)
+    return None if found is None else found.model_dump()
 
 
 def test_two_frontiers_in_the_words_of_a_maintainer() -> None:

@@ -14,11 +14,12 @@ import pytest
 from sqlalchemy import select
 from sqlmodel import select as select_rows
 
+from bisect_env.answers.axes import AxisInfo
 from bisect_env.answers.verdict_document import RateModels, VerdictDocument
 from bisect_env.environments.lock import LockedPackage
 from bisect_env.environments.lockfiles import make_lock
 from bisect_env.errors import StorageError, UsageError
-from bisect_env.matrix.grid import Combination
+from bisect_env.matrix.grid import AxisKind, Combination
 from bisect_env.matrix.signatures import FROM_BAD_END
 from bisect_env.storage.entries import (
     AMPLIFIED,
@@ -281,8 +282,8 @@ class StoreContract:
         counts = counts_of(trials)
         assert set(counts) == {combination("1.0"), combination("2.0")}
         first, two = counts[combination("1.0")], counts[combination("2.0")]
-        assert [first.of(evidence) for evidence in Evidence] == [7, 0, 0, 1, 2]
-        assert [two.of(evidence) for evidence in Evidence] == [2, 5, 3, 0, 0]
+        assert [getattr(first, str(evidence)) for evidence in Evidence] == [7, 0, 0, 1, 2]
+        assert [getattr(two, str(evidence)) for evidence in Evidence] == [2, 5, 3, 0, 0]
         assert (first.counted, two.counted) == (7, 7)
         assert two.by_outcome[(Evidence.BAD, Outcome.CRASH)] == 4
         found = [(f.signature, f.outcome, f.evidence, f.trials, f.trial_id) for f in failures_of(trials)]
@@ -372,11 +373,25 @@ class StoreContract:
         record_trial(store, locked, record("1.0", Outcome.EXIT_FAIL, signature=another))
         check(locked, "bad", "other")
 
+    def test_what_an_environment_warns_of_stays_when_it_is_saved_again(self, store: Store) -> None:
+        study = opened_study(store)
+        two, its = combination("2.0"), lock("2.0").content_hash
+        store.save_locks(study.id, [lock("3.0")])
+        for content_hash, reason, expected in (
+            (its, "", ""),
+            (lock("3.0").content_hash, "numpy 2 with numpy 1's ABI", "numpy 2 with numpy 1's ABI"),
+            # A command that goes on knows the lock, and has not solved it.
+            (lock("3.0").content_hash, "", "numpy 2 with numpy 1's ABI"),
+            (its, "", ""),
+        ):
+            store.save_combinations(study.id, [CombinationState(two, "solvable", reason, content_hash)])
+            assert store.combinations(study.id)[2].reason == expected
+
     def test_conditions_find_the_same_trials_everywhere(self, store: Store, reference: str) -> None:
-        grid = [
-            {"name": name, "kind": "value", "direction": "regression", "values": values}
-            for name, values in (("torch", ["2.4.0", "2.4.1"]), ("mode", ["Éclair", "1.1"]))
-        ]
+        grid = tuple(
+            AxisInfo(name=name, kind=AxisKind.VALUE, values=values)
+            for name, values in (("torch", ("2.4.0", "2.4.1")), ("mode", ("Éclair", "1.1")))
+        )
         study = store.open_study(definition(grid=grid))
         store.save_locks(study.id, [lock("2.0")])
         ids = {}
@@ -641,31 +656,6 @@ class StoreContract:
             store.claim(study.id, "me", [Want(str(number), two, 1 - number)], lease=60, decision=decision)
         store.claim(study.id, "me", [Want("x", two, 9)], lease=60, decision=("ask", {"n": 3}))
         assert [decision.payload["n"] for decision in store.decisions(study.id)] == [1, 2]
-
-    def test_what_is_written_together_is_there_whole_or_not_at_all(
-        self, store: Store, reopen: Reopen
-    ) -> None:
-        study = opened_study(store)
-        two = combination("2.0")
-
-        def write() -> None:
-            store.set_combination(study.id, two, "unbuildable", "no gcc")
-            assert store.claim(study.id, "me", [Want("a", two, 0)], lease=60, decision=("ask", {})) == [True]
-
-        def fail() -> None:
-            with store.together():
-                write()
-                assert reopen().decisions(study.id) == []
-                raise RuntimeError
-
-        with pytest.raises(RuntimeError):
-            fail()
-        assert (store.decisions(study.id), store.combinations(study.id)) == ([], states())
-        with store.together():
-            write()
-        other = reopen()
-        assert len(other.decisions(study.id)) == 1
-        assert other.combinations(study.id)[2].status == "unbuildable"
 
     # -- trials of other studies ---------------------------------------------------------------------------
 

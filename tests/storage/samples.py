@@ -8,6 +8,7 @@ import weakref
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
+from bisect_env.answers.axes import AxisInfo
 from bisect_env.environments.lock import Lock, LockedPackage
 from bisect_env.environments.lockfiles import make_lock
 from bisect_env.matrix.grid import Combination
@@ -27,9 +28,7 @@ def definition(name: str = "orjson", digest: str = "d" * 64, **changes: Any) -> 
         "matrix_path": "matrices/orjson.yaml",
         "matrix_text": "version: 1\n",
         "description": "crashes since 2.0 — perhaps",
-        "grid": [
-            {"name": "orjson", "kind": "package", "direction": "regression", "values": list(VERSIONS)},
-        ],
+        "grid": (AxisInfo(name="orjson", values=tuple(VERSIONS)),),
         "settings": {"confidence": 0.95, "max_trials": 400},
         "exclude_newer": datetime(2026, 11, 1, 12, 30, 0, 250_000, tzinfo=UTC),
         "version": "0.1.0",

@@ -5,7 +5,8 @@ import sqlite3
 import pytest
 
 from bisect_env.errors import UsageError
-from bisect_env.storage.query import COLUMNS, condition, package_condition
+from bisect_env.storage.backend import TRIAL_COLUMNS
+from bisect_env.storage.query import condition, package_condition
 
 
 @pytest.mark.parametrize(
@@ -31,7 +32,7 @@ def test_what_people_type(text: str, sql: str) -> None:
     assert condition(text) == sql
     if "crash or" not in sql:
         with sqlite3.connect(":memory:") as database:
-            columns = ", ".join(f"1 AS {name}" for name in COLUMNS)
+            columns = ", ".join(f"1 AS {name}" for name in TRIAL_COLUMNS)
             database.execute(f"SELECT * FROM (SELECT {columns}) WHERE {sql}")
 
 

@@ -1,0 +1,138 @@
+"""Answers that come while a runner ends its trials may open the question again."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Collection, Mapping
+from contextlib import closing
+from datetime import UTC, datetime
+from typing import cast
+
+import pytest
+
+from bisect_env.cluster.protocol import Completion, PrefixReady, PrefixRequest, TrialCompleted, TrialRequest
+from bisect_env.engine.locking import Locking
+from bisect_env.engine.opening import Expansion, open_study
+from bisect_env.engine.runner import Conditions, Runner
+from bisect_env.engine.session import Session
+from bisect_env.environments.lock import Lock
+from bisect_env.environments.provider import Environments
+from bisect_env.matrix.grid import AxisKind, Direction, Grid, GridAxis, Index
+from bisect_env.matrix.load import load_matrix
+from bisect_env.storage.store import Store
+from bisect_env.trials.records import Outcome
+from tests.engine.studies import PYTHON, Studies
+from tests.storage.samples import lock, record
+
+A: Index = (0, 0)
+B: Index = (0, 1)
+
+
+class Reopened:
+    """A plan that is finished once A has passed, and wants B after all if A then fails."""
+
+    def __init__(self) -> None:
+        self.told: list[tuple[Index, bool]] = []
+
+    @property
+    def trials(self) -> int:
+        return len(self.told)
+
+    @property
+    def finished(self) -> bool:
+        return bool(self.told) and ((A, True) not in self.told or (B, False) in self.told)
+
+    def ask(
+        self,
+        count: int,
+        *,
+        pending: Mapping[Index, int] | None = None,
+        build_cost: Mapping[Index, float] | None = None,
+        only: Collection[Index] | None = None,
+        worth: float = 0.0,
+    ) -> list[Index]:
+        wanted = [B] if (A, True) in self.told else [A, A]
+        return wanted[sum((pending or {}).values()) : count]
+
+    def foresee(
+        self, pending: Mapping[Index, int], build_cost: Mapping[Index, float] | None = None
+    ) -> list[Index]:
+        return [B]
+
+    def tell(self, index: Index, *, hit: bool) -> None:
+        self.told.append((index, hit))
+
+    def set_aside(self, index: Index) -> None:
+        raise AssertionError(index)
+
+
+class LateHost:
+    """An executor that answers the second trial, and the build of B, only while trials are being ended."""
+
+    slots = 2
+
+    def __init__(self, locks: Mapping[Index, Lock]) -> None:
+        self._b = locks[B].content_hash
+        self.answers: list[Completion] = []
+        self.late: list[Completion] = []
+        self.submitted: list[str] = []
+        self.waits = 0
+
+    def submit(self, request: TrialRequest) -> None:
+        spec = request.spec
+        self.submitted.append(spec.trial_id)
+        is_late = len(self.submitted) == 2
+        told = record(
+            outcome=Outcome.CRASH if is_late else Outcome.PASS,
+            trial_id=spec.trial_id,
+            combination=spec.combination,
+            lock_hash=spec.lock_hash,
+        )
+        (self.late if is_late else self.answers).append(TrialCompleted(told))
+
+    def prepare(self, request: PrefixRequest) -> None:
+        lock_hash = request.lock.content_hash
+        is_late = lock_hash == self._b and not request.look
+        (self.late if is_late else self.answers).append(PrefixReady(lock_hash, 1.0))
+
+    def wait(self, timeout: float | None = None) -> list[Completion]:
+        self.waits += 1
+        assert self.waits < 1000, "it spins"
+        found, self.answers = self.answers, []
+        if not found and (self.late or timeout is None):
+            time.sleep(min(0.05, timeout or 0.0))
+        return found
+
+    def wake(self) -> None:
+        pass
+
+    def cancel(self) -> None:
+        self.answers, self.late = [*self.answers, *self.late], []
+
+    def close(self) -> None:
+        pass
+
+
+@pytest.mark.integration
+def test_a_late_failure_that_wants_an_environment_answered_meanwhile_is_followed(studies: Studies) -> None:
+    matrix = load_matrix(studies.matrix("pass"))
+    locks = {A: lock("1.0"), B: lock("2.0")}
+    axes = (("python", AxisKind.PACKAGE, (PYTHON,)), ("level", AxisKind.VALUE, ("0", "1")))
+    grid = Grid(tuple(GridAxis(*axis, Direction.REGRESSION) for axis in axes))
+    host = LateHost(locks)
+    provider = Environments(studies.folder / "cache")
+    with Store.open(str(studies.db)) as store:
+        study = open_study(store, Expansion(matrix, grid, datetime.now(UTC), None))
+        locking = Locking(matrix, grid, provider, known=locks, among=list(locks))
+        store.save_locks(study.id, locks.values())
+        store.save_combinations(study.id, [locking.prepared.state(index) for index in locks])
+        session = Session(store, provider, lambda: host)
+        with closing(locking):
+            runner = Runner(
+                matrix, locking, Reopened, session, study.id, conditions=lambda _index: Conditions("")
+            )
+            runner.replay()
+            runner.run()
+    assert cast("Reopened", runner.plan).told == [(A, False), (A, True), (B, False)]
+    assert runner.state.building == set()
+    assert runner.state.running == {}
