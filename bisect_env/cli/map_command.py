@@ -12,17 +12,15 @@ from bisect_env.cli.commands import with_groups
 from bisect_env.cli.conduct import reporting
 from bisect_env.cli.options import (
     SHOWN,
-    DatabaseOption,
     ExecutionOptions,
-    SaveOption,
     ShownOptions,
+    StudyOptions,
     TargetArgument,
     opt,
 )
 from bisect_env.cli.output import deliver
 from bisect_env.cli.report_command import Format, show_report
-from bisect_env.cli.run_command import FreshOption, LockfilesOption, OnlyMineOption, SkipOption, answer
-from bisect_env.cli.target import find_target
+from bisect_env.cli.run_command import answer
 from bisect_env.report.formats import formatted
 from bisect_env.report.model import Report
 from bisect_env.search.goals import Goal
@@ -37,12 +35,7 @@ def map(  # noqa: A001 - so is the command called
     output: Annotated[
         Path | None, opt("--output -o", "Write the table to this file; default: stdout.", SHOWN)
     ] = None,
-    save: SaveOption = None,
-    skip: SkipOption = None,
-    fresh: FreshOption = False,
-    only_mine: OnlyMineOption = False,
-    lockfiles: LockfilesOption = None,
-    db: DatabaseOption = None,
+    study: StudyOptions,
     where: ExecutionOptions,
     shown: ShownOptions,
 ) -> None:
@@ -53,19 +46,7 @@ def map(  # noqa: A001 - so is the command called
     The same command after an interruption goes on where it stopped.
     """
     with reporting("map", shown) as reporter:
-        target = find_target(words or (), flags, db=db, to=save)
-        conclusion = answer(
-            target,
-            reporter,
-            where=where,
-            db=db,
-            shown=shown,
-            skip=skip,
-            lockfiles=lockfiles,
-            goal=Goal.TABLE,
-            fresh=fresh,
-            only_mine=only_mine,
-        )
+        conclusion = answer(words, flags, study, where, shown, reporter, goal=Goal.TABLE)
     if form is Format.TEXT and output is None:
         if not shown.as_json:
             show_report(conclusion.report)

@@ -23,6 +23,7 @@ from bisect_env.answers.phrases import duration, how_many, probability
 from bisect_env.answers.sentence import sentence
 from bisect_env.answers.untrusted import clean
 from bisect_env.answers.verdict_document import VerdictDocument
+from bisect_env.cli.options import ShownOptions
 from bisect_env.cli.output import in_own_form
 from bisect_env.engine import events
 from bisect_env.environments.progress import BuildStep
@@ -431,12 +432,16 @@ def bar(fraction: float) -> str:
     return "█" * filled + "░" * (_BAR - filled) + f" {fraction:4.0%}"
 
 
-def choose(*, as_json: bool, quiet: bool, plain: bool = False) -> View:
-    """Choose the view: JSON on stdout, or text on stderr; with `plain` as lines even on a terminal."""
-    if as_json:
-        return JsonView(sys.stdout)
-    if quiet:
-        return QuietView(sys.stderr)
+def lines(shown: ShownOptions) -> View:
+    """Return a view that prints lines on stderr, of warnings alone if the user wants JSON or quiet."""
+    return QuietView(sys.stderr) if shown.as_json or shown.quiet else PlainView(sys.stderr)
 
+
+def choose(shown: ShownOptions, *, plain: bool = False) -> View:
+    """Choose the view: JSON on stdout, or text on stderr; with `plain` as lines even on a terminal."""
+    if shown.as_json:
+        return JsonView(sys.stdout)
+    if shown.quiet:
+        return QuietView(sys.stderr)
     console = Console(stderr=True)
     return LiveView(console) if console.is_terminal and not plain else PlainView(sys.stderr)

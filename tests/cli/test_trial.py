@@ -49,12 +49,12 @@ def test_a_line_a_trial_and_the_rate(matrix: Path) -> None:
     assert [line.split()[:3] for line in lines] == [["✗", str(n), "crash"] for n in (1, 2, 3)]
     assert rate == "3 of 3 trials were bad: 100 % (95 % interval 29–100 %)"
     # What is waited for in the first seconds is said.
-    _, locking, starting, combination, making, *steps, made = done.stderr.splitlines()
+    _, locking, study, starting, combination, making, *steps = done.stderr.splitlines()
+    assert study.startswith("study ")
     assert (locking, starting) == (f"locking python={PYTHON} level=7", "starting workers")
     assert combination.startswith(f"python={PYTHON} level=7 (environment ")
     assert making == "making the environment, unless it is here already"
     assert all(step.endswith("environment 1 of 1") for step in steps)
-    assert made.startswith("environment made in ")
     words = command(matrix.parent, "trial", str(matrix), "--at", "level=7", "-n", "1", "-q")
     done = subprocess.run(words, capture_output=True, text=True, timeout=100, check=False)
     assert (done.stdout, done.stderr) == ("1 of 1 trials were bad: 100 % (95 % interval 2.5–100 %)\n", "")
