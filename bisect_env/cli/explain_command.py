@@ -81,6 +81,8 @@ def explain(
     with reporting("explain", shown) as reporter:
         target = find_target(words or (), flags, db=where.db, without=("good", "bad"))
         study = _answered(target, where.db, named=bool(words) or flags.asks)
+        if not (flags.good and flags.bad):
+            _refuse_unanswered(study)
         if git:
             commits = CommitRange(git, "", first, last, merges, subdirectory)
             code = _commit(target.matrix, study, commits, reporter, save, where, shown)
@@ -110,6 +112,20 @@ def _answered(target: FoundTarget, db: str | None, *, named: bool) -> Study:
             remedy="give the same words to `bisect-env run` first",
         )
     return found
+
+
+def _refuse_unanswered(study: Study) -> None:
+    """Refuse a study without an answer to explain.
+
+    Raises:
+        UsageError: It has none.
+    """
+    verdict = study.verdict
+    if verdict is None or not verdict.first_bad or not verdict.last_good:
+        raise UsageError(
+            f"the study {study.name} has no first bad combination that could be explained",
+            remedy=f"`bisect-env run {study.id[:8]}` goes on with it; or give `--good` and `--bad`",
+        )
 
 
 def _may_be_meant(study: Study) -> bool:

@@ -201,8 +201,8 @@ def verdict_warnings(verdict: VerdictDocument) -> list[str]:
     if verdict.kind == "never" and verdict.trials and verdict.table is None:
         warnings.append(
             "nothing failed often enough; if something should have: see whether it does where it is known to "
-            "(`bisect-env trial MATRIX --at … -n 100`), look for what makes it more frequent "
-            "(`bisect-env trial MATRIX --amplify`), let dependencies move as in an upgrade "
+            "(`bisect-env trial --at … -n 100`), look for what makes it more frequent "
+            "(`bisect-env trial --amplify`), let dependencies move as in an upgrade "
             "(`solver: {dependencies: newest}`), or state a lower `min_crash_rate` or a higher `max_trials` "
             "in `search`"
         )
