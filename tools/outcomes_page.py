@@ -85,20 +85,19 @@ def outcomes_table() -> str:
 def cuda_table() -> str:
     """A row for each CUDA error that decides an outcome."""
     rows = [
-        (str(e.number), f"`{e.runtime}`", f"`{e.driver}`" if e.driver else "", e.text, f"`{e.outcome}`")
+        (str(e.number), f"`{e.runtime}`", f"`{e.driver}`" if e.driver else "", f"`{e.outcome}`")
         for e in CUDA_ERRORS
     ]
-    head = ("number", "runtime", "driver", "text", "outcome")
+    head = ("number", "runtime", "driver", "outcome")
     return f"{_source(gpu_errors.CUDA_TABLE)}\n\n{_markdown(head, rows)}"
 
 
 def xid_table() -> str:
     """A row for each Xid that says something about a trial."""
     rows = [
-        (str(xid.number), xid.description, "void, GPU put aside" if xid.sick else "noted beside the outcome")
-        for xid in gpu_errors.XIDS.values()
+        (str(xid.number), xid.description, "void" if xid.sick else "noted") for xid in gpu_errors.XIDS.values()
     ]
-    return f"{_source(gpu_errors.XID_TABLE)}\n\n{_markdown(('Xid', 'NVIDIA says', 'the trial'), rows)}"
+    return f"{_source(gpu_errors.XID_TABLE)}\n\n{_markdown(('Xid', 'NVIDIA says', 'the trial is'), rows)}"
 
 
 def _source(table: ErrorTable) -> str:

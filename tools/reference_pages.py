@@ -172,23 +172,21 @@ def _type(value: dict[str, Any]) -> str:
 
 
 def verdict_keys_table() -> str:
-    """Every key of a verdict with its meaning, from the JSON schema of reports; a model's keys once."""
+    """Every key of a verdict with its meaning, and the names of the keys within it, from the JSON schema."""
     definitions: dict[str, Any] = report_json_schema()["$defs"]
-    rows: list[tuple[str, ...]] = []
-    shown: dict[str, str] = {}
 
-    def walk(name: str, prefix: str) -> None:
-        for key, value in definitions[name].get("properties", {}).items():
-            path, meaning = f"{prefix}{key}", value["description"]
-            models = _referenced(value)
-            again = [f"Keys as in `{shown[model]}`." for model in models if model in shown]
-            rows.append((f"`{path}`", " ".join((meaning, *again))))
-            for model in models:
-                if model not in shown:
-                    shown[model] = path
-                    walk(model, f"{path}.")
+    def within(value: Any) -> list[str]:
+        names: list[str] = []
+        for model in _referenced(value):
+            for key, inner in definitions[model].get("properties", {}).items():
+                below = within(inner)
+                names.append(f"`{key}`" + (f" ({', '.join(below)})" if below else ""))
+        return names
 
-    walk(VerdictDocument.__name__, "")
+    rows = []
+    for key, value in definitions[VerdictDocument.__name__]["properties"].items():
+        inner = within(value)
+        rows.append((f"`{key}`", value["description"] + (f" Has {', '.join(inner)}." if inner else "")))
     return table(("key", "meaning"), rows)
 
 
