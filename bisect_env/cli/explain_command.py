@@ -37,6 +37,7 @@ from bisect_env.environments.settings import default_cache_dir
 from bisect_env.errors import EndsNotAsStatedError, ExitCode, StudyInterruptedError, UsageError
 from bisect_env.matrix.ask import CommitRange
 from bisect_env.matrix.load import Matrix, repository_at
+from bisect_env.report import words
 from bisect_env.report.build import report_document
 from bisect_env.storage.entries import COMMIT, Study
 from bisect_env.storage.store import Store
@@ -210,13 +211,7 @@ def text_of(found: Explanation) -> str:
     for position, change in enumerate(found.changes):
         lines.append(f"{'→' if position in marked else ' '} {change}{'  (axis)' if change.of_axis else ''}")
     lines += ["", "tried, with what was as in the bad environment:"]
-    for intermediate in sorted(
-        found.intermediates, key=lambda intermediate: (len(intermediate.moved), intermediate.moved)
-    ):
-        names = ", ".join(found.changes[i].name for i in intermediate.moved)
-        everything = len(intermediate.moved) == len(found.changes)
-        shown = "everything" if everything else names or "nothing"
-        lines.append(f"  {intermediate.counts:>10} bad   {shown}")
+    lines += [f"  {bad:>10} bad   {moved}" for moved, bad, _ in words.between(found)]
     if found.unsolvable:
         lines.append(f"  {found.unsolvable} more {'has' if found.unsolvable == 1 else 'have'} no environment")
     return "\n".join(lines)

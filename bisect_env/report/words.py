@@ -676,7 +676,7 @@ def exclude_rules(report: Report) -> list[str]:
     found = ["exclude:"] if rules else []
     for rule in rules:
         conditions = ", ".join(f"{clean(axis)}: {_quoted(what)}" for axis, what in rule.when.items())
-        found.append(f"  - when: {{{conditions}}}")
+        found.append(f"  - {{when: {{{conditions}}}, why: found failing by bisect-env}}")
     return found
 
 
