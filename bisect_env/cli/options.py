@@ -72,7 +72,8 @@ AtOption = Annotated[
     ),
 ]
 JsonOption = Annotated[
-    bool, opt("--json", "JSON on stdout, one object a line; the last one is the answer.", SHOWN)
+    bool,
+    opt("--json", "JSON on stdout, one object a line: events, rows, or the answer, last.", SHOWN),
 ]
 CacheOption = Annotated[
     Path | None, opt("--cache", "Where environments are built.", WHERE, envvar="BISECT_ENV_CACHE")
