@@ -94,9 +94,8 @@ def cuda_table() -> str:
 
 def xid_table() -> str:
     """A row for each Xid that says something about a trial."""
-    rows = [
-        (str(xid.number), xid.description, "void" if xid.sick else "noted") for xid in gpu_errors.XIDS.values()
-    ]
+    found = gpu_errors.XIDS.values()
+    rows = [(str(one.number), one.description, "void" if one.sick else "noted") for one in found]
     return f"{_source(gpu_errors.XID_TABLE)}\n\n{_markdown(('Xid', 'NVIDIA says', 'the trial is'), rows)}"
 
 

@@ -48,7 +48,7 @@ def commands_page() -> str:
         "",
         f"<!-- written by {SCRIPT} -->",
         "",
-        "What `bisect-env COMMAND --help-all` says. [Options that several commands share](#shared-options) "
+        "What `bisect-env COMMAND --help-all` says. [Options that several commands share](#shared-options)",
         "stand once, below. How commands end: [exit codes](exit-codes.md).",
         "",
     ]
