@@ -19,7 +19,7 @@ Axes = Sequence[Mapping[str, Any]]
 
 _CHANGED = 3
 """Packages that a sentence names."""
-_NOUN = {"package": "version", "value": "value", "date": "day", "environment": "one", "commit": "commit"}
+_NOUN = {"package": "version", "value": "value", "date": "day", "commit": "commit"}
 _VERB = {
     "crash": "crashed",
     "hang": "hung",
@@ -190,6 +190,8 @@ def _where(verdict: VerdictDocument, kinds: Mapping[str, Mapping[str, Any]], *, 
         return f"{_values(verdict, axis, kinds)} is {probably}broken ({last} is not)"
     if direction is Direction.EITHER:
         return _window(verdict, axis, kinds, probably)
+    if kinds.get(axis, {}).get("kind") == "environment":
+        return f'"{first}" {probably}fails, "{last}" does not'
     kind = noun(str(kinds.get(axis, {}).get("kind", "package")))
     beyond = kinds.get(axis, {}).get("left_out", {}).get(first)
     listed = " among those listed" if between(kinds.get(axis, {}).get("passed_over", ()), last, first) else ""

@@ -65,7 +65,7 @@ class Tally:
         if counted == 0 and (lost := self.many_lost()):
             return lost
         if self.skip:
-            return "the trial said that nothing can be learnt here"
+            return "the script cannot run here, or skips it (exit code 125)"
         if counted == 0 and self.other >= OTHER_BEFORE_ASIDE:
             return f"always fails in another way ({self.other} of {self.other} trials)"
         if self.other >= OTHER_MANY and self.other > OTHER_PER_COUNTED * counted:
