@@ -72,7 +72,8 @@ def outcomes_table() -> str:
     rows = []
     for outcome in Outcome:
         rules = rules_of(outcome)
-        how = " ".join((rule.__doc__ or "").partition("\n")[0] for rule in rules) or _NOT_A_PROCESS[outcome]
+        told = ((rule.__doc__ or "").partition("\n")[0].removeprefix("Recognise ") for rule in rules)
+        how = " ".join(one[:1].upper() + one[1:] for one in told) or _NOT_A_PROCESS[outcome]
         if numbers := ", ".join(str(error.number) for error in CUDA_ERRORS if error.outcome is outcome):
             how += f" CUDA {numbers}."
         if classify.gpu_sick in rules:

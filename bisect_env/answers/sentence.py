@@ -143,7 +143,7 @@ def noun(kind: str) -> str:
 
 
 def do_not_matter(verdict: VerdictDocument, axes: Axes) -> list[str]:
-    """Axes with several values that are no culprits, if there is a verdict that says so."""
+    """Return the axes with several values that are no culprits, if there is a verdict."""
     culprits = verdict.culprit_axes
     if not verdict.is_decided or not culprits:
         return []
@@ -210,7 +210,7 @@ def _where(verdict: VerdictDocument, kinds: Mapping[str, Mapping[str, Any]], *, 
 
 
 def _untried_before(verdict: VerdictDocument, axis: str) -> list[str]:
-    """Values directly before the first bad one at which nothing could be learnt, ascending."""
+    """Return the values directly before the first bad one that could not be tried, ascending."""
     for boundary in verdict.boundaries:
         if boundary.axis == axis and boundary.bad == verdict.first_bad:
             return boundary.untried_values()
@@ -228,7 +228,7 @@ def _combined(values: Mapping[str, Any], kinds: Mapping[str, Mapping[str, Any]])
 def _spans(
     verdict: VerdictDocument, axis: str, kinds: Mapping[str, Mapping[str, Any]]
 ) -> list[tuple[str, str]]:
-    """First and last value of each run of bad values of an ordered axis.
+    """Return first and last value of each run of bad values of an ordered axis.
 
     Nothing where not all values of the axis are known: which of them are neighbours is not known then.
     """
@@ -242,7 +242,7 @@ def _spans(
 
 
 def _in_words(spans: Sequence[tuple[str, str]], values: Sequence[str]) -> str:
-    """Runs of bad values: `up to 1.3, in 1.5 and from 2.0 on`."""
+    """Return runs of bad values in words: `up to 1.3, in 1.5 and from 2.0 on`."""
     texts = []
     for first, last in spans:
         if last == values[-1] and first != values[0]:
@@ -257,7 +257,7 @@ def _in_words(spans: Sequence[tuple[str, str]], values: Sequence[str]) -> str:
 def _history(
     verdict: VerdictDocument, axis: str, kinds: Mapping[str, Mapping[str, Any]], probably: str
 ) -> str:
-    """An axis that changes more often than its direction says: every run, and what is good next to it."""
+    """Return every run of bad values of an axis, each with the good value next to it."""
     values = [str(value) for value in kinds.get(axis, {}).get("values", ())]
     if not (spans := _spans(verdict, axis, kinds)):
         return f"{axis} is {probably}broken, fixed and broken again"
@@ -365,7 +365,7 @@ def _in_between(verdict: VerdictDocument, kinds: Mapping[str, Mapping[str, Any]]
 def _what_changed(
     verdict: VerdictDocument, kinds: Mapping[str, Mapping[str, Any]], changed: Sequence[str]
 ) -> str:
-    """Of an answer that is a day, the packages that were released then."""
+    """Return the packages that were released on the day that is the answer."""
     culprits = verdict.culprit_axes
     if len(culprits) != 1 or kinds.get(culprits[0], {}).get("kind") != "date" or not changed:
         return ""
@@ -375,7 +375,7 @@ def _what_changed(
 
 
 def _not_listed(verdict: VerdictDocument, kinds: Mapping[str, Mapping[str, Any]]) -> list[str]:
-    """Releases at a boundary that a thinned range left to others: one of them may be the first bad one."""
+    """Return a note on releases at a boundary that the range's step left out."""
     texts = []
     for boundary in verdict.boundaries:
         axis = boundary.axis

@@ -59,7 +59,7 @@ def interrupt() -> None:
 
 
 def finish() -> None:
-    """The command is over: its end is watched no more, and signals pass while the process ends anyway."""
+    """Stop watching the command's end, and ignore signals while the process ends."""
     global _is_command
     _is_command = False
     while _watches:
@@ -124,7 +124,7 @@ def is_stopping() -> bool:
 
 
 def stop_on_signals() -> threading.Event:
-    """From now on a signal stops the command in an orderly way and in bounded time.
+    """Let signals stop the command in an orderly way and in bounded time from now on.
 
     Returns:
         Set by the first signal.

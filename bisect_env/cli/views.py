@@ -53,7 +53,7 @@ class View(AbstractContextManager["View"]):
         raise NotImplementedError
 
     def __exit__(self, *_: object) -> None:
-        """Nothing to clean up."""
+        """Do nothing: there is nothing to clean up."""
 
 
 class QuietView(View):
@@ -181,7 +181,7 @@ def _of(done: int, total: int) -> str:
 
 
 def describe(event: events.Event) -> str | None:
-    """One line for an event, None for events that are too frequent to be lines."""
+    """Return one line for an event, None for events that are too frequent to be lines."""
     match event:
         case events.StudyOpened(study_id, name, resumed):
             again = f", going on after {how_many(resumed, 'trial')}" if resumed else ""

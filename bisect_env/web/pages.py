@@ -137,7 +137,7 @@ def make_app(path: Path, shown: str, token: str | None) -> Asgi:
 
 @contextlib.contextmanager
 def our_pages(path: Path) -> Iterator[None]:
-    """Datasette knows plugins of the whole process: ours is one while this lasts."""
+    """Register our pages with Datasette inside the block: its plugins are those of the whole process."""
     plugin = _Plugin(path)
     pm.register(plugin, name="bisect-env")
     # Where rich is installed, Datasette prints every exception with its local variables, a mistyped question
@@ -152,7 +152,7 @@ def our_pages(path: Path) -> Iterator[None]:
 
 
 def guarded(app: Asgi, token: str | None) -> Asgi:
-    """Only for browsers on this machine that know the token, and only for the pages themselves.
+    """Return an application that answers only browsers on this machine that know the token.
 
     A page of another site cannot read ours; but its owner can let its name point to 127.0.0.1 once it is
     loaded, and the browser then takes both for one site. The name it asked for gives that away.
@@ -217,7 +217,7 @@ class _Plugin:
 
     @hookimpl  # type: ignore[untyped-decorator]
     def render_cell(self, value: object, column: str, datasette: Datasette) -> Markup | None:
-        """Links from ids to pages; everything else is escaped by Datasette."""
+        """Return a link for the id of a study or trial; Datasette escapes everything else."""
         target = {"study_id": "report", "trial_id": "trial"}.get(column)
         if target is None or not isinstance(value, str) or not _ID.fullmatch(value):
             return None
