@@ -183,6 +183,6 @@ def test_the_words_of_progress() -> None:
     doing = Doing(clock=lambda: 0.0)
     said = [str(describe(event)) for event in EVENTS]
     for step in steps:
-        doing.heard(step)
+        doing.update(step)
         said.append(doing.text)
     written("progress", "\n".join(said) + "\n")

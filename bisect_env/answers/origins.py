@@ -30,7 +30,7 @@ class Origin:
     trials: int
 
 
-def told_origins(origins: Sequence[Origin]) -> str:
+def origins_text(origins: Sequence[Origin]) -> str:
     """Return the origins in words, such as `30 by ann on box-1 in study 0a1b2c3d (quickstart)`."""
     told = [
         f"{one.trials} by {one.user or 'somebody'} on {one.host or 'some host'} "

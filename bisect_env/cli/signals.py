@@ -156,10 +156,10 @@ def _watch_over(stop: _Asked) -> None:
 
 def _listen(reader: int, over: threading.Event, stop: _Asked) -> None:
     first = deadline = float("inf")
-    with open(reader, "rb", buffering=0) as heard:
+    with open(reader, "rb", buffering=0) as signals_read:
         while not over.is_set():
-            if select.select([heard], [], [], None if first == float("inf") else _LOOK)[0]:
-                for number in heard.read(64):
+            if select.select([signals_read], [], [], None if first == float("inf") else _LOOK)[0]:
+                for number in signals_read.read(64):
                     if number in _NUMBERS:
                         now = time.monotonic()
                         deadline = min(deadline, now + (ORDERLY if first == float("inf") else AT_ONCE))

@@ -257,7 +257,7 @@ def _until(
     if shown.as_json:
         emit(found.document())
     else:
-        say(told(found))
+        say(verification_text(found))
     if work.stopped and found.claim is None:
         raise StudyInterruptedError(
             f"interrupted after {how_many(found.trials, 'trial')}, all of them stored",
@@ -266,7 +266,7 @@ def _until(
     return _CODES[found.claim]
 
 
-def told(found: Verification) -> str:
+def verification_text(found: Verification) -> str:
     """Return the outcome of a test as people read it. Pure."""
     name = " ".join(f"{axis}={value}" for axis, value in found.combination.items())
     limit, sure = percent(found.max_rate), percent(found.confidence)
@@ -319,7 +319,7 @@ def _debug(
         target = target_of(matrix) if known is None else store.target(known.id)
         folder = _new_folder(output, f"{matrix.name}-{one.lock.content_hash[:8]}")
 
-        def told_trial(number: int, record: TrialRecord, evidence: Evidence) -> None:
+        def show_trial(number: int, record: TrialRecord, evidence: Evidence) -> None:
             show(events.Said(f"{number:>3}  {evidence:<5}  {record.outcome}: {record.detail}"))
 
         show(events.Said(f"{one.combination} (environment {one.lock.content_hash[:12]})"))
@@ -338,7 +338,7 @@ def _debug(
                 perturbation=one.perturbation,
                 notes=[_OPEN] if target.is_open else [],
                 gpus=_gpus(matrix, where.devices),
-                on_trial=told_trial,
+                on_trial=show_trial,
                 stopped=work.session.stopped,
             )
         except TrialCancelledError:

@@ -18,7 +18,7 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
-from bisect_env.answers.origins import told_origins
+from bisect_env.answers.origins import origins_text
 from bisect_env.answers.phrases import duration, how_many, probability
 from bisect_env.answers.sentence import sentence
 from bisect_env.answers.untrusted import clean
@@ -87,7 +87,7 @@ class PlainView(View):
             print(clean(without_passwords(in_own_form(text))), file=self._stream, flush=True)
 
     def _lines(self, event: events.Event) -> Iterator[str]:
-        self._doing.heard(event)
+        self._doing.update(event)
         text = describe(event)
         if isinstance(event, events.Progress | events.LockProgress | events.Building):
             text = self._due(event, text)
@@ -147,7 +147,7 @@ class Doing:
         self._began: dict[tuple[str, str], float] = {}
         self.step = self.text = ""
 
-    def heard(self, event: events.Event) -> None:
+    def update(self, event: events.Event) -> None:
         """Learn from an event."""
         match event:
             case events.LockProgress(done, total) if done < total:
@@ -187,7 +187,7 @@ def describe(event: events.Event) -> str | None:
             again = f", going on after {how_many(resumed, 'trial')}" if resumed else ""
             return f"study {study_id} ({name}){again}"
         case events.Reused(trials, origins):
-            so_far, told = sum(origin.trials for origin in origins), told_origins(origins)
+            so_far, told = sum(origin.trials for origin in origins), origins_text(origins)
             if so_far > trials:
                 return f"{how_many(trials, 'more trial')} measured before, {so_far} by now ({told})"
             were = "that was" if trials == 1 else "that were"
@@ -212,23 +212,23 @@ def describe(event: events.Event) -> str | None:
             return f"{record.outcome}: {record.combination} ({record.detail})"
         case events.Answered():
             checks = how_many(event.checks, "more trial")
-            answer = _told(event.verdict, event.axes)
+            answer = _verdict_text(event.verdict, event.axes)
             if event.seconds is None:
                 return f"answer: {answer}; now checking it with up to {checks} (Ctrl-C ends that)"
             limit = f"{event.seconds:.0f} s at most"
             return f"answer: {answer}; now checking it for {limit} (`--sure` checks on: up to {checks})"
         case events.Progress():
-            words, left = told_passing(event), _what_is_left(event)
+            words, left = passing_text(event), _what_is_left(event)
             if event.passing is not None:
                 return "; ".join(filter(None, (f"{_seen(event)}, none of them bad", words, left)))
             best = probability(event.verdict.probability or 0.0)
             known = f"{_seen(event)}, {event.hits} of them bad; best answer so far {best}; {left}"
-            return "; ".join(filter(None, (known, told_always(event))))
+            return "; ".join(filter(None, (known, always_text(event))))
         case _:
             return None
 
 
-def _told(verdict: VerdictDocument, axes: Sequence[Mapping[str, Any]]) -> str:
+def _verdict_text(verdict: VerdictDocument, axes: Sequence[Mapping[str, Any]]) -> str:
     """Return the verdict so far in one sentence, with commits as people read them."""
     names = {value: label for axis in axes for value, label in (axis.get("labels") or {}).items()}
     return readable(sentence(verdict, axes), names)
@@ -239,12 +239,12 @@ def _seen(progress: events.Progress) -> str:
 
 
 FEW_PASSES = 10
-"""Passes below which they exclude too little to be told."""
+"""Passes below which they exclude too little to be mentioned."""
 _OFTEN = 3
 """Failures at least that, without a pass beside them, look like one that comes every time."""
 
 
-def told_passing(progress: events.Progress) -> str:
+def passing_text(progress: events.Progress) -> str:
     """Return what a bad end that has only passed so far excludes, and how to stop there; else "". Pure."""
     if progress.passing is None or progress.passing[1] < FEW_PASSES:
         return ""
@@ -256,7 +256,7 @@ def told_passing(progress: events.Progress) -> str:
     return f"{known} (Ctrl-C ends it here; with `--always`, or `--rate 0.5`, fewer passes are enough)"
 
 
-def told_always(progress: events.Progress) -> str:
+def always_text(progress: events.Progress) -> str:
     """Return that the failure came every time, if the search still looks for a rare one; else "". Pure."""
     failing = [(hits, trials) for hits, trials in progress.counts.values() if hits]
     every_time = sum(hits for hits, _ in failing) >= _OFTEN and all(
@@ -283,7 +283,7 @@ def _what_is_left(progress: events.Progress) -> str:
 
 
 class JsonView(View):
-    """One JSON object a line on stdout; `event` names its kind, `time` says when it was told."""
+    """One JSON object a line on stdout; `event` names its kind, `time` says when it was printed."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
@@ -333,7 +333,7 @@ class LiveView(View):
 
     def __call__(self, event: events.Event) -> None:
         """Show one event."""
-        self._doing.heard(event)
+        self._doing.update(event)
         match event:
             case events.StudyOpened():
                 self._title = f"{event.name} (study {event.study_id})"
@@ -387,14 +387,14 @@ class LiveView(View):
 
     def _summary(self, progress: events.Progress) -> Text:
 
-        words, left = told_passing(progress), _what_is_left(progress)
+        words, left = passing_text(progress), _what_is_left(progress)
         if progress.passing is not None:
             known = (self._elapsed(), f"{_seen(progress)}, none of them bad", clean(words))
             return Text(" · ".join(filter(None, (*known, left))))
         # The sentence says its probability itself.
         return Text(
             f"{self._elapsed()} · {_seen(progress)}, {progress.hits} bad · {left} · "
-            f"so far: {clean(_told(progress.verdict, progress.axes))}"
+            f"so far: {clean(_verdict_text(progress.verdict, progress.axes))}"
         )
 
     def _elapsed(self) -> str:
