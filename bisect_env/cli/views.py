@@ -21,7 +21,7 @@ from rich.text import Text
 from bisect_env.answers.origins import origins_text
 from bisect_env.answers.phrases import duration, how_many, probability
 from bisect_env.answers.sentence import sentence
-from bisect_env.answers.untrusted import clean
+from bisect_env.answers.untrusted import clean, shortened
 from bisect_env.answers.verdict_document import VerdictDocument
 from bisect_env.cli.options import ShownOptions
 from bisect_env.cli.output import in_own_form
@@ -41,6 +41,8 @@ PLAIN_EVERY = 5.0
 """Seconds between two progress lines where there is no terminal, if they say something new."""
 PLAIN_STEP = 2.0
 """The same for steps of builds, of which each is news."""
+DETAIL_WIDTH = 120
+"""Characters of a failing trial's message in a line."""
 PLAIN_AGAIN = 30.0
 """Seconds after which the same is said again."""
 
@@ -103,7 +105,7 @@ class PlainView(View):
         elif isinstance(event, events.Progress | events.Concluded | events.Failed):
             for line, more in self._again.items():
                 if more:
-                    yield f"{line}: {more} more time{'' if more == 1 else 's'}"
+                    yield f"{line.partition(' (')[0]}: {how_many(more, 'more time')}"
                     self._again[line] = 0
         if text is not None:
             yield text
@@ -154,12 +156,12 @@ class Doing:
                 self.step, self.text = "locking", f"locking {done} of {total}"
             case events.LockProgress():
                 self.step = self.text = ""
-            case events.Building(lock_hash, step, ready, building):
+            case events.Building(lock_hash, step, ready, _):
                 what = _STEPS.get(step.what, f"{step.what} {step.package}".rstrip())
                 left = self._left(lock_hash, step)
                 amount = f": {_of(step.done, step.total)}{left}" if step.total else ""
                 self.step = what
-                self.text = f"{what}{amount}; environment {ready + 1} of {ready + building}"
+                self.text = f"{what}{amount}; environment {ready + 1}"
             case events.Built() | events.TrialFinished():
                 self.step = self.text = ""
             case _:
@@ -209,7 +211,8 @@ def describe(event: events.Event) -> str | None:
         case events.Said(text):
             return text
         case events.TrialFinished(record, evidence, _) if evidence is Evidence.BAD:
-            return f"{record.outcome}: {record.combination} ({record.detail})"
+            detail = shortened(record.detail, DETAIL_WIDTH)
+            return f"{record.outcome}: {record.combination} ({detail})"
         case events.Answered():
             checks = how_many(event.checks, "more trial")
             answer = _verdict_text(event.verdict, event.axes)
@@ -220,7 +223,7 @@ def describe(event: events.Event) -> str | None:
         case events.Progress():
             words, left = passing_text(event), _what_is_left(event)
             if event.passing is not None:
-                return "; ".join(filter(None, (f"{_seen(event)}, none of them bad", words, left)))
+                return "; ".join(filter(None, (_seen(event), words, left)))
             best = probability(event.verdict.probability or 0.0)
             known = f"{_seen(event)}, {event.hits} of them bad; best answer so far {best}; {left}"
             return "; ".join(filter(None, (known, always_text(event))))
@@ -389,7 +392,7 @@ class LiveView(View):
 
         words, left = passing_text(progress), _what_is_left(progress)
         if progress.passing is not None:
-            known = (self._elapsed(), f"{_seen(progress)}, none of them bad", clean(words))
+            known = (self._elapsed(), _seen(progress), clean(words))
             return Text(" · ".join(filter(None, (*known, left))))
         # The sentence says its probability itself.
         return Text(
