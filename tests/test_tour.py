@@ -93,7 +93,7 @@ REPLACED = {
     "bad": "red.lock",
     "suite": "pytest -x tests/test_io.py",
     "table": "-p numpy -p robust-laplacian",
-    "target": "TARGET ",
+    "target": " TARGET",
     "times": "-n 30",
     "rate": "0.05",
 }
