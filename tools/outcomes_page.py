@@ -55,16 +55,16 @@ def evidence_of(outcome: Outcome) -> str:
     if outcome is Outcome.PASS:
         return "good"
     if outcome is Outcome.CUDA_INIT:
-        return "void once, then other, or bad if the study says so"
+        return "void once, then other or bad"
     if outcome in SKIPPED:
         return "skip"
     if outcome in NEVER_TARGET:
         return "void"
     if outcome in VOID:
-        return "void, or bad if the study says so"
+        return "void or bad"
     if outcome in DEFAULT_OUTCOMES:
-        return "bad, or other if the study looks for something else"
-    return "other, or bad if the study says so"
+        return "bad or other"
+    return "other or bad"
 
 
 def outcomes_table() -> str:
