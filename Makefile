@@ -9,7 +9,7 @@ STAMP  := $(VENV)/.setup-stamp
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run test test-all test-fast test-lowest lint format cases cases-heavy bench soak bench-search lock schema reference docs clean
+.PHONY: help setup run test words test-all test-fast test-lowest lint format cases cases-heavy bench soak bench-search lock schema reference docs clean
 
 help:           ## show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -82,6 +82,9 @@ schema: setup   ## write matrices/schema.json and docs/reference/report-schema.j
 reference: setup ## write the parts of docs/ that follow from the code
 	$(BIN)/python -m tools.reference_pages
 	$(BIN)/python -m tools.outcomes_page
+
+words: setup    ## write tests/words: the words of help and messages that tests hold
+	BISECT_ENV_WRITE_WORDS=1 $(BIN)/python -m pytest -q tests/test_words.py
 
 docs: setup     ## build the documentation as a site: docs/_site/index.html
 	$(BIN)/python -m sphinx --fail-on-warning --keep-going --quiet -b html docs docs/_site

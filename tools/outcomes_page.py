@@ -55,16 +55,16 @@ def evidence_of(outcome: Outcome) -> str:
     if outcome is Outcome.PASS:
         return "good"
     if outcome is Outcome.CUDA_INIT:
-        return "void once, then other, or bad if the study says so"
+        return "void once, then other or bad"
     if outcome in SKIPPED:
         return "skip"
     if outcome in NEVER_TARGET:
         return "void"
     if outcome in VOID:
-        return "void, or bad if the study says so"
+        return "void or bad"
     if outcome in DEFAULT_OUTCOMES:
-        return "bad, or other if the study looks for something else"
-    return "other, or bad if the study says so"
+        return "bad or other"
+    return "other or bad"
 
 
 def outcomes_table() -> str:
@@ -72,7 +72,8 @@ def outcomes_table() -> str:
     rows = []
     for outcome in Outcome:
         rules = rules_of(outcome)
-        how = " ".join((rule.__doc__ or "").partition("\n")[0] for rule in rules) or _NOT_A_PROCESS[outcome]
+        told = ((rule.__doc__ or "").partition("\n")[0].removeprefix("Recognise ") for rule in rules)
+        how = " ".join(one[:1].upper() + one[1:] for one in told) or _NOT_A_PROCESS[outcome]
         if numbers := ", ".join(str(error.number) for error in CUDA_ERRORS if error.outcome is outcome):
             how += f" CUDA {numbers}."
         if classify.gpu_sick in rules:
@@ -85,20 +86,18 @@ def outcomes_table() -> str:
 def cuda_table() -> str:
     """A row for each CUDA error that decides an outcome."""
     rows = [
-        (str(e.number), f"`{e.runtime}`", f"`{e.driver}`" if e.driver else "", e.text, f"`{e.outcome}`")
+        (str(e.number), f"`{e.runtime}`", f"`{e.driver}`" if e.driver else "", f"`{e.outcome}`")
         for e in CUDA_ERRORS
     ]
-    head = ("number", "runtime", "driver", "text", "outcome")
+    head = ("number", "runtime", "driver", "outcome")
     return f"{_source(gpu_errors.CUDA_TABLE)}\n\n{_markdown(head, rows)}"
 
 
 def xid_table() -> str:
     """A row for each Xid that says something about a trial."""
-    rows = [
-        (str(xid.number), xid.description, "void, GPU put aside" if xid.sick else "noted beside the outcome")
-        for xid in gpu_errors.XIDS.values()
-    ]
-    return f"{_source(gpu_errors.XID_TABLE)}\n\n{_markdown(('Xid', 'NVIDIA says', 'the trial'), rows)}"
+    found = gpu_errors.XIDS.values()
+    rows = [(str(one.number), one.description, "void" if one.sick else "noted") for one in found]
+    return f"{_source(gpu_errors.XID_TABLE)}\n\n{_markdown(('Xid', 'NVIDIA says', 'the trial is'), rows)}"
 
 
 def _source(table: ErrorTable) -> str:

@@ -33,32 +33,47 @@ SCRIPT = "tools/reference_pages.py"
 
 
 def commands_page() -> str:
-    """All commands with all options, as `--help` has them."""
+    """All commands with all options; those that several commands share stand once, at the end."""
+    commands = _leaves("bisect-env", typer.main.get_command(application()))
+    users: dict[tuple[str, str], list[str]] = {}
+    for name, command in commands.items():
+        for row in _options(command):
+            users.setdefault(row, []).append(f"`{name.partition(' ')[2]}`")
+    shared: dict[tuple[str, ...], list[tuple[str, ...]]] = {}
+    for row, names in users.items():
+        if len(names) > 1:
+            shared.setdefault(tuple(names), []).append(row)
     lines = [
         "# Commands",
         "",
         f"<!-- written by {SCRIPT} -->",
         "",
-        "What `bisect-env COMMAND --help` says. How each ends: [exit codes](exit-codes.md).",
+        "What `bisect-env COMMAND --help-all` says. [Options that several commands share](#shared-options)",
+        "stand once, below. How commands end: [exit codes](exit-codes.md).",
         "",
     ]
-    root = typer.main.get_command(application())
-    lines += _command("bisect-env", root, 2)
+    for name, command in commands.items():
+        usage = " ".join(_usage(p) for p in command.params if p.param_type_name == "argument")
+        lines += [f"## `{f'{name} {usage}'.strip()}`", "", *(command.help or "").strip().splitlines(), ""]
+        if own := [row for row in _options(command) if len(users[row]) == 1]:
+            lines += [table(("argument or option", "meaning"), own), ""]
+    lines += ["## Shared options", ""]
+    for names, rows in sorted(shared.items(), key=lambda item: -len(item[1])):
+        lines += [f"{', '.join(names)}:", "", table(("argument or option", "meaning"), rows), ""]
     return "\n".join(lines).rstrip("\n") + "\n"
 
 
-def _command(name: str, command: Any, level: int) -> list[str]:
-    lines = [f"{'#' * min(level, 3)} `{name}`", "", *(command.help or "").strip().splitlines(), ""]
+def _leaves(name: str, command: Any) -> dict[str, Any]:
     inner = getattr(command, "commands", {})
-    if not inner:
-        usage = " ".join(_usage(p) for p in command.params if p.param_type_name == "argument")
-        lines += ["```text", f"{name} [OPTIONS] {usage}".rstrip(), "```", ""]
-    rows = [_parameter(p) for p in command.params if p.name != "help" and not getattr(p, "hidden", False)]
-    if rows:
-        lines += [table(("argument or option", "meaning"), rows), ""]
+    found = {} if inner else {name: command}
     for child, one in inner.items():
-        lines += _command(f"{name} {child}", one, level + 1)
-    return lines
+        found |= _leaves(f"{name} {child}", one)
+    return found
+
+
+def _options(command: Any) -> list[tuple[str, str]]:
+    rows = [_parameter(p) for p in command.params if p.name != "help" and not getattr(p, "hidden", False)]
+    return [row for row in rows if "--help-all" not in row[0]]
 
 
 def _usage(parameter: Any) -> str:
@@ -76,7 +91,7 @@ def _parameter(parameter: Any) -> tuple[str, str]:
             name += f" `{'|'.join(str(one.value) for one in kind)}`"
     words = [(parameter.help or "").strip()]
     default = parameter.default
-    if default not in (None, False, ()) and not callable(default) and "default" not in words[0].lower():
+    if default not in (None, False, (), "") and not callable(default) and "default" not in words[0].lower():
         words.append(f"Default: `{default.value if isinstance(default, Enum) else default}`.")
     if parameter.envvar:
         words.append(f"Variable: `{parameter.envvar}`.")
@@ -157,23 +172,21 @@ def _type(value: dict[str, Any]) -> str:
 
 
 def verdict_keys_table() -> str:
-    """Every key of a verdict with its meaning, from the JSON schema of reports; a model's keys once."""
+    """Every key of a verdict with its meaning, and the names of the keys within it, from the JSON schema."""
     definitions: dict[str, Any] = report_json_schema()["$defs"]
-    rows: list[tuple[str, ...]] = []
-    shown: dict[str, str] = {}
 
-    def walk(name: str, prefix: str) -> None:
-        for key, value in definitions[name].get("properties", {}).items():
-            path, meaning = f"{prefix}{key}", value["description"]
-            models = _referenced(value)
-            again = [f"Keys as in `{shown[model]}`." for model in models if model in shown]
-            rows.append((f"`{path}`", " ".join((meaning, *again))))
-            for model in models:
-                if model not in shown:
-                    shown[model] = path
-                    walk(model, f"{path}.")
+    def within(value: Any) -> list[str]:
+        names: list[str] = []
+        for model in _referenced(value):
+            for key, inner in definitions[model].get("properties", {}).items():
+                below = within(inner)
+                names.append(f"`{key}`" + (f" ({', '.join(below)})" if below else ""))
+        return names
 
-    walk(VerdictDocument.__name__, "")
+    rows = []
+    for key, value in definitions[VerdictDocument.__name__]["properties"].items():
+        inner = within(value)
+        rows.append((f"`{key}`", value["description"] + (f" Has {', '.join(inner)}." if inner else "")))
     return table(("key", "meaning"), rows)
 
 

@@ -36,7 +36,7 @@ class IntermediateEnvironment(AnswerPart):
 
     @property
     def counts(self) -> str:
-        """`34 of 40`."""
+        """Return bad and counted trials as text, such as `34 of 40`."""
         return f"{self.bad} of {self.trials}"
 
 
@@ -72,14 +72,14 @@ class Explanation(AnswerPart):
 
     @property
     def with_culprits(self) -> IntermediateEnvironment:
-        """The smallest environment that was tried and has all culprits."""
+        """Return the smallest environment that was tried and has all culprits."""
         wanted = set(self.culprits)
         having = [one for one in self.intermediates if wanted <= set(one.moved)]
         return min(having, key=lambda one: (len(one.moved), -one.trials))
 
     @property
     def without_culprits(self) -> IntermediateEnvironment:
-        """Of those tried without them the one nearest to the bad end."""
+        """Return the environment nearest to the bad end that was tried without the culprits."""
         wanted = set(self.culprits)
         lacking = [one for one in self.intermediates if not self._carries(wanted, set(one.moved))]
         return max(lacking, key=lambda one: (len(one.moved), one.trials))

@@ -23,7 +23,7 @@ class Origin(AnswerPart):
     trials: int = Field(description="Number of its trials that are reused.")
 
 
-def told_origins(origins: Sequence[Origin]) -> str:
+def origins_text(origins: Sequence[Origin]) -> str:
     """Return the origins in words, such as `30 by ann on box-1 in study 0a1b2c3d (quickstart)`."""
     told = [
         f"{one.trials} by {one.user or 'somebody'} on {one.host or 'some host'} "

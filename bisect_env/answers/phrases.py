@@ -7,17 +7,17 @@ from collections.abc import Sequence
 
 
 def percent(rate: float) -> str:
-    """`16 %`; small rates keep two digits, and only 0 and 1 are shown as 0 % and 100 %."""
+    """Return a share such as `16 %`; small rates keep two digits, and only 0 and 1 show as 0 % and 100 %."""
     return f"{_digits(rate)} %"
 
 
 def interval(low: float, high: float) -> str:
-    """`11–24 %`."""
+    """Return an interval of shares, such as `11–24 %`."""
     return f"{_digits(low)}–{_digits(high)} %"
 
 
 def probability(value: float) -> str:
-    """`97 %`, rounded down so that it never looks more certain than it is."""
+    """Return a probability such as `97 %`, rounded down so that it never looks more certain than it is."""
     if value >= 1.0:
         return "100 %"
     if value > 0.999:
@@ -28,7 +28,7 @@ def probability(value: float) -> str:
 
 
 def how_many(number: int, one: str) -> str:
-    """`1 trial`, `12 trials`: how many of a thing there are, whose plural ends in s."""
+    """Return a number with its noun, `1 trial` or `12 trials`; the plural ends in s."""
     return f"{number} {one}{'' if number == 1 else 's'}"
 
 
@@ -39,13 +39,13 @@ def first_few(names: Sequence[str], most: int, *, more: str = "more") -> list[st
 
 
 def and_more(names: Sequence[str], most: int, separator: str = ", ") -> str:
-    """`a, b and 3 more`: at most `most` of some texts, and how many there are besides."""
+    """Return at most `most` of some texts and the number of the others: `a, b and 3 more`."""
     rest = len(names) - most
     return separator.join(names[:most]) + (f" and {rest} more" if rest > 0 else "")
 
 
 def duration(seconds: float) -> str:
-    """`0.4 s`, `12 s`, `3 min 20 s`, `2 h 5 min`."""
+    """Return a duration such as `0.4 s`, `12 s`, `3 min 20 s` or `2 h 5 min`."""
     if seconds < 9.95:
         return f"{seconds:.1f} s"
     whole = round(seconds)

@@ -17,7 +17,7 @@ from bisect_env.matrix.versions import between
 
 _CHANGED = 3
 """Packages that a sentence names."""
-_NOUN = {"package": "version", "value": "value", "date": "day", "environment": "one", "commit": "commit"}
+_NOUN = {"package": "version", "value": "value", "date": "day", "commit": "commit"}
 _VERB = {
     "crash": "crashed",
     "hang": "hung",
@@ -139,7 +139,7 @@ def noun(kind: str) -> str:
 
 
 def do_not_matter(verdict: VerdictDocument, axes: Sequence[AxisInfo]) -> list[str]:
-    """Axes with several values that are no culprits, if there is a verdict that says so."""
+    """Return the axes with several values that are no culprits, if there is a verdict."""
     culprits = verdict.culprit_axes
     if not verdict.is_decided or not culprits:
         return []
@@ -186,6 +186,8 @@ def _where(verdict: VerdictDocument, kinds: AxesByName, *, sure: bool) -> str:
         return f"{_values(verdict, axis, kinds)} is {probably}broken ({last} is not)"
     if direction is Direction.EITHER:
         return _window(verdict, axis, kinds, probably)
+    if kinds[axis].kind is AxisKind.ENVIRONMENT:
+        return f'"{first}" {probably}fails, "{last}" does not'
     kind = noun(kinds[axis].kind)
     beyond = kinds[axis].left_out.get(first)
     listed = " among those listed" if between(kinds[axis].passed_over, last, first) else ""
@@ -204,7 +206,7 @@ def _where(verdict: VerdictDocument, kinds: AxesByName, *, sure: bool) -> str:
 
 
 def _untried_before(verdict: VerdictDocument, axis: str) -> list[str]:
-    """Values directly before the first bad one at which nothing could be learnt, ascending."""
+    """Return the values directly before the first bad one that could not be tried, ascending."""
     for boundary in verdict.boundaries:
         if boundary.axis == axis and boundary.bad == verdict.first_bad:
             return boundary.untried_values()
@@ -218,7 +220,7 @@ def _combined(values: Mapping[str, Any], kinds: AxesByName) -> str:
 
 
 def _spans(verdict: VerdictDocument, axis: str, kinds: AxesByName) -> list[tuple[str, str]]:
-    """First and last value of each run of bad values of an ordered axis.
+    """Return first and last value of each run of bad values of an ordered axis.
 
     Nothing where not all values of the axis are known: which of them are neighbours is not known then.
     """
@@ -232,7 +234,7 @@ def _spans(verdict: VerdictDocument, axis: str, kinds: AxesByName) -> list[tuple
 
 
 def _in_words(spans: Sequence[tuple[str, str]], values: Sequence[str]) -> str:
-    """Runs of bad values: `up to 1.3, in 1.5 and from 2.0 on`."""
+    """Return runs of bad values in words: `up to 1.3, in 1.5 and from 2.0 on`."""
     texts = []
     for first, last in spans:
         if last == values[-1] and first != values[0]:
@@ -245,7 +247,7 @@ def _in_words(spans: Sequence[tuple[str, str]], values: Sequence[str]) -> str:
 
 
 def _history(verdict: VerdictDocument, axis: str, kinds: AxesByName, probably: str) -> str:
-    """An axis that changes more often than its direction says: every run, and what is good next to it."""
+    """Return every run of bad values of an axis, each with the good value next to it."""
     values = kinds[axis].values
     if not (spans := _spans(verdict, axis, kinds)):
         return f"{axis} is {probably}broken, fixed and broken again"
@@ -349,7 +351,7 @@ def _in_between(verdict: VerdictDocument, kinds: AxesByName) -> list[str]:
 
 
 def _what_changed(verdict: VerdictDocument, kinds: AxesByName, changed: Sequence[str]) -> str:
-    """Of an answer that is a day, the packages that were released then."""
+    """Return the packages that were released on the day that is the answer."""
     culprits = verdict.culprit_axes
     if len(culprits) != 1 or kinds[culprits[0]].kind is not AxisKind.DATE or not changed:
         return ""
@@ -359,7 +361,7 @@ def _what_changed(verdict: VerdictDocument, kinds: AxesByName, changed: Sequence
 
 
 def _not_listed(verdict: VerdictDocument, kinds: AxesByName) -> list[str]:
-    """Releases at a boundary that a thinned range left to others: one of them may be the first bad one."""
+    """Return a note on releases at a boundary that the range's step left out."""
     texts = []
     for boundary in verdict.boundaries:
         axis = boundary.axis

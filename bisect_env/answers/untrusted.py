@@ -39,12 +39,12 @@ LINE_WIDTH = 2000
 
 
 def shown_lines(text: str) -> str:
-    """Harmless text with lines cut to a length that can be shown."""
+    """Return harmless text with lines cut to a length that can be shown."""
     return "\n".join(shortened(line, LINE_WIDTH) for line in clean_lines(text).split("\n"))
 
 
 def clean(text: str) -> str:
-    """Harmless text on a single line, so that it cannot forge further lines."""
+    """Return harmless text on a single line, so that it cannot forge further lines."""
     return " ".join(clean_lines(text).split())
 
 
@@ -77,7 +77,7 @@ def _no_formula(text: str) -> str:
 
 
 def shortened(text: str, width: int) -> str:
-    """At most `width` characters; what is left out shows as `…`."""
+    """Return at most `width` characters of a text; the rest shows as `…`."""
     return text if len(text) <= width else text[: width - 1].rstrip() + "…"
 
 

@@ -305,7 +305,7 @@ class VerdictDocument(AnswerPart):
 
     @property
     def is_decided(self) -> bool:
-        """Whether there is an answer, confirmed or likely."""
+        """Return whether there is an answer, confirmed or likely."""
         return self.status != "none"
 
     def direction(self, axis: str) -> Direction:

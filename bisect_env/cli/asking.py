@@ -15,8 +15,9 @@ import typer
 from pydantic import ValidationError
 
 from bisect_env.answers.untrusted import command_line
-from bisect_env.cli.options import opt
+from bisect_env.cli.options import opt, share
 from bisect_env.cli.output import own_command
+from bisect_env.cli.spelling import refuse_misspelt, swapped
 from bisect_env.environments.commits import package_of_project
 from bisect_env.environments.interpreters import installed_pythons
 from bisect_env.environments.repository import Repository
@@ -51,7 +52,8 @@ class TrialFlags:
 
     always: Annotated[bool, opt("--always", "It fails every time: the same as --rate 1.")] = False
     rate: Annotated[
-        float | None, opt("--rate", "How often it fails, about: 1, 0.5, 0.1.", FAILURE, min=0.0, max=1.0)
+        float | None,
+        opt("--rate", "How often it fails, about: 1, 0.5, 10%.", FAILURE, parser=share, metavar="SHARE"),
     ] = None
     confidence: Annotated[
         float | None,
@@ -184,8 +186,8 @@ def asked_rate(rate: float | None, *, always: bool) -> float | None:
     Raises:
         UsageError: They contradict each other, or the rate is 0.
     """
-    if rate is not None and rate <= 0:
-        raise UsageError("--rate 0: what never fails cannot be looked for", remedy="say 1, 0.5 or 0.1")
+    if rate is not None and not 0 < rate <= 1:
+        raise UsageError(f"--rate {rate:g} is no share of the runs", remedy="say 1, 0.5 or 10%")
     if always and rate not in (None, 1.0):
         raise UsageError(f"--always is --rate 1, and --rate {rate:g} was given", remedy="give one of them")
     return 1.0 if always else rate
@@ -221,8 +223,9 @@ def checked(data: Mapping[str, Any], files: Iterable[StudyFile]) -> Matrix:
         return asked_matrix(data, files)
     except MatrixError as error:
         raise UsageError(
-            "what was asked makes no matrix:\n  " + "\n  ".join(error.problems),
-            remedy="correct the flags, and give the command again",
+            "this cannot be asked:\n  "
+            + "\n  ".join(problem.removeprefix("the file: ") for problem in error.problems),
+            remedy="correct the options, and give the command again",
         ) from None
 
 
@@ -235,8 +238,9 @@ def _releases(flags: Flags, words: Sequence[str]) -> tuple[AskedQuestion, tuple[
         if Path(packages[0]).suffix in (".py", ".sh"):
             raise UsageError(
                 f"{packages[0]} is a script: the package that is asked about is missing",
-                remedy=f"name it first: {command_line('bisect-env', 'run', 'PACKAGE>=1.0', packages[0])}",
+                remedy=f"name it first: {swapped(packages[0], words)}",
             )
+    refuse_misspelt(packages, words)
     names = [package_name(text) for text in packages]
     question, files = asked_command(flags, words)
     question = replace(

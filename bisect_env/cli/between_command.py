@@ -17,7 +17,7 @@ from bisect_env.cli.asking import save as save_question
 from bisect_env.cli.commands import with_groups
 from bisect_env.cli.conduct import Reporter, conduct, reporting
 from bisect_env.cli.explain_command import find_culprits
-from bisect_env.cli.options import DatabaseOption, ExecutionOptions, SaveOption, ShownOptions, opt
+from bisect_env.cli.options import ExecutionOptions, SaveOption, ShownOptions, opt
 from bisect_env.cli.output import emit, tell
 from bisect_env.cli.report_command import show_report
 from bisect_env.cli.target import refuse_broken_scripts
@@ -73,7 +73,6 @@ def between(
     ] = False,
     flags: TrialFlags,
     save: SaveOption = None,
-    db: DatabaseOption = None,
     where: ExecutionOptions,
     shown: ShownOptions,
 ) -> None:
@@ -93,20 +92,19 @@ def between(
     def stored(text: str) -> ForeignEnvironment | None:
         if ":" not in text or Path(text).exists():
             return None
-        with Store.open(db, read_only=True) as store:
+        with Store.open(where.db, read_only=True) as store:
             return stored_environment(store, text)
 
-    quiet = shown.quiet or shown.as_json
     with reporting("between", shown, plain=True) as reporter:
         question, files = asked_command(flags, words[2:])
         ends = read_ends(words[0], words[1], python=python, stored=stored)
-        if not quiet:
+        if not (shown.quiet or shown.as_json):
             for line in (ends.good.summary(), ends.bad.summary(), *(f"note: {note}" for note in ends.notes)):
                 tell(line)
         good, bad = ends.wholes
         channels = question.channels or ends.channels
         pair = Pair(good, bad, question, channels, allow_source=allow_source)
-        comparison = _Comparison(ends, pair, files, where, db, reporter, quiet=quiet)
+        comparison = _Comparison(ends, pair, files, where, reporter, shown)
         report, is_sure = comparison.run(save, versions=not no_versions, hashes=not no_hashes)
     if shown.as_json:
         emit({"event": "verdict", **report})
@@ -123,9 +121,8 @@ class _Comparison:
     pair: Pair
     files: Sequence[StudyFile]
     where: ExecutionOptions
-    db: str | None
     reporter: Reporter
-    quiet: bool
+    shown: ShownOptions
 
     def run(self, save: Path | None, *, versions: bool, hashes: bool) -> tuple[dict[str, Any], bool]:
         """Return the report, and whether the answer reaches the confidence."""
@@ -135,13 +132,13 @@ class _Comparison:
             matrix = save_question(matrix, save)
         self._say("both environments are tried")
         missing = MissingModules((), {ENVIRONMENT: (GOOD, BAD)})
-        conclusion = conduct(matrix, self.where, self.db, self.reporter, missing=missing)
+        conclusion = conduct(matrix, self.where, self.reporter, missing=missing)
         verdict = VerdictDocument.model_validate(conclusion.report["verdict"])
         if not verdict.first_bad or not verdict.is_decided:
             return conclusion.report, conclusion.exit_code is ExitCode.VERDICT
         self._say("finding the smallest set of changes that carries the failure")
         study = self._study(matrix)
-        explanation = find_culprits(matrix, study, self.db, self.where, quiet=self.quiet)
+        explanation = find_culprits(matrix, study, self.where, self.shown)
         document, releases, why_not = None, None, ""
         if versions:
             said = [f"{one['detail']}\n{one['stack']}" for one in conclusion.report["failures"]]
@@ -152,7 +149,7 @@ class _Comparison:
                 document, releases = found
         own = None if document is None else VerdictDocument.model_validate(document["verdict"])
         sentence = answer(explanation, own, why_not)
-        with Store.open(self.db) as store:
+        with Store.open(self.where.db) as store:
             record(store, study, sentence, releases, "" if own is None else own.sentence)
             report = report_document(store, study.id)
         return report, explanation.is_sure and (not versions or own is None or own.first_bad is not None)
@@ -191,7 +188,7 @@ class _Comparison:
         raise no_environment(self.ends, problems)
 
     def _study(self, matrix: Matrix) -> Study:
-        with Store.open(self.db) as store:
+        with Store.open(self.where.db) as store:
             found = store.find_study(matrix.name, matrix.digest)
         assert found is not None
         return found
@@ -212,7 +209,7 @@ class _Comparison:
             return moving
         for what, rest in surroundings(explanation, self.pair, moving):
             own = checked(releases_data(moving, rest, self.pair), self.files)
-            with Store.open(self.db) as store:
+            with Store.open(self.where.db) as store:
                 grid = expand_as_known(own, store, provider).grid
             ends = [end for end in (grid.good, grid.bad) if end is not None]
             with closing(Locking(own, grid, provider)) as locking:
@@ -220,10 +217,10 @@ class _Comparison:
             if not locking.prepared.unsolvable.keys() & set(ends):
                 names = " and ".join(one.name for one in moving)
                 self._say(f"bisecting the releases of {names}, {what}")
-                conclusion = conduct(own, self.where, self.db, self.reporter)
+                conclusion = conduct(own, self.where, self.reporter)
                 return conclusion.report, self._study(own)
         return "no environment holds its releases beside the other packages"
 
     def _say(self, text: str) -> None:
-        if not self.quiet:
+        if not (self.shown.quiet or self.shown.as_json):
             tell(text)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import re
 from collections.abc import Callable, Collection
 from dataclasses import fields, is_dataclass
 from enum import Enum
@@ -17,6 +18,7 @@ from bisect_env.cli.options import opt
 
 _WORDS = {
     "at": "COMBINATION",
+    "bad": "VERSION",
     "cache": "DIR",
     "db": "DB",
     "env": "NAME=VALUE",
@@ -27,10 +29,12 @@ _WORDS = {
     "find_links": "DIR|URL",
     "from": "COMMIT",
     "git": "REPOSITORY",
+    "good": "VERSION",
     "index": "URL",
     "lockfiles": "DIR",
     "offline": "DIR",
     "package": "RANGE",
+    "python": "VERSION",
     "scheduler": "ADDRESS",
     "since": "DAY",
     "subdirectory": "DIR",
@@ -67,6 +71,11 @@ def _in_words(parameters: list[Any]) -> None:
 
 class Command(TyperCommand):
     """A command whose `--help` shows the options without a panel, and `--help-all` all of them."""
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        # A docstring's lines are not those of the terminal.
+        self.help = re.sub(r"(?<!\n)\n(?!\n)", " ", self.help or "")
 
     def get_params(self, ctx: Any) -> list[Any]:
         """Return the options and arguments, `--help` and `--help-all` among them."""

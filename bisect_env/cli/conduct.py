@@ -5,11 +5,10 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 from functools import partial
-from pathlib import Path
 
 from bisect_env.cli import views
 from bisect_env.cli.log import log_event, start_log
-from bisect_env.cli.options import ExecutionOptions, ShownOptions
+from bisect_env.cli.options import ExecutionOptions, ShownOptions, StudyOptions
 from bisect_env.cli.work import opened
 from bisect_env.cluster.pool import default_workers
 from bisect_env.engine import events
@@ -26,6 +25,8 @@ from bisect_env.matrix.load import Matrix
 from bisect_env.matrix.schema import CommitAxis, PackageAxis
 from bisect_env.report.build import report_document
 from bisect_env.search.goals import Goal
+
+_STUDY = StudyOptions()
 
 
 class Reporter:
@@ -76,7 +77,7 @@ def reporting(command: str, shown: ShownOptions, *, plain: bool = False) -> Iter
         StudyInterruptedError: In place of Ctrl-C.
     """
     start_log(command, shown)
-    view = views.choose(as_json=shown.as_json, quiet=shown.quiet, plain=plain or shown.verbose)
+    view = views.choose(shown, plain=plain or shown.verbose)
     reporter = Reporter(view)
     try:
         yield reporter
@@ -94,14 +95,11 @@ def reporting(command: str, shown: ShownOptions, *, plain: bool = False) -> Iter
 def conduct(
     matrix: Matrix,
     where: ExecutionOptions,
-    db: str | None,
     reporter: Reporter,
     *,
+    study: StudyOptions = _STUDY,
     missing: MissingModules | None = None,
-    lockfiles: Path | None = None,
     goal: Goal = Goal.FIRST_BAD,
-    fresh: bool = False,
-    only_mine: bool = False,
     quick: bool = False,
     sure: bool = False,
     posterior: bool = False,
@@ -111,13 +109,10 @@ def conduct(
     Args:
         matrix: The question.
         where: Options that say where trials run.
-        db: Results database.
         reporter: Shows what happens.
+        study: The options of the study; `save` and `skip` are done with.
         missing: Listens for a module that the matrix forgot, which ends the study; None if nobody listens.
-        lockfiles: Directory for lock files; None for none.
         goal: What is asked.
-        fresh: Begin a new study.
-        only_mine: Use no trial that another user's study recorded.
         quick: End as soon as the answer stands.
         sure: Check the answer for as long as its checks take.
         posterior: Whether the report follows the answers through all trials.
@@ -126,20 +121,20 @@ def conduct(
         BisectEnvError: Whatever a user can correct.
     """
     reporter.missing = missing
-    with opened(matrix, where, db, reporter) as work, reporter.view:
+    with opened(matrix, where, reporter) as work, reporter.view:
         try:
             conclusion = StudyRun(
                 matrix,
                 store=work.session.store,
                 provider=work.session.provider,
                 place=work.place,
-                lockfiles=lockfiles,
+                lockfiles=study.lockfiles,
                 notify=work.session.notify,
                 report=partial(report_document, posterior=posterior),
                 stopped=lambda: work.stopped or (missing is not None and missing.module is not None),
                 workers=default_workers(),
-                fresh=fresh,
-                only_mine=only_mine,
+                fresh=study.fresh,
+                only_mine=study.only_mine,
                 goal=goal,
                 quick=quick,
                 sure=sure,

@@ -17,7 +17,6 @@ from bisect_env.cli.asking import Flags
 from bisect_env.cli.commands import Command, Group, with_groups
 from bisect_env.cli.options import (
     CacheOption,
-    DatabaseOption,
     ExecutionOptions,
     JsonOption,
     TargetArgument,
@@ -155,11 +154,10 @@ def fetch(
         bool, opt("--check", "Fetch nothing; say what is missing or damaged, and end with 6 if any.")
     ] = False,
     flags: Flags,
-    db: DatabaseOption = None,
     where: ExecutionOptions,
 ) -> None:
     """Put locks, archives and interpreters into a directory; `run --offline DIR` needs nothing else."""
-    target = find_target(words or (), flags, db=db)
+    target = find_target(words or (), flags, db=where.db)
     if check:
         _check(target.matrix.name, output)
         return

@@ -16,7 +16,6 @@ from bisect_env.cli.commands import with_groups
 from bisect_env.cli.conduct import Reporter, conduct, reporting
 from bisect_env.cli.options import (
     STUDY,
-    DatabaseOption,
     ExecutionOptions,
     SaveOption,
     ShownOptions,
@@ -27,7 +26,8 @@ from bisect_env.cli.output import emit, say
 from bisect_env.cli.references import has_database
 from bisect_env.cli.report_command import show_report
 from bisect_env.cli.target import FoundTarget, find_target
-from bisect_env.cli.work import opened, show_messages, show_warnings
+from bisect_env.cli.views import lines
+from bisect_env.cli.work import opened
 from bisect_env.engine.explain import CulpritStudy
 from bisect_env.engine.narrow import Releases, commits_data, is_of_commits, releases_of, tag_of
 from bisect_env.engine.stored import matrix_of
@@ -36,6 +36,7 @@ from bisect_env.environments.settings import default_cache_dir
 from bisect_env.errors import EndsNotAsStatedError, ExitCode, StudyInterruptedError, UsageError
 from bisect_env.matrix.load import Matrix, repository_at
 from bisect_env.matrix.schema import CommitAxis
+from bisect_env.report import words
 from bisect_env.report.build import report_document
 from bisect_env.storage.entries import COMMIT, Study
 from bisect_env.storage.store import Store
@@ -63,7 +64,6 @@ def explain(
         int, opt("--max-trials", "Give up after so many trials.", STUDY, min=1)
     ] = MAX_TRIALS,
     save: SaveOption = None,
-    db: DatabaseOption = None,
     where: ExecutionOptions,
     shown: ShownOptions,
 ) -> None:
@@ -79,13 +79,15 @@ def explain(
             "--from, --to, --into-merges and --subdirectory belong to `--git`", remedy="add `--git`"
         )
     with reporting("explain", shown) as reporter:
-        target = find_target(words or (), flags, db=db, without=("good", "bad"))
-        study = _answered(target, db, named=bool(words) or flags.asks)
+        target = find_target(words or (), flags, db=where.db, without=("good", "bad"))
+        study = _answered(target, where.db, named=bool(words) or flags.asks)
+        if not (flags.good and flags.bad):
+            _refuse_unanswered(study)
         if git:
             commits = commit_range(git, "", first, last, merges=merges, subdirectory=subdirectory)
-            code = _commit(target.matrix, study, commits, reporter, save, db, where, shown)
+            code = _commit(target.matrix, study, commits, reporter, save, where, shown)
         else:
-            code = _culprits(target, study, flags, max_trials, db, where, shown)
+            code = _culprits(target, study, flags, max_trials, where, shown)
     raise typer.Exit(int(code))
 
 
@@ -112,6 +114,20 @@ def _answered(target: FoundTarget, db: str | None, *, named: bool) -> Study:
     return found
 
 
+def _refuse_unanswered(study: Study) -> None:
+    """Refuse a study without an answer to explain.
+
+    Raises:
+        UsageError: It has none.
+    """
+    verdict = study.verdict
+    if verdict is None or not verdict.first_bad or not verdict.last_good:
+        raise UsageError(
+            f"the study {study.name} has no first bad combination that could be explained",
+            remedy=f"`bisect-env run {study.id[:8]}` goes on with it; or give `--good` and `--bad`",
+        )
+
+
 def _may_be_meant(study: Study) -> bool:
     return not is_of_commits(study) and "explains" not in study.definition.settings
 
@@ -125,16 +141,14 @@ def _culprits(
     study: Study,
     flags: Flags,
     max_trials: int,
-    db: str | None,
     where: ExecutionOptions,
     shown: ShownOptions,
 ) -> ExitCode:
     explanation = find_culprits(
         target.matrix,
         study,
-        db,
         where,
-        quiet=shown.quiet,
+        shown,
         # In a question in words they state the ends of the matrix itself.
         good=None if target.words else ",".join(flags.good or ()) or None,
         bad=None if target.words else ",".join(flags.bad or ()) or None,
@@ -150,10 +164,9 @@ def _culprits(
 def find_culprits(
     matrix: Matrix,
     study: Study,
-    db: str | None,
     where: ExecutionOptions,
+    shown: ShownOptions,
     *,
-    quiet: bool,
     good: str | None = None,
     bad: str | None = None,
     max_trials: int = MAX_TRIALS,
@@ -163,9 +176,8 @@ def find_culprits(
     Args:
         matrix: Matrix of the study.
         study: The answered study.
-        db: Results database.
         where: Options that say where trials run.
-        quiet: Show only warnings.
+        shown: Options of what is shown.
         good: Combination that passes; the last good one if None.
         bad: Combination that fails; the first bad one if None.
         max_trials: Maximum number of trials.
@@ -173,7 +185,7 @@ def find_culprits(
     Raises:
         StudyInterruptedError: The user stopped it before it was sure.
     """
-    with opened(matrix, where, db, show_warnings if quiet else show_messages) as work:
+    with opened(matrix, where, lines(shown)) as work:
         culprit = CulpritStudy(
             matrix,
             study,
@@ -198,13 +210,7 @@ def text_of(found: Explanation) -> str:
     for position, change in enumerate(found.changes):
         lines.append(f"{'→' if position in marked else ' '} {change}{'  (axis)' if change.of_axis else ''}")
     lines += ["", "tried, with what was as in the bad environment:"]
-    for intermediate in sorted(
-        found.intermediates, key=lambda intermediate: (len(intermediate.moved), intermediate.moved)
-    ):
-        names = ", ".join(found.changes[i].name for i in intermediate.moved)
-        everything = len(intermediate.moved) == len(found.changes)
-        shown = "everything" if everything else names or "nothing"
-        lines.append(f"  {intermediate.counts:>10} bad   {shown}")
+    lines += [f"  {bad:>10} bad   {moved}" for moved, bad, _ in words.between(found)]
     if found.unsolvable:
         lines.append(f"  {found.unsolvable} more {'has' if found.unsolvable == 1 else 'have'} no environment")
     return "\n".join(lines)
@@ -220,13 +226,12 @@ def _commit(
     wanted: CommitAxis,
     reporter: Reporter,
     save: Path | None,
-    db: str | None,
     where: ExecutionOptions,
     shown: ShownOptions,
 ) -> ExitCode:
     if where.offline is not None:
         raise UsageError("--offline: commits are fetched and built", remedy="leave it out")
-    with Store.open(db, read_only=True) as store:
+    with Store.open(where.db, read_only=True) as store:
         matrix = matrix_of(store, study)
     releases = releases_of(matrix, study.verdict or VerdictDocument())
     commits = _between(releases, wanted, where.cache)
@@ -237,7 +242,7 @@ def _commit(
     if save is not None:
         loaded = save_question(loaded, save)
     try:
-        conclusion = conduct(loaded, where, db, reporter)
+        conclusion = conduct(loaded, where, reporter)
     except EndsNotAsStatedError as error:
         raise EndsNotAsStatedError(
             f"what is built from {commits.from_} and {commits.to} does not behave as the releases "
@@ -246,7 +251,7 @@ def _commit(
             remedy="a wheel and a source build can differ (compilers, options, bundled libraries); if these "
             "are the wrong commits, name others with `--from` and `--to`",
         ) from None
-    report = _with_chapter(study, loaded, conclusion.report, db)
+    report = _with_chapter(study, loaded, conclusion.report, where.db)
     if shown.as_json:
         emit({"event": "verdict", **report})
     else:

@@ -2,29 +2,14 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import Annotated
-
 import typer
 
 from bisect_env.cli.asking import Flags
 from bisect_env.cli.commands import with_groups
 from bisect_env.cli.conduct import reporting
-from bisect_env.cli.options import (
-    SHOWN,
-    DatabaseOption,
-    ExecutionOptions,
-    SaveOption,
-    ShownOptions,
-    TargetArgument,
-    opt,
-)
-from bisect_env.cli.output import deliver
-from bisect_env.cli.report_command import Format, show_report
-from bisect_env.cli.run_command import FreshOption, LockfilesOption, OnlyMineOption, SkipOption, answer
-from bisect_env.cli.target import find_target
-from bisect_env.report.formats import formatted
-from bisect_env.report.model import Report
+from bisect_env.cli.options import ExecutionOptions, ShownOptions, StudyOptions, TargetArgument
+from bisect_env.cli.report_command import show_report
+from bisect_env.cli.run_command import answer
 from bisect_env.search.goals import Goal
 
 
@@ -33,42 +18,19 @@ def map(  # noqa: A001 - so is the command called
     words: TargetArgument = None,
     *,
     flags: Flags,
-    form: Annotated[Format, opt("--format -f", "Format of the table.", SHOWN)] = Format.TEXT,
-    output: Annotated[
-        Path | None, opt("--output -o", "Write the table to this file; default: stdout.", SHOWN)
-    ] = None,
-    save: SaveOption = None,
-    skip: SkipOption = None,
-    fresh: FreshOption = False,
-    only_mine: OnlyMineOption = False,
-    lockfiles: LockfilesOption = None,
-    db: DatabaseOption = None,
+    study: StudyOptions,
     where: ExecutionOptions,
     shown: ShownOptions,
 ) -> None:
     """Call every combination good or bad, with as few environments as that takes.
 
     `bisect-env map -p "attrs>=22" -p "pytest>=7" --step minor -- pytest -q` prints which releases of both go
-    together. Where the table has frontiers only some combinations are tried; the others are told apart in it.
-    The same command after an interruption goes on where it stopped.
+    together; `bisect-env report --format md` prints the same table in other formats. Where the table has
+    frontiers only some combinations are tried; the others are told apart in it. The same command after an
+    interruption goes on where it stopped.
     """
     with reporting("map", shown) as reporter:
-        target = find_target(words or (), flags, db=db, to=save)
-        conclusion = answer(
-            target,
-            reporter,
-            where=where,
-            db=db,
-            shown=shown,
-            skip=skip,
-            lockfiles=lockfiles,
-            goal=Goal.TABLE,
-            fresh=fresh,
-            only_mine=only_mine,
-        )
-    if form is Format.TEXT and output is None:
-        if not shown.as_json:
-            show_report(conclusion.report)
-    elif output is not None or not shown.as_json:
-        deliver(formatted(Report.read(conclusion.report), form.value), output)
+        conclusion = answer(words, flags, study, where, shown, reporter, goal=Goal.TABLE)
+    if not shown.as_json:
+        show_report(conclusion.report)
     raise typer.Exit(int(conclusion.exit_code))

@@ -72,7 +72,8 @@ AtOption = Annotated[
     ),
 ]
 JsonOption = Annotated[
-    bool, opt("--json", "JSON on stdout, one object a line; the last one is the answer.", SHOWN)
+    bool,
+    opt("--json", "JSON on stdout, one object a line: events, rows, or the answer, last.", SHOWN),
 ]
 CacheOption = Annotated[
     Path | None, opt("--cache", "Where environments are built.", WHERE, envvar="BISECT_ENV_CACHE")
@@ -84,8 +85,9 @@ SaveOption = Annotated[
 
 @dataclass(frozen=True, slots=True)
 class ExecutionOptions:
-    """The options that say where a command runs trials and how it makes environments; see `with_groups`."""
+    """The options that say where trials run and where results are; see `with_groups`."""
 
+    db: DatabaseOption = None
     workers: Annotated[
         int | None,
         opt(
@@ -140,6 +142,32 @@ class ExecutionOptions:
     def is_local(self) -> bool:
         """Return whether trials run on this host."""
         return self.scheduler is None and self.scheduler_file is None
+
+
+@dataclass(frozen=True, slots=True)
+class StudyOptions:
+    """The options of commands that run a whole study; see `with_groups`."""
+
+    save: SaveOption = None
+    skip: Annotated[
+        list[str] | None,
+        opt("--skip", "Do not try this value; may be given again.", STUDY, metavar="[AXIS=]VALUE"),
+    ] = None
+    fresh: Annotated[
+        bool, opt("--fresh", "Begin a new study, and measure again what was measured before.", STUDY)
+    ] = False
+    only_mine: Annotated[
+        bool, opt("--only-mine", "Use no trial that another user's study recorded.", STUDY)
+    ] = False
+    lockfiles: Annotated[
+        Path | None,
+        opt(
+            "--lockfiles",
+            "Write the locks below this directory, too; default for a matrix file: lockfiles.",
+            STUDY,
+            envvar="BISECT_ENV_LOCKFILES",
+        ),
+    ] = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -145,7 +145,9 @@ def _form_of_parent() -> str:
     ours = len(words) - len(sys.argv[1:]) - 1
     if not 0 < ours < len(words) or names[ours].partition("@")[0] != "bisect-env":
         return ""
-    return command_line(names[0], *words[1 : ours + 1])
+    # `uvx` starts `uv tool uvx`, which nobody writes.
+    start = ["uvx"] if words[1:3] == ["tool", "uvx"] else [names[0], *words[1:3]]
+    return command_line(*start, *words[3 : ours + 1])
 
 
 _REPEATED = ("--db", "--cache", "--offline")

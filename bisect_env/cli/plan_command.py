@@ -20,8 +20,8 @@ from bisect_env.answers.untrusted import clean, clean_lines, command_line, short
 from bisect_env.cli.asking import Flags
 from bisect_env.cli.asking import save as save_question
 from bisect_env.cli.commands import with_groups
-from bisect_env.cli.options import DatabaseOption, ExecutionOptions, JsonOption, TargetArgument, opt
-from bisect_env.cli.output import deliver, emit, say, tell
+from bisect_env.cli.options import ExecutionOptions, JsonOption, ShownOptions, TargetArgument, opt
+from bisect_env.cli.output import deliver, emit, tell
 from bisect_env.cli.target import announce, find_target
 from bisect_env.cli.work import open_provider
 from bisect_env.engine.forecast import Forecast, forecast
@@ -89,7 +89,6 @@ def plan(
         ),
     ] = _FORECAST,
     as_json: JsonOption = False,
-    db: DatabaseOption = None,
     where: ExecutionOptions,
 ) -> None:
     """Show combinations, exclusions with reasons and expected trials; nothing is built, no trial runs.
@@ -100,13 +99,12 @@ def plan(
     if schema:
         deliver(schema_text())
         return
-    target = find_target(words or (), flags, db=db, runs=save is None)
+    target = find_target(words or (), flags, db=where.db, runs=save is None)
     if save is not None:
         save_question(target.matrix, save)
         tell(f"{save} is written; next: {command_line('bisect-env', 'run', str(save))}")
         return
-    if (text := announce(target)) and not as_json:
-        say(text, sys.stderr)
+    announce(target, ShownOptions(as_json))
     loaded = target.matrix
     if loaded.file.solver.allow_source:
         tell(

@@ -20,7 +20,12 @@ def query(
     as_csv: Annotated[bool, opt("--csv", "Comma-separated values.")] = False,
     db: DatabaseOption = None,
 ) -> None:
-    """Ask the results database in SQL; nothing can be changed this way."""
+    """Ask the results database in SQL; nothing can be changed this way.
+
+    `bisect-env query "SELECT study, outcome FROM v_trials" --json` prints an object for each row, on a line
+    of its own. The views are v_trials, v_combinations, v_verdicts and v_packages; a question about a column
+    that is not there is answered with those that are.
+    """
     with ask(db, question, timeout=timeout) as (names, found):
         rows = list(found)
     deliver_rows(names, rows, as_json=as_json, as_csv=as_csv)

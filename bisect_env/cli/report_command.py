@@ -20,15 +20,16 @@ from bisect_env.cli.options import STUDY, DatabaseOption, JsonOption, StudyArgum
 from bisect_env.cli.output import deliver, deliver_rows, emit, in_own_form, named, tell, to_repeat
 from bisect_env.cli.references import find_study
 from bisect_env.engine.stored import stored_combination
-from bisect_env.environments.difference import PackageChange, PackageState, counted, difference, project_urls
+from bisect_env.environments.difference import PackageChange, counted, difference, project_urls
 from bisect_env.environments.lock import Lock
 from bisect_env.environments.lockfiles import read_lock
 from bisect_env.environments.settings import default_cache_dir
 from bisect_env.errors import ExitCode, UsageError
-from bisect_env.matrix.signatures import shown as shown_signature
+from bisect_env.report import words
 from bisect_env.report.build import load_report
 from bisect_env.report.formats import formatted, report_schema_text
 from bisect_env.report.model import Report
+from bisect_env.report.one_trial import trial_facts, trial_logs, trial_text
 from bisect_env.report.text import print_report
 from bisect_env.secrets import public_json
 from bisect_env.storage.backend import TRIAL_COLUMNS
@@ -223,36 +224,11 @@ def _show_trial(beginning: str, db: str | None, *, as_json: bool) -> None:
         if whole is None:
             raise UsageError(f"the trial {ids[0]} is gone", remedy=remedy)
         evidence = store.evidence(whole)
-    record = whole.record
-    facts: dict[str, object] = {
-        "trial": record.trial_id,
-        "study": whole.study_id,
-        "combination": str(record.combination),
-        "outcome": str(record.outcome),
-        "evidence": str(evidence),
-        "detail": record.detail,
-        "signature": shown_signature(record.signature),
-        "exit status": record.returncode,
-        "phase": str(record.phase),
-        "started": f"{record.started_at:%Y-%m-%d %H:%M:%S} UTC",
-        "seconds": round(record.duration, 3),
-        "host": record.host,
-        "worker": record.worker,
-        "GPUs": record.gpu,
-        "hash seed": record.hash_seed,
-        "environment": record.lock_hash,
-    }
-    logs = {"stdout": record.stdout, "stderr": record.stderr, "stack": record.stack}
     if as_json:
-        emit(public_json({**facts, **logs, "logs_collected": whole.collected}))
-        return
-    lines = [f"{name:<12} {clean(str(value))}" for name, value in facts.items() if value not in ("", None)]
-    if whole.collected:
-        lines.append("some of its logs were collected to make room")
-    for name, text in logs.items():
-        lines += ["", f"--- {name}" + ("" if text.strip() else " (empty)")]
-        lines += clean_lines(text).rstrip("\n").splitlines() if text.strip() else []
-    deliver("\n".join(lines) + "\n")
+        facts = {**trial_facts(whole, evidence), **trial_logs(whole), "logs_collected": whole.collected}
+        emit(public_json(facts))
+    else:
+        deliver(trial_text(whole, evidence))
 
 
 def _moment(value: object) -> str:
@@ -264,7 +240,6 @@ def _moment(value: object) -> str:
 # Packages that differ between two environments.
 
 _HASH_DIGITS = 8
-_WORDS = {"rebuilt": "same version, another archive", "moved": "same archive, another place"}
 _SIGNS = {"added": "+", "removed": "-", "changed": "~", "rebuilt": "≈", "moved": "→"}
 
 
@@ -311,10 +286,10 @@ def _stored(store: Store, study: Study, side: str) -> tuple[str, Lock]:
 
 
 def _text(before: str, after: str, changes: Sequence[PackageChange]) -> str:
-    rows = [
-        [clean(cell) for cell in (_SIGNS[c.kind], c.name, _cell(c.before), _cell(c.after), _note(c))]
-        for c in changes
-    ]
+    rows = []
+    for one in changes:
+        name, old, new, note = words.change(one)
+        rows.append([_SIGNS[one.kind], name, old, new, "  ".join(filter(None, (note, clean(one.home))))])
     widths = [max((len(row[i]) for row in rows), default=0) for i in range(4)]
     lines = [f"from {clean(before)}", f"to   {clean(after)}", counted(changes), ""]
     split = sum(change.of_axis for change in changes)
@@ -324,23 +299,3 @@ def _text(before: str, after: str, changes: Sequence[PackageChange]) -> str:
         padded = [f"{cell:<{width}}" for cell, width in zip(row, [*widths, 0], strict=True)]
         lines.append("  ".join(padded).rstrip())
     return "\n".join(lines).rstrip("\n") + "\n"
-
-
-def _cell(state: PackageState | None) -> str:
-    return "—" if state is None else state.label
-
-
-def _note(change: PackageChange) -> str:
-    """Return what versions do not show: another source, other archives, and the project's page."""
-    parts = []
-    old, new = change.before, change.after
-    if old is not None and new is not None:
-        if old.manager != new.manager:
-            parts.append(f"{old.manager or 'interpreter'} → {new.manager or 'interpreter'}")
-        if old.source != new.source:
-            parts.append(f"{old.source} → {new.source}")
-        elif change.kind in _WORDS:
-            parts.append(f"{_WORDS[change.kind]} ({old.sha256[:12]} → {new.sha256[:12]})")
-    elif (one := new or old) is not None and one.source:
-        parts.append(one.source)
-    return "  ".join([*parts, change.home] if change.home else parts)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import sys
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
@@ -12,42 +12,13 @@ import typer
 from bisect_env.cli.asking import FAILURE, Flags
 from bisect_env.cli.commands import with_groups
 from bisect_env.cli.conduct import Reporter, conduct, listener, reporting
-from bisect_env.cli.options import (
-    STUDY,
-    DatabaseOption,
-    ExecutionOptions,
-    SaveOption,
-    ShownOptions,
-    TargetArgument,
-    opt,
-)
-from bisect_env.cli.output import say
+from bisect_env.cli.options import ExecutionOptions, ShownOptions, StudyOptions, TargetArgument, opt
 from bisect_env.cli.report_command import show_report
-from bisect_env.cli.target import FoundTarget, announce, find_target
+from bisect_env.cli.target import announce, find_target
 from bisect_env.engine.study import Conclusion
 from bisect_env.errors import UsageError
 from bisect_env.matrix.load import skipping
 from bisect_env.search.goals import Goal
-
-LockfilesOption = Annotated[
-    Path | None,
-    opt(
-        "--lockfiles",
-        "Write the locks below this directory, too; default for a matrix file: lockfiles.",
-        STUDY,
-        envvar="BISECT_ENV_LOCKFILES",
-    ),
-]
-SkipOption = Annotated[
-    list[str] | None,
-    opt("--skip", "Do not try this value; may be given again.", STUDY, metavar="[AXIS=]VALUE"),
-]
-FreshOption = Annotated[
-    bool, opt("--fresh", "Begin a new study, and measure again what was measured before.", STUDY)
-]
-OnlyMineOption = Annotated[
-    bool, opt("--only-mine", "Use no trial that another user's study recorded.", STUDY)
-]
 
 
 @with_groups()
@@ -67,12 +38,7 @@ def run(
         bool, opt("--quick", "End as soon as the answer stands, without checking it further.", FAILURE)
     ] = False,
     sure: Annotated[bool, opt("--sure", "Check the answer for as long as its checks take.", FAILURE)] = False,
-    save: SaveOption = None,
-    skip: SkipOption = None,
-    fresh: FreshOption = False,
-    only_mine: OnlyMineOption = False,
-    lockfiles: LockfilesOption = None,
-    db: DatabaseOption = None,
+    study: StudyOptions,
     where: ExecutionOptions,
     shown: ShownOptions,
 ) -> None:
@@ -87,61 +53,54 @@ def run(
             "--quick leaves checks out, and --sure asks for all of them", remedy="give one of the two"
         )
     with reporting("run", shown) as reporter:
-        target = find_target(words or (), flags, db=db, to=save)
-        conclusion = answer(
-            target,
-            reporter,
-            where=where,
-            db=db,
-            shown=shown,
-            skip=skip,
-            lockfiles=lockfiles,
-            goal=Goal.EVERY_CONFIGURATION if every_configuration else Goal.FIRST_BAD,
-            fresh=fresh,
-            only_mine=only_mine,
-            quick=quick,
-            sure=sure,
-        )
+        goal = Goal.EVERY_CONFIGURATION if every_configuration else Goal.FIRST_BAD
+        conclusion = answer(words, flags, study, where, shown, reporter, goal=goal, quick=quick, sure=sure)
     if not shown.as_json:
         show_report(conclusion.report)
     raise typer.Exit(int(conclusion.exit_code))
 
 
 def answer(
-    target: FoundTarget,
+    words: Sequence[str] | None,
+    flags: Flags,
+    study: StudyOptions,
+    where: ExecutionOptions,
+    shown: ShownOptions,
     reporter: Reporter,
     *,
-    where: ExecutionOptions,
-    db: str | None,
-    shown: ShownOptions,
-    skip: list[str] | None,
-    lockfiles: Path | None,
     goal: Goal,
-    fresh: bool,
-    only_mine: bool,
     quick: bool = False,
     sure: bool = False,
 ) -> Conclusion:
-    """Say how a question was understood, and run its study; for `run` and `map`.
+    """Find the question of `run` or `map`, say how it was understood, and run its study.
+
+    Args:
+        words: The target, as given.
+        flags: The options of a question.
+        study: The options of the study.
+        where: Options that say where trials run.
+        shown: Options of what is shown.
+        reporter: Shows what happens.
+        goal: What is asked.
+        quick: End as soon as the answer stands.
+        sure: Check the answer for as long as its checks take.
 
     Raises:
         BisectEnvError: Whatever a user can correct.
     """
-    if (text := announce(target)) and not (shown.quiet or shown.as_json):
-        say(text, sys.stderr)
-    if lockfiles is None and target.study is None and not target.words:
-        lockfiles = Path("lockfiles")
-    target = replace(target, matrix=skipping(target.matrix, skip or ()))
+    target = find_target(words or (), flags, db=where.db, to=study.save)
+    announce(target, shown)
+    if study.lockfiles is None and target.study is None and not target.words:
+        study = replace(study, lockfiles=Path("lockfiles"))
+    matrix = skipping(target.matrix, study.skip or ())
+    missing = listener(matrix) if target.words else None
     return conduct(
-        target.matrix,
+        matrix,
         where,
-        db,
         reporter,
-        missing=listener(target.matrix) if target.words else None,
-        lockfiles=lockfiles,
+        study=study,
+        missing=missing,
         goal=goal,
-        fresh=fresh,
-        only_mine=only_mine,
         quick=quick,
         sure=sure,
         posterior=shown.as_json,

@@ -14,10 +14,11 @@ import typer
 from bisect_env.answers.untrusted import command_line
 from bisect_env.cli.asking import Flags
 from bisect_env.cli.commands import with_groups, words_behind_dashes
-from bisect_env.cli.options import AtOption, DatabaseOption, ExecutionOptions, TargetArgument
+from bisect_env.cli.options import AtOption, ExecutionOptions, TargetArgument
 from bisect_env.cli.output import say
 from bisect_env.cli.target import find_target
-from bisect_env.cli.work import open_provider, show_messages
+from bisect_env.cli.views import PlainView
+from bisect_env.cli.work import open_provider
 from bisect_env.engine.single import look_up
 from bisect_env.engine.specs import allowed_sources, trial_files
 from bisect_env.environments.prefix import ensure_prefix
@@ -35,7 +36,6 @@ def shell(
     *,
     at: AtOption = None,
     flags: Flags,
-    db: DatabaseOption = None,
     where: ExecutionOptions,
 ) -> None:
     """Open a shell in the environment of a combination, in a fresh directory with the trial's files.
@@ -47,11 +47,11 @@ def shell(
     words = list(words or ())
     asked = words[: len(words) - len(behind)]
     # A question with `-p` has its command behind `--`, too.
-    target = find_target(words if flags.asks else asked, flags, db=db)
+    target = find_target(words if flags.asks else asked, flags, db=where.db)
     matrix = target.matrix
-    with Store.open(db) as store:
+    with Store.open(where.db) as store:
         provider = open_provider(matrix, where)
-        single = look_up(matrix, at, store=store, provider=provider, notify=show_messages)
+        single = look_up(matrix, at, store=store, provider=provider, notify=PlainView(sys.stderr))
     if image := single.lock.image:
         raise UsageError(
             f"{single.combination} runs in a container, and this command opens shells on the host alone",

@@ -59,7 +59,7 @@ def interrupt() -> None:
 
 
 def finish() -> None:
-    """The command is over: its end is watched no more, and signals pass while the process ends anyway."""
+    """Stop watching the command's end, and ignore signals while the process ends."""
     global _is_command
     _is_command = False
     while _watches:
@@ -124,7 +124,7 @@ def is_stopping() -> bool:
 
 
 def stop_on_signals() -> threading.Event:
-    """From now on a signal stops the command in an orderly way and in bounded time.
+    """Let signals stop the command in an orderly way and in bounded time from now on.
 
     Returns:
         Set by the first signal.
@@ -156,10 +156,10 @@ def _watch_over(stop: _Asked) -> None:
 
 def _listen(reader: int, over: threading.Event, stop: _Asked) -> None:
     first = deadline = float("inf")
-    with open(reader, "rb", buffering=0) as heard:
+    with open(reader, "rb", buffering=0) as signals_read:
         while not over.is_set():
-            if select.select([heard], [], [], None if first == float("inf") else _LOOK)[0]:
-                for number in heard.read(64):
+            if select.select([signals_read], [], [], None if first == float("inf") else _LOOK)[0]:
+                for number in signals_read.read(64):
                     if number in _NUMBERS:
                         now = time.monotonic()
                         deadline = min(deadline, now + (ORDERLY if first == float("inf") else AT_ONCE))

@@ -10,6 +10,8 @@ from pathlib import Path
 
 from bisect_env.answers.untrusted import command_line
 from bisect_env.cli.asking import Flags, ask, refuse_beside, save, shown_question, with_search
+from bisect_env.cli.options import ShownOptions
+from bisect_env.cli.output import say
 from bisect_env.cli.references import RANGE, SCRIPTS, has_database, names_matrix
 from bisect_env.engine.stored import matrix_of, refuse_strangers, was_asked_here
 from bisect_env.errors import UsageError
@@ -124,12 +126,11 @@ def _stored(reference: str | None, db: str | None) -> tuple[Study, Matrix]:
         return study, matrix_of(store, study)
 
 
-def announce(target: FoundTarget) -> str | None:
-    """Return how a question in words was understood, for the user to check; None for other targets."""
-    if not target.words:
-        return None
-    again = "" if was_asked_here(target.matrix.digest) else " (`--save FILE` writes it to a file)"
-    return f"asked as the study {target.matrix.name}{again}:\n{shown_question(target.matrix)}"
+def announce(target: FoundTarget, shown: ShownOptions) -> None:
+    """Print on stderr how a question in words was understood, for the user to check."""
+    if target.words and not (shown.quiet or shown.as_json):
+        again = "" if was_asked_here(target.matrix.digest) else " (`--save FILE` writes it to a file)"
+        say(f"asked as the study {target.matrix.name}{again}:\n{shown_question(target.matrix)}", sys.stderr)
 
 
 def refuse_broken_scripts(matrix: Matrix) -> None:

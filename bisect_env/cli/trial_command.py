@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -17,7 +15,6 @@ from bisect_env.cli.commands import with_groups
 from bisect_env.cli.conduct import reporting
 from bisect_env.cli.options import (
     AtOption,
-    DatabaseOption,
     ExecutionOptions,
     SaveOption,
     ShownOptions,
@@ -27,8 +24,8 @@ from bisect_env.cli.options import (
 )
 from bisect_env.cli.output import emit, say, tell
 from bisect_env.cli.target import FoundTarget, announce, find_target
-from bisect_env.cli.views import PlainView, timed
-from bisect_env.cli.work import Work, opened, show_messages, show_warnings
+from bisect_env.cli.views import View, lines, timed
+from bisect_env.cli.work import Work, opened
 from bisect_env.cluster.gpus import choose_gpus, group_gpus, open_nvml
 from bisect_env.engine import events
 from bisect_env.engine.amplify import Amplified, Amplifier
@@ -102,7 +99,6 @@ def trial(
         ),
     ] = None,
     save: SaveOption = None,
-    db: DatabaseOption = None,
     where: ExecutionOptions,
     shown: ShownOptions,
 ) -> None:
@@ -119,17 +115,18 @@ def trial(
         if is_given and not debug:
             raise UsageError(f"{name} belongs to `--debug`", remedy="add `--debug`, or leave it out")
     with reporting("trial", shown):
-        target = find_target(words or (), flags, db=db, to=save, without=("good", "bad") if amplify else ())
-        if (text := announce(target)) and not (shown.quiet or shown.as_json):
-            say(text, sys.stderr)
+        target = find_target(
+            words or (), flags, db=where.db, to=save, without=("good", "bad") if amplify else ()
+        )
+        announce(target, shown)
         if debug:
             tools = Tools(cuda, _sanitizer(sanitizer))
-            code = _debug(target.matrix, at, number or _DEBUGGED, output, tools, db, where, shown)
+            code = _debug(target.matrix, at, number or _DEBUGGED, output, tools, where, shown)
         elif amplify:
-            code = _amplify(target, flags, db, where, shown)
+            code = _amplify(target, flags, where, shown)
         else:
             show = TrialLines(shown)
-            with opened(target.matrix, where, db, show) as work:
+            with opened(target.matrix, where, show) as work:
                 chosen = _chosen(target.matrix, at, work, where, shown)
                 if until is None:
                     code = _count(chosen, number or _NUMBER, work, shown)
@@ -139,39 +136,28 @@ def trial(
     raise typer.Exit(int(code))
 
 
-class TrialLines:
-    """Prints one line for each trial on stdout, and everything else on stderr.
+class TrialLines(View):
+    """Prints one line for each trial on stdout, and other events on stderr.
 
     Args:
         shown: With JSON, each trial is an object instead; if quiet, nothing is printed of it.
     """
 
     def __init__(self, shown: ShownOptions) -> None:
-        self._as_json = shown.as_json
-        self._quiet = shown.quiet
-        self.count = 0
-        self._builds: Callable[[events.Event], None] | None = None
+        self._shown = shown
+        self._others = lines(shown)
+        self._count = 0
 
     def __call__(self, event: events.Event) -> None:
         """Show one event."""
-        match event:
-            case events.TrialFinished():
-                self.count += 1
-                if self._as_json:
-                    emit(public_json(timed(event)))
-                elif not self._quiet:
-                    say(_line(self.count, event))
-            case events.Warned(text):
-                tell(f"warning: {text}")
-            case events.SetAside(_, _, reason):
-                tell(f"warning: nothing more is tried here: {reason}")
-            case events.Said(text) if not self._quiet:
-                tell(text)
-            case events.Building() if not self._quiet:
-                self._builds = self._builds or PlainView(sys.stderr)
-                self._builds(event)
-            case events.Built(_, _, seconds) if not self._quiet:
-                tell(f"environment made in {seconds:.1f} s")
+        if not isinstance(event, events.TrialFinished):
+            self._others(event)
+            return
+        self._count += 1
+        if self._shown.as_json:
+            emit(public_json(timed(event)))
+        elif not self._shown.quiet:
+            say(_line(self._count, event))
 
 
 def _line(number: int, event: events.TrialFinished) -> str:
@@ -271,7 +257,7 @@ def _until(
     if shown.as_json:
         emit(found.document())
     else:
-        say(told(found))
+        say(verification_text(found))
     if work.stopped and found.claim is None:
         raise StudyInterruptedError(
             f"interrupted after {how_many(found.trials, 'trial')}, all of them stored",
@@ -280,7 +266,7 @@ def _until(
     return _CODES[found.claim]
 
 
-def told(found: Verification) -> str:
+def verification_text(found: Verification) -> str:
     """Return the outcome of a test as people read it. Pure."""
     name = " ".join(f"{axis}={value}" for axis, value in found.combination.items())
     limit, sure = percent(found.max_rate), percent(found.confidence)
@@ -318,7 +304,6 @@ def _debug(
     limit: int,
     output: Path | None,
     tools: Tools,
-    db: str | None,
     where: ExecutionOptions,
     shown: ShownOptions,
 ) -> ExitCode:
@@ -327,14 +312,14 @@ def _debug(
             raise UsageError(
                 f"{name}: `--debug` runs one trial at a time on this host", remedy="leave it out"
             )
-    with opened(matrix, where, db, show_warnings if shown.as_json or shown.quiet else show_messages) as work:
+    with opened(matrix, where, lines(shown)) as work:
         store, provider, show = work.session.store, work.session.provider, work.session.notify
         one = look_up(matrix, at, store=store, provider=provider, notify=show)
         known = one.expansion.study
         target = target_of(matrix) if known is None else store.target(known.id)
         folder = _new_folder(output, f"{matrix.name}-{one.lock.content_hash[:8]}")
 
-        def told_trial(number: int, record: TrialRecord, evidence: Evidence) -> None:
+        def show_trial(number: int, record: TrialRecord, evidence: Evidence) -> None:
             show(events.Said(f"{number:>3}  {evidence:<5}  {record.outcome}: {record.detail}"))
 
         show(events.Said(f"{one.combination} (environment {one.lock.content_hash[:12]})"))
@@ -353,7 +338,7 @@ def _debug(
                 perturbation=one.perturbation,
                 notes=[_OPEN] if target.is_open else [],
                 gpus=_gpus(matrix, where.devices),
-                on_trial=told_trial,
+                on_trial=show_trial,
                 stopped=work.session.stopped,
             )
         except TrialCancelledError:
@@ -408,11 +393,9 @@ def _print_diagnosis(found: Diagnosis, *, as_json: bool) -> None:
 # Circumstances under which the failure is more frequent.
 
 
-def _amplify(
-    target: FoundTarget, flags: Flags, db: str | None, where: ExecutionOptions, shown: ShownOptions
-) -> ExitCode:
+def _amplify(target: FoundTarget, flags: Flags, where: ExecutionOptions, shown: ShownOptions) -> ExitCode:
     matrix = target.matrix
-    with opened(matrix, where, db, show_warnings if shown.as_json or shown.quiet else show_messages) as work:
+    with opened(matrix, where, lines(shown)) as work:
         session = work.session
         expansion = expand_as_known(matrix, session.store, session.provider)
         # In a question in words they state the ends of the matrix itself.

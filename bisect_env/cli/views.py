@@ -19,11 +19,12 @@ from rich.table import Table
 from rich.text import Text
 
 from bisect_env.answers.axes import AxisInfo
-from bisect_env.answers.origins import told_origins
+from bisect_env.answers.origins import origins_text
 from bisect_env.answers.phrases import duration, how_many, probability
 from bisect_env.answers.sentence import sentence
-from bisect_env.answers.untrusted import clean
+from bisect_env.answers.untrusted import clean, shortened
 from bisect_env.answers.verdict_document import VerdictDocument
+from bisect_env.cli.options import ShownOptions
 from bisect_env.cli.output import in_own_form
 from bisect_env.engine import events
 from bisect_env.environments.progress import BuildStep
@@ -41,6 +42,8 @@ PLAIN_EVERY = 5.0
 """Seconds between two progress lines where there is no terminal, if they say something new."""
 PLAIN_STEP = 2.0
 """The same for steps of builds, of which each is news."""
+DETAIL_WIDTH = 120
+"""Characters of a failing trial's message in a line."""
 PLAIN_AGAIN = 30.0
 """Seconds after which the same is said again."""
 
@@ -53,7 +56,7 @@ class View(AbstractContextManager["View"]):
         raise NotImplementedError
 
     def __exit__(self, *_: object) -> None:
-        """Nothing to clean up."""
+        """Do nothing: there is nothing to clean up."""
 
 
 class QuietView(View):
@@ -87,7 +90,7 @@ class PlainView(View):
             print(clean(without_passwords(in_own_form(text))), file=self._stream, flush=True)
 
     def _lines(self, event: events.Event) -> Iterator[str]:
-        self._doing.heard(event)
+        self._doing.update(event)
         text = describe(event)
         if isinstance(event, events.Progress | events.LockProgress | events.Building):
             text = self._due(event, text)
@@ -103,7 +106,7 @@ class PlainView(View):
         elif isinstance(event, events.Progress | events.Concluded | events.Failed):
             for line, more in self._again.items():
                 if more:
-                    yield f"{line}: {more} more time{'' if more == 1 else 's'}"
+                    yield f"{line.partition(' (')[0]}: {how_many(more, 'more time')}"
                     self._again[line] = 0
         if text is not None:
             yield text
@@ -147,19 +150,19 @@ class Doing:
         self._began: dict[tuple[str, str], float] = {}
         self.step = self.text = ""
 
-    def heard(self, event: events.Event) -> None:
+    def update(self, event: events.Event) -> None:
         """Learn from an event."""
         match event:
             case events.LockProgress(done, total) if done < total:
                 self.step, self.text = "locking", f"locking {done} of {total}"
             case events.LockProgress():
                 self.step = self.text = ""
-            case events.Building(lock_hash, step, ready, building):
+            case events.Building(lock_hash, step, ready, _):
                 what = _STEPS.get(step.what, f"{step.what} {step.package}".rstrip())
                 left = self._left(lock_hash, step)
                 amount = f": {_of(step.done, step.total)}{left}" if step.total else ""
                 self.step = what
-                self.text = f"{what}{amount}; environment {ready + 1} of {ready + building}"
+                self.text = f"{what}{amount}; environment {ready + 1}"
             case events.Built() | events.TrialFinished():
                 self.step = self.text = ""
             case _:
@@ -181,13 +184,13 @@ def _of(done: int, total: int) -> str:
 
 
 def describe(event: events.Event) -> str | None:
-    """One line for an event, None for events that are too frequent to be lines."""
+    """Return one line for an event, None for events that are too frequent to be lines."""
     match event:
         case events.StudyOpened(study_id, name, resumed):
             again = f", going on after {how_many(resumed, 'trial')}" if resumed else ""
             return f"study {study_id} ({name}){again}"
         case events.Reused(trials, origins):
-            so_far, told = sum(origin.trials for origin in origins), told_origins(origins)
+            so_far, told = sum(origin.trials for origin in origins), origins_text(origins)
             if so_far > trials:
                 return f"{how_many(trials, 'more trial')} measured before, {so_far} by now ({told})"
             were = "that was" if trials == 1 else "that were"
@@ -209,26 +212,27 @@ def describe(event: events.Event) -> str | None:
         case events.Said(text):
             return text
         case events.TrialFinished(record, evidence, _) if evidence is Evidence.BAD:
-            return f"{record.outcome}: {record.combination} ({record.detail})"
+            detail = shortened(record.detail, DETAIL_WIDTH)
+            return f"{record.outcome}: {record.combination} ({detail})"
         case events.Answered():
             checks = how_many(event.checks, "more trial")
-            answer = _told(event.verdict, event.axes)
+            answer = _verdict_text(event.verdict, event.axes)
             if event.seconds is None:
                 return f"answer: {answer}; now checking it with up to {checks} (Ctrl-C ends that)"
             limit = f"{event.seconds:.0f} s at most"
             return f"answer: {answer}; now checking it for {limit} (`--sure` checks on: up to {checks})"
         case events.Progress():
-            words, left = told_passing(event), _what_is_left(event)
+            words, left = passing_text(event), _what_is_left(event)
             if event.passing is not None:
-                return "; ".join(filter(None, (f"{_seen(event)}, none of them bad", words, left)))
+                return "; ".join(filter(None, (_seen(event), words, left)))
             best = probability(event.verdict.probability or 0.0)
             known = f"{_seen(event)}, {event.hits} of them bad; best answer so far {best}; {left}"
-            return "; ".join(filter(None, (known, told_always(event))))
+            return "; ".join(filter(None, (known, always_text(event))))
         case _:
             return None
 
 
-def _told(verdict: VerdictDocument, axes: Sequence[AxisInfo]) -> str:
+def _verdict_text(verdict: VerdictDocument, axes: Sequence[AxisInfo]) -> str:
     """Return the verdict so far in one sentence, with commits as people read them."""
     names = {value: label for axis in axes for value, label in axis.labels.items()}
     return readable(sentence(verdict, axes), names)
@@ -239,12 +243,12 @@ def _seen(progress: events.Progress) -> str:
 
 
 FEW_PASSES = 10
-"""Passes below which they exclude too little to be told."""
+"""Passes below which they exclude too little to be mentioned."""
 _OFTEN = 3
 """Failures at least that, without a pass beside them, look like one that comes every time."""
 
 
-def told_passing(progress: events.Progress) -> str:
+def passing_text(progress: events.Progress) -> str:
     """Return what a bad end that has only passed so far excludes, and how to stop there; else "". Pure."""
     if progress.passing is None or progress.passing[1] < FEW_PASSES:
         return ""
@@ -256,7 +260,7 @@ def told_passing(progress: events.Progress) -> str:
     return f"{known} (Ctrl-C ends it here; with `--always`, or `--rate 0.5`, fewer passes are enough)"
 
 
-def told_always(progress: events.Progress) -> str:
+def always_text(progress: events.Progress) -> str:
     """Return that the failure came every time, if the search still looks for a rare one; else "". Pure."""
     failing = [(hits, trials) for hits, trials in progress.counts.values() if hits]
     every_time = sum(hits for hits, _ in failing) >= _OFTEN and all(
@@ -283,7 +287,7 @@ def _what_is_left(progress: events.Progress) -> str:
 
 
 class JsonView(View):
-    """One JSON object a line on stdout; `event` names its kind, `time` says when it was told."""
+    """One JSON object a line on stdout; `event` names its kind, `time` says when it was printed."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
@@ -333,7 +337,7 @@ class LiveView(View):
 
     def __call__(self, event: events.Event) -> None:
         """Show one event."""
-        self._doing.heard(event)
+        self._doing.update(event)
         match event:
             case events.StudyOpened():
                 self._title = f"{event.name} (study {event.study})"
@@ -387,14 +391,14 @@ class LiveView(View):
 
     def _summary(self, progress: events.Progress) -> Text:
 
-        words, left = told_passing(progress), _what_is_left(progress)
+        words, left = passing_text(progress), _what_is_left(progress)
         if progress.passing is not None:
-            known = (self._elapsed(), f"{_seen(progress)}, none of them bad", clean(words))
+            known = (self._elapsed(), _seen(progress), clean(words))
             return Text(" · ".join(filter(None, (*known, left))))
         # The sentence says its probability itself.
         return Text(
             f"{self._elapsed()} · {_seen(progress)}, {progress.hits} bad · {left} · "
-            f"so far: {clean(_told(progress.verdict, progress.axes))}"
+            f"so far: {clean(_verdict_text(progress.verdict, progress.axes))}"
         )
 
     def _elapsed(self) -> str:
@@ -432,12 +436,16 @@ def bar(fraction: float) -> str:
     return "█" * filled + "░" * (_BAR - filled) + f" {fraction:4.0%}"
 
 
-def choose(*, as_json: bool, quiet: bool, plain: bool = False) -> View:
-    """Choose the view: JSON on stdout, or text on stderr; with `plain` as lines even on a terminal."""
-    if as_json:
-        return JsonView(sys.stdout)
-    if quiet:
-        return QuietView(sys.stderr)
+def lines(shown: ShownOptions) -> View:
+    """Return a view that prints lines on stderr, of warnings alone if the user wants JSON or quiet."""
+    return QuietView(sys.stderr) if shown.as_json or shown.quiet else PlainView(sys.stderr)
 
+
+def choose(shown: ShownOptions, *, plain: bool = False) -> View:
+    """Choose the view: JSON on stdout, or text on stderr; with `plain` as lines even on a terminal."""
+    if shown.as_json:
+        return JsonView(sys.stdout)
+    if shown.quiet:
+        return QuietView(sys.stderr)
     console = Console(stderr=True)
     return LiveView(console) if console.is_terminal and not plain else PlainView(sys.stderr)

@@ -47,13 +47,12 @@ class Work:
 
 
 @contextlib.contextmanager
-def opened(matrix: Matrix, where: ExecutionOptions, db: str | None, show: Show) -> Iterator[Work]:
+def opened(matrix: Matrix, where: ExecutionOptions, show: Show) -> Iterator[Work]:
     """Open everything that a command needs to run trials of a matrix, and close it at the end of the block.
 
     Args:
         matrix: The question.
-        where: Options that say where trials run.
-        db: Results database.
+        where: Options that say where trials run, and where results are.
         show: Called with everything that happens, which is logged, too.
 
     Raises:
@@ -67,7 +66,7 @@ def opened(matrix: Matrix, where: ExecutionOptions, db: str | None, show: Show) 
     with contextlib.ExitStack() as stack:
         stack.callback(end_running)  # solvers may still work on what is not wanted any more
         stack.enter_context(closing(place))
-        store = stack.enter_context(Store.open(db))
+        store = stack.enter_context(Store.open(where.db))
         session = Session(store, provider, place.executor, logged(show), stopping.is_set)
         yield Work(session, place, stopping)
         if text := growth(cache, free):
@@ -117,16 +116,3 @@ def logged(show: Show) -> Show:
         show(event)
 
     return both
-
-
-def show_messages(event: events.Event) -> None:
-    """Print what is being done, and warnings: for commands that have no other use for events."""
-    if isinstance(event, events.Said):
-        tell(event.text)
-    show_warnings(event)
-
-
-def show_warnings(event: events.Event) -> None:
-    """Print an event if it is a warning."""
-    if isinstance(event, events.Warned):
-        tell(f"warning: {event.text}")

@@ -120,7 +120,7 @@ def why_aside(counts: EvidenceCounts, hosts: Collection[str] = ()) -> str | None
     if counts.counted == 0 and (lost := many_lost(hosts)):
         return lost
     if counts.skip:
-        return "the trial said that nothing can be learnt here"
+        return "the script cannot run here, or skips it (exit code 125)"
     if counts.counted == 0 and counts.other >= OTHER_BEFORE_ASIDE:
         return f"always fails in another way ({counts.other} of {counts.other} trials)"
     if counts.other >= OTHER_MANY and counts.other > OTHER_PER_COUNTED * counts.counted:

@@ -202,8 +202,8 @@ def verdict_warnings(verdict: VerdictDocument) -> list[str]:
     if verdict.kind == "never" and verdict.trials and verdict.table is None:
         warnings.append(
             "nothing failed often enough; if something should have: see whether it does where it is known to "
-            "(`bisect-env trial MATRIX --at … -n 100`), look for what makes it more frequent "
-            "(`bisect-env trial MATRIX --amplify`), let dependencies move as in an upgrade "
+            "(`bisect-env trial --at … -n 100`), look for what makes it more frequent "
+            "(`bisect-env trial --amplify`), let dependencies move as in an upgrade "
             "(`solver: {dependencies: newest}`), or state a lower `min_crash_rate` or a higher `max_trials` "
             "in `search`"
         )
@@ -406,15 +406,18 @@ def _why_always(bad: Sequence[FailureReport], scripts: Sequence[str]) -> Iterato
         package = _BROUGHT_BY.get(match[1], match[1].lower().replace("_", "-"))
         yield (
             f"in {often} the module {match[1]} is missing: if no axis is to bring it, add "
-            f"`packages: [{package}]` to the matrix"
+            f"`--with {package}`, or `packages: [{package}]` in a matrix file"
         )
     elif match := _NO_FILE.search(said):
         files = json.dumps([*scripts, match[1]], ensure_ascii=False).replace('"', "")
-        yield f"in {often} the file {match[1]} is missing: say `files: {files}` in `trial`"
+        yield (
+            f"in {often} the file {match[1]} is missing: add `--files {match[1]}`, or "
+            f"`files: {files}` in `trial`"
+        )
     elif first.outcome == "hang":
         yield (
-            f"{often} reached the time limit: if the script takes so long, say `timeout: 5m` in `trial`, or "
-            "more"
+            f"{often} reached the time limit: if the script takes so long, add `--timeout 5m` or more, or "
+            "`timeout: 5m` in `trial`"
         )
     elif _NO_NETWORK.search(said):
         yield (

@@ -10,6 +10,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import math
+import re
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -20,7 +21,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from jinja2 import Environment, StrictUndefined
-from markupsafe import Markup
+from markupsafe import Markup, escape
 
 from bisect_env.answers.axes import AxisInfo
 from bisect_env.answers.phrases import duration, interval, percent, probability
@@ -103,6 +104,7 @@ def _environment() -> Environment:
     environment.filters.update(
         px=lambda value: f"{value:.1f}".removesuffix(".0"),
         one_line=lambda text: shortened(clean(str(text or "")), LINE_WIDTH),
+        prose=_prose,
         lines=lambda text: shown_lines(str(text)),
         named=words.named,
         percent=percent,
@@ -129,6 +131,12 @@ def _template(name: str) -> Any:
 
 def _rendered(name: str, **values: Any) -> Markup:
     return Markup(_template(name).render(**values))
+
+
+def _prose(text: str) -> Markup:
+    """Return one line of text with what stands in backticks as code."""
+    # Escaped first: what is replaced then holds no markup of others.
+    return Markup(re.sub("`([^`]+)`", r"<code>\1</code>", str(escape(shortened(clean(text), LINE_WIDTH)))))
 
 
 def _moment(moment: datetime | None) -> str:

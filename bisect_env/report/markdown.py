@@ -73,7 +73,7 @@ def _answer(report: Report) -> Iterator[str]:
     yield f"**{escaped(shortened(report.sentence, _LINE))}**"
     yield ""
     for line in report.advice:
-        yield f"> [!TIP]\n> {escaped(shortened(clean(line), _LINE))}\n"
+        yield f"> [!TIP]\n> {prose(shortened(clean(line), _LINE))}\n"
     for line in (words.summary(report), words.reused(report), words.timing(report), words.trace(report)):
         if line:
             yield f"- {escaped(shortened(line, _LINE))}"
@@ -82,7 +82,7 @@ def _answer(report: Report) -> Iterator[str]:
     for chance, what in words.alternatives(report):
         yield f"- or ({chance}): {escaped(what)}"
     for warning in report.warnings:
-        yield f"> [!WARNING]\n> {escaped(shortened(clean(warning), _LINE))}\n"
+        yield f"> [!WARNING]\n> {prose(shortened(clean(warning), _LINE))}\n"
 
 
 def _versions(report: Report) -> Iterator[str]:
@@ -293,6 +293,12 @@ def code(text: str) -> str:
 def cell(text: str) -> str:
     """Return one line of text as code in a table, with its vertical bars escaped."""
     return code(text).replace("|", "\\|")
+
+
+def prose(text: str) -> str:
+    """Return one line of text with what stands in backticks as code, and everything else escaped."""
+    parts = re.split("`([^`]+)`", text)
+    return "".join(code(part) if number % 2 else escaped(part) for number, part in enumerate(parts))
 
 
 def fenced(lines: Sequence[str], language: str) -> list[str]:

@@ -14,7 +14,7 @@ from enum import IntEnum
 from bisect_env.answers.axes import AxisInfo
 from bisect_env.answers.chapters import CommitReport, NamedCommit
 from bisect_env.answers.explanation import Explanation
-from bisect_env.answers.origins import told_origins
+from bisect_env.answers.origins import origins_text
 from bisect_env.answers.phrases import and_more, duration, how_many, interval, percent, probability
 from bisect_env.answers.sentence import do_not_matter
 from bisect_env.answers.untrusted import clean, comma_separated, shortened
@@ -288,7 +288,7 @@ def reused(report: Report) -> str:
     largest = sorted(counts, key=lambda user: -counts[user])
     users = ", ".join(f"{user or 'somebody'} {counts[user]}" for user in largest)
     resting = f"; it rests on trials of {len(counts)} users: {users}" if len(counts) > 1 else ""
-    return f"{number} of these were measured before: {clean(told_origins(report.reused) + resting)}"
+    return f"{number} of these were measured before: {clean(origins_text(report.reused) + resting)}"
 
 
 def ends(report: Report) -> list[tuple[str, str]]:
@@ -675,7 +675,7 @@ def exclude_rules(report: Report) -> list[str]:
     found = ["exclude:"] if rules else []
     for rule in rules:
         conditions = ", ".join(f"{clean(axis)}: {_quoted(what)}" for axis, what in rule.when.items())
-        found.append(f"  - when: {{{conditions}}}")
+        found.append(f"  - {{when: {{{conditions}}}, why: found failing by bisect-env}}")
     return found
 
 

@@ -486,6 +486,8 @@ class TableSearch(StudySearch):
         stated = [end for end in (self._grid.good, self._grid.bad) if end is not None]
         ends = [self._known.representative_of(end) for end in stated if self._known.can_run(end)]
         places = np.argwhere(self._known.visible)
+        if not len(places):
+            return ends
         near = [
             tuple(places[np.abs(places - np.array(one)).sum(axis=1).argmin()].tolist()) for one in corners
         ]

@@ -215,7 +215,7 @@ def signal_name(number: int) -> str:
 
 
 def harness_error(record: ExitRecord) -> Classification | None:
-    """The host could not start a process (no memory, no descriptors), or code of ours failed."""
+    """Recognise a process that the host could not start (no memory, no descriptors), or our own failure."""
     if record.stage in ("setup", "chdir") or (record.stage and record.errno in _RESOURCES):
         return Classification(
             Outcome.HARNESS_ERROR, f"cannot start a process: {os.strerror(record.errno)}", Phase.START
@@ -227,7 +227,7 @@ _RESOURCES = frozenset({errno.EAGAIN, errno.ENOMEM, errno.EMFILE, errno.ENFILE, 
 
 
 def env_mismatch(record: ExitRecord) -> Classification | None:
-    """The interpreter, or a package that the script imported, has another version than the lock."""
+    """Recognise an interpreter, or an imported package, of another version than the lock."""
     if why := mismatch(record.expected, record.marks.imported):
         return Classification(Outcome.ENV_MISMATCH, why, record.phase)
     return None
@@ -245,29 +245,29 @@ def _named_by_cuda(record: ExitRecord, *outcomes: Outcome) -> Classification | N
 
 
 def gpu_sick(record: ExitRecord) -> Classification | None:
-    """The driver reported a sick Xid while the trial ran, however the script ended."""
+    """Recognise a sick Xid while the trial ran, however the script ended."""
     if sick := sorted(set(record.xids) & SICK_XIDS):
         return Classification(Outcome.GPU_LOST, described(sick), record.phase, described(sick))
     return None
 
 
 def gpu_lost(record: ExitRecord) -> Classification | None:
-    """The last words name a CUDA error of a GPU that went away or is sick."""
+    """Recognise last words that name a CUDA error of a GPU that went away or is sick."""
     return _named_by_cuda(record, Outcome.GPU_LOST)
 
 
 def unsupported(record: ExitRecord) -> Classification | None:
-    """The last words name a CUDA error by which this driver or GPU cannot run that build."""
+    """Recognise last words that name a CUDA error by which this driver or GPU cannot run that build."""
     return _named_by_cuda(record, Outcome.UNSUPPORTED)
 
 
 def cuda_failure(record: ExitRecord) -> Classification | None:
-    """The last words name a CUDA error, with an exit code or SIGABRT."""
+    """Recognise last words that name a CUDA error, with an exit code or SIGABRT."""
     return _named_by_cuda(record, Outcome.CUDA_FAULT, Outcome.CUDA_OOM, Outcome.CUDA_INIT)
 
 
 def killed_external(record: ExitRecord) -> Classification | None:
-    """SIGKILL or SIGTERM that we did not send, without a kill for lack of memory."""
+    """Recognise SIGKILL or SIGTERM that we did not send, without a kill for lack of memory."""
     if not record.killed_by_us and record.signal in (signal.SIGKILL, signal.SIGTERM) and not record.oom_kills:
         name = signal_name(record.signal)
         return Classification(Outcome.KILLED_EXTERNAL, f"{name}, not sent by us", record.phase)
@@ -284,7 +284,7 @@ IO_ERROR = re.compile(r"\[Errno 5\]|Input/output error")
 
 
 def disk_full(record: ExitRecord) -> Classification | None:
-    """The final exception or one that led to it, or the last three lines, name ENOSPC, EDQUOT or ESTALE.
+    """Recognise ENOSPC, EDQUOT or ESTALE in the final exception, one that led to it, or the last three lines.
 
     EIO alone says nothing of a disk: then nothing can be written where the trial ran.
     """
@@ -315,7 +315,7 @@ _LOADER = re.compile(r"symbol lookup error:.*|error while loading shared librari
 
 
 def not_runnable(record: ExitRecord) -> Classification | None:
-    """No such command or script, or a host's; no permission, 126, 127, a syntax error of its own."""
+    """Recognise a missing command or script, or a host's; no permission, 126, 127, its own syntax error."""
     if record.stage:
         why = "command not found" if record.stage == "lookup" else os.strerror(record.errno)
         why = record.why or why
@@ -341,7 +341,7 @@ def _script_unusable(record: ExitRecord) -> Classification | None:
 
 
 def host_oom(record: ExitRecord) -> Classification | None:
-    """SIGKILL not by us (137 from a shell), and the cgroup counted a kill for lack of memory while it ran."""
+    """Recognise SIGKILL not by us (137 from a shell) while the cgroup counted a kill for lack of memory."""
     killed = record.signal == signal.SIGKILL or record.returncode == 128 + signal.SIGKILL
     if killed and not record.killed_by_us and record.oom_kills:
         detail = "killed by the kernel for lack of memory"
@@ -353,7 +353,7 @@ def host_oom(record: ExitRecord) -> Classification | None:
 
 
 def hang(record: ExitRecord) -> Classification | None:
-    """The time limit passed; idle, busy-cpu or busy-gpu by what was used just before."""
+    """Recognise a time limit that passed; idle, busy-cpu or busy-gpu by what was used just before."""
     if not record.timed_out:
         return None
     detail = f"hang ({_hang_kind(record)}) at the deadline"
@@ -372,7 +372,7 @@ def _hang_kind(record: ExitRecord) -> str:
 
 
 def crash(record: ExitRecord) -> Classification | None:
-    """Ended by a signal that no process sent; SIGABRT with the reason that the C library or C++ gave."""
+    """Recognise an end by a signal that no process sent; SIGABRT with the C library's or C++'s reason."""
     if not record.signal or record.killed_by_us:
         return None
     name = signal_name(record.signal)
@@ -384,7 +384,7 @@ def crash(record: ExitRecord) -> Classification | None:
 
 
 def import_error(record: ExitRecord) -> Classification | None:
-    """ImportError, a symbol that the loader does not find, or any exception while a module was imported."""
+    """Recognise ImportError, a symbol that the loader does not find, or any exception during an import."""
     if not record.failed_alone or record.signal:
         return None
     traceback = record.traceback
@@ -415,7 +415,7 @@ def _is_import_failure(traceback: Traceback) -> bool:
 
 
 def exit_fail(record: ExitRecord) -> Classification | None:
-    """Any other exit code or exception; above 128 with a note: a shell reports its child's signals so."""
+    """Recognise any other exit code or exception; above 128 with a note that a shell reports signals so."""
     if record.returncode is None or record.returncode <= 0:
         return None
     traceback = record.traceback
@@ -436,7 +436,7 @@ def _failure_code(record: ExitRecord) -> str:
 
 
 def passed(record: ExitRecord) -> Classification | None:
-    """Exit code 0."""
+    """Recognise exit code 0."""
     if record.returncode != 0:
         return None
     return Classification(Outcome.PASS, "exit code 0", record.marks.phase)

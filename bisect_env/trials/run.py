@@ -110,7 +110,7 @@ def why_outside(
     if is_python(path.name):
         remedy = "call it `python`, which is the environment's"
     else:
-        remedy = f"add the package that brings it, such as `packages: [{package}]`"
+        remedy = f"add the package that brings it: `--with {package}`, or `packages: [{package}]` in a matrix"
     return (
         f"{named} is not in the environment, and {path} would run with this host's packages; "
         f"{remedy}, or, if the host's is meant, `allow_host: [{path.name}]` to `trial`"
@@ -396,8 +396,8 @@ def _program_here(spec: TrialSpec, place: _Execution, path: str, cwd: Path) -> s
         why = "command not found: the environment's interpreter is called `python`"
         if not is_python(named):
             why = (
-                "command not found in the environment, nor on this host; add the package that brings it, "
-                f"such as `packages: [{named}]`"
+                "command not found in the environment, nor on this host; add the package that brings it: "
+                f"`--with {named}`, or `packages: [{named}]` in a matrix"
             )
         return ExitRecord(returncode=None, stage="lookup", why=why)
     why = why_outside(

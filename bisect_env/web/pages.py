@@ -24,14 +24,13 @@ from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup
 
 from bisect_env.answers.untrusted import clean_lines
-from bisect_env.errors import BisectEnvError
-from bisect_env.matrix import signatures
+from bisect_env.errors import BisectEnvError, UsageError
 from bisect_env.report.build import load_report
+from bisect_env.report.one_trial import trial_text
 from bisect_env.storage import sqlite
 from bisect_env.storage.query import limit_memory, no_leaks
 from bisect_env.storage.store import Store
 from bisect_env.storage.tables import METADATA
-from bisect_env.trials.records import Evidence, TrialRecord
 
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'"
 """Content-Security-Policy of our own pages but the report's: no script runs, whatever a page holds."""
@@ -58,22 +57,6 @@ def _page(**values: Any) -> str:
     text = environment.from_string(_own("page.html.j2")).render(**values)
     # Characters that UTF-8 cannot hold come from scripts that print bytes.
     return text.encode("utf-8", "replace").decode("utf-8")
-
-
-def _trial_facts(record: TrialRecord, evidence: Evidence) -> dict[str, str]:
-    return {
-        "combination": str(record.combination),
-        "outcome": f"{record.outcome}: {record.detail}",
-        "evidence": str(evidence),
-        "return code": "" if record.returncode is None else str(record.returncode),
-        "started": f"{record.started_at:%Y-%m-%d %H:%M:%S} UTC, {record.duration:.3f} s",
-        "host": f"{record.host} ({record.worker})",
-        "machine": f"{record.machine} {record.gpu}".strip(),
-        "phase": str(record.phase),
-        "signature": signatures.shown(record.signature),
-        "imported": ", ".join(f"{name} {version}" for name, version in record.imported.items()),
-        "lock": record.lock_hash,
-    }
 
 
 # --------------------------------------------------------------------------------------------------
@@ -154,7 +137,7 @@ def make_app(path: Path, shown: str, token: str | None) -> Asgi:
 
 @contextlib.contextmanager
 def our_pages(path: Path) -> Iterator[None]:
-    """Datasette knows plugins of the whole process: ours is one while this lasts."""
+    """Register our pages with Datasette inside the block: its plugins are those of the whole process."""
     plugin = _Plugin(path)
     pm.register(plugin, name="bisect-env")
     # Where rich is installed, Datasette prints every exception with its local variables, a mistyped question
@@ -169,7 +152,7 @@ def our_pages(path: Path) -> Iterator[None]:
 
 
 def guarded(app: Asgi, token: str | None) -> Asgi:
-    """Only for browsers on this machine that know the token, and only for the pages themselves.
+    """Return an application that answers only browsers on this machine that know the token.
 
     A page of another site cannot read ours; but its owner can let its name point to 127.0.0.1 once it is
     loaded, and the browser then takes both for one site. The name it asked for gives that away.
@@ -234,7 +217,7 @@ class _Plugin:
 
     @hookimpl  # type: ignore[untyped-decorator]
     def render_cell(self, value: object, column: str, datasette: Datasette) -> Markup | None:
-        """Links from ids to pages; everything else is escaped by Datasette."""
+        """Return a link for the id of a study or trial; Datasette escapes everything else."""
         target = {"study_id": "report", "trial_id": "trial"}.get(column)
         if target is None or not isinstance(value, str) or not _ID.fullmatch(value):
             return None
@@ -268,30 +251,21 @@ class _Plugin:
         return await _answer(read, html.policy())
 
     async def _trial(self, request: Any) -> Response:
-        def read() -> str | None:
+        def read() -> str:
             with Store.open(str(self._path), read_only=True) as store:
                 if (found := store.trial(request.url_vars["trial"])) is None:
-                    return None
-                return _page(
-                    title=f"trial {found.record.trial_id}",
-                    up="../../",
-                    study=found.study_id,
-                    facts=_trial_facts(found.record, store.evidence(found)),
-                    logs={name: getattr(found.record, name) for name in ("stack", "stderr", "stdout")},
-                    collected=found.collected,
-                )
+                    raise UsageError("there is no such trial")
+                text = trial_text(found, store.evidence(found))
+            title = f"trial {found.record.trial_id}"
+            return _page(title=title, up="../../", study=found.study_id, text=text)
 
         return await _answer(read)
 
 
-async def _answer(read: Callable[[], str | None], policy: str = POLICY) -> Response:
+async def _answer(read: Callable[[], str], policy: str = POLICY) -> Response:
     headers = {"content-security-policy": policy}
     try:
-        text = await asyncio.to_thread(read)
+        return Response.html(await asyncio.to_thread(read), headers=headers)
     except BisectEnvError as error:
-        text = _page(title="That did not work", up="../../", error=str(error))
+        text = _page(title="That did not work", up="../../", study=None, text=str(error))
         return Response.html(text, status=404, headers=headers)
-    if text is None:
-        text = _page(title="There is no such trial", up="../../")
-        return Response.html(text, status=404, headers=headers)
-    return Response.html(text, headers=headers)

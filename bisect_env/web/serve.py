@@ -67,7 +67,7 @@ def _file(reference: str | None) -> Iterator[tuple[Path, str | None]]:
 
 @contextlib.contextmanager
 def listening(port: int) -> Iterator[socket.socket]:
-    """A socket on the loopback address, which other machines cannot reach.
+    """Open a socket on the loopback address, which other machines cannot reach, inside the block.
 
     Raises:
         UsageError: The port is taken, or needs rights.

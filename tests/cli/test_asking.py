@@ -218,13 +218,22 @@ def test_a_script_says_what_it_needs_itself(user: Asking) -> None:
         (("app>=1", "repo.py"), "did you mean 'repro.py'?"),
         (("app>=90", "repro.py"), "the index has 1 to 7"),
         (("ap>=1", "repro.py"), "did you mean app?"),
-        (("app=>1", "repro.py"), "'app=>1' is no package with versions"),
+        (("app=>1", "repro.py"), "write it as 'app>=1'"),
         (("app>=1", "other>=2", "repro.py"), '-p "A>=1" -p "B>=2" -- COMMAND'),
         (("app>=1", "repro.py", "--rate", "0.5", "--always"), "--always is --rate 1"),
+        (
+            ("six==1.15.0,1.16.0", "repro.py"),
+            "a matrix file: `bisect-env plan 'six>=1.15.0,<=1.16.0' repro.py",
+        ),
+        (("app", "1.5", "repro.py"), "bisect-env run app==1.5 repro.py"),
+        (("repro.py", "app>=1"), "bisect-env run 'app>=1' repro.py"),
+        (("app=1", "repro.py"), "write it as app==1"),
+        (("app 1", "repro.py"), "write it as app==1"),
         (("app>=1", "repro.py", "--rate", "0"), "--rate 0"),
+        (("app>=1", "repro.py", "--rate", "10"), "say 1, 0.5 or 10%"),
         (("app>=1", "repro.py", "--env", "X"), "--env X is no variable"),
         (("app>=1", "repro.py", "--good", "other=1"), "--good other=1"),
-        (("app>=1", "repro.py", "--step", "huge"), "what was asked makes no matrix"),
+        (("app>=1", "repro.py", "--step", "huge"), "'huge' is not known; choose from"),
         (("app>=1", "repro.py", "--python", "9.9"), "9.9"),
         (("missing.yaml",), "does not exist"),
     ],
@@ -291,7 +300,7 @@ def test_a_password_of_the_database_is_in_no_file_and_in_no_command(
 def test_a_rejected_question_is_not_kept(user: Asking) -> None:
     words = ["run", "app>=1", "repro.py", "--always", "--save", "q.yaml"]
     done = user.run(*words, "--timeout", "0s")
-    assert (done.returncode, "makes no matrix" in done.stderr) == (2, True)
+    assert (done.returncode, "this cannot be asked" in done.stderr) == (2, True)
     assert not (user.folder / "q.yaml").exists()
     assert user.run(*words, "--timeout", "20s").returncode == 0
 

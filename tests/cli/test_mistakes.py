@@ -228,7 +228,7 @@ def test_printed_commands_begin_as_the_tool_was_started(
     monkeypatch.setattr(psutil.Process, "cmdline", lambda _: parent)
     own_form.cache_clear()
     try:
-        wanted = form or "uv tool uvx --from 'b @ git+url' bisect-env"
+        wanted = form or "uvx --from 'b @ git+url' bisect-env"
         assert own_form() == wanted
         assert in_own_form("`bisect-env run m.yaml` goes on") == f"`{wanted} run m.yaml` goes on"
         assert in_own_form("bisect-env itself failed, found by bisect-env 0.1") == (
@@ -236,6 +236,45 @@ def test_printed_commands_begin_as_the_tool_was_started(
         )
     finally:
         own_form.cache_clear()
+
+
+@pytest.mark.slow
+@pytest.mark.integration
+@pytest.mark.network
+@pytest.mark.parametrize("words", [("uvx",), ("uv", "tool", "run")])
+def test_commands_that_uvx_prints_begin_with_it(tmp_path: Path, words: tuple[str, ...]) -> None:
+    root, programs, (tool, *more) = Path(__file__).parents[2], Path(sys.executable).parent, words
+    # A wheel of today: of a directory, uv keeps what it built before.
+    build = (
+        "build",
+        "--wheel",
+        "--no-build-isolation",
+        "--python",
+        sys.executable,
+        "--out-dir",
+        str(tmp_path),
+    )
+    subprocess.run(
+        [str(programs / "uv"), *build, f"--out-dir={tmp_path}"],
+        cwd=root,
+        capture_output=True,
+        check=True,
+        timeout=280,
+    )
+    (wheel,) = tmp_path.glob("*.whl")
+    start = [str(programs / tool), *more, "--from", str(wheel), "bisect-env"]
+    (tmp_path / "repro.py").write_text("")
+    done = subprocess.run(
+        [*start, "run", "repro.py"],
+        cwd=tmp_path,
+        env={**os.environ, "BISECT_ENV_DB": str(tmp_path / "results.sqlite")},
+        capture_output=True,
+        text=True,
+        timeout=280,
+        check=False,
+    )
+    assert done.returncode == 2, done.stderr
+    assert f": {' '.join(words)} --from {wheel} bisect-env run 'PACKAGE>=1.0' repro.py" in done.stderr
 
 
 @pytest.mark.integration

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from bisect_env.cli.options import ShownOptions
-from bisect_env.cli.trial_command import TrialLines, told
+from bisect_env.cli.trial_command import TrialLines, verification_text
 from bisect_env.engine import events
 from bisect_env.engine.verify import Verification
 from bisect_env.search.rate_test import RateClaim
@@ -49,12 +49,12 @@ def test_a_line_a_trial_and_the_rate(matrix: Path) -> None:
     assert [line.split()[:3] for line in lines] == [["✗", str(n), "crash"] for n in (1, 2, 3)]
     assert rate == "3 of 3 trials were bad: 100 % (95 % interval 29–100 %)"
     # What is waited for in the first seconds is said.
-    _, locking, starting, combination, making, *steps, made = done.stderr.splitlines()
+    _, locking, study, starting, combination, making, *steps = done.stderr.splitlines()
+    assert study.startswith("study ")
     assert (locking, starting) == (f"locking python={PYTHON} level=7", "starting workers")
     assert combination.startswith(f"python={PYTHON} level=7 (environment ")
     assert making == "making the environment, unless it is here already"
-    assert all(step.endswith("environment 1 of 1") for step in steps)
-    assert made.startswith("environment made in ")
+    assert all(step.endswith("environment 1") for step in steps)
     words = command(matrix.parent, "trial", str(matrix), "--at", "level=7", "-n", "1", "-q")
     done = subprocess.run(words, capture_output=True, text=True, timeout=100, check=False)
     assert (done.stdout, done.stderr) == ("1 of 1 trials were bad: 100 % (95 % interval 2.5–100 %)\n", "")
@@ -140,13 +140,13 @@ def test_how_a_verification_is_told() -> None:
         rate = hits / trials
         return Verification({"a": "1"}, claim, 0.01, 0.95, trials, hits, rate, (0.0, 0.5), 0.0097, why)
 
-    assert told(verification(RateClaim.BELOW, 0, 309)) == (
+    assert verification_text(verification(RateClaim.BELOW, 0, 309)) == (
         "below the limit: a=1 fails in fewer than 1 % of runs (95 % sure): 0 of 309 trials were bad\n"
         "309 clean runs stand behind that; zero in 309 alone means below 1 %"
     )
-    assert told(verification(RateClaim.ABOVE, 4, 40)).startswith(
+    assert verification_text(verification(RateClaim.ABOVE, 4, 40)).startswith(
         "above the limit: a=1 fails in more than 1 % of runs"
     )
-    assert told(verification(None, 4, 400, "the limit of 400 trials is reached")).endswith(
+    assert verification_text(verification(None, 4, 400, "the limit of 400 trials is reached")).endswith(
         "4 of 400 trials were bad (1 %, 95 % interval 0–50 %); the limit of 400 trials is reached"
     )

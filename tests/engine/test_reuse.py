@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from bisect_env.answers.origins import Origin, told_origins
+from bisect_env.answers.origins import Origin, origins_text
 from bisect_env.cli.views import describe
 from bisect_env.engine import events
 from bisect_env.engine.locking import Prepared, group
@@ -217,7 +217,7 @@ def test_programs_hear_what_was_reused() -> None:
         "starts from 30 trials that were measured before (30 by ann on box-1 in study 0a1b2c3d (quickstart))"
     )
     assert describe(event) == told
-    many = told_origins(
+    many = origins_text(
         [origin.model_copy(update={"user": "", "host": "", "trials": n}) for n in (5, 4, 3, 2, 1)]
     )
     assert many.startswith("5 by somebody on some host in study")

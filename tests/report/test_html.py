@@ -13,6 +13,7 @@ from playwright.sync_api import Page
 
 from bisect_env.report.build import load_report
 from bisect_env.report.html import MOST_CELLS, heat_map, html_text, nice_step, policy
+from bisect_env.report.markdown import markdown_text
 from bisect_env.report.model import Report
 from bisect_env.report.words import matrix_grid
 from bisect_env.storage.store import Store
@@ -347,3 +348,13 @@ def test_pages_without_combinations_and_axes(store: Store) -> None:
     report = load_report(store, StudyBuilder(store, [axis("a", "1")], name="one").study.id)
     assert heat_map(report.model_copy(update={"combinations": ()})) is None
     assert "<h1>" in html_text(report.model_copy(update={"combinations": (), "axes": ()}))
+
+
+def test_what_stands_in_backticks_is_code_and_nothing_of_others_is_markup(store: Store) -> None:
+    study = orjson_study(store)
+    said = "say `search: {a: <b>}` & <script>x</script> with a `lone tick"
+    found = load_report(store, study.study.id).model_copy(update={"warnings": (said,), "advice": (said,)})
+    page, text = html_text(found), markdown_text(found)
+    assert page.count("say <code>search: {a: &lt;b&gt;}</code> &amp; &lt;script&gt;x&lt;/script&gt;") == 2
+    assert text.count("say `search: {a: <b>}`") == 2
+    assert "<script>x" not in page + text

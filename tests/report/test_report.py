@@ -550,8 +550,8 @@ def test_a_report_needs_no_rate_that_was_not_measured(store: Store) -> None:
 
 def test_what_can_be_done_where_nothing_failed() -> None:
     (said,) = verdict_warnings(VerdictDocument(kind="never", trials=40))
-    assert "bisect-env trial MATRIX --amplify" in said
-    assert "bisect-env trial MATRIX" in said
+    assert "bisect-env trial --amplify" in said
+    assert "bisect-env trial --at" in said
     assert "min_crash_rate" in said
     assert verdict_warnings(VerdictDocument(kind="never")) == []
     assert verdict_warnings(VerdictDocument(status="confirmed", kind="all", trials=40)) == []

@@ -88,6 +88,11 @@ def test_what_the_values_are_called(kind: str, noun: str) -> None:
     assert sentence(document, axes).startswith(f"lib 1.2 is the first bad {noun} (last good 1.1): ")
 
 
+def test_of_two_environments_one_fails_and_the_other_does_not() -> None:
+    document, axes = one("1.2", "1.1", kind="environment")
+    assert sentence(document, axes).startswith('"1.2" fails, "1.1" does not: ')
+
+
 def test_a_fix() -> None:
     document, axes = one("1.2", "2.0", "fixed")
     assert sentence(document, axes).startswith(
