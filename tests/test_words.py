@@ -14,13 +14,14 @@ from pathlib import Path
 
 import pytest
 
+from bisect_env.answers.axes import AxisInfo
 from bisect_env.answers.origins import Origin
 from bisect_env.answers.verdict_document import VerdictDocument
 from bisect_env.cli.app import COMMANDS
 from bisect_env.cli.views import Doing, describe
 from bisect_env.engine import events
 from bisect_env.environments.progress import BuildStep
-from bisect_env.matrix.grid import Combination
+from bisect_env.matrix.grid import AxisKind, Combination
 from tests.cli.calls import RunCommand, caller
 
 FOLDER = Path(__file__).parent / "words"
@@ -92,12 +93,14 @@ CELL = Combination.of({"six": "1.16.0"})
 VERDICT = VerdictDocument(
     status="likely", probability=0.91, first_bad={"six": "1.16.0"}, last_good={"six": "1.15.0"}
 )
-AXES = ({"name": "six", "kind": "package", "values": ["1.15.0", "1.16.0"], "package": "six"},)
+AXES = (
+    AxisInfo(name="six", kind=AxisKind.PACKAGE, values=["1.15.0", "1.16.0"], package="six"),
+)
 EVENTS: tuple[events.Event, ...] = (
     events.StudyOpened("7f3845424cd8", "six", 0),
     events.StudyOpened("7f3845424cd8", "six", 12),
     events.Locked(12, 1, 2, 9),
-    events.Reused(6, (Origin("a" * 32, "six", "ann", "host", 6),)),
+    events.Reused(6, (Origin(study_id="a" * 32, study="six", user="ann", host="host", trials=6),)),
     events.SetAside((CELL, CELL), "env-unsolvable", "no wheel for this Python"),
     events.Warned("a package moved"),
     events.Said("starting workers"),
