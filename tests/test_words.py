@@ -93,9 +93,7 @@ CELL = Combination.of({"six": "1.16.0"})
 VERDICT = VerdictDocument(
     status="likely", probability=0.91, first_bad={"six": "1.16.0"}, last_good={"six": "1.15.0"}
 )
-AXES = (
-    AxisInfo(name="six", kind=AxisKind.PACKAGE, values=["1.15.0", "1.16.0"], package="six"),
-)
+AXES = (AxisInfo(name="six", kind=AxisKind.PACKAGE, values=["1.15.0", "1.16.0"], package="six"),)
 EVENTS: tuple[events.Event, ...] = (
     events.StudyOpened("7f3845424cd8", "six", 0),
     events.StudyOpened("7f3845424cd8", "six", 12),
