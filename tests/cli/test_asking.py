@@ -335,3 +335,9 @@ def test_a_full_disk_leaves_no_half_of_a_saved_question(
         assert user.run(*words).returncode == 0
     finally:
         subprocess.run(["umount", str(place)], check=True)
+
+
+def test_a_table_of_what_has_no_environment_ends_with_a_message(user: Asking) -> None:
+    code, _, err = user.run("map", "-p", "app>=1", "--with", "other==99", "--", "python", "repro.py")
+    assert code not in (0, 70), err
+    assert "other" in err
