@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import re
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
@@ -224,7 +225,8 @@ def checked(data: Mapping[str, Any], files: Iterable[StudyFile]) -> Matrix:
     except MatrixError as error:
         raise UsageError(
             "this cannot be asked:\n  "
-            + "\n  ".join(problem.removeprefix("the file: ") for problem in error.problems),
+            # A question in words has no file with lines.
+            + "\n  ".join(re.sub(r"^(line \d+|the file): ", "", problem) for problem in error.problems),
             remedy="correct the options, and give the command again",
         ) from None
 
