@@ -245,15 +245,7 @@ def test_printed_commands_begin_as_the_tool_was_started(
 def test_commands_that_uvx_prints_begin_with_it(tmp_path: Path, words: tuple[str, ...]) -> None:
     root, programs, (tool, *more) = Path(__file__).parents[2], Path(sys.executable).parent, words
     # A wheel of today: of a directory, uv keeps what it built before.
-    build = (
-        "build",
-        "--wheel",
-        "--no-build-isolation",
-        "--python",
-        sys.executable,
-        "--out-dir",
-        str(tmp_path),
-    )
+    build = ("build", "--wheel", "--no-build-isolation", "--python", sys.executable)
     subprocess.run(
         [str(programs / "uv"), *build, f"--out-dir={tmp_path}"],
         cwd=root,

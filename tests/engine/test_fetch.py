@@ -238,9 +238,9 @@ def test_what_is_damaged_is_named(studies: Studies, matrix: Path, tmp_path: Path
     assert found.stdout == "damaged: below-5.0-py3-none-any.whl\n"
     lock = Bundle(bundle).lock(next(iter((bundle / "locks").iterdir())).name.partition(".")[0])
     other = make_wheel("below", "5.0", modules={"below.py": "evil = 1\n"})[1]
-    for damaged, said in (bytes(content), "Bad CRC"), (other, "Hash mismatch"):
+    for damaged in (bytes(content), other):
         below.write_bytes(damaged)
-        with pytest.raises(UnbuildableError, match=said) as raised:
+        with pytest.raises(UnbuildableError, match="is not what was fetched") as raised:
             ensure_prefix(lock, cache_dir=tmp_path / "cache-2", offline=bundle)
         assert "below" in raised.value.message
         assert raised.value.transient
