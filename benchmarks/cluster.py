@@ -21,12 +21,11 @@ import time
 from collections import deque
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 from benchmarks.hot_path import OneEnvironment
-from bisect_env.cluster.choose import Place, machines_here
+from bisect_env.cluster.choose import Place
 from bisect_env.cluster.pool import PoolExecutor
 from bisect_env.cluster.protocol import TrialRequest
 from bisect_env.engine import events
@@ -164,7 +163,7 @@ def share(workers: int) -> tuple[float, str]:
                 load_matrix(folder / "matrix.yaml"),
                 store=store,
                 provider=PlantedEnvironments(),
-                place=Place(lambda: PoolExecutor(builder, workers), partial(machines_here, 0, None)),
+                place=Place(lambda: PoolExecutor(builder, workers)),
                 lockfiles=folder / "lockfiles",
                 notify=notify,
                 report=report_document,

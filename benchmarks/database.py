@@ -26,9 +26,9 @@ from bisect_env.environments.lockfiles import make_lock
 from bisect_env.matrix.grid import Combination
 from bisect_env.report.build import load_report
 from bisect_env.report.text import report_text
-from bisect_env.storage.backend import open_database
+from bisect_env.storage.connecting import open_database
 from bisect_env.storage.query import ask, condition, package_condition
-from bisect_env.storage.rows import lock_row, package_rows
+from bisect_env.storage.rows import lock_rows
 from bisect_env.storage.store import Store
 from bisect_env.storage.tables import METADATA
 
@@ -71,9 +71,9 @@ def _locks(connection: Connection) -> list[str]:
                 for name, version in versions.items()
             ]
             locks.append(make_lock("3.11", "linux-64", packages))
-    rows = [lock_row(lock, now).model_dump() for lock in locks]
-    connection.execute(insert(METADATA.tables["locks"]), rows)
-    rows = [row.model_dump() for lock in locks for row in package_rows(lock)]
+    pairs = [lock_rows(lock, now) for lock in locks]
+    connection.execute(insert(METADATA.tables["locks"]), [row.model_dump() for row, _ in pairs])
+    rows = [row.model_dump() for _, packages in pairs for row in packages]
     connection.execute(insert(METADATA.tables["packages"]), rows)
     return [lock.content_hash for lock in locks]
 

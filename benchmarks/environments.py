@@ -23,7 +23,7 @@ from bisect_env.environments.integrity import remove_tree
 from bisect_env.environments.interpreters import machine_interpreters
 from bisect_env.environments.lock import Lock
 from bisect_env.environments.prefix import ensure_prefix
-from bisect_env.environments.provider import Locker
+from bisect_env.environments.provider import Environments
 from bisect_env.environments.request import CondaRequest, EnvironmentRequest
 from bisect_env.environments.uv_tool import Uv
 
@@ -173,14 +173,14 @@ def whole_python(folder: Path) -> Lock:
         executable=[f"bin/python{HERE}"],
     )
     channel.write()
-    return Locker(folder / "cache").lock(EnvironmentRequest(HERE, conda=CondaRequest((channel.url,))))
+    return Environments(folder / "cache").solve(EnvironmentRequest(HERE, conda=CondaRequest((channel.url,))))
 
 
 def disk(folder: Path) -> None:
     """Eight environments that share nearly everything against one of them."""
     cache = folder / "disk"
-    locker = Locker(cache)
-    locks = [locker.lock(EnvironmentRequest(HERE, {**WHEELS, "six": version})) for version in SMALL]
+    locker = Environments(cache)
+    locks = [locker.solve(EnvironmentRequest(HERE, {**WHEELS, "six": version})) for version in SMALL]
     ensure_prefix(locks[0], cache_dir=cache).release()
     one = usage(cache)
     for lock in locks[1:]:
@@ -195,9 +195,9 @@ def disk(folder: Path) -> None:
 def locking(folder: Path, repeats: int) -> None:
     """A lock of many packages, when uv has seen them before."""
     cache = folder / "cache"
-    locker = Locker(cache)
+    locker = Environments(cache)
     request = EnvironmentRequest(HERE, packages=(MANY,))
-    count = len(locker.lock(request).packages)
+    count = len(locker.solve(request).packages)
     python = machine_interpreters().find(HERE).path
     place = folder / "compile"
     place.mkdir()
@@ -208,7 +208,7 @@ def locking(folder: Path, repeats: int) -> None:
     tool.run(args, cwd=place, timeout=600, builds=False)
     ours, theirs = [], []
     for _ in range(repeats):
-        ours.append(seconds(lambda: locker.lock(request)))
+        ours.append(seconds(lambda: locker.solve(request)))
         theirs.append(seconds(lambda: tool.run(args, cwd=place, timeout=600, builds=False)))
     ratio = statistics.median(ours) / statistics.median(theirs)
     print(
@@ -227,10 +227,10 @@ def main() -> None:
         try:
             cache = folder / "cache"
             creation("conda prefix", whole_python(folder), cache, options.repeats)
-            lock = Locker(cache).lock(EnvironmentRequest(HERE, WHEELS))
+            lock = Environments(cache).solve(EnvironmentRequest(HERE, WHEELS))
             creation("PyPI prefix", lock, cache, options.repeats)
             pins = {"marshmallow": "3.26.1"}
-            small(Locker(cache).lock(EnvironmentRequest(HERE, pins)), cache, options.repeats)
+            small(Environments(cache).solve(EnvironmentRequest(HERE, pins)), cache, options.repeats)
             importing(lock, cache, options.repeats)
             disk(folder)
             locking(folder, options.repeats)

@@ -254,8 +254,8 @@ def play(name: str, turns: int, folder: Path) -> dict[str, Any]:
 
 def fetch(path: Path, bundle: Path, cache: Path) -> None:
     """Put everything that a matrix can need into a directory."""
-    command = [sys.executable, "-m", "bisect_env", "fetch", str(path), "--to", str(bundle), "--no-pythons"]
-    subprocess.run([*command, "--cache", str(cache)], capture_output=True, check=True)
+    command = [sys.executable, "-m", "bisect_env", "env", "fetch", str(path), "--output", str(bundle)]
+    subprocess.run([*command, "--no-pythons", "--cache", str(cache)], capture_output=True, check=True)
 
 
 def copy_wheels(bundle: Path, wheels: Path) -> None:

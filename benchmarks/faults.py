@@ -257,10 +257,11 @@ class Running:
         return self.err.read_text("utf-8", "replace")
 
     def verdict(self) -> str:
-        """The first bad level that it told, "" if none."""
+        """Return the first bad level of its answer, "" if it gave none; a best guess is no answer."""
         for line in reversed(self.out.read_text("utf-8", "replace").splitlines()):
             with contextlib.suppress(ValueError, KeyError, TypeError):
-                return str(json.loads(line)["verdict"]["first_bad"]["level"])
+                verdict = json.loads(line)["verdict"]
+                return "" if verdict["status"] == "none" else str(verdict["first_bad"]["level"])
         return ""
 
     def children(self, *words: str) -> list[psutil.Process]:

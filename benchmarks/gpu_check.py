@@ -30,7 +30,7 @@ import psutil
 
 from benchmarks.hot_path import OneEnvironment
 from bisect_env import __version__
-from bisect_env.cluster.choose import Place, machines_here
+from bisect_env.cluster.choose import Place
 from bisect_env.cluster.gpus import Gpu, Nvml, choose_gpus, group_gpus, open_nvml
 from bisect_env.cluster.local import HostExecutor, gpu_executor
 from bisect_env.cluster.protocol import Completion, TrialCompleted, TrialLost, TrialRequest
@@ -40,11 +40,12 @@ from bisect_env.environments.lock import Lock
 from bisect_env.environments.lockfiles import make_lock
 from bisect_env.environments.prefix import Prefix
 from bisect_env.errors import InfrastructureError
+from bisect_env.matrix.files import StudyFile
 from bisect_env.matrix.grid import Combination
 from bisect_env.matrix.load import load_matrix
 from bisect_env.report.build import report_document
 from bisect_env.storage.store import Store
-from bisect_env.trials.records import Evidence, Outcome, TrialFile, TrialRecord, TrialSpec
+from bisect_env.trials.records import Evidence, Outcome, TrialRecord, TrialSpec
 
 FAULTS = Path(__file__).with_name("gpu_faults")
 FIRST_BAD = "4"
@@ -189,7 +190,7 @@ class Check:
                 load_matrix(matrix),
                 store=store,
                 provider=OneEnvironment(),
-                place=Place(make, partial(machines_here, 1, None)),
+                place=Place(make),
                 lockfiles=folder / "lockfiles",
                 notify=notify,
                 report=report_document,
@@ -339,8 +340,8 @@ class Check:
         """A trial of some code, which can call `use_gpu` unless it is bare."""
         text = code if bare else "from common import use_gpu\n" + code
         files = (
-            TrialFile("main.py", text.encode()),
-            TrialFile("common.py", (FAULTS / "common.py").read_bytes()),
+            StudyFile("main.py", text.encode()),
+            StudyFile("common.py", (FAULTS / "common.py").read_bytes()),
         )
         spec = TrialSpec(
             trial_id=os.urandom(8).hex(),

@@ -15,8 +15,9 @@ from pathlib import Path
 
 from bisect_env.cluster.gpus import open_nvml
 from bisect_env.cluster.worker import HostGpus
+from bisect_env.matrix.files import StudyFile
 from bisect_env.matrix.grid import Combination
-from bisect_env.trials.records import TrialFile, TrialRecord, TrialSpec
+from bisect_env.trials.records import TrialRecord, TrialSpec
 from bisect_env.trials.run import run_trial
 
 FORK = Path(__file__).parent.parent / "matrices" / "repros" / "fork_start_method_cuda.py"
@@ -51,8 +52,8 @@ DEATHS = {
 def die(gpus: HostGpus, script: str, arguments: list[str], timeout: float) -> TrialRecord:
     """Run one."""
     files = (
-        TrialFile("main.py", script.encode()),
-        TrialFile("module.py", b"import torch, os\ntorch.zeros(1, device='cuda')\nos.abort()\n"),
+        StudyFile("main.py", script.encode()),
+        StudyFile("module.py", b"import torch, os\ntorch.zeros(1, device='cuda')\nos.abort()\n"),
     )
     spec = TrialSpec(
         f"gpu-{time.monotonic_ns()}", Combination.of({"a": "1"}), "0" * 64,

@@ -24,10 +24,10 @@ from pathlib import Path
 import psutil
 
 from bisect_env.cli.plan_command import one_line
-from bisect_env.engine.locking import anchors
+from bisect_env.engine.requests import MatrixRequests
 from bisect_env.environments.conda_lock import CondaSolver
 from bisect_env.environments.lock import Lock, LockResult, UnsolvableError
-from bisect_env.environments.provider import Locker
+from bisect_env.environments.provider import Environments
 from bisect_env.environments.request import CondaRequest, EnvironmentRequest
 from bisect_env.environments.settings import CondaConfig
 from bisect_env.environments.validation import lock_warnings, virtual_packages
@@ -103,20 +103,24 @@ def solve(channels: Sequence[str], workers: int, *, prefer: bool) -> tuple[list[
     """All results in the grid's order, with seconds and bytes."""
     lattice = grid()
     asked = matrix(channels)
-    near = {index: anchors(asked, lattice, index)[:1] for index in lattice.indices()} if prefer else {}
+    near = (
+        {index: MatrixRequests(asked, lattice).anchors(index)[:1] for index in lattice.indices()}
+        if prefer
+        else {}
+    )
     leaned_on = {one for models in near.values() for one in models}
     with tempfile.TemporaryDirectory() as cache:
         memory = Memory()
         memory.start()
         started = time.monotonic()
-        locker = Locker(Path(cache), conda=CondaSolver(Path(cache), config=CondaConfig()))
+        locker = Environments(Path(cache), conda=CondaSolver(Path(cache), config=CondaConfig()))
         found: dict[Index, LockResult] = {}
 
         def lock(index: Index) -> None:
             models = [one for model in near.get(index, ()) if isinstance(one := found.get(model), Lock)]
             wanted = request(lattice.combination(index).as_dict(), channels)
             try:
-                found[index] = locker.lock(wanted, models[0] if models else None)
+                found[index] = locker.solve(wanted, models[0] if models else None)
             except UnsolvableError as error:
                 found[index] = error
 

@@ -35,7 +35,7 @@ from packaging.version import Version
 from pypi_simple import PyPISimple
 
 from benchmarks.everyday import LOOP
-from bisect_env.environments.settings import configured_index
+from bisect_env.environments.uv_tool import configured_index
 
 RESULTS = Path(__file__).parent / "results" / "rivals.json"
 LISTS = Path(__file__).parent.parent / "tests" / "cases" / "asked" / "werkzeug-in-flask"

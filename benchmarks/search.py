@@ -45,7 +45,7 @@ from bisect_env.matrix.schema import SearchLimits
 RESULTS = Path(__file__).parent / "results" / "search.json"
 PAGE = RESULTS.with_name("README.md")
 BEGIN, END = "<!-- written by benchmarks.search: begin -->", "<!-- written by benchmarks.search: end -->"
-TABLE = "bisect_env.search.table:TableSearch"
+TABLE = "bisect_env.search.table_search:TableSearch"
 OURS, RIVAL, THIRTY = "bisect-env", "git_bayesect", "30 runs a step"
 CONFIDENCE, ERROR = 0.95, 0.05
 CONFIDENCES = (0.6, 0.7, 0.8, 0.85, 0.9, 0.95, 0.97, 0.99)
@@ -105,7 +105,8 @@ def ours(row: Row, seed: int, confidence: float, search_name: str) -> Played:
         steps.append(now - started)
         started = now
     if row.kind == "table":
-        wrong = sum(bool(one.bad != world.bad[cell]) for cell, one in search.called.items()) / world.bad.size
+        called = search.table.called.items()
+        wrong = sum(bool(one.bad != world.bad[cell]) for cell, one in called) / world.bad.size
     else:
         wrong = float((search.verdict.best.hypothesis.bad_cells() != world.bad).any())
     return Played(world.trials, len(world.tried), wrong, float(np.median(steps)), confidence)

@@ -79,6 +79,7 @@ def rows() -> Iterator[Row]:
             name = f"{shape[0]}x{shape[1]}:{truth}"
             gate: dict[Mark, float] = {"excess": 10, "step": step}
             yield Row(name, shape, kind="table", truth=truth, direction=Direction.EITHER, gate=gate)
+    yield Row("100x100:staircase", (100, 100), kind="table", truth="staircase", gate={"step": 0.015})
     for size, rate in itertools.product((16, 32), (0.05, 0.1, 0.3)):
         yield Row(f"steps{size}:{rate:g},1", (size,), first_rate=rate, gate={"wrong": 0.05})
     yield Row("calibration", (), kind="calibration", gate={"wrong": 0.05})

@@ -1,13 +1,18 @@
-"""All errors that users see: one class and one exit code for each kind.
+"""Errors that are shown to users, with one exception class and one exit code for each kind.
 
-A message has three parts: what happened, what was tried, what to do next. The command line prints them
-without a traceback; anything that is not a `BisectEnvError` is a defect of ours and ends with code 70.
+A message has three parts: what happened, what was tried, and what to do next. The command line prints a
+`BisectEnvError` without a traceback. Any other exception is a bug in bisect-env and exits with code 70.
 """
 
 from collections.abc import Sequence
 from enum import IntEnum
 
 _QUOTED_LINES = 12
+
+
+def without_kind(message: str) -> str:
+    """Return an error message of pydantic without the prefix `Value error, `."""
+    return message.removeprefix("Value error, ")
 
 
 class ExitCode(IntEnum):
@@ -57,7 +62,7 @@ EXIT_CODES: dict[ExitCode, tuple[str, str]] = {
     ExitCode.NO_ENVIRONMENT: ("no environment could be built", "`bisect-env plan` lists the reasons"),
     ExitCode.INFRASTRUCTURE: (
         "infrastructure: the index, the database, the cluster, an interpreter or a GPU is missing or broken",
-        "mend it, then start the same command again: it goes on where it stopped",
+        "repair it, then start the same command again: it goes on where it stopped",
     ),
     ExitCode.INTERNAL: ("a defect of ours", "please report it with the log file that the message names"),
     ExitCode.INTERRUPTED: (
@@ -65,16 +70,19 @@ EXIT_CODES: dict[ExitCode, tuple[str, str]] = {
         "start the same command again: it goes on where it stopped",
     ),
 }
-"""What each code means, and what to do then; `docs/reference/exit-codes.md` is made from this."""
+"""For each exit code, a pair of texts: its meaning, and what the user should do.
+
+`docs/reference/exit-codes.md` is generated from this table.
+"""
 
 
 class BisectEnvError(Exception):
-    """Base of everything that is shown to a user as a message instead of a traceback.
+    """The base class of errors that are shown to users as a message instead of a traceback.
 
     Args:
-        what: What happened, one sentence.
-        tried: What was attempted before giving up, if that helps.
-        remedy: What to do next, in the imperative.
+        what: One sentence that says what happened.
+        tried: What was attempted before the error, or None.
+        remedy: What the user should do next, in the imperative, or None.
     """
 
     exit_code: ExitCode = ExitCode.INTERNAL
@@ -95,7 +103,7 @@ class BisectEnvError(Exception):
 
 
 def _indented(text: str) -> str:
-    """Several lines, such as a compiler's, under the first one; of many the last, which say what failed."""
+    """Return a text with all lines but the first indented. Only the last lines of a long text are kept."""
     lines = text.splitlines()
     if len(lines) > _QUOTED_LINES:
         lines = ["…", *lines[-_QUOTED_LINES:]]
@@ -103,17 +111,17 @@ def _indented(text: str) -> str:
 
 
 class UsageError(BisectEnvError):
-    """The command line asks for something that cannot be."""
+    """An error raised if the command line is invalid or cannot be carried out."""
 
     exit_code = ExitCode.USAGE
 
 
 class MatrixError(BisectEnvError):
-    """A matrix file is wrong; holds every problem found, not the first alone.
+    """An error raised if a matrix file is invalid. The error lists all problems that were found.
 
     Args:
-        path: The file as the user named it.
-        problems: One text a problem, each naming its line and its remedy.
+        path: The file, as the user named it.
+        problems: One text per problem. Each text names the line and the remedy.
     """
 
     exit_code = ExitCode.USAGE
@@ -129,36 +137,36 @@ class MatrixError(BisectEnvError):
 
 
 class EndsNotAsStatedError(BisectEnvError):
-    """The stated good combination crashes, or the stated bad one never does."""
+    """An error raised if the stated good combination fails, or the stated bad combination never fails."""
 
     exit_code = ExitCode.ENDS_NOT_AS_STATED
 
 
 class NoEnvironmentError(BisectEnvError):
-    """No combination of the matrix could be made into an environment."""
+    """An error raised if no environment can be built for any combination of the matrix."""
 
     exit_code = ExitCode.NO_ENVIRONMENT
 
 
 class InfrastructureError(BisectEnvError):
-    """Something the trials need is missing or broken: index, cluster, disk, interpreter, GPU."""
+    """An error raised if something that trials need is missing or broken, such as the index or a GPU."""
 
     exit_code = ExitCode.INFRASTRUCTURE
 
 
 class StorageError(InfrastructureError):
-    """The results database cannot be opened, read or written."""
+    """An error raised if the results database cannot be opened, read or written."""
 
 
 class IndexUnavailableError(InfrastructureError):
-    """A package index cannot be reached or answers with something that is not an index."""
+    """An error raised if a package index cannot be reached or returns an invalid answer."""
 
 
 class InterpreterNotFoundError(InfrastructureError):
-    """A Python version that the matrix names is neither on this machine nor to be fetched."""
+    """An error raised if a Python version of the matrix is not installed and cannot be downloaded."""
 
 
 class StudyInterruptedError(BisectEnvError):
-    """The user stopped the study (Ctrl-C); everything finished is stored."""
+    """An error raised if the user interrupts the study. All finished trials are stored."""
 
     exit_code = ExitCode.INTERRUPTED

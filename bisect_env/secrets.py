@@ -1,8 +1,8 @@
-"""Removes passwords and tokens from texts that are stored or shown, and keeps those that builds need.
+"""Removes passwords and tokens from texts that are stored or shown, and passes on those that builds need.
 
-Passwords come in where people do not look for them: in the address of an index that a solver quotes, in the
-traceback of a download, in what a script prints, in `trial.env` of a matrix. They are taken out where texts
-leave the process: into the database, onto stderr, into events for programs.
+Passwords occur in unexpected places: in an index address that a solver quotes, in the traceback of a
+download, in the output of a script, in `trial.env` of a matrix. They are removed when a text leaves the
+process, that is, before it is written to the database, to stderr or to the event stream for other programs.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ MASK = "***"
 # Lengths are bounded: a log of a megabyte without a space must not take minutes.
 _USER = r"""[^\s/:@"'<>\[\]]{0,256}"""
 _PASSWORDS = (
-    # `://user:password@`. A slash ends the authority; but what is no port before it was meant as a password.
+    # `://user:password@`. A slash ends the host part of a URL. But if the text before the slash is not a port
+    # number, it is treated as a password that contains a slash.
     (
         re.compile(
             rf"""(://{_USER}:)(?!\d{{1,5}}(?:[/\s?#]|$))"""
@@ -28,7 +29,7 @@ _PASSWORDS = (
         ),
         rf"\1{MASK}@",
     ),
-    # `https://token@`: of a web address a lone user name is one.
+    # `https://token@`: a user name without a password in a web address is treated as a token.
     (re.compile(r"""(https?://)[^\s/:@"'<>\[\]]{1,256}@"""), rf"\1{MASK}@"),
     # libpq's `password=`, and parameters of web addresses.
     (re.compile(r"""(password=)[^&\s"'<>]+""", re.IGNORECASE), rf"\1{MASK}"),
@@ -38,7 +39,7 @@ _PASSWORDS = (
         rf"\1{MASK}",
     ),
 )
-# What stands between `://user:` and the last `@` of a line.
+# Matches everything from `://user:` to the last `@` of a line.
 _WIDELY = re.compile(r"(://[^:/@\s]*:)[^@\n]*@")
 _USER_INSIDE = re.compile(r"://[^/@\s]+@")
 _CHANNEL_TOKEN = re.compile(r"/t/[A-Za-z0-9-]+(?=/|$)")
@@ -50,12 +51,13 @@ _SECRET_PARAMETER = re.compile(
 _SECRET_VARIABLE = re.compile(
     r"PASS|TOKEN|SECRET|KEY|CRED|AUTH|COOKIE|SESSION|PRIVATE|(?:^|_)PAT(?:_|$)", re.IGNORECASE
 )
-# How tokens of GitHub, GitLab, Hugging Face, PyPI, Slack, Amazon and OpenAI begin, and signed web tokens.
+# Matches the start of tokens of GitHub, GitLab, Hugging Face, PyPI, Slack, Amazon and OpenAI, and JSON web
+# tokens (JWT).
 _TOKEN_VALUE = re.compile(
     r"gh[a-z]_\w{20}|github_pat_\w{20}|glpat-[\w-]{20}|hf_\w{20}|pypi-[\w-]{20}|xox[a-z]-[\w-]{10}"
     r"|AKIA[A-Z0-9]{16}|sk-[\w-]{20}|eyJ[\w-]{10,}\.eyJ"
 )
-# Variables that tune libraries, whose values are wanted when a crash is to be repeated.
+# Variables that configure libraries. Their values are stored because they are needed to reproduce a crash.
 _TUNING = re.compile(
     r"(PYTHON|OMP_|KMP_|GOMP_|MKL_|OPENBLAS_|BLIS_|NUMEXPR_|VECLIB_|NCCL_|UCX_|CUDA_|CUBLAS_|CUDNN_|NVIDIA_"
     r"|TORCH|PYTORCH_|TF_|XLA_|JAX_|CUML_|CUDF_|RAPIDS_|RMM_|CUPY_|NUMBA_|DASK_|OPENCV_|QT_|SDL_|LD_|MALLOC_"
@@ -68,25 +70,25 @@ _PROXIES = ("http_proxy", "https_proxy", "ftp_proxy", "all_proxy")
 _PROXY_LOGIN = re.compile(r"^((?:[\w+.-]+:/+)?).*@", re.DOTALL)
 PASSED = frozenset(
     {
-        # Who and where: scripts read data sets and model caches below HOME.
+        # User and home directory: scripts read data sets and model caches below HOME.
         *("HOME", "USER", "LOGNAME", "SHELL", "XDG_CACHE_HOME", "XDG_CONFIG_HOME", "XDG_DATA_HOME"),
         *("LANG", "LANGUAGE", "TZ"),
-        # How this host reaches the network.
+        # Certificates and proxies of this host.
         *("SSL_CERT_FILE", "SSL_CERT_DIR", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE"),
         *("http_proxy", "https_proxy", "ftp_proxy", "all_proxy", "no_proxy"),
         *("HTTP_PROXY", "HTTPS_PROXY", "FTP_PROXY", "ALL_PROXY", "NO_PROXY"),
     }
 )
-"""Variables that are handed on as they are; so are those that begin with `LC_`."""
+"""Names of the environment variables that scripts and builds inherit, besides those that begin with `LC_`."""
 
 
 def passed_on(outer: Mapping[str, str]) -> dict[str, str]:
-    """Return the environment variables that scripts of trials and source builds may see.
+    """Return the environment variables that trials and source builds may see.
 
     Args:
         outer: The environment of this process.
     """
-    # Names first: of the process's own environment each value is decoded anew.
+    # Filter by name first, because `os.environ` decodes a value each time it is read.
     env = {name: outer[name] for name in outer if name in PASSED or name.startswith("LC_")}
     if not {"LANG", "LC_ALL", "LC_CTYPE"} & env.keys():
         env["LANG"] = "C.UTF-8"
@@ -94,7 +96,7 @@ def passed_on(outer: Mapping[str, str]) -> dict[str, str]:
 
 
 def without_proxy_logins(env: Mapping[str, str]) -> dict[str, str]:
-    """Return the environment with user names and passwords removed from proxy addresses."""
+    """Return the environment variables with user names and passwords removed from proxy addresses."""
     return {
         name: _PROXY_LOGIN.sub(r"\1", value) if name.lower() in _PROXIES else value
         for name, value in env.items()
@@ -107,10 +109,10 @@ def is_secret_parameter(name: str) -> bool:
 
 
 def may_be_stored(variable: str, value: str) -> bool:
-    """Return whether an environment variable's value may be stored where others can read it.
+    """Return whether the value of an environment variable may be stored where others can read it.
 
-    This is an allow-list: variables that tune a library, and other variables whose value is a number or a
-    switch; never variables named like a secret.
+    True for variables that configure a library, and for any variable whose value is a number or a switch
+    such as `true`. False for all others, and always False for a secret (see `is_secret`).
     """
     if is_secret(variable, value):
         return False
@@ -118,25 +120,44 @@ def may_be_stored(variable: str, value: str) -> bool:
 
 
 _BUILD_SECRET = "BISECT_ENV_BUILD_ENV_"
+_SHORTEST_SECRET = 8
 
 
 def is_secret(variable: str, value: str) -> bool:
-    """Return whether a variable is named like a secret, or holds a token or an address with a password."""
+    """Return whether an environment variable probably holds a secret, judging by its name and value.
+
+    A token or a URL with a password counts as a secret under any name.
+    """
     looks_secret = _SECRET_VARIABLE.search(variable) or _TOKEN_VALUE.search(value)
     return looks_secret is not None or without_passwords(value) != value
 
 
-def keep_for_builds(variables: Mapping[str, str]) -> None:
-    """Keep the secret variables of a build in this process's environment.
+def without_values(text: str, variables: Mapping[str, str]) -> str:
+    """Return `text` with the values of secret variables (see `is_secret`) replaced by `***`.
 
-    Locks are written to files and the database, so they hold `***` in place of a secret. Build processes
-    find the value in the environment, which the workers of this host inherit.
+    Values of fewer than eight characters are kept: they also occur as ordinary words.
+
+    Args:
+        text: The text, for example the output of a script.
+        variables: The environment variables that the script was given.
+    """
+    secrets = (v for k, v in variables.items() if len(v) >= _SHORTEST_SECRET and is_secret(k, v))
+    for value in sorted(secrets, key=len, reverse=True):
+        text = text.replace(value, MASK)
+    return text
+
+
+def keep_for_builds(variables: Mapping[str, str]) -> None:
+    """Store the secret variables of a build in the environment of this process.
+
+    Locks are written to files and to the database, so they contain `***` instead of a secret. `for_build`
+    later reads the real value from the environment, which worker processes on this host inherit.
     """
     os.environ.update({_BUILD_SECRET + k: v for k, v in variables.items() if is_secret(k, v)})
 
 
 def for_build(variables: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables of a build, with masked secrets replaced by their values.
+    """Return the variables of a build, with each `***` replaced by the secret that `keep_for_builds` stored.
 
     Raises:
         InfrastructureError: The value of a masked variable is not known to this process.
@@ -154,7 +175,7 @@ def for_build(variables: Mapping[str, str]) -> dict[str, str]:
 
 
 def without_passwords(text: str) -> str:
-    """Return a text in which `***` replaces the passwords and tokens of addresses."""
+    """Return `text` with the passwords and tokens in URLs and authorization headers replaced by `***`."""
     if not any(hint in text for hint in _HINTS):
         return text
     for pattern, replacement in _PASSWORDS:
@@ -163,9 +184,10 @@ def without_passwords(text: str) -> str:
 
 
 def without_passwords_in_code(text: str) -> str:
-    """Return a command line or traceback without passwords, even those with spaces, quotes and slashes.
+    """Return a command line or traceback with passwords replaced by `***`, even passwords with spaces.
 
-    It may remove more than the password from a line with several addresses; do not use it for prose.
+    Passwords may also contain quotes and slashes. More than the password may be removed from a line with
+    several addresses, so do not use this function for prose.
     """
     return without_passwords(_WIDELY.sub(rf"\1{MASK}@", without_passwords(text)))
 
@@ -180,20 +202,20 @@ def without_credentials(url: str) -> str:
 
 
 def public_channel(url: str) -> str:
-    """Return a conda channel's public address: without user, password, token and final slash."""
+    """Return the address of a conda channel without user name, password, token and final slash."""
     return _CHANNEL_TOKEN.sub("", without_credentials(url)).rstrip("/")
 
 
 def without_channel_secrets(text: str) -> str:
-    """Return a solver's message without users, passwords and tokens of conda channels.
+    """Return a solver's message without user names, passwords and tokens of conda channels.
 
-    Use it only for solvers: elsewhere `/t/` is no token but part of an address.
+    Use this only for messages of solvers. In other texts `/t/` may be an ordinary part of a URL.
     """
     return _CHANNEL_TOKEN.sub("/t/...", _USER_INSIDE.sub("://", text))
 
 
 def public_json(value: Any) -> Any:
-    """Return a JSON value with passwords removed from all its texts."""
+    """Return a copy of a JSON value with the passwords in its strings replaced by `***`. Keys are kept."""
     if isinstance(value, str):
         return without_passwords(value)
     if isinstance(value, Mapping):

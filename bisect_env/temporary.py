@@ -1,8 +1,8 @@
-"""Temporary directories that a lock tells to be in use, and files that are read and replaced as a whole.
+"""Creates temporary directories that are removed even after a kill, and replaces files atomically.
 
-The process that makes such a directory keeps it locked as long as it lives; the kernel frees the lock,
-however it dies. A process that was killed cannot remove its own, so the next one on this host does. All of
-them carry our name.
+The process that creates a temporary directory holds a file lock on it. The kernel frees the lock when the
+process ends for any reason, even SIGKILL. The next bisect-env process on this host therefore recognises the
+directories of killed processes (right name, not locked) and removes them.
 """
 
 from __future__ import annotations
@@ -23,29 +23,37 @@ from collections.abc import Iterator
 from pathlib import Path
 
 PREFIX = "bisect-env-tmp-"
-"""Of what `temporary` makes, and of nothing else: such a directory is removed, and a user may well have made
-a `bisect-env-something` beside it."""
+"""Start of the names of the directories that `temporary` creates.
+
+Unlocked directories with this prefix are deleted, so it must not match a directory that a user might create,
+such as `bisect-env-results`.
+"""
 TRIAL = "bisect-env-trial-"
-"""Of directories of trials, for whose removal more is to be done (see `trials/workdir.py`). Short: paths of
-Unix sockets below them may have 107 characters."""
+"""Start of the names of trial directories, which `trials/workdir.py` creates and removes.
+
+It is short because the path of a Unix socket in such a directory may have at most 107 characters.
+"""
 
 FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
-"""What a write to a full file system ends in."""
+"""The error numbers of a write to a full file system or beyond a disk quota."""
 
-# Without following links, or waiting for the other end of a pipe: anybody can put such a thing there.
+# Open directories only and follow no links: any user can put a link or a pipe into the shared directory.
 _FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_DIRECTORY
 
 
 _OWN: set[Path] = set()
-# What a forked process inherits is its parent's.
+# A forked child must not remove the directories of its parent.
 os.register_at_fork(after_in_child=_OWN.clear)
 
 
 @atexit.register
 def remove_own() -> None:
-    """Remove the temporary directories of this process, which ends now, perhaps without unwinding.
+    """Remove all temporary directories of this process.
 
-    A directory that another thread makes meanwhile is left to `remove_left_behind` of the next command.
+    This function is called when the process ends.
+
+    If another thread creates a directory at the same time, `remove_left_behind` of the next command removes
+    that directory.
     """
     for path in list(_OWN):
         shutil.rmtree(path, ignore_errors=True)
@@ -53,10 +61,10 @@ def remove_own() -> None:
 
 @contextlib.contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """Write a file as a whole or not at all.
+    """Replace the file at `path` by a new file at the end of the block, in one atomic step.
 
-    Gives a path beside it to write to, which takes its place at the end of the block; after an error
-    everything is as before.
+    The context manager yields a temporary path in the same directory, to which the caller writes. At the end
+    of the block that file is renamed to `path`. If the block raises, `path` keeps its previous content.
     """
     beside = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
     try:
@@ -66,17 +74,27 @@ def replacing(path: Path) -> Iterator[Path]:
         beside.unlink(missing_ok=True)
 
 
+def write_atomically(path: Path, text: str) -> None:
+    """Write a text file in UTF-8. Readers see the old or the new content, but never a part.
+
+    The directory is created if it does not exist.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with replacing(path) as beside:
+        beside.write_text(text, "utf-8")
+
+
 def read_limited(path: Path, limit: int, encoding: str = "utf-8") -> str:
-    """Read a text file that somebody else may have made.
+    """Read a text file of limited size that another user may have made.
 
     Args:
-        path: Of a regular file; opening a pipe would wait for its other end, and a device has no end.
-        limit: Most bytes that it may have.
-        encoding: Of the text.
+        path: The file. Pipes and devices are refused, because reading them could block or never end.
+        limit: The largest size allowed, in bytes.
+        encoding: The text encoding.
 
     Raises:
-        OSError: It cannot be read, is no regular file, or is larger.
-        ValueError: It is no text in this encoding.
+        OSError: The file cannot be read, is not a regular file, or is larger than `limit`.
+        ValueError: The content cannot be decoded with `encoding`.
     """
     with os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as stream:
         status = os.fstat(stream.fileno())
@@ -90,13 +108,13 @@ def read_limited(path: Path, limit: int, encoding: str = "utf-8") -> str:
 
 @contextlib.contextmanager
 def temporary(name: str) -> Iterator[Path]:
-    """A directory for the time of a block.
+    """Create a temporary directory for the duration of the block.
 
     Args:
-        name: What it is for, as it is to stand in its own name.
+        name: Purpose of the directory. It becomes part of the directory's name.
 
     Raises:
-        OSError: It cannot be made.
+        OSError: The directory cannot be created.
     """
     _sweep()
     path, held = make_held(f"{PREFIX}{name}-")
@@ -110,22 +128,25 @@ def temporary(name: str) -> Iterator[Path]:
 
 
 def make_held(prefix: str) -> tuple[Path, int]:
-    """Return a fresh directory for temporary files, and a descriptor that keeps it locked until it is closed.
+    """Create a directory below the system's directory for temporary files, and lock it.
 
     Args:
-        prefix: Of its name.
+        prefix: Start of the directory's name.
+
+    Returns:
+        The path, and a file descriptor that holds the lock. Closing the descriptor frees the lock.
     """
-    # No lock of ours is held here: the threads of 64 trials would wait for each other, as every call of the
-    # system lets another thread run first.
+    # Hold no threading lock here: with 64 trials the threads would wait for each other, because every system
+    # call lets another thread run.
     while True:
         path = Path(tempfile.mkdtemp(prefix=prefix))
-        # Between the two calls a cleanup, of this process or another, may take the directory for left behind
-        # and lock or remove it; then another one is made.
+        # Between mkdtemp and the lock, a cleanup (of any process) may lock or remove the directory as a
+        # leftover. In that case, create a new one.
         with contextlib.suppress(FileNotFoundError):
             fd = os.open(path, _FLAGS)
             try:
                 is_ours = _lock(path, fd)
-            except OSError:  # a file system without locks, on which nobody can tidy up either
+            except OSError:  # a file system without locks; no cleanup can lock the directory there either
                 is_ours = True
             if is_ours:
                 return path, fd
@@ -133,10 +154,12 @@ def make_held(prefix: str) -> tuple[Path, int]:
 
 
 def _lock(path: Path, fd: int) -> bool:
-    """Return whether the open directory could be locked, and is still there.
+    """Try to lock an open directory, and return whether this succeeded.
+
+    Return False if the lock is already held or the directory was removed.
 
     Raises:
-        OSError: This file system has no locks.
+        OSError: The file system does not support locks.
     """
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -146,7 +169,7 @@ def _lock(path: Path, fd: int) -> bool:
 
 
 def lock_holder(path: Path) -> str:
-    """Name the process that holds a lock on a file, as far as this host tells, for a message."""
+    """Return a text for messages that names the process which holds a lock on a file."""
     with contextlib.suppress(OSError):
         status = path.stat()
         device = f"{os.major(status.st_dev):02x}:{os.minor(status.st_dev):02x}:{status.st_ino}"
@@ -166,14 +189,16 @@ def _user(uid: int) -> str:
 
 
 def left_behind(prefix: str) -> Iterator[Path]:
-    """Directories of `make_held` whose process has ended, locked until they are removed.
+    """Yield temporary directories whose process has ended, so that the caller can remove them.
 
-    Only this user's: anybody may put something of that name into a folder that all can write to.
+    Each directory was made by `make_held`, and stays locked until the caller asks for the next one.
+    Directories of other users are left out, because any user may create such a name in the shared temporary
+    directory.
     """
     for path in Path(tempfile.gettempdir()).glob(f"{prefix}*"):
         try:
             fd = os.open(path, _FLAGS)
-        except OSError:  # somebody else's, or just gone
+        except OSError:  # it belongs to another user, or was just removed
             continue
         is_nobodys = False
         try:
@@ -186,7 +211,7 @@ def left_behind(prefix: str) -> Iterator[Path]:
 
 
 def remove_left_behind() -> None:
-    """Remove what killed processes left of `temporary`."""
+    """Remove the temporary directories that killed processes left behind."""
     with contextlib.suppress(OSError):
         for old in left_behind(PREFIX):
             shutil.rmtree(old, ignore_errors=True)
@@ -194,20 +219,26 @@ def remove_left_behind() -> None:
 
 @functools.cache
 def _sweep() -> None:
-    """Start to remove what killed processes left, once in the life of this process."""
+    """Start a thread that removes the temporary directories of killed processes.
+
+    Only the first call in a process starts the thread.
+    """
     threading.Thread(target=remove_left_behind, name="left behind", daemon=True).start()
 
 
 def full_file_system(*candidates: Path) -> Path | None:
-    """Return the first of several places whose file system has no room for a file; None where each has.
+    """Return the first path whose file system is full, or None if no file system is full.
 
     Args:
-        candidates: Where something was to be written; the place of temporary files is looked at, too.
+        candidates: Paths to check. The system's directory for temporary files is checked before them.
+
+    Returns:
+        The path, or None if every file system has free space.
     """
     for place in (Path(tempfile.gettempdir()), *candidates):
         with contextlib.suppress(OSError):
             disk = os.statvfs(next(one for one in (place, *place.parents) if one.exists()))
-            # Some file systems count no files.
+            # Some file systems report 0 inodes in total; then the number of free inodes means nothing.
             if disk.f_bavail * disk.f_frsize < 1 << 16 or (disk.f_files and not disk.f_favail):
                 return place
     return None

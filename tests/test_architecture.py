@@ -111,6 +111,39 @@ def test_a_name_means_one_thing() -> None:
     assert {name: found for name, found in places.items() if len(found) > 1} == {}
 
 
+POOLS = {"pool", "_pool", "client"}
+"""What runs functions, and Dask's client: their `submit` is another one than that of an executor."""
+
+
+def uses(names: set[str]) -> Iterator[tuple[str, str]]:
+    """Yield each place outside imports that uses one of these names: the name, and the file."""
+    for path in SOURCES:
+        for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+            name, owner = "", ""
+            if isinstance(node, ast.Name):
+                name = node.id
+            elif isinstance(node, ast.Attribute):
+                name = node.attr
+                owner = getattr(node.value, "attr", getattr(node.value, "id", ""))
+            if name in names and owner not in POOLS:
+                yield name, str(path.relative_to(ROOT))
+
+
+def test_one_loop_runs_trials() -> None:
+    """`TrialRunner` runs the trials of every plan; a plan decides which, and needs no loop of its own."""
+    assert sorted(uses({"Sender", "submit", "perform", "run_trial"})) == [
+        ("Sender", "engine/runner.py"),
+        # An executor performs a trial that was submitted, on this host or on a worker.
+        ("perform", "cluster/pool.py"),
+        ("perform", "cluster/worker.py"),
+        ("run_trial", "cluster/perform.py"),
+        # `trial --debug` runs trials under tools; they are no evidence, and no plan asks for them.
+        ("run_trial", "engine/diagnose.py"),
+        ("submit", "engine/runner.py"),
+        ("submit", "engine/sender.py"),
+    ]
+
+
 def commands() -> set[tuple[str, str]]:
     """Module and function of every command: what its parameters are is said by its help."""
     found, left = set(), [typer.main.get_command(application())]

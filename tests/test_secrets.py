@@ -7,7 +7,7 @@ import yaml
 
 from bisect_env.errors import UsageError
 from bisect_env.matrix.shared_text import shared_matrix_text
-from bisect_env.secrets import may_be_stored, public_json, without_passwords
+from bisect_env.secrets import may_be_stored, public_json, without_passwords, without_values
 
 
 @pytest.mark.parametrize(
@@ -34,6 +34,18 @@ from bisect_env.secrets import may_be_stored, public_json, without_passwords
 def test_texts(text: str, shown: str) -> None:
     assert without_passwords(text) == shown
     assert public_json({"a": [text, 1, None]}) == {"a": [shown, 1, None]}
+
+
+def test_values_of_secret_variables_are_removed_from_output() -> None:
+    given = {
+        "MY_TOKEN": "planted-55667",
+        "MORE_TOKEN": "planted-5566778899",
+        "MODE": "planted-5566",
+        "KEY": "on",
+    }
+    text = "sent planted-5566778899, then planted-55667: switched on, planted-5566"
+    assert without_values(text, given) == "sent ***, then ***: switched on, planted-5566"
+    assert without_values(text, {}) == text
 
 
 @pytest.mark.parametrize("piece", ["://a:", "://a", "https://", "?a=", "password=", "x" * 50 + "://u:p"])

@@ -16,6 +16,8 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.repositories import in_tree, pure, write
+
 ROOT = Path(__file__).parent.parent
 PACKAGING = "packaging is broken from 22.0 on (last good 21.3)"
 JINJA = "jinja2 is broken from 3.1.0 on (last good 3.0.3)"
@@ -126,7 +128,9 @@ def test_which_release_broke_it_and_everything_that_follows(stranger: Stranger) 
     assert "import-error in trial 1" in crash.stdout
     assert "guilty frame" in crash.stdout
 
-    page = stranger.ask("The answer again, to send to somebody")
+    # The words of the question name its answer, too.
+    asked = ' "packaging>=20.9,<24" repro.py'
+    page = stranger.ask("The answer again, to send to somebody", target=asked)
     assert page.returncode == 0, page.stderr
     assert PACKAGING in (stranger.folder / "report.html").read_text("utf-8")
 
@@ -137,8 +141,8 @@ def test_which_release_broke_it_and_everything_that_follows(stranger: Stranger) 
 def test_a_colleague_runs_what_was_sent(stranger: Stranger, tmp_path_factory: pytest.TempPathFactory) -> None:
     done = stranger.ask("Which release broke my script?", "--always", package="packaging>=21,<23")
     assert done.returncode == 0, done.stderr
-    stranger.ask("The answer again, to send to somebody")
-    stranger.ask("Let somebody without this tool see it fail")
+    stranger.ask("The answer again, to send to somebody", target="")
+    stranger.ask("Let somebody without this tool see it fail", target=" report.html")
     colleague = Stranger(tmp_path_factory.mktemp("colleague"))
     page = (stranger.folder / "report.html").read_text("utf-8")
     assert str(Path.home()) not in page
@@ -177,6 +181,20 @@ def test_this_lock_works_and_that_one_does_not(stranger: Stranger) -> None:
     assert explained.returncode == 0, explained.stderr
     (last, *_) = reversed(explained.stdout.splitlines())
     assert [json.loads(last)["changes"][i]["name"] for i in json.loads(last)["culprits"]] == ["jinja2"]
+
+
+def test_which_commit(stranger: Stranger) -> None:
+    """The folder is a clone of a package whose twelfth commit broke it."""
+    tagged = pure("demo", 16, 12, files=in_tree("demo"))
+    tagged[2].tags = ["v1.4"]
+    commits = write(stranger.folder, tagged)
+    stranger.write("repro.py", "import demo\nassert demo.works()\n")
+    done = stranger.ask("Which commit?", "--always", suite="python repro.py")
+    assert done.returncode == 0, done.stderr
+    answer = f"demo {commits[11][:10]} (Change number 12 (#1012)) is the first bad commit"
+    assert done.stdout.startswith(answer), done.stdout
+    last_good = f"last good {commits[10][:10]}"
+    assert last_good in done.stdout.splitlines()[0]
 
 
 def test_what_works_with_what(stranger: Stranger) -> None:

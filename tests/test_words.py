@@ -25,7 +25,7 @@ from bisect_env.matrix.grid import AxisKind, Combination
 from tests.cli.calls import RunCommand, caller
 
 FOLDER = Path(__file__).parent / "words"
-PANELS = list(dict.fromkeys(panel for panel, _ in COMMANDS.values()))
+PANELS = list(dict.fromkeys(COMMANDS.values()))
 INNER = {"env": ("ls", "prune", "fetch"), "db": ("info", "export", "merge", "gc")}
 SCRIPTS = {"repro.py": "import six\n", "broken.py": "def (:\n", "notes.txt": "no matrix\n"}
 MATRIX = """\
@@ -82,9 +82,13 @@ MISTAKES = {
         "run",
         "run six",
         "query 'select * from v_trials'",
+        "query 'select * from trails'",
+        "query 'select versoin from packages'",
+        "report 'six>=1.15' repro.py",
+        "reproduce 'six>=1.15' repro.py",
         "report --trial zzz",
         "env prune",
-        "env prune --all --size 1GB",
+        "env prune --unused --size 1GB",
         "env ls --check zzz",
         "db merge missing.sqlite",
     ),
@@ -158,7 +162,7 @@ def run(
 @drawn
 @pytest.mark.parametrize("panel", PANELS)
 def test_the_words_of_help(panel: str, run: Callable[[str], str]) -> None:
-    names = [name for name, (own, _) in COMMANDS.items() if own == panel]
+    names = [name for name, own in COMMANDS.items() if own == panel]
     lines = [""] if panel == PANELS[0] else []
     lines += [
         " ".join(words)

@@ -95,8 +95,10 @@ def cuda_table() -> str:
 
 def xid_table() -> str:
     """A row for each Xid that says something about a trial."""
-    found = gpu_errors.XIDS.values()
-    rows = [(str(one.number), one.description, "void" if one.sick else "noted") for one in found]
+    rows = [
+        (str(number), description, "void" if number in gpu_errors.SICK_XIDS else "noted")
+        for number, description in gpu_errors.XIDS.items()
+    ]
     return f"{_source(gpu_errors.XID_TABLE)}\n\n{_markdown(('Xid', 'NVIDIA says', 'the trial is'), rows)}"
 
 

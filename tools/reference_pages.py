@@ -89,6 +89,8 @@ def _parameter(parameter: Any) -> tuple[str, str]:
         kind = parameter.type_descriptor.annotation
         if isinstance(kind, type) and issubclass(kind, Enum):
             name += f" `{'|'.join(str(one.value) for one in kind)}`"
+        elif parameter.metavar:
+            name += f" `{parameter.metavar}`"
     words = [(parameter.help or "").strip()]
     default = parameter.default
     if default not in (None, False, (), "") and not callable(default) and "default" not in words[0].lower():

@@ -1,4 +1,4 @@
-"""The axes of a study as they are stored and reported. Pure."""
+"""The axes of a study, in the form in which they are stored and reported. Pure."""
 
 from __future__ import annotations
 
@@ -14,34 +14,33 @@ class AxisInfo(AnswerPart):
     """One axis and its values in ascending order."""
 
     name: str = Field(description="Name of the axis.")
-    kind: AxisKind = Field(default=AxisKind.PACKAGE, description="What it changes.")
+    kind: AxisKind = Field(default=AxisKind.PACKAGE, description="Kind of the axis: what its values change.")
     direction: Direction = Field(
-        default=Direction.REGRESSION, description="Where the bad values may lie; see the matrix reference."
+        default=Direction.REGRESSION,
+        description="Assumption about which values of the axis are bad; see the matrix reference.",
     )
     values: tuple[str, ...] = Field(min_length=1, description="Values in ascending order.")
     package: str | None = Field(
-        default=None, description="Package that it moves; empty for none, null if it is the axis's name."
+        default=None,
+        description="Package whose version the axis changes; empty for none, null if it has the axis's name.",
     )
     passed_over: tuple[str, ...] = Field(
-        default=(), description="Releases that the step of its range left out."
+        default=(), description="Releases that `step` left out of the range."
     )
-    withdrawn: tuple[str, ...] = Field(
-        default=(), description="Releases of its range that the index has withdrawn (yanked)."
-    )
-    labels: dict[str, str] = Field(
-        default={}, description="How people read values that are hashes of commits."
-    )
+    withdrawn: tuple[str, ...] = Field(default=(), description="Withdrawn (yanked) releases of the range.")
+    labels: dict[str, str] = Field(default={}, description="Commit hash to a readable name.")
     left_out: dict[str, int] = Field(
-        default={}, description="How many commits stand directly before a value without being one."
+        default={},
+        description="Value to the number of commits directly before it that are not values of the axis.",
     )
 
 
 class AxesByName(dict[str, AxisInfo]):
-    """Axes by name; of an axis that is not among them nothing but the name is known."""
+    """Axes by name. Looking up an unknown name returns an `AxisInfo` with this name and no values."""
 
     @classmethod
     def of(cls, axes: Iterable[AxisInfo]) -> AxesByName:
-        """Return the axes by name."""
+        """Make a lookup of axes by name."""
         return cls({axis.name: axis for axis in axes})
 
     def __missing__(self, name: str) -> AxisInfo:

@@ -1,4 +1,4 @@
-"""Describes which of the packages that changed carry a failure, as data and in words. Pure."""
+"""The result of `bisect-env explain`: which changed packages cause a failure, as data and in words. Pure."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 
 from pydantic import Field
 
-from bisect_env.answers.phrases import probability
+from bisect_env.answers.phrases import enumerated, probability
 from bisect_env.answers.verdict_document import AnswerPart, Cell
 
 
@@ -14,9 +14,9 @@ class ChangedPackage(AnswerPart):
     """A package that differs between the two environments."""
 
     name: str = Field(description="Name of the package.")
-    old: str = Field(description="What the good environment has.")
-    new: str = Field(description="What the bad environment has.")
-    of_axis: bool = Field(default=False, description="Whether an axis of the matrix moves it.")
+    old: str = Field(description="Version in the good environment.")
+    new: str = Field(description="Version in the bad environment.")
+    of_axis: bool = Field(default=False, description="Whether an axis of the matrix changes this package.")
 
     def __str__(self) -> str:
         return f"{self.name} {self.old} → {self.new}"
@@ -26,7 +26,7 @@ class IntermediateEnvironment(AnswerPart):
     """An environment between the good and the bad one, with its trials."""
 
     moved: tuple[int, ...] = Field(
-        description="Positions in `changes` of the packages that are as in the bad environment."
+        description="Positions in `changes` of the packages that have their version from the bad environment."
     )
     bad: int = Field(description="Bad trials.")
     trials: int = Field(description="Trials that are evidence.")
@@ -36,53 +36,63 @@ class IntermediateEnvironment(AnswerPart):
 
     @property
     def counts(self) -> str:
-        """Return bad and counted trials as text, such as `34 of 40`."""
+        """Return the numbers of bad and counted trials as text, such as `34 of 40`."""
         return f"{self.bad} of {self.trials}"
 
 
 class Explanation(AnswerPart):
-    """Which of the packages that changed carry the failure: the answer of `bisect-env explain`."""
+    """The answer of `bisect-env explain`: which of the changed packages cause the failure."""
 
-    sentence: str = Field(default="", description="In one sentence.")
-    study: str = Field(default="", description="Id of the study that is explained.")
+    sentence: str = Field(default="", description="The explanation in one sentence.")
+    study: str = Field(default="", description="Id of the study whose failure is explained.")
     good: Cell = Field(description="The combination that passes.")
     bad: Cell = Field(description="The combination that fails.")
     changes: tuple[ChangedPackage, ...] = Field(
-        default=(), description="What changed between them, packages of axes first."
+        default=(), description="Packages that differ between the two environments, packages of axes first."
     )
     kind: str = Field(
-        description="Shape of the answer: `all` (the culprits together), `any` (each by itself) or `whole` "
-        "(nothing less than everything)."
+        description="Shape of the answer: `all` (fails only with all culprits together), `any` (fails "
+        "with each culprit alone) or `whole` (fails only with all changes)."
     )
-    culprits: tuple[int, ...] = Field(default=(), description="Positions in `changes`.")
+    culprits: tuple[int, ...] = Field(default=(), description="Positions in `changes` of the culprits.")
     tied: tuple[tuple[int, ...], ...] = Field(
-        default=(), description="Further answers that no environment tells from this one."
+        default=(), description="Further answers that no solvable environment can distinguish from this one."
     )
     perhaps: tuple[int, ...] = Field(
         default=(),
-        description="Positions in `changes` of what may be needed as well: no environment has the culprits "
-        "without it.",
+        description="Positions in `changes` of packages that may also be needed: no solvable environment "
+        "has the culprits without them.",
     )
-    probability: float = Field(description="Probability of the answer, those tied to it included.")
+    probability: float = Field(description="Probability of the answer, including the answers tied with it.")
     is_sure: bool = Field(description="Whether the stated confidence was reached.")
     intermediates: tuple[IntermediateEnvironment, ...] = Field(
-        default=(), description="Environments that were tried, both ends included."
+        default=(), description="Environments that were tried, including both ends."
     )
     unsolvable: int = Field(default=0, description="Number of environments in between that have no solution.")
 
     @property
     def with_culprits(self) -> IntermediateEnvironment:
-        """Return the smallest environment that was tried and has all culprits."""
+        """Return the tried environment with the fewest changes that contains all culprits."""
         wanted = set(self.culprits)
         having = [one for one in self.intermediates if wanted <= set(one.moved)]
         return min(having, key=lambda one: (len(one.moved), -one.trials))
 
     @property
     def without_culprits(self) -> IntermediateEnvironment:
-        """Return the environment nearest to the bad end that was tried without the culprits."""
+        """Return the tried environment with the most changes that, according to the answer, does not fail."""
         wanted = set(self.culprits)
         lacking = [one for one in self.intermediates if not self._carries(wanted, set(one.moved))]
         return max(lacking, key=lambda one: (len(one.moved), one.trials))
+
+    @property
+    def inseparable(self) -> tuple[int, ...]:
+        """Return the positions of changes that occur only together, so that no trial can tell them apart.
+
+        The result is empty if a change, or a set of changes, was identified as the cause.
+        """
+        if not self.tied:
+            return ()
+        return tuple(sorted({i for one in (self.culprits, *self.tied) for i in one}))
 
     def _carries(self, wanted: set[int], moved: set[int]) -> bool:
         return bool(wanted & moved) if self.kind == "any" else wanted <= moved
@@ -101,16 +111,15 @@ class Explanation(AnswerPart):
         if self.kind == "whole":
             return f"nothing less than all {len(self.changes)} changes together carries the failure; {sure}"
         if self.tied:
-            others = sorted({i for one in (self.culprits, *self.tied) for i in one})
-            names = _joined([self.changes[i] for i in others], "and")
+            names = _joined([self.changes[i] for i in self.inseparable], "and")
             return (
                 f"{names} cannot be told apart, for no environment has one without the others; among them is "
                 f"what carries the failure {evidence}; {sure}"
             )
-        return f"{self._blame(culprits)} {evidence}{self.not_tried_without()}; {sure}"
+        return f"{self._blame(culprits)} {evidence}{self._not_tried_without()}; {sure}"
 
-    def not_tried_without(self) -> str:
-        """Return a clause about changes that may be needed as well, "" if there are none."""
+    def _not_tried_without(self) -> str:
+        """Return a clause about further changes that the failure may need; "" if there are none."""
         if not self.perhaps:
             return ""
         names = _joined([self.changes[i] for i in self.perhaps], "and")
@@ -125,7 +134,7 @@ class Explanation(AnswerPart):
         axes = [change.name for change in self.changes if change.of_axis]
         if axes and not any(change.of_axis for change in culprits):
             word = "its dependency " if len(culprits) == 1 else "what came along: "
-            return f"not {_names(axes)} itself: {word}{named} {alone} the failure"
+            return f"not {enumerated(axes, 'or')} itself: {word}{named} {alone} the failure"
         if len(culprits) == 1 and culprits[0].of_axis and not self.perhaps:
             return f"{named} itself, and nothing that came along, carries the failure"
         return f"{named} {alone} the failure"
@@ -133,7 +142,3 @@ class Explanation(AnswerPart):
 
 def _joined(changes: Iterable[ChangedPackage], word: str) -> str:
     return f" {word} ".join(str(change) for change in changes)
-
-
-def _names(names: Sequence[str]) -> str:
-    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} or {names[-1]}"

@@ -1,4 +1,4 @@
-"""Says from whom a study has trials that it did not record itself. Pure."""
+"""Which other studies recorded the trials that a study reuses. Pure."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Origin(AnswerPart):
 
 
 def origins_text(origins: Sequence[Origin]) -> str:
-    """Return the origins in words, such as `30 by ann on box-1 in study 0a1b2c3d (quickstart)`."""
+    """Return a phrase about reused trials, such as `30 by ann on box-1 in study 0a1b2c3d (quickstart)`."""
     told = [
         f"{one.trials} by {one.user or 'somebody'} on {one.host or 'some host'} "
         f"in study {one.study_id[:_SHORT_ID]} ({one.study})"

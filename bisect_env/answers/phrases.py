@@ -1,4 +1,4 @@
-"""Says rates, intervals, probabilities, numbers of things and durations as people read them. Pure."""
+"""Format rates, intervals, probabilities, counts and durations for people. Pure."""
 
 from __future__ import annotations
 
@@ -7,17 +7,17 @@ from collections.abc import Sequence
 
 
 def percent(rate: float) -> str:
-    """Return a share such as `16 %`; small rates keep two digits, and only 0 and 1 show as 0 % and 100 %."""
+    """Format a share, such as `16 %`. Small shares keep two digits; only 0 and 1 become `0 %` and `100 %`."""
     return f"{_digits(rate)} %"
 
 
 def interval(low: float, high: float) -> str:
-    """Return an interval of shares, such as `11–24 %`."""
+    """Format an interval of shares, such as `11–24 %`."""
     return f"{_digits(low)}–{_digits(high)} %"
 
 
 def probability(value: float) -> str:
-    """Return a probability such as `97 %`, rounded down so that it never looks more certain than it is."""
+    """Format a probability, such as `97 %`, rounded down so that it never looks more certain than it is."""
     if value >= 1.0:
         return "100 %"
     if value > 0.999:
@@ -28,24 +28,35 @@ def probability(value: float) -> str:
 
 
 def how_many(number: int, one: str) -> str:
-    """Return a number with its noun, `1 trial` or `12 trials`; the plural ends in s."""
+    """Return a number with its noun, such as `1 trial` or `12 trials`; the plural always ends in s."""
     return f"{number} {one}{'' if number == 1 else 's'}"
 
 
 def first_few(names: Sequence[str], most: int, *, more: str = "more") -> list[str]:
-    """Return at most `most` of some texts, and how many there are besides, such as `3 more`."""
+    """Return the first `most` texts, followed by the number of further ones, such as `3 more`.
+
+    Args:
+        names: All texts.
+        most: Maximum number of texts to keep.
+        more: The word behind the number.
+    """
     rest = len(names) - most
     return [*names[:most], *([f"{rest} {more}"] if rest > 0 else [])]
 
 
 def and_more(names: Sequence[str], most: int, separator: str = ", ") -> str:
-    """Return at most `most` of some texts and the number of the others: `a, b and 3 more`."""
+    """Join the first `most` texts and add the number of further ones: `a, b and 3 more`."""
     rest = len(names) - most
     return separator.join(names[:most]) + (f" and {rest} more" if rest > 0 else "")
 
 
+def enumerated(names: Sequence[str], word: str = "and") -> str:
+    """Join texts as in a sentence: `a`, `a and b`, `a, b and c`."""
+    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} {word} {names[-1]}"
+
+
 def duration(seconds: float) -> str:
-    """Return a duration such as `0.4 s`, `12 s`, `3 min 20 s` or `2 h 5 min`."""
+    """Format a duration in seconds, such as `0.4 s`, `12 s`, `3 min 20 s` or `2 h 5 min`."""
     if seconds < 9.95:
         return f"{seconds:.1f} s"
     whole = round(seconds)
@@ -68,3 +79,9 @@ def _digits(rate: float) -> str:
         return "> 99.9"
     text = f"{value:.1f}" if value < 9.95 or value > 99.0 else f"{value:.0f}"
     return text.removesuffix(".0")
+
+
+def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
+    """Return rows of texts as lines whose columns begin at the same place, two spaces apart."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return ["  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]

@@ -1,8 +1,9 @@
-"""Says a table as requirements of a maintainer: which versions of one package need which of another. Pure.
+"""Express a table as requirements: which versions of one package need which versions of another. Pure.
 
-A table of good and bad combinations of two axes whose every line has its good values side by side is a list
-of requirements: for a run of versions of the one package, the versions of the other that it works with. Of
-the two ways to read the table the one with fewer requirements is used.
+A table says which combinations of two axes are good. If the good values of every line (one value of the first
+axis) are adjacent, the table is a list of requirements: for a run of versions of one package, the range of
+versions of the other that works with it. Either axis can be the first one; the choice with fewer requirements
+is used.
 """
 
 from __future__ import annotations
@@ -15,19 +16,20 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from bisect_env.answers.phrases import enumerated
 from bisect_env.answers.verdict_document import Compatibility
 from bisect_env.matrix.grid import AxisKind, Direction, Grid, GridAxis, Index
 
 
 @dataclass(frozen=True, slots=True)
 class Requirement:
-    """What some values of one axis need of another axis.
+    """Which values of another axis work with a run of values of one axis.
 
     Attributes:
-        first: Position of the run's first value.
-        last: Position of its last.
-        low: Position of the lowest value of the other axis that is good; None where none is.
-        high: Of the highest.
+        first: Position of the first value of the run.
+        last: Position of the last value of the run.
+        low: Position of the lowest good value of the other axis; None if no value is good.
+        high: Position of the highest good value of the other axis; None if no value is good.
     """
 
     first: int
@@ -37,15 +39,14 @@ class Requirement:
 
 
 def requirements(bad: NDArray[np.bool_], *, apart: bool = False) -> list[Requirement] | None:
-    """Read a table line by line.
+    """Return the requirements that a table expresses.
 
     Args:
-        bad: Shape (values of the axis that needs, values of the axis that is needed).
-        apart: Whether lines stay apart although they are alike.
+        bad: True for bad combinations, shape (values of the first axis, values of the other axis).
+        apart: Whether to return one requirement per line, instead of joining equal neighbouring lines.
 
     Returns:
-        One requirement for each run of lines that are alike; None where the good values of some line do not
-        lie side by side.
+        One requirement for each run of equal lines; None if the good values of some line are not adjacent.
     """
     spans: list[tuple[int, int] | None] = []
     for line in bad:
@@ -69,16 +70,16 @@ def requirements(bad: NDArray[np.bool_], *, apart: bool = False) -> list[Require
 def requirements_in_words(
     grid: Grid, bad: NDArray[np.bool_], axes: Sequence[int], first_bad: Index
 ) -> Compatibility | None:
-    """Return a table as a sentence, as constraints and as rules that exclude what is bad.
+    """Return the requirements that a table expresses: as a sentence, as constraints, and as `exclude` rules.
 
     Args:
-        grid: The lattice.
-        bad: Which combinations are bad, shape of the lattice.
-        axes: Axes that matter; one or two can be put into words.
-        first_bad: Where the other axes are looked at.
+        grid: The lattice of combinations.
+        bad: True for bad combinations, shape of the lattice.
+        axes: Positions of the axes that matter.
+        first_bad: The combination whose values of the other axes are used.
 
     Returns:
-        None where no list of requirements describes the table.
+        None if more than two axes matter or no list of requirements describes the table.
     """
     if not 1 <= len(axes) <= 2:
         return None
@@ -96,7 +97,7 @@ def requirements_in_words(
             (axes[0], axes[1], table),
             (axes[1], axes[0], table.T),
         )
-        # Values without order have no limit that could be named.
+        # Unordered values have no lower or upper limit.
         if grid.axes[needed].direction is not Direction.UNORDERED
     ]
     known = [(len(found), needs, needed, found) for needs, needed, found in read if found is not None]
@@ -117,7 +118,7 @@ def requirements_in_words(
         if allowed == "*":
             clauses.append(f"works with any {its.name} {run}")
             continue
-        # "needs x < 39 up to 22.0, < 42 up to 23.1": what is needed is named once.
+        # Name the needed axis only once: "needs x < 39 up to 22.0, < 42 up to 23.1".
         verb = "" if clauses and not clauses[-1].startswith("works") else f"needs {its.name} "
         clauses.append(f"{verb}{_readable(allowed)} {run}")
         constraints.append({"when": {mine.name: when}, "needs": {its.name: allowed}})
@@ -125,12 +126,22 @@ def requirements_in_words(
             {"when": {mine.name: _condition(mine, one.first, one.last), its.name: outside}}
             for outside in _outside(one.low or 0, one.high or 0, its)
         ]
-    told = {"sentence": f"{mine.name} {_joined(clauses)}", "constraints": constraints, "exclude": exclude}
+    told = {
+        "sentence": f"{mine.name} {enumerated([clause.strip() for clause in clauses])}",
+        "constraints": constraints,
+        "exclude": exclude,
+    }
     return Compatibility.model_validate(told)
 
 
 def _of_one(grid: Grid, axis: int, bad: NDArray[np.bool_]) -> dict[str, Any]:
-    """Return what values of a single axis work."""
+    """Return the fields of `Compatibility` for a single axis.
+
+    Args:
+        grid: The lattice of combinations.
+        axis: Position of the axis.
+        bad: True for its bad values.
+    """
     name, values = grid.axes[axis].name, grid.axes[axis].values
     if grid.axes[axis].direction is Direction.UNORDERED:
         good = [value for value, is_bad in zip(values, bad, strict=True) if not is_bad]
@@ -156,10 +167,10 @@ def _of_one(grid: Grid, axis: int, bad: NDArray[np.bool_]) -> dict[str, Any]:
 
 
 def _span(first: int, last: int, values: Sequence[str]) -> str:
-    """Return a run of values as a range: `>=22.1,<39`; `*` for all of them.
+    """Return a run of values as a range such as `>=22.1,<39`; `*` for all values.
 
-    The first value after the run is the limit, not its last: releases in between were not tried, and a patch
-    release belongs with what it patches.
+    The upper limit is the first value after the run, not its last value: releases in between were not tried,
+    and a patch release is assumed to behave like the release that it patches.
     """
     parts = [f">={values[first]}"] if first > 0 else []
     if last < len(values) - 1:
@@ -168,7 +179,7 @@ def _span(first: int, last: int, values: Sequence[str]) -> str:
 
 
 def _condition(axis: GridAxis, first: int, last: int) -> str | list[str]:
-    """Return a run of values as a rule of a matrix names it: values that no range can compare are listed."""
+    """Return a run of values as a rule of a matrix file: a range, or a list if ranges do not apply."""
     if axis.kind in (AxisKind.PACKAGE, AxisKind.DATE) and axis.direction is not Direction.UNORDERED:
         return _span(first, last, axis.values)
     return list(axis.values[first : last + 1])
@@ -194,8 +205,3 @@ def _run(one: Requirement, values: Sequence[str]) -> str:
 
 def _readable(allowed: str) -> str:
     return allowed.replace(">=", "≥ ").replace("<", "< ").replace(",", " and ")
-
-
-def _joined(clauses: Sequence[str]) -> str:
-    clauses = [clause.strip() for clause in clauses]
-    return clauses[0] if len(clauses) == 1 else f"{', '.join(clauses[:-1])} and {clauses[-1]}"

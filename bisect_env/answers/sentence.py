@@ -1,6 +1,7 @@
-"""Says a verdict in one sentence. Pure.
+"""Express a verdict in one sentence. Pure.
 
-A sentence has three parts: where it begins to fail, how often on either side, and how sure that is.
+The sentence has three parts: where the failure begins, how often either side fails, and how sure the verdict
+    is.
 """
 
 from __future__ import annotations
@@ -10,13 +11,13 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from bisect_env.answers.axes import AxesByName, AxisInfo
-from bisect_env.answers.phrases import how_many, interval, percent, probability
+from bisect_env.answers.phrases import enumerated, how_many, interval, percent, probability
 from bisect_env.answers.verdict_document import CompatibilityTable, VerdictDocument
 from bisect_env.matrix.grid import AxisKind, Direction
 from bisect_env.matrix.versions import between
 
 _CHANGED = 3
-"""Packages that a sentence names."""
+"""Maximum number of changed packages that a sentence names."""
 _NOUN = {"package": "version", "value": "value", "date": "day", "commit": "commit"}
 _VERB = {
     "crash": "crashed",
@@ -34,17 +35,17 @@ def sentence(
     outcome: str | None = None,
     changed: Sequence[str] = (),
 ) -> str:
-    """Say a verdict.
+    """Return one English sentence that states a verdict.
 
     Args:
-        verdict: Of the study, or so far.
-        axes: The study's axes; without them, what depends on all values of an axis is left unsaid.
-        outcome: What the bad trials did, if they all did the same.
-        changed: Packages that differ from last good to first bad, such as `greenlet 0.4.16 → 0.4.17`: what a
-            date stands for.
+        verdict: The verdict, final or so far.
+        axes: The axes of the study. Without them, statements that need all values of an axis are left out.
+        outcome: The outcome of the bad trials (such as `crash`), if it was always the same.
+        changed: Packages that differ between the last good and the first bad combination, such as
+            `greenlet 0.4.16 → 0.4.17`; named if the verdict is about a date.
 
     Returns:
-        One sentence without a line break; it quotes the matrix, and is not made safe for a terminal.
+        One sentence without a line break. It quotes the matrix and is not yet safe to print on a terminal.
     """
     kinds = AxesByName.of(axes)
     if verdict.table is not None:
@@ -72,7 +73,7 @@ def _excluded(verdict: VerdictDocument) -> list[str]:
     if not verdict.cleared or not verdict.cleared[0].wanted:
         return []
     last_good = verdict.cleared[0]
-    # Without any check one or two passes exclude next to nothing, which is no news.
+    # Without checks, one or two passes exclude almost nothing, which is not worth mentioning.
     if last_good.below > _NO_NEWS:
         return []
     doubt = "" if last_good.hits else ", if at all"
@@ -104,8 +105,8 @@ def bad_values_in_words(kind: str, bad_values: Mapping[str, Sequence[str]], axes
 
     Args:
         kind: `all`, `any`, `never` or `always`.
-        bad_values: Culprit axis to its bad values.
-        axes: All axes.
+        bad_values: For each culprit axis, its bad values.
+        axes: All axes of the study.
     """
     if kind in ("never", "always"):
         return "nothing is bad" if kind == "never" else "everything is bad"
@@ -115,11 +116,11 @@ def bad_values_in_words(kind: str, bad_values: Mapping[str, Sequence[str]], axes
 
 
 def side_names(verdict: VerdictDocument, axes: Sequence[AxisInfo]) -> tuple[str, str]:
-    """Return what the bad and the good side of the boundary are called.
+    """Return the names of the bad and the good side of the boundary.
 
     Returns:
-        `last bad` and `first good` where the good side comes after the bad one, that is where something was
-        fixed; else `first bad` and `last good`.
+        `("last bad", "first good")` if the good side comes after the bad one, because the failure was fixed
+        there; else `("first bad", "last good")`.
     """
     values = {axis.name: axis.values for axis in axes}
     bad, good = verdict.first_bad or {}, verdict.last_good or {}
@@ -134,12 +135,16 @@ def side_names(verdict: VerdictDocument, axes: Sequence[AxisInfo]) -> tuple[str,
 
 
 def noun(kind: str) -> str:
-    """Return the noun for a value of an axis of this kind."""
+    """Return the noun for a value of an axis, such as `version`, `day` or `commit`.
+
+    Args:
+        kind: Kind of the axis.
+    """
     return _NOUN.get(kind, "version")
 
 
 def do_not_matter(verdict: VerdictDocument, axes: Sequence[AxisInfo]) -> list[str]:
-    """Return the axes with several values that are no culprits, if there is a verdict."""
+    """Return the names of axes with several values that do not matter; empty without a verdict."""
     culprits = verdict.culprit_axes
     if not verdict.is_decided or not culprits:
         return []
@@ -191,7 +196,7 @@ def _where(verdict: VerdictDocument, kinds: AxesByName, *, sure: bool) -> str:
     kind = noun(kinds[axis].kind)
     beyond = kinds[axis].left_out.get(first)
     listed = " among those listed" if between(kinds[axis].passed_over, last, first) else ""
-    untried = _untried_before(verdict, axis)
+    untried = verdict.untried_before_first_bad(axis)
     if kind == "commit" and untried:
         among = len(untried) + 1
         named = _listed([*untried, first], "or")
@@ -205,24 +210,16 @@ def _where(verdict: VerdictDocument, kinds: AxesByName, *, sure: bool) -> str:
     return f"{axis} {first} is {probably}the first bad {kind}{listed} (last good {last})"
 
 
-def _untried_before(verdict: VerdictDocument, axis: str) -> list[str]:
-    """Return the values directly before the first bad one that could not be tried, ascending."""
-    for boundary in verdict.boundaries:
-        if boundary.axis == axis and boundary.bad == verdict.first_bad:
-            return boundary.untried_values()
-    return []
-
-
 def _combined(values: Mapping[str, Any], kinds: AxesByName) -> str:
-    """Return a combination without what is the same everywhere."""
+    """Return a combination as text, without the axes that have a single value."""
     several = {axis: value for axis, value in values.items() if len(kinds[axis].values) != 1}
     return " with ".join(f"{axis} {value}" for axis, value in (several or values).items())
 
 
 def _spans(verdict: VerdictDocument, axis: str, kinds: AxesByName) -> list[tuple[str, str]]:
-    """Return first and last value of each run of bad values of an ordered axis.
+    """Return the first and last value of each run of bad values of an ordered axis.
 
-    Nothing where not all values of the axis are known: which of them are neighbours is not known then.
+    Empty if not all values of the axis are known, because then it is unknown which values are neighbours.
     """
     values = kinds[axis].values
     bad = set(verdict.bad_values.get(axis, ()))
@@ -262,21 +259,18 @@ def _history(verdict: VerdictDocument, axis: str, kinds: AxesByName, probably: s
 
 
 def _window(verdict: VerdictDocument, axis: str, kinds: AxesByName, probably: str) -> str:
+    """Return the single run of bad values of an axis, with the good value before it and the one after it."""
     bad = (verdict.first_bad or {}).get(axis, "?")
     good = (verdict.last_good or {}).get(axis, "?")
     span = verdict.bad_values.get(axis) or (bad,)
     values = kinds[axis].values
-    known = all(value in values for value in (span[0], span[-1], good))
-    if known and span[-1] == values[-1] and span[0] != values[0]:
-        return f"{axis} is {probably}broken from {span[0]} on (last good {good})"
-    if known and span[0] == values[0]:
-        return f"{axis} is {probably}broken up to {span[-1]} (first good {good})"
-    if known and values.index(good) > values.index(span[-1]):
-        return f"{axis} is {probably}broken from {span[0]} to {span[-1]} (fixed in {good})"
-    fixed = f", fixed in {values[values.index(span[-1]) + 1]}" if known else ""
-    one = "in" if len(span) == 1 else "from"
-    until = "" if len(span) == 1 else f" to {span[-1]}"
-    return f"{axis} is {probably}broken {one} {span[0]}{until} (last good {good}{fixed})"
+    known = {span[0], span[-1], good} <= set(values)
+    where = _in_words([(span[0], span[-1])], values if known else ("",))
+    after = values[values.index(span[-1]) + 1 :] if known else ()
+    if good in after:
+        return f"{axis} is {probably}broken {where} (fixed in {good})"
+    fixed = f", fixed in {after[0]}" if after else ""
+    return f"{axis} is {probably}broken {where} (last good {good}{fixed})"
 
 
 def _values(verdict: VerdictDocument, axis: str, kinds: AxesByName) -> str:
@@ -339,7 +333,7 @@ def _in_between(verdict: VerdictDocument, kinds: AxesByName) -> list[str]:
     for boundary in verdict.boundaries:
         axis = boundary.axis
         if kinds[axis].kind is AxisKind.COMMIT and verdict.culprit_axes == (axis,):
-            continue  # said already: the answer is all of them
+            continue  # the sentence already names all commits that may be the first bad one
         by_status: dict[str, list[str]] = {}
         for cell, value in zip(boundary.between, boundary.untried_values(), strict=True):
             by_status.setdefault(cell.status, []).append(value)
@@ -351,7 +345,7 @@ def _in_between(verdict: VerdictDocument, kinds: AxesByName) -> list[str]:
 
 
 def _what_changed(verdict: VerdictDocument, kinds: AxesByName, changed: Sequence[str]) -> str:
-    """Return the packages that were released on the day that is the answer."""
+    """Return a clause that names the changed packages, if the verdict is about a date; else ""."""
     culprits = verdict.culprit_axes
     if len(culprits) != 1 or kinds[culprits[0]].kind is not AxisKind.DATE or not changed:
         return ""
@@ -361,7 +355,7 @@ def _what_changed(verdict: VerdictDocument, kinds: AxesByName, changed: Sequence
 
 
 def _not_listed(verdict: VerdictDocument, kinds: AxesByName) -> list[str]:
-    """Return a note on releases at a boundary that the range's step left out."""
+    """Return clauses about releases at a boundary that are not values of the axis, because of its `step`."""
     texts = []
     for boundary in verdict.boundaries:
         axis = boundary.axis
@@ -384,4 +378,4 @@ def _how_sure(verdict: VerdictDocument) -> str:
 def _listed(names: Sequence[str], word: str = "and") -> str:
     if len(names) > 4:
         return f"{names[0]} … {names[-1]} ({len(names)} values)"
-    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} {word} {names[-1]}"
+    return enumerated(names, word)

@@ -1,4 +1,4 @@
-"""Makes text from scripts, solvers and matrix files harmless for terminals, shells and Markdown. Pure."""
+"""Make text from scripts, solvers and matrix files harmless for terminals, shells and Markdown. Pure."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import re
 import shlex
 import unicodedata
 from collections.abc import Iterable, Sequence
+from typing import TextIO
 
 from bisect_env.secrets import without_passwords
 
@@ -26,43 +27,53 @@ _SPECIAL = re.compile(r"([\\`*_{}\[\]<>#|~])")
 
 
 def clean_lines(text: str) -> str:
-    """Return the text without escape sequences and control characters; its lines stay lines.
+    """Return the text without escape sequences and control characters, but with its line breaks.
 
-    A carriage return ends a line: what it would have hidden on a terminal is shown.
+    A carriage return becomes a line break, so that text which it would have hidden on a terminal is visible.
     """
     text = _ESCAPES.sub("", text).replace("\r\n", "\n").replace("\r", "\n").expandtabs(4)
     return "".join(c for c in text if c == "\n" or c in _JOINERS or unicodedata.category(c) not in _DANGEROUS)
 
 
 LINE_WIDTH = 2000
-"""Characters of a line that are shown: browsers, and readers of CI, stand still over one of a megabyte."""
+"""Maximum number of characters of a line that is shown. Browsers and CI log viewers freeze at lines of a
+megabyte."""
 
 
 def shown_lines(text: str) -> str:
-    """Return harmless text with lines cut to a length that can be shown."""
+    """Return the text like `clean_lines`, with each line cut to `LINE_WIDTH` characters."""
     return "\n".join(shortened(line, LINE_WIDTH) for line in clean_lines(text).split("\n"))
 
 
 def clean(text: str) -> str:
-    """Return harmless text on a single line, so that it cannot forge further lines."""
+    """Return the text like `clean_lines`, but on a single line: it cannot imitate further output."""
     return " ".join(clean_lines(text).split())
 
 
-def command_line(*words: str) -> str:
-    """Return a command to paste into a POSIX shell; every command that is printed is made here.
+def write(text: str, stream: TextIO) -> None:
+    """Write a text at once; characters that the stream's encoding lacks become `?`."""
+    encoding = stream.encoding or "utf-8"
+    stream.write(text.encode(encoding, "replace").decode(encoding))
+    stream.flush()
 
-    Each word loses escapes, control characters and passwords before it is quoted: text that is taken out of a
-    quoted word later can end the quotation, and the rest of the word would be run.
+
+def command_line(*words: str) -> str:
+    """Return a command that can be pasted into a POSIX shell.
+
+    Every command that is printed is made by this function. Each word is stripped of escape sequences, control
+    characters and passwords before it is quoted. This order matters: removing text from a quoted word could
+    end the quotation, and the rest of the word would be run.
     """
     return shlex.join(without_passwords(clean(word)) for word in words)
 
 
 def comma_separated(names: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
-    """Return comma-separated values whose texts no terminal obeys and no spreadsheet takes for formulas.
+    """Return a table as comma-separated values, with texts that are harmless to terminals and spreadsheets.
 
     Args:
-        names: Of the columns, for the first line.
-        rows: Texts are made harmless; other values are written as they are.
+        names: Names of the columns, for the first line.
+        rows: The rows. Texts are made harmless (no escape sequences, no formulas); other values stay as they
+            are.
     """
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
@@ -77,12 +88,12 @@ def _no_formula(text: str) -> str:
 
 
 def shortened(text: str, width: int) -> str:
-    """Return at most `width` characters of a text; the rest shows as `…`."""
+    """Return the text, cut to at most `width` characters; a cut text ends in `…`."""
     return text if len(text) <= width else text[: width - 1].rstrip() + "…"
 
 
 def escaped(text: str) -> str:
-    """Return one line of Markdown that no renderer takes for markup, a link or a mention."""
+    """Return one line of text, escaped so that Markdown shows it literally: no markup, links or mentions."""
     text = _SPECIAL.sub(r"\\\1", text.replace("&", "&amp;"))
-    # A word joiner, which cannot be seen, keeps others from being notified, and addresses from being links.
+    # An invisible word joiner prevents mentions from notifying people, and addresses from becoming links.
     return text.replace("@", "@\N{WORD JOINER}").replace("://", ":\N{WORD JOINER}//")

@@ -1,4 +1,4 @@
-"""Describes a verdict as data: the one model that is stored, reported and published. Pure."""
+"""A verdict as data: the model that is stored, reported and published. Pure."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def _finite(value: float | None) -> float | None:
 
 
 Number = Annotated[float | None, AfterValidator(_finite)]
-"""A number that JSON can hold: infinity and NaN become None."""
+"""A number that JSON can represent; infinity and NaN become None."""
 
 
 class AnswerPart(BaseModel):
@@ -71,7 +71,7 @@ class NeighbourPair(AnswerPart):
     )
 
     def untried_values(self) -> list[str]:
-        """Return the axis's values of the combinations in between."""
+        """Return this axis's value of each combination in `between`; "?" if the combination is unknown."""
         return [(one.combination or {}).get(self.axis, "?") for one in self.between]
 
 
@@ -79,8 +79,8 @@ class CandidateAnswer(AnswerPart):
     """An answer that may be the right one."""
 
     kind: str | None = Field(default=None, description="Shape of the answer; see `kind` of the verdict.")
-    first_bad: Cell | None = Field(default=None, description="The bad combination of its boundary.")
-    last_good: Cell | None = Field(default=None, description="The good combination of its boundary.")
+    first_bad: Cell | None = Field(default=None, description="The bad combination at its boundary.")
+    last_good: Cell | None = Field(default=None, description="The good combination at its boundary.")
     culprit_axes: tuple[str, ...] = Field(default=(), description="Names of the axes that matter.")
     probability: Number = Field(default=None, description="Probability of this answer.")
 
@@ -89,7 +89,7 @@ class FurtherFailure(CandidateAnswer):
     """A further failing configuration, which `bisect-env run --all` found."""
 
     status: Literal["confirmed", "likely", "none"] = Field(
-        default="none", description="How sure it is; see `status` of the verdict."
+        default="none", description="How sure this answer is; see `status` of the verdict."
     )
     bad_rate: MeasuredRate | None = Field(default=None, description="Failure rate at `first_bad`.")
     bad_values: dict[str, tuple[str, ...]] = Field(
@@ -105,7 +105,7 @@ class RateModels(AnswerPart):
 
 
 class BayesFactors(AnswerPart):
-    """How much better the answer explains the trials than others do; logarithms between -300 and 300."""
+    """Bayes factors of the answer against other answers; logarithms between -300 and 300."""
 
     log10_against_no_difference: Number = Field(
         default=None, description="Decimal logarithm of the Bayes factor against *never* and *always bad*."
@@ -122,20 +122,24 @@ class UnexplainedCombination(AnswerPart):
     called_bad: bool = Field(description="Whether the answer calls it bad.")
     hits: int = Field(description="Bad trials.")
     trials: int = Field(description="Trials that are evidence.")
-    chance: Number = Field(description="Probability of a result as far from what the answer predicts.")
+    chance: Number = Field(
+        description="Probability of a result at least this far from the answer's prediction."
+    )
 
 
 class UntestedValues(AnswerPart):
-    """Neighbouring values of one axis about which the answer says more than trials do."""
+    """Neighbouring values of one axis that the answer calls good or bad although they have too few trials."""
 
     axis: str = Field(description="Name of the axis.")
     first: Cell = Field(description="The lowest of these combinations.")
-    last: Cell = Field(description="The highest of them; it differs from `first` on `axis` alone.")
+    last: Cell = Field(
+        description="The highest of these combinations; it differs from `first` only on `axis`."
+    )
     called_bad: bool = Field(description="Whether the answer calls them bad.")
     length: int = Field(description="Number of values, without those that cannot be run.")
-    trials: int = Field(description="Trials there; if the values are called bad, none of them failed.")
+    trials: int = Field(description="Trials of these combinations; if they are called bad, no trial failed.")
     chance: Number = Field(
-        description="Probability that so many trials all pass where combinations fail as often as bad ones."
+        description="Probability that this many trials all pass at the failure rate of bad combinations."
     )
 
 
@@ -145,7 +149,7 @@ class ClearedCombination(AnswerPart):
     combination: Cell = Field(description="Axis name to value.")
     hits: int = Field(description="Bad trials.")
     trials: int = Field(description="Trials that are evidence.")
-    below: float = Field(description="It fails in less than this share of runs, at the stated confidence.")
+    below: float = Field(description="Upper limit of its failure rate, at the stated confidence.")
     wanted: int = Field(description="Trials still needed to exclude the rate that was asked for.")
 
 
@@ -167,7 +171,7 @@ class ExclusionRule(AnswerPart):
 class Compatibility(AnswerPart):
     """Which versions of one or two axes work together."""
 
-    sentence: str = Field(description="In one sentence.")
+    sentence: str = Field(description="The versions that work together, in one sentence.")
     constraints: tuple[VersionConstraint, ...] = Field(
         default=(), description="Requirements for the metadata of a package."
     )
@@ -175,12 +179,14 @@ class Compatibility(AnswerPart):
 
 
 class CalledCombination(AnswerPart):
-    """What the compatibility table says of one combination."""
+    """A combination with its label, good or bad, in the compatibility table."""
 
     combination: Cell = Field(description="Axis name to value.")
-    verdict: Literal["good", "bad"] = Field(description="What it is called.")
-    tried: bool = Field(description="Whether its own trials say so.")
-    probability: Number = Field(description="Probability that this is right.")
+    verdict: Literal["good", "bad"] = Field(
+        description="Whether the answer calls the combination good or bad."
+    )
+    tried: bool = Field(description="Whether the combination was tried itself.")
+    probability: Number = Field(description="Probability that the label is right.")
 
 
 class CompatibilityTable(AnswerPart):
@@ -188,13 +194,13 @@ class CompatibilityTable(AnswerPart):
 
     good: int = Field(description="Number of combinations that are called good.")
     bad: int = Field(description="Number of combinations that are called bad.")
-    tried: int = Field(description="How many of them were tried.")
+    tried: int = Field(description="Number of labelled combinations that were tried.")
     complete: bool = Field(description="Whether every combination that can be run is called good or bad.")
     calls: tuple[CalledCombination, ...] = Field(default=(), description="One object for each combination.")
 
 
 class VerdictDocument(AnswerPart):
-    """The answer of a study; without arguments that of a study which has none yet."""
+    """The verdict of a study. The default values describe a study that has no verdict yet."""
 
     status: Literal["confirmed", "likely", "none"] = Field(
         default="none",
@@ -203,7 +209,7 @@ class VerdictDocument(AnswerPart):
     )
     sentence: str = Field(default="", description="The verdict in one sentence.")
     reason: str = Field(
-        default="the study has not come to a verdict yet", description="Why it has this status."
+        default="the study has not come to a verdict yet", description="Why the verdict has this status."
     )
     kind: str | None = Field(
         default=None,
@@ -232,7 +238,7 @@ class VerdictDocument(AnswerPart):
     )
     boundaries: tuple[NeighbourPair, ...] = Field(
         default=(),
-        description="One for each culprit axis; where `monotone` is false one for each change.",
+        description="One pair for each culprit axis; if `monotone` is false, one for each change.",
     )
     bad_rate: MeasuredRate | None = Field(default=None, description="Failure rate at `first_bad`.")
     good_rate: MeasuredRate | None = Field(default=None, description="Failure rate at `last_good`.")
@@ -250,15 +256,15 @@ class VerdictDocument(AnswerPart):
         default=None, description="Posterior mean of the failure rate of good combinations."
     )
     ends_wrong: tuple[str, ...] = Field(
-        default=(), description="Stated ends that are not as stated: `good`, `bad`."
+        default=(), description="Ends whose trials contradict the matrix: `good`, `bad`."
     )
     trials: int = Field(default=0, description="Trials that are evidence.")
-    expected_left: Number = Field(default=None, description="Estimate of the trials that are still needed.")
+    expected_left: Number = Field(default=None, description="Estimated number of trials still needed.")
     expected_environments_left: Number = Field(
-        default=None, description="Estimate of the environments that are still to be built."
+        default=None, description="Estimated number of environments still to be built."
     )
     bayes_factors: BayesFactors = Field(
-        default=BayesFactors(), description="How much better the answer explains the trials than others do."
+        default=BayesFactors(), description="Bayes factors of the answer against other answers."
     )
     chance_of_luck: Number = Field(
         default=None,
@@ -308,16 +314,24 @@ class VerdictDocument(AnswerPart):
         """Return whether there is an answer, confirmed or likely."""
         return self.status != "none"
 
+    def untried_before_first_bad(self, axis: str) -> list[str]:
+        """Return the untried values of an axis directly before the first bad one, in ascending order."""
+        for boundary in self.boundaries:
+            if boundary.axis == axis and boundary.bad == self.first_bad:
+                return boundary.untried_values()
+        return []
+
     def direction(self, axis: str) -> Direction:
         """Return the direction of an axis."""
         return self.directions.get(axis, Direction.REGRESSION)
 
 
 def calls_bad(verdict: VerdictDocument) -> Callable[[Mapping[str, str]], bool | None]:
-    """Return a function that says whether a verdict calls a combination bad, or None where it does not say.
+    """Return a function that takes a combination and returns whether the verdict calls it bad.
 
-    `all`: bad iff every culprit axis has a bad value there; `any`: iff at least one has. A table says it for
-    each combination.
+    The function returns None if the verdict says nothing about the combination. For a verdict of the kind
+    `all`, a combination is bad iff it has a bad value on every culprit axis; for `any`, iff on at least one.
+    A table labels each combination by itself.
     """
     if verdict.table is None:
         return lambda combination: _is_called_bad(verdict, combination)

@@ -1,4 +1,7 @@
-"""The command line: the only package that prints, and the place where every error becomes a message."""
+"""The command line: the only package that prints, and the place where every error becomes a message.
+
+Modules that import typer are imported in functions, so that `main` handles signals from the first moment.
+"""
 
 from __future__ import annotations
 
@@ -10,23 +13,28 @@ import traceback
 from datetime import UTC, datetime
 from pathlib import Path
 
+from bisect_env.answers.untrusted import clean_lines
 from bisect_env.cli import signals
 from bisect_env.errors import BisectEnvError, ExitCode, StudyInterruptedError, UsageError
+from bisect_env.secrets import without_passwords, without_passwords_in_code
 
 _FULL = {errno.ENOSPC, errno.EDQUOT, errno.EIO}
 
 
 def main() -> None:
-    """Run a command and exit with its documented code; see `docs/reference/exit-codes.md`."""
+    """Run the command named on the command line, and end the process with the command's exit code.
+
+    The exit codes are listed in `docs/reference/exit-codes.md`.
+    """
     signals.leave_at_once()
     _open_closed_streams()
-    # The search multiplies small matrices: with more threads they take as long, and cores that trials could
-    # have. Trials see nothing of it, since their environment is built from an allow-list.
+    # The search multiplies small matrices. More threads would not be faster, and would take cores from
+    # trials. Trials do not inherit this variable, because their environment is built from an allow-list.
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
-    # Nor plugins of pydantic: to look for them is to read what every installed package says of itself.
+    # Looking for pydantic plugins is slow: it reads the metadata of every installed package.
     os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")
-    # Python puts the current directory first on the path of `-c`, of `-m` and of every worker that
-    # multiprocessing spawns: a `typing.py` that somebody left there would run in each of them.
+    # By default Python imports from the current directory first in `-c`, `-m` and processes spawned by
+    # multiprocessing: a file `typing.py` in that directory would replace the standard module.
     os.environ["PYTHONSAFEPATH"] = "1"
     code = _exit_code()
     signals.finish()
@@ -35,17 +43,17 @@ def main() -> None:
 
 
 def _open_closed_streams() -> None:
-    """Give the three standard streams a place to go to where the caller has closed them (`report >&-`).
+    """Connect closed standard streams (`report >&-`) to /dev/null.
 
-    Otherwise the next file that is opened, perhaps the database, would get the number of one, and what is
-    printed would be written into it.
+    Otherwise the next opened file, such as the database, would get the file descriptor of the closed stream,
+    and printed text would be written into it.
     """
     closed = []
     for number in (0, 1, 2):
         try:
             os.fstat(number)
         except OSError:
-            # The lowest number that is free is this one.
+            # `open` returns the lowest free descriptor, which is this one.
             os.open(os.devnull, os.O_RDWR)
             closed.append(number)
     if sys.stdin is None:
@@ -60,18 +68,18 @@ def _open_closed_streams() -> None:
 
 def _exit_code() -> int:
     try:
-        # Importing the commands can fail too, in an installation that is not whole.
+        # Imported here, because importing the commands fails in an incomplete installation.
         from bisect_env.cli.app import COMMANDS, application, menu
 
         signals.interrupt()
         _check_surroundings(sys.argv[1:])
-        # Standalone, so that typer itself words usage errors and ends with 2.
+        # In standalone mode, typer prints usage errors itself and exits with 2.
         word = sys.argv[1] if len(sys.argv) > 1 else ""
         command = application(word) if word in COMMANDS else menu()
         command(prog_name="bisect-env")
     except SystemExit as end:
         if end.code == ExitCode.INTERRUPTED and signals.is_interrupted():
-            return _stopped()  # typer has nothing to say about it
+            return _stopped()  # typer prints nothing about signals
         return _code_of(end)
     except BisectEnvError as error:
         _report(error)
@@ -79,7 +87,7 @@ def _exit_code() -> int:
     except KeyboardInterrupt:
         return _stopped()
     except BrokenPipeError:
-        # The reader of our output closed it. Python would complain once more when it flushes.
+        # The reader of the output closed the pipe. Without this, Python reports it again when it flushes.
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         return int(ExitCode.NO_VERDICT)
     except OSError as error:
@@ -93,7 +101,7 @@ def _exit_code() -> int:
         )
         return int(ExitCode.INFRASTRUCTURE)
     except Exception as error:  # noqa: BLE001 - the outermost boundary: a user never sees a traceback
-        # Python, or a library, may have made another error of the signal: of one at `__set_name__`, say.
+        # Python or a library may replace the signal's error by another one, for example in `__set_name__`.
         return _stopped() if signals.is_interrupted() else _internal(error)
     return 0
 
@@ -102,7 +110,7 @@ def _report(error: BisectEnvError) -> None:
     from bisect_env.cli.output import in_own_form, to_repeat
 
     text = str(error)
-    # Who ended it by Ctrl-C knows that, and made no mistake.
+    # Stopping with Ctrl-C is no error, so the text has no prefix `error:`.
     said = text if isinstance(error, StudyInterruptedError) else f"error: {text}"
     if "bisect-env " in text and (note := to_repeat(sys.argv[1:])):
         said = f"{said}\n  {note}"
@@ -110,10 +118,12 @@ def _report(error: BisectEnvError) -> None:
 
 
 def _check_surroundings(arguments: list[str]) -> None:
-    """Refuse what no command could work with.
+    """Raise an error if an argument is not valid UTF-8 or the current directory does not exist.
+
+    No command can work in either case.
 
     Args:
-        arguments: Of the command line.
+        arguments: Arguments of the command line.
 
     Raises:
         UsageError: An argument is not UTF-8, which neither logs nor databases take; or the current directory
@@ -133,8 +143,11 @@ def _check_surroundings(arguments: list[str]) -> None:
 
 
 def _stopped() -> int:
-    """Say so, with nothing imported: a signal in the midst of an import may have left half a library."""
-    sys.stderr.write("stopped\n")
+    """Print that the command was stopped, and return the exit code of an interrupted command.
+
+    Nothing is imported here, because the signal may have interrupted an import.
+    """
+    sys.stderr.write(signals.STOPPED)
     return int(ExitCode.INTERRUPTED)
 
 
@@ -146,16 +159,11 @@ def _code_of(end: SystemExit) -> int:
 
 
 def _say(text: str) -> None:
-    from bisect_env.answers.untrusted import clean_lines
-    from bisect_env.secrets import without_passwords
-
-    # Messages quote solvers, file names and logs.
+    # Messages quote text of others (solvers, file names, logs), which may contain escape sequences.
     sys.stderr.write(clean_lines(without_passwords(text)) + "\n")
 
 
 def _internal(error: Exception) -> int:
-    from bisect_env.secrets import without_passwords_in_code
-
     name = without_passwords_in_code(f"{type(error).__name__}: {error}".partition("\n")[0])
     _say(f"error: bisect-env itself failed ({name}); please report it with {_write_log(error)}")
     return int(ExitCode.INTERNAL)
@@ -163,7 +171,6 @@ def _internal(error: Exception) -> int:
 
 def _write_log(error: Exception) -> str:
     from bisect_env.cli.output import own_command
-    from bisect_env.secrets import without_passwords_in_code
 
     command = without_passwords_in_code(own_command(sys.argv[1:]))
     text = f"{command}\n{without_passwords_in_code(''.join(traceback.format_exception(error)))}"
@@ -172,7 +179,7 @@ def _write_log(error: Exception) -> str:
             place = Path(folder())
             place.mkdir(parents=True, exist_ok=True, mode=0o700)
             stamp = datetime.now(UTC).strftime("%Y%m%d-%H%M%S")
-            # Made by mkstemp: mode 0600, and no name that somebody could have put a link at.
+            # mkstemp creates the file with mode 0600 and a name at which nobody can place a link in advance.
             handle, path = tempfile.mkstemp(prefix=f"defect-{stamp}-", suffix=".log", dir=place)
             with os.fdopen(handle, "w", encoding="utf-8", errors="backslashreplace") as file:
                 file.write(text)

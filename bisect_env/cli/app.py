@@ -3,51 +3,24 @@
 from __future__ import annotations
 
 import importlib
+import re
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from bisect_env import __version__
-from bisect_env.cli.commands import Command, Group
+from bisect_env.cli.commands import Command, Group, with_groups
 from bisect_env.cli.options import opt
 
-ASK, LOOK, RESULTS, AFTER = "Ask", "Look closer", "Results", "Look after"
-COMMANDS = {
-    "run": (ASK, "Find the first bad combination: of a matrix, of a study, or of a question in words."),
-    "between": (
-        ASK,
-        "Find which package change between two environments broke a command, and its first bad release.",
-    ),
-    "map": (ASK, "Call every combination good or bad, with as few environments as that takes."),
-    "plan": (
-        ASK,
-        "Show combinations, exclusions with reasons and expected trials; nothing is built, no trial runs.",
-    ),
-    "trial": (LOOK, "Run trials of one combination: a line for each, and the failure rate at the end."),
-    "explain": (
-        LOOK,
-        "Find the smallest set of package changes that carries the failure; with `--git`, the commit.",
-    ),
-    "shell": (
-        LOOK,
-        "Open a shell in the environment of a combination, in a fresh directory with the trial's files.",
-    ),
-    "reproduce": (
-        LOOK,
-        "Write lock, script, command, Dockerfile and README of a combination, to be run without this tool.",
-    ),
-    "report": (RESULTS, "Show what a study found: verdict, rates, combinations and failures."),
-    "query": (RESULTS, "Ask the results database in SQL; nothing can be changed this way."),
-    "serve": (RESULTS, "Open the results database in a browser, for reading, for this machine alone."),
-    "doctor": (
-        AFTER,
-        "Check machine, GPUs, engines, solvers, database and debuggers, and what each missing thing costs.",
-    ),
-    "env": (AFTER, "Look after the environments that were built on this host: ls, prune, fetch."),
-    "db": (AFTER, "Look after the results database: info, export, merge, gc."),
+_COMMANDS_OF = {
+    "Ask": ("run", "between", "map", "plan"),
+    "Look closer": ("trial", "explain", "shell", "reproduce"),
+    "Results": ("report", "query", "serve"),
+    "Look after": ("doctor", "env", "db"),
 }
-"""The help panel and the one-line help of each command, so that the list of commands imports none of their
-modules. The module `NAME_command` has it as a function `NAME`, or as `NAME_app`."""
+COMMANDS = {name: panel for panel, names in _COMMANDS_OF.items() for name in names}
+"""The help panel of each command. The module `NAME_command` has it as a function `NAME`, or as `NAME_app`."""
 
 
 def _show_version(wanted: bool) -> None:
@@ -65,11 +38,11 @@ def _root(
 
 
 def application(word: str | None = None) -> typer.Typer:
-    """Return the command line as typer knows it.
+    """Return the typer application with all commands, or with only the command called `word`.
 
     Args:
-        word: The only command that is wanted, because importing all of them takes longer than many a command
-            takes to run; None for all.
+        word: The only command to import; None for all. Importing all commands takes longer than running many
+            of them.
     """
     app = _empty()
     for name in COMMANDS if word is None else (word,):
@@ -82,15 +55,25 @@ def application(word: str | None = None) -> typer.Typer:
 
 
 def menu() -> typer.Typer:
-    """Return a command line that lists all commands and can run none of them."""
+    """Return a typer application for the main help page, which lists all commands but cannot run them."""
     app = _empty()
-    for name, (panel, said) in COMMANDS.items():
-        app.command(name, help=said, cls=Command, rich_help_panel=panel)(_nothing)
+    for name, panel in COMMANDS.items():
+        app.command(name, help=_summary(name), cls=Command, rich_help_panel=panel)(_nothing)
     return app
 
 
 def _nothing() -> None:
     pass
+
+
+def _summary(name: str) -> str:
+    """Return the first line of a command's help text, for the main help page.
+
+    The line is read from the source file, because importing all commands is slow.
+    """
+    source = Path(__file__).with_name(f"{name}_command.py").read_text("utf-8")
+    found = re.search(rf'^def {name}\(.*?"""(.+?)("""|$)', source, re.DOTALL | re.MULTILINE)
+    return found[1] if found else ""
 
 
 def _empty() -> typer.Typer:
@@ -101,5 +84,5 @@ def _empty() -> typer.Typer:
         pretty_exceptions_enable=False,
         context_settings={"help_option_names": ["-h", "--help"]},
     )
-    app.callback()(_root)
+    app.callback()(with_groups()(_root))
     return app

@@ -10,20 +10,19 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Annotated, Any, get_args, get_origin, get_type_hints
+from typing import Annotated, Any
 
-import typer
 from pydantic import ValidationError
 
 from bisect_env.answers.untrusted import command_line
-from bisect_env.cli.options import opt, share
+from bisect_env.cli.options import FAILURE, PYTHON, opt, share_of
 from bisect_env.cli.output import own_command
 from bisect_env.cli.spelling import refuse_misspelt, swapped
 from bisect_env.environments.commits import package_of_project
 from bisect_env.environments.interpreters import installed_pythons
 from bisect_env.environments.repository import Repository
 from bisect_env.environments.settings import default_cache_dir
-from bisect_env.errors import InfrastructureError, MatrixError, UsageError
+from bisect_env.errors import InfrastructureError, MatrixError, UsageError, without_kind
 from bisect_env.matrix import yaml_source
 from bisect_env.matrix.ask import AskedQuestion, package_name, question_data, search_data, stated_ends
 from bisect_env.matrix.files import StudyFile, file_at, full_command, travelling
@@ -34,138 +33,163 @@ from bisect_env.matrix.shared_text import shared_matrix_text
 from bisect_env.temporary import replacing
 
 _MOST_FOLDERS = 5
-"""Folders of projects that are named where a repository has none in its root."""
+"""Maximum number of project folders that a message names if the root of a repository has no project."""
 TRIAL, SOURCES, COMMITS = "The trial", "Where packages come from", "Commits instead of releases"
-FAILURE = "The failure and the answer"
 _SEARCH = ("rate", "always", "confidence")
-"""Flags that say when the search may stop, whatever is asked about."""
-_COMMIT_FLAGS = ("first", "last", "merges", "subdirectory")
+"""Flags that change when the search stops; they may be given beside a matrix file or a study."""
+_COMMIT_FLAGS = ("from_", "to", "into_merges", "subdirectory")
 _RELEASE_FLAGS = ("good", "bad", "since", "channel", "step", "pre", "yanked")
 
-GoodOption = Annotated[list[str] | None, opt("--good", "What works: 2.6.0, or torch=2.6.0,cuml=24.04.")]
-BadOption = Annotated[list[str] | None, opt("--bad", "What fails: 2.8.0, or torch=2.8.0,cuml=24.04.")]
+GoodOption = Annotated[
+    list[str] | None, opt("--good VERSION", "What works: 2.6.0, or torch=2.6.0,cuml=24.04.")
+]
+BadOption = Annotated[list[str] | None, opt("--bad VERSION", "What fails: 2.8.0, or torch=2.8.0,cuml=24.04.")]
 _Texts = list[str] | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrialFlags:
-    """The options that describe a trial and its study; see `with_groups`."""
+    """The values of the command-line options that describe a trial and its study.
 
-    always: Annotated[bool, opt("--always", "It fails every time: the same as --rate 1.")] = False
+    `with_groups` adds these options to a command.
+    """
+
+    always: Annotated[bool, opt("--always", "The failure occurs in every run; the same as --rate 1.")] = False
     rate: Annotated[
         float | None,
-        opt("--rate", "How often it fails, about: 1, 0.5, 10%.", FAILURE, parser=share, metavar="SHARE"),
+        opt(
+            "--rate SHARE",
+            "Approximate failure rate: 1, 0.5, 10%.",
+            FAILURE,
+            parser=share_of("--rate"),
+        ),
     ] = None
     confidence: Annotated[
         float | None,
-        opt("--confidence", "Confidence of the answer; default: 0.95.", FAILURE, min=0.5, max=0.999999),
+        opt(
+            "--confidence",
+            "Probability that the answer must reach; default: 0.95.",
+            FAILURE,
+            min=0.5,
+            max=0.999999,
+        ),
     ] = None
     name: Annotated[str, opt("--name", "Name of the study; default: the packages.", FAILURE)] = ""
     files: Annotated[
-        _Texts, opt("--files", "File or directory to copy into trials, as files of the command are.", TRIAL)
+        _Texts,
+        opt("--files FILE", "File or directory to copy into trials, as files of the command are.", TRIAL),
     ] = None
     timeout: Annotated[
-        str, opt("--timeout", "Time limit per trial; longer counts as a hang; default: 60s.", TRIAL)
+        str, opt("--timeout TIME", "Time limit per trial; longer counts as a hang; default: 60s.", TRIAL)
     ] = ""
-    env: Annotated[_Texts, opt("--env", "Environment variable of every trial: NAME=VALUE.", TRIAL)] = None
+    env: Annotated[_Texts, opt("--env NAME=VALUE", "Environment variable of every trial.", TRIAL)] = None
     gpus: Annotated[
         float | None,
-        opt("--gpus", "GPUs that one trial needs: 1, 2, or a share such as 0.25.", TRIAL, min=0.01),
+        opt("--gpus", "Number of GPUs for each trial: 1, 2, or a share such as 0.25.", TRIAL, min=0.01),
     ] = None
     index: Annotated[
-        str, opt("--index", "Address of the package index; default: the one uv and pip use.", SOURCES)
+        str, opt("--index URL", "Address of the package index; default: the one uv and pip use.", SOURCES)
     ] = ""
     extra_index: Annotated[
-        _Texts, opt("--extra-index", "Further index, asked before --index: [NAME=]URL.", SOURCES)
+        _Texts, opt("--extra-index [NAME=]URL", "Further index, asked before --index.", SOURCES)
     ] = None
     find_links: Annotated[
-        _Texts, opt("--find-links", "Folder, or address of a page, with wheels.", SOURCES)
+        _Texts, opt("--find-links DIR|URL", "Folder, or address of a page, with wheels.", SOURCES)
     ] = None
     exclude_newer: Annotated[
-        str, opt("--exclude-newer", "Ignore later uploads: a day, or an instant.", SOURCES)
+        str, opt("--exclude-newer DAY", "Ignore later uploads: a day, or an instant.", SOURCES)
     ] = ""
     channel: Annotated[_Texts, opt("--channel -c", "Take packages from this conda channel.", SOURCES)] = None
 
-    def given(self, *, without: Sequence[str] = ()) -> list[str]:
-        """Return the names of the options that were given, except those of some fields."""
-        hints = get_type_hints(type(self), include_extras=True)
-        return [
-            _option_name(hints[field.name])
-            for field in fields(self)
-            if field.name not in without
-            and get_origin(hints[field.name]) is Annotated
-            and getattr(self, field.name) not in (field.default, None, [])
-        ]
+    def given(self) -> list[str]:
+        """Return the names of the fields whose options were given on the command line."""
+        return [one.name for one in fields(self) if getattr(self, one.name) not in (one.default, None, [])]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Flags(TrialFlags):
-    """The options of a question in words; see `with_groups`."""
+    """The values of all options for asking a question on the command line, without a matrix file.
 
-    packages: Annotated[
-        _Texts, opt("--package -p", "Package that is asked about, with its range: 'orjson>=3.8'.")
+    `with_groups` adds these options to a command.
+    """
+
+    package: Annotated[
+        _Texts, opt("--package -p RANGE", "Package that is asked about, with its range: 'orjson>=3.8'.")
     ] = None
-    with_packages: Annotated[
-        _Texts, opt("--with", "Additional package to install in every environment: numpy==2.2.6.")
+    with_: Annotated[
+        _Texts, opt("--with PACKAGE", "Additional package to install in every environment: numpy==2.2.6.")
     ] = None
     good: GoodOption = None
     bad: BadOption = None
-    python: Annotated[_Texts, opt("--python", "Version of Python, such as 3.12; several make an axis.")] = (
-        None
-    )
-    since: Annotated[str, opt("--since", "Ask for the day instead: it worked on this one.", SOURCES)] = ""
+    python: Annotated[_Texts, PYTHON] = None
+    since: Annotated[
+        str,
+        opt("--since DAY", "Find the day of the index instead of a release; it worked on this day.", SOURCES),
+    ] = ""
     pre: Annotated[bool, opt("--pre", "Try pre-releases, too.", SOURCES)] = False
     yanked: Annotated[bool, opt("--yanked", "Try withdrawn releases, too.", SOURCES)] = False
     step: Annotated[
         str,
         opt("--step", "Releases of a range: every, or the newest of each patch, minor or major.", SOURCES),
     ] = ""
-    git: Annotated[str, opt("--git", "Address of the repository, or path of a clone.", COMMITS)] = ""
-    first: Annotated[str, opt("--from", "Tag, branch, hash or day that works.", COMMITS)] = ""
-    last: Annotated[str, opt("--to", "Tag, branch, hash or day that fails; default: HEAD.", COMMITS)] = ""
-    merges: Annotated[
-        bool, opt("--into-merges", "If a merge brought the failure in, search what it merged.", COMMITS)
+    git: Annotated[
+        str, opt("--git REPOSITORY", "Find a commit: address of the repository, or path of a clone.", COMMITS)
+    ] = ""
+    from_: Annotated[str, opt("--from COMMIT", "Commit that works: tag, branch, hash or day.", COMMITS)] = ""
+    to: Annotated[
+        str,
+        opt(
+            "--to COMMIT",
+            "Commit that fails; default: HEAD, or the release that `explain` is about.",
+            COMMITS,
+        ),
+    ] = ""
+    into_merges: Annotated[
+        bool,
+        opt("--into-merges", "If the first bad commit is a merge, search the commits it merged.", COMMITS),
     ] = False
     subdirectory: Annotated[
-        str, opt("--subdirectory", "Directory of the package in the repository.", COMMITS)
+        str, opt("--subdirectory DIR", "Directory of the package in the repository.", COMMITS)
     ] = ""
 
     @property
     def asks(self) -> bool:
-        """Return whether options ask a question, so that all words are its command."""
-        return bool(self.packages or self.since or self.git)
+        """Return whether `--package`, `--since` or `--git` was given.
+
+        Then all words of the command line are the command to run. Otherwise the first word is a package,
+        a file or a study.
+        """
+        return bool(self.package or self.since or self.git)
 
 
-def _option_name(hint: Any) -> str:
-    (option,) = (one for one in get_args(hint)[1:] if isinstance(one, typer.models.OptionInfo))
-    # Of an annotation, typer has the first name where it has defaults elsewhere.
-    names = (option.default, *(option.param_decls or ()))
-    return next(name for name in names if isinstance(name, str) and name.startswith("--"))
+def option_name(field: str) -> str:
+    """Return the command-line option that sets a field: `--from` for `from_`."""
+    return f"--{field.rstrip('_').replace('_', '-')}"
 
 
 def refuse_beside(flags: TrialFlags, shown: str, *, without: Sequence[str] = ()) -> None:
-    """Refuse options of a question beside a matrix file or a study, which has said all of it.
+    """Raise an error if options that describe a question are given together with a matrix file or a study.
 
     Args:
-        flags: As given.
-        shown: The matrix file or study.
-        without: Fields that the command has another use for.
+        flags: Options of the command line.
+        shown: The matrix file or study, as messages name it.
+        without: Fields that the command uses for something else.
 
     Raises:
-        UsageError: One was given.
+        UsageError: A question option was given.
     """
-    if given := flags.given(without=(*_SEARCH, *without)):
+    if given := [name for name in flags.given() if name not in (*_SEARCH, *without)]:
         raise UsageError(
-            f"{given[0]} belongs to a question on the command line, and {shown} asks already",
+            f"{option_name(given[0])} belongs to a question on the command line, and {shown} asks already",
             remedy="write it into the matrix file, or ask in words with `-p PACKAGE`",
         )
 
 
 def with_search(matrix: Matrix, flags: TrialFlags) -> Matrix:
-    """Return a matrix whose search has the settings that were given by options.
+    """Return the matrix with the search settings changed by `--rate`, `--always` and `--confidence`.
 
     Raises:
-        UsageError: They contradict each other.
+        UsageError: The settings contradict each other.
     """
     rate = asked_rate(flags.rate, always=flags.always)
     if not (given := search_data(rate, flags.confidence)):
@@ -173,7 +197,7 @@ def with_search(matrix: Matrix, flags: TrialFlags) -> Matrix:
     try:
         search = SearchLimits.model_validate({**matrix.file.search.model_dump(exclude_unset=True), **given})
     except ValidationError as error:
-        why = "; ".join(str(one["msg"]) for one in error.errors(include_url=False))
+        why = "; ".join(without_kind(one["msg"]) for one in error.errors(include_url=False))
         raise UsageError(
             f"--rate, --always and --confidence do not fit {matrix.shown}: {why}",
             remedy="leave them out, or correct `search` in the matrix",
@@ -182,10 +206,10 @@ def with_search(matrix: Matrix, flags: TrialFlags) -> Matrix:
 
 
 def asked_rate(rate: float | None, *, always: bool) -> float | None:
-    """Return what `--rate` and `--always` say together.
+    """Return the failure rate given by `--rate` or `--always`, or None if neither option was used.
 
     Raises:
-        UsageError: They contradict each other, or the rate is 0.
+        UsageError: The options contradict each other, or the rate is not between 0 and 1.
     """
     if rate is not None and not 0 < rate <= 1:
         raise UsageError(f"--rate {rate:g} is no share of the runs", remedy="say 1, 0.5 or 10%")
@@ -195,46 +219,48 @@ def asked_rate(rate: float | None, *, always: bool) -> float | None:
 
 
 # --------------------------------------------------------------------------------------------------
-# From words to data.
+# From the command line to a matrix.
 
 
 def ask(flags: Flags, words: Sequence[str]) -> Matrix:
-    """Return the matrix of a question in words.
+    """Return the matrix for a question that was asked on the command line instead of in a matrix file.
 
     Args:
-        flags: As given.
-        words: A range and a script, or with `-p`, `--since` or `--git` the command.
+        flags: Options of the command line.
+        words: A package range and a script; with `-p`, `--since` or `--git` only the command.
 
     Raises:
-        UsageError: What was asked cannot be.
+        UsageError: The question is incomplete or contradictory.
     """
     question, files = _commits(flags, words) if flags.git else _releases(flags, words)
-    # Pythons of conda packages come from a channel.
+    # With conda, Python comes from a channel, not from this host.
     installed: Callable[[], Iterable[str]] = tuple if question.channels else installed_pythons
     return checked(question_data(question, installed=installed), files)
 
 
 def checked(data: Mapping[str, Any], files: Iterable[StudyFile]) -> Matrix:
-    """Return the matrix of plain data.
+    """Validate the contents of a matrix, given as plain dicts and lists, and return the `Matrix`.
 
     Raises:
-        UsageError: The data is no matrix.
+        UsageError: The data is not a valid matrix.
     """
     try:
         return asked_matrix(data, files)
     except MatrixError as error:
         raise UsageError(
             "this cannot be asked:\n  "
-            # A question in words has no file with lines.
+            # Remove line numbers, because a question in words has no file.
             + "\n  ".join(re.sub(r"^(line \d+|the file): ", "", problem) for problem in error.problems),
             remedy="correct the options, and give the command again",
         ) from None
 
 
 def _releases(flags: Flags, words: Sequence[str]) -> tuple[AskedQuestion, tuple[StudyFile, ...]]:
-    if misplaced := [name for name in flags.given() if name in _names(_COMMIT_FLAGS)]:
-        raise UsageError(f"{misplaced[0]} belongs to `--git`, which was not given", remedy="add `--git PATH`")
-    packages, words = list(flags.packages or ()), list(words)
+    if misplaced := [name for name in flags.given() if name in _COMMIT_FLAGS]:
+        raise UsageError(
+            f"{option_name(misplaced[0])} belongs to `--git`, which was not given", remedy="add `--git PATH`"
+        )
+    packages, words = list(flags.package or ()), list(words)
     if not packages and not flags.since:
         packages.append(words.pop(0))
         if Path(packages[0]).suffix in (".py", ".sh"):
@@ -256,55 +282,56 @@ def _releases(flags: Flags, words: Sequence[str]) -> tuple[AskedQuestion, tuple[
     return question, files
 
 
-def _names(field_names: Sequence[str]) -> set[str]:
-    hints = get_type_hints(Flags, include_extras=True)
-    return {_option_name(hints[name]) for name in field_names}
-
-
 def _commits(flags: Flags, words: Sequence[str]) -> tuple[AskedQuestion, tuple[StudyFile, ...]]:
-    if misplaced := [name for name in flags.given() if name in _names(_RELEASE_FLAGS)]:
+    if misplaced := [name for name in flags.given() if name in _RELEASE_FLAGS]:
         raise UsageError(
-            f"{misplaced[0]} is about releases, and --git asks about commits",
+            f"{option_name(misplaced[0])} is about releases, and --git asks about commits",
             remedy="name its ends with `--from` and `--to`",
         )
-    if not flags.first:
+    if not flags.from_:
         raise UsageError(
             "--git needs `--from`: a tag, branch, hash or day that works", remedy="add `--from v1.0`"
         )
-    if len(flags.packages or ()) > 1:
+    if len(flags.package or ()) > 1:
         raise UsageError("--git builds one package, and several are named", remedy="give one `-p NAME`")
     repository = repository_at(flags.git, Path.cwd())
-    last, folder = flags.last or "HEAD", flags.subdirectory
-    package = package_name(flags.packages[0]) if flags.packages else _built_package(repository, last, folder)
+    flags = replace(flags, to=flags.to or "HEAD")
+    package = package_name(flags.package[0]) if flags.package else _built_package(repository, flags)
     question, files = asked_command(flags, words)
-    commits = commit_range(repository, package, flags.first, last, merges=flags.merges, subdirectory=folder)
+    commits = commit_range(flags, repository, package)
     return replace(question, commits=commits), files
 
 
-def commit_range(
-    git: str, package: str, first: str, last: str, *, merges: bool, subdirectory: str
-) -> CommitAxis:
-    """Return the axis of commits that options ask for; it is not validated."""
+def commit_range(flags: Flags, git: str, package: str) -> CommitAxis:
+    """Return a commit axis with the range of commits that the options name.
+
+    The values are not validated here.
+
+    Args:
+        flags: Options of the command line.
+        git: Address of the repository, or path of a clone.
+        package: The package that the repository builds.
+    """
     return CommitAxis.model_construct(
         git=git,
         package=package,
-        from_=first,
-        to=last,
-        history="all" if merges else "first-parent",
-        subdirectory=subdirectory,
+        from_=flags.from_,
+        to=flags.to,
+        history="all" if flags.into_merges else "first-parent",
+        subdirectory=flags.subdirectory,
     )
 
 
-def _built_package(repository: str, commit: str, subdirectory: str) -> str:
-    """Return the package that a repository builds, as its files at a commit say.
+def _built_package(repository: str, flags: Flags) -> str:
+    """Return the name of the package that a repository builds, read from its files at the last commit.
 
     Raises:
-        UsageError: They do not say it.
+        UsageError: The files do not state a name.
     """
     found = Repository(repository, default_cache_dir())
-    (commit,) = found.resolve(commit)
+    (commit,) = found.resolve(flags.to)
     names = ("pyproject.toml", "setup.cfg")
-    folder = f"{subdirectory.strip('/')}/" if subdirectory else ""
+    folder = f"{flags.subdirectory.strip('/')}/" if flags.subdirectory else ""
     package = package_of_project({name: found.file(commit, folder + name) for name in names})
     if package is not None:
         return package
@@ -316,14 +343,16 @@ def _built_package(repository: str, commit: str, subdirectory: str) -> str:
 
 
 def asked_command(flags: TrialFlags, words: Sequence[str]) -> tuple[AskedQuestion, tuple[StudyFile, ...]]:
-    """Return the command to run as a question without packages, and the files that it needs.
+    """Return a question that holds the command and the option values, and the files that the command needs.
+
+    The caller adds the packages or commits that the question is about.
 
     Args:
-        flags: As given.
+        flags: Options of the command line.
         words: The command.
 
     Raises:
-        UsageError: A script does not exist or is no Python, or a flag is wrong.
+        UsageError: A script does not exist or is not Python, or an option is invalid.
     """
     folder = Path.cwd()
     command, places = travelling(full_command(words, folder), flags.files or (), folder)
@@ -351,7 +380,7 @@ def asked_command(flags: TrialFlags, words: Sequence[str]) -> tuple[AskedQuestio
         channels=tuple(
             _absolute(one) if one.startswith(("./", "../")) else one for one in flags.channel or ()
         ),
-        with_packages=tuple(more.with_packages or ()),
+        with_packages=tuple(more.with_ or ()),
         pythons=tuple(one.strip() for text in more.python or () for one in text.split(",")),
         prereleases=more.pre,
         yanked=more.yanked,
@@ -375,7 +404,10 @@ def _environment_variables(texts: Sequence[str]) -> dict[str, str]:
 
 
 def _named_indexes(texts: Sequence[str]) -> dict[str, dict[str, str]]:
-    """Return the indexes of `[NAME=]URL`, those without a name as `extra-1`, `extra-2`."""
+    """Parse texts of the form `[NAME=]URL`, and return a dict from names to package indexes.
+
+    An index without a name is called `extra-` and its position in `texts`, for example `extra-2`.
+    """
     found = {}
     for number, text in enumerate(texts, start=1):
         name, equals, url = text.partition("=")
@@ -390,7 +422,10 @@ def _named_indexes(texts: Sequence[str]) -> dict[str, dict[str, str]]:
 
 
 def matrix_text(matrix: Matrix) -> str:
-    """Return a matrix as the text of a file: its own, or YAML with the command line in the first line."""
+    """Return a matrix as the text of a matrix file.
+
+    If the question was asked on the command line, the first line is a comment with the command.
+    """
     if matrix.path is not None:
         return matrix.text
     words = "" if any("\n" in word for word in sys.argv[1:]) else own_command(sys.argv[1:])
@@ -398,15 +433,15 @@ def matrix_text(matrix: Matrix) -> str:
 
 
 def shown_question(matrix: Matrix) -> str:
-    """Return a question that was asked in words as indented lines without secrets."""
+    """Return a question from the command line as indented YAML lines without secrets."""
     lines = shared_matrix_text(matrix_text(matrix)).rstrip().splitlines()
     return "\n".join(f"  {line}" for line in lines if not line.startswith("#"))
 
 
 def save(matrix: Matrix, path: Path) -> Matrix:
-    """Write a matrix and its files, and return the matrix of the new file.
+    """Write a matrix and its files to disk, and return the matrix as loaded from the new file.
 
-    A file that asks the same is left as it is; after an error everything is as it was before.
+    A file with the same question is not changed.
 
     Raises:
         UsageError: The path, or that of a script beside it, is another file.
@@ -417,7 +452,7 @@ def save(matrix: Matrix, path: Path) -> Matrix:
             if path.is_file() and (known := load_matrix(path)).digest == matrix.digest:
                 return known
         raise UsageError(
-            f"{path} exists, and asks something else", remedy="name another file, or remove it first"
+            f"{path} exists, and contains another question", remedy="name another file, or remove it first"
         )
     folder = path.absolute().parent
     if not folder.is_dir():
@@ -430,7 +465,7 @@ def save(matrix: Matrix, path: Path) -> Matrix:
     for place, content, _ in wanted:
         if place.exists() and not (place.is_file() and place.read_bytes() == content):
             raise UsageError(f"{place} exists, and is another file", remedy="save into another directory")
-    # The matrix comes last: with it, everything is there.
+    # The matrix is written last: if it exists, all its files exist.
     wanted.append((path.absolute(), text.encode(), 0o600 if has_secrets else 0o644))
     try:
         for place, content, mode in wanted:

@@ -1,7 +1,8 @@
-"""Commands and groups of typer: short help, help for everything, and groups of options for commands."""
+"""Typer commands with a short help and one for all options, and decorators for groups of options."""
 
 from __future__ import annotations
 
+import copy
 import functools
 import inspect
 import re
@@ -9,51 +10,30 @@ from collections.abc import Callable, Collection
 from dataclasses import fields, is_dataclass
 from enum import Enum
 from pathlib import Path
-from typing import Annotated, Any, get_origin, get_type_hints
+from typing import Annotated, Any, get_args, get_origin, get_type_hints
 
 import typer
 from typer.core import TyperCommand, TyperGroup
 
 from bisect_env.cli.options import opt
+from bisect_env.errors import without_kind
 
-_WORDS = {
-    "at": "COMBINATION",
-    "bad": "VERSION",
-    "cache": "DIR",
-    "db": "DB",
-    "env": "NAME=VALUE",
-    "env_cache_size": "SIZE",
-    "exclude_newer": "DAY",
-    "extra_index": "[NAME=]URL",
-    "files": "FILE",
-    "find_links": "DIR|URL",
-    "from": "COMMIT",
-    "git": "REPOSITORY",
-    "good": "VERSION",
-    "index": "URL",
-    "lockfiles": "DIR",
-    "offline": "DIR",
-    "package": "RANGE",
-    "python": "VERSION",
-    "scheduler": "ADDRESS",
-    "since": "DAY",
-    "subdirectory": "DIR",
-    "timeout": "TIME",
-    "to": "COMMIT",
-    "where": "CONDITION",
-    "with": "PACKAGE",
-}
 _WORD_OF_TYPE = {int: "N", float: "NUMBER", Path: "FILE"}
+_FEW = 4
+"""Maximum number of options in panels that `--help` shows, too."""
 _BEHIND = "bisect-env: words behind --"
 
 
 def words_behind_dashes(ctx: typer.Context) -> tuple[str, ...]:
-    """Return what the command was given behind `--`."""
+    """Return the words after `--` on the command line."""
     return tuple(ctx.meta.get(_BEHIND, ()))
 
 
 def _in_words(parameters: list[Any]) -> None:
-    """Call the values of options by words (`--workers N`), not by types; flags and arguments by none."""
+    """Let the help show a word such as `N` or `FILE` for the value of each option, instead of its type.
+
+    Flags get no such word. The types of arguments are not shown.
+    """
     for one in parameters:
         if one.param_type_name == "argument":
             one.metavar = one.metavar or str(one.name).upper()
@@ -66,36 +46,48 @@ def _in_words(parameters: list[Any]) -> None:
             one.metavar = ""
         else:
             name = max(one.opts, key=len).lstrip("-").replace("-", "_")
-            one.metavar = _WORDS.get(name) or _WORD_OF_TYPE.get(kind) or name.rpartition("_")[2].upper()
+            one.metavar = _WORD_OF_TYPE.get(kind) or name.rpartition("_")[2].upper()
 
 
 class Command(TyperCommand):
-    """A command whose `--help` shows the options without a panel, and `--help-all` all of them."""
+    """A command with a short help page for `--help` and a complete one for `--help-all`.
+
+    `--help` shows only options without a panel (titled group of options), which most people need.
+    """
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
-        # A docstring's lines are not those of the terminal.
+        # Join the lines of each paragraph, so that typer wraps them at the terminal's width.
         self.help = re.sub(r"(?<!\n)\n(?!\n)", " ", self.help or "")
 
     def get_params(self, ctx: Any) -> list[Any]:
-        """Return the options and arguments, `--help` and `--help-all` among them."""
+        """Return the options and arguments of the command, including `--help` and `--help-all`."""
         parameters: list[Any] = super().get_params(ctx)
         _in_words(parameters)
         return parameters
 
-    def _has_more(self) -> bool:
-        return any("--help-all" in one.opts for one in self.params)
-
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Parse the command line, and remember what stands behind `--`."""
+        """Parse the command line, and store the words after `--`."""
         if "--" in args:
             ctx.meta[_BEHIND] = args[args.index("--") + 1 :]
-        return list(super().parse_args(ctx, args))
+        try:
+            return list(super().parse_args(ctx, args))
+        except typer.BadParameter as error:
+            # typer checks values with pydantic.
+            error.message = without_kind(error.message)
+            raise
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
-        """Print the help, with the options in panels only for `--help-all`."""
-        whole = ctx.meta.get(_WHOLE, False) or not self._has_more()
-        hidden = [] if whole else [one for one in self.params if getattr(one, "rich_help_panel", None)]
+        """Print the help of the command.
+
+        `--help` shows the options that most people need; `--help-all` also shows those grouped in panels, if
+        there are more than a few.
+        """
+        hidden = [one for one in self.params if getattr(one, "rich_help_panel", None)]
+        if len(hidden) <= _FEW:
+            hidden = [one for one in self.params if "--help-all" in one.opts]
+        elif ctx.meta.get(_WHOLE, False):
+            hidden = []
         _hide(hidden, hidden=True)
         try:
             super().format_help(ctx, formatter)
@@ -122,24 +114,32 @@ _HelpAll = Annotated[bool, opt("--help-all", "Show all options and exit.", is_ea
 
 
 class Group(TyperGroup):
-    """A group of subcommands whose help calls values by words."""
+    """A group of subcommands whose help shows option values as words such as `FILE` instead of types."""
 
     def get_params(self, ctx: Any) -> list[Any]:
-        """Return the options, `--help` among them; those that set up completion are not shown."""
+        """Return the options of the group, including `--help`.
+
+        Options for shell completion are hidden, and `--help-all`, which shows no more than `--help`.
+        """
         parameters: list[Any] = super().get_params(ctx)
-        _hide([one for one in parameters if str(one.name).endswith("_completion")], hidden=True)
+        shown_elsewhere = ("help_all", "install_completion", "show_completion")
+        _hide([one for one in parameters if one.name in shown_elsewhere], hidden=True)
         _in_words(parameters)
         return parameters
 
 
-def with_groups(*, without: Collection[str] = ()) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Return a decorator for commands with many options, which take groups of them by one parameter each.
+def with_groups(
+    *, without: Collection[str] = (), panel: str = ""
+) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Return a decorator that turns the dataclass parameters of a command into command-line options.
 
-    A group is a dataclass. Its fields that are annotated as options become options of the command, where the
-    parameter stands; the command fills in the others.
+    For each parameter whose type is a dataclass, the command gets the options that annotate its fields, at
+    the position of the parameter. Fields without an option keep their defaults. The command also gets
+    `--help-all`.
 
     Args:
-        without: Fields for which the command has no option; they keep their defaults.
+        without: Names of fields for which the command gets no option.
+        panel: Panel for the options of fields that have none, so that only `--help-all` shows these.
     """
 
     def grouped(command: Callable[..., None]) -> Callable[..., None]:
@@ -153,17 +153,21 @@ def with_groups(*, without: Collection[str] = ()) -> Callable[[Callable[..., Non
                 continue
             annotated = get_type_hints(kind, include_extras=True)
             defaults = {field.name: field.default for field in fields(kind)}
-            # A group's own first, then those of the group that it extends.
+            # Fields of the dataclass itself come first, then those of its base class.
             mro: Any = hints[one.name].__mro__
             names = [name for level in mro for name in vars(level).get("__annotations__", ())]
             found = [
                 name for name in names if get_origin(annotated[name]) is Annotated and name not in without
             ]
             options[one.name] = found
-            parameters += [
-                inspect.Parameter(name, one.KEYWORD_ONLY, default=defaults[name], annotation=annotated[name])
-                for name in found
-            ]
+            for name in found:
+                kind, option = get_args(annotated[name])
+                option = copy.copy(option)
+                option.rich_help_panel = option.rich_help_panel or panel or None
+                annotation: Any = Annotated[kind, option]
+                parameters.append(
+                    inspect.Parameter(name, one.KEYWORD_ONLY, default=defaults[name], annotation=annotation)
+                )
         parameters.append(
             inspect.Parameter("help_all", inspect.Parameter.KEYWORD_ONLY, default=False, annotation=_HelpAll)
         )
@@ -177,7 +181,7 @@ def with_groups(*, without: Collection[str] = ()) -> Callable[[Callable[..., Non
             }
             command(**given, **groups)
 
-        # What typer looks at.
+        # typer reads the options from these two attributes.
         called.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
         called.__annotations__ = {one.name: one.annotation for one in parameters}
         return called

@@ -6,13 +6,14 @@ import contextlib
 from collections.abc import Iterator
 from functools import partial
 
+from bisect_env.answers.remedies import Asked
 from bisect_env.cli import views
 from bisect_env.cli.log import log_event, start_log
 from bisect_env.cli.options import ExecutionOptions, ShownOptions, StudyOptions
 from bisect_env.cli.work import opened
 from bisect_env.cluster.pool import default_workers
 from bisect_env.engine import events
-from bisect_env.engine.missing import MissingModules, package_of_module
+from bisect_env.engine.missing import MissingModules
 from bisect_env.engine.study import Conclusion, StudyRun
 from bisect_env.errors import (
     BisectEnvError,
@@ -21,6 +22,7 @@ from bisect_env.errors import (
     StudyInterruptedError,
     UsageError,
 )
+from bisect_env.matrix.import_names import package_of_module
 from bisect_env.matrix.load import Matrix
 from bisect_env.matrix.schema import CommitAxis, PackageAxis
 from bisect_env.report.build import report_document
@@ -30,15 +32,15 @@ _STUDY = StudyOptions()
 
 
 class Reporter:
-    """Shows and logs the events of a command.
+    """An event listener that shows the events of a command and remembers whether an error was shown.
 
     Args:
         view: Shows events.
 
     Attributes:
-        view: As given.
+        view: The view that shows the events.
         has_failed: Whether an error was shown.
-        missing: Listens for a module that the matrix forgot; None if nobody listens.
+        missing: Listener for modules that the environments lack; None if there is none.
     """
 
     def __init__(self, view: views.View) -> None:
@@ -47,16 +49,16 @@ class Reporter:
         self.missing: MissingModules | None = None
 
     def __call__(self, event: events.Event) -> None:
-        """Show an event."""
+        """Show an event, and pass it to the listener for missing modules."""
         if isinstance(event, events.Failed) and self.lacking(event.exit_code):
             return  # `conduct` explains it
         self.has_failed = self.has_failed or isinstance(event, events.Failed)
         self.view(event)
-        if self.missing is not None:
-            self.missing.on_event(event)
+        if self.missing is not None and isinstance(event, events.TrialFinished):
+            self.missing.tell(event.record)
 
     def lacking(self, exit_code: int) -> str | None:
-        """Return the module for want of which a study ended, None if that is not why."""
+        """Return the name of the missing module that ended the study, or None if there is none."""
         if self.missing is None:
             return None
         return self.missing.module or (
@@ -66,27 +68,22 @@ class Reporter:
 
 @contextlib.contextmanager
 def reporting(command: str, shown: ShownOptions, *, plain: bool = False) -> Iterator[Reporter]:
-    """Begin the log of a command, and show its errors as events, too.
+    """Start the log of a command, and show errors that are raised in the block.
+
+    Yields a `Reporter` that shows the events of the command.
 
     Args:
         command: Name of the command.
         shown: Options of what is shown.
         plain: Show lines even on a terminal.
-
-    Raises:
-        StudyInterruptedError: In place of Ctrl-C.
     """
     start_log(command, shown)
     view = views.choose(shown, plain=plain or shown.verbose)
     reporter = Reporter(view)
     try:
         yield reporter
-    except KeyboardInterrupt:
-        raise StudyInterruptedError(
-            "interrupted; every trial that ended is stored", remedy="the same command goes on from here"
-        ) from None
     except BisectEnvError as error:
-        if not reporter.has_failed:  # it failed before there was a study
+        if not reporter.has_failed:  # the error occurred before the study began, so no event has shown it
             log_event(events.Failed.of(error))
             view(events.Failed.of(error))
         raise
@@ -100,73 +97,72 @@ def conduct(
     study: StudyOptions = _STUDY,
     missing: MissingModules | None = None,
     goal: Goal = Goal.FIRST_BAD,
-    quick: bool = False,
-    sure: bool = False,
     posterior: bool = False,
 ) -> Conclusion:
-    """Run the study of a matrix.
+    """Run the study of a matrix, and return its report and exit code.
 
     Args:
         matrix: The question.
         where: Options that say where trials run.
         reporter: Shows what happens.
-        study: The options of the study; `save` and `skip` are done with.
-        missing: Listens for a module that the matrix forgot, which ends the study; None if nobody listens.
-        goal: What is asked.
-        quick: End as soon as the answer stands.
-        sure: Check the answer for as long as its checks take.
-        posterior: Whether the report follows the answers through all trials.
+        study: Options of the study; `save` and `skip` must already be applied to the matrix.
+        missing: Listener that ends the study if environments lack a module; None if there is none.
+        goal: What the search must find.
+        posterior: Whether the report holds the probabilities of answers after each trial.
 
     Raises:
-        BisectEnvError: Whatever a user can correct.
+        BisectEnvError: An error that the user can correct.
     """
     reporter.missing = missing
-    with opened(matrix, where, reporter) as work, reporter.view:
+    with opened(matrix, where, reporter) as (session, place), reporter.view:
         try:
             conclusion = StudyRun(
                 matrix,
-                store=work.session.store,
-                provider=work.session.provider,
-                place=work.place,
+                store=session.store,
+                provider=session.provider,
+                place=place,
                 lockfiles=study.lockfiles,
-                notify=work.session.notify,
+                notify=session.notify,
                 report=partial(report_document, posterior=posterior),
-                stopped=lambda: work.stopped or (missing is not None and missing.module is not None),
+                stopped=lambda: session.stopped() or (missing is not None and missing.module is not None),
                 workers=default_workers(),
                 fresh=study.fresh,
                 only_mine=study.only_mine,
                 goal=goal,
-                quick=quick,
-                sure=sure,
+                quick=study.quick,
+                sure=study.sure,
             ).run()
         except (StudyInterruptedError, EndsNotAsStatedError) as error:
             module = reporter.lacking(error.exit_code)
-            if module is None or work.stopped:
+            if module is None or session.stopped():
                 raise
-            raise _forgotten(module, everywhere=missing is not None and missing.module is not None) from None
+            everywhere = missing is not None and missing.module is not None
+            raise _forgotten(matrix, module, everywhere=everywhere) from None
         return conclusion
 
 
 def listener(matrix: Matrix) -> MissingModules:
-    """Return a listener for modules that a question in words forgot."""
+    """Return a listener that detects if a script imports a module that its environments do not contain."""
     axes = matrix.file.axes.values()
     return MissingModules(
         [axis.canonical_package for axis in axes if isinstance(axis, PackageAxis | CommitAxis)]
     )
 
 
-def _forgotten(module: str, *, everywhere: bool) -> Exception:
-    """Return the error about environments that lack a module which the command imports.
+def _forgotten(matrix: Matrix, module: str, *, everywhere: bool) -> Exception:
+    """Return the error to raise if the command imports a module that is not installed in the environments.
 
     Args:
+        matrix: The question.
         module: Name of the module.
-        everywhere: Whether all environments lack it, as far as is known; else the one that should work does.
+        everywhere: Whether all tried environments lack it; if False, the one that should work lacks it.
     """
     what = f"no environment has the module {module!r}, which the command imports: it fails everywhere alike"
     if not everywhere:
         what = f"the environment that should work lacks the module {module!r}, which the command imports"
+    asked = Asked.of(matrix.path, matrix.file.axes)
     return UsageError(
         what,
         tried="several environments, before anything was searched" if everywhere else None,
-        remedy=f"add the package that brings it: --with {package_of_module(module)}",
+        remedy=f"{asked.add_package(package_of_module(module))}, which brings it",
     )

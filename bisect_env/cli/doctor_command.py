@@ -1,4 +1,4 @@
-"""`bisect-env doctor`: what this host has and lacks."""
+"""`bisect-env doctor`: check what this host has and what it lacks."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from dataclasses import asdict
 
 import typer
 
+from bisect_env.cli.commands import with_groups
 from bisect_env.cli.options import CacheOption, DatabaseOption, JsonOption
 from bisect_env.cli.output import emit, in_own_form, say
 from bisect_env.engine.doctor import Health, findings
@@ -14,10 +15,11 @@ from bisect_env.errors import ExitCode
 _SIGNS = {Health.OK: "✓", Health.MISSING: "-", Health.BROKEN: "✗"}
 
 
+@with_groups()
 def doctor(cache: CacheOption = None, as_json: JsonOption = False, db: DatabaseOption = None) -> None:
     """Check machine, GPUs, engines, solvers, database and debuggers, and what each missing thing costs.
 
-    Ends with 6 if something is broken without which no study can run; what is merely missing is fine.
+    The exit code is 6 if something that every study needs is broken, else 0.
     """
     broken = False
     for finding in findings(cache, db):

@@ -1,4 +1,4 @@
-"""`bisect-env env`: look after the environments of this host, and take them to hosts without a network."""
+"""`bisect-env env`: manage the environments of this host, and fetch them for hosts without a network."""
 
 from __future__ import annotations
 
@@ -16,13 +16,18 @@ from bisect_env.answers.untrusted import command_line
 from bisect_env.cli.asking import Flags
 from bisect_env.cli.commands import Command, Group, with_groups
 from bisect_env.cli.options import (
+    QUESTION,
     CacheOption,
+    CheckOption,
+    DryRunOption,
     ExecutionOptions,
     JsonOption,
+    SizeOption,
     TargetArgument,
     opt,
+    output_option,
 )
-from bisect_env.cli.output import deliver, emit, say, tell
+from bisect_env.cli.output import deliver, deliver_rows, emit, say, tell
 from bisect_env.cli.target import find_target
 from bisect_env.cli.work import open_provider
 from bisect_env.engine.fetch import fetch_study
@@ -33,29 +38,32 @@ from bisect_env.environments.cache import verify as compare
 from bisect_env.environments.settings import default_cache_dir, parse_size
 from bisect_env.errors import InfrastructureError, UsageError
 
-env_app = typer.Typer(
-    cls=Group,
-    no_args_is_help=True,
-    help="Look after the environments that were built on this host: ls, prune, fetch.",
-)
+env_app = typer.Typer(cls=Group, no_args_is_help=True)
 
 _SHOWN = 12
-"""Characters of a content hash, as everywhere."""
+"""Number of characters of a content hash that are shown."""
+
+
+@env_app.callback()
+@with_groups()
+def env() -> None:
+    """Manage the environments of this host: ls, prune, fetch."""
 
 
 @env_app.command(cls=Command, name="ls")
+@with_groups()
 def list_entries(
     environment: Annotated[
         list[str] | None, typer.Argument(help="Beginnings of content hashes; default: all.")
     ] = None,
-    check: Annotated[
-        bool, opt("--check", "Look for files that changed since installation; ends with 6 if any.")
+    check: CheckOption = False,
+    repair: Annotated[
+        bool, opt("--repair", "Remove changed environments; they are built again when needed.")
     ] = False,
-    repair: Annotated[bool, opt("--repair", "Remove changed ones; they are made again when needed.")] = False,
     cache: CacheOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """List environments, the one used longest ago first."""
+    """List environments, the least recently used first; with `--check`, files changed since installation."""
     place = (cache or default_cache_dir()).absolute()
     if check or repair:
         _compare(place, tuple(environment or ()), repair=repair)
@@ -68,27 +76,29 @@ def list_entries(
             emit({**asdict(entry), "path": str(entry.path)})
         emit({"cache": str(place), "bytes": total})
         return
-    lines = [
-        f"{'environment':<14}{'python':<10}{'packages':>8}{'size':>11}{'shared':>11}{'own':>11}  last used\n"
-    ]
-    for entry in found:
-        when = datetime.fromtimestamp(entry.last_used, UTC).strftime("%Y-%m-%d %H:%M")
-        lines.append(
-            f"{entry.content_hash[:_SHOWN]:<14}{entry.python:<10}{entry.packages:>8}"
-            f"{decimal(entry.size):>11}{decimal(entry.shared):>11}{decimal(entry.own):>11}  {when}\n"
+    names = ("environment", "python", "packages", "size", "shared", "own", "last used")
+    rows = [
+        (
+            entry.content_hash[:_SHOWN],
+            entry.python,
+            entry.packages,
+            *map(decimal, (entry.size, entry.shared, entry.own)),
+            datetime.fromtimestamp(entry.last_used, UTC).strftime("%Y-%m-%d %H:%M"),
         )
+        for entry in found
+    ]
+    deliver_rows(names, rows, as_json=False, as_csv=False)
     if any(entry.shared for entry in found):
-        lines.append("shared: what another environment has, too, and what stays when this one goes\n")
+        say("shared: what another environment has, too, and what stays when this one goes")
     count = how_many(len(found), "environment")
-    lines.append(f"{place} takes {decimal(total)}: {count} and what they were made from\n")
-    deliver("".join(lines))
+    say(f"{place} takes {decimal(total)}: {count} and what they were made from")
 
 
 def _compare(place: Path, environments: tuple[str, ...], *, repair: bool) -> None:
-    """Say which environments and archives have changed since they were installed.
+    """Print which environments and archives have changed since they were installed.
 
     Raises:
-        InfrastructureError: Some have, and are still there.
+        InfrastructureError: Some have changed and were not removed.
     """
     checked = changed = left = 0
     for found in compare(place, environments, repair=repair):
@@ -104,30 +114,32 @@ def _compare(place: Path, environments: tuple[str, ...], *, repair: bool) -> Non
     if left:
         raise InfrastructureError(
             f"{changed} of {checked} environments and archives have changed since they were installed",
-            remedy="those that are in use stay: end what uses them, then give the same command again"
+            remedy="environments in use are not removed: end what uses them, then run the same command again"
             if repair
-            else "`bisect-env env ls --repair` removes them, and they are made again when needed",
+            else "`bisect-env env ls --repair` removes them, and they are built again when needed",
         )
-    tell(f"{checked} environments and archives looked at, {changed} changed")
+    tell(f"{checked} environments and archives checked, {changed} changed")
 
 
 @env_app.command(cls=Command)
+@with_groups()
 def prune(
     cache: CacheOption = None,
-    size: Annotated[
-        str | None, opt("--size", "Come down to this, such as 20GB; least recently used goes first.")
-    ] = None,
+    size: SizeOption = None,
     older_than: Annotated[
-        float | None, opt("--older-than", "Only what was not used for so many days.", min=0, metavar="DAYS")
+        float | None,
+        opt("--older-than DAYS", "Remove only what was not used for this many days.", min=0),
     ] = None,
-    everything: Annotated[bool, opt("--all", "Whatever is not in use.")] = False,
-    dry_run: Annotated[bool, opt("--dry-run", "Say what would go.")] = False,
+    unused: Annotated[bool, opt("--unused", "Remove everything that is not in use.")] = False,
+    dry_run: DryRunOption = False,
 ) -> None:
-    """Take environments and archives away; never what a trial is using."""
-    if size is None and older_than is None and not everything:
-        raise UsageError("nothing says what may go", remedy="give --size 20GB, --older-than 30 or --all")
-    if everything and (size is not None or older_than is not None):
-        raise UsageError("--all asks for more than the other options", remedy="leave one of them out")
+    """Remove environments and archives that no trial is using, the least recently used first."""
+    if size is None and older_than is None and not unused:
+        raise UsageError(
+            "nothing says what to remove", remedy="give --size 20GB, --older-than 30 or --unused"
+        )
+    if unused and (size is not None or older_than is not None):
+        raise UsageError("--unused excludes --size and --older-than", remedy="leave one of them out")
     done = take_away(
         (cache or default_cache_dir()).absolute(),
         limit=None if size is None else parse_size(size, "--size"),
@@ -144,19 +156,25 @@ def prune(
 
 
 @env_app.command(cls=Command)
-@with_groups(without=("workers", "devices", "scheduler", "scheduler_file", "cache_size", "offline"))
+@with_groups(
+    without=("workers", "devices", "scheduler", "scheduler_file", "cache_size", "offline"), panel=QUESTION
+)
 def fetch(
     words: TargetArgument = None,
     *,
-    output: Annotated[Path, opt("--output -o", "Directory to write; its files stay.", metavar="DIR")],
-    no_pythons: Annotated[bool, opt("--no-pythons", "Fetch no interpreters: the hosts have them.")] = False,
-    check: Annotated[
-        bool, opt("--check", "Fetch nothing; say what is missing or damaged, and end with 6 if any.")
+    output: Annotated[Path, output_option()],
+    no_pythons: Annotated[
+        bool, opt("--no-pythons", "Do not fetch Python interpreters; the hosts have them.")
     ] = False,
+    check: CheckOption = False,
     flags: Flags,
     where: ExecutionOptions,
 ) -> None:
-    """Put locks, archives and interpreters into a directory; `run --offline DIR` needs nothing else."""
+    """Download everything that `run --offline DIR` needs: locks, archives and interpreters.
+
+    Existing files in the directory stay. With `--check`, nothing is fetched, and files that are missing count
+    as damage, too.
+    """
     target = find_target(words or (), flags, db=where.db)
     if check:
         _check(target.matrix.name, output)
@@ -190,7 +208,6 @@ def fetch(
 
 
 def _check(name: str, root: Path) -> None:
-
     bundle = Bundle(root)
     answers = bundle.read(name)
     missing, damaged = bundle.missing(answers), bundle.damaged(answers)
@@ -202,5 +219,4 @@ def _check(name: str, root: Path) -> None:
             f"{root}: {len(missing)} files are missing or cut short, {len(damaged)} are damaged",
             remedy="copy those again, or give the command without --check on a machine with a network",
         )
-    read = f"{len(answers.archives)} archives and {len(answers.files)} other files"
-    tell(f"{root} is complete: {read} read")
+    tell(f"{root} is complete: {how_many(len(answers.files), 'file')} read")

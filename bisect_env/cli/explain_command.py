@@ -1,20 +1,22 @@
-"""`bisect-env explain`: from the answer of a study to the package, or the commit, that is behind it."""
+"""`bisect-env explain`: find the package change, or the commit, that causes a failure."""
 
 from __future__ import annotations
 
-import sys
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, NoReturn
 
 import typer
 
 from bisect_env.answers.explanation import Explanation
 from bisect_env.answers.verdict_document import VerdictDocument
-from bisect_env.cli.asking import COMMITS, Flags, checked, commit_range
+from bisect_env.cli.asking import Flags, checked, commit_range
 from bisect_env.cli.asking import save as save_question
 from bisect_env.cli.commands import with_groups
 from bisect_env.cli.conduct import Reporter, conduct, reporting
 from bisect_env.cli.options import (
+    QUESTION,
     STUDY,
     ExecutionOptions,
     SaveOption,
@@ -22,15 +24,13 @@ from bisect_env.cli.options import (
     TargetArgument,
     opt,
 )
-from bisect_env.cli.output import emit, say
-from bisect_env.cli.references import has_database
-from bisect_env.cli.report_command import show_report
-from bisect_env.cli.target import FoundTarget, find_target
+from bisect_env.cli.output import emit, note, say
+from bisect_env.cli.report_command import end_with_answer
+from bisect_env.cli.target import FoundTarget, asked_study, find_target
 from bisect_env.cli.views import lines
 from bisect_env.cli.work import opened
 from bisect_env.engine.explain import CulpritStudy
 from bisect_env.engine.narrow import Releases, commits_data, is_of_commits, releases_of, tag_of
-from bisect_env.engine.stored import matrix_of
 from bisect_env.environments.repository import Repository
 from bisect_env.environments.settings import default_cache_dir
 from bisect_env.errors import EndsNotAsStatedError, ExitCode, StudyInterruptedError, UsageError
@@ -38,87 +38,82 @@ from bisect_env.matrix.load import Matrix, repository_at
 from bisect_env.matrix.schema import CommitAxis
 from bisect_env.report import words
 from bisect_env.report.build import report_document
+from bisect_env.storage.connecting import has_database
 from bisect_env.storage.entries import COMMIT, Study
 from bisect_env.storage.store import Store
 
 MAX_TRIALS = 2000
 
 
-@with_groups(without=("git", "first", "last", "merges", "subdirectory"))
+@with_groups(panel=QUESTION)
 def explain(
     words: TargetArgument = None,
     *,
     flags: Flags,
-    git: Annotated[
-        str, opt("--git", "Find the commit instead: address of the package's repository, or path of a clone.")
-    ] = "",
-    first: Annotated[str, opt("--from", "Commit of the last good release; default: its tag.", COMMITS)] = "",
-    last: Annotated[str, opt("--to", "Commit of the first bad release; default: its tag.", COMMITS)] = "",
-    merges: Annotated[
-        bool, opt("--into-merges", "If a merge brought the failure in, search what it merged.", COMMITS)
-    ] = False,
-    subdirectory: Annotated[
-        str, opt("--subdirectory", "Directory of the package in the repository.", COMMITS)
-    ] = "",
     max_trials: Annotated[
-        int, opt("--max-trials", "Give up after so many trials.", STUDY, min=1)
+        int, opt("--max-trials", "Give up after this many trials.", STUDY, min=1)
     ] = MAX_TRIALS,
     save: SaveOption = None,
     where: ExecutionOptions,
     shown: ShownOptions,
 ) -> None:
-    """Find the smallest set of package changes that carries the failure; with `--git`, the commit.
+    """Find the smallest set of package changes that causes the failure; with `--git`, the commit.
 
     Environments between last good and first bad (or `--good` and `--bad`) are solved, built and tried. With
     `--git`, both releases are looked up among the tags, built from their commits and tried; then the commits
     between them are bisected. Ends with 0 if the answer reaches the confidence, else with 1. The same command
     after an interruption goes on where it stopped.
     """
-    if not git and (first or last or merges or subdirectory):
+    asked = replace(flags, git="", from_="", to="", into_merges=False, subdirectory="")
+    if not flags.git and flags != asked:
         raise UsageError(
             "--from, --to, --into-merges and --subdirectory belong to `--git`", remedy="add `--git`"
         )
     with reporting("explain", shown) as reporter:
-        target = find_target(words or (), flags, db=where.db, without=("good", "bad"))
-        study = _answered(target, where.db, named=bool(words) or flags.asks)
+        target, study = _answered(words or (), asked, where.db)
         if not (flags.good and flags.bad):
             _refuse_unanswered(study)
-        if git:
-            commits = commit_range(git, "", first, last, merges=merges, subdirectory=subdirectory)
-            code = _commit(target.matrix, study, commits, reporter, save, where, shown)
-        else:
-            code = _culprits(target, study, flags, max_trials, where, shown)
-    raise typer.Exit(int(code))
+        if flags.git:
+            _commit(target.matrix, study, commit_range(flags, flags.git, ""), reporter, save, where, shown)
+        ends = target.stated_ends(flags)
+        found = find_culprits(target.matrix, study.id, where, shown, **ends, max_trials=max_trials)
+    if shown.as_json:
+        emit({"event": "explained", "schema": 1, **found.model_dump(mode="json")})
+    else:
+        say(text_of(found))
+    raise typer.Exit(int(ExitCode.VERDICT if found.is_sure else ExitCode.NO_VERDICT))
 
 
-def _answered(target: FoundTarget, db: str | None, *, named: bool) -> Study:
-    """Return the study of a target; of the latest ones the latest that does not ask about commits itself.
+def _answered(words: Sequence[str], flags: Flags, db: str | None) -> tuple[FoundTarget, Study]:
+    """Return what a command line names, and the study that asked it.
+
+    The default is the latest study, without studies of commits and those that an earlier `explain` began.
+
+    Args:
+        words: Words of the command line.
+        flags: The options of the question that was asked before.
+        db: Results database.
 
     Raises:
-        UsageError: There is none.
+        UsageError: No such study was run.
     """
-    if target.study is not None and named:
-        return target.study
-    found = None
+    target = find_target(words, flags, db=db, without=("good", "bad"), default=_may_be_meant)
+    if target.study is not None:
+        return target, target.study
     if has_database(db):
         with Store.open(db, read_only=True) as store:
-            if target.study is not None:
-                # The newest may be the one that an earlier call of this command began.
-                return next((one for one in store.studies() if _may_be_meant(one)), target.study)
-            found = store.find_study(target.matrix.name, target.matrix.digest)
-    if found is None:
-        raise UsageError(
-            f"there is no answer to explain yet: {target.matrix.shown} was not run",
-            remedy="give the same words to `bisect-env run` first",
-        )
-    return found
+            return target, asked_study(target, store, same=True)
+    raise UsageError(
+        f"there is no answer to explain yet: {target.shown} was not run",
+        remedy="give the same words to `bisect-env run` first",
+    )
 
 
 def _refuse_unanswered(study: Study) -> None:
-    """Refuse a study without an answer to explain.
+    """Raise an error if the study has not found both a first bad and a last good combination.
 
     Raises:
-        UsageError: It has none.
+        UsageError: The study has no first bad and last good combination.
     """
     verdict = study.verdict
     if verdict is None or not verdict.first_bad or not verdict.last_good:
@@ -133,37 +128,12 @@ def _may_be_meant(study: Study) -> bool:
 
 
 # --------------------------------------------------------------------------------------------------
-# Which of the packages that changed carries the failure.
-
-
-def _culprits(
-    target: FoundTarget,
-    study: Study,
-    flags: Flags,
-    max_trials: int,
-    where: ExecutionOptions,
-    shown: ShownOptions,
-) -> ExitCode:
-    explanation = find_culprits(
-        target.matrix,
-        study,
-        where,
-        shown,
-        # In a question in words they state the ends of the matrix itself.
-        good=None if target.words else ",".join(flags.good or ()) or None,
-        bad=None if target.words else ",".join(flags.bad or ()) or None,
-        max_trials=max_trials,
-    )
-    if shown.as_json:
-        emit({"event": "explained", "schema": 1, **explanation.model_dump(mode="json")})
-    else:
-        say(text_of(explanation))
-    return ExitCode.VERDICT if explanation.is_sure else ExitCode.NO_VERDICT
+# Finding the changed packages that cause the failure.
 
 
 def find_culprits(
     matrix: Matrix,
-    study: Study,
+    study_id: str,
     where: ExecutionOptions,
     shown: ShownOptions,
     *,
@@ -171,40 +141,40 @@ def find_culprits(
     bad: str | None = None,
     max_trials: int = MAX_TRIALS,
 ) -> Explanation:
-    """Search among the packages between two combinations.
+    """Find the smallest set of package changes between two combinations that causes the failure.
 
     Args:
         matrix: Matrix of the study.
-        study: The answered study.
-        where: Options that say where trials run.
-        shown: Options of what is shown.
+        study_id: Id of the answered study.
+        where: Options for the place of trials.
+        shown: Options for what is shown.
         good: Combination that passes; the last good one if None.
         bad: Combination that fails; the first bad one if None.
         max_trials: Maximum number of trials.
 
     Raises:
-        StudyInterruptedError: The user stopped it before it was sure.
+        StudyInterruptedError: The user stopped the search before the answer was sure.
     """
-    with opened(matrix, where, lines(shown)) as work:
+    with opened(matrix, where, lines(shown)) as (session, _):
         culprit = CulpritStudy(
             matrix,
-            study,
-            work.session,
+            session.store.study(study_id),
+            session,
             good=good,
             bad=bad,
             confidence=matrix.file.search.confidence,
             max_trials=max_trials,
         )
         explanation = culprit.run()
-    if work.stopped and not explanation.is_sure:
+    if session.stopped() and not explanation.is_sure:
         raise StudyInterruptedError(
-            "interrupted; every trial that ended is stored", remedy="the same command goes on from here"
+            "stopped; every trial that ended is stored", remedy="the same command goes on from here"
         )
     return explanation
 
 
 def text_of(found: Explanation) -> str:
-    """Return the sentence, and what was tried. Pure."""
+    """Return an explanation as text: the sentence, the changed packages, and the environments tried."""
     lines = [found.sentence, ""]
     marked = set(found.culprits)
     for position, change in enumerate(found.changes):
@@ -228,16 +198,12 @@ def _commit(
     save: Path | None,
     where: ExecutionOptions,
     shown: ShownOptions,
-) -> ExitCode:
+) -> NoReturn:
     if where.offline is not None:
         raise UsageError("--offline: commits are fetched and built", remedy="leave it out")
-    with Store.open(where.db, read_only=True) as store:
-        matrix = matrix_of(store, study)
     releases = releases_of(matrix, study.verdict or VerdictDocument())
     commits = _between(releases, wanted, where.cache)
-    if not (shown.quiet or shown.as_json):
-        text = f"{releases.package} {releases.good} is {commits.from_}, {releases.bad} is {commits.to}"
-        say(text, sys.stderr)
+    note(f"{releases.package} {releases.good} is {commits.from_}, {releases.bad} is {commits.to}", shown)
     loaded = checked(commits_data(matrix, releases, commits), matrix.files)
     if save is not None:
         loaded = save_question(loaded, save)
@@ -251,31 +217,27 @@ def _commit(
             remedy="a wheel and a source build can differ (compilers, options, bundled libraries); if these "
             "are the wrong commits, name others with `--from` and `--to`",
         ) from None
-    report = _with_chapter(study, loaded, conclusion.report, where.db)
-    if shown.as_json:
-        emit({"event": "verdict", **report})
-    else:
-        show_report(report)
-    return conclusion.exit_code
+    end_with_answer(_with_chapter(study, conclusion.report, where.db), shown, int(conclusion.exit_code))
 
 
-def _with_chapter(study: Study, commits: Matrix, report: dict[str, Any], db: str | None) -> dict[str, Any]:
-    """Give the study of releases a chapter on the commit, if there is one, and return its report."""
+def _with_chapter(study: Study, report: dict[str, Any], db: str | None) -> dict[str, Any]:
+    """Store the first bad commit in a study, and return the new report of this study.
+
+    If `report` (about the search among commits) names no commit, `report` is returned.
+    """
     found = report.get("commit")
     if found is None:
         return report
+    payload = {**found, "study": report["study"]["id"], "sentence": str(report["verdict"]["sentence"])}
     with Store.open(db) as store:
-        own = store.find_study(commits.name, commits.digest)
-        assert own is not None
-        payload = {**found, "study": own.id, "sentence": str(report["verdict"]["sentence"])}
-        before = [one.payload for one in store.decisions(study.id) if one.kind == COMMIT]
-        if not before or before[-1] != payload:
-            store.record_decision(study.id, COMMIT, payload)
+        store.record_if_new(study.id, COMMIT, payload)
         return report_document(store, study.id)
 
 
 def _between(releases: Releases, wanted: CommitAxis, cache: Path | None) -> CommitAxis:
-    """Return the commits of two releases, by their tags where none are named.
+    """Return the range of commits between the last good and the first bad release.
+
+    If the user did not name the commit of a release, the tag of the release is used.
 
     Raises:
         UsageError: A release has no tag.

@@ -1,7 +1,7 @@
-"""Writes the log of a command that runs trials: everything that happened, in a file whose path is printed.
+"""Writes the log of a command that runs trials: every event, in a file whose path is printed.
 
-What a terminal shows is chosen for people who watch; the log is for those who ask later why. Passwords are
-taken out, and what trials print is in the database, not here.
+The terminal shows only a selection of events. Passwords are removed from the log. The output of trials is
+in the database instead.
 """
 
 from __future__ import annotations
@@ -25,19 +25,19 @@ from bisect_env.errors import UsageError
 from bisect_env.secrets import public_json, without_passwords_in_code
 
 KEPT = 50
-"""Logs that are kept where no file is named; older ones go."""
+"""Number of logs kept in the user's log directory; older ones are deleted."""
 
 _log = logging.getLogger("bisect_env.command")
 
 
 def start_log(command: str, options: ShownOptions) -> None:
-    """Begin the log of a command, and print its path unless the command is to be quiet.
+    """Start the log of a command, and print its path unless the command is quiet.
 
-    A named file is added to; without one there is a new file in the user's log directory.
+    The log is appended to the file of `--log-file`; without that option, a new file in the user's log
+    directory is created. If that directory cannot be written, a message says so and there is no log.
 
     Raises:
-        UsageError: The named file cannot be written. Without a named one, a directory that cannot be
-            written means no log, which is said.
+        UsageError: The file of `--log-file` cannot be written.
     """
     logger = logging.getLogger("bisect_env")
     logger.setLevel(logging.DEBUG)
@@ -59,7 +59,7 @@ def start_log(command: str, options: ShownOptions) -> None:
             ) from None
         typer.echo(f"no log is written: {error}", err=True)
         return
-    if path.is_file():  # the modes of /dev/null are not ours to change
+    if path.is_file():  # do not change the mode of a device such as /dev/null
         path.chmod(0o600)
     written.setFormatter(form)
     logger.addHandler(written)
@@ -69,19 +69,19 @@ def start_log(command: str, options: ShownOptions) -> None:
 
 
 class _LogFile(logging.FileHandler):
-    """Writes the log; a disk that is full costs the log, and is said once."""
+    """A handler that writes a log file and prints only one message if writing fails."""
 
     _has_failed = False
 
     def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802 - the name that logging gave it
-        """Say why nothing more is written.
+        """Print why the log is incomplete, but only at the first failure.
 
         Args:
-            record: Lost.
+            record: The record that could not be written.
         """
         if not self._has_failed:
             self._has_failed = True
-            typer.echo(f"the log is not whole: {sys.exc_info()[1]}", err=True)
+            typer.echo(f"the log is incomplete: {sys.exc_info()[1]}", err=True)
 
 
 def _new_file(command: str) -> Path:
@@ -89,7 +89,7 @@ def _new_file(command: str) -> Path:
     folder = Path(platformdirs.user_log_dir("bisect-env"))
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     stamp = datetime.now(UTC).strftime("%Y%m%dT%H%M%S.%f")
-    # The newest stay: names sort by time.
+    # The names contain the time, so that sorting puts the oldest first.
     old = sorted(folder.glob("command-*.log"))
     for path in old[: max(0, len(old) - KEPT + 1)]:
         with contextlib.suppress(OSError):
@@ -102,10 +102,10 @@ def log_event(event: events.Event) -> None:
     if not _log.isEnabledFor(logging.DEBUG):
         return
     if isinstance(event, events.LockProgress | events.Progress):
-        return  # what they say follows from the others
+        return  # frequent, and implied by the other events
     document = public_json(event.as_json())
     if isinstance(event, events.Concluded):
-        # The whole report is in the database.
+        # The rest of the report can be read from the database.
         document = {"event": "verdict", "verdict": document.get("verdict")}
     kind = document.pop("event")
     level = {"warning": logging.WARNING, "error": logging.ERROR}.get(kind, logging.DEBUG)

@@ -1,11 +1,12 @@
 """Options that several commands share, with the same names and the same meaning everywhere.
 
-An option without a panel is one that most people need. Of a command with many options, `--help` shows those
-alone, and `--help-all` the others, too.
+In commands with many options, `--help` shows only options without a panel, which most people need;
+`--help-all` shows all options.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -15,33 +16,51 @@ import typer
 from bisect_env.errors import UsageError
 
 
-def share(text: str | float) -> float:
-    """Return a share of one, written as `0.01` or as `1%`.
+def share_of(option: str) -> Callable[[str | float], float]:
+    """Return a function that parses an option's value written as a fraction or percentage (`0.01` or `1%`).
 
-    Raises:
-        UsageError: It is neither.
+    The function raises `UsageError` if the value is not a number.
     """
-    try:
-        digits = str(text).strip()
-        number = float(digits.removesuffix("%"))
-        return number / 100.0 if digits.endswith("%") else number
-    except ValueError:
-        raise UsageError(f"{text} is no share", remedy="write it as 0.01 or as 1%") from None
+
+    def share(text: str | float) -> float:
+        try:
+            digits = str(text).strip()
+            number = float(digits.removesuffix("%"))
+            return number / 100.0 if digits.endswith("%") else number
+        except ValueError:
+            raise UsageError(f"{option} {text} is no share", remedy="write it as 0.01 or as 1%") from None
+
+    return share
 
 
 def opt(names: str, text: str, panel: str = "", **more: Any) -> Any:
-    """Return the option of an annotation.
+    """Return a typer option with the given names and help text, for use in `Annotated`.
 
     Args:
-        names: All of its names, separated by spaces.
-        text: Its help.
-        panel: Panel in which `--help-all` shows it; "" if `--help` shows it, too.
-        more: What else typer knows of options.
+        names: Names of the option and the words for its value, separated by spaces: `--output -o FILE`.
+        text: Help of the option.
+        panel: Panel in which `--help-all` shows the option; "" if `--help` also shows it.
+        more: Further arguments of `typer.Option`.
     """
-    return typer.Option(*names.split(), help=text, rich_help_panel=panel or None, show_envvar=False, **more)
+    words = names.split()
+    options = [word for word in words if word.startswith("-")]
+    value = " ".join(words[len(options) :]) or None
+    return typer.Option(
+        *options, metavar=value, help=text, rich_help_panel=panel or None, show_envvar=False, **more
+    )
 
 
+def output_option(panel: str = "") -> Any:
+    """Return the typer option `--output`, for use in `Annotated`. The panel is that of `opt`."""
+    where = (
+        "Where to write: a file for `report`, a directory for `reproduce`, `trial --debug` and `env fetch`."
+    )
+    return opt("--output -o PATH", where, panel)
+
+
+QUESTION = "The question"
 WHERE = "Where trials run"
+FAILURE = "The failure and the answer"
 SHOWN = "What is shown"
 STUDY = "The study"
 
@@ -52,32 +71,32 @@ TARGET_HELP = (
 TargetArgument = Annotated[
     list[str] | None, typer.Argument(metavar="TARGET", help=TARGET_HELP, show_default=False)
 ]
-StudyArgument = Annotated[
-    str | None,
-    typer.Argument(
-        metavar="MATRIX | STUDY",
-        help="A study, by id or name (default: the latest), or its matrix file.",
-        show_default=False,
-    ),
-]
 DatabaseOption = Annotated[
-    str | None, opt("--db", "Results database: a file or a URL.", STUDY, envvar="BISECT_ENV_DB")
+    str | None, opt("--db DB", "Results database: a file or a URL.", STUDY, envvar="BISECT_ENV_DB")
 ]
-AtOption = Annotated[
-    str | None,
-    opt(
-        "--at",
-        "Combination: torch=2.3.1,cuml=24.04 (axes with one value may be left out); first-bad or "
-        "last-good of an answered study; good or bad, as stated.",
-    ),
-]
+AT = opt(
+    "--at COMBINATION",
+    "Combination: torch=2.3.1,cuml=24.04 (axes with one value may be left out); first-bad or "
+    "last-good of an answered study; good or bad, as stated.",
+)
+AtOption = Annotated[str | None, AT]
 JsonOption = Annotated[
     bool,
-    opt("--json", "JSON on stdout, one object a line: events, rows, or the answer, last.", SHOWN),
+    opt("--json", "Print JSON on stdout, one object a line: events or rows; the answer is the last.", SHOWN),
 ]
 CacheOption = Annotated[
-    Path | None, opt("--cache", "Where environments are built.", WHERE, envvar="BISECT_ENV_CACHE")
+    Path | None, opt("--cache DIR", "Where environments are built.", WHERE, envvar="BISECT_ENV_CACHE")
 ]
+CheckOption = Annotated[bool, opt("--check", "Look for damage; exit code 6 if there is any.")]
+CsvOption = Annotated[bool, opt("--csv", "Print rows as comma-separated values.", SHOWN)]
+DryRunOption = Annotated[bool, opt("--dry-run", "Only print what would be removed.")]
+PYTHON = opt("--python VERSION", "Version of Python: 3.12; several make an axis, but not in `between`.")
+SchemaOption = Annotated[
+    bool,
+    opt("--schema", "Only print the JSON schema: of matrix files (`plan`) or of reports (`report`).", SHOWN),
+]
+SizeOption = Annotated[str | None, opt("--size", "Remove the oldest until this size is left, such as 20GB.")]
+FreshOption = Annotated[bool, opt("--fresh", "Begin anew, without the trials of earlier commands.", STUDY)]
 SaveOption = Annotated[
     Path | None, opt("--save", "Write the question to this matrix file, with its scripts beside it.", STUDY)
 ]
@@ -85,7 +104,10 @@ SaveOption = Annotated[
 
 @dataclass(frozen=True, slots=True)
 class ExecutionOptions:
-    """The options that say where trials run and where results are; see `with_groups`."""
+    """The values of the options that say where trials run and where results are stored.
+
+    `with_groups` adds these options to a command.
+    """
 
     db: DatabaseOption = None
     workers: Annotated[
@@ -103,7 +125,8 @@ class ExecutionOptions:
         opt("--devices", "GPUs to use, such as 0,2 (or UUIDs); default: all that are visible.", WHERE),
     ] = None
     scheduler: Annotated[
-        str | None, opt("--scheduler", "Run trials on this Dask cluster, such as tcp://host:8786.", WHERE)
+        str | None,
+        opt("--scheduler ADDRESS", "Run trials on this Dask cluster, such as tcp://host:8786.", WHERE),
     ] = None
     scheduler_file: Annotated[
         Path | None,
@@ -117,7 +140,7 @@ class ExecutionOptions:
     cache_size: Annotated[
         str | None,
         opt(
-            "--env-cache-size",
+            "--env-cache-size SIZE",
             "Remove what was used least recently when the cache grows above this; default: 50GB.",
             WHERE,
             envvar="BISECT_ENV_CACHE_SIZE",
@@ -126,7 +149,7 @@ class ExecutionOptions:
     offline: Annotated[
         Path | None,
         opt(
-            "--offline",
+            "--offline DIR",
             "Use no network, only what `bisect-env env fetch` put into this directory.",
             WHERE,
             envvar="BISECT_ENV_OFFLINE",
@@ -135,7 +158,7 @@ class ExecutionOptions:
 
     @property
     def starting(self) -> str:
-        """Return the message before the executor is used for the first time, which may take seconds."""
+        """Return the message to show while workers start or the Dask cluster is being connected."""
         return "starting workers" if self.is_local else "connecting to the Dask cluster"
 
     @property
@@ -146,23 +169,30 @@ class ExecutionOptions:
 
 @dataclass(frozen=True, slots=True)
 class StudyOptions:
-    """The options of commands that run a whole study; see `with_groups`."""
+    """The values of the options that commands for running a whole study share.
 
+    `with_groups` adds these options to a command.
+    """
+
+    quick: Annotated[
+        bool, opt("--quick", "End at the first answer, without checking it further.", FAILURE)
+    ] = False
+    sure: Annotated[
+        bool, opt("--sure", "Finish all checks of the answer, however long they take.", FAILURE)
+    ] = False
     save: SaveOption = None
     skip: Annotated[
         list[str] | None,
-        opt("--skip", "Do not try this value; may be given again.", STUDY, metavar="[AXIS=]VALUE"),
+        opt("--skip [AXIS=]VALUE", "Do not try this value; may be given again.", STUDY),
     ] = None
-    fresh: Annotated[
-        bool, opt("--fresh", "Begin a new study, and measure again what was measured before.", STUDY)
-    ] = False
-    only_mine: Annotated[
-        bool, opt("--only-mine", "Use no trial that another user's study recorded.", STUDY)
-    ] = False
+    fresh: FreshOption = False
+    only_mine: Annotated[bool, opt("--only-mine", "Do not reuse trials of other users' studies.", STUDY)] = (
+        False
+    )
     lockfiles: Annotated[
         Path | None,
         opt(
-            "--lockfiles",
+            "--lockfiles DIR",
             "Write the locks below this directory, too; default for a matrix file: lockfiles.",
             STUDY,
             envvar="BISECT_ENV_LOCKFILES",
@@ -172,11 +202,14 @@ class StudyOptions:
 
 @dataclass(frozen=True, slots=True)
 class ShownOptions:
-    """The options of what a command shows and logs; see `with_groups`."""
+    """The values of the options that say what a command shows and logs.
+
+    `with_groups` adds these options to a command.
+    """
 
     as_json: JsonOption = False
     quiet: Annotated[bool, opt("--quiet -q", "Show only warnings and the answer.", SHOWN)] = False
-    verbose: Annotated[bool, opt("--verbose -v", "Show on stderr what is logged, too.", SHOWN)] = False
+    verbose: Annotated[bool, opt("--verbose -v", "Also show on stderr what is logged.", SHOWN)] = False
     log_file: Annotated[
         Path | None,
         opt(

@@ -12,57 +12,64 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, TextIO
 
-from bisect_env.answers.untrusted import clean, clean_lines, comma_separated, command_line
+from bisect_env.answers.phrases import aligned
+from bisect_env.answers.untrusted import clean, clean_lines, comma_separated, command_line, write
+from bisect_env.cli.options import ShownOptions
 from bisect_env.errors import InfrastructureError, UsageError
 from bisect_env.secrets import MASK, may_be_stored, without_passwords, without_passwords_in_code
 from bisect_env.temporary import replacing
 
 # --------------------------------------------------------------------------------------------------
-# Where a command's data and its words go.
+# Writing data to stdout and messages to stderr.
 
 
 def say(text: str, stream: TextIO | None = None) -> None:
-    """Print a line; characters that the stream's encoding lacks are replaced."""
-    stream = sys.stdout if stream is None else stream
-    public = clean_lines(without_passwords(text))
-    encoding = stream.encoding or "utf-8"
-    stream.write(public.encode(encoding, "replace").decode(encoding) + "\n")
-    stream.flush()
+    """Print text and a newline, without passwords. Characters that the stream cannot encode are replaced."""
+    write(clean_lines(without_passwords(text)) + "\n", sys.stdout if stream is None else stream)
 
 
 def tell(text: str) -> None:
-    """Print a line on stderr, with commands of ours in the form in which this one was started."""
+    """Print a line on stderr, replacing `bisect-env` in commands by the words that started this program."""
     say(in_own_form(text), sys.stderr)
 
 
+def note(text: str, shown: ShownOptions) -> None:
+    """Print a line on stderr as `tell` does, unless the command is quiet or prints JSON."""
+    if not (shown.quiet or shown.as_json):
+        tell(text)
+
+
+def shown_line(text: str) -> str:
+    """Return a text as a single line that is safe to print, with its commands rewritten by `in_own_form`."""
+    return clean(without_passwords(in_own_form(text)))
+
+
 def emit(document: object) -> None:
-    """Print an object as one line of JSON on stdout."""
-    # ASCII: stdout's encoding is the locale's, and what a script printed may be no text at all.
+    """Print an object on stdout as one line of JSON."""
+    # Plain ASCII, because scripts print arbitrary bytes and the locale's encoding may lack characters.
     sys.stdout.write(json.dumps(document) + "\n")
     sys.stdout.flush()
 
 
 def deliver(text: str, output: Path | None = None) -> None:
-    """Write text to a file, which then has all of it or is as before, or to stdout.
+    """Write text to stdout, or atomically to a file.
 
     Args:
-        text: With its final newline.
-        output: The file; None, or `-`, for stdout.
+        text: The text, with its final newline.
+        output: The file to write; None or `-` for stdout.
 
     Raises:
         UsageError: The file's directory does not exist, or the path is a directory.
-        InfrastructureError: It cannot be written.
+        InfrastructureError: The file cannot be written.
     """
     if output is None or str(output) == "-":
-        # What is printed may hold any character, and stdout's encoding is the locale's.
-        sys.stdout.write(text.encode(sys.stdout.encoding, "replace").decode(sys.stdout.encoding))
-        sys.stdout.flush()
+        write(text, sys.stdout)
         return
     if output.is_dir():
         raise UsageError(f"{output} is a directory", remedy="name a file in it with `--output`")
     try:
         if output.exists() and not output.is_file():
-            # A pipe or a device cannot be replaced.
+            # A pipe or a device cannot be replaced by a new file, so it is written to.
             output.write_text(text, encoding="utf-8", errors="replace")
             return
         target = output.resolve()
@@ -82,14 +89,14 @@ def deliver(text: str, output: Path | None = None) -> None:
 
 
 # --------------------------------------------------------------------------------------------------
-# Commands of ours in what is printed.
+# Printed commands of this program.
 
 
 def own_command(arguments: Sequence[str]) -> str:
-    """Return a command of ours as files and logs may hold it: without secrets, and without `--db`. Pure.
+    """Return the running command as text for files and logs, without secrets and without `--db`.
 
     Args:
-        arguments: What the command was given.
+        arguments: Arguments of the running command.
     """
     shown, option = ["bisect-env"], ""
     for word in arguments:
@@ -112,14 +119,17 @@ _COMMAND = re.compile(r"(?<![\w./-])bisect-env (?=[a-z])(?!itself)")
 
 
 def in_own_form(text: str) -> str:
-    """Return a text whose commands begin as this one did: `uvx --from … bisect-env`, say."""
+    """Return a text with `bisect-env` in its commands replaced by the words that started this program.
+
+    For example, `uvx bisect-env run` replaces `bisect-env run`.
+    """
     form = own_form()
     return text if form == "bisect-env" else _COMMAND.sub(lambda _: f"{form} ", text)
 
 
 @functools.cache
 def own_form() -> str:
-    """Return the words with which this command was started, up to the name of a subcommand."""
+    """Return the words that started this program, such as `bisect-env` or `uvx bisect-env`."""
     program = sys.argv[0]
     if Path(program).name == "__main__.py":
         return command_line(sys.orig_argv[0], "-m", "bisect_env")
@@ -131,7 +141,10 @@ def own_form() -> str:
 
 
 def _form_of_parent() -> str:
-    """Return the words of `uvx`, `uv run` or `pipx run`, which waits for this command; "" for others."""
+    """Return the command up to `bisect-env` if this program was started with `uvx`, `uv run` or `pipx run`.
+
+    Return "" if the parent process is none of these tools.
+    """
     import psutil
 
     try:
@@ -141,11 +154,11 @@ def _form_of_parent() -> str:
     names = [Path(word).name for word in words]
     if not names or names[0] not in ("uv", "uvx", "pipx") or "bisect-env" not in names[1:]:
         return ""
-    # `--from` may name the package as well: ours is the last word before our own arguments.
+    # `--from` may also contain the name `bisect-env`; the command is the last word before its arguments.
     ours = len(words) - len(sys.argv[1:]) - 1
     if not 0 < ours < len(words) or names[ours].partition("@")[0] != "bisect-env":
         return ""
-    # `uvx` starts `uv tool uvx`, which nobody writes.
+    # `uvx` runs itself as `uv tool uvx`; show the form that users type.
     start = ["uvx"] if words[1:3] == ["tool", "uvx"] else [names[0], *words[1:3]]
     return command_line(*start, *words[3 : ours + 1])
 
@@ -154,12 +167,14 @@ _REPEATED = ("--db", "--cache", "--offline")
 
 
 def to_repeat(arguments: Sequence[str]) -> str:
-    """Return a sentence on the options that the next command needs, too; "" if there are none. Pure.
+    """Return a sentence that tells the user which options to repeat in the next command.
 
-    A database address with a password is not repeated.
+    Return "" if there are none.
+
+    The sentence does not contain a database address that has a password.
 
     Args:
-        arguments: What this command was given.
+        arguments: Arguments of the running command.
     """
     said: dict[str, str] = {}
     for position, word in enumerate(arguments):
@@ -179,22 +194,22 @@ def to_repeat(arguments: Sequence[str]) -> str:
 
 
 # --------------------------------------------------------------------------------------------------
-# Rows of a question as a table, as JSON or as comma-separated values.
+# Printing rows as a table, as JSON or as comma-separated values.
 
 Rows = Sequence[Sequence[object]]
 
 
 def deliver_rows(names: Sequence[str], rows: Rows, *, as_json: bool, as_csv: bool) -> None:
-    """Print rows as a table, as one JSON object a line, or as comma-separated values.
+    """Print rows as a table, as one JSON object per line, or as comma-separated values.
 
     Args:
         names: Names of the columns.
-        rows: Numbers, texts, None, or what becomes a text.
+        rows: Rows of numbers, texts, None, or other values, which are converted to texts.
         as_json: Whether to print JSON.
         as_csv: Whether to print comma-separated values, after a line of names.
 
     Raises:
-        UsageError: Both forms are asked for.
+        UsageError: Both `as_json` and `as_csv` are true.
     """
     if as_json and as_csv:
         raise UsageError("`--json` and `--csv` exclude each other", remedy="give one of them")
@@ -209,14 +224,15 @@ def deliver_rows(names: Sequence[str], rows: Rows, *, as_json: bool, as_csv: boo
 def _table(names: Sequence[str], rows: Rows) -> str:
     table: list[Sequence[object]] = [list(names), *rows]
     cells = [[clean("" if value is None else str(value)) for value in row] for row in table]
-    widths = [max(len(row[i]) for row in cells) for i in range(len(names))]
-    cells.insert(1, ["-" * width for width in widths])
-    lines = ["  ".join(f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True)) for row in cells]
-    return "".join(f"{line.rstrip()}\n" for line in lines)
+    cells.insert(1, ["-" * max(map(len, column)) for column in zip(*cells, strict=True)])
+    return "".join(f"{line}\n" for line in aligned(cells))
 
 
 def named(combination: str) -> str:
-    """Return a combination's JSON as people read it; what is none stays as it is."""
+    """Convert a combination from JSON to text such as `python 3.11, orjson 3.9.11`.
+
+    A text that is not such JSON is returned unchanged.
+    """
     try:
         return ", ".join(f"{axis} {value}" for axis, value in json.loads(combination))
     except (ValueError, TypeError):
@@ -225,7 +241,7 @@ def named(combination: str) -> str:
 
 def _plain(value: Any) -> object:
     if isinstance(value, float) and not math.isfinite(value):
-        return str(value)  # JSON has no number for it
+        return str(value)  # JSON has no infinity and no NaN
     if value is None or isinstance(value, bool | int | float | str):
         return value
     if isinstance(value, bytes | bytearray | memoryview):

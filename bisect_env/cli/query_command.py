@@ -1,4 +1,4 @@
-"""`bisect-env query`: ask the results database in SQL."""
+"""`bisect-env query`: query the results database in SQL."""
 
 from __future__ import annotations
 
@@ -6,26 +6,28 @@ from typing import Annotated
 
 import typer
 
-from bisect_env.cli.options import DatabaseOption, JsonOption, opt
+from bisect_env.cli.commands import with_groups
+from bisect_env.cli.options import CsvOption, DatabaseOption, JsonOption, opt
 from bisect_env.cli.output import deliver_rows
 from bisect_env.storage.query import ask
 
 
+@with_groups()
 def query(
     question: Annotated[str, typer.Argument(metavar="SQL", help="One SELECT.")],
-    timeout: Annotated[
-        float, opt("--timeout", "How long the answer may take.", min=0.01, max=86400.0, metavar="SECONDS")
+    time_limit: Annotated[
+        float, opt("--time-limit SECONDS", "Time limit of the query.", min=0.01, max=86400.0)
     ] = 30.0,
     as_json: JsonOption = False,
-    as_csv: Annotated[bool, opt("--csv", "Comma-separated values.")] = False,
+    as_csv: CsvOption = False,
     db: DatabaseOption = None,
 ) -> None:
-    """Ask the results database in SQL; nothing can be changed this way.
+    """Query the results database in SQL, read-only.
 
     `bisect-env query "SELECT study, outcome FROM v_trials" --json` prints an object for each row, on a line
-    of its own. The views are v_trials, v_combinations, v_verdicts and v_packages; a question about a column
-    that is not there is answered with those that are.
+    of its own. The views are v_trials, v_combinations, v_verdicts and v_packages. A query for an unknown
+    table or column is answered with the known ones.
     """
-    with ask(db, question, timeout=timeout) as (names, found):
+    with ask(db, question, timeout=time_limit) as (names, found):
         rows = list(found)
     deliver_rows(names, rows, as_json=as_json, as_csv=as_csv)

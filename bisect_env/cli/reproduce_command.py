@@ -1,20 +1,19 @@
-"""`bisect-env reproduce`: a failure as a directory that anybody can run."""
+"""`bisect-env reproduce`: write a directory that shows a failure without this tool."""
 
 from __future__ import annotations
 
-import contextlib
-import io
 import secrets
 import shutil
-import tarfile
-from collections.abc import Mapping
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated
 
-from bisect_env.cli.options import DatabaseOption, StudyArgument, opt
+from bisect_env.cli.asking import Flags
+from bisect_env.cli.commands import with_groups
+from bisect_env.cli.options import AT, QUESTION, DatabaseOption, TargetArgument, output_option
 from bisect_env.cli.output import tell
-from bisect_env.cli.references import find_study
-from bisect_env.engine.reproduction import BundleFile, Contrast, ObservedFailure, reproduction
+from bisect_env.cli.target import find_study
+from bisect_env.engine.reproduction import Contrast, ObservedFailure, reproduction
 from bisect_env.engine.stored import (
     LockedCombination,
     matrix_of,
@@ -23,29 +22,32 @@ from bisect_env.engine.stored import (
     stored_combination,
 )
 from bisect_env.errors import InfrastructureError, UsageError
+from bisect_env.matrix.files import StudyFile
 from bisect_env.report.build import load_report
 from bisect_env.secrets import without_passwords
 from bisect_env.storage.entries import Study, counts_of
 from bisect_env.storage.store import Store
 from bisect_env.trials.records import Evidence
 
-_TARS = {".tar": "w", ".tar.gz": "w:gz", ".tgz": "w:gz", ".tar.xz": "w:xz"}
 
-
+@with_groups(panel=QUESTION)
 def reproduce(
-    study: StudyArgument = None,
+    words: TargetArgument = None,
     *,
-    at: Annotated[
-        str, opt("--at", "Combination: torch=2.3.1,cuml=24.04, or first-bad, or last-good.")
-    ] = "first-bad",
-    output: Annotated[
-        Path | None, opt("--output -o", "Directory, or a file that ends with .tar.gz; default: by name.")
-    ] = None,
+    at: Annotated[str, AT] = "first-bad",
+    output: Annotated[Path | None, output_option()] = None,
+    flags: Flags,
     db: DatabaseOption = None,
 ) -> None:
-    """Write lock, script, command, Dockerfile and README of a combination, to be run without this tool."""
+    """Write lock, script, command, Dockerfile and README of a combination, to be run without this tool.
+
+    The combination is one that a study has tried: name the study, or ask the same question again. The
+    directory is new, and named after the combination unless `--output` names it.
+    """
+    if output is not None:
+        _refuse_archive(output)
     with Store.open(db, read_only=True) as store:
-        found = find_study(study, store)
+        found = find_study(words, flags, store)
         matrix = matrix_of(store, found, secrets=False)
         one = stored_combination(store, found, at, "--at")
         refuse_local(one)
@@ -59,8 +61,23 @@ def reproduce(
     tell(f"{target}: {len(files)} files; its README.md says how to run it")
 
 
-def _seen(store: Store, study: Study, one: LockedCombination) -> ObservedFailure:
+def _refuse_archive(output: Path) -> None:
+    """Raise an error if the output is named like an archive, because the command writes a directory.
 
+    Raises:
+        UsageError: The name ends like that of an archive.
+    """
+    for _, endings, _ in shutil.get_unpack_formats():
+        for ending in endings:
+            if output.name.lower().endswith(ending):
+                raise UsageError(
+                    f"--output: {output} is named like an archive, and this command writes a directory",
+                    remedy=f"name a directory, such as {str(output)[: -len(ending)]}; pack it afterwards",
+                )
+
+
+def _seen(store: Store, study: Study, one: LockedCombination) -> ObservedFailure:
+    """Return how often a combination failed in a study, with the details of one failure."""
     trials = [trial for trial in store.trials(study.id) if trial.combination == one.combination]
     if not trials:
         return ObservedFailure()
@@ -77,12 +94,16 @@ def _seen(store: Store, study: Study, one: LockedCombination) -> ObservedFailure
 
 
 def _contrast(store: Store, study: Study, one: LockedCombination) -> Contrast | None:
-    """Return the last good combination if this is the first bad one; elsewhere nothing is known."""
+    """Return the last good combination and its trial counts, for comparison with the first bad one.
+
+    Return None if `one` is not the first bad combination, or if the last good one has no counted trials.
+    """
     named = named_combinations(study)
     if not {"first-bad", "last-good"} <= named.keys() or named["first-bad"] != one.combination.as_dict():
         return None
     good = stored_combination(store, study, "last-good")
-    # Its trials may have been recorded for another combination with the same environment and values.
+    # Use the report's counts, because the trials may have been recorded for another combination with the same
+    # environment and values.
     values = good.combination.as_dict()
     said = next(one for one in load_report(store, study.id).combinations if one.combination == values)
     counted = said.good + said.bad
@@ -93,28 +114,24 @@ def _file_name(text: str) -> str:
     return "".join(c if c.isalnum() or c in ".-_" else "-" for c in text)[:100]
 
 
-def _write(files: Mapping[str, BundleFile], target: Path) -> None:
-    """Write a directory or an archive as a whole, or not at all.
+def _write(files: Iterable[StudyFile], target: Path) -> None:
+    """Write all files into a new directory. After an error, no directory is left.
 
     Raises:
-        UsageError: It exists.
-        InfrastructureError: It cannot be written.
+        UsageError: The directory exists.
+        InfrastructureError: The directory cannot be written.
     """
     if target.exists() or target.is_symlink():
         raise UsageError(f"{target} exists", remedy="remove it, or name another with `--output`")
-    mode = next((mode for end, mode in _TARS.items() if target.name.endswith(end)), None)
     beside = target.with_name(f".{target.name}.{secrets.token_hex(4)}")
     try:
-        if mode is None:
-            # Not its parents: a mistyped path would come into being.
-            beside.mkdir()
-            for name, file in files.items():
-                path = beside / name
-                path.parent.mkdir(parents=True, exist_ok=True)
-                path.write_bytes(file.content)
-                path.chmod(0o755 if file.executable else 0o644)
-        else:
-            _pack(files, beside, mode, target.name.partition(".tar")[0].removesuffix(".tgz"))
+        # Parent directories are not created, because a missing one may be a mistyped path.
+        beside.mkdir()
+        for file in files:
+            path = beside / file.name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(file.content)
+            path.chmod(0o755 if file.executable else 0o644)
         beside.rename(target)
     except OSError as error:
         raise InfrastructureError(
@@ -122,17 +139,4 @@ def _write(files: Mapping[str, BundleFile], target: Path) -> None:
             remedy="name another place with `--output`",
         ) from error
     finally:
-        if beside.is_dir():
-            shutil.rmtree(beside, ignore_errors=True)
-        else:
-            with contextlib.suppress(OSError):  # a file system that is read-only says so once more
-                beside.unlink(missing_ok=True)
-
-
-def _pack(files: Mapping[str, BundleFile], path: Path, mode: str, folder: str) -> None:
-    with tarfile.open(path, mode) as archive:  # type: ignore[call-overload]
-        for name, file in sorted(files.items()):
-            # Neither dates nor users: the same bundle is the same archive.
-            member = tarfile.TarInfo(f"{folder}/{name}")
-            member.size, member.mode = len(file.content), 0o755 if file.executable else 0o644
-            archive.addfile(member, io.BytesIO(file.content))
+        shutil.rmtree(beside, ignore_errors=True)

@@ -4,21 +4,20 @@ from __future__ import annotations
 
 from typing import Annotated
 
+from bisect_env.cli.commands import with_groups
 from bisect_env.cli.options import DatabaseOption, opt
 from bisect_env.cli.output import deliver, tell
 from bisect_env.web.serve import serve as serve_database
 
 
+@with_groups()
 def serve(
-    port: Annotated[int, opt("--port", "0 takes any that is free.", min=0, max=65535)] = 8001,
-    no_token: Annotated[
-        bool, opt("--no-token", "Let in every user of this machine, without a token.")
-    ] = False,
+    port: Annotated[int, opt("--port", "Port to listen on; 0 for any free one.", min=0, max=65535)] = 8001,
     db: DatabaseOption = None,
 ) -> None:
-    """Open the results database in a browser, for reading, for this machine alone.
+    """Show the results database in a browser: read-only, reachable only from this machine.
 
-    Needs the extra `web`. Prints the address, with a token that others do not know; Ctrl-C ends it.
+    Needs the extra `web`. Prints its address, which contains a secret token; Ctrl-C ends it.
     """
 
     def show(address: str, note: str | None) -> None:
@@ -27,4 +26,4 @@ def serve(
         tell("Ctrl-C ends it")
         deliver(f"{address}\n")
 
-    serve_database(db, port, tell=show, with_token=not no_token)
+    serve_database(db, port, tell=show)

@@ -14,14 +14,12 @@ import typer
 from bisect_env.answers.untrusted import command_line
 from bisect_env.cli.asking import Flags
 from bisect_env.cli.commands import with_groups, words_behind_dashes
-from bisect_env.cli.options import AtOption, ExecutionOptions, TargetArgument
+from bisect_env.cli.options import QUESTION, AtOption, ExecutionOptions, TargetArgument
 from bisect_env.cli.output import say
 from bisect_env.cli.target import find_target
 from bisect_env.cli.views import PlainView
-from bisect_env.cli.work import open_provider
+from bisect_env.cli.work import environment_of, open_provider
 from bisect_env.engine.single import look_up
-from bisect_env.engine.specs import allowed_sources, trial_files
-from bisect_env.environments.prefix import ensure_prefix
 from bisect_env.errors import UsageError
 from bisect_env.storage.store import Store
 from bisect_env.trials.workdir import DEFAULT_PATH, child_path, own_bin, work_dir
@@ -29,7 +27,7 @@ from bisect_env.trials.workdir import DEFAULT_PATH, child_path, own_bin, work_di
 _WITHOUT = ("workers", "devices", "scheduler", "scheduler_file", "cache_size")
 
 
-@with_groups(without=_WITHOUT)
+@with_groups(without=_WITHOUT, panel=QUESTION)
 def shell(
     context: typer.Context,
     words: TargetArgument = None,
@@ -40,13 +38,13 @@ def shell(
 ) -> None:
     """Open a shell in the environment of a combination, in a fresh directory with the trial's files.
 
-    What stands behind `--` is run there in place of a shell: `-- python -c '…'`. It is no trial. Ends as the
-    shell ends.
+    A command after `--` is run instead of a shell: `-- python -c '…'`. It does not count as a trial. The exit
+    code is that of the shell or of the command.
     """
     behind = words_behind_dashes(context)
     words = list(words or ())
     asked = words[: len(words) - len(behind)]
-    # A question with `-p` has its command behind `--`, too.
+    # With `-p`, the words after `--` are the command of the question.
     target = find_target(words if flags.asks else asked, flags, db=where.db)
     matrix = target.matrix
     with Store.open(where.db) as store:
@@ -57,15 +55,10 @@ def shell(
             f"{single.combination} runs in a container, and this command opens shells on the host alone",
             remedy=f"`{command_line('podman', 'run', '--rm', '-it', image, 'sh')}`, or docker in its place",
         )
-    prefix = ensure_prefix(
-        single.lock,
-        cache_dir=where.cache,
-        allow_source=allowed_sources(matrix),
-        offline=None if where.offline is None else where.offline.absolute(),
-    )
+    prefix = environment_of(matrix, single.lock, provider)
     try:
         program = ([] if flags.asks else list(behind)) or [os.environ.get("SHELL") or "/bin/sh"]
-        with work_dir(trial_files(matrix)) as directory:
+        with work_dir(matrix.files) as directory:
             env = shell_env(os.environ, prefix.path, matrix.environment(single.combination))
             say(
                 f"{single.combination}\n{prefix.path} is first on PATH (shared, and not to be written to)\n"
@@ -75,12 +68,12 @@ def shell(
             code = _run(program, directory.work, env)
     finally:
         prefix.release()
-    # A signal shows as shells show it.
+    # Shells report the end by a signal as 128 plus its number.
     raise typer.Exit(code if code >= 0 else 128 - code)
 
 
 def _run(program: list[str], folder: Path, env: Mapping[str, str]) -> int:
-    # Ctrl-C is for what runs in there.
+    # Ctrl-C is meant for the program in the shell.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
         return subprocess.run(
@@ -97,11 +90,14 @@ def _run(program: list[str], folder: Path, env: Mapping[str, str]) -> int:
 
 
 def shell_env(outer: Mapping[str, str], prefix: Path, extra: Mapping[str, str]) -> dict[str, str]:
-    """Return the user's environment with the prefix in front and this program's commands left out."""
-    # `cli.main` set the last one: what is run there may import from its own directory, as trials may.
+    """Return the environment variables of a shell in which the programs of `prefix` come first.
+
+    The directory of this program's own commands is removed from `PATH`, so that `pip` cannot change them.
+    """
+    # `cli.main` set PYTHONSAFEPATH; the user's programs may import from their own directory, as trials may.
     left_out = ("PYTHONHOME", "PYTHONPATH", "PYTHONSAFEPATH")
     env = {name: value for name, value in outer.items() if name not in left_out}
-    # `pip install` in there is not to change the Python that runs this program, nor the system's.
+    # Keep `pip install` from changing the Python of this program or of the system.
     env["PATH"] = child_path(env.get("PATH", DEFAULT_PATH), prefix / "bin", own_bin())
     env.setdefault("PIP_REQUIRE_VIRTUALENV", "1")
     is_conda = (prefix / "conda-meta").is_dir()

@@ -1,9 +1,9 @@
 """Makes Ctrl-C, SIGTERM and SIGHUP end a command in order and in bounded time, whenever they arrive.
 
-Until a command begins there is nothing to end: the process says so and leaves. Then a signal asks for an
-orderly end, and each further one leaves less time for it. Nothing is raised into the middle of a library.
-Python's own handlers run between two instructions of the main thread, which may be waiting in a library that
-never returns; so a thread hears of every signal, too, and ends the process when its time is over.
+Before a command begins, a signal ends the process at once. Later, the first signal asks for an orderly end,
+and further signals shorten the time for it. No exception is raised in the middle of library code. Python runs
+signal handlers only between two instructions of the main thread, which may be waiting in a library that never
+returns. Therefore a second thread receives every signal too, and ends the process when the time is over.
 """
 
 from __future__ import annotations
@@ -23,21 +23,23 @@ from bisect_env.temporary import remove_own
 ORDERLY = 45.0
 """Seconds for an orderly end: trials get thirty to be ended, clusters five to be closed."""
 SILENT = 15.0
-"""Seconds in which nobody has asked whether to stop, after which the main thread is taken to be stuck: in a
-call to an index that does not answer, say. Ending trials may take as long."""
+"""Seconds after which a main thread that has not checked for a request to stop counts as stuck, for example
+waiting for an index. Ending trials may take this long."""
 AT_ONCE = 3.0
-"""Seconds that a second signal leaves."""
+"""Seconds for an orderly end after a second signal."""
 LEAVING = 5.0
-"""Seconds for Python to end once the command is done: threads of libraries may hold it up."""
+"""Seconds for Python to exit after the command is done; threads of libraries may delay it."""
 INTERRUPTED = 130
+STOPPED = "stopped\n  remedy: give the same command again\n"
+"""Message if a signal arrives before the first trial or in a command that runs none."""
 
 
 class Stopped(KeyboardInterrupt):
-    """A signal came.
+    """An error raised in the main thread by a signal.
 
-    Not `KeyboardInterrupt` itself: where that passes through `exec` of a text, as at the definition of a data
-    class, Python remembers it, and a process started with `-m` kills itself by SIGINT at its end even though
-    it was caught (`run_eval_code_obj` in CPython, which compares the type and not its parents).
+    It is a subclass because of a side effect of `KeyboardInterrupt` itself: if that error passes through
+    `exec` of a text, as in the definition of a dataclass, a process started with `-m` kills itself with
+    SIGINT at its end, even if the error was caught (`run_eval_code_obj` in CPython checks the exact type).
     """
 
 
@@ -47,19 +49,19 @@ _Handler = Callable[[int, FrameType | None], None]
 
 
 def leave_at_once() -> None:
-    """Let signals end this process with a word: nothing has begun."""
+    """Make signals end the process at once with a message; used before a command begins."""
     _handle(_leave)
 
 
 def interrupt() -> None:
-    """Let every signal be what Ctrl-C is: a `KeyboardInterrupt` (`Stopped`) in the main thread."""
+    """Make every signal raise `Stopped`, a `KeyboardInterrupt`, in the main thread."""
     global _raised, _is_command
     _raised, _is_command = False, True
     _handle(_raise)
 
 
 def finish() -> None:
-    """Stop watching the command's end, and ignore signals while the process ends."""
+    """End the watch over the command, and ignore signals while the process exits."""
     global _is_command
     _is_command = False
     while _watches:
@@ -69,33 +71,34 @@ def finish() -> None:
 
 def _ignore() -> None:
     for number in _NUMBERS:
-        with contextlib.suppress(ValueError):  # not the main thread's
+        with contextlib.suppress(ValueError):  # only the main thread may set handlers
             signal.signal(number, signal.SIG_IGN)
 
 
 def _handle(handler: _Handler) -> None:
     for number in _NUMBERS:
-        # What `nohup` has switched off stays off. A shell's `&` switches Ctrl-C off, which can still be sent.
+        # Keep SIGHUP ignored under `nohup`. SIGINT, which a shell's `&` sets to ignored, is handled again,
+        # because users may still send it with `kill`.
         if number != signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN:
             with contextlib.suppress(ValueError):
                 signal.signal(number, handler)
 
 
 def _leave(_number: int, _frame: FrameType | None) -> None:
-    os.write(2, b"stopped before anything had begun\n")
+    os.write(2, STOPPED.encode())
     os._exit(INTERRUPTED)
 
 
 def _raise(_number: int, _frame: FrameType | None) -> None:
     global _raised
     _raised = True
-    # One more would only break what is being ended.
+    # A further signal would interrupt the orderly end.
     _ignore()
     raise Stopped
 
 
 class _Asked(threading.Event):
-    """Whether to stop, and when that was last asked."""
+    """An event set by a request to stop; it records when it was last checked."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -106,11 +109,10 @@ class _Asked(threading.Event):
         return super().is_set()
 
 
-_asked: _Asked | None = None
 _raised = False
 _is_command = False
 _watches: list[Callable[[], None]] = []
-"""What ends the watch over a command's end."""
+"""Functions that end the watches of `_watch_over`."""
 
 
 def is_interrupted() -> bool:
@@ -118,28 +120,22 @@ def is_interrupted() -> bool:
     return _raised
 
 
-def is_stopping() -> bool:
-    """Return whether the user has asked this command to stop."""
-    return _asked is not None and _asked.is_set()
-
-
 def stop_on_signals() -> threading.Event:
     """Let signals stop the command in an orderly way and in bounded time from now on.
 
     Returns:
-        Set by the first signal.
+        An event that the first signal sets.
     """
-    global _asked
-    stop = _asked = _Asked()
+    stop = _Asked()
     _handle(lambda _number, _frame: stop.set())
     _watch_over(stop)
     return stop
 
 
 def _watch_over(stop: _Asked) -> None:
-    """End the process when an end that was asked for does not come."""
+    """Watch, in a thread, that the process ends in time after a request to stop; else kill it."""
     if not _is_command or threading.current_thread() is not threading.main_thread():
-        return  # nobody would say when it is over
+        return  # nothing would call `finish` to end the watch
     reader, writer = os.pipe()
     os.set_blocking(writer, False)
     before = signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
@@ -195,7 +191,7 @@ def leave_in_time(code: int) -> None:
     if "distributed" not in sys.modules:
         return
     if code == INTERRUPTED and _kill_workers():
-        # It was still starting, and the thread that starts it goes on as long as there is a process.
+        # The cluster was still starting, and the thread that starts it would keep this process alive.
         for stream in (sys.stdout, sys.stderr):
             with contextlib.suppress(OSError, ValueError):
                 stream.flush()

@@ -1,30 +1,42 @@
-"""Recognises packages with ranges that are written wrongly, and says how they are written. Pure."""
+"""Tells files, ranges and scripts on the command line apart, and suggests the right spelling of a range."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from pathlib import Path
 
 from packaging.requirements import InvalidRequirement, Requirement
 from packaging.version import InvalidVersion, Version
 
 from bisect_env.answers.untrusted import command_line
-from bisect_env.cli.references import SCRIPTS
 from bisect_env.errors import UsageError
 
+RANGE = frozenset("<>=!~[ ;")
+"""Characters of a package with a range."""
+SCRIPTS = (".py", ".sh")
+"""Endings of scripts."""
 _NAME = re.compile(r"\s*([A-Za-z0-9](?:[A-Za-z0-9._-]*[A-Za-z0-9])?)")
 _FLIPPED = {"=>": ">=", "=<": "<=", "=": "==", "=!": "!="}
 
 
+def names_matrix(word: str) -> bool:
+    """Return whether a word is the path of a matrix file rather than a package, study or script."""
+    if word.endswith((".yaml", ".yml")):
+        return True
+    path = Path(word)
+    return not word.endswith(SCRIPTS) and (path.is_file() or ("/" in word and not RANGE & set(word)))
+
+
 def refuse_misspelt(packages: Sequence[str], words: Sequence[str]) -> None:
-    """Raise an error for a package with a range that is written wrongly, with the right way to write it.
+    """Raise an error that suggests the right spelling if a package range is misspelt.
 
     Args:
-        packages: The packages that are asked about, as given.
-        words: The words after them.
+        packages: Package ranges as the user wrote them.
+        words: Words of the command line after them.
 
     Raises:
-        UsageError: One is written wrongly.
+        UsageError: A package range is misspelt.
     """
     for text in packages:
         if (right := corrected(text)) is not None:
@@ -45,7 +57,10 @@ def refuse_misspelt(packages: Sequence[str], words: Sequence[str]) -> None:
 
 
 def corrected(text: str) -> str | None:
-    """Return a requirement as it should be written; "" if that is unknown, None if it is right as it is."""
+    """Return the right spelling of a requirement, or None if the text is already right.
+
+    Return "" if the right spelling cannot be guessed.
+    """
     try:
         Requirement(text)
     except InvalidRequirement:
@@ -65,7 +80,7 @@ def corrected(text: str) -> str | None:
 
 
 def swapped(script: str, words: Sequence[str]) -> str:
-    """Return the command with package and script in the right order, for words that begin with a script."""
+    """Return the corrected command for a user who wrote the script before the package."""
     package = next((word for word in words if _has_range(word)), "")
     rest = [word for word in words if word != package]
     return command_line("bisect-env", "run", package or "PACKAGE>=1.0", script, *rest)
@@ -81,7 +96,7 @@ def is_version(word: str) -> bool:
 
 
 def _listed(text: str) -> list[Version]:
-    """Return the versions of a list such as `six==1.15.0,1.16.0`; [] if it is none."""
+    """Return the versions in a list such as `six==1.15.0,1.16.0`, or [] if the text is not such a list."""
     parts = re.sub(r"^[:<>=!~\s]+", "", text.strip()[len(_name_of(text)) :]).split(",")
     versions = [part.strip().lstrip("=") for part in parts]
     is_list = len(versions) > 1 and all(is_version(version) for version in versions)

@@ -4,20 +4,29 @@ from __future__ import annotations
 
 import ast
 import sys
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from bisect_env.answers.untrusted import command_line
-from bisect_env.cli.asking import Flags, ask, refuse_beside, save, shown_question, with_search
+from bisect_env.cli.asking import (
+    Flags,
+    ask,
+    option_name,
+    refuse_beside,
+    save,
+    shown_question,
+    with_search,
+)
 from bisect_env.cli.options import ShownOptions
-from bisect_env.cli.output import say
-from bisect_env.cli.references import RANGE, SCRIPTS, has_database, names_matrix
+from bisect_env.cli.output import note
+from bisect_env.cli.spelling import RANGE, SCRIPTS, names_matrix
 from bisect_env.engine.stored import matrix_of, refuse_strangers, was_asked_here
 from bisect_env.errors import UsageError
 from bisect_env.matrix.load import Matrix, load_matrix, stored_matrix
 from bisect_env.matrix.schema import PackageAxis
 from bisect_env.report.shared_question import question_of_report
+from bisect_env.storage.connecting import has_database
 from bisect_env.storage.entries import Study
 from bisect_env.storage.store import Store
 
@@ -26,65 +35,155 @@ _REPORTS = (".html", ".json")
 
 @dataclass(frozen=True, slots=True)
 class FoundTarget:
-    """The question that a command was given, and where it came from.
+    """The matrix that a command works on, and where it came from: a file, a study or the command line.
 
     Attributes:
         matrix: The question.
         study: The study that the user named; None if the user named a file or asked in words.
         words: Whether the question was asked in words.
+        report: Path of the report that holds the question; "" for any other target.
     """
 
     matrix: Matrix
     study: Study | None = None
     words: bool = False
+    report: str = ""
+
+    @property
+    def shown(self) -> str:
+        """Return the name of the target in messages."""
+        return "this question" if self.words else self.reference
 
     @property
     def reference(self) -> str:
-        """Return the word that names the target in another command."""
-        if self.study is not None:
-            return self.study.name
-        return self.matrix.shown
+        """Return the word with which another command can name the same target."""
+        return self.report or (self.matrix.shown if self.study is None else self.study.name)
+
+    def stated_ends(self, flags: Flags) -> dict[str, str]:
+        """Return the combinations given by `--good` and `--bad`, with the keys `good` and `bad`.
+
+        The dict is empty if the question was asked on the command line: then the matrix holds them already.
+        """
+        given = {} if self.words else {"good": flags.good, "bad": flags.bad}
+        return {end: ",".join(text) for end, text in given.items() if text}
 
 
 def find_target(
     words: Sequence[str],
-    flags: Flags | None = None,
+    flags: Flags,
     *,
     db: str | None,
     runs: bool = True,
     to: Path | None = None,
     without: Sequence[str] = (),
+    default: Callable[[Study], bool] | None = None,
 ) -> FoundTarget:
-    """Return what a command is about.
+    """Find what a command line names: a matrix file, a stored study, a report, or a question in words.
 
     Args:
-        words: As given: nothing, one word for a matrix, a study or a report, or a question.
-        flags: The options of a question; None if the command takes no questions.
+        words: Words of the command line: none, one that names a matrix, study or report, or a question.
+        flags: The options of a question.
         db: Results database that may have the study.
         runs: Whether the command runs what the question says; then studies that others asked are refused.
-        to: Matrix file to write the question to, which the command then goes by.
-        without: Fields of the flags that the command has another use for.
+        to: Matrix file to write the question to; the target is then read from this file.
+        without: Fields of the flags that the command uses for something else.
+        default: Condition for the study that is taken if no words are given: the latest one that meets it,
+            if there is any.
 
     Raises:
         UsageError: There is no such target.
-        MatrixError: The matrix file is wrong.
+        MatrixError: The matrix file is invalid.
     """
-    target = _found(list(words), flags or Flags(), db, runs=runs, without=without)
-    if flags is not None:
-        target = FoundTarget(with_search(target.matrix, flags), target.study, target.words)
+    asked = _question(list(words), flags, without)
+    target = asked or _stored(words[0] if words else None, db, default)
+    if target.study is not None:
+        refuse_beside(flags, f"the study {target.study.name}", without=without)
+        if runs:
+            refuse_strangers(target.study)
+    target = replace(target, matrix=with_search(target.matrix, flags))
     if runs:
         refuse_broken_scripts(target.matrix)
-    return target if to is None else FoundTarget(save(target.matrix, to))
+    return target if to is None else FoundTarget(save(target.matrix, to), words=target.words)
 
 
-def _found(
-    words: list[str], flags: Flags, db: str | None, *, runs: bool, without: Sequence[str]
-) -> FoundTarget:
+def find_study(words: Sequence[str] | None, flags: Flags, store: Store) -> Study:
+    """Return the stored study that a command line names, in any of the ways that `find_target` takes.
+
+    A question, a matrix file or a report names the newest study that asked the same question. A matrix file
+    that was changed or removed since names the newest study of its path.
+
+    Args:
+        words: Words of the command line: none, for the latest study, or those of `find_target`.
+        flags: The options of a question.
+        store: Store with the studies.
+
+    Raises:
+        UsageError: There is no such study.
+        MatrixError: The matrix file is invalid.
+    """
+    words = list(words or ())
+    is_word = len(words) == 1 and not flags.asks
+    is_script = is_word and words[0].endswith(SCRIPTS)
+    is_missing = is_word and names_matrix(words[0]) and not Path(words[0]).is_file()
+    asked = None if is_script or is_missing else _question(words, flags, ())
+    if asked is not None:
+        # Settings of the search are words of the question as well, but the study is the same with others.
+        return asked_study(asked, store)
+    try:
+        study = store.study(words[0] if words else None)
+    except UsageError as error:
+        if not is_script:
+            raise
+        studies = command_line("bisect-env", "report", "--list")
+        raise UsageError(
+            f"{words[0]} is a script: the package that was asked about is missing",
+            tried=error.tried,
+            remedy=f"name the package before it, or a study by its id or its name, which `{studies}` shows",
+        ) from None
+    if given := flags.given():
+        raise UsageError(
+            f"{option_name(given[0])} belongs to a question, and the study {study.name} was asked before",
+            remedy="leave it out, or give the words of the question",
+        )
+    return study
+
+
+def asked_study(target: FoundTarget, store: Store, *, same: bool = False) -> Study:
+    """Return the newest study that asked the question of a target.
+
+    Args:
+        target: A matrix file, a report or a question in words.
+        store: Store with the studies.
+        same: Whether the study must have asked exactly this. Otherwise it may be one of a matrix file that
+            was changed since.
+
+    Raises:
+        UsageError: There is no such study.
+    """
+    matrix = target.matrix
+    if (found := store.find_study(matrix.name, matrix.digest)) is not None:
+        return found
+    studies = store.studies()
+    path = None if matrix.path is None else str(matrix.path)
+    if not same and any(one.definition.matrix_path == path for one in studies):
+        return store.study(path)
+    near = [f"the study {one.id[:8]} ({one.name})" for one in studies if one.name == matrix.name][:1]
+    again = command_line("bisect-env", "run", target.shown)
+    raise UsageError(
+        f"there is no study of {target.shown} in {store.shown}",
+        tried=f"{near[0]} asked something else: another range, script, Python or setting" if near else None,
+        remedy=f"begin it: {'give the same words to `bisect-env run`' if target.words else again}",
+    )
+
+
+def _question(words: list[str], flags: Flags, without: Sequence[str]) -> FoundTarget | None:
+    """Return the question that a command line asks or whose file it names; None if it names a study."""
     if flags.asks:
         return FoundTarget(ask(flags, words), words=True)
     if len(words) == 1 and words[0].endswith(_REPORTS) and Path(words[0]).is_file():
         refuse_beside(flags, f"the report {words[0]}", without=without)
-        return FoundTarget(stored_matrix(*question_of_report(Path(words[0])), ""))
+        matrix = stored_matrix(*question_of_report(Path(words[0])), "")
+        return FoundTarget(matrix, report=words[0])
     if words and names_matrix(words[0]):
         if len(words) > 1:
             raise UsageError(
@@ -96,15 +195,11 @@ def _found(
         return FoundTarget(load_matrix(words[0]))
     if len(words) > 1 or (words and (RANGE & set(words[0]) or words[0].endswith(SCRIPTS))):
         return FoundTarget(ask(flags, words), words=True)
-    study, matrix = _stored(words[0] if words else None, db)
-    refuse_beside(flags, f"the study {study.name}", without=without)
-    if runs:
-        refuse_strangers(study)
-    return FoundTarget(matrix, study)
+    return None
 
 
-def _stored(reference: str | None, db: str | None) -> tuple[Study, Matrix]:
-    """Return a study with its question.
+def _stored(reference: str | None, db: str | None, default: Callable[[Study], bool] | None) -> FoundTarget:
+    """Return a stored study and its matrix.
 
     Raises:
         UsageError: There is no such study.
@@ -123,20 +218,23 @@ def _stored(reference: str | None, db: str | None) -> tuple[Study, Matrix]:
             raise UsageError(
                 error.what, tried=error.tried, remedy=f"{error.remedy}; a package needs its script: {asked}"
             ) from None
-        return study, matrix_of(store, study)
+        if reference is None and default is not None:
+            study = next(filter(default, store.studies()), study)
+        return FoundTarget(matrix_of(store, study), study)
 
 
 def announce(target: FoundTarget, shown: ShownOptions) -> None:
-    """Print on stderr how a question in words was understood, for the user to check."""
-    if target.words and not (shown.quiet or shown.as_json):
-        again = "" if was_asked_here(target.matrix.digest) else " (`--save FILE` writes it to a file)"
-        say(f"asked as the study {target.matrix.name}{again}:\n{shown_question(target.matrix)}", sys.stderr)
+    """Print how a question on the command line was understood, so that the user can check it."""
+    if target.words:
+        is_known = target.matrix.path is not None or was_asked_here(target.matrix.digest)
+        again = "" if is_known else " (`--save FILE` writes it to a file)"
+        note(f"asked as the study {target.matrix.name}{again}:\n{shown_question(target.matrix)}", shown)
 
 
 def refuse_broken_scripts(matrix: Matrix) -> None:
-    """Raise an error for a script that cannot be parsed, before environments are made for it.
+    """Raise an error if a script cannot be parsed, before environments are built for it.
 
-    Python versions newer than the running one may know more syntax: for them nothing is refused.
+    Nothing is checked if the matrix has a newer Python than the running one, which may know more syntax.
 
     Raises:
         UsageError: The script of the command has a syntax error.

@@ -1,58 +1,70 @@
-"""`bisect-env trial`: run one combination again and again."""
+"""`bisect-env trial`: run one combination several times."""
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
+import sys
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from bisect_env.answers.phrases import how_many, interval, percent
+from bisect_env.answers.remedies import Asked
 from bisect_env.cli.asking import Flags
 from bisect_env.cli.commands import with_groups
 from bisect_env.cli.conduct import reporting
 from bisect_env.cli.options import (
+    QUESTION,
     AtOption,
     ExecutionOptions,
+    FreshOption,
     SaveOption,
     ShownOptions,
     TargetArgument,
     opt,
-    share,
+    output_option,
+    share_of,
 )
-from bisect_env.cli.output import emit, say, tell
+from bisect_env.cli.output import emit, note, say, tell
 from bisect_env.cli.target import FoundTarget, announce, find_target
-from bisect_env.cli.views import View, lines, timed
-from bisect_env.cli.work import Work, opened
+from bisect_env.cli.views import JsonView, View, lines
+from bisect_env.cli.work import environment_of, opened
 from bisect_env.cluster.gpus import choose_gpus, group_gpus, open_nvml
 from bisect_env.engine import events
 from bisect_env.engine.amplify import Amplified, Amplifier
 from bisect_env.engine.diagnose import SANITIZERS, Diagnosis, Tools, diagnose
 from bisect_env.engine.opening import expand_as_known
-from bisect_env.engine.plans import SoMany
-from bisect_env.engine.single import MAKING, ChosenCombination, look_up, open_one, run_trials
-from bisect_env.engine.specs import allowed_sources, target_of, within_limits
+from bisect_env.engine.plans import FixedNumberPlan
+from bisect_env.engine.session import Session
+from bisect_env.engine.single import (
+    ENVIRONMENT_NOTICE,
+    ChosenCombination,
+    look_up,
+    open_combination,
+    run_trials,
+)
+from bisect_env.engine.specs import target_of
 from bisect_env.engine.verify import Verification, Verifier
 from bisect_env.errors import ExitCode, StudyInterruptedError, UsageError
 from bisect_env.matrix.grid import Grid
 from bisect_env.matrix.load import Matrix
 from bisect_env.search.numeric import clopper_pearson
 from bisect_env.search.rate_test import RateClaim
-from bisect_env.secrets import public_json
 from bisect_env.storage.entries import EvidenceCounts
 from bisect_env.trials.records import NONE, Evidence, TrialRecord
 from bisect_env.trials.run import TrialCancelledError
 
-MORE = "More than a number of trials"
+DEBUG = "With --debug"
 _NUMBER, _DEBUGGED = 10, 50
 _EXTREME = 1e-6
-"""Rates nearer to 0 or 1 would take longer to test than anybody waits."""
+"""Minimum distance of a tested rate from 0 and 1; closer rates would need too many trials."""
 _SIGNS = {"good": "✓", "bad": "✗", "other": "!", "skip": "-", "void": "?"}
 
 
-@with_groups()
+@with_groups(panel=QUESTION)
 def trial(
     words: TargetArgument = None,
     *,
@@ -70,43 +82,41 @@ def trial(
     until: Annotated[
         float | None,
         opt(
-            "--until-rate",
+            "--until-rate SHARE",
             "Run trials until the failure rate is shown to be below this, or above it: 0.01, or 1%.",
-            parser=share,
-            metavar="SHARE",
+            parser=share_of("--until-rate"),
         ),
     ] = None,
     debug: Annotated[
-        bool, opt("--debug", "Run until it fails, with core file, stacks and the guilty frame.")
+        bool, opt("--debug", "Run until it fails; keep core file and stacks, and name the failing frame.")
     ] = False,
     amplify: Annotated[
-        bool, opt("--amplify", "Find circumstances under which the failure is more frequent.")
+        bool, opt("--amplify", "Find circumstances that make the failure more frequent.")
     ] = False,
     flags: Flags,
-    fresh: Annotated[
-        bool, opt("--fresh", "Begin an interrupted `--until-rate` from the start.", MORE)
-    ] = False,
-    output: Annotated[Path | None, opt("--output -o", "New folder for what `--debug` finds.", MORE)] = None,
+    fresh: FreshOption = False,
+    output: Annotated[Path | None, output_option(DEBUG)] = None,
     cuda: Annotated[
-        bool, opt("--cuda", "With `--debug`: set CUDA_LAUNCH_BLOCKING, and keep a core of the GPU.", MORE)
+        bool, opt("--cuda", "Set CUDA_LAUNCH_BLOCKING, and keep a core of the GPU.", DEBUG)
     ] = False,
     sanitizer: Annotated[
         str | None,
         opt(
             "--sanitizer",
-            "With `--debug`: run under compute-sanitizer: memcheck, racecheck, initcheck or synccheck.",
-            MORE,
+            "Run under compute-sanitizer: memcheck, racecheck, initcheck or synccheck.",
+            DEBUG,
         ),
     ] = None,
     save: SaveOption = None,
     where: ExecutionOptions,
     shown: ShownOptions,
 ) -> None:
-    """Run trials of one combination: a line for each, and the failure rate at the end.
+    """Run trials of one combination, and print its failure rate.
 
-    They are stored, and `bisect-env run` starts from them; those of `--debug` and `--amplify` count nowhere.
-    Ends with 3 if any failed, or the rate is above the limit, else with 0; `--amplify` ends with 0 if it
-    found something, else with 1.
+    Trials are stored, and `bisect-env run` starts from them; those of `--debug` and `--amplify` do not count.
+    The exit code is 3 if a trial failed or the rate is above the limit, else 0. With `--amplify` it is 0 if
+    such circumstances were found, else 1. `--debug` writes into a new directory below `diagnosis`, or into
+    that of `--output`.
     """
     modes = {"--until-rate": until is not None, "--debug": debug, "--amplify": amplify}
     if len(asked := [name for name, is_asked in modes.items() if is_asked]) > 1:
@@ -126,26 +136,27 @@ def trial(
             code = _amplify(target, flags, where, shown)
         else:
             show = TrialLines(shown)
-            with opened(target.matrix, where, show) as work:
-                chosen = _chosen(target.matrix, at, work, where, shown)
+            with opened(target.matrix, where, show) as (session, _):
+                chosen = _chosen(target.matrix, at, session, where, shown)
                 if until is None:
-                    code = _count(chosen, number or _NUMBER, work, shown)
+                    code = _count(chosen, number or _NUMBER, session, shown)
                 else:
                     confidence = flags.confidence or target.matrix.file.search.confidence
-                    code = _until(chosen, until, confidence, number, work, shown, fresh=fresh)
+                    code = _until(chosen, until, confidence, number, session, shown, fresh=fresh)
     raise typer.Exit(int(code))
 
 
 class TrialLines(View):
-    """Prints one line for each trial on stdout, and other events on stderr.
+    """A view that prints a line for each trial on stdout, and other events on stderr.
 
     Args:
-        shown: With JSON, each trial is an object instead; if quiet, nothing is printed of it.
+        shown: With `as_json`, each trial is a JSON object; with `quiet`, trials are not printed.
     """
 
     def __init__(self, shown: ShownOptions) -> None:
         self._shown = shown
         self._others = lines(shown)
+        self._json = JsonView(sys.stdout)
         self._count = 0
 
     def __call__(self, event: events.Event) -> None:
@@ -155,7 +166,7 @@ class TrialLines(View):
             return
         self._count += 1
         if self._shown.as_json:
-            emit(public_json(timed(event)))
+            self._json(event)
         elif not self._shown.quiet:
             say(_line(self._count, event))
 
@@ -166,27 +177,27 @@ def _line(number: int, event: events.TrialFinished) -> str:
     parts = [f"{sign} {number:>3}", f"{record.outcome:<12}", f"{record.duration:7.2f} s"]
     notes = [] if evidence == "good" else [record.detail]
     if evidence not in ("good", "bad"):
-        notes.append("nothing to learn here" if evidence == "skip" else "not counted")
+        notes.append("the script skipped it" if evidence == "skip" else "not counted")
     return "  ".join([*parts, "; ".join(note for note in notes if note)]).rstrip()
 
 
 def _chosen(
-    matrix: Matrix, at: str | None, work: Work, where: ExecutionOptions, shown: ShownOptions
+    matrix: Matrix, at: str | None, session: Session, where: ExecutionOptions, shown: ShownOptions
 ) -> ChosenCombination:
-    session = work.session
-    chosen = open_one(matrix, at, store=session.store, provider=session.provider, notify=session.notify)
+    chosen = open_combination(
+        matrix, at, store=session.store, provider=session.provider, notify=session.notify
+    )
     session.say(where.starting)
-    if not (shown.as_json or shown.quiet):
-        tell(f"{chosen.combination} (environment {chosen.lock.content_hash[:12]})")
+    note(f"{chosen.combination} (environment {chosen.lock.content_hash[:12]})", shown)
     return chosen
 
 
 # --------------------------------------------------------------------------------------------------
-# A number of trials.
+# A fixed number of trials.
 
 
-def _count(chosen: ChosenCombination, number: int, work: Work, shown: ShownOptions) -> ExitCode:
-    _, tally, _ = run_trials(chosen, lambda: SoMany(chosen.index, number), work.session)
+def _count(chosen: ChosenCombination, number: int, session: Session, shown: ShownOptions) -> ExitCode:
+    _, tally, _ = run_trials(chosen, lambda: FixedNumberPlan(chosen.index, number), session)
     counted = tally.good + tally.bad
     if shown.as_json:
         emit(_rate(chosen, tally))
@@ -197,10 +208,10 @@ def _count(chosen: ChosenCombination, number: int, work: Work, shown: ShownOptio
             f"(95 % interval {interval(*clopper_pearson(tally.bad, counted))}){others}"
         )
     else:
-        say("no trial counts" + (": nothing can be learnt at this combination" if tally.skip else ""))
-    if work.stopped:
+        say("no trial counts" + (": the script skipped this combination" if tally.skip else ""))
+    if session.stopped():
         raise StudyInterruptedError(
-            "interrupted; every trial that ended is stored", remedy="the same command runs as many again"
+            "stopped; every trial that ended is stored", remedy="the same command runs as many again"
         )
     if counted == 0:
         return ExitCode.NO_VERDICT
@@ -223,7 +234,7 @@ def _rate(chosen: ChosenCombination, tally: EvidenceCounts) -> dict[str, Any]:
 
 
 # --------------------------------------------------------------------------------------------------
-# Trials until the rate is known.
+# `--until-rate`: trials until the failure rate is known to be below or above the limit.
 
 _CODES = {
     RateClaim.BELOW: ExitCode.VERDICT,
@@ -237,7 +248,7 @@ def _until(
     rate: float,
     confidence: float,
     limit: int | None,
-    work: Work,
+    session: Session,
     shown: ShownOptions,
     *,
     fresh: bool,
@@ -246,33 +257,33 @@ def _until(
         if not _EXTREME <= value <= 1 - _EXTREME:
             raise UsageError(f"{name} is {value:g}", remedy=f"give a number between 0 and 1, such as {usual}")
     verifier = Verifier(
-        chosen, work.session.store, max_rate=rate, confidence=confidence, max_trials=limit, fresh=fresh
+        chosen, session.store, max_rate=rate, confidence=confidence, max_trials=limit, fresh=fresh
     )
     again = f", going on after {how_many(verifier.resumed, 'trial')}" if verifier.resumed else ""
     tell(
         f"{chosen.combination}: {verifier.clean_needed} trials without a failure would "
         f"show a rate below {rate:.4g}{again}"
     )
-    found = verifier.run(work.session)
+    found = verifier.run(session)
     if shown.as_json:
         emit(found.document())
     else:
         say(verification_text(found))
-    if work.stopped and found.claim is None:
+    if session.stopped() and found.claim is None:
         raise StudyInterruptedError(
-            f"interrupted after {how_many(found.trials, 'trial')}, all of them stored",
+            f"stopped after {how_many(found.trials, 'trial')}, all of them stored",
             remedy="the same command goes on from here",
         )
     return _CODES[found.claim]
 
 
 def verification_text(found: Verification) -> str:
-    """Return the outcome of a test as people read it. Pure."""
+    """Return as text whether the failure rate is shown to be below or above the limit."""
     name = " ".join(f"{axis}={value}" for axis, value in found.combination.items())
     limit, sure = percent(found.max_rate), percent(found.confidence)
     seen = f"{found.bad} of {found.trials} trials were bad"
     if found.claim is RateClaim.BELOW:
-        behind = f"{found.trials - found.bad} clean runs stand behind that"
+        behind = f"{found.trials - found.bad} trials passed"
         alone = f"{found.bad or 'zero'} in {found.trials} alone means below {percent(found.below)}"
         claim = f"{name} fails in fewer than {limit} of runs ({sure} sure)"
         return f"below the limit: {claim}: {seen}\n{behind}; {alone}"
@@ -284,7 +295,7 @@ def verification_text(found: Verification) -> str:
 
 
 # --------------------------------------------------------------------------------------------------
-# Until it fails, under the tools of this host.
+# `--debug`: trials until one fails, under the debugging tools of this host.
 
 _OPEN = (
     "the matrix takes its failure from the bad end, where no study has seen one yet: any failure that fits "
@@ -312,8 +323,8 @@ def _debug(
             raise UsageError(
                 f"{name}: `--debug` runs one trial at a time on this host", remedy="leave it out"
             )
-    with opened(matrix, where, lines(shown)) as work:
-        store, provider, show = work.session.store, work.session.provider, work.session.notify
+    with opened(matrix, where, lines(shown)) as (session, _):
+        store, provider, show = session.store, session.provider, session.notify
         one = look_up(matrix, at, store=store, provider=provider, notify=show)
         known = one.expansion.study
         target = target_of(matrix) if known is None else store.target(known.id)
@@ -323,9 +334,8 @@ def _debug(
             show(events.Said(f"{number:>3}  {evidence:<5}  {record.outcome}: {record.detail}"))
 
         show(events.Said(f"{one.combination} (environment {one.lock.content_hash[:12]})"))
-        show(events.Said(MAKING))
-        lock = within_limits(matrix, one.lock)
-        prefix = provider.ensure_prefix(lock, allow_source=allowed_sources(matrix))
+        show(events.Said(ENVIRONMENT_NOTICE))
+        prefix = environment_of(matrix, one.lock, provider)
         try:
             found = diagnose(
                 matrix,
@@ -339,11 +349,11 @@ def _debug(
                 notes=[_OPEN] if target.is_open else [],
                 gpus=_gpus(matrix, where.devices),
                 on_trial=show_trial,
-                stopped=work.session.stopped,
+                stopped=session.stopped,
             )
         except TrialCancelledError:
             raise StudyInterruptedError(
-                "interrupted before the failure showed", remedy="the same command begins again"
+                "stopped before the failure showed", remedy="the same command begins again"
             ) from None
         finally:
             prefix.release()
@@ -352,7 +362,7 @@ def _debug(
 
 
 def _gpus(matrix: Matrix, selection: str | None) -> tuple[str, ...]:
-    """Return the GPUs of this host that a trial gets."""
+    """Return the GPUs of this host that one trial may use."""
     count = matrix.file.trial.gpus
     if not count:
         return ()
@@ -365,11 +375,8 @@ def _new_folder(output: Path | None, name: str) -> Path:
         if output.exists():
             raise UsageError(f"--output: {output} is there already", remedy="name a new folder")
         return output
-    folder = Path("diagnosis")
-    number = 1
-    while (folder / f"{name}-{number}").exists():
-        number += 1
-    return folder / f"{name}-{number}"
+    folders = (Path("diagnosis", f"{name}-{number}") for number in itertools.count(1))
+    return next(folder for folder in folders if not folder.exists())
 
 
 def _print_diagnosis(found: Diagnosis, *, as_json: bool) -> None:
@@ -384,23 +391,20 @@ def _print_diagnosis(found: Diagnosis, *, as_json: bool) -> None:
         say(f"the failure did not show in {trials}; the last: {found.record.outcome}: {found.record.detail}")
     for line in found.findings:
         say(line)
-    for note in found.notes:
-        say(f"note: {note}")
+    for text in found.notes:
+        say(f"note: {text}")
     say(f"kept in {found.folder}: {', '.join(found.files)}")
 
 
 # --------------------------------------------------------------------------------------------------
-# Circumstances under which the failure is more frequent.
+# `--amplify`: circumstances under which the failure is more frequent.
 
 
 def _amplify(target: FoundTarget, flags: Flags, where: ExecutionOptions, shown: ShownOptions) -> ExitCode:
     matrix = target.matrix
-    with opened(matrix, where, lines(shown)) as work:
-        session = work.session
+    with opened(matrix, where, lines(shown)) as (session, _):
         expansion = expand_as_known(matrix, session.store, session.provider)
-        # In a question in words they state the ends of the matrix itself.
-        given = {} if target.words else {"good": flags.good, "bad": flags.bad}
-        texts = {end: ",".join(text) for end, text in given.items() if text}
+        texts = target.stated_ends(flags)
         if expansion.grid.ends is not None:
             ends = zip(("good", "bad"), expansion.grid.ends, strict=True)
             texts = {**{end: _text(expansion.grid, index) for end, index in ends}, **texts}
@@ -422,12 +426,11 @@ def _amplify(target: FoundTarget, flags: Flags, where: ExecutionOptions, shown: 
             for end, text in texts.items()
         }
         study = ends_of["bad"].expansion.study
-        failure = target_of(matrix) if study is None else session.store.target(study.id)
         session.say(f"bad end: {ends_of['bad'].combination}; good end: {ends_of['good'].combination}")
         session.say(where.starting)
-        session.say(MAKING)
-        found = Amplifier(matrix, session, study, failure).run(ends_of["bad"], ends_of["good"])
-    _print_amplified(found, as_json=shown.as_json)
+        session.say(ENVIRONMENT_NOTICE)
+        found = Amplifier(matrix, session, study).run(ends_of["bad"], ends_of["good"])
+    _print_amplified(found, Asked.of(matrix.path, matrix.file.axes), as_json=shown.as_json)
     return ExitCode.VERDICT if found.perturbation != NONE else ExitCode.NO_VERDICT
 
 
@@ -435,7 +438,7 @@ def _text(grid: Grid, index: tuple[int, ...]) -> str:
     return ",".join(f"{axis}={value}" for axis, value in grid.combination(index).items)
 
 
-def _print_amplified(found: Amplified, *, as_json: bool) -> None:
+def _print_amplified(found: Amplified, asked: Asked, *, as_json: bool) -> None:
     document: dict[str, Any] = found.as_json()
     if as_json:
         emit(document)
@@ -446,8 +449,9 @@ def _print_amplified(found: Amplified, *, as_json: bool) -> None:
         each = f"{arm['seconds'] / arm['trials']:8.2f} s" if arm["trials"] else ""
         say(f"{name:<{width}}  {arm['hits']:>3} of {arm['trials']:>3}  {each}".rstrip())
     if found.arm is None:
-        say(f"nothing to go on with: {found.reason}")
+        say(f"nothing makes the failure more frequent: {found.reason}")
         return
     say(f"best: {found.perturbation.name} ({found.reason})")
     say(f"saves about {percent(1.0 - found.base.speed / found.arm.speed)} of the time that trials take")
-    say("with `search: {amplify: true}` in the matrix, `bisect-env run` looks for it and runs its trials so")
+    lines = asked.setting("search: {amplify: true}")
+    say(f"with {lines}, `bisect-env run` looks for such circumstances and runs its trials under them")

@@ -7,60 +7,65 @@ import os
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from datetime import UTC, datetime
 from typing import Any, Self, TextIO
 
 from rich import live
 from rich.console import Console, Group, RenderableType
+from rich.filesize import decimal
 from rich.markup import escape
+from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
 from bisect_env.answers.axes import AxisInfo
 from bisect_env.answers.origins import origins_text
-from bisect_env.answers.phrases import duration, how_many, probability
+from bisect_env.answers.phrases import and_more, duration, how_many, probability
 from bisect_env.answers.sentence import sentence
 from bisect_env.answers.untrusted import clean, shortened
 from bisect_env.answers.verdict_document import VerdictDocument
 from bisect_env.cli.options import ShownOptions
-from bisect_env.cli.output import in_own_form
+from bisect_env.cli.output import shown_line
 from bisect_env.engine import events
 from bisect_env.environments.progress import BuildStep
 from bisect_env.errors import StudyInterruptedError
 from bisect_env.matrix.grid import Combination
 from bisect_env.matrix.history import readable
+from bisect_env.report.model import labels
 from bisect_env.search.numeric import clopper_pearson
-from bisect_env.secrets import public_json, without_passwords
+from bisect_env.secrets import public_json
 from bisect_env.trials.records import Evidence
 
 ROWS = 14
-"""Combinations in the live table; those nearest to the open question."""
+"""Maximum number of combinations in the live table; the least certain ones are shown."""
+_BAR = 20
+"""Width of a bar in characters."""
 REFRESH_PER_SECOND = 4
 PLAIN_EVERY = 5.0
-"""Seconds between two progress lines where there is no terminal, if they say something new."""
+"""Minimum number of seconds between two different progress lines without a terminal."""
 PLAIN_STEP = 2.0
-"""The same for steps of builds, of which each is news."""
+"""Minimum number of seconds between two lines about steps of builds."""
 DETAIL_WIDTH = 120
-"""Characters of a failing trial's message in a line."""
+"""Maximum number of characters of a failing trial's message in a line."""
 PLAIN_AGAIN = 30.0
-"""Seconds after which the same is said again."""
+"""Seconds after which an unchanged progress line is repeated."""
 
 
 class View(AbstractContextManager["View"]):
-    """Hears of events and shows them; a context manager that cleans the terminal up."""
+    """The base class of views, which show events to the user. Leaving a view's block cleans the terminal."""
 
     def __call__(self, event: events.Event) -> None:
         """Show one event."""
         raise NotImplementedError
 
     def __exit__(self, *_: object) -> None:
-        """Do nothing: there is nothing to clean up."""
+        """Do nothing, because this view leaves nothing to clean up."""
 
 
 class QuietView(View):
-    """Shows warnings alone."""
+    """A view that prints only warnings."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
@@ -68,13 +73,11 @@ class QuietView(View):
     def __call__(self, event: events.Event) -> None:
         """Show one event."""
         if isinstance(event, events.Warned):
-            print(
-                f"warning: {clean(without_passwords(in_own_form(event.text)))}", file=self._stream, flush=True
-            )
+            print(shown_line(describe(event) or ""), file=self._stream, flush=True)
 
 
 class PlainView(View):
-    """Prints a line for each important event, for logs and pipes."""
+    """A view that prints a line for each important event, for logs and pipes."""
 
     def __init__(self, stream: TextIO, clock: Callable[[], float] = time.monotonic) -> None:
         self._stream = stream
@@ -87,7 +90,7 @@ class PlainView(View):
     def __call__(self, event: events.Event) -> None:
         """Show one event."""
         for text in self._lines(event):
-            print(clean(without_passwords(in_own_form(text))), file=self._stream, flush=True)
+            print(shown_line(text), file=self._stream, flush=True)
 
     def _lines(self, event: events.Event) -> Iterator[str]:
         self._doing.update(event)
@@ -97,7 +100,7 @@ class PlainView(View):
             if text is None:
                 return
         if isinstance(event, events.TrialFinished):
-            # The same failure is a line once, and a number from then on.
+            # Print a failure once; later equal failures are only counted.
             if text is not None and text in self._again:
                 self._again[text] += 1
                 return
@@ -112,14 +115,17 @@ class PlainView(View):
             yield text
 
     def _due(self, event: events.Event, text: str | None) -> str | None:
-        """Return a line about how far things are, if it is news or has not been said for long."""
+        """Return the progress line to print now, or None if no line should be printed yet.
+
+        A changed line is printed after a few seconds, an unchanged one after `PLAIN_AGAIN` seconds.
+        """
         is_doing = not isinstance(event, events.Progress) or not (event.trials or event.running)
-        # Before the first trial, what is done for it is all that there is to say.
+        # Before the first trial, only the work on environments can be shown.
         if is_doing and (self._doing.text or isinstance(event, events.Progress)):
             text = self._doing.text or "making environments"
         if text is None:
             return None
-        # How far one step is changes all the time: that it is another one is news.
+        # The amount within a step changes all the time; only another step counts as new.
         key = (is_doing, self._doing.step if is_doing and self._doing.text else text)
         if key == self._shown:
             wait = PLAIN_AGAIN
@@ -135,14 +141,14 @@ _STEPS = {"checking": "verifying installed files"}
 
 
 class Doing:
-    """Describes what a study does while no trial ends: solving and building.
+    """Holds a text such as `locking 3 of 10` that describes the current step of solving or building.
 
     Args:
-        clock: Seconds that only grow.
+        clock: Function that returns monotonic seconds.
 
     Attributes:
-        step: What is done, without how far it is.
-        text: The same with it; "" when there is nothing to say.
+        step: The present step, without its progress.
+        text: The present step with its progress; "" if nothing is being solved or built.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
@@ -151,7 +157,7 @@ class Doing:
         self.step = self.text = ""
 
     def update(self, event: events.Event) -> None:
-        """Learn from an event."""
+        """Update the text according to an event."""
         match event:
             case events.LockProgress(done, total) if done < total:
                 self.step, self.text = "locking", f"locking {done} of {total}"
@@ -160,7 +166,7 @@ class Doing:
             case events.Building(lock_hash, step, ready, _):
                 what = _STEPS.get(step.what, f"{step.what} {step.package}".rstrip())
                 left = self._left(lock_hash, step)
-                amount = f": {_of(step.done, step.total)}{left}" if step.total else ""
+                amount = f": {decimal(step.done)} of {decimal(step.total)}{left}" if step.total else ""
                 self.step = what
                 self.text = f"{what}{amount}; environment {ready + 1}"
             case events.Built() | events.TrialFinished():
@@ -177,14 +183,8 @@ class Doing:
         return f", about {duration(seconds)} left" if seconds >= 1 else ""
 
 
-def _of(done: int, total: int) -> str:
-    unit, size = ("GB", 1e9) if total >= 1e9 else ("MB", 1e6)
-    digits = 1 if total >= 1e9 else 0
-    return f"{done / size:.{digits}f} of {total / size:.{digits}f} {unit}"
-
-
 def describe(event: events.Event) -> str | None:
-    """Return one line for an event, None for events that are too frequent to be lines."""
+    """Return one line of text for an event, or None if the event is not shown as a line."""
     match event:
         case events.StudyOpened(study_id, name, resumed):
             again = f", going on after {how_many(resumed, 'trial')}" if resumed else ""
@@ -204,9 +204,8 @@ def describe(event: events.Event) -> str | None:
             distinct = "environment" if event.environments == 1 else "distinct environments"
             return f"{known}: {event.environments} {distinct}"
         case events.SetAside(combinations, status, reason):
-            more = f" and {len(combinations) - 1} more" if len(combinations) > 1 else ""
             first = next(iter(reason.splitlines()), "")
-            return f"set aside: {combinations[0]}{more} ({status}: {first})"
+            return f"set aside: {and_more([*map(str, combinations)], 1)} ({status}: {first})"
         case events.Warned(text):
             return f"warning: {text}"
         case events.Said(text):
@@ -233,9 +232,8 @@ def describe(event: events.Event) -> str | None:
 
 
 def _verdict_text(verdict: VerdictDocument, axes: Sequence[AxisInfo]) -> str:
-    """Return the verdict so far in one sentence, with commits as people read them."""
-    names = {value: label for axis in axes for value, label in axis.labels.items()}
-    return readable(sentence(verdict, axes), names)
+    """Return the current verdict in one sentence, with readable names instead of commit hashes."""
+    return readable(sentence(verdict, axes), labels(axes))
 
 
 def _seen(progress: events.Progress) -> str:
@@ -243,13 +241,16 @@ def _seen(progress: events.Progress) -> str:
 
 
 FEW_PASSES = 10
-"""Passes below which they exclude too little to be mentioned."""
+"""Minimum number of passes that are mentioned; fewer passes exclude too little."""
 _OFTEN = 3
-"""Failures at least that, without a pass beside them, look like one that comes every time."""
+"""Minimum number of failures, without a pass, after which a failure seems to occur every time."""
 
 
 def passing_text(progress: events.Progress) -> str:
-    """Return what a bad end that has only passed so far excludes, and how to stop there; else "". Pure."""
+    """Return how rare the failure must be if the combination that should fail has only passed so far.
+
+    Return "" if a trial has failed, or if there are fewer than `FEW_PASSES` passes.
+    """
     if progress.passing is None or progress.passing[1] < FEW_PASSES:
         return ""
     combination, passes, floor = progress.passing
@@ -261,7 +262,10 @@ def passing_text(progress: events.Progress) -> str:
 
 
 def always_text(progress: events.Progress) -> str:
-    """Return that the failure came every time, if the search still looks for a rare one; else "". Pure."""
+    """Return a hint to use `--always` if the failing combinations have failed in every trial.
+
+    Return "" after fewer than three failures, with `--always`, or if few trials are left.
+    """
     failing = [(hits, trials) for hits, trials in progress.counts.values() if hits]
     every_time = sum(hits for hits, _ in failing) >= _OFTEN and all(
         hits == trials for hits, trials in failing
@@ -277,28 +281,28 @@ def _percent(share: float) -> str:
 
 
 def _what_is_left(progress: events.Progress) -> str:
-    """Return what would end a study, in words."""
+    """Return in words what remains to be done before the study ends."""
     if progress.passing is not None:
         least = _percent(progress.passing[2])
         return f"no failure yet; continuing until a failure rate of {least} can be ruled out"
     left = round(progress.verdict.expected_left or 0.0)
-    # How many of its checks an answer will need is not known.
+    # The number of checks that an answer needs is not known in advance.
     return f"about {how_many(left, 'trial')} left" if left else "checking the answer"
 
 
 class JsonView(View):
-    """One JSON object a line on stdout; `event` names its kind, `time` says when it was printed."""
+    """A view that prints events on stdout as JSON lines with the keys `event` and `time`."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
 
     def __call__(self, event: events.Event) -> None:
         """Show one event."""
-        # ASCII: stdout's encoding is the locale's, and what a script printed may be no text at all.
+        # Plain ASCII, because scripts print arbitrary bytes and the locale's encoding may lack characters.
         try:
-            print(json.dumps(public_json(timed(event))), file=self._stream, flush=True)
+            print(json.dumps(public_json(_timed(event))), file=self._stream, flush=True)
         except BrokenPipeError:
-            # Python would complain once more when it flushes at the end.
+            # Without this, Python reports the broken pipe again when it flushes at exit.
             os.dup2(os.open(os.devnull, os.O_WRONLY), self._stream.fileno())
             raise StudyInterruptedError(
                 "the program that read the events has ended; every trial that ended is stored",
@@ -306,25 +310,23 @@ class JsonView(View):
             ) from None
 
 
-def timed(event: events.Event) -> dict[str, Any]:
-    """Return an event as a JSON object with the moment, UTC, behind its kind."""
+def _timed(event: events.Event) -> dict[str, Any]:
+    """Return an event as a JSON object to which the current time (UTC) is added."""
     document = event.as_json()
     kind = document.pop("event")
     return {"event": kind, "time": datetime.now(UTC).isoformat(timespec="milliseconds"), **document}
 
 
 class LiveView(View):
-    """A table that is redrawn in place: where the posterior mass is, what runs, what is left."""
+    """A live table of likely answers, running trials and remaining work."""
 
     def __init__(self, console: Console, clock: Callable[[], float] = time.monotonic) -> None:
-
         self._console = console
         self._clock = clock
         self._began = clock()
         self._live = live.Live(console=console, refresh_per_second=REFRESH_PER_SECOND, transient=True)
         self._title = "preparing"
         self._doing = Doing(clock)
-        self._counts: dict[Combination, list[int]] = {}
         self._progress: events.Progress | None = None
 
     def __enter__(self) -> Self:
@@ -332,7 +334,7 @@ class LiveView(View):
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Take the table away; what follows is printed on a clean terminal."""
+        """Remove the table, so that later output starts on a clean terminal."""
         self._live.stop()
 
     def __call__(self, event: events.Event) -> None:
@@ -341,28 +343,19 @@ class LiveView(View):
         match event:
             case events.StudyOpened():
                 self._title = f"{event.name} (study {event.study})"
-            case events.TrialFinished(record, evidence, _):
-                counts = self._counts.setdefault(record.combination, [0, 0])
-                counts[0] += evidence is Evidence.BAD
-                counts[1] += evidence in (Evidence.GOOD, Evidence.BAD)
             case events.Progress():
                 self._progress = event
-                # What was stored before this command began is there from the start.
-                for combination, (hits, trials) in event.counts.items():
-                    self._counts[combination] = [hits, trials]
             case events.Failed() | events.Concluded():
                 return
             case _:
                 pass
         shown = events.Locked | events.Reused | events.Warned | events.SetAside | events.Answered
         if isinstance(event, shown):
-            self._live.console.print(
-                Text(clean(without_passwords(in_own_form(describe(event) or "")))), highlight=False
-            )
+            self._live.console.print(Text(shown_line(describe(event) or "")), highlight=False)
         self._live.update(self.drawn())
 
     def drawn(self) -> RenderableType:
-        """Return the text that is on the screen now."""
+        """Return the live table in its current state."""
         title = Text(clean(self._title), style="bold")
         if self._progress is None:
             return Group(title, Text(f"{clean(self._doing.text) or 'preparing'} · {self._elapsed()}"))
@@ -370,32 +363,32 @@ class LiveView(View):
         return Group(title, self._table(self._progress), *doing, self._summary(self._progress))
 
     def _table(self, progress: events.Progress) -> Table:
-
         table = Table(box=None, pad_edge=False, header_style="dim")
-        for name, justify in (("combination", "left"), ("trials", "right"), ("bad", "right")):
-            table.add_column(name, justify="right" if justify == "right" else "left")
-        table.add_column("probability of being bad")
-        table.add_column("")
-        failing = {combination for combination, (hits, _) in self._counts.items() if hits}
-        for combination, bad in interesting(progress, ROWS, failing):
-            hits, trials = self._counts.get(combination, [0, 0])
+        table.add_column("combination")
+        table.add_column("trials", justify="right")
+        table.add_column("bad", justify="right")
+        for name in ("probability of being bad", "", ""):
+            table.add_column(name)
+        for combination, bad in interesting(progress, ROWS):
+            hits, trials = progress.counts.get(combination, (0, 0))
             running = progress.running.get(combination, 0)
+            style = "red" if bad > 0.5 else "green"
             table.add_row(
                 escape(str(combination)),
                 str(trials or "·"),
                 Text(str(hits or "·"), style="red" if hits else ""),
-                Text(bar(bad), style="red" if bad > 0.5 else "green"),
+                ProgressBar(1.0, bad, width=_BAR, complete_style=style, finished_style=style),
+                f"{bad:.0%}",
                 f"running {running}" if running else "",
             )
         return table
 
     def _summary(self, progress: events.Progress) -> Text:
-
         words, left = passing_text(progress), _what_is_left(progress)
         if progress.passing is not None:
             known = (self._elapsed(), _seen(progress), clean(words))
             return Text(" · ".join(filter(None, (*known, left))))
-        # The sentence says its probability itself.
+        # The sentence already contains the probability.
         return Text(
             f"{self._elapsed()} · {_seen(progress)}, {progress.hits} bad · {left} · "
             f"so far: {clean(_verdict_text(progress.verdict, progress.axes))}"
@@ -405,15 +398,14 @@ class LiveView(View):
         return duration(max(0.0, self._clock() - self._began))
 
 
-def interesting(
-    progress: events.Progress, rows: int, failing: Collection[Combination] = ()
-) -> list[tuple[Combination, float]]:
-    """Return the combinations whose answer is most open, and those that run now, in the grid's order.
+def interesting(progress: events.Progress, rows: int) -> list[tuple[Combination, float]]:
+    """Return the combinations to show in the live table, each with its probability of being bad.
+
+    The running combinations and the least certain ones are chosen, in the order of the grid.
 
     Args:
-        progress: Where the study stands.
-        rows: How many at most.
-        failing: Those that have failed: some are among the rows, however little is open about them.
+        progress: The present state of the study.
+        rows: Maximum number of combinations; up to a third of them are reserved for those that have failed.
     """
 
     def openness(item: tuple[int, tuple[Combination, float]]) -> tuple[bool, float]:
@@ -421,31 +413,26 @@ def interesting(
         return (combination in progress.running, bad * (1 - bad))
 
     ranked = sorted(enumerate(progress.probability_bad), key=openness, reverse=True)
-    kept = [item for item in ranked if item[1][0] in failing][: max(1, rows // 3)]
+    kept = [item for item in ranked if progress.counts.get(item[1][0], (0, 0))[0]][: max(1, rows // 3)]
     chosen = [*kept, *(item for item in ranked if item not in kept)][:rows]
     return [pair for _, pair in sorted(chosen, key=lambda item: item[0])]
 
 
-_BAR = 20
-"""Characters of a bar."""
-
-
-def bar(fraction: float) -> str:
-    """Return a bar that is filled up to `fraction`."""
-    filled = round(fraction * _BAR)
-    return "█" * filled + "░" * (_BAR - filled) + f" {fraction:4.0%}"
-
-
 def lines(shown: ShownOptions) -> View:
-    """Return a view that prints lines on stderr, of warnings alone if the user wants JSON or quiet."""
+    """Return a view that prints lines on stderr. With `--json` or `--quiet`, it prints only warnings."""
     return QuietView(sys.stderr) if shown.as_json or shown.quiet else PlainView(sys.stderr)
 
 
 def choose(shown: ShownOptions, *, plain: bool = False) -> View:
-    """Choose the view: JSON on stdout, or text on stderr; with `plain` as lines even on a terminal."""
+    """Return the view for a command: JSON lines, a live table, plain lines or only warnings.
+
+    JSON is printed on stdout, everything else on stderr.
+
+    Args:
+        shown: Options of what is shown.
+        plain: Whether to print lines even on a terminal, instead of the live table.
+    """
     if shown.as_json:
         return JsonView(sys.stdout)
-    if shown.quiet:
-        return QuietView(sys.stderr)
     console = Console(stderr=True)
-    return LiveView(console) if console.is_terminal and not plain else PlainView(sys.stderr)
+    return LiveView(console) if console.is_terminal and not (plain or shown.quiet) else lines(shown)

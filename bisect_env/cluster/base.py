@@ -1,10 +1,10 @@
-"""Runs trials on a Dask cluster; each submitted trial is answered exactly once, and can be cancelled.
+"""Run trials on a Dask cluster: each submitted trial gets exactly one answer, and can be cancelled.
 
-Dask promises neither. It runs a task again when its worker dies or when a result is lost with its worker,
-without a word to the caller, and `Future.cancel` leaves what runs running. So the worker that begins an
-attempt at a trial announces it, on a topic of ours, through the same ordered streams that later bring the
-answer: an attempt that is announced twice was run again, and its answer is not believed. A trial that runs
-watches its task (`cluster/worker.py`), and ends when Dask has let go of it.
+Dask alone guarantees neither. It silently runs a task again if its worker dies or its result is lost with the
+worker, and `Future.cancel` does not end a running task. Therefore, a worker announces each start of a trial
+on a topic, through the same ordered streams that later carry the answer. If a trial was announced twice, it
+was run again, and its answer is discarded. A running trial watches its task (`cluster/worker.py`), and ends
+when Dask has dropped the task.
 """
 
 from __future__ import annotations
@@ -16,9 +16,10 @@ import threading
 import time
 import uuid
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import CancelledError
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import distributed
@@ -51,15 +52,15 @@ from bisect_env.errors import InfrastructureError
 from bisect_env.trials.records import Machine
 
 # --------------------------------------------------------------------------------------------------
-# Where a prefix is made, and what the answers of the hosts come to. Pure.
+# Which hosts build a prefix, and what follows from their answers. Pure.
 
 
-def outcome(
+def build_result(
     lock_hash: str, answers: Mapping[str, object], *, known: Collection[str] = ()
 ) -> PrefixReady | BuildFailed:
-    """Return the result of building a prefix on several hosts.
+    """Combine the answers of several hosts that built the same environment into one result.
 
-    If at least one host has it, the environment can be built, and its trials run there. A failure on
+    If at least one host has the environment, the result is a success, and trials run there. A failure on
     another host (which may lack a compiler, or have a full disk) is a problem of that host.
 
     Args:
@@ -80,14 +81,14 @@ def outcome(
         changes = tuple(change for answer in ready for change in answer.changes)
         return PrefixReady(lock_hash, max(answer.build_seconds for answer in ready), tuple(notes), changes)
     if failed:
-        # What says something about the environment matters more than what says something of a host.
+        # A permanent failure says something about the environment, a transient one only about a host.
         return min(failed.values(), key=lambda failure: failure.transient)
     why = "; ".join(f"{type(one).__name__}: {one}" for one in answers.values()) or "there are none"
     return BuildFailed("", lock_hash, f"no worker could be asked to build: {why}", transient=True)
 
 
 def one_of_each_host(offers: Iterable[WorkerOffer]) -> set[str]:
-    """Return the address of one worker per host, since all workers of a host share its prefixes."""
+    """Return the address of one worker per host; all workers of a host share its environments."""
     chosen: dict[str, str] = {}
     for offer in offers:
         chosen[offer.host] = min(offer.address, chosen.get(offer.host, offer.address))
@@ -95,40 +96,42 @@ def one_of_each_host(offers: Iterable[WorkerOffer]) -> set[str]:
 
 
 @dataclass(slots=True)
-class Whereabouts:
-    """A record of which hosts have which prefixes, and which hosts still have to build one.
+class PrefixHosts:
+    """A record of which hosts have built which environments, and which hosts still have to build some.
 
-    Only locks passed to `asked` are tracked; for any other lock every host is eligible.
+    Only locks passed to `note_request` are tracked; for any other lock every host is eligible.
     """
 
     _requests: dict[str, PrefixRequest] = field(default_factory=dict)
-    _there: dict[str, set[str]] = field(default_factory=dict)
-    _begun: dict[str, set[str]] = field(default_factory=dict)
+    _hosts: dict[str, set[str]] = field(default_factory=dict)
+    _builders: dict[str, set[str]] = field(default_factory=dict)
     _failures: Counter[tuple[str, str]] = field(default_factory=Counter)
 
-    def asked(self, request: PrefixRequest, offers: Sequence[WorkerOffer]) -> None:
-        """Record that a prefix is being built on every present host."""
+    def note_request(self, request: PrefixRequest, offers: Sequence[WorkerOffer]) -> None:
+        """Note that every host in `offers` is building an environment."""
         self._requests[request.lock.content_hash] = request
-        self._begun.setdefault(request.lock.content_hash, set()).update(offer.host for offer in offers)
+        self._builders.setdefault(request.lock.content_hash, set()).update(offer.host for offer in offers)
 
-    def answered(self, lock_hash: str, answers: Mapping[str, object]) -> None:
-        """Record the answers of hosts.
+    def note_answers(self, lock_hash: str, answers: Mapping[str, object]) -> None:
+        """Note which hosts have built an environment and which have failed.
 
-        After a transient failure or a loss, a host may build the prefix again.
+        After a transient failure or a loss, a host may build the prefix again, at most `ATTEMPTS` times.
         """
         for host, answer in answers.items():
             if isinstance(answer, PrefixReady):
-                self._there.setdefault(lock_hash, set()).add(host)
+                self._hosts.setdefault(lock_hash, set()).add(host)
                 continue
             if isinstance(answer, BuildFailed):
                 self._failures[lock_hash, host] += 1 if answer.transient else ATTEMPTS
             if self._failures[lock_hash, host] < ATTEMPTS:
-                self._begun[lock_hash].discard(host)
+                self._builders[lock_hash].discard(host)
 
-    def late(
+    def builds_on_new_hosts(
         self, wanted: Iterable[str], offers: Sequence[WorkerOffer]
     ) -> list[tuple[PrefixRequest, list[WorkerOffer]]]:
-        """Return the builds that hosts which joined later have to start, and record them as started.
+        """Return the builds that newly joined hosts must start, with a worker of each host.
+
+        The builds are marked as started.
 
         Args:
             wanted: Content hashes of the environments in use.
@@ -136,9 +139,9 @@ class Whereabouts:
         """
         found = []
         for lock_hash in wanted:
-            if lock_hash in self._there:
-                begun = self._begun[lock_hash]
-                joined = [offer for offer in offers if offer.host not in begun | self._there[lock_hash]]
+            if lock_hash in self._hosts:
+                begun = self._builders[lock_hash]
+                joined = [offer for offer in offers if offer.host not in begun | self._hosts[lock_hash]]
                 chosen = one_of_each_host(joined)
                 begun.update(offer.host for offer in joined)
                 if chosen:
@@ -146,50 +149,57 @@ class Whereabouts:
                     found.append((self._requests[lock_hash], builders))
         return found
 
-    def fit(self, lock_hash: str, offers: Sequence[WorkerOffer]) -> list[str] | None:
-        """Return the addresses of workers on hosts that have a prefix; None if every worker is eligible."""
-        there = self._there.get(lock_hash, set())
+    def workers_with(self, lock_hash: str, offers: Sequence[WorkerOffer]) -> list[str] | None:
+        """Return the addresses of the workers that have the environment of a trial.
+
+        Returns None if any worker may run the trial, because all hosts have the environment or none is known
+        to have it.
+        """
+        there = self._hosts.get(lock_hash, set())
         addresses = [offer.address for offer in offers if offer.host in there]
         return addresses if 0 < len(addresses) < len(offers) else None
 
-    def at_work(self, offers: Sequence[WorkerOffer]) -> list[WorkerOffer]:
-        """Return the offers of hosts that have any prefix; all offers as long as none has."""
-        hosts = set().union(*self._there.values())
+    def offers_with_prefixes(self, offers: Sequence[WorkerOffer]) -> list[WorkerOffer]:
+        """Return the workers on hosts that have at least one environment.
+
+        Returns all workers as long as no host has one.
+        """
+        hosts = set().union(*self._hosts.values())
         return [offer for offer in offers if offer.host in hosts] or list(offers)
 
 
 # --------------------------------------------------------------------------------------------------
-# What all executors on Dask share: each submitted trial is answered exactly once, and cancelling ends it.
+# The common part of all executors on Dask: every trial gets exactly one answer, and can be cancelled.
 
 NO_WORKERS_GRACE = 60.0
 """Seconds without any worker after which the cluster counts as lost; a killed worker is back in about two."""
 ATTEMPTS = 3
-"""How often a host makes a prefix that others have, where what went wrong may pass."""
-LOOK = 1.0
-"""Seconds between two looks at the cluster's health while waiting."""
+"""Maximum number of times that a host tries to build a prefix, if its failures are transient."""
+CHECK_EVERY = 1.0
+"""Seconds between two checks of the cluster's health while waiting."""
 OFFERS_AGE = 0.5
-"""Seconds for which what the workers offer is believed."""
+"""Maximum age, in seconds, of the cached list of workers."""
 CLOSE_GRACE = 3.0
-"""Seconds that cancelled trials get to end before their workers are closed."""
+"""Maximum seconds to wait for cancelled trials to end before their workers are closed."""
 CLOSE_LIMIT = 5.0
-"""Seconds for all of closing; then what this executor started is killed, and what is elsewhere is left."""
+"""Maximum seconds for closing everything; after that, processes that this executor started are killed."""
 RECONNECT_GRACE = 35.0
-"""Seconds that a lost connection to the scheduler may take to come back; Dask itself tries for thirty."""
+"""Maximum seconds for a lost connection to the scheduler to be restored; Dask itself tries for thirty."""
 
 _log = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)
 class _Attempt:
-    """One submission of a trial.
+    """A submission of a trial to Dask, and what is known about it.
 
     Attributes:
         trial_id: Id of the requested trial.
         lock_hash: Lock of its environment.
         fit: Addresses of the only workers that may run it; None if all may.
         future: Dask's future.
-        is_stranded: Whether it was given up because these workers are gone.
-        begun: Worker and host of every announced start; more than one if Dask ran it again.
+        is_stranded: Whether it was cancelled because these workers are gone.
+        begun: Worker and host of every announced start. There are several if Dask ran the trial again.
     """
 
     trial_id: str
@@ -201,10 +211,10 @@ class _Attempt:
 
 
 class DaskExecutor:
-    """An `Executor` on a Dask cluster.
+    """An executor (it runs trials and builds environments) that uses a Dask cluster.
 
-    Subclasses start or find the cluster, call `_connect` with a client, and end in `_give_back` what
-    they started.
+    This class implements `Executor`. A subclass starts or finds the cluster, and calls `_connect` with a
+    client. The method `_give_back` of the subclass ends what the subclass started.
 
     Args:
         build: Builds prefixes; must be picklable.
@@ -215,8 +225,8 @@ class DaskExecutor:
     def __init__(
         self, build: PrefixBuilder, *, cpus: tuple[int, ...] = (), gpus_per_trial: float = 0
     ) -> None:
-        # News about lost connections would come between our own lines; ours say the same. Dask gives each of
-        # its loggers a level, so that the common parent's says nothing.
+        # Dask's messages about lost connections would repeat ours. Dask gives each of its loggers a level of
+        # its own, so that the level of their common parent has no effect.
         for name in (
             "distributed",
             "distributed.client",
@@ -230,13 +240,10 @@ class DaskExecutor:
         self._cpus = cpus
         self._gpus_per_trial = gpus_per_trial
         self._topic = f"bisect-env-{uuid.uuid4().hex}"
-        self._version = __version__
-        self._answers: queue.SimpleQueue[str] = queue.SimpleQueue()
-        self._woken = threading.Event()
-        self._prepared: queue.SimpleQueue[tuple[str, dict[str, object], bool]] = queue.SimpleQueue()
+        # Each item makes the answer in the thread that calls `wait`; None only wakes it.
+        self._news: queue.SimpleQueue[Callable[[], Completion] | None] = queue.SimpleQueue()
         self._unable: set[str] = set()
-        self._progress: queue.SimpleQueue[PrefixProgress] = queue.SimpleQueue()
-        self._whereabouts = Whereabouts()
+        self._prefix_hosts = PrefixHosts()
         self.attempts: dict[str, _Attempt] = {}
         self._count = 0
         self._preparing = 0
@@ -246,7 +253,7 @@ class DaskExecutor:
         self._unconnected_since: float | None = None
         self._offers: list[WorkerOffer] = []
         self._offers_at = float("-inf")
-        # `Any`: distributed marks itself as typed, and is so in parts only.
+        # `Any`, because distributed is only partly typed although it is marked as typed.
         self.client: Any = None
         self._subscribed_on: Any = None
 
@@ -255,13 +262,16 @@ class DaskExecutor:
         self._subscribe()
 
     def _give_back(self) -> None:
-        """End what this executor started; the client is already closed."""
+        """End the processes and connections that this executor started; subclasses override this method.
+
+        The client is already closed.
+        """
 
     def _kill(self) -> None:
-        """Kill what this executor started, because it did not end in time."""
+        """Kill the processes of this executor if they do not end in time; subclasses override this method."""
 
     def _release(self) -> None:
-        """Remove files from the disk after everything has ended."""
+        """Remove temporary files after all processes have ended; subclasses override this method."""
 
     # -- what the cluster offers ---------------------------------------------------------------------------
 
@@ -272,20 +282,25 @@ class DaskExecutor:
         The number is at least one: a trial submitted while the cluster has no workers waits for them, and
         `wait` raises an error if none comes. A host that joins counts once it has an environment.
         """
-        return max(1, slots(self._whereabouts.at_work(self.look()), self._gpus_per_trial))
+        return max(1, slots(self._prefix_hosts.offers_with_prefixes(self.look()), self._gpus_per_trial))
 
     def look(self, max_age: float = OFFERS_AGE) -> list[WorkerOffer]:
-        """Return the workers, from a cache that is at most `max_age` seconds old."""
+        """Return the workers of the cluster, as known at most `max_age` seconds ago."""
         now = time.monotonic()
         if now > self._offers_at + max_age and self.client.status == "running":
+            self._offers_at = now
             with _despite_lost_connection():
-                info = self.client.scheduler_info(n_workers=-1)
+                # `Client.scheduler_info` returns an attribute that the client's own regular update, which
+                # asks for no workers, can replace in between: a cluster would seem to have none.
+                info = self.client.sync(self.client.scheduler.identity, n_workers=-1)
                 self._offers = [WorkerOffer.of(address, one) for address, one in info["workers"].items()]
-                self._offers_at = now
         return self._offers
 
     def machines(self) -> frozenset[Machine]:
-        """Return the classes of machines of the present workers, without workers that do not answer."""
+        """Return the kinds of machines (CPU, GPU model, driver) on which trials will run.
+
+        See `Executor.machines`.
+        """
         found: set[Machine] = set()
         with _despite_lost_connection():
             answers = self.client.run(
@@ -297,9 +312,10 @@ class DaskExecutor:
     # -- trials --------------------------------------------------------------------------------------------
 
     def submit(self, request: TrialRequest) -> None:
-        """Accept a trial; see `Executor.submit`.
+        """Send a trial to the cluster; `wait` returns its result later.
 
-        While the client reconnects, Dask keeps what is submitted and sends it when it is connected again.
+        See `Executor.submit`. While the client reconnects, Dask keeps the trial, and sends it once the
+        connection is restored.
         """
         if self._closed:
             raise InfrastructureError("the cluster is closed")
@@ -310,12 +326,12 @@ class DaskExecutor:
         self._subscribe()
         self._count += 1
         attempt = f"{request.spec.trial_id}-{self._count}"
-        settings = WorkerSettings(self._build, self._topic, self._cpus, self._version)
+        settings = WorkerSettings(self._build, self._topic, self._cpus, __version__)
         lock_hash = request.lock.content_hash
-        fit = self._whereabouts.fit(lock_hash, self.look())
+        fit = self._prefix_hosts.workers_with(lock_hash, self.look())
         known = self.attempts[attempt] = _Attempt(request.spec.trial_id, lock_hash, fit)
-        # The key is unique and the function declared impure, or equal submits would be run once. The common
-        # first part makes the trials one group, to which alone the worker saturation applies.
+        # Dask would run equal submissions only once, so the key is unique and the function declared impure.
+        # Worker saturation applies only to groups of tasks; the common first part of the keys makes a group.
         known.future = self.client.submit(
             perform_on_worker,
             request,
@@ -327,13 +343,14 @@ class DaskExecutor:
             resources={GPU: promised(gpus)} if gpus else None,
             workers=fit,
         )
-        known.future.add_done_callback(lambda _future: self._answers.put(attempt))
-        self._welcome([lock_hash])
+        known.future.add_done_callback(lambda _future: self._news.put(partial(self._trial_answer, attempt)))
+        self._build_on_new_hosts([lock_hash])
 
     def prepare(self, request: PrefixRequest) -> None:
-        """Start to build a prefix on every host; see `Executor.prepare`.
+        """Start to build an environment on every host; `wait` returns the result later.
 
-        Dask tasks are not used: they would wait for, and then occupy, a worker's thread that trials need.
+        See `Executor.prepare`. Builds are not Dask tasks, because these would occupy worker threads that
+        trials need.
         """
         if self._closed:
             raise InfrastructureError("the cluster is closed")
@@ -341,11 +358,12 @@ class DaskExecutor:
         self._begin(request)
 
     def _begin(self, request: PrefixRequest, late: Sequence[WorkerOffer] = ()) -> None:
-        """Start a thread that has a prefix built.
+        """Start a thread that asks hosts to build an environment and awaits their answers.
 
         Args:
-            request: The prefix.
-            late: Workers of hosts that joined later; if empty, one worker of every host builds it.
+            request: The environment.
+            late: Workers of hosts that joined later; if empty, one worker of every host builds the
+                environment.
         """
         self._preparing += 1
         threading.Thread(target=self._prepare, args=(request, late), daemon=True).start()
@@ -353,7 +371,7 @@ class DaskExecutor:
     def _prepare(self, request: PrefixRequest, late: Sequence[WorkerOffer]) -> None:
         lock_hash = request.lock.content_hash
         builders, message = late, {}
-        # The answer of the call itself, and no event: nothing orders an event after our subscription to it.
+        # Use the return value of the call instead of an event: an event could arrive before our subscription.
         try:
             self._await_connection()
             builders = late or self._on_every_host(request)
@@ -362,12 +380,11 @@ class DaskExecutor:
                 prepare_on_worker, request, self._build, self._topic, workers=workers, on_error="return"
             )
         except Exception as error:  # noqa: BLE001 - a thread's outermost frame: without an answer the study
-            # would wait for ever. What is lost here is the scheduler, or everybody.
+            # would wait for ever. An exception here means that the scheduler or all workers are lost.
             _log.debug("a build was not answered", exc_info=error)
             message = {offer.address: error for offer in builders}
         answers = {offer.host: message.get(offer.address) for offer in builders}
-        self._prepared.put((lock_hash, answers, bool(late)))
-        self._answers.put("")  # wakes `wait`
+        self._news.put(partial(self._build_answer, lock_hash, answers, late=bool(late)))
 
     def _await_connection(self) -> None:
         deadline = time.monotonic() + self._reconnect_grace
@@ -375,30 +392,33 @@ class DaskExecutor:
             time.sleep(0.1)
 
     def _on_every_host(self, request: PrefixRequest) -> list[WorkerOffer]:
-        """Return one worker of each host, after waiting for the first worker."""
+        """Return one worker of each host; if there are no workers yet, wait for the first one.
+
+        Also notes that these hosts are building the requested environment.
+        """
         deadline = time.monotonic() + NO_WORKERS_GRACE
         while not (offers := self.look()) and time.monotonic() < deadline and not self._closed:
             time.sleep(0.1)
-        self._whereabouts.asked(request, offers)
+        self._prefix_hosts.note_request(request, offers)
         chosen = one_of_each_host(offers)
         return [offer for offer in offers if offer.address in chosen]
 
-    def _welcome(self, wanted: Iterable[str]) -> None:
-        """Have newly joined hosts build the environments in use; they get no trials before that."""
-        for request, builders in self._whereabouts.late(wanted, self.look()):
+    def _build_on_new_hosts(self, wanted: Iterable[str]) -> None:
+        """Let hosts that have newly joined build the environments in use, before they get trials."""
+        for request, builders in self._prefix_hosts.builds_on_new_hosts(wanted, self.look()):
             self._begin(request, builders)
 
     def _subscribe(self) -> None:
-        # A client that lost its scheduler and found it again has lost its subscriptions.
+        # A client that reconnects to its scheduler has lost its subscriptions.
         comm = self.client.scheduler_comm
         if comm is not self._subscribed_on:
             self.client.subscribe_topic(self._topic, self._on_event)
             self._subscribed_on = comm
 
     def _on_event(self, event: tuple[float, Mapping[str, Any]]) -> None:
-        """Process an event of a worker.
+        """Handle a message of a worker: a started trial, a build step, or an excluded GPU.
 
-        Runs in the client's event loop, before the answer that follows it.
+        This method runs in the client's event loop, before the answer about the same trial arrives.
         """
         _, message = event
         if "begun" in message:
@@ -406,50 +426,45 @@ class DaskExecutor:
             if attempt is not None:
                 attempt.begun.append((message["worker"], message["host"]))
                 if len(attempt.begun) == 2:
-                    # A worker that runs a cancelled key sees it and ends the trial. From another thread: in
-                    # this one, which carries the messages, cancelling would wait for itself.
+                    # A worker ends a trial whose key was cancelled. Cancel in another thread: this one
+                    # carries the messages for which cancelling waits.
                     threading.Thread(target=attempt.future.cancel, daemon=True).start()
         elif "building" in message:
-            self._progress.put(PrefixProgress(message["building"], BuildStep(**message["step"])))
-            self._answers.put("")  # wakes `wait`
+            self._news.put(partial(PrefixProgress, message["building"], BuildStep(**message["step"])))
         elif "aside" in message:
             self._aside[f"{message['host']}/{message['aside']}"] = message["why"]
 
     def wait(self, timeout: float | None = None) -> list[Completion]:
-        """Return the answers since the last call; see `Executor.wait`. Empty at once if none is expected."""
+        """Wait for results of trials and builds, and return those that have arrived since the last call.
+
+        See `Executor.wait`. Returns at once if no trial or build is in progress.
+        """
         deadline = None if timeout is None else time.monotonic() + timeout
         while self.attempts or self._preparing:
-            left = LOOK if deadline is None else min(LOOK, deadline - time.monotonic())
-            done = take(self._answers, max(0.0, left))
-            answers = [self._answer(attempt) for attempt in done if attempt]
-            prepared = take(self._prepared, 0.0)
-            self._preparing -= len(prepared)
-            ends = [self._come_to(*one) for one in prepared]
-            progress = take(self._progress, 0.0)
-            if answers or ends or progress or self._woken.is_set():
-                self._woken.clear()
-                return [*progress, *answers, *ends]
+            left = CHECK_EVERY if deadline is None else min(CHECK_EVERY, deadline - time.monotonic())
+            if news := take(self._news, max(0.0, left)):
+                return [answer() for answer in news if answer is not None]
             self._check_health()
             if deadline is not None and time.monotonic() >= deadline:
                 break
         return []
 
-    def _come_to(self, lock_hash: str, answers: Mapping[str, object], late: bool) -> Completion:
-        self._whereabouts.answered(lock_hash, answers)
-        # Late ones are made where somebody else has it.
+    def _build_answer(self, lock_hash: str, answers: Mapping[str, object], *, late: bool) -> Completion:
+        self._preparing -= 1
+        self._prefix_hosts.note_answers(lock_hash, answers)
+        # Hosts that joined later are only asked to build prefixes that another host has.
         known = {"": PrefixReady(lock_hash)} if late else {}
-        end = outcome(lock_hash, {**known, **answers}, known=self._unable)
+        end = build_result(lock_hash, {**known, **answers}, known=self._unable)
         if isinstance(end, PrefixReady):
-            # One of a host is enough: the next commit will lack the same.
+            # Report a host once: its next builds will fail for the same reason.
             self._unable |= {host for host, answer in answers.items() if isinstance(answer, BuildFailed)}
         return end
 
     def wake(self) -> None:
-        """Make `wait` return; see `Executor.wake`."""
-        self._woken.set()
-        self._answers.put("")
+        """Make the current or next call of `wait` return at once; see `Executor.wake`."""
+        self._news.put(None)
 
-    def _answer(self, name: str) -> Completion:
+    def _trial_answer(self, name: str) -> Completion:
         attempt = self.attempts[name]
         host = attempt.begun[-1][1] if attempt.begun else ""
         try:
@@ -457,14 +472,14 @@ class DaskExecutor:
         except distributed.scheduler.KilledWorker:
             completion = TrialLost(attempt.trial_id, "the worker died while the trial ran", host)
         except Exception as error:  # noqa: BLE001 - `perform` raises nothing, so this is Dask's: a task that
-            # was cancelled, a message that could not be read. Whatever it is, it says nothing of the script.
+            # was cancelled, or a message that could not be read. It says nothing about the script.
             why = "every worker that has its environment is gone" if attempt.is_stranded else str(error)
             is_ours = isinstance(error, CancelledError) and not attempt.is_stranded
             reason = CANCELLED if is_ours else f"{type(error).__name__}: {why}"
             completion = TrialLost(attempt.trial_id, reason, host, under_trial=attempt.is_stranded)
         finally:
             attempt.future.release()
-            # Not before: while the result was fetched, a lost worker may have made a second run of it.
+            # Delete it last: while the result is fetched, Dask may run the trial again for a lost worker.
             del self.attempts[name]
         if len(attempt.begun) > 1:
             worker, host = attempt.begun[0]
@@ -473,13 +488,24 @@ class DaskExecutor:
         return completion
 
     def _refuse_missing_gpus(self, gpus: float) -> None:
-        if (why := why_never(self.look(0.0), gpus)) is not None:
-            raise self._no_gpus(why)
+        if (why := why_never(self.look(0.0), gpus)) is None:
+            return
+        aside = "; ".join(f"{gpu}: {reason}" for gpu, reason in sorted(self._aside.items()))
+        raise InfrastructureError(
+            why,
+            tried=f"GPUs put aside: {aside}" if aside else None,
+            remedy="see `nvidia-smi` on those hosts, then start the same command again"
+            if aside
+            else "lower `trial.gpus` in the matrix, or start workers with `--resources GPU=N`",
+        )
 
     # -- health --------------------------------------------------------------------------------------------
 
     def _check_client(self) -> None:
-        """Check that the client is connected, or has not been reconnecting for too long; never wait."""
+        """Raise an error if the connection to the cluster is lost or has not been restored in time.
+
+        Does not wait.
+        """
         status, now = self.client.status, time.monotonic()
         if status != "connecting":
             self._unconnected_since = None
@@ -498,7 +524,7 @@ class DaskExecutor:
         offers = self.look()
         if offers:
             self._workerless_since = None
-            self._welcome({attempt.lock_hash for attempt in self.attempts.values()})
+            self._build_on_new_hosts({attempt.lock_hash for attempt in self.attempts.values()})
             self._give_up_stranded(offers)
             if self._aside and why_never(offers, self._gpus_per_trial):
                 self._refuse_missing_gpus(self._gpus_per_trial)
@@ -512,38 +538,28 @@ class DaskExecutor:
             )
 
     def _give_up_stranded(self, offers: Sequence[WorkerOffer]) -> None:
-        """Cancel attempts whose eligible workers are all gone; Dask would wait for them for ever."""
+        """Cancel trials whose environment is only on workers that are gone; Dask would wait for ever."""
         there = {offer.address for offer in offers}
         for attempt in self.attempts.values():
             if attempt.fit is not None and there.isdisjoint(attempt.fit):
                 attempt.is_stranded = True
                 attempt.future.cancel()
 
-    def _no_gpus(self, why: str) -> InfrastructureError:
-        aside = "; ".join(f"{gpu}: {reason}" for gpu, reason in sorted(self._aside.items()))
-        return InfrastructureError(
-            why,
-            tried=f"GPUs put aside: {aside}" if aside else None,
-            remedy="see `nvidia-smi` on those hosts, then start the same command again"
-            if aside
-            else "lower `trial.gpus` in the matrix, or start workers with `--resources GPU=N`",
-        )
-
     # -- ending --------------------------------------------------------------------------------------------
 
     def cancel(self) -> None:
-        """End all trials; see `Executor.cancel`."""
+        """Cancel all running and queued trials; see `Executor.cancel`."""
         running = [one.future for one in self.attempts.values() if not one.future.done()]
-        # A client that has lost its scheduler closes by itself; its workers then end what they run.
+        # If the client has lost its scheduler, it closes by itself, and the workers then end their trials.
         if self.client.status == "running":
             with _despite_lost_connection():
                 self.client.cancel(running)
 
     def close(self) -> None:
-        """Cancel trials, wait a short time for them to end, then end the workers and everything on them.
+        """Cancel all trials, and end the workers after a short time for trials to end.
 
-        The time is bounded even if the cluster does not respond: Dask's own closing waits for a worker
-        that is being restarted, and for a scheduler that does not answer.
+        Closing takes a limited time even if the cluster does not respond, whereas Dask would wait for a
+        worker that is being restarted, and for a scheduler that does not answer.
         """
         if self._closed:
             return
@@ -573,9 +589,9 @@ class DaskExecutor:
 
 @contextlib.contextmanager
 def _despite_lost_connection() -> Iterator[None]:
-    """Suppress and log the errors of a step that must continue although the cluster is gone."""
+    """Suppress and log the errors that occur in a block because the cluster cannot be reached."""
     try:
         yield
     except (InfrastructureError, OSError, TimeoutError, RuntimeError) as error:
-        # RuntimeError: the client's event loop ended between our look at its status and the call.
+        # RuntimeError: the client's event loop ended after its status was checked.
         _log.debug("the cluster does not answer: %s", error)

@@ -1,11 +1,11 @@
-"""Chooses where the trials of a command run, from its options and the matrix."""
+"""Choose where the trials of a command run, from its options and the matrix."""
 
 from __future__ import annotations
 
+import contextlib
 import ipaddress
 import json
 import os
-import platform
 import signal
 import socket
 import threading
@@ -13,50 +13,42 @@ from collections.abc import Callable
 from concurrent.futures import Future, wait
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 from urllib.parse import urlsplit
 
+from bisect_env.cluster.gpus import INSTALL, NO_GPU_REMEDY, choose_gpus, group_gpus, open_nvml
 from bisect_env.cluster.protocol import Executor, trials_per_gpu
 from bisect_env.environments.image_lock import ensure_environment
 from bisect_env.environments.settings import default_cache_dir
 from bisect_env.errors import InfrastructureError, StudyInterruptedError, UsageError
 from bisect_env.temporary import remove_left_behind
-from bisect_env.trials.records import Machine
 from bisect_env.trials.workdir import sweep
 
-_LOOK = 0.05
-"""Seconds between two looks at whether the user wants to stop."""
+_CHECK_EVERY = 0.05
+"""Seconds between two checks of whether the user wants to stop."""
 
 
 class Place:
-    """The executor of one command, started in a thread when it is first needed.
+    """The executor (it runs trials) of one command, started in the background when it is first needed.
 
-    A cluster may take a minute to start or to be found unreachable; a command that waits for it can be
-    interrupted at any moment. If the executor is ready only after that, its starting thread closes it;
-    that thread does not keep the process alive.
+    A cluster may take a minute to start or to be found unreachable; the user can stop a command that waits
+    for this. If the executor is ready only after that, the thread that started it closes it. This thread does
+    not keep the process alive.
 
     Args:
         start: Starts the executor, or connects to it.
-        machines: Returns the classes of machines on which trials will run, without starting anything; None
-            if only the executor knows them.
         stopped: Whether the user wants to stop.
     """
 
-    def __init__(
-        self,
-        start: Callable[[], Executor],
-        machines: Callable[[], frozenset[Machine]] | None = None,
-        stopped: Callable[[], bool] = lambda: False,
-    ) -> None:
+    def __init__(self, start: Callable[[], Executor], stopped: Callable[[], bool] = lambda: False) -> None:
         self._make = start
-        self._machines = machines
         self._stopped = stopped
         self._lock = threading.Lock()
         self._started: Future[Executor] | None = None
         self._closed = False
 
     def begin(self) -> Future[Executor]:
-        """Start the executor unless it was started before."""
+        """Start the executor in a thread unless it was started before, and return a future of it."""
         with self._lock:
             if self._started is None:
                 self._started = Future()
@@ -76,7 +68,7 @@ class Place:
             executor.close()
 
     def executor(self) -> Executor:
-        """Return the executor, waiting until it is ready.
+        """Start the executor if necessary, wait until it is ready, and return it.
 
         Raises:
             BisectEnvError: It could not be started.
@@ -84,8 +76,8 @@ class Place:
         """
         started = self.begin()
         while not started.done() and not self._stopped():
-            wait([started], _LOOK)
-        # The signal that stops us may have ended the workers, too: then that is why they did not start.
+            wait([started], _CHECK_EVERY)
+        # The signal that stopped the command may have ended the workers; then their error is not reported.
         if not started.done() or (started.exception() is not None and self._stopped()):
             raise StudyInterruptedError(
                 "stopped before the place where trials run was ready; every trial that ended is stored",
@@ -93,27 +85,16 @@ class Place:
             )
         return started.result()
 
-    def machines(self) -> frozenset[Machine]:
-        """Return the classes of machines that are known before trials run; workers may join later.
-
-        Raises:
-            InfrastructureError: A remote cluster cannot be reached.
-        """
-        if self._machines is not None:
-            return self._machines()
-        executor = self.executor()
-        return executor.machines() if isinstance(executor, _Knows) else frozenset()
-
     def close(self) -> None:
-        """Close the executor if it was started, and remove what killed commands left behind.
+        """Close the executor if it was started, and delete files that killed commands left behind.
 
-        A start in progress is waited for unless the user wants to stop; in that case its thread closes
-        what it starts. Start-up errors are not raised here.
+        If the executor is still starting, this method waits for it, unless the user wants to stop; in that
+        case, the starting thread closes the executor. Start-up errors are not raised here.
         """
         try:
             started = self._started
             while started is not None and not started.done() and not self._stopped():
-                wait([started], _LOOK)
+                wait([started], _CHECK_EVERY)
             with self._lock:
                 self._closed = True
             if started is not None and started.done() and started.exception() is None:
@@ -123,37 +104,11 @@ class Place:
             remove_left_behind()
 
 
-@runtime_checkable
-class _Knows(Protocol):
-    def machines(self) -> frozenset[Machine]: ...
-
-
-def machines_here(gpus_per_trial: float, gpus: str | None) -> frozenset[Machine]:
-    """Return the classes of machines that trials on this host see.
-
-    Args:
-        gpus_per_trial: `trial.gpus` of the matrix.
-        gpus: `--devices`.
-    """
-    if not gpus_per_trial:
-        return frozenset({Machine(platform.machine())})
-    return _local_gpus(gpus_per_trial, gpus)
-
-
-def _local_gpus(per_trial: float, selection: str | None) -> frozenset[Machine]:
-    from bisect_env.cluster.gpus import choose_gpus, group_gpus, open_nvml
-
-    nvml = open_nvml()
-    chosen = choose_gpus(nvml.gpus(), selection, os.environ.get("CUDA_VISIBLE_DEVICES"))
-    groups = group_gpus(chosen, per_trial, None)
-    return frozenset(Machine(platform.machine(), *nvml.describe(group)) for group in groups)
-
-
 # --------------------------------------------------------------------------------------------------
-# Which executor a command line and a matrix ask for.
+# Choose the executor from the command line and the matrix.
 
 WORKERS_PER_CPU = 16
-"""Trials that mostly wait may share a CPU; each worker is a Python process to start and feed."""
+"""Maximum number of workers per CPU. Trials that mostly wait can share a CPU."""
 
 
 def executor_maker(
@@ -167,9 +122,9 @@ def executor_maker(
     cache_limit: int | None = None,
     offline: Path | None = None,
 ) -> Callable[[], Executor]:
-    """Return a function that starts the executor of a study, or connects to it.
+    """Return a function that starts the executor of a study, or connects to an existing cluster.
 
-    Options and GPUs are checked now, before minutes are spent on solving; nothing is started.
+    Options and GPUs are checked at once, before minutes are spent on solving; nothing is started yet.
 
     Args:
         gpus_per_trial: `trial.gpus` of the matrix.
@@ -189,6 +144,7 @@ def executor_maker(
     options: dict[str, Any] = {name: value for name, value in said.items() if value is not None}
     if scheduler is not None or scheduler_file is not None:
         _refuse_local_options(scheduler, scheduler_file, workers, gpus)
+        # Imported here because it brings Dask.
         from bisect_env.cluster.remote import RemoteExecutor
 
         return partial(
@@ -205,6 +161,7 @@ def executor_maker(
                 "--devices: the trials of this matrix use no GPU",
                 remedy="set `trial.gpus` in the matrix, or leave --devices out",
             )
+        # Imported here because only commands that run trials need it.
         from bisect_env.cluster.pool import PoolExecutor, default_workers
 
         most = WORKERS_PER_CPU * default_workers()
@@ -214,7 +171,7 @@ def executor_maker(
                 remedy=f"take at most {most} ({WORKERS_PER_CPU} a CPU), or --scheduler for more machines",
             )
         return partial(PoolExecutor, build, workers)
-    from bisect_env.cluster.gpus import INSTALL, NO_GPU_REMEDY, choose_gpus, group_gpus, open_nvml
+    # Imported here because it brings Dask.
     from bisect_env.cluster.local import gpu_executor, refuse_without_dask_cuda
 
     try:
@@ -228,14 +185,14 @@ def executor_maker(
     refuse_without_dask_cuda()
     chosen = choose_gpus(nvml.gpus(), gpus, os.environ.get("CUDA_VISIBLE_DEVICES"))
     groups = group_gpus(chosen, gpus_per_trial, workers)
-    return partial(_deaf_to_ctrl_c, partial(gpu_executor, build, groups, trials_per_gpu(gpus_per_trial)))
+    return partial(_without_ctrl_c, partial(gpu_executor, build, groups, trials_per_gpu(gpus_per_trial)))
 
 
-def _deaf_to_ctrl_c(start: Callable[[], Executor]) -> Executor:
-    """Start a cluster of this host so that Ctrl-C does not reach its processes.
+def _without_ctrl_c(start: Callable[[], Executor]) -> Executor:
+    """Start a cluster on this host so that Ctrl-C does not end its processes.
 
     A terminal sends SIGINT to every process of the foreground group, and workers that are still importing
-    would die with a traceback each. They inherit the signal mask of the thread that starts them; trials
+    would die with a traceback each. Workers inherit the signal mask of the thread that starts them; trials
     get an empty mask from their supervisor.
     """
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
@@ -245,22 +202,15 @@ def _deaf_to_ctrl_c(start: Callable[[], Executor]) -> Executor:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def unprotected(scheduler: str | None, scheduler_file: Path | None) -> str | None:
-    """Return a warning if a scheduler on another host is used without TLS, else None.
+def tls_warning(scheduler: str | None, scheduler_file: Path | None) -> str | None:
+    """Return a warning if a Dask scheduler on another host is used without TLS, else None.
 
     Args:
         scheduler: `--scheduler`.
         scheduler_file: `--scheduler-file`.
     """
-    address = scheduler
-    if scheduler_file is not None:
-        if not scheduler_file.is_file():
-            return None  # connecting says what is wrong with it
-        try:
-            address = str(json.loads(scheduler_file.read_text("utf-8"))["address"])
-        except (OSError, ValueError, KeyError, TypeError, RecursionError):
-            return None
-    if address is None or address.startswith("tls://"):
+    address = scheduler if scheduler_file is None else address_in(scheduler_file)
+    if not address or address.startswith("tls://"):
         return None
     host = urlsplit(address if "://" in address else f"tcp://{address}").hostname
     if host is None or _is_here(host):
@@ -271,8 +221,18 @@ def unprotected(scheduler: str | None, scheduler_file: Path | None) -> str | Non
     )
 
 
+def address_in(scheduler_file: Path) -> str:
+    """Return the address of the scheduler from a scheduler file.
+
+    Returns "" if the file contains no address; the error is then raised on connecting.
+    """
+    with contextlib.suppress(OSError, ValueError, KeyError, TypeError, RecursionError):
+        return str(json.loads(scheduler_file.read_text("utf-8"))["address"])
+    return ""
+
+
 def _is_here(host: str) -> bool:
-    import psutil
+    import psutil  # imported here because only clusters need it
 
     own = {address.address.partition("%")[0] for each in psutil.net_if_addrs().values() for address in each}
     try:

@@ -1,4 +1,4 @@
-"""Lists the GPUs of this host, who uses them, and whether each can be trusted with trials."""
+"""The GPUs of this host: which there are, who uses them, and whether each can be trusted with trials."""
 
 from __future__ import annotations
 
@@ -6,16 +6,16 @@ import contextlib
 import importlib
 import threading
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import ceil
-from typing import Any
+from typing import Any, Self
 
 from bisect_env.errors import InfrastructureError, UsageError
 from bisect_env.trials.gpu_errors import SICK_XIDS, described
 
 # --------------------------------------------------------------------------------------------------
-# Which GPUs are used, and by which worker. Pure.
+# Choose the GPUs to use, and the worker that gets each of them. Pure.
 
 NO_GPU_REMEDY = (
     "give the address of a Dask scheduler whose workers have GPUs (`--scheduler tcp://HOST:8786`), "
@@ -39,7 +39,10 @@ class Gpu:
 
 
 def find_gpu(word: str, present: Sequence[Gpu]) -> Gpu | None:
-    """Return the GPU that an index, a UUID or the beginning of one names; None if none or several match."""
+    """Return the GPU with a given index, UUID, or beginning of a UUID.
+
+    Returns None if no GPU or more than one GPU matches.
+    """
     if word.isdigit():
         found = [gpu for gpu in present if gpu.index == int(word)]
     else:
@@ -48,7 +51,10 @@ def find_gpu(word: str, present: Sequence[Gpu]) -> Gpu | None:
 
 
 def _usable(variable: str | None, present: Sequence[Gpu]) -> list[Gpu]:
-    """Return the GPUs in `CUDA_VISIBLE_DEVICES`; as in CUDA, the list ends at the first invalid entry."""
+    """Return the GPUs that `CUDA_VISIBLE_DEVICES` lists, up to the first invalid entry (as CUDA does).
+
+    Returns all GPUs if the variable is not set.
+    """
     if variable is None:
         return list(present)
     usable: list[Gpu] = []
@@ -96,10 +102,12 @@ def choose_gpus(present: Sequence[Gpu], selection: str | None, variable: str | N
 
 
 def group_gpus(gpus: Sequence[Gpu], per_trial: float, workers: int | None) -> list[tuple[str, ...]]:
-    """Return the GPUs of each worker: as many as one trial needs.
+    """Divide the GPUs among workers, and return the UUIDs for each worker.
+
+    Each worker gets as many GPUs as one trial needs.
 
     Args:
-        gpus: As chosen.
+        gpus: The GPUs that the study may use.
         per_trial: `trial.gpus` of the matrix; if trials share a GPU, each worker has one.
         workers: `--workers`; None means as many as the GPUs allow.
 
@@ -124,7 +132,7 @@ def group_gpus(gpus: Sequence[Gpu], per_trial: float, workers: int | None) -> li
 
 
 def visible_gpus(variable: str | None, present: Sequence[Gpu] | None, count: int) -> tuple[str, ...]:
-    """Return the UUIDs of the GPUs that a worker hands out.
+    """Return the UUIDs of the GPUs that a worker may lend to trials.
 
     dask-cuda gives each worker all GPUs, rotated so that its own come first; only the first `count` belong
     to the worker, which is the number that it has promised to the scheduler.
@@ -142,7 +150,7 @@ def visible_gpus(variable: str | None, present: Sequence[Gpu] | None, count: int
         uuids = [word for word in words if word.startswith(("GPU-", "MIG-"))]
         remedy = "install nvidia-ml-py on the worker, or give it UUIDs in CUDA_VISIBLE_DEVICES"
     else:
-        # NVML does not list the slices of a GPU; their UUIDs are taken as they are.
+        # NVML does not list the slices (MIG) of a GPU, so their UUIDs cannot be checked.
         slices = [word.strip() for word in (variable or "").split(",") if word.strip().startswith("MIG-")]
         uuids = slices or [gpu.uuid for gpu in _usable(variable, present)]
         remedy = "start it with a `--resources GPU=N` that fits its CUDA_VISIBLE_DEVICES"
@@ -156,11 +164,10 @@ def visible_gpus(variable: str | None, present: Sequence[Gpu] | None, count: int
 
 
 # --------------------------------------------------------------------------------------------------
-# Whether a GPU is to be trusted with trials, decided from what NVML said before, during and after one.
-# Pure.
+# Decide from NVML's readings before, during and after a trial whether a GPU can be trusted. Pure.
 #
-# A lost or sick GPU makes healthy code fail. Its trial is void, and the GPU gets no more; which Xids mean
-# that and which are the script's own doing is the table of `docs/outcomes.md`.
+# A lost or sick GPU makes healthy code fail. Its trial is void, and the GPU gets no more trials. The table
+# in `docs/outcomes.md` lists which Xids mean that, and which are caused by the script itself.
 
 OK = 0
 NOT_FOUND = 6
@@ -174,12 +181,13 @@ _GONE = {
 }
 
 REPORTS_BEFORE_ASIDE = 2
-"""Different environments whose trials must say that a GPU is lost before it is believed against NVML."""
+"""Number of different environments whose trials must report a GPU as lost before it is excluded although NVML
+finds it healthy."""
 
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """The state of one GPU at one moment, read by NVML.
+    """The state of one GPU at one moment, as read from NVML (NVIDIA's management library).
 
     Attributes:
         uuid: UUID of the GPU.
@@ -199,7 +207,7 @@ class Reading:
 
 @dataclass(frozen=True, slots=True)
 class GpuFault:
-    """A reason why a trial on a GPU is void.
+    """A fault of a GPU because of which a trial on this GPU is void.
 
     Attributes:
         uuid: UUID of the GPU.
@@ -213,14 +221,14 @@ class GpuFault:
 
 
 def before_trial(reading: Reading) -> GpuFault | None:
-    """Return the fault that prevents giving a GPU to a trial, or None."""
+    """Return the fault because of which a trial must not use a GPU, or None if the GPU is usable."""
     if reading.error in _GONE:
         return GpuFault(reading.uuid, _GONE[reading.error], aside=True)
     return None
 
 
 def after_trial(before: Reading, after: Reading, xids: Iterable[int] = ()) -> GpuFault | None:
-    """Return the fault that makes a finished trial on a GPU void, or None.
+    """Return the fault because of which a finished trial is void, or None if there is no fault.
 
     Args:
         before: Reading before the trial.
@@ -235,33 +243,30 @@ def after_trial(before: Reading, after: Reading, xids: Iterable[int] = ()) -> Gp
         new = (after.uncorrected or 0) - (before.uncorrected or 0)
         return GpuFault(after.uuid, f"{new} new uncorrectable memory errors during the trial", aside=True)
     if None not in (before.count, after.count) and before.count != after.count:
-        # This one still answers. The worker that holds the lost one puts it aside; putting aside every GPU
-        # of the host would end the study for one card.
+        # This GPU still answers. The worker with the lost GPU excludes that one; excluding every GPU of the
+        # host would end the study because of one card.
         reason = f"the host had {before.count} GPUs before the trial and {after.count} after it"
         return GpuFault(after.uuid, reason, aside=False)
     return None
 
 
-def shared_with(before: Reading, after: Reading, own: Iterable[int] = ()) -> frozenset[int]:
-    """Return the foreign processes on a GPU; if there are any, an out-of-memory error is no evidence."""
-    return (before.processes | after.processes) - frozenset(own)
-
-
 class Suspicions:
-    """A collection of trials' claims against GPUs that NVML finds healthy.
+    """A record of GPUs that trials report as lost although NVML finds them healthy.
 
-    A combination whose own libraries are broken (a bundled driver library, say) claims a lost GPU on every
-    card and would exclude one after another. Therefore a claim counts only if trials of two different
-    environments make it about one GPU, with no trial in between that could use it.
+    A combination whose own libraries are broken (a bundled driver library, say) reports every GPU as lost,
+    and all would be excluded one after another. Therefore a report counts only if trials of two different
+    environments report the same GPU, and no trial in between could use this GPU.
     """
 
     def __init__(self) -> None:
         self._claims: defaultdict[str, set[str]] = defaultdict(set)
 
     def lost(self, uuids: Sequence[str], lock_hash: str) -> list[GpuFault]:
-        """Record that a trial of this environment claims its GPUs to be lost or sick.
+        """Note that a trial reports some GPUs as lost or sick, and return the faults that are now confirmed.
 
-        Return confirmed faults.
+        Args:
+            uuids: UUIDs of the GPUs.
+            lock_hash: Content hash of the lock of the trial's environment.
         """
         found = []
         for uuid in uuids:
@@ -272,21 +277,21 @@ class Suspicions:
         return found
 
     def used(self, uuids: Iterable[str]) -> None:
-        """Record that a trial could use the GPUs, which clears earlier claims."""
+        """Note that a trial could use some GPUs, and delete earlier reports that these are lost."""
         for uuid in uuids:
             self._claims.pop(uuid, None)
 
 
 # --------------------------------------------------------------------------------------------------
-# NVML, read through `nvidia-ml-py`: which GPUs there are, how they are, Xids. Makes no CUDA context.
+# Read GPUs, their state and Xid events from NVML with `nvidia-ml-py`, without creating a CUDA context.
 
 INSTALL = "install the extra that fits the driver: `pip install 'bisect-env[gpu-cu13]'` (or `gpu-cu12`)"
 EVENT_WAIT_MS = 20
-"""Milliseconds of one wait for events; also how long the watcher takes to end."""
+"""Milliseconds of one wait for events, and so the maximum time that the watcher needs to end."""
 
 
 class Nvml:
-    """NVML of this process, opened once.
+    """An open connection to NVML (NVIDIA's management library) in this process.
 
     Raises:
         InfrastructureError: It cannot be opened: there is no driver, or its version does not match NVML.
@@ -303,10 +308,10 @@ class Nvml:
             ) from error
 
     def gpus(self) -> list[Gpu]:
-        """Return every GPU of this host that can be read, by index."""
+        """Return all GPUs of this host that NVML can read, in the order of their index."""
         found = []
         for index in range(self._nvml.nvmlDeviceGetCount()):
-            # A lost GPU keeps its index and answers nothing; the others are still good.
+            # A lost GPU keeps its index, but calls about it fail; the other GPUs are still usable.
             with contextlib.suppress(self._nvml.NVMLError):
                 handle = self._nvml.nvmlDeviceGetHandleByIndex(index)
                 name = str(self._nvml.nvmlDeviceGetName(handle))
@@ -314,15 +319,15 @@ class Nvml:
         return found
 
     def read(self, uuid: str) -> Reading:
-        """Read the state of a GPU; errors never raise but are part of the reading."""
+        """Read the state of a GPU; if this fails, return a reading that contains the error code."""
         nvml = self._nvml
         try:
             handle = nvml.nvmlDeviceGetHandleByUUID(uuid)
-            nvml.nvmlDeviceGetMemoryInfo(handle)  # a handle alone is given for a lost GPU, too
+            nvml.nvmlDeviceGetMemoryInfo(handle)  # NVML also returns a handle of a lost GPU
         except nvml.NVMLError as error:
             return Reading(uuid, error=int(error.value), count=self._count())
         uncorrected = None
-        with contextlib.suppress(nvml.NVMLError):  # GPUs without ECC do not count
+        with contextlib.suppress(nvml.NVMLError):  # raised for GPUs without ECC
             uncorrected = int(
                 nvml.nvmlDeviceGetTotalEccErrors(
                     handle, nvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED, nvml.NVML_VOLATILE_ECC
@@ -331,7 +336,10 @@ class Nvml:
         return Reading(uuid, OK, self._count(), uncorrected, self._processes(handle))
 
     def describe(self, uuids: Sequence[str]) -> tuple[str, str]:
-        """Return the models of some GPUs and the driver's version, as in `Machine`; "" if unreadable."""
+        """Return the models of some GPUs (joined by commas) and the version of the driver.
+
+        Both are "" if they cannot be read.
+        """
         nvml = self._nvml
         try:
             names = {str(nvml.nvmlDeviceGetName(nvml.nvmlDeviceGetHandleByUUID(uuid))) for uuid in uuids}
@@ -350,24 +358,16 @@ class Nvml:
             return frozenset(int(p.pid) for p in self._nvml.nvmlDeviceGetComputeRunningProcesses(handle))
         return frozenset()
 
-    @contextlib.contextmanager
-    def watch(self, uuids: Sequence[str]) -> Iterator[XidWatch]:
-        """Collect the Xid events of some GPUs while the block runs."""
-        watch = XidWatch(self._nvml, uuids)
-        watch.start()
-        try:
-            yield watch
-        finally:
-            watch.stop()
+    def watch(self, uuids: Sequence[str]) -> XidWatch:
+        """Return a context manager that collects the Xid events (driver error numbers) of some GPUs."""
+        return XidWatch(self._nvml, uuids)
 
 
 class XidWatch:
-    """A thread that collects the Xid events of some GPUs.
+    """A context manager that collects the Xid events (driver error numbers) of some GPUs.
 
-    A thread is needed because NVML keeps only the last number if several events wait to be fetched.
-
-    Attributes:
-        readable: Whether the driver reports Xids; in some containers and on MIG devices it does not.
+    A thread fetches the events, because NVML keeps only the last number if several events are waiting. In
+    some containers and on MIG devices, the driver reports no Xids; then nothing is collected.
     """
 
     def __init__(self, pynvml: Any, uuids: Sequence[str]) -> None:
@@ -377,10 +377,8 @@ class XidWatch:
         self._seen: list[tuple[str, int]] = []
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._listen, name="xid-watch", daemon=True)
-        self.readable = False
 
-    def start(self) -> None:
-        """Start listening, if the driver supports it."""
+    def __enter__(self) -> Self:
         nvml = self._nvml
         try:
             self._events = nvml.nvmlEventSetCreate()
@@ -389,9 +387,15 @@ class XidWatch:
                 nvml.nvmlDeviceRegisterEvents(handle, nvml.nvmlEventTypeXidCriticalError, self._events)
         except nvml.NVMLError:
             self._free()
-            return
-        self.readable = True
+            return self
         self._thread.start()
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        self._stopping.set()
+        if self._events is not None:
+            self._thread.join()
+        self._free()
 
     def _listen(self) -> None:
         nvml = self._nvml
@@ -402,15 +406,8 @@ class XidWatch:
             except nvml.NVMLError_Timeout:
                 continue
             except nvml.NVMLError:
-                # The GPU is lost, and events with it; the reading after the trial says so.
+                # The GPU is lost, so there are no more events. The reading after the trial will show it.
                 return
-
-    def stop(self) -> None:
-        """End the thread and free the event set."""
-        self._stopping.set()
-        if self.readable:
-            self._thread.join()
-        self._free()
 
     def _free(self) -> None:
         if self._events is not None:
@@ -419,20 +416,28 @@ class XidWatch:
             self._events = None
 
     def xids(self, uuid: str) -> list[int]:
-        """Return the events of one GPU, in order."""
+        """Return the Xids (driver error numbers) that were reported for one GPU, in order."""
         return [xid for seen, xid in self._seen if seen == uuid]
 
-    def busy(self, uuid: str) -> float | None:
-        """Return the share of the last second or less in which a kernel ran on a GPU; None if unreadable."""
-        try:
-            handle = self._nvml.nvmlDeviceGetHandleByUUID(uuid)
-            return float(self._nvml.nvmlDeviceGetUtilizationRates(handle).gpu) / 100.0
-        except self._nvml.NVMLError:
-            return None
+    def reported(self) -> list[int]:
+        """Return the Xids (driver error numbers) that were reported for all watched GPUs."""
+        return [xid for uuid in self._uuids for xid in self.xids(uuid)]
+
+    def busy(self) -> float | None:
+        """Return the share of the last second (or less) in which the busiest GPU ran a kernel.
+
+        Returns None if no GPU can be read.
+        """
+        rates = []
+        for uuid in self._uuids:
+            with contextlib.suppress(self._nvml.NVMLError):
+                handle = self._nvml.nvmlDeviceGetHandleByUUID(uuid)
+                rates.append(float(self._nvml.nvmlDeviceGetUtilizationRates(handle).gpu) / 100.0)
+        return max(rates, default=None)
 
 
 def open_nvml() -> Nvml:
-    """Return NVML of this host.
+    """Open NVML (NVIDIA's management library) on this host.
 
     Raises:
         InfrastructureError: `nvidia-ml-py` is not installed, or there is no driver.
@@ -445,7 +450,7 @@ def open_nvml() -> Nvml:
 
 
 def visible_to_this_worker(environ: Mapping[str, str], count: int) -> tuple[tuple[str, ...], Nvml | None]:
-    """Return the GPUs that this worker may hand out, and NVML if it is installed.
+    """Return the UUIDs of the GPUs that this worker may lend to trials, and NVML if it is installed.
 
     Args:
         environ: Environment of the worker.
@@ -458,7 +463,7 @@ def visible_to_this_worker(environ: Mapping[str, str], count: int) -> tuple[tupl
     try:
         pynvml = importlib.import_module("pynvml")
     except ImportError:
-        # Health is not watched without it; UUIDs need no translation.
+        # Without NVML the health of GPUs is not watched.
         return visible_gpus(variable, None, count), None
     nvml = Nvml(pynvml)
     return visible_gpus(variable, nvml.gpus(), count), nvml

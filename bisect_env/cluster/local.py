@@ -1,6 +1,6 @@
-"""Runs trials on the GPUs of this host, with dask-cuda's `LocalCUDACluster`: one worker for each GPU.
+"""Run trials on the GPUs of this host, with dask-cuda's `LocalCUDACluster`: a worker per group of GPUs.
 
-Workers never open CUDA. Each trial sees the GPUs that it was lent and no others, by UUID.
+Workers never open CUDA. Each trial sees only the GPUs that were lent to it, by UUID.
 """
 
 from __future__ import annotations
@@ -29,23 +29,25 @@ START_TIMEOUT = 60.0
 """Seconds for workers to start."""
 
 _CONFIG: dict[str, Any] = {
-    # One trial waits at each worker, which hides the way to the scheduler and back; the rest wait at the
-    # scheduler, because a worker that dies takes those that wait there with it.
+    # Let one trial wait at each worker, to hide the delay of messages. The others wait at the scheduler,
+    # because trials that wait at a worker are lost if it dies.
     "distributed.scheduler.worker-saturation": 1.1,
     # Dask's profiler wakes a hundred times a second and would take CPU from the trials.
     "distributed.worker.profile.enabled": False,
     # Dask would ask NVML twice a second in every worker, and fail when a GPU is lost.
     "distributed.diagnostics.nvml": False,
-    # Pages about tasks and logs that every user of this host could read.
+    # No pages about tasks and logs, because every user of this host could read them.
     "distributed.scheduler.http.routes": [],
     "distributed.worker.http.routes": [],
-    # A worker that gets no CPU for a while is slow, not dead.
+    # Allow for workers that get no CPU for a while: they are slow, but not dead.
     "distributed.scheduler.worker-ttl": "15 minutes",
+    # After this time Dask would give up a worker that is being started again, and never start another one.
+    "distributed.deploy.lost-worker-timeout": "15 minutes",
 }
 _SCHEDULER: dict[str, Any] = {
-    # With the default of 3, a trial whose worker dies is run again without a word.
+    # With the default of 3, Dask would silently repeat a trial whose worker died.
     "allowed_failures": 0,
-    # Without a dashboard the scheduler still serves HTTP, by default on a fixed port and for everybody.
+    # Even without a dashboard the scheduler serves HTTP, by default on a fixed port and for all hosts.
     "dashboard": False,
     "dashboard_address": "127.0.0.1:0",
 }
@@ -55,7 +57,7 @@ _security: Any = distributed.Security
 
 
 class HostExecutor(DaskExecutor):
-    """An executor that starts a Dask cluster on this host, and ends it.
+    """An executor (it runs trials) that starts a Dask cluster on this host and ends it when closed.
 
     Args:
         build: Builds prefixes; must be picklable.
@@ -80,16 +82,16 @@ class HostExecutor(DaskExecutor):
     ) -> None:
         super().__init__(build, cpus=tuple(sorted(os.sched_getaffinity(0))), gpus_per_trial=gpus_per_trial)
         with contextlib.ExitStack() as undo:
-            # What killed workers left behind, some at the same moment as the supervisors of their trials.
+            # Remove directories that killed workers and supervisors of trials left behind.
             undo.callback(remove_left_behind)
             undo.callback(sweep)
             folder = undo.enter_context(temporary("cluster"))
-            # As long as the cluster lives: a worker that is started again reads the settings of that moment.
+            # Keep these settings as long as the cluster exists, because restarted workers read them again.
             undo.enter_context(dask.config.set({**_CONFIG, "temporary-directory": str(folder)}))
             try:
                 self.cluster = make_cluster(
                     threads_per_worker=threads,
-                    # Dask's limit does not see the children of a worker, which do all the work here.
+                    # Dask's memory limit ignores the child processes of a worker, which do all the work here.
                     memory_limit=0,
                     dashboard_address=None,
                     silence_logs=logging.CRITICAL,
@@ -100,7 +102,7 @@ class HostExecutor(DaskExecutor):
                     # runs the code that its peers send as the user who started it.
                     security=_security.temporary(),
                 )
-                undo.callback(self._close_cluster)
+                undo.callback(self._give_back)
                 client = _client(
                     self.cluster, set_as_default=False, direct_to_workers=True, timeout=START_TIMEOUT
                 )
@@ -114,12 +116,9 @@ class HostExecutor(DaskExecutor):
             self._connect(client)
             self._undo = undo.pop_all()
 
-    def _close_cluster(self) -> None:
+    def _give_back(self) -> None:
         with contextlib.suppress(OSError, TimeoutError):
             self.cluster.close()
-
-    def _give_back(self) -> None:
-        self._close_cluster()
 
     def _kill(self) -> None:
         self.cluster.shutdown_on_close = False  # Dask would close it in order when Python ends
@@ -133,11 +132,11 @@ class HostExecutor(DaskExecutor):
 
 
 def gpu_executor(build: PrefixBuilder, groups: Sequence[tuple[str, ...]], trials: int = 1) -> HostExecutor:
-    """Start an executor with one worker per group of GPUs that one trial needs.
+    """Start an executor on the GPUs of this host, with one Dask worker for each group of GPUs.
 
     Args:
         build: Builds prefixes; must be picklable.
-        groups: UUIDs of the GPUs of each worker.
+        groups: UUIDs of the GPUs of each worker, which are as many as one trial needs.
         trials: How many trials share a GPU; more than 1 only where each group has one GPU.
 
     Raises:
@@ -157,17 +156,17 @@ def gpu_executor(build: PrefixBuilder, groups: Sequence[tuple[str, ...]], trials
             options["preload_argv"] = []
             return {name: spec}
 
-    # `None`: no data of ours is ever in GPU memory, so nothing has to be moved out of it.
+    # `None`, because Dask never holds data in GPU memory here that it would have to move out.
     make_cluster = partial(_Cluster, CUDA_VISIBLE_DEVICES=list(of_first), device_memory_limit=None)
     gpus = len(groups[0]) if trials == 1 else 1 / trials
     return HostExecutor(build, make_cluster, gpus_per_trial=gpus, threads=trials)
 
 
 def refuse_without_dask_cuda() -> Any:
-    """Return the module `dask_cuda`, or raise an error.
+    """Import and return the module `dask_cuda`, or raise an error if it is not installed.
 
     Raises:
-        InfrastructureError: It is not installed.
+        InfrastructureError: dask-cuda is not installed.
     """
     try:
         return importlib.import_module("dask_cuda")

@@ -1,4 +1,4 @@
-"""Performs one request on a worker: makes the prefix, runs the trial and answers."""
+"""Perform one request on a worker: build the prefix (installed environment), run the trial, and answer."""
 
 from __future__ import annotations
 
@@ -24,20 +24,21 @@ from bisect_env.environments.lock import Lock, UnbuildableError
 from bisect_env.environments.prefix import NoPrefixError, Prefix
 from bisect_env.environments.progress import Seldom, told_to
 from bisect_env.environments.validation import cuda_majors, provided_to_pypi
-from bisect_env.errors import BisectEnvError, InfrastructureError, InterpreterNotFoundError
+from bisect_env.errors import BisectEnvError, InterpreterNotFoundError
 from bisect_env.trials.harness_marks import LockedDistribution
 from bisect_env.trials.judge import ChangedEnvironment
 from bisect_env.trials.records import Outcome, TrialRecord, TrialSpec
 from bisect_env.trials.run import GpuWatch, TrialCancelledError, harness_error_record, run_trial
 
 # --------------------------------------------------------------------------------------------------
-# What a lock says of the packages that a script can import. Pure.
+# List the packages of a lock that a script can import. Pure.
 
 
 def importable(lock: Lock) -> tuple[LockedDistribution, ...]:
-    """Return the distributions of a lock under the names in their metadata, and the interpreter, sorted.
+    """Return Python and the packages that a script can import in the environment of a lock, sorted by name.
 
-    The result is empty if a container image is the whole environment: its packages are not in the lock.
+    The names are those in the packages' own metadata, such as those that pip lists. The result is empty if a
+    container image is the whole environment, because its packages are not in the lock.
     """
     if not lock.python:
         return ()
@@ -45,7 +46,7 @@ def importable(lock: Lock) -> tuple[LockedDistribution, ...]:
     conda = [package for package in lock.packages if package.is_conda]
     found = {"python": LockedDistribution("python", lock.python)}
     for package in conda:
-        # One at a time: several conda packages can bring the same distribution, a CUDA build among them.
+        # Pass one package at a time: if several contain the same distribution, one may be a CUDA build.
         for name, version in provided_to_pypi((package,)).items():
             found[name] = LockedDistribution(name, version, package.name in cuda)
     for package in lock.packages:
@@ -56,22 +57,24 @@ def importable(lock: Lock) -> tuple[LockedDistribution, ...]:
 
 
 # --------------------------------------------------------------------------------------------------
-# What happens on a worker for one request: make the prefix, run the trial, answer.
+# Perform one request on a worker: build the prefix, run the trial, and answer.
 
 CANCELLED = "the trial was cancelled"
 
 
 class PrefixBuilder(Protocol):
-    """A function that builds or finds the prefix of a lock on this host, such as `ensure_prefix`.
+    """A function that builds the environment of a lock on this host, or returns the existing one.
 
-    For a Dask cluster it must be picklable.
+    An example is `ensure_prefix`. For a Dask cluster, the function must be picklable.
     """
 
     def __call__(self, lock: Lock, *, allow_source: bool | frozenset[str], existing: bool = False) -> Prefix:
-        """Build or find the prefix; with `existing`, build it only in place of one that has changed.
+        """Return the installed environment of a lock, after building it if necessary.
+
+        If `existing` is set, an environment is built only to replace one whose files have changed.
 
         Raises:
-            NoPrefixError: There is none, and `existing` is set.
+            NoPrefixError: There is no such environment, and `existing` is set.
             UnbuildableError: The prefix cannot be built.
             InfrastructureError: This host cannot build any prefix.
         """
@@ -79,10 +82,10 @@ class PrefixBuilder(Protocol):
 
 
 class GpuUnavailableError(Exception):
-    """An error raised when a GPU cannot be used: the trial did not run, or is void.
+    """Raised if a trial did not run or is void because a GPU cannot be used.
 
     Args:
-        reason: Readable reason.
+        reason: The reason in words.
         crowded: Whether another trial on the same GPU may be the cause.
     """
 
@@ -92,21 +95,11 @@ class GpuUnavailableError(Exception):
 
 
 GpuTrial = Callable[[Sequence[str], GpuWatch | None], TrialRecord]
-"""Runs a trial on these GPUs, which something may be watching."""
+"""A function that runs a trial on the GPUs with the given UUIDs, with a watcher of these GPUs or None."""
 
-
-class GpuLender(Protocol):
-    """An interface that lends this host's GPUs to trials and watches their health."""
-
-    def run(self, spec: TrialSpec, trial: GpuTrial) -> TrialRecord:
-        """Call `trial` with the UUIDs of the requested GPUs and with their watcher.
-
-        A share of a GPU is one GPU that other trials of ours may use at the same time.
-
-        Raises:
-            GpuUnavailableError: Too few GPUs work.
-        """
-        ...
+Lend = Callable[[TrialSpec, GpuTrial], TrialRecord]
+"""A function that runs a trial with GPUs that it lends, such as `HostGpus.run`. It raises
+`GpuUnavailableError` if too few GPUs work."""
 
 
 def perform(
@@ -116,9 +109,11 @@ def perform(
     cancelled: Callable[[], bool],
     worker: str,
     cpus: Collection[int] = (),
-    gpus: GpuLender | None = None,
+    lend: Lend | None = None,
 ) -> Completion:
-    """Perform one request; every error becomes an answer.
+    """Build the environment of a requested trial, run the trial, and return the result.
+
+    Errors are returned as results, too.
 
     Args:
         request: What to run.
@@ -127,7 +122,7 @@ def perform(
             finished, because other trials may be waiting for it.
         worker: Name of the worker, for the record.
         cpus: CPUs that the trial may use; empty means those of this process.
-        gpus: Lends GPUs, for trials that ask for some.
+        lend: Runs a trial that asks for GPUs with some that it lends; None for a trial without GPUs.
     """
     spec = request.spec
     if cancelled():
@@ -139,7 +134,8 @@ def perform(
         failure = _build_failed(request, error, spec.trial_id)
         return failure or TrialCompleted(harness_error_record(spec, error))
 
-    state = state_of(prefix.path)
+    # Use the state that the build reported, because the cache may have been deleted since.
+    state = prefix.state
 
     def trial(uuids: Sequence[str] = (), watch: GpuWatch | None = None) -> TrialRecord:
         return run_trial(
@@ -156,9 +152,9 @@ def perform(
         )
 
     try:
-        record = trial() if gpus is None else gpus.run(spec, trial)
-        # Wherever it failed: a trial beside it may have changed what this one imported. If it passed, only
-        # a change that was found since it was given the prefix matters now; others are found later.
+        record = trial() if lend is None else lend(spec, trial)
+        # After a failure, always check the prefix: another trial may have changed what this one imported.
+        # After a pass, check it only if a change was recorded since; other changes are found later.
         if state and (record.outcome is not Outcome.PASS or state_of(prefix.path) != state):
             look(prefix.path, state, record.started_at)
     except TrialCancelledError:
@@ -174,25 +170,26 @@ def perform(
 def prepare(
     request: PrefixRequest, build: PrefixBuilder, tell: Callable[[PrefixProgress], None] = lambda _step: None
 ) -> PrefixReady | BuildFailed:
-    """Build a prefix for later trials, or look at one; every error becomes an answer.
+    """Build or check an environment before trials need it, and return the result.
 
-    A defect in the build code is not reported here: the first trial will meet it and record it.
+    Errors are returned, never raised. A defect in our own build code is not reported here, because the first
+    trial in the environment meets and records the same defect.
 
     Args:
-        request: The prefix.
-        build: Builds it.
-        tell: Called with its progress.
+        request: The environment.
+        build: Builds the environment.
+        tell: Called with each step of the build.
     """
     lock_hash = request.lock.content_hash
     try:
         with told_to(Seldom(lambda step: tell(PrefixProgress(lock_hash, step)))):
             prefix = build(request.lock, allow_source=request.allow_source, existing=request.look)
-            state = state_of(prefix.path)
+            state = prefix.state
             if request.look and state and not look(prefix.path, state):
                 prefix.release()
                 prefix = build(request.lock, allow_source=request.allow_source)
     except NoPrefixError as error:
-        # It was never made here, or had to make room: what was seen of it before is noted.
+        # It was never built here, or was removed from the cache; report what was found in it before.
         return PrefixReady(lock_hash, changes=_changes(lock_hash, error.place))
     except Exception as error:  # noqa: BLE001 - as in `perform`
         return _build_failed(request, error, "") or PrefixReady(lock_hash)
@@ -208,7 +205,10 @@ def _changes(lock_hash: str, prefix: Path) -> tuple[ChangedEnvironment, ...]:
 def _build_failed(
     request: TrialRequest | PrefixRequest, error: Exception, trial_id: str
 ) -> BuildFailed | None:
-    """Return the failure of an environment that an error means; None if the error is a defect of our code."""
+    """Convert an error that occurred during a build to the answer that says why the build failed.
+
+    Returns None if the error is a defect of our code.
+    """
     match error:
         case UnbuildableError():
             message, transient = error.message, error.transient
@@ -219,16 +219,3 @@ def _build_failed(
         case _:
             return None
     return BuildFailed(trial_id, request.lock.content_hash, message, transient)
-
-
-def refuse_gpus(request: TrialRequest) -> None:
-    """Raise an error for a trial that needs GPUs on an executor without GPUs.
-
-    Raises:
-        InfrastructureError: The trial asks for a GPU; it would wait for ever.
-    """
-    if request.spec.gpus:
-        raise InfrastructureError(
-            f"a trial asks for {request.spec.gpus:g} GPU(s), and these workers hand out none",
-            remedy="set `gpus: 0` in the matrix, or use workers that have GPUs",
-        )

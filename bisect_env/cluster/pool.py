@@ -1,9 +1,10 @@
-"""Runs trials on the cores of this host: a thread of the command starts and watches each process."""
+"""Run trials on the cores of this host: a thread of the command starts and watches each process."""
 
 from __future__ import annotations
 
 import logging
 import os
+import platform
 import queue
 import socket
 import threading
@@ -13,7 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeVar
 
-from bisect_env.cluster.perform import CANCELLED, PrefixBuilder, perform, prepare, refuse_gpus
+from bisect_env.cluster.perform import CANCELLED, PrefixBuilder, perform, prepare
 from bisect_env.cluster.protocol import (
     BuildFailed,
     Completion,
@@ -26,12 +27,13 @@ from bisect_env.environments.uv_tool import end_running
 from bisect_env.errors import InfrastructureError
 from bisect_env.secrets import without_passwords_in_code
 from bisect_env.trials.launch import LAUNCHER
+from bisect_env.trials.records import Machine
 
 _T = TypeVar("_T")
 _log = logging.getLogger(__name__)
 
 END_GRACE = 5.0
-"""Seconds for trials to be ended; their supervisors end what is left of them by themselves."""
+"""Maximum seconds to wait for cancelled trials to end. Their supervisors end the rest."""
 
 
 def default_workers() -> int:
@@ -41,12 +43,12 @@ def default_workers() -> int:
 
 @dataclass(slots=True, eq=False)
 class _Attempt:
-    """One submission of a trial that is not answered yet.
+    """A submitted trial for which no answer has been returned yet.
 
     Attributes:
-        request: What to run.
+        request: The trial.
         begun: Whether a thread has started it.
-        cancelled: Whether it is cancelled.
+        cancelled: Whether it was cancelled.
     """
 
     request: TrialRequest
@@ -55,9 +57,10 @@ class _Attempt:
 
 
 class PoolExecutor:
-    """An `Executor` without a cluster: it opens no ports and starts no processes but the trials.
+    """An executor that runs trials on this host without a cluster.
 
-    Each trial is a fresh process under a supervisor; a thread only waits for it. Threads are daemons:
+    It implements `Executor`, opens no ports, and starts no processes other than the trials and builds. Each
+    trial is a fresh process under a supervisor; a thread only waits for this process. Threads are daemons:
     builds in progress are abandoned when the command ends, and the next build removes their remains.
 
     Args:
@@ -75,7 +78,7 @@ class PoolExecutor:
         self._attempts: set[_Attempt] = set()
         self._lock = threading.Lock()
         self._closed = False
-        # A build is mostly one tool that uses a core: as many at once as there are cores, within reason.
+        # A build mostly runs one tool that uses one core, so allow about one build per core.
         builders = min(self._slots, default_workers(), 8)
         self._workers = _threads("trial", self._slots, self._trials)
         self._builders = _threads("build", builders, self._builds)
@@ -86,11 +89,22 @@ class PoolExecutor:
         """Return how many trials can run at the same time."""
         return self._slots
 
+    def machines(self) -> frozenset[Machine]:
+        """Return the kind of this machine; see `Executor.machines`."""
+        return frozenset({Machine(platform.machine())})
+
     def submit(self, request: TrialRequest) -> None:
-        """Accept a trial; see `Executor.submit`."""
+        """Queue a trial, which starts as soon as a thread is free; `wait` returns its result later.
+
+        See `Executor.submit`.
+        """
         if self._closed:
             raise InfrastructureError("the executor is closed")
-        refuse_gpus(request)
+        if request.spec.gpus:
+            raise InfrastructureError(
+                f"a trial asks for {request.spec.gpus:g} GPU(s), and these workers hand out none",
+                remedy="set `gpus: 0` in the matrix, or use workers that have GPUs",
+            )
         self._outstanding += 1
         attempt = _Attempt(request)
         with self._lock:
@@ -116,7 +130,10 @@ class PoolExecutor:
         self._answers.put(answer)
 
     def prepare(self, request: PrefixRequest) -> None:
-        """Make a prefix in a thread of its own; see `Executor.prepare`."""
+        """Start to build an environment in the background; `wait` returns the result later.
+
+        See `Executor.prepare`.
+        """
         if self._closed:
             raise InfrastructureError("the executor is closed")
         self._outstanding += 1
@@ -132,18 +149,24 @@ class PoolExecutor:
         self._answers.put(answer)
 
     def wait(self, timeout: float | None = None) -> list[Completion]:
-        """Return the answers since the last call; see `Executor.wait`. Empty at once if none is expected."""
+        """Wait for results of trials and builds, and return those that have arrived since the last call.
+
+        See `Executor.wait`. Returns at once if no trial or build is in progress.
+        """
         found = take(self._answers, timeout) if self._outstanding else []
         answers = [answer for answer in found if answer is not None]
         self._outstanding -= sum(not isinstance(answer, PrefixProgress) for answer in answers)
         return answers
 
     def wake(self) -> None:
-        """Make `wait` return; see `Executor.wake`."""
+        """Make the current or next call of `wait` return at once; see `Executor.wake`."""
         self._answers.put(None)
 
     def cancel(self) -> None:
-        """End all trials; see `Executor.cancel`. Trials that have not started are answered at once."""
+        """Cancel all running and queued trials; see `Executor.cancel`.
+
+        Trials that have not started are answered at once.
+        """
         with self._lock:
             for attempt in [*self._attempts]:
                 attempt.cancelled = True
@@ -152,7 +175,7 @@ class PoolExecutor:
                     self._answers.put(TrialLost(attempt.request.spec.trial_id, CANCELLED))
 
     def close(self) -> None:
-        """Cancel trials, abandon builds, and wait until the trials have ended."""
+        """Cancel all trials, abandon builds, and wait a short time for the trials to end."""
         if self._closed:
             return
         self._closed = True
@@ -168,7 +191,7 @@ class PoolExecutor:
 
 
 def _defect(error: Exception, what: str) -> str:
-    """Log an unexpected error and return a message about it."""
+    """Log an unexpected error in our code, and return a message about it for the user."""
     _log.error("%s", without_passwords_in_code(f"{what}\n{''.join(traceback.format_exception(error))}"))
     return f"bisect-env itself failed ({type(error).__name__}: {error}); the log has more"
 
@@ -187,7 +210,12 @@ def _threads(
 
 
 def take(source: queue.SimpleQueue[_T], timeout: float | None) -> list[_T]:
-    """Return all items of a queue, after waiting for the first."""
+    """Wait for an item of a queue, then return all items that the queue contains.
+
+    Args:
+        source: The queue.
+        timeout: Maximum seconds to wait; None for no limit.
+    """
     items: list[_T] = []
     deadline = None if timeout is None else time.monotonic() + timeout
     try:

@@ -1,14 +1,14 @@
-"""The contract that every executor fulfils, and the requests and answers that it takes and gives.
+"""The interface of every executor, with its requests and answers.
 
-An executor runs trials and reports what became of each. It decides nothing: what to run comes from the
-search, what a result means is judged by the engine, and nothing is retried here in silence.
+An executor runs trials and reports what happened to each. It makes no decisions: the search chooses what to
+run, the engine judges the results, and an executor never repeats a trial on its own.
 
-**Delivery.** Every submitted trial is answered exactly once by `wait`, be it by a record, a build failure
-or a loss; so is every `prepare`, once all hosts have answered. **Builds hold nothing.** What is prepared is
-built beside trials, and takes none of the places (slots, GPUs) where trials run. **Isolation.** The user's
-script never runs inside the worker process. **Cancel.** After `cancel` every trial that was submitted before
-is answered by its record if that was there already, else as lost. Its process group is ended, soon after the
-answer at the latest, and until then its place stays taken.
+**Delivery.** `wait` returns exactly one answer for every submitted trial: a record, a build failure, or a
+loss. It also returns one answer for every `prepare`, once all hosts have answered. **Builds take no places.**
+Environments are built beside running trials, and take none of the slots and GPUs of trials. **Isolation.**
+The user's script never runs inside the worker process. **Cancel.** After `cancel`, every trial that was
+submitted before gets an answer: its record if that already existed, else a loss. Its process group is ended
+soon after the answer at the latest; until then, its slot and GPUs stay occupied.
 """
 
 from __future__ import annotations
@@ -21,28 +21,28 @@ from typing import Any, Protocol
 from bisect_env.environments.lock import Lock
 from bisect_env.environments.progress import BuildStep
 from bisect_env.trials.judge import ChangedEnvironment
-from bisect_env.trials.records import TrialRecord, TrialSpec
+from bisect_env.trials.records import Machine, TrialRecord, TrialSpec
 
 # --------------------------------------------------------------------------------------------------
-# What workers offer, and whether a trial could ever run there. Pure.
+# Compute from the offers of workers how many trials can run, and whether one ever can. Pure.
 #
-# A worker says how many GPUs it hands out by Dask's resource `GPU`. Dask itself lets a task that asks for
-# more than any worker has wait for ever, in silence; here it is refused.
+# A worker states the number of GPUs that it lends as Dask's resource `GPU`. Dask lets a task that asks for
+# more than any worker has wait for ever without a message; here such a trial is refused.
 
 GPU = "GPU"
-"""Dask's resource that counts the GPUs of a worker."""
+"""Name of the Dask resource that counts the GPUs of a worker."""
 _GRAIN = 2**20
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerOffer:
-    """The trials and GPUs that one worker offers.
+    """The number of trials that one worker can run at the same time, and its number of GPUs.
 
     Attributes:
         address: Dask's address of the worker.
         host: Name or address of its host.
-        threads: Number of tasks at the same time.
-        gpus: Number of GPUs that it hands out, without excluded ones.
+        threads: Number of tasks that it runs at the same time.
+        gpus: Number of GPUs that it lends to trials, without excluded ones.
     """
 
     address: str
@@ -52,26 +52,34 @@ class WorkerOffer:
 
     @classmethod
     def of(cls, address: str, info: Mapping[str, Any]) -> WorkerOffer:
-        """Build an offer from the scheduler's description of a worker."""
+        """Read the host, the threads and the GPUs of a worker from Dask's description of this worker."""
         return cls(address, str(info["host"]), int(info["nthreads"]), int(info["resources"].get(GPU, 0)))
 
 
 def trials_per_gpu(gpus: float) -> int:
-    """Return how many trials with this share of a GPU can run on one GPU at the same time."""
+    """Return how many trials can share one GPU if each needs `gpus` of it.
+
+    The result is 1 if a trial needs whole GPUs or none.
+    """
     return int(1.0 / gpus + 1e-6) if 0 < gpus < 1 else 1
 
 
 def promised(gpus: float) -> float:
-    """Return the amount of Dask's GPU resource that a trial takes.
+    """Return how many GPUs (or which fraction) Dask must reserve for a trial.
 
-    Shares are multiples of a power of two, so that taking and returning them is exact in floating point:
-    with thirds, a trial that needs a whole GPU might wait for ever.
+    Fractions are rounded to multiples of 1 / 2**20, so that adding and subtracting them is exact in floating
+    point: with thirds, a trial that needs a whole GPU might wait for ever.
     """
     return floor(_GRAIN / trials_per_gpu(gpus)) / _GRAIN if gpus < 1 else gpus
 
 
 def slots(offers: Iterable[WorkerOffer], gpus: float) -> int:
-    """Return how many trials with that many GPUs, or such a share of one, can run at the same time."""
+    """Return how many trials can run at the same time on the given workers.
+
+    Args:
+        offers: What the workers offer.
+        gpus: Number of GPUs, or share of one, that each trial needs.
+    """
 
     def of(offer: WorkerOffer) -> int:
         places = offer.gpus * trials_per_gpu(gpus) if gpus < 1 else int(offer.gpus // gpus)
@@ -81,9 +89,9 @@ def slots(offers: Iterable[WorkerOffer], gpus: float) -> int:
 
 
 def why_never(offers: Sequence[WorkerOffer], gpus: float) -> str | None:
-    """Return why no worker could run a trial with that many GPUs, or None if one could.
+    """Return the reason (text) why no worker can ever run a trial with this number of GPUs, or None.
 
-    Without any worker the answer is None: workers may be about to join.
+    Returns None if there are no workers, because workers may be about to join.
     """
     if gpus == 0 or not offers or slots(offers, gpus):
         return None
@@ -96,17 +104,18 @@ def why_never(offers: Sequence[WorkerOffer], gpus: float) -> str | None:
 
 
 # --------------------------------------------------------------------------------------------------
-# The contract behind which every place that runs trials stands.
+# The interface of executors.
 
 
 @dataclass(frozen=True, slots=True)
 class TrialRequest:
-    """One trial with the lock from which a worker builds its prefix.
+    """A request to run one trial, with the lock from which a worker builds its environment.
 
     Attributes:
-        spec: What to run.
-        lock: The complete lock, since workers share no file system with the command.
-        allow_source: Whether installing may build source distributions.
+        spec: The specification of the trial.
+        lock: The complete lock, because workers share no file system with the command.
+        allow_source: Whether installing may build source distributions: all, none, or those of named
+            packages.
     """
 
     spec: TrialSpec
@@ -116,12 +125,14 @@ class TrialRequest:
 
 @dataclass(frozen=True, slots=True)
 class PrefixRequest:
-    """A request to build an environment before a trial needs it, or to look at it.
+    """A request to build an environment before trials need it, or to check an existing one.
 
     Attributes:
         lock: The complete lock.
-        allow_source: Whether installing may build source distributions.
-        look: Check that the prefix is unchanged if there is one, and build it only if it is not.
+        allow_source: Whether installing may build source distributions: all, none, or those of named
+            packages.
+        look: If True, only check an existing prefix, and rebuild it if it has changed; build nothing if there
+            is none.
     """
 
     lock: Lock
@@ -131,7 +142,9 @@ class PrefixRequest:
 
 @dataclass(frozen=True, slots=True)
 class PrefixProgress:
-    """A progress report of a host that builds a prefix; the answer follows later.
+    """A message that the build of an environment has reached a new step.
+
+    A host sends it while building; the answer to the request follows later.
 
     Attributes:
         lock_hash: Lock of the environment.
@@ -144,7 +157,9 @@ class PrefixProgress:
 
 @dataclass(frozen=True, slots=True)
 class PrefixReady:
-    """The answer to a `PrefixRequest`: at least one host has built the prefix, and trials can run there.
+    """The answer that an environment was built on at least one host, so that trials can run there.
+
+    It answers a `PrefixRequest`. If this was only to check an environment, the environment may not exist.
 
     Attributes:
         lock_hash: Lock of the environment.
@@ -161,10 +176,10 @@ class PrefixReady:
 
 @dataclass(frozen=True, slots=True)
 class TrialCompleted:
-    """The answer about a trial that ran and was classified.
+    """The answer that a trial has run, with its record.
 
     Attributes:
-        record: Its record.
+        record: The record of the trial.
         build_seconds: Time spent on building the prefix; 0 if it existed.
         notes: Remarks for the user on how the prefix was built.
         changes: Changes that were ever found in its prefix, by the clocks of the hosts that found them.
@@ -178,13 +193,16 @@ class TrialCompleted:
 
 @dataclass(frozen=True, slots=True)
 class BuildFailed:
-    """The answer about a prefix that could not be built; its trial, if any, did not run.
+    """The answer that an environment could not be built.
+
+    If the build was for a requested trial, this trial did not run.
 
     Attributes:
         trial_id: Id of the requested trial, "" if the prefix was prepared for later trials.
         lock_hash: Lock of the environment.
         message: The builder's own words.
-        transient: Whether network or checksum errors (void) are the cause, not the environment.
+        transient: Whether the cause may be temporary, such as a network or checksum error; the environment is
+            then not to blame.
     """
 
     trial_id: str
@@ -195,7 +213,9 @@ class BuildFailed:
 
 @dataclass(frozen=True, slots=True)
 class TrialLost:
-    """The answer about a trial that was cancelled or whose worker went away; it is no evidence.
+    """The answer that a trial has no result, for example because it was cancelled or its worker was lost.
+
+    Such a trial is no evidence.
 
     Attributes:
         trial_id: Id of the requested trial.
@@ -216,23 +236,32 @@ Completion = TrialCompleted | PrefixReady | PrefixProgress | BuildFailed | Trial
 
 
 class Executor(Protocol):
-    """A place that runs trials."""
+    """Interface of the objects that run trials and build environments, here or on a cluster."""
 
     @property
     def slots(self) -> int:
-        """Return how many trials can run at the same time, at present."""
+        """Return how many trials can run at the same time with the present workers."""
+        ...
+
+    def machines(self) -> frozenset[Machine]:
+        """Return the kinds of machines (CPU, GPU model, driver) on which trials will run.
+
+        Only the machines of present workers that answer are included; workers may join later.
+        """
         ...
 
     def submit(self, request: TrialRequest) -> None:
-        """Accept a trial; returns at once.
+        """Start a trial, or queue it if no worker is free; returns without waiting.
+
+        `wait` returns the answer.
 
         Raises:
-            InfrastructureError: No worker could ever run it (resources nobody has, cluster gone).
+            InfrastructureError: No worker could ever run the trial (too few GPUs, or the cluster is gone).
         """
         ...
 
     def prepare(self, request: PrefixRequest) -> None:
-        """Start to build a prefix on every present host; returns at once.
+        """Start to build an environment on every present host; returns without waiting.
 
         Hosts that join later build the environments in use, and get trials once these are built. `cancel`
         does not end builds.
@@ -240,7 +269,7 @@ class Executor(Protocol):
         ...
 
     def wait(self, timeout: float | None = None) -> list[Completion]:
-        """Block until there is at least one answer, or the timeout (seconds) is over.
+        """Wait until a trial or build has a result or makes progress, or `timeout` seconds have passed.
 
         Returns:
             The answers since the last call, and progress of running builds; empty on timeout.
@@ -251,13 +280,16 @@ class Executor(Protocol):
         ...
 
     def wake(self) -> None:
-        """Make the current `wait`, or the next one, return at once; may be called from any thread."""
+        """Make the current or next call of `wait` return at once; may be called from any thread."""
         ...
 
     def cancel(self) -> None:
-        """End all submitted trials, running or waiting, and return at once; later ones are not affected."""
+        """Cancel all running and queued trials, and return without waiting.
+
+        Trials that are submitted later are not affected.
+        """
         ...
 
     def close(self) -> None:
-        """Cancel trials, then release all resources; may be called twice."""
+        """Cancel all trials and release all resources; may be called twice."""
         ...

@@ -1,15 +1,14 @@
-"""Runs trials on a Dask cluster that somebody else started, whatever its hosts and versions are.
+"""Run trials on an existing Dask cluster, whatever its hosts are.
 
-Nothing is shared with its workers but the messages: each host builds its prefixes from the lock that comes
-with a trial, in its own cache, once however many workers it has (the builders of one host exclude each other
-by a file lock). Workers may join and leave at any time. The cluster is left as it was found.
+The command shares only messages with the workers. Each host builds prefixes (installed environments) in its
+own cache, from the lock that comes with a trial; only once per host, because builders of one host exclude
+each other by a file lock. Workers may join and leave at any time. The executor changes nothing of the
+cluster.
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import json
 import time
 import warnings
 from collections import defaultdict
@@ -21,22 +20,25 @@ import distributed
 from distributed.comm.core import CommClosedError, FatalCommClosedError, connect
 
 from bisect_env.cluster.base import DaskExecutor
+from bisect_env.cluster.choose import address_in
 from bisect_env.cluster.perform import PrefixBuilder
 from bisect_env.errors import InfrastructureError, UsageError
 
 # --------------------------------------------------------------------------------------------------
-# Whether this command, a scheduler and its workers can work together. Pure.
+# Compare the versions of this command, a scheduler and its workers. Pure.
 
 OURS = "bisect-env"
 
 _EVERYWHERE = ("python", "dask", "distributed")
-"""What Dask's own messages need to be equal on all sides; of Python, the first two numbers."""
+"""Packages whose versions Dask needs to be equal on all sides; of Python, major and minor version."""
 
 Versions = Mapping[str, Any]
 
 
 def version_problems(answer: Mapping[str, Any]) -> list[str]:
-    """Return version differences that keep hosts from working together, one line each.
+    """Return a line for each package whose version differs between this command and the cluster.
+
+    Only packages whose versions must be equal are compared.
 
     Args:
         answer: Result of `Client.get_versions(packages=["bisect-env"])`.
@@ -45,7 +47,7 @@ def version_problems(answer: Mapping[str, Any]) -> list[str]:
     scheduler = _packages(answer["scheduler"])
     problems = [
         _line(package, here, f"the scheduler has {_shown(package, scheduler)}")
-        # It only passes trials on: it need not have bisect-env.
+        # The scheduler only passes trials on, so it need not have bisect-env.
         for package in _EVERYWHERE
         if _shown(package, scheduler) != _shown(package, here)
     ]
@@ -80,12 +82,12 @@ def _some(addresses: list[str]) -> str:
 
 
 # --------------------------------------------------------------------------------------------------
-# Trials on a Dask cluster that somebody else started, on whatever hosts it has.
+# Run trials on a Dask cluster that somebody else started.
 
 CONNECT_TIMEOUT = 30.0
-"""Seconds to reach the scheduler."""
+"""Maximum seconds to reach the scheduler."""
 WORKERS_TIMEOUT = 60.0
-"""Seconds for the first worker to be there."""
+"""Maximum seconds to wait for the first worker."""
 
 _client: Any = distributed.Client
 _security: Any = distributed.Security
@@ -95,21 +97,22 @@ _FatalCommClosedError: Any = FatalCommClosedError
 
 
 class RemoteExecutor(DaskExecutor):
-    """An `Executor` on an existing Dask cluster.
+    """An executor (it runs trials) that uses an existing Dask cluster.
 
-    TLS and everything else about connections is Dask's own configuration (`distributed.comm.tls`).
+    TLS and other settings of connections are read from Dask's own configuration (`distributed.comm.tls`).
 
     Args:
         build: Builds prefixes on the workers' hosts; must be picklable.
-        scheduler: Address, such as `tcp://host:8786`.
+        scheduler: Address of the scheduler, such as `tcp://host:8786`.
         scheduler_file: File that `dask scheduler --scheduler-file` wrote, instead of an address.
         gpus_per_trial: See `DaskExecutor`.
-        connect_timeout: Seconds.
-        workers_timeout: Seconds.
+        connect_timeout: Maximum seconds to reach the scheduler.
+        workers_timeout: Maximum seconds to wait for the first worker.
 
     Raises:
-        UsageError: The address or the file is none.
-        InfrastructureError: It cannot be reached, has no workers, other versions, or too few GPUs.
+        UsageError: The address or the file is invalid.
+        InfrastructureError: The cluster cannot be reached, or has no workers, other versions, or too few
+            GPUs.
     """
 
     def __init__(
@@ -156,9 +159,9 @@ def _open(scheduler: str | None, scheduler_file: Path | None, timeout: float) ->
     _refuse_tls_without_certificates(where, scheduler_file)
     target = {"address": scheduler} if scheduler_file is None else {"scheduler_file": where}
     try:
-        _refuse_others(where if scheduler_file is None else _address_in(scheduler_file), timeout)
+        _refuse_others(where if scheduler_file is None else address_in(scheduler_file), timeout)
         with warnings.catch_warnings():
-            # We compare versions ourselves, and refuse where Dask warns.
+            # Dask would only warn about different versions; `_refuse_other_versions` raises an error.
             warnings.simplefilter("ignore", distributed.versions.VersionMismatchWarning)
             return _client(**target, set_as_default=False, timeout=timeout)
     except (ValueError, KeyError) as error:
@@ -173,20 +176,14 @@ def _open(scheduler: str | None, scheduler_file: Path | None, timeout: float) ->
         ) from error
 
 
-def _address_in(scheduler_file: Path) -> str:
-    """Return the address in a scheduler's file; "" if there is none, which Dask will report."""
-    with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
-        return str(json.loads(scheduler_file.read_text())["address"])
-    return ""
-
-
 def _refuse_others(address: str, timeout: float) -> None:
-    """Check that a scheduler answers at an address, because Dask's client would wait for it for ever.
+    """Raise an error if no Dask scheduler answers at an address.
 
-    Another service at that address (a web server, say) sends nothing, or nothing that can be read.
+    Without this check, Dask's client would wait for ever if another service (a web server, say) has this
+    address: such a service sends nothing, or nothing that can be read.
 
     Raises:
-        InfrastructureError: Another service answers, or none does.
+        InfrastructureError: Another service answers, or there is no answer.
         OSError: Nothing listens, or the certificates do not match.
         ValueError: The address is invalid.
     """
@@ -195,7 +192,7 @@ def _refuse_others(address: str, timeout: float) -> None:
     limit = timeout * 5 / 6
 
     async def shake_hands() -> None:
-        # A refused connection is tried again and again, for the scheduler may just be starting.
+        # Retry a refused connection, because the scheduler may just be starting.
         settings = _security().get_connection_args("client")
         connecting = _connect(address, timeout=limit * 0.8, **settings)
         comm = await asyncio.wait_for(connecting, limit)
@@ -224,11 +221,12 @@ def _refuse_others(address: str, timeout: float) -> None:
 
 
 def _refuse_tls_without_certificates(where: str, scheduler_file: Path | None) -> None:
-    """Raise an error if a TLS address is used without certificates.
+    """Raise an error if a TLS address is given, but Dask's configuration has no usable certificates.
 
-    Dask's client would fail with a `TypeError` and then delay the end of the command by a minute.
+    Without this check, Dask's client would fail with a `TypeError` and delay the end of the command by a
+    minute.
     """
-    address = where if scheduler_file is None else _address_in(scheduler_file)
+    address = where if scheduler_file is None else address_in(scheduler_file)
     if not address.startswith("tls://"):
         return
     remedy = (

@@ -1,4 +1,4 @@
-"""Our code inside a Dask worker, which lends the host's GPUs to trials."""
+"""Code that runs inside a Dask worker, and lends the host's GPUs to trials."""
 
 from __future__ import annotations
 
@@ -8,24 +8,22 @@ import platform
 import signal
 import socket
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, replace
 from fractions import Fraction
 from math import ceil
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from distributed import Reschedule, Status, get_worker
+from distributed import Reschedule, Status, Worker, get_worker
 
 from bisect_env import __version__
 from bisect_env.cluster.gpus import (
     GpuFault,
     Nvml,
     Suspicions,
-    XidWatch,
     after_trial,
     before_trial,
-    shared_with,
     visible_to_this_worker,
 )
 from bisect_env.cluster.perform import GpuTrial, GpuUnavailableError, PrefixBuilder, perform, prepare
@@ -44,41 +42,23 @@ from bisect_env.errors import InfrastructureError
 from bisect_env.trials.gpu_errors import described
 from bisect_env.trials.records import Machine, Outcome, TrialRecord, TrialSpec
 
-if TYPE_CHECKING:
-    from distributed import Worker
-
-
 # --------------------------------------------------------------------------------------------------
-# The GPUs of one worker process: lent to one trial each, looked at before, during and after it.
-
-
-class _TrialWatch:
-    """The Xid events of one trial's GPUs, as its classification uses them."""
-
-    def __init__(self, events: XidWatch, uuids: Sequence[str]) -> None:
-        self._events = events
-        self._uuids = uuids
-
-    def reported(self) -> list[int]:
-        return [xid for uuid in self._uuids for xid in self._events.xids(uuid)]
-
-    def busy(self) -> float | None:
-        rates = [rate for uuid in self._uuids if (rate := self._events.busy(uuid)) is not None]
-        return max(rates, default=None)
+# The GPUs of one worker process. They are lent to trials, and checked before, during and after each trial.
 
 
 DISTURBED = frozenset({Outcome.CUDA_OOM, Outcome.CUDA_FAULT, Outcome.CUDA_INIT})
-"""What a trial may owe to another one on the same GPU: memory that was taken, an error that spread."""
+"""Outcomes that another trial on the same GPU may have caused, by taking memory or by an error that
+spread."""
 
 
 @dataclass(slots=True, eq=False)
-class _Tenant:
-    """A trial that uses some GPUs.
+class _Borrower:
+    """A trial that uses some GPUs of a worker, with its share of each GPU.
 
     Attributes:
         uuids: UUIDs of the GPUs.
-        share: Share of each of them.
-        crowded: Whether another trial used one of them at the same time, at least for a moment.
+        share: Share of each GPU.
+        crowded: Whether another trial used one of these GPUs at the same time, at least for a moment.
     """
 
     uuids: list[str]
@@ -87,133 +67,144 @@ class _Tenant:
 
 
 class HostGpus:
-    """A lender of GPUs, or shares of them, to trials; safe to use from several threads.
+    """The GPUs of a worker, which are lent to trials as a whole or in shares.
 
-    Dask's resource `GPU` limits how many are requested; this class decides which ones to lend. Shares are
-    packed onto one GPU, so that whole GPUs stay free for trials that need one. If enough is free, but
-    scattered over several GPUs, a trial waits until the least used GPUs are empty; these get no further
-    shares meanwhile.
+    All methods may be called from several threads. Dask's resource `GPU` limits how many are requested; this
+    class decides which ones to lend. Shares are packed onto one GPU, so that whole GPUs stay free for trials
+    that need one. If enough is free, but scattered over several GPUs, a trial waits until the least used GPUs
+    are empty; these get no further shares meanwhile.
 
     Args:
         gpus: UUIDs to lend, and their monitor; without a monitor their health is not watched.
 
     Attributes:
-        on_aside: Called with a GPU that is excluded, the reason, and how many are left.
+        on_excluded: Called with a GPU that is excluded, the reason, and how many are left.
     """
 
     def __init__(self, gpus: tuple[Sequence[str], Nvml | None]) -> None:
         uuids, self._monitor = gpus
         self._order = list(uuids)
         self._healthy = set(uuids)
-        self._tenants: set[_Tenant] = set()
-        self._emptied: list[str] = []
+        self._borrowers: set[_Borrower] = set()
+        self._reserved: list[str] = []
         self._suspicions = Suspicions()
         self._lock = threading.Condition()
-        self.on_aside: Callable[[str, str, int], None] = lambda _uuid, _why, _left: None
+        self.on_excluded: Callable[[str, str, int], None] = lambda _uuid, _why, _left: None
 
     def describe(self, gpus: float) -> set[tuple[str, str]]:
-        """Return models and drivers that trials with this many GPUs may see; empty without a monitor."""
+        """Return the GPU models and driver versions that trials with this number of GPUs may get.
+
+        The result is empty if NVML is not installed or too few GPUs work.
+        """
         count = ceil(gpus)
         with self._lock:
             uuids = sorted(self._healthy)
         if self._monitor is None or len(uuids) < count:
             return set()
-        # One GPU is any of them; several of unlike models could be any choice, of which all is one.
+        # A trial of one GPU may get any of them. With several GPUs per trial, describe all as one group.
         groups = [[uuid] for uuid in uuids] if count == 1 else [uuids]
         return {self._monitor.describe(group) for group in groups}
 
     def enough(self, gpus: float) -> bool:
-        """Return whether at least that many GPUs still work."""
+        """Return whether at least this number of GPUs still works."""
         return len(self._healthy) >= gpus
 
     def run(self, spec: TrialSpec, trial: GpuTrial) -> TrialRecord:
-        """Lend GPUs to a trial; see `GpuLender.run`."""
-        tenant = self._take(spec.gpus)
+        """Lend the requested GPUs to a trial, run the trial, and return its record.
+
+        The function `trial` is called with the UUIDs of the GPUs and with an object that watches them. If the
+        trial needs only a share of a GPU, other trials of ours may use the same GPU at the same time.
+
+        Raises:
+            GpuUnavailableError: Too few GPUs work.
+        """
+        borrower = self._take(spec.gpus)
         try:
-            record = self._watched(spec, tenant.uuids, trial)
+            record = self._watched(spec, borrower.uuids, trial)
         finally:
             with self._lock:
-                self._tenants.remove(tenant)
+                self._borrowers.remove(borrower)
                 self._lock.notify_all()
-        if tenant.crowded and record.outcome in DISTURBED:
+        if borrower.crowded and record.outcome in DISTURBED:
             raise GpuUnavailableError(
                 f"{record.outcome.value} beside another trial on the same GPU: {record.detail}", crowded=True
             )
         return record
 
-    def _take(self, gpus: float) -> _Tenant:
+    def _take(self, gpus: float) -> _Borrower:
         share, count = Fraction(1, trials_per_gpu(gpus)), ceil(gpus)
         with self._lock:
-            while len(chosen := self._fitting(share, count)) < count:
-                free = self._room()
+            while len(chosen := self._gpus_with_room(share, count)) < count:
+                free = self._free_shares()
                 if sum(free.values()) < share * count:
                     whole = sum(room == 1 for room in free.values())
                     raise GpuUnavailableError(f"{gpus:g} GPUs are asked for, and {whole} are free")
-                self._emptied = self._least_used(free, count) if share == 1 else []
+                # The least used GPUs get no further shares until they are empty.
+                self._reserved = sorted(free, key=lambda uuid: -free[uuid])[:count] if share == 1 else []
                 self._lock.wait()
-            self._emptied = []
-            # In turns: of GPUs that are equally free the one that has rested longest.
+            self._reserved = []
+            # Move the chosen GPUs to the end, so that equally free GPUs are used in turn.
             self._order = [uuid for uuid in self._order if uuid not in chosen] + chosen
-            tenant = _Tenant(chosen, share)
-            for other in self._tenants:
+            borrower = _Borrower(chosen, share)
+            for other in self._borrowers:
                 if not set(chosen).isdisjoint(other.uuids):
-                    other.crowded = tenant.crowded = True
-            self._tenants.add(tenant)
-        return tenant
+                    other.crowded = borrower.crowded = True
+            self._borrowers.add(borrower)
+        return borrower
 
-    def _room(self) -> dict[str, Fraction]:
-        """Return the free share of each healthy GPU, the longest unused first."""
+    def _free_shares(self) -> dict[str, Fraction]:
+        """Return the free share of each working GPU; the GPU that was unused for longest comes first."""
         room = {uuid: Fraction(1) for uuid in self._order if uuid in self._healthy}
-        for tenant in self._tenants:
-            for uuid in tenant.uuids:
+        for borrower in self._borrowers:
+            for uuid in borrower.uuids:
                 if uuid in room:
-                    room[uuid] -= tenant.share
+                    room[uuid] -= borrower.share
         return room
 
-    def _fitting(self, share: Fraction, count: int) -> list[str]:
-        room = self._room()
-        there = [uuid for uuid in room if room[uuid] >= share and (share == 1 or uuid not in self._emptied)]
+    def _gpus_with_room(self, share: Fraction, count: int) -> list[str]:
+        room = self._free_shares()
+        there = [uuid for uuid in room if room[uuid] >= share and (share == 1 or uuid not in self._reserved)]
         return sorted(there, key=lambda uuid: room[uuid])[:count]
-
-    def _least_used(self, room: Mapping[str, Fraction], count: int) -> list[str]:
-        return sorted(room, key=lambda uuid: -room[uuid])[:count]
 
     def _watched(self, spec: TrialSpec, uuids: list[str], trial: GpuTrial) -> TrialRecord:
         if self._monitor is None:
-            return self._with_claims(spec, uuids, trial(uuids, None))
+            return self._note_loss(spec, uuids, trial(uuids, None))
         before = {uuid: self._monitor.read(uuid) for uuid in uuids}
         if bad := [one for reading in before.values() if (one := before_trial(reading))]:
-            self._put_aside(bad)
-            raise GpuUnavailableError(_say(bad))
+            self._exclude(bad)
+            raise GpuUnavailableError(_reasons(bad))
         with self._monitor.watch(uuids) as events:
-            record = trial(uuids, _TrialWatch(events, uuids))
+            record = trial(uuids, events)
         model, driver = self._monitor.describe(uuids)
         record = replace(record, machine=replace(record.machine, gpu_model=model, driver=driver))
         after = {uuid: self._monitor.read(uuid) for uuid in uuids}
         found = [one for uuid in uuids if (one := after_trial(before[uuid], after[uuid], events.xids(uuid)))]
         if found:
-            self._put_aside(found)
-            detail = f"{_say(found)} (the script: {record.detail})"
+            self._exclude(found)
+            detail = f"{_reasons(found)} (the script: {record.detail})"
             return replace(record, outcome=Outcome.GPU_LOST, detail=detail)
-        others = set().union(*(shared_with(before[uuid], after[uuid]) for uuid in uuids))
+        others = frozenset[int]().union(*(one.processes for one in (*before.values(), *after.values())))
         if record.outcome is Outcome.CUDA_OOM and others:
             pids = ", ".join(map(str, sorted(others)))
             raise GpuUnavailableError(f"out of GPU memory beside other processes ({pids}): {record.detail}")
-        if xids := [xid for uuid in uuids for xid in events.xids(uuid)]:
+        if xids := events.reported():
             record = replace(record, detail=f"{record.detail}; {described(xids)}")
-        return self._with_claims(spec, uuids, record)
+        return self._note_loss(spec, uuids, record)
 
-    def _with_claims(self, spec: TrialSpec, uuids: list[str], record: TrialRecord) -> TrialRecord:
-        """Record what a trial claims about its GPUs, and exclude GPUs with confirmed faults."""
+    def _note_loss(self, spec: TrialSpec, uuids: list[str], record: TrialRecord) -> TrialRecord:
+        """Exclude the GPUs of a trial that reports these as lost, if other trials have confirmed the report.
+
+        Returns the record unchanged.
+        """
         with self._lock:
             if record.outcome is not Outcome.GPU_LOST:
                 self._suspicions.used(uuids)
                 return record
             claims = self._suspicions.lost(uuids, spec.lock_hash)
-        self._put_aside(claims)
+        self._exclude(claims)
         return record
 
-    def _put_aside(self, findings: Sequence[GpuFault]) -> None:
+    def _exclude(self, findings: Sequence[GpuFault]) -> None:
         for finding in findings:
             with self._lock:
                 new = finding.aside and finding.uuid in self._healthy
@@ -222,25 +213,25 @@ class HostGpus:
                     self._lock.notify_all()
                 left = len(self._healthy)
             if new:
-                self.on_aside(finding.uuid, finding.reason, left)
+                self.on_excluded(finding.uuid, finding.reason, left)
 
 
-def _say(findings: Sequence[GpuFault]) -> str:
+def _reasons(findings: Sequence[GpuFault]) -> str:
     return "; ".join(f"{one.uuid}: {one.reason}" for one in findings)
 
 
 # --------------------------------------------------------------------------------------------------
-# The code of ours that runs inside a Dask worker; named as its preload, too.
+# The functions that run inside a Dask worker. This module is also its preload.
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerSettings:
-    """Settings that a worker needs besides the request.
+    """Settings of the executor that a worker needs to run a requested trial.
 
     Attributes:
         build: Builds prefixes.
-        topic: Topic on which the executor listens.
-        cpus: CPUs that trials may use; empty means those of the worker.
+        topic: Dask topic on which the executor listens for events.
+        cpus: CPUs that trials may use; empty for those of the worker.
         version: Version of the command's bisect-env.
     """
 
@@ -251,31 +242,36 @@ class WorkerSettings:
 
 
 def dask_setup(_worker: Worker) -> None:
-    """Ignore SIGINT in the worker; Dask calls this when the worker starts.
+    """Make this worker ignore SIGINT (Ctrl-C); Dask calls this function when the worker starts.
 
-    A Ctrl-C in the terminal reaches every process of its foreground group. Only the command decides what
-    it means: workers that died of it would turn an orderly stop into lost trials.
+    A Ctrl-C in the terminal reaches every process of the foreground group. Only the command reacts: if
+    workers ended on their own, an orderly stop would lose trials.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
 _builders = ThreadPoolExecutor(max(1, min(4, (os.cpu_count() or 1) // 4)), thread_name_prefix="build")
-"""Few builds at a time: they are to use the CPUs that trials leave idle, not to compete with them."""
+"""Threads for builds. There are few, because builds should only use CPUs that trials leave idle."""
 _making_gpus = threading.Lock()
 _gpus: HostGpus | None = None
-"""The GPUs that this worker process hands out, once a trial has asked for one."""
+"""The GPUs that this worker process lends; None until a trial asks for one."""
 
 
 def perform_on_worker(request: TrialRequest, attempt: str, settings: WorkerSettings) -> Completion:
-    """Perform a request on this worker.
+    """Run a requested trial on this Dask worker, and return the result.
+
+    Args:
+        request: The trial.
+        attempt: Unique name of this submission of the trial.
+        settings: Settings of the executor.
 
     Raises:
-        Reschedule: This worker's GPUs were excluded after the trial had been sent here.
+        Reschedule: Too few GPUs of this worker work; Dask then sends the trial to another worker.
     """
     worker = get_worker()
     trial_id, host = request.spec.trial_id, socket.gethostname()
     if settings.version != (ours := __version__):
-        # Checked at connect, but workers may join later.
+        # Versions are checked when the command connects, but workers may join later.
         reason = f"the worker {worker.address} has bisect-env {ours}, the command has {settings.version}"
         return TrialLost(trial_id, reason, host, under_trial=False)
     try:
@@ -292,31 +288,38 @@ def perform_on_worker(request: TrialRequest, attempt: str, settings: WorkerSetti
         cancelled=_cancel_flag(worker, attempt),
         worker=str(worker.name),
         cpus=settings.cpus,
-        gpus=gpus,
+        lend=None if gpus is None else gpus.run,
     )
 
 
-def machines_of_worker(topic: str, gpus_per_trial: float) -> set[Machine]:
-    """Return the classes of machines that trials on this worker see.
+def machines_of_worker(topic: str, gpus_per_trial: float, dask_worker: Worker) -> set[Machine]:
+    """Return the kinds of machines (CPU, GPU model, driver) that trials on this worker may use.
+
+    Args:
+        topic: Dask topic for events.
+        gpus_per_trial: Number of GPUs that each trial needs.
+        dask_worker: The worker, which Dask fills in.
 
     Raises:
-        InfrastructureError: Its GPUs cannot be read.
+        InfrastructureError: The GPUs of the worker cannot be read.
     """
     cpu = platform.machine()
     if not gpus_per_trial:
         return {Machine(cpu)}
-    described = _host_gpus(get_worker(), topic).describe(gpus_per_trial)
+    described = _host_gpus(dask_worker, topic).describe(gpus_per_trial)
     return {Machine(cpu, model, driver) for model, driver in described}
 
 
 async def prepare_on_worker(
     request: PrefixRequest, build: PrefixBuilder, topic: str, dask_worker: Worker
 ) -> PrefixReady | BuildFailed:
-    """Build a prefix in a thread that runs no trials; called in the worker's event loop.
+    """Build an environment in a separate thread of this worker, and return the result.
+
+    This coroutine runs in the worker's event loop. The thread runs no trials.
 
     Args:
-        request: The prefix.
-        build: Builds it.
+        request: The environment.
+        build: Builds the environment.
         topic: Topic for progress events.
         dask_worker: The worker, which Dask fills in.
     """
@@ -333,10 +336,10 @@ async def prepare_on_worker(
 def _cancel_flag(worker: Any, attempt: str) -> Callable[[], bool]:
     def cancelled() -> bool:
         if worker.status in (Status.closing, Status.closed, Status.failed):
-            # It has lost its scheduler, and would wait half a minute for the trial before it ends it.
+            # The worker has lost its scheduler. It would wait half a minute for the trial before ending it.
             return True
-        # Dask has let go of the task: it was cancelled, its client died, or the scheduler has given it to
-        # another worker. Nobody waits for the answer.
+        # Dask drops a task if it was cancelled, its client died, or the scheduler gave it to another worker.
+        # Then nothing waits for the answer.
         task = worker.state.tasks.get(("trial", attempt))
         return task is None or task.state not in ("executing", "long-running")
 
@@ -345,7 +348,7 @@ def _cancel_flag(worker: Any, attempt: str) -> Callable[[], bool]:
 
 def _host_gpus(worker: Any, topic: str) -> HostGpus:
     global _gpus
-    # The first trials come at once, each in a thread of its own: one of them makes what all share.
+    # The first trials start at the same time in several threads; one of them creates the shared object.
     with _making_gpus:
         if _gpus is None:
             count = int(worker.state.total_resources.get(GPU, 0))
@@ -354,13 +357,13 @@ def _host_gpus(worker: Any, topic: str) -> HostGpus:
     def aside(uuid: str, why: str, left: int) -> None:
         host = socket.gethostname()
         worker.log_event(topic, {"aside": uuid, "why": why, "host": host})
-        # The scheduler alone: the worker's own count stays, so that what was sent here already begins, finds
-        # no GPU, and is rescheduled, instead of waiting here for ever.
+        # Change the number at the scheduler only. If the worker's own number changed, too, trials that were
+        # already sent here would wait for ever; so they start, find no GPU, and are rescheduled.
         worker.loop.add_callback(
             worker.scheduler.set_resources,
             resources={**worker.state.total_resources, GPU: left},
             worker=worker.contact_address,
         )
 
-    _gpus.on_aside = aside
+    _gpus.on_excluded = aside
     return _gpus

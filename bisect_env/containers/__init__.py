@@ -1,1 +1,1 @@
-"""Runs trials inside images with the container engine of this host."""
+"""Runs trials in containers, with podman or docker."""

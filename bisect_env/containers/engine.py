@@ -1,4 +1,4 @@
-"""Finds podman or docker on this host, and gets the images that matrices name onto it."""
+"""Finds the container engine (podman or docker) of this host, and pulls the images that a matrix names."""
 
 from __future__ import annotations
 
@@ -16,24 +16,24 @@ from typing import Any
 from bisect_env.errors import InfrastructureError, UsageError
 
 ENGINE = "BISECT_ENV_CONTAINER_ENGINE"
-"""Variable that names the engine, with options that go before its subcommand: `podman --runtime runc`."""
+"""Environment variable with the engine and its global options, for example `podman --runtime runc`."""
 RUN_ARGS = "BISECT_ENV_CONTAINER_ARGS"
-"""Variable with options for its `run`, such as `--ulimit nofile=1024:1024`."""
+"""Environment variable with options for the engine's `run`, for example `--ulimit nofile=1024:1024`."""
 
 _KNOWN = ("podman", "docker")
 _QUICK = 30.0
-"""Seconds for a question; an engine whose daemon hangs must not hang the study."""
+"""Default time limit of an engine command, in seconds: if the daemon hangs, the study must not hang."""
 _REMEDY = f"install podman or docker, start its daemon, or name the engine with {ENGINE}"
 
 
 @dataclass(frozen=True, slots=True)
 class CommandResult:
-    """How a command of the engine ended.
+    """The result of a command of the container engine.
 
     Attributes:
-        returncode: Its exit code; None when it took too long and was ended.
-        stdout: Decoded.
-        stderr: Decoded.
+        returncode: Exit code; None if the command exceeded its time limit and was killed.
+        stdout: Standard output as text.
+        stderr: Standard error as text.
     """
 
     returncode: int | None
@@ -47,7 +47,7 @@ class CommandResult:
 
     @property
     def words(self) -> str:
-        """Return why the command failed."""
+        """Return the command's error message."""
         if self.returncode is None:
             return "no answer in time"
         return (self.stderr.strip() or self.stdout.strip() or f"exit code {self.returncode}")[-2000:]
@@ -55,12 +55,12 @@ class CommandResult:
 
 @dataclass(frozen=True, slots=True)
 class Engine:
-    """A container engine that answers.
+    """A container engine (podman or docker) that is installed and responds.
 
     Attributes:
         kind: `podman` or `docker`; the two differ in a few options.
-        command: Absolute path and options that go before the subcommand.
-        run_args: Further options of `run`.
+        command: Absolute path of the program, followed by its global options.
+        run_args: Additional options for the subcommand `run`.
     """
 
     kind: str
@@ -68,25 +68,28 @@ class Engine:
     run_args: tuple[str, ...] = ()
 
     def argv(self, *args: str) -> list[str]:
-        """Return the argument vector of one of its commands."""
+        """Return the words of an engine command line, including the program and its global options."""
         return [*self.command, *args]
 
     def ask(self, *args: str, timeout: float = _QUICK) -> CommandResult:
-        """Run one of its commands to the end.
+        """Run an engine command and return its result.
 
         Args:
-            args: Subcommand and arguments.
-            timeout: Seconds.
+            args: Subcommand and its arguments.
+            timeout: Time limit in seconds.
         """
         return ask(self.argv(*args), timeout)
 
 
 def ask(argv: Sequence[str], timeout: float = _QUICK) -> CommandResult:
-    """Run a command to its end: an engine's, or that of a tool which answers and leaves nothing behind.
+    """Run a command with a time limit, and return its exit code and output.
 
     Args:
-        argv: What to run.
-        timeout: Seconds.
+        argv: Program and arguments.
+        timeout: Time limit in seconds.
+
+    Returns:
+        The result; its `returncode` is None after a timeout, and 127 if the program cannot be started.
     """
     try:
         done = subprocess.run(
@@ -106,14 +109,16 @@ def ask(argv: Sequence[str], timeout: float = _QUICK) -> CommandResult:
 
 
 def find_engine(environ: Mapping[str, str] | None = None) -> Engine:
-    """Return the engine of this host; looked for once in the life of the process.
+    """Return the container engine of this host.
+
+    The result is cached for the lifetime of the process.
 
     Args:
-        environ: Environment variables; this process's own if None.
+        environ: Environment variables; those of this process if None.
 
     Raises:
-        UsageError: A variable cannot be read.
-        InfrastructureError: There is none, or the one that is named does not work.
+        UsageError: The value of a variable has unbalanced quotes.
+        InfrastructureError: No engine works here, or the engine that `environ` names does not work.
     """
     environ = os.environ if environ is None else environ
     return find_named(environ.get(ENGINE, ""), environ.get(RUN_ARGS, ""), environ.get("PATH", os.defpath))
@@ -121,10 +126,14 @@ def find_engine(environ: Mapping[str, str] | None = None) -> Engine:
 
 @functools.cache
 def find_named(named: str, run_args: str, path: str) -> Engine:
-    """Find the engine by the variables that `find_engine` reads; the answer is kept.
+    """Return the engine called `named`, or the first one of podman and docker that works.
+
+    The arguments are the values of the environment variables that `find_engine` reads; if `named` is empty,
+    podman and docker are tried. The result is cached.
 
     Raises:
-        UsageError: As there.
+        UsageError: `named` or `run_args` has unbalanced quotes.
+        InfrastructureError: No engine works.
     """
     options = _words(RUN_ARGS, run_args)
     candidates = [_words(ENGINE, named)] if named.strip() else [(name,) for name in _KNOWN]
@@ -134,7 +143,7 @@ def find_named(named: str, run_args: str, path: str) -> Engine:
         if found is None:
             tried.append(f"{program}: not on this machine")
             continue
-        # A client without its daemon is there and yet of no use: `version` asks both.
+        # `version` asks the client and its daemon, so it fails if the daemon does not run.
         answer = ask([found, *rest, "version"])
         if answer.ok:
             said = ask([found, "--version"]).stdout.lower()
@@ -158,14 +167,14 @@ def _words(name: str, text: str) -> tuple[str, ...]:
 
 
 # --------------------------------------------------------------------------------------------------
-# Resolves the image that a matrix names to one content, and gets that image onto this host.
+# Resolves an image name to a digest, and pulls that image onto this host.
 #
-# A tag is no content: it may point elsewhere tomorrow. What a study locks is the digest, under which the
-# engine finds or pulls the same image wherever a trial runs. An image that no registry knows (built or
-# imported here) is locked by its ID, or by the digest that the engine made for it; only this host has it.
+# A tag such as `latest` may refer to another image tomorrow. A study therefore locks the digest, with which
+# the engine finds or pulls exactly the same image on every host. An image that is in no registry (built or
+# imported here) is locked by its ID or by the digest that the local engine assigned; only this host has it.
 
 PULL_TIMEOUT = 3600.0
-"""Seconds for one image; those with CUDA and RAPIDS take 10 GB."""
+"""Time limit for pulling one image, in seconds. Images with CUDA and RAPIDS have 10 GB."""
 _MISSING = re.compile(
     r"manifest unknown|name unknown|not found|no such image|image not known|does not exist"
     r"|requested access to the resource is denied|pull access denied",
@@ -177,11 +186,17 @@ _BROKEN = re.compile(r"invalid reference format|repository name must be", re.IGN
 
 
 class NoSuchImageError(Exception):
-    """No image has that name; its text is the engine's."""
+    """An error that is raised when no image has the given name.
+
+    Its text is the engine's message.
+    """
 
 
 def full_image_name(name: str) -> str:
-    """Return the name with its registry, completed as docker does; podman may complete none. Pure."""
+    """Return an image's name with its registry, such as `docker.io/library/python` for `python`.
+
+    The function only computes; it does no input or output.
+    """
     first, slash, _ = name.partition("/")
     if slash and ("." in first or ":" in first or first == "localhost"):
         return name
@@ -189,25 +204,29 @@ def full_image_name(name: str) -> str:
 
 
 def image_repository(name: str) -> str:
-    """Return the name without tag and digest. Pure."""
+    """Return an image's name without tag and digest.
+
+    The function only computes; it does no input or output.
+    """
     bare = name.partition("@")[0]
     head, colon, tag = bare.rpartition(":")
     return head if colon and "/" not in tag else bare
 
 
 def resolve_image(engine: Engine, name: str) -> str:
-    """Return the content that a name stands for now: `repository@sha256:…`, or the ID of a local image.
+    """Return an exact reference (digest or ID) to the image that a name stands for at present.
 
-    An image that is here is taken as it is. Otherwise the registry is asked, through skopeo where that is
-    installed, so that nothing large is fetched before it is needed, or else by pulling.
+    The reference is `repository@sha256:…`, or the ID of a local image. An image that is already on this host
+    is used without asking the registry. Otherwise skopeo asks the registry without downloading the image. If
+    skopeo is not installed, the image is pulled.
 
     Args:
-        engine: Holds the images.
-        name: As the matrix says, values filled in.
+        engine: The container engine.
+        name: Image name from the matrix, after its placeholders were replaced by values.
 
     Raises:
-        NoSuchImageError: There is no such image.
-        InfrastructureError: The registry, or the engine, fails.
+        NoSuchImageError: No image has this name.
+        InfrastructureError: The registry or the engine fails.
     """
     if (reference := look_up_image(engine, name)) is not None:
         return reference
@@ -219,11 +238,13 @@ def resolve_image(engine: Engine, name: str) -> str:
 
 
 def look_up_image(engine: Engine, name: str) -> str | None:
-    """Resolve an image as `resolve_image` does, but without fetching; None if only fetching would tell.
+    """Return an exact reference to an image without downloading the image, or None if impossible.
+
+    The reference is as for `resolve_image`. Asking the registry without a download needs skopeo.
 
     Raises:
-        NoSuchImageError: There is no such image.
-        InfrastructureError: The registry, or the engine, fails.
+        NoSuchImageError: No image has this name.
+        InfrastructureError: The registry or the engine fails.
     """
     if _DIGEST.search(name):
         return name if name.startswith("sha256:") else full_image_name(name)
@@ -246,7 +267,7 @@ def _failure(
     engine: Engine, name: str, answer: CommandResult, command: str
 ) -> NoSuchImageError | InfrastructureError:
     if _NO_LOGIN.search(answer.words):
-        # Says nothing about the image: a registry may answer so to everybody who is not logged in.
+        # The image may or may not exist: a registry may refuse every user who is not logged in.
         registry = full_image_name(name).partition("/")[0]
         return InfrastructureError(
             f"the registry of the image {name} wants a login: {answer.words.splitlines()[-1]}",
@@ -263,18 +284,18 @@ def _failure(
 
 
 def ensure_image(engine: Engine, reference: str) -> bool:
-    """Make sure that the image of a reference is on this host.
+    """Pull an image unless the image is already on this host.
 
     Args:
-        engine: Holds the images.
-        reference: As `resolve_image` gave it.
+        engine: The container engine.
+        reference: The exact image, as returned by `resolve_image`.
 
     Returns:
-        Whether it had to be pulled.
+        True if the image was pulled, False if it was already here.
 
     Raises:
-        NoSuchImageError: It cannot be had.
-        InfrastructureError: The registry, or the engine, fails; that says nothing about the image.
+        NoSuchImageError: The image does not exist, or only another host has it.
+        InfrastructureError: The registry or the engine fails; the image may still exist.
     """
     if _local(engine, reference) is not None:
         return False
@@ -289,13 +310,25 @@ def ensure_image(engine: Engine, reference: str) -> bool:
     raise _failure(engine, reference, answer, " ".join(engine.argv("pull", reference)))
 
 
-def prune_containers(engine: Engine) -> None:
-    """Remove stopped containers of trials whose command was killed, a day after they were made."""
-    engine.ask("container", "prune", "--force", "--filter", f"label={LABEL}", "--filter", "until=24h")
+def prune_containers(engine: Engine, *, label: str | None = None, age: str = "24h") -> CommandResult:
+    """Remove old trial containers that have stopped.
+
+    Only commands that were killed leave containers behind.
+
+    Args:
+        engine: The container engine.
+        label: Remove only containers with this label; None for those of all trials.
+        age: Minimum time since a container was made, as the engine writes it, such as `24h`.
+
+    Returns:
+        The engine's answer. Leftover containers do no harm, so callers may ignore a failure.
+    """
+    filters = (f"label={label or LABEL}", f"until={age}")
+    return engine.ask("container", "prune", "--force", *(f"--filter={text}" for text in filters))
 
 
 LABEL = "bisect-env.trial"
-"""Of every container that is ours; its value is the trial's ID."""
+"""Name of the label that every container of bisect-env has. The label's value is the ID of the trial."""
 
 
 def _local(engine: Engine, name: str) -> dict[str, Any] | None:

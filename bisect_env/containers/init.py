@@ -1,19 +1,20 @@
-"""The first process of a trial's container: starts the script, and says exactly how it ended.
+"""The first process (PID 1) of a trial's container. It starts the script and reports how the script ended.
 
-Why it exists. An engine tells a container that exited with 139 from one that died by SIGSEGV in no field of
-its state: both are 139. And the first process of a process namespace ignores every signal that it has no
-handler for, even its own `abort()`, so that a script which were that process would end differently than it
-does elsewhere. Here the script is a child like any other; its wait status goes into a file.
+It is needed for two reasons. First, a container engine reports exit code 139 both for a script that exited
+with 139 and for a script that was killed by SIGSEGV. Second, PID 1 of a container ignores every signal
+without a handler, even its own `abort()`, so a script that ran as PID 1 would behave differently than outside
+a container. Here the script runs as an ordinary child process, and its wait status is written to a file.
 
-Runs under the image's or the prefix's Python, whichever that is: nothing but the standard library as Python
-3.6 has it. It watches a file that the supervisor outside holds locked; when that lock is free, nobody waits
-for the trial any more, however that came about, and everything here is ended.
+This file runs with the Python of the image or of the mounted prefix. It therefore uses only the standard
+library of Python 3.6. It watches a file that the supervisor, outside the container, keeps locked. If the lock
+becomes free, the supervisor has ended, so this process kills everything in the container.
 """
 
 import errno
 import fcntl
 import json
 import os
+import resource
 import select
 import signal
 import sys
@@ -28,7 +29,13 @@ FORWARDED = (signal.SIGABRT, signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signa
 
 
 def _become(request: Any, report: int) -> NoReturn:
-    """Turn this forked process into the script."""
+    """Replace this forked process by the script; the function never returns.
+
+    Args:
+        request: The content of `request.json`: arguments, environment, working directory and limits.
+        report: File descriptor of a pipe. If the script cannot be started, the failing step and the error
+            number are written to it, for example `chdir:2`.
+    """
     stage = "setup"
     try:
         os.setsid()
@@ -36,16 +43,16 @@ def _become(request: Any, report: int) -> NoReturn:
             try:
                 signal.signal(number, signal.SIG_DFL)
             except (OSError, ValueError, RuntimeError):
-                pass
+                pass  # SIGKILL, SIGSTOP and the signals of the C library cannot be set
         signal.set_wakeup_fd(-1)
         if request["cpus"]:
-            # Within what the engine gives: a container may have fewer CPUs than the host.
+            # Use only CPUs that the container may use, which can be fewer than those of the host.
             os.sched_setaffinity(0, set(request["cpus"]) & os.sched_getaffinity(0) or os.sched_getaffinity(0))
         _limit_core(request["core"])
         env = dict(os.environ)
         env.update(request["env"])
         if HARNESS in env and PYTHONPATH not in env and "PYTHONPATH" in os.environ:
-            # The image has a path of its own, which the harness is to give back.
+            # The image sets PYTHONPATH. Keep its value, so that the harness can restore it for the script.
             env[PYTHONPATH] = os.environ["PYTHONPATH"]
             env["PYTHONPATH"] = os.pathsep.join([env["PYTHONPATH"], os.environ["PYTHONPATH"]])
         path = os.pathsep.join(request["path"] + [os.environ.get("PATH", os.defpath)])
@@ -70,19 +77,17 @@ def _become(request: Any, report: int) -> NoReturn:
 
 
 def _limit_core(wanted: bool) -> None:
-    import resource
-
     hard = resource.getrlimit(resource.RLIMIT_CORE)[1]
     resource.setrlimit(resource.RLIMIT_CORE, (hard if wanted else 0, hard))
     try:
         with open("/proc/self/coredump_filter", "w") as file:
             file.write("0x11" if wanted else "0")
     except OSError:
-        pass
+        pass  # some sandboxes lack the file; a core dump then has the kernel's default content
 
 
 def _oom_kills() -> int:
-    """Return how often the kernel has killed for lack of memory in this container."""
+    """Return how many processes of this container the kernel has killed for lack of memory."""
     total = 0
     for path in ("/sys/fs/cgroup/memory.events", "/sys/fs/cgroup/memory/memory.oom_control"):
         try:
@@ -92,12 +97,15 @@ def _oom_kills() -> int:
                     if len(words) == 2 and words[0] == "oom_kill":
                         total += int(words[1])
         except (OSError, ValueError):
-            pass
+            pass  # a host has one of the two files, by its version of cgroups
     return total
 
 
 class Init:
-    """The first process; see the module's text."""
+    """The first process of a container, which runs the script and reports how the script ended.
+
+    See the docstring of this module.
+    """
 
     def __init__(self, control: str) -> None:
         self.control = control
@@ -107,7 +115,7 @@ class Init:
         self.alive = os.open(os.path.join(control, "alive"), os.O_RDONLY)
 
     def run(self) -> int:
-        """Run the script to its end and write the report; the container's exit code."""
+        """Run the script, write the report, and return the container's exit code."""
         with open(os.path.join(self.control, "request.json")) as file:
             request = json.load(file)
         wakeup, writer = os.pipe()
@@ -147,7 +155,7 @@ class Init:
             try:
                 os.killpg(self.script, one)
             except (ProcessLookupError, PermissionError):
-                pass
+                pass  # the script has ended, or runs as another user; the engine can still kill the container
 
     def _wait(self, wakeup: int) -> None:
         while not self._reap():
@@ -155,7 +163,7 @@ class Init:
                 select.select([wakeup], [], [], LOOK)
                 os.read(wakeup, 512)
             except (BlockingIOError, InterruptedError):
-                pass
+                pass  # no signal arrived within LOOK seconds
             if self._abandoned():
                 self._kill_all()
                 os._exit(137)
@@ -164,16 +172,16 @@ class Init:
         try:
             fcntl.flock(self.alive, fcntl.LOCK_SH | fcntl.LOCK_NB)
         except OSError:
-            return False
+            return False  # the supervisor lives and holds the lock; any other error kills nothing either
         return True
 
     def _reap(self) -> bool:
-        """Reap ended processes; return whether the script has ended, now or before."""
+        """Collect the exit status of ended processes; return whether the script has ended."""
         while True:
             try:
                 pid, status, used = os.wait4(-1, os.WNOHANG)
             except ChildProcessError:
-                break
+                break  # there is no child, so nothing is left to reap
             if pid == 0:
                 break
             if pid == self.script:
@@ -181,7 +189,7 @@ class Init:
         return self.status is not None
 
     def _end_others(self) -> int:
-        """Wait a moment for processes that outlive the script, kill the rest, and return their number."""
+        """Wait briefly for processes that outlive the script, kill the rest, and return the number killed."""
         deadline = time.time() + LINGER
         while self._others() and time.time() < deadline:
             time.sleep(0.005)
@@ -198,13 +206,13 @@ class Init:
 
     def _kill_all(self) -> None:
         try:
-            # -1 is everybody in this process namespace: only where we are its first process is that ours.
+            # -1 means every process of the PID namespace. Only PID 1 of a container may kill them all.
             if os.getpid() == 1:
                 os.kill(-1, signal.SIGKILL)
             else:
                 os.killpg(self.script, signal.SIGKILL)
         except (ProcessLookupError, PermissionError):
-            pass
+            pass  # no process is left, or it runs as another user; the kernel kills all when PID 1 ends
 
     def _report(self, report: Any) -> None:
         path = os.path.join(self.control, "report.json")

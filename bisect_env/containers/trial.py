@@ -1,4 +1,4 @@
-"""How a trial is put into a container, and how its end is read. Pure, except for files in its directory."""
+"""Builds the engine's commands that run a trial in a container, and determines how its script ended."""
 
 from __future__ import annotations
 
@@ -16,19 +16,24 @@ INIT = Path(__file__).with_name("init.py")
 REPORT = "report.json"
 ALIVE = "alive"
 _NO_PROGRAM = re.compile(r"executable file|exec: |stat \S*python\S*: no such file", re.IGNORECASE)
-"""How runtimes say that an image lacks the program; with the same exit codes they say all else that fails."""
+"""Matches messages of container runtimes that the image lacks the program.
+
+Exit codes do not suffice: runtimes use the same ones for other failures.
+"""
 _OPEN_UP_LIMIT = 60.0
-"""Seconds for a container that does next to nothing; a loaded host takes some to start one."""
+"""Time limit, in seconds, for the container that makes files removable; a busy host starts it slowly."""
 
 
 @dataclass(frozen=True, slots=True)
 class Inside:
-    """The image in which the trials of an environment run, and how.
+    """The container image in which trials of an environment run, and the settings for running the image.
 
     Attributes:
-        image: Exactly which image: a digest or an ID.
-        prefix: The locked prefix that is mounted into it; None when the image is the environment.
-        interpreter: Where the prefix's Python lies, if not in the prefix itself; mounted as well.
+        engine: The container engine.
+        image: The exact image: a reference with a digest, or an ID.
+        prefix: The installed environment that is mounted into the image; None if the image itself is the
+            environment.
+        interpreter: Directory of the prefix's Python, to be mounted too; None if it is inside the prefix.
     """
 
     engine: Engine
@@ -38,19 +43,26 @@ class Inside:
 
     @property
     def python(self) -> str:
-        """Return the interpreter that runs the first process."""
+        """Return the Python executable that runs the container's first process."""
         return "python3" if self.prefix is None else str(self.prefix / "bin" / "python")
 
 
 @dataclass(frozen=True, slots=True)
 class Parcel:
-    """One process of a trial as its container needs it.
+    """The instructions for one process of a trial that runs in a container.
 
     Attributes:
-        argv: What the script is.
-        work: Its working directory, writable; what lies in it now is mounted read-only.
-        control: Holds what passes between the first process and us.
-        cpus: CPUs that it may use; empty means all.
+        name: Name of the container.
+        trial_id: ID of the trial.
+        argv: Command line of the script.
+        env: Environment variables to set for the script.
+        work: Writable working directory of the script. Files that exist in it already are mounted read-only.
+        tmp: Writable directory for temporary files.
+        control: Directory for the messages between the container's first process and the supervisor.
+        gpus: UUIDs of the GPUs that the container may use.
+        cpus: Numbers of the CPUs that the script may use; empty means all.
+        network: Whether the container has network access.
+        core: Whether the script may write a core dump.
     """
 
     name: str
@@ -67,10 +79,18 @@ class Parcel:
 
 
 def run_argv(inside: Inside, parcel: Parcel, contents: Sequence[str]) -> list[str]:
-    """Return the engine's command that runs a parcel in the foreground. Pure."""
+    """Return the engine's command line that runs a process of a trial in a container.
+
+    The command runs in the foreground. The function only computes; it does no input or output.
+
+    Args:
+        inside: The image.
+        parcel: The process to run.
+        contents: Names of the files and directories in `parcel.work` that are mounted read-only.
+    """
     engine = inside.engine
     options = ["--name", parcel.name, "--label", f"{LABEL}={parcel.trial_id}", "--pull", "never"]
-    # Output goes to us alone; with a label, SELinux would hide the mounts from the container.
+    # Output goes only to the caller. SELinux labels are disabled, or the container could not read the mounts.
     options += ["--log-driver", "none", "--security-opt", "label=disable"]
     if not parcel.network:
         options += ["--network", "none"]
@@ -99,10 +119,11 @@ for folder, names, files in os.walk(sys.argv[1]):
 
 
 def open_up_argv(inside: Inside, top: Path) -> list[str]:
-    """Return the engine's command that makes what the container's users wrote removable for us. Pure.
+    """Return the engine command that lets this process remove files that a container wrote.
 
-    Without root's rights here, what another user of the container owns is out of reach; for the container's
-    own root it is not.
+    A trial may write files as another user of its container. An unprivileged process on the host cannot
+    remove these files, so the command changes their permissions as root of a container. The function only
+    computes; it does no input or output.
     """
     options = ["--rm", "--pull", "never", "--log-driver", "none", "--security-opt", "label=disable"]
     options += ["--network", "none", *_mount(top, read_only=False)]
@@ -114,7 +135,7 @@ def open_up_argv(inside: Inside, top: Path) -> list[str]:
 
 
 def is_closed(top: Path) -> bool:
-    """Return whether something below a directory cannot be read or removed by this process."""
+    """Return whether `top` contains a file or directory that this process cannot read or remove."""
     for folder, names, files in os.walk(top):
         for name in (*names, *files):
             path = Path(folder, name)
@@ -130,7 +151,14 @@ def _mount(source: Path, target: Path | None = None, *, read_only: bool = True) 
 
 
 def gpu_options(kind: str, uuids: Sequence[str]) -> list[str]:
-    """Return the engine's options for the GPUs that a container sees. Pure."""
+    """Return the engine's command-line options that give a container access to GPUs.
+
+    The function only computes; it does no input or output.
+
+    Args:
+        kind: `podman` or `docker`.
+        uuids: UUIDs of the GPUs.
+    """
     if kind == "docker":
         # The quotes are part of the value: docker reads it as a line of comma-separated values.
         return ["--gpus", f'"device={",".join(uuids)}"']
@@ -138,7 +166,10 @@ def gpu_options(kind: str, uuids: Sequence[str]) -> list[str]:
 
 
 def prepare(inside: Inside, parcel: Parcel) -> None:
-    """Write the first process's instructions, and open the directories to the image's user."""
+    """Write the instructions for a container's first process, and set the file permissions for it.
+
+    The trial's directories become writable for every user, since the image may run as any user.
+    """
     request = {
         "argv": list(parcel.argv),
         "env": dict(parcel.env),
@@ -151,7 +182,7 @@ def prepare(inside: Inside, parcel: Parcel) -> None:
     (parcel.control / ALIVE).touch()
     for place in (parcel.work, parcel.tmp, parcel.control):
         place.chmod(0o777)
-    # Mounted apart, so that they do not depend on who may enter the directory above them.
+    # Each is mounted by itself, so the permissions of its parent directories do not matter.
     for path in parcel.work.rglob("*"):
         path.chmod(path.stat().st_mode | (0o755 if path.is_dir() else 0o444))
     for path in parcel.control.rglob("*"):
@@ -160,16 +191,18 @@ def prepare(inside: Inside, parcel: Parcel) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Ending:
-    """How the script in a container ended.
+    """How the script in a container ended, with its resource use.
 
     Attributes:
-        returncode: As `subprocess` gives it; None when it never started.
-        stage: Where starting failed, or "".
-        oom_kills: Kills for lack of memory in the container.
-        wall: Seconds that the script ran; 0.0 when not known.
-        peak: Most memory that the script had at once, in bytes; 0 when not known.
-        left_over: Processes that outlived it and were ended.
-        problem: What the engine failed to do, in its words, or "".
+        returncode: Exit code as in `subprocess`, negative for a signal; None if the script never started.
+        stage: The step at which starting the script failed (`setup`, `chdir`, `lookup`, `exec` or `image`),
+            or "".
+        errno: Error number of that step; 0 if unknown.
+        oom_kills: Number of processes that the kernel killed for lack of memory.
+        wall: Seconds that the script ran; 0.0 if unknown.
+        peak: Peak memory of the script in bytes; 0 if unknown.
+        left_over: Number of processes that were still running when the script ended, and were killed.
+        problem: The engine's error message if it could not run the container, or "".
     """
 
     returncode: int | None
@@ -185,13 +218,15 @@ class Ending:
 def ending(
     report: Mapping[str, Any] | None, state: Mapping[str, Any] | None, client: int | None, stderr: str
 ) -> Ending:
-    """Return how the script ended, by the first process's report and the state of the container. Pure.
+    """Return how a script ended, given the first process's report and the container's state.
+
+    The function only computes; it does no input or output.
 
     Args:
-        report: What the first process wrote; None when it did not come to that.
-        state: `State` of the engine's `inspect`; None when it knows no such container.
-        client: Exit code of the engine's `run`, negative for a signal.
-        stderr: What the client, or the script, wrote there.
+        report: Content of `report.json`; None if the first process did not write it.
+        state: The object `State` in the output of the engine's `inspect`; None if there is no such container.
+        client: Exit code of the engine's `run` command, negative for a signal; None if it was not started.
+        stderr: Standard error of that command, which includes the script's.
     """
     killed = bool(state and state.get("OOMKilled"))
     if report is not None:
@@ -209,17 +244,17 @@ def ending(
         )
     code = None if state is None else state.get("ExitCode")
     if state is None or state.get("Status") in ("created", "configured") or not code:
-        # It never ran: what the image lacks is the image's fault, everything else is the engine's.
+        # The container never ran. Either the image lacks the program, or the engine failed.
         words = stderr.strip()[-1000:] or f"exit code {client}"
         lacks = client in (126, 127) and _NO_PROGRAM.search(words)
         return Ending(None, problem=words, stage="image" if lacks else "")
-    # The first process itself was ended: it fails in no way of its own.
+    # The first process was killed by a signal; it never exits with an error by itself.
     number = int(code) - 128 if int(code) > 128 else 9
     return Ending(-number, oom_kills=int(killed))
 
 
 def read_report(control: Path) -> dict[str, Any] | None:
-    """Read the report of the first process; None when there is none."""
+    """Return the report of the container's first process; None if it is missing or cannot be read."""
     try:
         return dict(json.loads((control / REPORT).read_text("utf-8")))
     except (OSError, ValueError):
@@ -227,7 +262,10 @@ def read_report(control: Path) -> dict[str, Any] | None:
 
 
 def read_state(text: str) -> dict[str, Any] | None:
-    """Return `State` of what an engine's `inspect` printed, or None."""
+    """Return the state of a container from the output of the engine's `inspect`.
+
+    Return None if the output contains no state.
+    """
     try:
         (found,) = json.loads(text)
         return dict(found["State"])
@@ -240,20 +278,26 @@ def read_state(text: str) -> dict[str, Any] | None:
 
 
 class ContainerError(Exception):
-    """An error that the engine could not run a container: a failure of this host, not of the script."""
+    """An error that is raised when the container engine of this host failed.
+
+    It says nothing about the trial's script.
+    """
 
 
 @dataclass(frozen=True, slots=True)
 class ContainerCommands:
-    """The commands with which a supervisor controls a container, which is not a child of its client.
+    """The commands with which a supervisor controls a container.
+
+    They are needed because a container is not a child process of the engine's command line client, so
+    signals to the client do not reach it.
 
     Attributes:
-        abort: Command that has the container's process print its stacks and end.
-        kill: Command that ends it at once.
-        state: Command whose output is reported once the container has ended.
-        remove: Command that leaves nothing of the container.
-        hold: File that the supervisor keeps locked while it lives. The container's first process ends
-            everything when that lock is free, so that nothing goes on when everything here was killed.
+        abort: Command that sends SIGABRT, so that the script prints its stack traces and ends.
+        kill: Command that kills the container.
+        state: Command that prints the state of the container after it has ended.
+        remove: Command that removes the container and its volumes.
+        hold: File that the supervisor keeps locked as long as it runs. If the lock becomes free, the
+            container's first process kills everything in the container.
     """
 
     abort: Sequence[str]
@@ -263,7 +307,7 @@ class ContainerCommands:
     hold: Path
 
     def as_json(self) -> dict[str, object]:
-        """Return the commands as JSON data."""
+        """Return a dict of the commands that can be written as JSON."""
         return {**asdict(self), "hold": str(self.hold)}
 
 
@@ -272,7 +316,9 @@ class Contained:
     """One process of a trial that is ready to be started in a container.
 
     Attributes:
-        top: The trial's directory, which holds all that the container can write to.
+        inside: The image.
+        parcel: The process to run.
+        top: The trial's directory. It contains every directory that the container can write to.
     """
 
     inside: Inside
@@ -281,12 +327,12 @@ class Contained:
 
     @property
     def argv(self) -> list[str]:
-        """Return the engine's command that runs the container in the foreground."""
+        """Return the engine's command line that runs the container in the foreground."""
         return run_argv(self.inside, self.parcel, [path.name for path in self.parcel.work.iterdir()])
 
     @property
     def commands(self) -> ContainerCommands:
-        """Return the engine's commands for the container."""
+        """Return the engine's commands that control the container."""
         engine, name = self.inside.engine, self.parcel.name
         return ContainerCommands(
             abort=engine.argv("kill", "--signal", "ABRT", name),
@@ -298,21 +344,21 @@ class Contained:
 
     @property
     def removal(self) -> list[Sequence[str]]:
-        """Return commands that remove the container and make its files removable for a later process."""
+        """Return two commands: one removes the container, the other makes the trial's files removable."""
         return [self.commands.remove, open_up_argv(self.inside, self.top)]
 
     def first_process(self) -> int | None:
-        """Return the id, on this host, of the container's first process; None when it does not run."""
+        """Return the id that the container's first process has on this host, or None if it does not run."""
         engine = self.inside.engine
         answer = engine.ask("inspect", "--format", "{{.State.Pid}}", self.parcel.name, timeout=5.0)
         text = answer.stdout.strip()
         return int(text) if answer.ok and text.isdigit() and text != "0" else None
 
     def open_up(self) -> None:
-        """Make everything that the trial wrote readable and removable, also files of other users.
+        """Make every file of the trial readable and removable, including files of other users.
 
         Raises:
-            ContainerError: The engine could not.
+            ContainerError: The engine could not change the permissions.
         """
         if is_closed(self.top):
             answer = ask(open_up_argv(self.inside, self.top), _OPEN_UP_LIMIT)
@@ -322,13 +368,14 @@ class Contained:
                 )
 
     def ending(self, state: str, client: int | None, stderr: str, *, killed: bool) -> Ending:
-        """Return how the script ended.
+        """Return how the script in the container ended.
 
         Args:
-            state: Output of the command `state`.
-            client: Exit code of the engine's `run`, negative for a signal; None when it was not started.
-            stderr: What the client, or the script, wrote there.
-            killed: Whether we killed the container.
+            state: Output of the command `commands.state`.
+            client: Exit code of the engine's `run` command, negative for a signal; None if it was not
+                started.
+            stderr: Standard error of that command, which includes the script's.
+            killed: Whether the supervisor killed the container.
 
         Raises:
             ContainerError: The engine could not run the container.

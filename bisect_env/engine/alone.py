@@ -1,8 +1,8 @@
-"""Repeats trials that ran on shared GPUs on a GPU of their own, and says whether they agree.
+"""Repeat trials that shared a GPU on a GPU of their own, and say whether the results agree.
 
-Trials that share a GPU take its memory and its time from each other. What that alone can break is void
-(`cluster/worker.py`); what it may break in ways that nobody can tell from the script's own failure is why a
-study whose trials share GPUs ends with a few that do not.
+Trials that share a GPU compete for its memory and time. Failures that are clearly caused by this are void
+(`cluster/worker.py`). Others cannot be told from a failure of the script itself. A study whose trials share
+GPUs therefore ends with a few trials that have a GPU to themselves.
 """
 
 from __future__ import annotations
@@ -11,24 +11,27 @@ import math
 from collections import defaultdict
 
 from bisect_env.matrix.grid import Index
-from bisect_env.search.searcher import StudySearch
+from bisect_env.search.study_search import StudySearch
 from bisect_env.search.verdict import Status
 from bisect_env.storage.entries import EvidenceCounts
 from bisect_env.trials.records import Evidence, Outcome
 
 ALONE = "alone"
-"""Kind of the decision that says which trial had its GPU to itself."""
-_MISS = 0.05
-"""How likely a failure of the rate that was seen may stay away in all of the trials that wait for it."""
+"""Kind of the stored decision that marks a trial as having had its GPU to itself."""
+_MAX_MISS = 0.05
+"""Maximum probability that a failure with the observed rate occurs in none of the repeated trials."""
 _RATES = (0.02, 0.63)
-"""Rates of failure that are believed: one that looks certain waits for three trials, a rare one for 149."""
+"""Minimum and maximum failure rate that is assumed when computing the number of repeated trials: 149 trials
+for a rare failure, three for one that looks certain."""
 
 
 class Alone:
-    """Results of trials that had a GPU to themselves.
+    """The results of trials that had a GPU to themselves.
+
+    It also determines which trials of this kind are still needed.
 
     Args:
-        gpus: `trial.gpus`; where it is no share of a GPU, nothing is wanted.
+        gpus: The value of `trial.gpus`. Unless it is a fraction of a GPU, no trials are needed.
     """
 
     def __init__(self, gpus: float) -> None:
@@ -36,17 +39,17 @@ class Alone:
         self._seen: defaultdict[Index, EvidenceCounts] = defaultdict(EvidenceCounts)
 
     def count(self, index: Index, evidence: Evidence, outcome: Outcome) -> None:
-        """Count a trial of this combination that had its GPU to itself."""
+        """Add the result of a trial that had its GPU to itself to the results of the combination `index`."""
         self._seen[index].add(evidence, outcome)
 
     def wanted(self, search: StudySearch, places: int) -> list[Index]:
-        """Return combinations to try alone now, one entry per trial.
+        """Return the combinations to try next on a GPU that no other trial uses, one entry per trial.
 
-        Empty if such trials cannot add anything.
+        The list is empty if the search has not confirmed its verdict, or if no more such trials are needed.
 
         Args:
-            search: Search whose answer is checked.
-            places: Trials that can run at the same time, each on a GPU of its own.
+            search: The search whose verdict is checked.
+            places: Number of trials that can run at the same time, each on a GPU of its own.
         """
         best = search.verdict.best
         if not self._is_needed or search.verdict.status is not Status.CONFIRMED:
@@ -60,7 +63,14 @@ class Alone:
         return chosen
 
     def why_not(self, search: StudySearch) -> str | None:
-        """Return why a confirmed answer should not be called confirmed; None if nothing contradicts it."""
+        """Return the reason (text) why a verdict is not confirmed by trials on unshared GPUs, or None.
+
+        A reason exists if the search has confirmed the verdict, but trials that had a GPU to themselves are
+        missing or disagree.
+
+        Args:
+            search: The search whose verdict is checked.
+        """
         best = search.verdict.best
         if not self._is_needed or search.verdict.status is not Status.CONFIRMED:
             return None
@@ -80,4 +90,4 @@ class Alone:
         hits, trials = search.counts(index)
         least, most = _RATES
         rate = min(most, max(least, hits / trials if trials else least))
-        return math.ceil(math.log(_MISS) / math.log1p(-rate) - 1e-9)
+        return math.ceil(math.log(_MAX_MISS) / math.log1p(-rate) - 1e-9)

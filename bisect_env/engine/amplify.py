@@ -1,7 +1,8 @@
-"""Measures which circumstances make a study's failure frequent, and checks that the good end still passes.
+"""Measure which circumstances make a study's failure frequent.
 
-These trials are a study of their own, which no other study reuses: they are no evidence. What was found is
-stored with the study as a decision, and all of its trials then run under it.
+Under these circumstances, the good end must still pass. These trials belong to a separate study that no other
+study reuses, because they are no evidence. The chosen circumstances (a `Perturbation`, such as CPU load
+beside the script) are stored with the original study as a decision, and all its trials then run under them.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import os
 from collections import Counter
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import closing
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -20,7 +21,7 @@ from bisect_env.engine import events
 from bisect_env.engine.locking import Locking
 from bisect_env.engine.opening import open_derived
 from bisect_env.engine.plans import BlockPlan, BlockRunner
-from bisect_env.engine.runner import Conditions
+from bisect_env.engine.series import Conditions, RunSetup
 from bisect_env.engine.session import Session
 from bisect_env.engine.specs import target_of
 from bisect_env.engine.stored import LockedCombination
@@ -33,40 +34,43 @@ from bisect_env.matrix.signatures import FROM_BAD_END, shown
 from bisect_env.search.circumstances import ENOUGH, SURE, Arm, better_half, clean_trials, probability_faster
 from bisect_env.storage.entries import (
     AMPLIFIED,
+    CombinationStatus,
     StoredTrial,
     Study,
     StudyStatus,
 )
 from bisect_env.storage.store import Store
-from bisect_env.trials.judge import Target
 from bisect_env.trials.records import NONE, Evidence, Perturbation
 from bisect_env.trials.signature import matches
 
 BASE_TRIALS = 24
-"""Trials of the script as it is, to begin with."""
-BASE_MOST = 96
-"""The same at most, until it has failed once."""
+"""Number of trials of the unperturbed script at first."""
+MAX_BASE_TRIALS = 96
+"""Maximum number of trials of the unperturbed script, if it does not fail."""
 ROUNDS = (6, 12)
-"""Trials for each circumstance that is still in, round after round; after each the better half stays."""
-FINAL = 36
-"""Fresh trials for a candidate; half as many for the script as it is, which has had some."""
-HOPEFUL = 0.6
-"""Probability of being faster below which no candidate is worth that."""
+"""Number of trials of each remaining perturbation in each round. After a round, the better half remains."""
+FRESH_TRIALS = 36
+"""Number of fresh trials of a candidate. The unperturbed script gets half as many, because it already has
+some."""
+MIN_CHANCE = 0.6
+"""Minimum probability that a candidate is better than the unperturbed script, for it to get these fresh
+trials."""
 CANDIDATES = 3
-"""How many are tried to the end, should the first not hold what it promised."""
+"""Maximum number of candidates that get fresh trials, if the first ones fail the comparison."""
 _PURPOSE = ": circumstances"
-"""End of the names of studies of circumstances."""
+"""Suffix of the names of studies that compare circumstances."""
 _THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS")
-"""Variables that set how many threads numeric libraries use."""
+"""Environment variables that set the number of threads of numeric libraries."""
 
 
 def catalogue(cpus: int, seeds: Sequence[int] = (), *, repeats: bool = False) -> tuple[Perturbation, ...]:
-    """Return the perturbations that are worth trying on a machine. Pure.
+    """Return the perturbations to try (conditions, such as CPU load, that may make a failure more frequent).
 
     Args:
-        cpus: CPUs that trials may use.
-        seeds: Hash seeds of trials that failed: with one of them a failure may be certain.
-        repeats: Whether the script can be run again within its process.
+        cpus: Number of CPUs that a trial may use.
+        seeds: Hash seeds (`PYTHONHASHSEED`) of trials that failed; with one of them, the failure may be
+            certain.
+        repeats: Whether the script can be run repeatedly within one process.
     """
     found = [
         Perturbation("2 copies at once", copies=2),
@@ -94,17 +98,17 @@ def catalogue(cpus: int, seeds: Sequence[int] = (), *, repeats: bool = False) ->
 
 @dataclass(frozen=True, slots=True)
 class Amplified:
-    """The circumstances that were found.
+    """The result of comparing perturbations (conditions that may make a failure more frequent).
 
     Attributes:
-        perturbation: The circumstances to go on with; `NONE` for the script as it is.
-        reason: Why, in a sentence.
-        base: The script as it is, at the bad end.
-        arm: The same under the perturbation, in its last round; None without one.
-        good: The good end under it.
-        tried: All that was tried, with what it came to.
-        trials: How many trials it took, those of the good end too.
-        signature: Signature of the failure; "" if it was not seen.
+        perturbation: The chosen perturbation; `NONE` for the unperturbed script.
+        reason: A sentence that gives the reason for the choice.
+        base: Results of the unperturbed script at the bad end.
+        arm: Results of the chosen perturbation at the bad end, in its last round; None if none was chosen.
+        good: Results of the chosen perturbation at the good end; None if none was chosen.
+        tried: All perturbations that were tried, with their results.
+        trials: Total number of trials, including those of the good end.
+        signature: Signature of the failure; "" if no failure was seen.
     """
 
     perturbation: Perturbation
@@ -117,7 +121,7 @@ class Amplified:
     signature: str = ""
 
     def as_json(self) -> dict[str, Any]:
-        """Return the document that is stored."""
+        """Return the result as a JSON object, in the form in which the database stores it."""
         return {
             "perturbation": self.perturbation.as_json(),
             "reason": self.reason,
@@ -131,15 +135,16 @@ class Amplified:
 
 
 def known_perturbation(store: Store, study_id: str) -> Perturbation | None:
-    """Return the perturbation of a study's trials, None if none was chosen yet."""
-    for decision in store.decisions(study_id):
-        if decision.kind == AMPLIFIED:
-            return Perturbation.from_json(decision.payload["perturbation"])
-    return None
+    """Return the perturbation (such as CPU load) that was chosen for a study's trials.
+
+    Returns None if none was chosen yet.
+    """
+    chosen = store.payloads(study_id, AMPLIFIED)
+    return Perturbation.from_json(chosen[0]["perturbation"]) if chosen else None
 
 
 def circumstances_of(store: Store, study_id: str) -> list[str]:
-    """Return the ids of the studies in which circumstances were tried for a study."""
+    """Return the ids of the auxiliary studies that compared perturbations (such as CPU load) for a study."""
     return [
         study.id
         for study in store.studies()
@@ -148,44 +153,40 @@ def circumstances_of(store: Store, study_id: str) -> list[str]:
 
 
 Batch = tuple[str, Perturbation, int]
-"""At which end, under what, and how many trials."""
+"""A request for trials: the end (`good` or `bad`), the perturbation, and the number of trials."""
 Steps = Generator[Batch, list[StoredTrial], Amplified]
-Batches = Generator[Batch | Amplified, list[StoredTrial], None]
 GOOD, BAD = "good", "bad"
 
 
 @dataclass(frozen=True, slots=True)
-class Amplifying:
-    """A schedule of perturbations to try. Pure: it receives trials and returns which to run next.
+class AmplifySchedule:
+    """The order in which perturbations (such as CPU load) are tried and compared.
+
+    The schedule runs nothing: it yields requests for trials and receives their results.
 
     Attributes:
-        matrix: What is run.
-        arms: Returns the circumstances to try, given hash seeds of trials that failed.
-        notify: Called with a sentence about what was found.
-        seed: For the draws that compare.
+        matrix: The matrix of the study.
+        arms: Returns the perturbations to try, given hash seeds of trials that failed.
+        notify: Called with a sentence about each intermediate result.
     """
 
     matrix: Matrix
     arms: Callable[[Sequence[int]], Sequence[Perturbation]]
     notify: Callable[[str], None]
-    seed: int = 0
 
-    def batches(self) -> Batches:
-        """Yield batches of trials to run, and at last what to go on with.
+    def batches(self) -> Steps:
+        """Yield requests for trials, and return the perturbation under which the failure shows soonest.
 
-        Each batch is answered with its counted trials. An answer has fewer trials than requested only if no
-        more can be had at that end.
+        What counts is the time that trials need to separate good from bad combinations. The result contains
+        `NONE` if no perturbation helps. The caller sends the counted trials of each request back. It may send
+        fewer than requested only if no more trials are possible at that end.
         """
-        yield (yield from self._steps())
-
-    def _steps(self) -> Steps:
-        """Return the circumstances under which the failure is most frequent for what it costs."""
         trials = yield BAD, NONE, BASE_TRIALS
         while not (failed := [trial for trial in trials if trial.evidence is Evidence.BAD]):
             more = yield BAD, NONE, BASE_TRIALS
             trials = [*trials, *more]
-            if len(trials) >= BASE_MOST or len(more) < BASE_TRIALS:
-                # Without its signature another failure could be taken for it, and made frequent instead.
+            if len(trials) >= MAX_BASE_TRIALS or len(more) < BASE_TRIALS:
+                # Without the signature of a failure, another one could be made frequent instead.
                 base = _arm_of(trials, "")
                 why = f"{_words(base)} at the bad end: which failure is meant is not known yet"
                 return Amplified(NONE, why, base)
@@ -201,14 +202,14 @@ class Amplifying:
         if base.hits >= ENOUGH * base.trials:
             return Amplified(NONE, "it fails often enough as it is", base)
         tried, left = yield from self._rounds(signature, list(self.arms(seeds)))
-        sure = {one.name: probability_faster(arm, base, self._rng()) for one, arm in left}
+        sure = {one.name: probability_faster(arm, base, np.random.default_rng(0)) for one, arm in left}
         order = sorted(left, key=lambda pair: (-sure[pair[0].name], -pair[1].speed))
         why = "nothing raises the rate for its cost"
         for perturbation, arm in order[:CANDIDATES]:
-            if not arm.hits or sure[perturbation.name] < HOPEFUL:
+            if not arm.hits or sure[perturbation.name] < MIN_CHANCE:
                 continue
             again, base = yield from self._final(signature, perturbation, base)
-            if probability_faster(again, base, self._rng()) < SURE:
+            if probability_faster(again, base, np.random.default_rng(0)) < SURE:
                 continue
             passes = yield GOOD, perturbation, clean_trials(again.rate)
             wrong = [trial for trial in passes if trial.evidence is not Evidence.GOOD]
@@ -226,10 +227,14 @@ class Amplifying:
         return Amplified(NONE, why, base, tried=tuple(tried))
 
     def _meant(self, failed: Sequence[StoredTrial]) -> str:
-        """Return the signature of the failure that is to become more frequent."""
+        """Return the signature of the failure that the perturbations are to make more frequent.
+
+        Args:
+            failed: The bad trials of the unperturbed script.
+        """
         found = [trial.signature for trial in failed]
         if self.matrix.file.trial.bad.signature == FROM_BAD_END:
-            # As the study itself settles it: by the first failure, not by the most frequent one.
+            # As for the target of the study, take the first failure and not the most frequent one.
             return next(filter(None, found), "")
         return Counter(found).most_common(1)[0][0]
 
@@ -240,7 +245,10 @@ class Amplifying:
         list[StoredTrial],
         tuple[list[tuple[Perturbation, Arm]], list[tuple[Perturbation, Arm]]],
     ]:
-        """Return what all arms came to, and those that were in to the end."""
+        """Yield requests for trials of all perturbations, dropping the worse half after each round.
+
+        Returns the results of all perturbations, and of those left after the last round.
+        """
         known = [Arm() for _ in arms]
         alive = list(range(len(arms)))
         for trials in ROUNDS:
@@ -251,17 +259,17 @@ class Amplifying:
             alive = [alive[j] for j in order]
         return list(zip(arms, known, strict=True)), [(arms[i], known[i]) for i in alive]
 
-    def _rng(self) -> np.random.Generator:
-        return np.random.default_rng(self.seed)
-
     def _final(
         self, signature: str, perturbation: Perturbation, base: Arm
     ) -> Generator[Batch, list[StoredTrial], tuple[Arm, Arm]]:
-        """Return both with fresh trials, in turns: a machine that slows down does so for both."""
+        """Yield requests for further trials with and without a perturbation, and return both results.
+
+        Trials with and without it alternate, so that a machine that slows down affects both.
+        """
         again = Arm()
         for _ in range(2):
-            again += _arm_of((yield BAD, perturbation, FINAL // 2), signature)
-            base += _arm_of((yield BAD, NONE, FINAL // 4), signature)
+            again += _arm_of((yield BAD, perturbation, FRESH_TRIALS // 2), signature)
+            base += _arm_of((yield BAD, NONE, FRESH_TRIALS // 4), signature)
         self.notify(f"again {perturbation.name}: {_words(again)}")
         self.notify(f"again as it is: {_words(base)}")
         return again, base
@@ -277,17 +285,17 @@ def _arm_of(trials: Sequence[StoredTrial], signature: str) -> Arm:
 
 
 class BatchPlan(BlockPlan):
-    """A plan of batches of trials, each asked for once the one before has ended.
+    """A plan that runs the batches of trials that a generator requests, one after another.
 
     Args:
-        batches: Asks for them.
-        place: Returns the index of an end under some circumstances.
+        batches: The generator of requests, from `AmplifySchedule.batches`.
+        place: Returns the index of the combination for an end (`good` or `bad`) and a perturbation.
 
     Attributes:
-        found: What to go on with, once that is known.
+        found: The result, None until it is known.
     """
 
-    def __init__(self, batches: Batches, place: Callable[[str, Perturbation], Index]) -> None:
+    def __init__(self, batches: Steps, place: Callable[[str, Perturbation], Index]) -> None:
         super().__init__()
         self._batches = batches
         self._place = place
@@ -299,15 +307,21 @@ class BatchPlan(BlockPlan):
 
     @property
     def finished(self) -> bool:
-        """Return whether the result is known."""
+        """Return whether the comparison of perturbations has a result."""
         return self.found is not None
 
     def block(self, _places: int, *, is_idle: bool) -> tuple[Index, int] | None:
-        """Return the rest of the batch."""
+        """Return the combination of the current batch, and the number of trials that are still missing.
+
+        Returns None if the result is known.
+        """
         return self._wanted and (self._wanted[0], self._wanted[1] - len(self._got))
 
     def observe(self, index: Index, trial: StoredTrial) -> None:
-        """Process a recorded trial of any kind; void ones are run again."""
+        """Add a stored trial to the current batch, unless the trial is void or of another combination.
+
+        A void trial is thereby repeated.
+        """
         if trial.evidence is Evidence.VOID or self._wanted is None or index != self._wanted[0]:
             return
         self._got.append(trial)
@@ -315,17 +329,17 @@ class BatchPlan(BlockPlan):
             self._advance(self._got)
 
     def set_aside(self, index: Index) -> None:
-        """Exclude a perturbation without useful trials: its batch ends with the trials that it has."""
+        """Exclude a combination from further trials; if its batch is running, the batch ends early."""
         self._aside.add(index)
         if self._wanted is not None and self._wanted[0] == index:
             self._advance(self._got)
 
     def _advance(self, got: list[StoredTrial] | None) -> None:
-        step = next(self._batches) if got is None else self._batches.send(got)
-        if isinstance(step, Amplified):
-            self.found, self._wanted = step, None
+        try:
+            end, perturbation, number = next(self._batches) if got is None else self._batches.send(got)
+        except StopIteration as last:
+            self.found, self._wanted = last.value, None
             return
-        end, perturbation, number = step
         self._wanted, self._got = (self._place(end, perturbation), number), []
         if self._wanted[0] in self._aside:
             self._advance([])
@@ -333,41 +347,39 @@ class BatchPlan(BlockPlan):
 
 @dataclass(slots=True)
 class Amplifier:
-    """A search for the perturbation under which a failure is most frequent.
+    """A search for the perturbation (such as CPU load) under which a failure shows soonest.
+
+    What counts is the time that trials need to separate good from bad combinations.
 
     Attributes:
         matrix: The matrix.
         session: Database, environments and executor.
-        study: Study that will run under the perturbation; None if the matrix has no study.
-        target: What counts as bad; as the matrix says if None.
-        cpus: Number of CPUs that a trial may use.
+        study: The study whose trials will run under the perturbation; None if there is none.
     """
 
     matrix: Matrix
     session: Session
     study: Study | None = None
-    target: Target | None = None
-    cpus: int = field(default_factory=lambda: len(os.sched_getaffinity(0)))
 
     def run(self, bad: LockedCombination, good: LockedCombination) -> Amplified:
-        """Find the perturbation under which the failure is most frequent for its cost.
+        """Try perturbations on the bad and the good combination, and return the best one with its results.
 
         Args:
             bad: The bad end with its lock.
             good: The good end with its lock.
 
         Raises:
-            NoEnvironmentError: One of the environments cannot be made.
+            NoEnvironmentError: The environment of an end cannot be built.
             InfrastructureError: Too many trials were void.
-            StudyInterruptedError: `stopped` said so.
+            StudyInterruptedError: The user stopped it.
         """
         repeats = can_repeat(self.matrix.file.trial.effective_command)
 
         def arms(seeds: Sequence[int]) -> Sequence[Perturbation]:
-            return catalogue(self.cpus, seeds, repeats=repeats)
+            return catalogue(len(os.sched_getaffinity(0)), seeds, repeats=repeats)
 
         named = {_AS_IT_IS: NONE, **{one.name: one for one in arms(())}}
-        # Which hash seeds failed is known once something has.
+        # The hash seeds to try are known only after a failure.
         ends = {BAD: bad, GOOD: good}
         own = self._open([*named, *_SEEDS], ends)
         grid = own.grid
@@ -381,20 +393,21 @@ class Amplifier:
         def conditions(index: Index) -> Conditions:
             combination = grid.combination(index)
             around = named.get(combination[_AROUND], NONE)
-            # No key: what was run to choose among circumstances is no evidence.
+            # No key, because trials that compare circumstances are no evidence for other studies.
             return Conditions("", ends[combination[_END]].combination, around)
 
-        steps = Amplifying(self.matrix, arms, self.session.say)
-        with closing(self._locking(own, grid, ends)) as locking:
-            runner = BlockRunner(
+        steps = AmplifySchedule(self.matrix, arms, self.session.say)
+        known = {index: ends[grid.combination(index)[_END]].lock for index in grid.indices()}
+        locking = Locking(self.matrix, grid, self.session.provider, known=known, among=known)
+        with closing(locking):
+            setup = RunSetup(
                 self.matrix,
-                locking,
                 lambda: BatchPlan(steps.batches(), place),
-                self.session.notifying(self._on_event),
+                replace(self.session, notify=self._on_event),
                 own.id,
-                conditions=conditions,
-                waits=True,
+                conditions,
             )
+            runner = BlockRunner(setup, locking)
             runner.replay()
             runner.run()
         self.session.store.finish_study(own.id, StudyStatus.FINISHED, None)
@@ -404,7 +417,9 @@ class Amplifier:
         return replace(runner.plan.found, trials=runner.plan.trials)
 
     def _open(self, names: Sequence[str], ends: Mapping[str, LockedCombination]) -> Study:
-        target = self.target or target_of(self.matrix)
+        # If the target of the study is still open, the signature of a failure becomes its target.
+        store = self.session.store
+        target = target_of(self.matrix) if self.study is None else store.target(self.study.id)
         axes = {_END: (GOOD, BAD), _AROUND: tuple(names)}
         definition = {
             "name": f"{self.matrix.name}{_PURPOSE}",
@@ -422,11 +437,7 @@ class Amplifier:
             (i, j): ends[end].lock for i, end in enumerate(axes[_END]) for j in range(len(names))
         }
         serves = "" if self.study is None else self.study.id
-        return open_derived(self.session.store, self.matrix, serves, definition, locks)
-
-    def _locking(self, own: Study, grid: Grid, ends: Mapping[str, LockedCombination]) -> Locking:
-        known = {index: ends[grid.combination(index)[_END]].lock for index in grid.indices()}
-        return Locking(self.matrix, grid, self.session.provider, known=known, among=list(known))
+        return open_derived(store, self.matrix, serves, definition, locks)
 
     def _on_event(self, event: events.Event) -> None:
         if isinstance(event, events.Warned):
@@ -434,7 +445,7 @@ class Amplifier:
 
     def _check(self, runner: BlockRunner, ends: Mapping[str, LockedCombination]) -> None:
         for index, (status, reason) in runner.state.aside.items():
-            if status.startswith("env-"):
+            if status is not CombinationStatus.SET_ASIDE:
                 combination = ends[runner.grid.combination(index)[_END]].combination
                 raise NoEnvironmentError(
                     f"{combination}: its environment cannot be made: {reason}",
@@ -458,18 +469,25 @@ def _words(arm: Arm) -> str:
     return f"{arm.hits} of {arm.trials} trials, {arm.seconds / arm.trials:.2f} s each"
 
 
-def settle(matrix: Matrix, grid: Grid, locking: Locking, session: Session, study_id: str) -> Perturbation:
-    """Return the circumstances of a study's trials; they are determined now if they were not before.
+def choose_perturbation(
+    matrix: Matrix, grid: Grid, locking: Locking, session: Session, study_id: str
+) -> Perturbation:
+    """Return the perturbation (such as CPU load) under which a study's trials run.
+
+    If the study has none yet, perturbations are compared now and the chosen one is stored.
 
     Args:
-        matrix: The matrix.
+        matrix: The matrix of the study.
         grid: Its combinations.
         locking: Locks its ends.
         session: Database, environments and executor.
-        study_id: The open study.
+        study_id: Id of the open study.
+
+    Returns:
+        `NONE` if the matrix does not ask for `amplify`, or no perturbation helps.
 
     Raises:
-        NoEnvironmentError: The environment of an end cannot be made.
+        NoEnvironmentError: The environment of an end cannot be built.
         InfrastructureError: Too many trials were void.
         StudyInterruptedError: The user stopped it.
     """
@@ -487,16 +505,14 @@ def settle(matrix: Matrix, grid: Grid, locking: Locking, session: Session, study
     else:
         ends = zip(chosen, solved, strict=True)
         good, bad = (LockedCombination(grid.combination(index), lock) for index, lock in ends)
-        target = store.target(study_id)
-        # If the target is still open, its signature becomes the target of the study.
         try:
-            found = Amplifier(matrix, session, store.study(study_id), target).run(bad, good)
+            found = Amplifier(matrix, session, store.study(study_id)).run(bad, good)
         except StudyInterruptedError:
             if session.is_in_time:
                 raise
             session.say("the budget is spent; what makes the failure more frequent is not known yet")
             return NONE
-    # Another command of this study may have decided meanwhile: both use the first decision.
+    # Another command of this study may have chosen at the same time; both use the first decision.
     known = known_perturbation(store, study_id)
     if known is None:
         store.record_decision(study_id, AMPLIFIED, found.as_json())

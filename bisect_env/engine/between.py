@@ -1,8 +1,8 @@
-"""Finds the release that broke one of two environments, of which the other works.
+"""Find the release that makes one of two environments fail while the other works.
 
-Three studies, one after the other: both ends are made again and tried; the smallest set of package changes
-that carries the failure is found (see `explain`); and the releases of what carries it are bisected, with
-everything else as it was.
+Three studies run one after the other. First, both environments are rebuilt and tried. Then the smallest set
+of package changes that causes the failure is found (see `explain`). Finally, the releases of these packages
+are bisected, with all other packages unchanged.
 """
 
 from __future__ import annotations
@@ -14,19 +14,14 @@ from datetime import UTC, datetime
 
 from packaging.utils import canonicalize_name
 
-from bisect_env.answers.chapters import TracedReport
 from bisect_env.answers.explanation import Explanation
-from bisect_env.answers.phrases import probability
+from bisect_env.answers.phrases import and_more, probability
 from bisect_env.answers.verdict_document import VerdictDocument
 from bisect_env.engine.explain import ABSENT
 from bisect_env.engine.locking import Locking
 from bisect_env.engine.stored import refuse_local, stored_combination
-from bisect_env.environments.foreign import (
-    ForeignEnvironment,
-    environment_of_lock,
-    fitting_python,
-    read_environment,
-)
+from bisect_env.environments.foreign import environment_of_lock, read_environment
+from bisect_env.environments.foreign_reading import NOT_HERE, ForeignEnvironment, fitting_python
 from bisect_env.environments.lock import Lock, LockResult
 from bisect_env.environments.provider import EnvironmentProvider
 from bisect_env.errors import NoEnvironmentError, UsageError
@@ -35,8 +30,7 @@ from bisect_env.matrix.expand import expand
 from bisect_env.matrix.grid import Combination, Index
 from bisect_env.matrix.load import Matrix
 from bisect_env.matrix.schema import WholeEnvironment
-from bisect_env.matrix.versions import Manager, host_platform
-from bisect_env.storage.entries import TRACED, Study
+from bisect_env.matrix.versions import host_platform
 from bisect_env.storage.store import Store
 
 _SHOWN = 6
@@ -44,13 +38,14 @@ _SHOWN = 6
 
 @dataclass(frozen=True, slots=True)
 class Ends:
-    """Two environments that can be compared.
+    """A good and a bad environment, which are to be compared.
 
     Attributes:
-        good: The one that works.
-        bad: The one that fails.
-        python: Minor version of Python on either side, where no conda package brings it.
-        notes: What should be known of them, in sentences.
+        good: The environment that works.
+        bad: The environment that fails.
+        python: Minor version of Python (such as "3.11") of the good and the bad environment, for environments
+            whose Python is not a conda package.
+        notes: Sentences about the environments that the user should know.
     """
 
     good: ForeignEnvironment
@@ -60,17 +55,20 @@ class Ends:
 
     @property
     def wholes(self) -> tuple[WholeEnvironment, WholeEnvironment]:
-        """Return both environments in the form of a matrix."""
+        """Return the good and the bad environment in the form that a matrix uses."""
         return _whole(self.good, self.python[0]), _whole(self.bad, self.python[1])
 
     @property
     def channels(self) -> tuple[str, ...]:
-        """Return the channels of both, the bad one's first; conda-forge if conda packages have none."""
+        """Return the conda channels of both environments; those of the bad environment come first.
+
+        If the environments use conda but state no channel, the result is conda-forge.
+        """
         found = tuple(dict.fromkeys((*self.bad.channels, *self.good.channels)))
         return found or (("conda-forge",) if self.good.uses_conda else ())
 
     def changed(self) -> int:
-        """Return how many packages differ between both ends."""
+        """Return the number of packages that differ between the good and the bad environment."""
         good, bad = (
             {p.name: (p.manager, p.version, p.build) for p in e.packages} for e in (self.good, self.bad)
         )
@@ -80,16 +78,16 @@ class Ends:
 def read_ends(
     good: str, bad: str, *, python: str = "", stored: Callable[[str], ForeignEnvironment | None]
 ) -> Ends:
-    """Read two environments, and determine their Python version.
+    """Read two environments and determine their Python versions.
 
     Args:
-        good: A file, a directory, or a study's combination (`STUDY:last-good`).
-        bad: The same.
-        python: What the user says; "" for what they state.
-        stored: Looks a study's combination up; None where it is none.
+        good: A file, a directory, or a study's combination (such as `STUDY:last-good`).
+        bad: The same for the failing environment.
+        python: Version of Python that the user states; "" for the one that the environments state.
+        stored: Returns the environment of a study's combination; None if the text names none.
 
     Raises:
-        UsageError: One cannot be read, or they cannot be compared.
+        UsageError: An environment cannot be read, or the two cannot be compared.
     """
 
     def read(source: str, wanted: str) -> ForeignEnvironment:
@@ -103,7 +101,7 @@ def read_ends(
         ranges = " and ".join(f"{one.source} ({one.requires_python})" for one in first)
         raise UsageError(f"no Python is for both {ranges}", remedy="name one with `--python`")
     pythons = (python or stated[0] or default, python or stated[1] or default)
-    # Markers of the one that states no Python are those of the other's.
+    # If one environment states no Python, evaluate its markers for the other's.
     sides = read(good, pythons[0]), read(bad, pythons[1])
     ends = Ends(sides[0], sides[1], (pythons[0], pythons[1]), tuple(_notes(*sides, pythons)))
     _comparable(ends)
@@ -111,14 +109,14 @@ def read_ends(
 
 
 def stored_environment(store: Store, text: str) -> ForeignEnvironment | None:
-    """Return the environment of a study's combination, such as `quickstart:last-good`.
+    """Return the environment that a text such as `quickstart:last-good` (study:combination) names.
 
     Args:
-        store: Where studies are.
-        text: As the user wrote it.
+        store: Database with the studies.
+        text: The user's text.
 
     Returns:
-        None where the text names no study.
+        None if the text does not name a study.
 
     Raises:
         UsageError: The study has no such combination, or no environment for it.
@@ -137,11 +135,11 @@ def stored_environment(store: Store, text: str) -> ForeignEnvironment | None:
 
 def _notes(good: ForeignEnvironment, bad: ForeignEnvironment, pythons: tuple[str, str]) -> Sequence[str]:
     notes = [f"{one.source}: {note}" for one in (good, bad) for note in one.notes]
-    for one in (good, bad):
-        named = [f"{left.name} ({left.why})" for left in one.left_out if "not for this" not in left.why]
-        if named:
-            more = f" and {len(named) - _SHOWN} more" if len(named) > _SHOWN else ""
-            notes.append(f"{one.source}: left out: {', '.join(named[:_SHOWN])}{more}")
+    notes += [
+        f"{one.source}: left out: {and_more(named, _SHOWN)}"
+        for one in (good, bad)
+        if (named := [f"{name} ({why})" for name, why in one.left_out.items() if why != NOT_HERE])
+    ]
     patches = [one.python for one in (good, bad)]
     if not good.uses_conda and all(patches) and patches[0] != patches[1] and pythons[0] == pythons[1]:
         notes.append(
@@ -151,10 +149,10 @@ def _notes(good: ForeignEnvironment, bad: ForeignEnvironment, pythons: tuple[str
 
 
 def _comparable(ends: Ends) -> None:
-    """Raise an error for two ends that cannot be compared.
+    """Raise an error if two environments cannot be compared.
 
     Raises:
-        UsageError: In words that name the remedy.
+        UsageError: They cannot be compared; the message names the reason and a remedy.
     """
     here = host_platform()
     for one in (ends.good, ends.bad):
@@ -198,11 +196,11 @@ def _minor(version: str) -> str:
 
 
 def lock_ends(matrix: Matrix, provider: EnvironmentProvider) -> dict[str, LockResult]:
-    """Lock both ends, in the order good, bad.
+    """Lock the good and the bad environment; return their locks or errors by name (`good`, `bad`).
 
     Args:
-        matrix: Matrix of the pair.
-        provider: Solves.
+        matrix: A matrix whose two combinations are the two environments.
+        provider: Runs the solver.
     """
     grid = expand(matrix, provider.catalogue, datetime.now(UTC))
     prepared = Locking(matrix, grid, provider).lock_all()
@@ -211,11 +209,14 @@ def lock_ends(matrix: Matrix, provider: EnvironmentProvider) -> dict[str, LockRe
 
 
 def other_archives(ends: Ends, locks: Mapping[str, LockResult]) -> list[str]:
-    """Return which packages have an archive that the lock file does not allow, in words.
+    """Return a warning for each package whose locked archive is not listed in the original lock file.
+
+    Archives are compared by their hashes. Packages for which the original file states no hash are not
+    checked.
 
     Args:
-        ends: What the lock files say.
-        locks: Of both ends.
+        ends: The environments, with the hashes that their files state.
+        locks: The locks of both environments.
     """
     found = []
     for name, environment in ((GOOD, ends.good), (BAD, ends.bad)):
@@ -234,7 +235,12 @@ def other_archives(ends: Ends, locks: Mapping[str, LockResult]) -> list[str]:
 
 
 def no_environment(ends: Ends, problems: dict[str, str]) -> NoEnvironmentError:
-    """Return the message that an end cannot be made."""
+    """Return the error to raise if the good or the bad environment cannot be rebuilt.
+
+    Args:
+        ends: The two environments.
+        problems: The reason for each environment (`good`, `bad`) that cannot be rebuilt.
+    """
     sources = {GOOD: ends.good.source, BAD: ends.bad.source}
     name, words = next(iter(problems.items()))
     return NoEnvironmentError(
@@ -258,19 +264,21 @@ def moving_packages(
     yanked: Callable[[str, Collection[str]], bool],
     failure: str = "",
 ) -> tuple[Moving, ...] | str:
-    """Return the packages whose releases to bisect, or the reason why there are none.
+    """Return the packages that cause the failure and whose releases are to be bisected next.
+
+    If there are none, the reason (text) is returned instead.
 
     Args:
-        explanation: What carries the failure.
-        pair: The environments.
-        yanked: Whether one of these versions of a package was withdrawn.
-        failure: What failing trials said. Of packages that no environment separates, it may name one.
+        explanation: Which changed packages cause the failure.
+        pair: The two environments.
+        yanked: Returns whether one of the given versions of a package was withdrawn from the index.
+        failure: Output of failing trials. If several packages cannot be told apart, it may name one of them.
     """
     if not explanation.is_sure:
         return "what carries it is not known yet"
     chosen = [explanation.changes[i] for i in explanation.culprits]
     if explanation.tied:
-        group = [explanation.changes[i] for i in inseparable(explanation)]
+        group = [explanation.changes[i] for i in explanation.inseparable]
         chosen = [change for change in group if _names(failure, change.name)]
         if len(chosen) != 1:
             return "no single package carries it"
@@ -294,26 +302,16 @@ def moving_packages(
     return tuple(moving)
 
 
-def inseparable(explanation: Explanation) -> tuple[int, ...]:
-    """Return the indices of the changes that could not be tested apart, because they occur only together.
-
-    Empty if one change, or one set of changes, is to blame alone.
-    """
-    if not explanation.tied:
-        return ()
-    return tuple(sorted({i for one in (explanation.culprits, *explanation.tied) for i in one}))
-
-
 def _names(text: str, package: str) -> bool:
-    """Return whether the output of a failure names a package, by its usual import name."""
+    """Return whether the output of a failure contains a package's usual import name."""
     return re.search(rf"(?<![\w-]){re.escape(package.replace('-', '_'))}(?![\w-])", text) is not None
 
 
 def withdrawn(provider: EnvironmentProvider) -> Callable[[str, Collection[str]], bool]:
-    """Return a function that asks the index whether one of some versions of a package was withdrawn."""
+    """Return a function that checks whether any of several versions of a package was yanked (withdrawn)."""
 
     def ask(package: str, versions: Collection[str]) -> bool:
-        releases = provider.catalogue.versions(package, manager=Manager.PYPI, index=None)
+        releases = provider.catalogue.versions(package, index=None)
         return any(release.yanked for release in releases if release.version in versions)
 
     return ask
@@ -322,27 +320,33 @@ def withdrawn(provider: EnvironmentProvider) -> Callable[[str, Collection[str]],
 def surroundings(
     explanation: Explanation, pair: Pair, moving: Sequence[Moving]
 ) -> list[tuple[str, WholeEnvironment]]:
-    """Return the environments in which to try the releases: the good one first, then the bad one.
+    """Return which versions of all other packages to use while the releases of some packages are bisected.
 
-    Around what was tried without the rest of the changes, the culprits alone are known to carry the
-    failure.
+    Each item is a description and the environment without the bisected packages.
+
+    The best environment comes first. An environment determines the versions of all other packages. Usually,
+    these are the versions of the good environment first, then those of the bad one, and finally unpinned
+    versions. If some changes cannot be told apart, the packages beside the bisected one are unpinned in all
+    of them.
+
+    Args:
+        explanation: Which changed packages cause the failure.
+        pair: The two environments.
+        moving: The packages whose releases are bisected.
     """
     without = {one.name for one in moving}
-    follow = {explanation.changes[i].name for i in inseparable(explanation)} - without
-    if follow:
-        # They move with the releases as those demand: nothing pins them.
-        return [
-            (f"{words}, what it needs free to follow", _free(_lacking(whole, without), follow))
-            for words, whole in (
-                ("everything else as in the good one", pair.good),
-                ("everything else as in the bad one", pair.bad),
-            )
-        ] + [("everything else free to follow", _loose(_lacking(pair.bad, without)))]
-    culprits = frozenset(explanation.culprits)
-    tried = {frozenset(intermediate.moved) for intermediate in explanation.intermediates}
+    follow = {explanation.changes[i].name for i in explanation.inseparable} - without
     good = ("everything else as in the good one", _lacking(pair.good, without))
     bad = ("everything else as in the bad one", _lacking(pair.bad, without))
-    loose = ("everything else free to follow", _loose(_lacking(pair.bad, without)))
+    loose = ("everything else free to follow", _loose(bad[1]))
+    if follow:
+        # Leave these packages unpinned, so that the solver can choose what each release requires.
+        free = [
+            (f"{words}, what it needs free to follow", _free(whole, follow)) for words, whole in (good, bad)
+        ]
+        return [*free, loose]
+    culprits = frozenset(explanation.culprits)
+    tried = {frozenset(intermediate.moved) for intermediate in explanation.intermediates}
     everything = frozenset(range(len(explanation.changes)))
     first = [good, bad] if culprits in tried or everything - culprits not in tried else [bad, good]
     return [*first, loose]
@@ -361,11 +365,11 @@ def _loose(whole: WholeEnvironment) -> WholeEnvironment:
 
 
 def _each(whole: WholeEnvironment, change: Callable[[str, str], tuple[str, ...]]) -> WholeEnvironment:
-    """Return an environment with other packages.
+    """Return a copy of an environment in which a function has replaced the text of each package.
 
     Args:
         whole: The environment.
-        change: Returns what replaces a package, given its text and its name.
+        change: Returns the texts that replace a package, given its text (such as `numpy==1.26.4`) and name.
     """
     pypi = [one for text in whole.pypi for one in change(text, text.partition("==")[0].strip())]
     conda = [one for text in whole.conda for one in change(text, text.partition(" ")[0])]
@@ -376,42 +380,19 @@ def _each(whole: WholeEnvironment, change: Callable[[str, str], tuple[str, ...]]
 
 
 def answer(explanation: Explanation, verdict: VerdictDocument | None, why_not: str = "") -> str:
-    """Return all of it in one sentence. Pure.
+    """Return one sentence that says which packages cause the failure and which release is the first bad one.
 
     Args:
-        explanation: What carries the failure.
+        explanation: Which changed packages cause the failure.
         verdict: Verdict about the releases; None if they were not bisected.
-        why_not: The reason, if there is one to tell.
+        why_not: The reason why they were not bisected, or "".
     """
-    changes = [explanation.changes[i] for i in explanation.culprits]
     count = len(explanation.changes)
-    if not explanation.is_sure or explanation.tied or explanation.kind == "whole":
-        text = f"{_of(count)}{explanation.sentence}"
-        if verdict is not None:
-            return f"{text}; {_releases(verdict, len(inseparable(explanation)))}"
-        return f"{text}; its releases were not bisected: {why_not}" if why_not else text
-    named = " together with ".join(str(change) for change in changes)
-    if explanation.kind == "any":
-        named = " and ".join(str(change) for change in changes)
-    verb = "carry it"
-    if len(changes) == 1:
-        verb = "carries it" if explanation.perhaps else "alone carries it"
-    if explanation.kind == "any":
-        verb = "each carry it"
-    having, lacking = explanation.with_culprits, explanation.without_culprits
-    evidence = f" (failed in {having.counts} trials with it, {lacking.counts} without)"
-    head = f"{_of(count)}{named} {verb}{evidence}{explanation.not_tried_without()}"
-    if count == 1:
-        head = f"{named} is all that changed{evidence}"
-    if count > 1:
-        head += f", probability {probability(explanation.probability)}"
-    if verdict is None:
-        return f"{head}; its releases were not bisected: {why_not}" if why_not else head
-    return f"{head}; {_releases(verdict, len(changes))}"
-
-
-def _of(count: int) -> str:
-    return "" if count == 1 else f"Of {count} packages that changed, "
+    head = "" if count == 1 else f"Of {count} packages that changed, "
+    text = f"{head}{explanation.sentence}"
+    if verdict is not None:
+        return f"{text}; {_releases(verdict, len(explanation.inseparable or explanation.culprits))}"
+    return f"{text}; its releases were not bisected: {why_not}" if why_not else text
 
 
 def _releases(verdict: VerdictDocument, culprits: int) -> str:
@@ -423,27 +404,9 @@ def _releases(verdict: VerdictDocument, culprits: int) -> str:
     ]
     sure = f", probability {probability(verdict.probability)}" if verdict.probability else ""
     if len(axes) == 1:
-        axis = axes[0]
-        whose = "its" if culprits == 1 else f"{axis}'s"
-        good = f" (last good {last[axis]}{sure})" if last else ""
-        return f"{whose} first bad release is {first[axis]}{good}"
+        whose = "its" if culprits == 1 else f"{axes[0]}'s"
+        good = f" (last good {last[axes[0]]}{sure})" if last else ""
+        return f"{whose} first bad release is {first[axes[0]]}{good}"
     named = " with ".join(f"{axis} {first[axis]}" for axis in axes)
     good = f" (last good {' with '.join(f'{axis} {last[axis]}' for axis in axes)}{sure})" if last else ""
     return f"first bad are {named}{good}"
-
-
-def record(store: Store, study: Study, sentence: str, releases: Study | None, said: str) -> None:
-    """Store the result of the releases' study with the study of the two environments.
-
-    Args:
-        store: Open for writing.
-        study: Study of the two environments.
-        sentence: The whole answer.
-        releases: The study of the releases, if there is one.
-        said: What that study says.
-    """
-    found = TracedReport(sentence=sentence, study=releases.id if releases else "", releases=said)
-    payload = found.model_dump(mode="json")
-    known = [decision.payload for decision in store.decisions(study.id) if decision.kind == TRACED]
-    if not known or known[-1] != payload:
-        store.record_decision(study.id, TRACED, payload)

@@ -1,7 +1,8 @@
-"""Runs one combination under debugging tools until it fails; these trials are never evidence.
+"""Run one combination under debugging tools until it fails. These trials are never evidence.
 
-A trial under a debugger, a sanitizer or `CUDA_LAUNCH_BLOCKING` is another program: its rate says nothing
-about the one that the study is about. So these trials are not recorded; what they found is kept in a folder.
+A debugger, a sanitizer or `CUDA_LAUNCH_BLOCKING` changes the program's behaviour, so that its failure rate
+says nothing about the rate without them. These trials are therefore not recorded; their results are kept in a
+folder.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from bisect_env.engine.specs import target_of, trial_files, trial_spec
+from bisect_env.engine.specs import target_of, trial_spec
 from bisect_env.engine.stored import LockedCombination
 from bisect_env.environments.prefix import Prefix
 from bisect_env.errors import UsageError
@@ -31,39 +32,40 @@ from bisect_env.trials.stacks import find_tool, sentences
 from bisect_env.trials.tracebacks import PythonFrame, final_traceback, parse_fatal_dump
 
 IN_GDB = 20
-"""Trials in gdb at most, where no core was left."""
+"""Maximum number of trials in gdb, if a crash left no core file."""
 SANITIZERS = ("memcheck", "racecheck", "initcheck", "synccheck")
 _SANITIZER_MARK = "========= "
 _SANITIZER_FINDING = re.compile(
     r"Invalid|Error|Race|Uninitialized|Barrier|Program hit|Out-of-range|Misaligned"
 )
 _SHOWN = 4
-"""Lines of a sanitizer's first finding."""
+"""Maximum number of lines that are shown of a sanitizer's first finding."""
 
 CUDA_ENV = {
-    # Errors come up at the call that caused them.
+    # Report each error at the call that caused it.
     "CUDA_LAUNCH_BLOCKING": "1",
 }
 GPU_CORE_ENV = {
     "CUDA_ENABLE_COREDUMP_ON_EXCEPTION": "1",
-    # Without the GPU's memory: frames, registers and the failing instruction.
+    # Write frames, registers and the failing instruction, but not the GPU's memory.
     "CUDA_ENABLE_LIGHTWEIGHT_COREDUMP": "1",
     "CUDA_COREDUMP_FILE": "gpu-%p.nvcudmp",
-    # The program hears nothing of its fault any more, and may well end before the core is written: the driver
-    # then dies with it (seen on an H100, driver 580).
+    # The program gets no error about its fault any more. It may end before the core is written; the driver
+    # then crashes in it (seen on an H100, driver 580).
     LINGER: "10",
 }
 FOR_GPU_CORE = 3
-"""Trials at most that are run for the sake of a core of the GPU."""
+"""Maximum number of additional trials that are run to get a core dump of the GPU."""
 
 
 @dataclass(frozen=True, slots=True)
 class Tools:
-    """Tools that are asked for in addition to those that are always used.
+    """Debugging tools that a diagnosis uses in addition to the default ones.
 
     Attributes:
-        cuda: `CUDA_LAUNCH_BLOCKING`, and once the failure has shown a core of the GPU.
-        sanitizer: Tool of compute-sanitizer under which the script runs, or "".
+        cuda: Whether to set `CUDA_LAUNCH_BLOCKING`, and to produce a core dump of the GPU after the first
+            failure.
+        sanitizer: Tool of compute-sanitizer under which to run the script (such as `memcheck`), or "".
     """
 
     cuda: bool = False
@@ -75,16 +77,16 @@ _NOTHING = Tools()
 
 @dataclass(frozen=True, slots=True)
 class Diagnosis:
-    """The result of a diagnosis.
+    """The result of running trials under debugging tools until one shows the failure.
 
     Attributes:
         record: Record of the trial that showed the failure, else of the last trial.
-        shown: Whether it showed.
-        trials: How many were run.
-        findings: Sentences: the guilty frame, who waits for whom.
-        notes: What could not be done, and why.
-        folder: Where everything is kept.
-        files: Names of what is in it.
+        shown: Whether a trial showed the failure.
+        trials: Number of trials that were run.
+        findings: Sentences about the cause, such as the guilty frame or which thread waits for which lock.
+        notes: Sentences about what could not be done, with the reason.
+        folder: The folder with all results.
+        files: Names of the files in it.
     """
 
     record: TrialRecord
@@ -111,34 +113,31 @@ def diagnose(
     on_trial: Callable[[int, TrialRecord, Evidence], None] = lambda _number, _record, _evidence: None,
     stopped: Callable[[], bool] = lambda: False,
 ) -> Diagnosis:
-    """Run trials on this host until one fails as the study's failures do.
+    """Run trials under debugging tools until one fails as in the study, and return what they show.
 
     Args:
-        matrix: What is run.
-        at: The combination.
+        matrix: The matrix of the study.
+        at: The combination to run, with its lock.
         prefix: Its environment on this host.
-        folder: New folder for the results; it is removed again if the diagnosis does not come to an end.
+        folder: New folder for the results; it is deleted again if the diagnosis is interrupted.
         limit: Maximum number of trials.
         tools: Requested tools.
-        target: What counts as the failure; as the matrix says if None.
-        perturbation: Circumstances under which trials run.
-        notes: Remarks that belong to the diagnosis.
+        target: The failure to look for; None for the one that the matrix states.
+        perturbation: Circumstances under which to run the trials.
+        notes: Remarks to include in the diagnosis.
         gpus: UUIDs of the GPUs to use.
         on_trial: Called with the number, record and evidence of each trial.
-        stopped: Called during trials; true ends them.
+        stopped: Called during trials; they are cancelled if it returns True.
 
     Raises:
         UsageError: A requested tool is missing.
-        TrialCancelledError: `stopped` returned true.
+        TrialCancelledError: `stopped` returned True.
     """
-    files = trial_files(matrix)
 
     def run_once(
         debug: Debug | None, *, under: tuple[str, ...] = (), env: Mapping[str, str] | None = None
     ) -> TrialRecord:
-        plain = trial_spec(
-            matrix, at.combination, at.lock, uuid.uuid4().hex, files, perturbation=perturbation
-        )
+        plain = trial_spec(matrix, at.combination, at.lock, uuid.uuid4().hex, perturbation=perturbation)
         spec = with_tools(plain, tools)
         spec = replace(spec, env={**spec.env, **(env or {})}, under=under or spec.under)
         return run_trial(
@@ -158,7 +157,7 @@ def diagnose(
             debug = Debug(folder / f"trial-{number}", notes=list(notes))
             debug.keep.mkdir()
             record = run_once(debug)
-            # Judged by itself: a failure that is void when it is seen for the first time is looked for here.
+            # Judge each trial by itself, because the failure to find may be one that is void in a study.
             evidence = judge_alone(record, target or target_of(matrix))
             on_trial(number, record, evidence)
             shown = evidence is Evidence.BAD or bool(tools.sanitizer and _of_sanitizer(record.stdout))
@@ -175,9 +174,12 @@ def diagnose(
 
 
 def _for_gpu_core(debug: Debug, run: Callable[[Debug], TrialRecord]) -> None:
-    """Run it until CUDA's driver leaves a core of the GPU. Not before, for that changes how a fault ends."""
+    """Repeat the trial until the CUDA driver writes a core dump of the GPU, at most `FOR_GPU_CORE` times.
+
+    This is done only after the failure was seen, because core dumps change how a CUDA fault ends.
+    """
     for _ in range(FOR_GPU_CORE):
-        # The core that the driver's abort leaves of the process itself says nothing: beside, and away.
+        # The driver's abort also leaves a core of the process, which is useless: delete it with this folder.
         with tempfile.TemporaryDirectory(dir=debug.keep) as name:
             again = Debug(Path(name))
             run(again)
@@ -191,7 +193,10 @@ def _for_gpu_core(debug: Debug, run: Callable[[Debug], TrialRecord]) -> None:
 
 
 def _again_in_gdb(debug: Debug, run: Callable[[], TrialRecord], limit: int) -> None:
-    """Run the program in gdb until it crashes, for hosts where a crash leaves no core file."""
+    """Run the program in gdb repeatedly until it crashes, and keep the stack that gdb prints.
+
+    This is for hosts on which a crash leaves no core file.
+    """
     for number in range(1, limit + 1):
         found = of_gdb(run().stdout)
         if found.guilty:
@@ -203,10 +208,10 @@ def _again_in_gdb(debug: Debug, run: Callable[[], TrialRecord], limit: int) -> N
 
 
 def with_tools(spec: TrialSpec, tools: Tools) -> TrialSpec:
-    """Return the trial modified to run under the requested tools.
+    """Return a copy of a trial's specification that runs the script under the requested debugging tools.
 
     Raises:
-        UsageError: compute-sanitizer is not here.
+        UsageError: compute-sanitizer is not installed.
     """
     if tools.cuda:
         spec = replace(spec, env={**spec.env, **CUDA_ENV})
@@ -222,12 +227,12 @@ def with_tools(spec: TrialSpec, tools: Tools) -> TrialSpec:
 
 
 def _in_toolkit(name: str) -> str | None:
-    """Return a program of the CUDA toolkit, whose folder is seldom on PATH."""
+    """Return the path of a program in the default folders of the CUDA toolkit, or None if it is not there."""
     return shutil.which(name, path="/usr/local/cuda/bin:/usr/local/cuda/compute-sanitizer")
 
 
 def findings_of(record: TrialRecord, debug: Debug) -> list[str]:
-    """Return sentences about the cause of the failure, the most informative first."""
+    """Return sentences about the cause of a trial's failure, the most informative first."""
     found = [debug.autopsy.sentence] if debug.autopsy.sentence else []
     if record.outcome is Outcome.HANG:
         found += sentences(record.stack)
@@ -244,7 +249,10 @@ def _guilty(frame: PythonFrame) -> str:
 
 
 def _of_sanitizer(stdout: str) -> list[str]:
-    """Return the first finding that compute-sanitizer printed."""
+    """Return the first error that compute-sanitizer reports in a trial's output.
+
+    The result is a list with one sentence, or an empty list.
+    """
     marked = [line for line in stdout.splitlines() if line.startswith(_SANITIZER_MARK.strip())]
     lines = [line.removeprefix(_SANITIZER_MARK).strip() for line in marked]
     for i, line in enumerate(lines):

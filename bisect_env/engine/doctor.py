@@ -1,6 +1,7 @@
-"""Checks what this host offers to studies, and reports the consequence of everything that is missing.
+"""Check what this host offers to studies, and report what is not possible without each missing thing.
 
-Each check takes at most a few seconds and changes nothing. An error in a check is a finding as well.
+Each check takes at most a few seconds and changes nothing. An unexpected error in a check is reported as a
+result, too.
 """
 
 from __future__ import annotations
@@ -25,7 +26,8 @@ from bisect_env.cluster.gpus import open_nvml
 from bisect_env.containers.engine import find_engine
 from bisect_env.environments.conda_lock import find_solver
 from bisect_env.environments.interpreters import machine_interpreters
-from bisect_env.environments.settings import configured_index, default_cache_dir
+from bisect_env.environments.settings import default_cache_dir
+from bisect_env.environments.uv_tool import configured_index
 from bisect_env.errors import BisectEnvError
 from bisect_env.secrets import without_credentials
 from bisect_env.storage.backend import database_location, shown_location
@@ -33,11 +35,11 @@ from bisect_env.storage.store import Store
 from bisect_env.trials.stacks import find_tool, run_tool
 
 LITTLE_DISK = 10 * 1024**3
-"""Bytes: about the size of a CUDA environment."""
+"""Free disk space, in bytes, below which a warning is given: about the size of a CUDA environment."""
 
 
 class Health(StrEnum):
-    """The result of a check."""
+    """The outcome of one check of this host: usable, missing, or broken."""
 
     OK = "ok"
     MISSING = "missing"
@@ -48,14 +50,14 @@ class Health(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class HostCheck:
-    """The outcome of one check.
+    """What one check of this host has found, such as whether GPUs can be used.
 
     Attributes:
-        name: What was checked.
-        health: Its state.
+        name: What was checked, such as `uv` or `gpus`.
+        health: Whether it is usable.
         detail: What was found.
-        cost: What is not possible without it, "" if all is well.
-        remedy: What to do, "" if all is well.
+        cost: What is not possible without it, "" if it is usable.
+        remedy: What to do about it, "" if it is usable.
     """
 
     name: str
@@ -66,7 +68,7 @@ class HostCheck:
 
 
 class _MissingError(Exception):
-    """An error raised by a check for something that studies can do without; arguments as in `HostCheck`."""
+    """Raised by a check of this host if something cannot be used; contains the fields of a `HostCheck`."""
 
     def __init__(self, detail: str, cost: str, remedy: str = "", health: Health = Health.MISSING) -> None:
         super().__init__(detail)
@@ -74,14 +76,16 @@ class _MissingError(Exception):
 
 
 def findings(cache: Path | None = None, db: str | None = None) -> Iterator[HostCheck]:
-    """Run all checks, each when its result is requested.
+    """Check what this host offers to studies, and yield the result of each check.
+
+    A check runs only when its result is requested.
 
     Args:
-        cache: Our cache directory; the default one if None.
-        db: Reference of the results database; the default one if None.
+        cache: The cache directory; None for the default one.
+        db: Reference of the results database; None for the default one.
     """
     place = (cache or default_cache_dir()).absolute()
-    # Name, check, and what is not possible after an error of ours; "" if no study can run then.
+    # Name, check, and what is not possible if the check itself fails; "" if no study can run then.
     checks: tuple[tuple[str, Callable[[], str], str], ...] = (
         ("machine", _machine, ""),
         ("cache", lambda: _cache(place), ""),
@@ -204,7 +208,7 @@ def _rattler() -> str:
 
 
 def _index() -> str:
-    address = configured_index(os.environ)
+    address = configured_index()
     shown = without_credentials(address)
     if not address.startswith(("http://", "https://")):
         return shown
@@ -249,7 +253,7 @@ def _py_spy() -> str:
     cost = "hangs show Python's own stacks at best, without native frames"
     found = _tool("py-spy", cost, "pip install py-spy")
     scope = Path("/proc/sys/kernel/yama/ptrace_scope")
-    # 1 allows tracing one's own children, which trials are; higher values allow it to root alone.
+    # With 1, a process may trace its own children, such as trials; with higher values, only root may.
     if os.geteuid() and scope.exists() and int(scope.read_text()) > 1:
         raise _MissingError(
             f"{found}; the kernel forbids looking into processes",

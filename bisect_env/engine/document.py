@@ -1,4 +1,4 @@
-"""Turns the search's verdict into the model that is stored, and describes the commit that it names. Pure."""
+"""Convert a search's verdict to the model that is stored, and describe the commit that it names. Pure."""
 
 from __future__ import annotations
 
@@ -30,21 +30,23 @@ from bisect_env.answers.verdict_document import (
 from bisect_env.matrix.expand import WITHDRAWN
 from bisect_env.matrix.grid import Grid, GridAxis, Index
 from bisect_env.matrix.history import CommitDetails
+from bisect_env.matrix.load import Matrix
+from bisect_env.matrix.schema import CommitAxis, PackageAxis
 from bisect_env.search.corners import CornerSearch
 from bisect_env.search.numeric import clopper_pearson
-from bisect_env.search.searcher import StudySearch
-from bisect_env.search.table import TableSearch
+from bisect_env.search.study_search import StudySearch
+from bisect_env.search.table_search import TableSearch
 from bisect_env.search.verdict import Answer, Boundary, Verdict
 
 
 def verdict_document(
     grid: Grid, search: StudySearch, missing: Mapping[Index, tuple[str, str]]
 ) -> VerdictDocument:
-    """Return the search's verdict as a document.
+    """Convert the verdict of a search to a `VerdictDocument`, the form in which it is stored.
 
     Args:
-        grid: The study's grid.
-        search: After any number of trials.
+        grid: The grid of the study.
+        search: The search, after any number of trials.
         missing: Status and reason of each combination that cannot be run.
     """
     verdict = search.verdict
@@ -124,20 +126,26 @@ def _boundary(grid: Grid, boundary: Boundary, missing: Mapping[Index, tuple[str,
     )
 
 
-def axis_infos(grid: Grid, packages: Mapping[str, str] | None = None) -> tuple[AxisInfo, ...]:
-    """Return the axes of a grid for a study and its verdict, including values that they skip.
+def axis_infos(matrix: Matrix, grid: Grid) -> tuple[AxisInfo, ...]:
+    """Convert the axes of a grid to the form in which the database stores them.
+
+    This includes the package of each axis ("" if it has none), and the releases and commits that it skips.
 
     Args:
-        grid: As expanded.
-        packages: The package that each axis moves, "" if none; None if nobody asks.
+        matrix: The matrix.
+        grid: The expanded matrix.
     """
+    packages = {
+        name: axis.canonical_package if isinstance(axis, PackageAxis | CommitAxis) else ""
+        for name, axis in matrix.file.axes.items()
+    }
     return tuple(
         AxisInfo(
             name=axis.name,
             kind=axis.kind,
             direction=axis.direction,
             values=axis.values,
-            package=None if packages is None else packages[axis.name],
+            package=packages[axis.name],
             **_left_out(axis),
         )
         for axis in grid.axes
@@ -145,7 +153,7 @@ def axis_infos(grid: Grid, packages: Mapping[str, str] | None = None) -> tuple[A
 
 
 def _left_out(axis: GridAxis) -> dict[str, Any]:
-    """Return the releases that an axis skips; for commits, labels of its values and skipped numbers."""
+    """Return the fields of `AxisInfo` that describe the releases or commits that an axis skips."""
     if axis.history is None:
         withdrawn = tuple(version for version, why in axis.dropped.items() if why == WITHDRAWN)
         return {"passed_over": axis.passed_over, "withdrawn": withdrawn}
@@ -156,13 +164,13 @@ def _left_out(axis: GridAxis) -> dict[str, Any]:
 
 
 def _table(grid: Grid, search: TableSearch) -> CompatibilityTable:
-    """Return the labels of all combinations."""
-    called = search.called
+    """Return for each combination of a search whether it is good or bad, and the numbers of both."""
+    called = search.table.called
     return CompatibilityTable(
         good=sum(not one.bad for one in called.values()),
         bad=sum(one.bad for one in called.values()),
         tried=sum(one.tried for one in called.values()),
-        complete=search.is_complete,
+        complete=search.answered,
         calls=tuple(
             CalledCombination(
                 combination=_at(grid, index),
@@ -186,7 +194,7 @@ def _other(grid: Grid, search: StudySearch, verdict: Verdict) -> FurtherFailure:
 
 
 def _bad_values(grid: Grid, answer: Answer) -> dict[str, tuple[str, ...]]:
-    """Return the bad values of each culprit axis of an answer."""
+    """Return the bad values of each axis that causes the failure, by the name of the axis."""
     return {
         grid.axes[i].name: tuple(
             value for value, bad in zip(grid.axes[i].values, answer.hypothesis.sets[i], strict=True) if bad
@@ -196,9 +204,11 @@ def _bad_values(grid: Grid, answer: Answer) -> dict[str, tuple[str, ...]]:
 
 
 def _chance_of_luck(search: StudySearch, best: Answer) -> float | None:
-    """Return the probability that the last good combination passes so often if it fails like the bad one.
+    """Return the probability that the last good combination is in fact bad and passed only by luck.
 
-    `(1 − p1_low)^n` with the lower end of the bad one's interval, and the good one's trials.
+    Returns None if it failed in some trial, or if the first bad or the last good combination is not known.
+    The probability is `(1 − p1_low)^n`: that all its n trials pass although it fails at `p1_low`, the lower
+    bound of the first bad combination's failure rate.
     """
     if best.first_bad is None or best.last_good is None:
         return None
@@ -216,7 +226,7 @@ def _at(grid: Grid, index: Index) -> dict[str, str]:
 
 
 def _answer(grid: Grid, answer: Answer) -> dict[str, Any]:
-    """Return the fields of `CandidateAnswer`."""
+    """Return the fields of a `CandidateAnswer`, such as the first bad combination and its probability."""
     return {
         "kind": answer.hypothesis.kind,
         "first_bad": _named(grid, answer.first_bad),
@@ -235,35 +245,31 @@ def _rate(search: StudySearch, index: Index | None) -> MeasuredRate | None:
 
 
 # --------------------------------------------------------------------------------------------------
-# Describes the commit that an answer names: its author, its changes and where to read on. Pure.
+# Describe the commit that an answer names: its author, its changes and links. Pure.
 
 FILES = 50
-"""Files of a commit that are listed."""
+"""Maximum number of changed files of a commit that are listed."""
 MOST_UNTRIED = 20
-"""Commits between last good and first bad that are named."""
+"""Maximum number of untried commits between last good and first bad that are described."""
 _PULL_REQUEST = re.compile(
     r"\(#(\d{1,9})\)\s*$|^Merge pull request #(\d{1,9})\b|\((?:\w[\w./-]*)?!(\d{1,9})\)\s*$"
 )
 
 
 def named_commits(verdict: VerdictDocument, axis: str) -> tuple[str, str, list[str]] | None:
-    """Return first bad and last good commit of an axis that alone carries a verdict, and those between.
+    """Return the first bad commit, the last good commit, and the untried commits between the two.
 
     Args:
-        verdict: Verdict of the study.
-        axis: Of commits.
+        verdict: The verdict of the study.
+        axis: Name of an axis of commits.
 
     Returns:
-        None where the verdict names no such commit.
+        None if this axis is not the only culprit of the verdict.
     """
     first, last = verdict.first_bad, verdict.last_good
     if not verdict.is_decided or verdict.culprit_axes != (axis,) or not first or not last:
         return None
-    between: list[str] = []
-    for boundary in verdict.boundaries:
-        if boundary.axis == axis and boundary.bad == first:
-            between = boundary.untried_values()
-    return first[axis], last[axis], between
+    return first[axis], last[axis], verdict.untried_before_first_bad(axis)
 
 
 def chapter(
@@ -274,14 +280,14 @@ def chapter(
     between: Sequence[CommitDetails],
     forge: str,
 ) -> CommitReport:
-    """Return the chapter of a report on the first bad commit.
+    """Return the part of the report that describes the first bad commit: author, files, links.
 
     Args:
-        axis: Axis of the matrix.
-        package: That is built.
+        axis: Name of the axis.
+        package: The package that is built from the commit.
         bad: The first bad commit.
-        good: The last good one.
-        between: Commits between them that could not be tried.
+        good: The last good commit.
+        between: Commits between the two that could not be tried.
         forge: Web address of the repository, "" if unknown.
     """
     return CommitReport(
@@ -306,18 +312,23 @@ def chapter(
 
 
 def pull_request(subject: str) -> int | None:
-    """Return the number of the pull request that a subject names."""
+    """Return the number of the pull request in the subject of a commit, such as `Fix it (#123)`.
+
+    Returns None if the subject names no pull request.
+    """
     found = _PULL_REQUEST.search(subject)
     return int(next(group for group in found.groups() if group)) if found else None
 
 
 def comparison(forge: str, good: str, bad: str) -> str:
-    """Return the address at which a forge compares two commits, "" where it has none.
+    """Return the web address at which a forge (GitHub, GitLab, …) shows the changes between two commits.
+
+    Returns "" if the repository has no such address.
 
     Args:
         forge: Address of the repository, as git has it.
-        good: Hash.
-        bad: Hash.
+        good: Hash of the good commit.
+        bad: Hash of the bad commit.
     """
     if "://" not in forge and (found := re.fullmatch(r"(?:[\w.-]+@)?([\w.-]+):(?!/)([\w./~+-]+)", forge)):
         forge = f"ssh://{found[1]}/{found[2]}"
@@ -325,7 +336,7 @@ def comparison(forge: str, good: str, bad: str) -> str:
     path = parts.path.strip("/").removesuffix(".git")
     if parts.scheme not in ("http", "https", "ssh", "git") or not parts.hostname or path.count("/") < 1:
         return ""
-    # Of a port that ssh listens at no browser knows anything.
+    # Drop a port of an ssh address, because the web server listens on another one.
     host = parts.netloc.rpartition("@")[2] if parts.scheme in ("http", "https") else parts.hostname
     inner = "/-/compare/" if "gitlab" in parts.hostname else "/compare/"
     return f"https://{host}/{quote(path)}{inner}{good}...{bad}"
@@ -334,16 +345,18 @@ def comparison(forge: str, good: str, bad: str) -> str:
 def bisect_log(
     tried: Sequence[tuple[str, str, str]], first_bad: str, labels: Mapping[str, str], *, is_sure: bool
 ) -> list[str]:
-    """Return the trials as a log that `git bisect replay` reads.
+    """Convert the results of a search among commits to a log that `git bisect replay` can read.
+
+    The result is a list of lines.
 
     Args:
-        tried: Commit, `bad`, `good` or `skip`, and a few words, oldest commit first.
-        first_bad: The answer.
-        labels: Hash to subject.
-        is_sure: Whether nothing between it and the last good one is untried.
+        tried: For each commit, oldest first: its hash, `bad`, `good` or `skip`, and a remark.
+        first_bad: Hash of the first bad commit.
+        labels: For each hash, the subject of the commit.
+        is_sure: Whether no untried commit lies between the last good and the first bad one.
     """
     lines = ["git bisect start"]
-    # git goes by the bad commit that it was told last.
+    # git uses the last bad commit of the log, so write the oldest bad commit last.
     bad = [one for one in reversed(tried) if one[1] == "bad"]
     ordered = [*bad, *(one for one in tried if one[1] == "good"), *(one for one in tried if one[1] == "skip")]
     for commit, said, words in ordered:

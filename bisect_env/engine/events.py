@@ -1,4 +1,4 @@
-"""The events of a running study as data, from which the live view and `--json` are made."""
+"""The events of a running study. The live view and the output of `--json` are made from them."""
 
 from __future__ import annotations
 
@@ -17,10 +17,12 @@ from bisect_env.trials.records import Evidence, TrialRecord
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """Something that happens while a study runs; by default its JSON object has its fields.
+    """Base class of everything that a running study reports to the live view and to `--json`.
+
+    By default, the JSON object of an event contains its fields.
 
     Attributes:
-        kind: Value of the key `event`.
+        kind: Value of the key `event` in the JSON object.
     """
 
     kind: ClassVar[str]
@@ -44,12 +46,12 @@ def _plain(value: Any) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class StudyOpened(Event):
-    """The event that the study exists in the database.
+    """Event: the study was begun or resumed.
 
     Attributes:
-        study: Its id.
-        name: The matrix's name.
-        resumed_trials: Trials that it had already.
+        study: Id of the study.
+        name: Name of its matrix.
+        resumed_trials: Number of trials that it already had.
     """
 
     kind: ClassVar[str] = "study"
@@ -60,11 +62,11 @@ class StudyOpened(Event):
 
 @dataclass(frozen=True, slots=True)
 class Reused(Event):
-    """The study starts from trials that other studies recorded.
+    """Event: trials that other studies had recorded were added to this study.
 
     Attributes:
-        trials: How many were taken now.
-        origins: From whom it has all that it took, the largest share first.
+        trials: Number of trials that were taken over now.
+        origins: The studies from which all reused trials come, the largest share first.
     """
 
     kind: ClassVar[str] = "reused"
@@ -74,7 +76,7 @@ class Reused(Event):
 
 @dataclass(frozen=True, slots=True)
 class Said(Event):
-    """The event of a remark that a user may want to follow; nothing is wrong.
+    """Event: a message about the progress that is not a warning.
 
     Attributes:
         text: A sentence.
@@ -86,11 +88,11 @@ class Said(Event):
 
 @dataclass(frozen=True, slots=True)
 class LockProgress(Event):
-    """The event that some combinations are locked, or known to have no solution.
+    """Event: a solver has finished some more combinations, with or without a solution.
 
     Attributes:
-        done: How many.
-        total: How many were wanted.
+        done: Number of combinations finished.
+        total: Number of combinations requested.
     """
 
     kind: ClassVar[str] = "locking"
@@ -100,14 +102,14 @@ class LockProgress(Event):
 
 @dataclass(frozen=True, slots=True)
 class Locked(Event):
-    """The combinations are known; they are locked, or will be when the search asks for them.
+    """Event: the matrix was expanded to the combinations of versions that the study may try.
 
     Attributes:
-        combinations: Size of the grid.
-        excluded: Taken out by rules.
-        unsolvable: Without a solution, as far as is known.
-        environments: Distinct locks; None where combinations are locked when they are asked for.
-        withdrawn: Versions and releases that a range left out, as (axis, version, reason).
+        combinations: Number of combinations of the grid.
+        excluded: Number of combinations that rules of the matrix exclude.
+        unsolvable: Number of combinations without a solution, as far as is known.
+        environments: Number of different locks; None if combinations are locked on demand.
+        withdrawn: Releases in a range that were left out, as (axis, version, reason).
     """
 
     kind: ClassVar[str] = "locked"
@@ -120,7 +122,7 @@ class Locked(Event):
 
 @dataclass(frozen=True, slots=True)
 class TrialStarted(Event):
-    """A trial was handed to the executor."""
+    """Event: a trial was submitted to the executor."""
 
     kind: ClassVar[str] = "started"
     trial: str
@@ -129,7 +131,7 @@ class TrialStarted(Event):
 
 @dataclass(frozen=True, slots=True)
 class TrialFinished(Event):
-    """A trial is recorded."""
+    """Event: a trial was recorded in the database."""
 
     kind: ClassVar[str] = "trial"
     record: TrialRecord
@@ -153,13 +155,13 @@ class TrialFinished(Event):
 
 @dataclass(frozen=True, slots=True)
 class Building(Event):
-    """The step that the building of an environment has reached.
+    """Event: the build of an environment reached a new step.
 
     Attributes:
-        lock_hash: Lock of the environment.
-        step: What is done for it now.
-        ready: Environments that are there.
-        building: Environments that are being made.
+        lock_hash: Content hash of the environment's lock.
+        step: The present step.
+        ready: Number of environments that exist.
+        building: Number of environments that are being built.
     """
 
     kind: ClassVar[str] = "building"
@@ -184,12 +186,12 @@ class Building(Event):
 
 @dataclass(frozen=True, slots=True)
 class Built(Event):
-    """An environment was made.
+    """Event: an environment was built.
 
     Attributes:
-        lock: Lock of the environment.
-        combinations: Those that live in it.
-        seconds: What it took, on the slowest host.
+        lock: Content hash of the environment's lock.
+        combinations: The combinations that use it.
+        seconds: Duration of the build on the slowest host.
     """
 
     kind: ClassVar[str] = "built"
@@ -200,12 +202,12 @@ class Built(Event):
 
 @dataclass(frozen=True, slots=True)
 class SetAside(Event):
-    """The event that some combinations are excluded, because trials of them are not possible or useful.
+    """Event: some combinations get no more trials, because these would be impossible or useless.
 
     Attributes:
-        combinations: They share one measurement.
-        status: As stored: `unbuildable` or `set-aside`.
-        reason: Why.
+        combinations: The combinations, which share one measurement.
+        status: `env-unsolvable`, `env-unbuildable` or `set-aside`.
+        reason: Why, in words.
     """
 
     kind: ClassVar[str] = "set-aside"
@@ -216,7 +218,11 @@ class SetAside(Event):
 
 @dataclass(frozen=True, slots=True)
 class Warned(Event):
-    """The event of a warning that does not stop the study."""
+    """Event: a warning for the user; the study continues.
+
+    Attributes:
+        text: A sentence.
+    """
 
     kind: ClassVar[str] = "warning"
     text: str
@@ -224,19 +230,19 @@ class Warned(Event):
 
 @dataclass(frozen=True, slots=True)
 class Progress(Event):
-    """The state of the search.
+    """Event: the present state of the search, sent several times a second.
 
     Attributes:
-        trials: Counted trials.
-        hits: Of those, showing the target.
-        running: Combination to number of trials running now.
+        trials: Number of counted trials.
+        hits: Number of these that showed the target failure.
+        running: Number of running trials of each combination.
         verdict: The verdict so far.
-        probability_bad: Combination and its posterior of being bad, for combinations that can be run.
-        counts: Combination to its bad and its counted trials, those of earlier commands included.
-        passing: While nothing has failed: the bad end, how often it has passed, and the rate down to which
-            failures are looked for; else None.
-        axes: Axes of the grid.
-        is_certain: Whether the user says that it fails every time.
+        probability_bad: Pairs of a runnable combination and its posterior probability of being bad.
+        counts: Number of bad and of counted trials of each combination, including those of earlier commands.
+        passing: As long as nothing has failed: a combination (the bad end if it was tried), its number of
+            passes, and the smallest failure rate searched for. Else None.
+        axes: The axes of the grid.
+        is_certain: Whether the user stated that bad combinations always fail.
     """
 
     kind: ClassVar[str] = "progress"
@@ -264,13 +270,15 @@ class Progress(Event):
 
 @dataclass(frozen=True, slots=True)
 class Answered(Event):
-    """The event that the answer stands and checks of it begin.
+    """Event: the search has a result (usually the first bad version), which further trials now check.
+
+    The search has reached the confidence that the user asked for.
 
     Attributes:
         verdict: The verdict so far.
-        checks: Trials that the checks want.
-        seconds: How long they may take; None for any time.
-        axes: Axes of the grid.
+        checks: Number of trials that the checks need.
+        seconds: Maximum duration of the checks; None for no limit.
+        axes: The axes of the grid.
     """
 
     kind: ClassVar[str] = "answered"
@@ -291,10 +299,10 @@ class Answered(Event):
 
 @dataclass(frozen=True, slots=True)
 class Concluded(Event):
-    """The study ended.
+    """Event: the study has ended; the event contains the study's report.
 
     Attributes:
-        report: The same object that `bisect-env report --format json` prints.
+        report: The object that `bisect-env report --format json` prints.
     """
 
     kind: ClassVar[str] = "verdict"
@@ -307,14 +315,16 @@ class Concluded(Event):
 
 @dataclass(frozen=True, slots=True)
 class Failed(Event):
-    """The command ends with an error; `Concluded` follows if there is a study.
+    """Event: the command ends with an error.
+
+    If there is a study, a `Concluded` event follows.
 
     Attributes:
         exit_code: Exit code of the command.
         what: What happened.
         tried: What was attempted before giving up, or None.
-        remedy: What to do next, or None.
-        problems: Of a matrix file, a text each.
+        remedy: What the user can do, or None.
+        problems: For an invalid matrix file, one text per problem.
     """
 
     kind: ClassVar[str] = "error"
@@ -326,6 +336,6 @@ class Failed(Event):
 
     @classmethod
     def of(cls, error: BisectEnvError) -> Failed:
-        """Return the event of an error that is shown to the user."""
+        """Build the event from an error, with the error's message and remedy."""
         problems = error.problems if isinstance(error, MatrixError) else ()
         return cls(int(error.exit_code), error.what, error.tried, error.remedy, problems)

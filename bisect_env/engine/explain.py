@@ -1,7 +1,7 @@
-"""Finds the packages that carry a failure, by trials between the last good and the first bad environment.
+"""Find the packages that cause a failure, by trials in environments between last good and first bad.
 
-These trials are a study of their own, whose axes are the packages that changed, so that what was measured is
-kept, shared and resumed like everything else.
+These trials belong to a separate study whose axes are the changed packages, so that the results are stored,
+shared and resumed like those of any study.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import hashlib
 import time
 from collections.abc import Callable, Mapping
 from contextlib import closing
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from bisect_env.answers.axes import AxisInfo
 from bisect_env.answers.explanation import ChangedPackage, Explanation, IntermediateEnvironment
@@ -26,15 +26,15 @@ from bisect_env.engine.intermediates import (
     closures,
     index_of,
 )
-from bisect_env.engine.locking import Locking, Prepared, environment_request
+from bisect_env.engine.locking import Locking
 from bisect_env.engine.opening import open_derived, stored_locks
 from bisect_env.engine.plans import BlockPlan, BlockRunner
+from bisect_env.engine.requests import environment_request
 from bisect_env.engine.reuse import trial_key
-from bisect_env.engine.runner import Conditions
+from bisect_env.engine.series import Conditions, RunSetup
 from bisect_env.engine.session import Session
 from bisect_env.engine.stored import LockedCombination, refuse_local, stored_combination
-from bisect_env.environments.difference import PackageState
-from bisect_env.environments.lock import Lock, UnsolvableError
+from bisect_env.environments.lock import Lock, LockedPackage, UnsolvableError
 from bisect_env.errors import UsageError
 from bisect_env.matrix.grid import Combination, Index
 from bisect_env.matrix.load import Matrix
@@ -52,18 +52,21 @@ from bisect_env.trials.records import NONE, Perturbation
 
 ABSENT = "absent"
 TELL_EVERY = 5.0
-"""Seconds after which progress is reported again, where nothing else was."""
-_FREE = 8
-"""Trials at most that are run at once where fewer were asked for."""
+"""Seconds after which progress is reported again."""
+_MAX_PARALLEL = 8
+"""Maximum number of trials that run in parallel if the search asks for fewer."""
 _AXES_SHARE = 1 / 3
-"""Prior share of the packages that axes move: those along with them are often to blame."""
+"""Prior probability that one of the axes' own packages is the culprit; dependencies that changed along are
+more often."""
 
 
 class CulpritPlan(BlockPlan):
-    """A plan that tries intermediate environments, one block of trials after another.
+    """A plan of trials in environments that mix packages of the good and of the bad environment.
+
+    It tries one environment at a time, in a block of several trials.
 
     Args:
-        search: Chooses.
+        search: Chooses the environments.
         max_trials: Maximum number of trials.
     """
 
@@ -76,29 +79,32 @@ class CulpritPlan(BlockPlan):
 
     @property
     def is_sure(self) -> bool:
-        """Return whether the confidence is reached."""
+        """Return whether the found culprits have reached the probability at which the search may end."""
         step = self._step()
         return isinstance(step, Done) and step.is_sure
 
     @property
     def finished(self) -> bool:
-        """Return whether no further trial is useful, or the limit is reached."""
+        """Return whether no further trial would help, or the maximum number of trials is reached."""
         return self.search.size == 1 or self.trials >= self._max_trials or isinstance(self._step(), Done)
 
     def block(self, places: int, *, is_idle: bool) -> tuple[Index, int] | None:
-        """Return the rest of the current block, or the next block once all trials have ended."""
+        """Return the environment to try now and the number of trials that it still needs.
+
+        The next environment is chosen only if no trial is running. Returns None if the search is done.
+        """
         if not is_idle:
             return self._block
         step = self._step()
         if isinstance(step, Done):
             return None
         index = index_of(step.intermediate, self.search.size)
-        # Workers that have nothing else to do cost nothing, and a block takes as long as its longest trial.
-        self._block = index, max(step.trials, min(places, _FREE))
+        # Use idle workers for more trials: a block takes as long as its longest trial anyway.
+        self._block = index, max(step.trials, min(places, _MAX_PARALLEL))
         return self._block
 
     def tell(self, index: Index, *, hit: bool) -> None:
-        """Count a trial."""
+        """Add the result of one trial to the search."""
         super().tell(index, hit=hit)
         self.search.tell(changes_of(index), hits=int(hit), trials=1)
         self._next = None
@@ -106,7 +112,7 @@ class CulpritPlan(BlockPlan):
             self._block = index, self._block[1] - 1
 
     def set_aside(self, index: Index) -> None:
-        """Note that an environment cannot be made, or that nothing can be learnt in it."""
+        """Exclude an environment that cannot be built, or whose trials are useless."""
         self.search.set_aside(changes_of(index))
         self._next = None
 
@@ -118,19 +124,19 @@ class CulpritPlan(BlockPlan):
 
 @dataclass
 class CulpritStudy:
-    """The search for the packages that carry a failure.
+    """A study that finds out which of the changed packages cause the failure that another study found.
 
     Args:
-        matrix: Matrix of the answered study.
-        study: That study.
+        matrix: The matrix of the other study.
+        study: The other study, which has a verdict.
         session: Database, environments and executor.
-        good: The combination that passes; the last good one if None.
-        bad: The one that fails; the first bad one if None.
-        confidence: Posterior at which the search ends.
-        max_trials: Where to give up.
+        good: The combination that passes; None for the last good one.
+        bad: The combination that fails; None for the first bad one.
+        confidence: Posterior probability at which the search ends.
+        max_trials: Maximum number of trials.
 
     Raises:
-        UsageError: There are no two such combinations, or no package differs between them.
+        UsageError: A combination does not exist or never failed, or no package differs between the two.
     """
 
     matrix: Matrix
@@ -160,21 +166,28 @@ class CulpritStudy:
             raise UsageError(
                 f"{self._bad.combination} was never seen to fail", remedy="name another with `--bad`"
             )
-        self._names = [
-            (change.name, _label(change.before, change.after), _label(change.after, change.before))
+        self._changed = [
+            ChangedPackage(
+                name=change.name,
+                old=_label(change.before, change.after),
+                new=_label(change.after, change.before),
+                of_axis=change.of_axis,
+            )
             for change in self._between.changes
         ]
 
     @property
     def changes(self) -> int:
         """Return the number of packages that changed."""
-        return len(self._names)
+        return len(self._changed)
 
     def run(self) -> Explanation:
-        """Search until the culprits are known, no trial is useful, or the limit is reached.
+        """Run trials until the packages that cause the failure are known, and return them.
+
+        The search also ends if no trial would help, or the maximum number of trials is reached.
 
         Returns:
-            What was found; stored in the study, unless the user stopped it.
+            The result, which is stored with the other study unless the user stopped the command.
         """
         own = self._open()
         if self.changes > 1:
@@ -218,16 +231,14 @@ class CulpritStudy:
                 plan.set_aside(index)
             return plan
 
-        runner = BlockRunner(
+        setup = RunSetup(
             self.matrix,
-            locking,
             make_plan,
-            self.session.notifying(self._on_event),
+            replace(self.session, notify=self._on_event),
             own.id,
-            conditions=lambda index: self._conditions(index, locking.prepared.locks[index]),
-            max_trials=self.max_trials,
-            waits=True,
+            lambda index: self._conditions(index, locking.prepared.locks[index]),
         )
+        runner = BlockRunner(setup, locking, max_trials=self.max_trials)
         runner.replay()
         runner.take_unbuildable()
         if self.changes > 1:
@@ -270,7 +281,10 @@ class CulpritStudy:
         return between
 
     def _counts(self, one: LockedCombination) -> tuple[int, int]:
-        """Return the number of bad trials and of all trials with this lock and these values."""
+        """Return how many trials of one environment were bad, and how many were counted.
+
+        Trials of other combinations with the same lock and the same values of value axes are included.
+        """
         values = {n for n, axis in self.matrix.file.axes.items() if isinstance(axis, ValueAxis)}
         same = [
             state.combination
@@ -295,7 +309,7 @@ class CulpritStudy:
     # -- its own study -------------------------------------------------------------------------------------
 
     def _open(self) -> Study:
-        # A failure is what it is in the study that is explained, whichever trials showed that.
+        # Use the target of the study to explain, even if its trials determined that target.
         target = self._trials.target
         facts = (
             *(self.matrix.digest, target.signature),
@@ -306,7 +320,7 @@ class CulpritStudy:
             "name": f"{self.matrix.name}: culprit",
             "digest": hashlib.sha256("|".join(("culprit", *facts)).encode()).hexdigest(),
             "description": f"packages between {self._good.combination} and {self._bad.combination}",
-            "grid": tuple(AxisInfo(name=name, values=(old, new)) for name, old, new in self._names),
+            "grid": tuple(AxisInfo(name=one.name, values=(one.old, one.new)) for one in self._changed),
             "target": target,
             "exclude_newer": self.study.definition.exclude_newer,
         }
@@ -314,7 +328,10 @@ class CulpritStudy:
         return open_derived(self.session.store, self.matrix, self.study.id, definition, locks)
 
     def _locking(self, own: Study, demands: Demands | None) -> Locking:
-        """Return what makes intermediate environments, with those that earlier commands made."""
+        """Return a `Locking` for environments that mix packages of the good and of the bad environment.
+
+        Locks that earlier commands stored are passed to it.
+        """
         states = self.session.store.combinations(own.id)
         known = {own.grid.index(one): lock for one, lock in stored_locks(self.session.store, own).items()}
         unsolvable = {
@@ -333,13 +350,14 @@ class CulpritStudy:
         )
 
     def _conditions(self, index: Index, lock: Lock) -> Conditions:
-        grid = self.study.grid
-        bad = grid.index(self._bad.combination)
-        key = trial_key(self.matrix, Prepared(grid, {bad: lock}, {}, {}), bad, self._around)
+        key = trial_key(self.matrix, self._bad.combination, lock, self._around)
         return Conditions(key, self._values(changes_of(index)), self._around)
 
     def _values(self, intermediate: Changes) -> Combination:
-        """Return the axis values that the command sees: each package's version in this environment."""
+        """Return the axis values that the script sees in an environment that mixes good and bad packages.
+
+        The value of a package axis is the version that this environment contains.
+        """
         moved = {self._between.changes[i].name for i in intermediate}
         still = {c.name for i, c in enumerate(self._between.changes) if i not in intermediate} - moved
         axes = self.matrix.file.axes
@@ -376,15 +394,11 @@ class CulpritStudy:
 
     def _in_words(self, combination: Combination) -> str:
         values = combination.as_dict()
-        names = [name for name, _, new in self._names if values[name] == new]
+        names = [one.name for one in self._changed if values[one.name] == one.new]
         return f"{', '.join(names)} as in the bad one ({len(names)} of {self.changes})"
 
     def _explanation(self, search: CulpritSearch, *, is_sure: bool) -> Explanation:
         answer = search.answer
-        moved = [
-            ChangedPackage(name=change.name, old=old, new=new, of_axis=change.of_axis)
-            for change, (_, old, new) in zip(self._between.changes, self._names, strict=True)
-        ]
         tried: Mapping[Changes, tuple[int, int]] = {
             **search.counts,
             frozenset(): _sum(self._ends[0], search.counts.get(frozenset())),
@@ -394,7 +408,7 @@ class CulpritStudy:
             study=self.study.id,
             good=self._good.combination.as_dict(),
             bad=self._bad.combination.as_dict(),
-            changes=tuple(moved),
+            changes=tuple(self._changed),
             kind=answer.kind,
             culprits=tuple(sorted(answer.changes)),
             tied=tuple(tuple(sorted(other)) for other in answer.tied),
@@ -421,7 +435,7 @@ def _sum(one: tuple[int, int], other: tuple[int, int] | None) -> tuple[int, int]
     return one if other is None else (one[0] + other[0], one[1] + other[1])
 
 
-def _label(state: PackageState | None, other: PackageState | None) -> str:
+def _label(state: LockedPackage | None, other: LockedPackage | None) -> str:
     if state is None:
         return ABSENT
     if other is not None and other.label == state.label:

@@ -1,4 +1,4 @@
-"""Copies everything that a study can need into a directory, for hosts without a network."""
+"""Copy everything that a study can need into a directory, for hosts without a network."""
 
 from __future__ import annotations
 
@@ -9,11 +9,12 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
-from bisect_env.engine.locking import Locking, Prepared, environment_request
-from bisect_env.environments.bundle import Bundle, BundledAnswers, request_digest
-from bisect_env.environments.download import archive_name, download_conda, obtain
+from bisect_env.engine.locking import Locking, Prepared
+from bisect_env.engine.requests import environment_request
+from bisect_env.environments.bundle import Bundle, BundledAnswers, NoLock, request_digest
+from bisect_env.environments.download import download_conda, file_name, obtain
 from bisect_env.environments.image_lock import without_image
-from bisect_env.environments.interpreters import Interpreters, fetch_python, machine_interpreters
+from bisect_env.environments.interpreters import fetch_python, machine_interpreters
 from bisect_env.environments.lock import Lock, LockedPackage, UnbuildableError
 from bisect_env.environments.provider import EnvironmentProvider, RememberedCatalogue
 from bisect_env.environments.settings import mirrors_of_urls, read_conda_config
@@ -24,20 +25,20 @@ from bisect_env.matrix.load import Matrix
 from bisect_env.temporary import temporary
 
 _DOWNLOADS = 4
-"""Archives at the same time: enough for one line, few enough for an index to bear."""
+"""Number of archives that are downloaded in parallel."""
 _BUILD_TIMEOUT = 1800.0
 
 
 @dataclass(frozen=True, slots=True)
 class Fetched:
-    """The content of the directory after fetching.
+    """What a directory for hosts without a network contains after fetching.
 
     Attributes:
-        environments: Distinct locks.
-        unsolvable: Combinations without one.
-        archives: How many.
-        size: Their bytes.
-        warnings: What the hosts have to bring themselves, and what could not be had.
+        environments: Number of distinct locks.
+        unsolvable: Number of combinations without a lock.
+        archives: Number of archives.
+        size: Size of all archives in bytes.
+        warnings: What could not be fetched, and what the hosts must provide themselves.
     """
 
     environments: int
@@ -55,32 +56,32 @@ def fetch_study(
     cache_dir: Path,
     pythons: bool = True,
     on_progress: Callable[[str, int, int], None] = lambda _what, _done, _total: None,
-    interpreters: Interpreters | None = None,
 ) -> Fetched:
-    """Lock a matrix and put everything that its environments are made of into a directory.
+    """Lock all combinations of a matrix, and copy their packages into a directory for offline hosts.
 
-    A directory that was begun is gone on with, as of the day it was begun.
+    If the directory exists, missing files are added. Packages uploaded after the directory was begun are
+    ignored.
 
     Args:
-        matrix: As loaded.
-        provider: Solves.
-        root: The directory; made if it is not there.
-        cache_dir: Our cache directory, for building wheels from source distributions.
-        pythons: Whether to fetch interpreters.
-        on_progress: Called with what is being done, how much of it is done, and of how much.
-        interpreters: Where Pythons are looked for, to build with.
+        matrix: The matrix.
+        provider: Locks environments.
+        root: The directory; created if it does not exist.
+        cache_dir: The cache directory, for building wheels from source distributions.
+        pythons: Whether to fetch Python interpreters, too.
+        on_progress: Called with the present step, the number of finished items and the number of all items.
 
     Raises:
         NoEnvironmentError: No combination has an environment.
-        InfrastructureError: The index, the network or the directory fails.
+        InfrastructureError: The index or network fails, or the directory cannot be written.
     """
     bundle = Bundle(root)
     try:
-        answers = BundledAnswers(matrix.name, _begun(bundle, matrix.name))
+        answers = BundledAnswers(matrix=matrix.name, as_of=_begun(bundle, matrix.name))
         prepared = _locked(root, matrix, provider, answers, on_progress)
         locks = {lock.content_hash: lock for lock in prepared.locks.values()}
         bare = [without_image(lock) for lock in locks.values()]
-        warnings = _archives(bundle, answers, bare, cache_dir, on_progress, interpreters)
+        warnings = _archives(bundle, answers, bare, cache_dir, on_progress)
+        sizes = [size for size, _ in answers.files.values()]
         if found := sorted({image for lock in locks.values() if (image := lock.image)}):
             warnings.append(f"images are not fetched, load them on the hosts yourself: {', '.join(found)}")
         if pythons:
@@ -92,8 +93,7 @@ def fetch_study(
             tried=str(error.filename or root),
             remedy="make room, or name another directory with --to; the same command goes on",
         ) from error
-    size = sum(size for _, size in answers.archives.values())
-    return Fetched(len(locks), len(prepared.unsolvable), len(answers.archives), size, tuple(warnings))
+    return Fetched(len(locks), len(prepared.unsolvable), len(sizes), sum(sizes), tuple(warnings))
 
 
 def _begun(bundle: Bundle, matrix: str) -> datetime:
@@ -125,9 +125,11 @@ def _locked(
     for index in grid.indices():
         if index not in grid.excluded:
             request = environment_request(matrix, grid.combination(index))
-            lock = prepared.locks.get(index)
+            error = prepared.unsolvable.get(index)
             answers.locks[request_digest(request)] = (
-                prepared.unsolvable[index] if lock is None else lock.content_hash
+                NoLock(message=error.message, building=error.building)
+                if error
+                else prepared.locks[index].content_hash
             )
     return prepared
 
@@ -138,7 +140,6 @@ def _archives(
     locks: Iterable[Lock],
     cache_dir: Path,
     on_progress: Callable[[str, int, int], None],
-    interpreters: Interpreters | None,
 ) -> list[str]:
     packages = {package.sha256: package for lock in locks for package in lock.packages}
     done = 0
@@ -148,7 +149,9 @@ def _archives(
         try:
             for future in as_completed(futures):
                 package = futures[future]
-                answers.archives[package.sha256] = (archive_name(package), future.result())
+                path = future.result()
+                name = path.relative_to(bundle.root).as_posix()
+                answers.files[name] = (path.stat().st_size, package.sha256)
                 done += 1
                 on_progress("fetching", done, len(futures))
         except UnbuildableError as error:
@@ -162,15 +165,16 @@ def _archives(
     sources = [(lock, p) for lock in locks for p in lock.packages if p.is_source]
     for done, (lock, package) in enumerate(sources):
         on_progress("building", done, len(sources))
-        if problem := _wheel(bundle, lock, package, cache_dir, interpreters or machine_interpreters()):
+        if problem := _wheel(bundle, lock, package, cache_dir):
             warnings.append(problem)
     return warnings
 
 
 def addresses_of(packages: Iterable[LockedPackage]) -> dict[str, list[str]]:
-    """Return the addresses from which this host fetches archives, by the addresses in a lock.
+    """Return the addresses from which this host can download each archive.
 
-    conda packages come from the mirrors that the user's conda configuration names, and with its credentials.
+    The keys of the result are the addresses of the archives in the lock. For a conda package, the list
+    contains the mirrors in the user's conda configuration; for a wheel it is empty.
     """
     listed = list(packages)
     channels = sorted({_channel(package) for package in listed if package.is_conda})
@@ -190,21 +194,23 @@ def _channel(package: LockedPackage) -> str:
     return package.url.rsplit("/", 2)[0]
 
 
-def _archive(bundle: Bundle, package: LockedPackage, addresses: list[str]) -> int:
+def _archive(bundle: Bundle, package: LockedPackage, addresses: list[str]) -> Path:
     folder = bundle.folder(package.sha256)
     by = download_conda if package.is_conda else None
-    return obtain(package, folder, addresses, by).stat().st_size
+    return obtain(package, folder, addresses, by)
 
 
-def _wheel(
-    bundle: Bundle, lock: Lock, package: LockedPackage, cache_dir: Path, interpreters: Interpreters
-) -> str | None:
-    """Build a wheel beside its source distribution: offline hosts have nothing to build it with."""
+def _wheel(bundle: Bundle, lock: Lock, package: LockedPackage, cache_dir: Path) -> str | None:
+    """Build a wheel from a source distribution, and store both in the directory for offline hosts.
+
+    Offline hosts cannot build the wheel themselves. Returns None, or a warning if it cannot be built here.
+    """
     target = bundle.built(package.sha256, lock.python)
     if any(target.glob("*.whl")):
         return None
-    source = bundle.folder(package.sha256) / archive_name(package)
-    args: list[str | Path] = ["build", "--wheel", "--no-config", "-p", interpreters.find(lock.python).path]
+    source = bundle.folder(package.sha256) / file_name(package.url)
+    python = machine_interpreters().find(lock.python).path
+    args: list[str | Path] = ["build", "--wheel", "--no-config", "-p", python]
     if (date := lock.exclude_newer) is not None:
         args += ["--exclude-newer", date]
     with temporary("wheel") as folder:
@@ -222,7 +228,7 @@ def _wheel(
             f"{source.name} cannot be built: {words}",
             remedy="check the network, then give the same command again: it goes on",
         )
-    # As in a study with a network: a property of the combinations that want it.
+    # As in a study with a network, only the combinations that need the build are affected.
     return f"{source.name} cannot be built for Python {lock.python}; its combinations will not be: {words}"
 
 

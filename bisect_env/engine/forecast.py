@@ -1,4 +1,4 @@
-"""Estimates what a study will cost by playing it with truths drawn from the search's prior. Pure."""
+"""Estimate the cost of a study by simulating it with truths drawn from the search's prior. Pure."""
 
 from __future__ import annotations
 
@@ -7,31 +7,31 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from bisect_env.engine.next_work import UNKNOWN_COST
 from bisect_env.matrix.grid import Grid, Index
 from bisect_env.matrix.schema import SearchLimits
 from bisect_env.search.simulate import TimeIsUpError, simulate
 from bisect_env.search.space import HypothesisSpace, drawn, is_large
 
 _DRAWS = 1000
-"""Draws from the prior before a grid counts as one on which nothing can be told apart."""
+"""Maximum number of draws from the prior. If none of them has a good and a bad combination, there is no
+forecast."""
 
 
 @dataclass(frozen=True, slots=True)
 class Forecast:
-    """The cost of a study over many played ones.
+    """The estimated numbers of trials and environments of a study, computed by simulating many studies.
 
     Attributes:
-        crash_rate: Target rate that bad combinations were given.
-        background: Target rate of good ones.
-        studies: How many were played.
+        crash_rate: Failure rate of bad combinations in the simulations; good ones never fail there.
+        studies: Number of simulated studies.
         trials: Mean number of trials.
-        trials_range: 5th and 95th centile of it.
+        trials_range: 5th and 95th percentile of the number of trials.
         environments: Mean number of environments.
-        environments_range: 5th and 95th centile of it.
+        environments_range: 5th and 95th percentile of the number of environments.
     """
 
     crash_rate: float
-    background: float
     studies: int
     trials: float
     trials_range: tuple[float, float]
@@ -39,19 +39,15 @@ class Forecast:
     environments_range: tuple[float, float] = (0.0, 0.0)
 
     def gpu_hours(self, trial_seconds: float, gpus: float) -> tuple[float, float, float]:
-        """Return the mean, 5th and 95th centile of the time that trials occupy GPUs.
+        """Return how many GPU hours the trials take: the mean, the 5th and the 95th percentile.
 
         Args:
-            trial_seconds: Of one trial.
-            gpus: That one trial holds.
+            trial_seconds: Duration of one trial in seconds.
+            gpus: Number of GPUs that one trial occupies.
         """
         hours = trial_seconds * gpus / 3600.0
         low, high = self.trials_range
         return self.trials * hours, low * hours, high * hours
-
-
-_BUILD_COST = 5.0
-"""Price of an environment in trials."""
 
 
 def forecast(
@@ -60,28 +56,26 @@ def forecast(
     rng: np.random.Generator,
     *,
     crash_rate: float,
-    background: float = 0.0,
     studies: int = 20,
     limits: SearchLimits | None = None,
     workers: int = 1,
     going_on: Callable[[], bool] = lambda: True,
 ) -> Forecast | None:
-    """Simulate studies to their end.
+    """Simulate many studies, and return how many trials and environments they need.
 
     Args:
-        grid: The lattice.
+        grid: The lattice of combinations.
         groups: As in `Search`.
-        rng: Where truths and trials come from.
-        crash_rate: Target rate of bad combinations.
-        background: Target rate of good ones.
-        studies: How many to play.
+        rng: Random generator for truths and results of trials.
+        crash_rate: Failure rate of bad combinations.
+        studies: Number of studies to simulate.
         limits: When a study stops.
-        workers: Trials at the same time.
-        going_on: False once there is no more time: what was played by then is the forecast.
+        workers: Number of trials that run at the same time.
+        going_on: Returns False when the time is over; the studies that were finished by then are used.
 
     Returns:
-        None when no two combinations that can be run could ever differ, or time was up before one study was
-        played.
+        None if no truth with good and bad combinations was drawn, or the time was over before one study was
+        finished.
     """
     directions = [axis.direction for axis in grid.axes]
     space = None if is_large(grid.shape, directions) else HypothesisSpace(grid.shape, directions)
@@ -99,7 +93,7 @@ def forecast(
         ).bad_cells()
         if not (bad & feasible).any() or not (~bad & feasible).any():
             continue
-        rates = np.where(bad, crash_rate, background)
+        rates = np.where(bad, crash_rate, 0.0)
         try:
             played.append(
                 simulate(
@@ -109,7 +103,7 @@ def forecast(
                     rng,
                     limits=limits,
                     workers=workers,
-                    build_cost=_BUILD_COST,
+                    build_cost=UNKNOWN_COST,
                     going_on=going_on,
                 )
             )
@@ -125,7 +119,6 @@ def forecast(
     fewest, most = np.quantile(environments, [0.05, 0.95])
     return Forecast(
         crash_rate=crash_rate,
-        background=background,
         studies=len(played),
         trials=float(trials.mean()),
         trials_range=(float(low), float(high)),

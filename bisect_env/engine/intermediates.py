@@ -1,8 +1,7 @@
-"""Describes environments between two others: the good lock with some packages as the bad one has them.
+"""Intermediate environments: the good environment, with some packages replaced by those of the bad one.
 
-An intermediate environment is asked for with every package pinned. What the solver would have to add or
-change makes it another environment, which is no answer about this one: then there is no such intermediate
-environment, as where nothing satisfies the pins.
+An intermediate environment is requested with every package pinned. If no solution satisfies the pins, or the
+solver would have to add or change packages, this intermediate environment does not exist.
 """
 
 from __future__ import annotations
@@ -16,7 +15,8 @@ from packaging.markers import default_environment
 from packaging.requirements import InvalidRequirement, Requirement
 from packaging.utils import canonicalize_name
 
-from bisect_env.engine.locking import SOLVERS, Requests
+from bisect_env.engine.locking import SOLVERS
+from bisect_env.engine.requests import Requests
 from bisect_env.environments.difference import PackageChange, difference
 from bisect_env.environments.lock import Lock, LockedPackage, LockResult, UnsolvableError
 from bisect_env.environments.lockfiles import make_lock
@@ -29,14 +29,13 @@ Changes = frozenset[int]
 
 @dataclass(frozen=True, slots=True)
 class Between:
-    """A pair of locks with the changes from one to the other.
+    """A good and a bad lock, and the package changes that turn the good one into the bad one.
 
     Attributes:
-        good: The lock that passes.
-        bad: The lock that fails.
-        request: What the bad combination asked of its environment: index, channels, virtual packages and
-            date.
-        changes: What can be moved by itself, packages of axes first.
+        good: The lock of the environment that passes.
+        bad: The lock of the environment that fails.
+        request: The request of the bad combination, for its index, channels, virtual packages and date.
+        changes: The changes that can be applied one by one; those of the axes' own packages come first.
     """
 
     good: Lock
@@ -46,31 +45,34 @@ class Between:
 
     @classmethod
     def of(cls, good: Lock, bad: Lock, request: EnvironmentRequest, axes: Sequence[str]) -> Between:
-        """Build the changes between two environments.
+        """Compare two locks, and return them with the package changes between the two.
 
         Args:
-            good: The lock that passes.
-            bad: The lock that fails.
-            request: Request of the bad combination.
-            axes: Packages that axes move.
+            good: The lock of the environment that passes.
+            bad: The lock of the environment that fails.
+            request: The request of the bad combination.
+            axes: Names of the axes' own packages.
         """
-        # The same version from another archive of an index, or another place: what a solver takes follows
-        # from the interpreter. A conda build is chosen, and can carry a failure by itself.
+        # Ignore a change of the archive if the version is equal: the solver chooses the archive for the
+        # interpreter. Builds of conda packages count, because a build alone can cause a failure.
         changes = tuple(change for change in difference(good, bad, axes) if not _follows(change))
         wheels = {p.url: p for lock in (good, bad) for p in lock.packages if p.manager == "pip"}
         if request.conda is None and not any(p.is_source for p in wheels.values()):
-            # What neither end has is no environment between them: the solver need not look at it.
+            # Exclude versions that neither end has, so that the solver need not consider them.
             archives = tuple(sorted(f"{url}#sha256={p.sha256}" for url, p in wheels.items()))
             request = replace(request, archives=archives)
         return cls(good, bad, request, changes)
 
     @property
     def everything(self) -> Changes:
-        """Return all changes: the bad end."""
+        """Return the set of all changes; applying all of them gives the bad environment."""
         return frozenset(range(len(self.changes)))
 
     def packages(self, intermediate: Changes) -> dict[str, LockedPackage]:
-        """Return the packages of an intermediate environment by normalised name, without PyPI's Python."""
+        """Return the packages of the good environment after applying some changes, by normalised name.
+
+        Python is included only if it is a conda package.
+        """
         found = {str(canonicalize_name(p.name)): p for p in self.good.packages}
         theirs = {str(canonicalize_name(p.name)): p for p in self.bad.packages}
         for position in intermediate:
@@ -81,12 +83,12 @@ class Between:
         return found
 
     def python(self, intermediate: Changes) -> str:
-        """Return the interpreter of an intermediate environment, as a lock names it."""
+        """Return the Python version of the good environment after applying some changes."""
         moved = any(self.changes[position].name == "python" for position in intermediate)
         return (self.bad if moved else self.good).python
 
     def request_for(self, intermediate: Changes) -> EnvironmentRequest:
-        """Return an intermediate environment, every package pinned."""
+        """Return a request for the good environment with some changes applied and every package pinned."""
         packages = self.packages(intermediate)
         wheels = {p.name: p.version for p in packages.values() if p.manager == "pip"}
         return replace(
@@ -109,7 +111,10 @@ class Between:
         )
 
     def check(self, intermediate: Changes, result: LockResult) -> Lock | None:
-        """Return the lock of an intermediate environment, None if nothing was solved, or another one."""
+        """Return the lock if it has exactly the packages that result from the given changes, else None.
+
+        Returns None as well if the solver found no solution.
+        """
         if not isinstance(result, Lock):
             return None
         asked = {name: (p.version, p.build) for name, p in self.packages(intermediate).items()}
@@ -117,14 +122,17 @@ class Between:
         return result if asked == solved else None
 
     def leaning_request(self, intermediate: Changes, position: int) -> EnvironmentRequest | None:
-        """Return a request for one more change that lets the solver move whatever this change forces.
+        """Return a request that pins only one changed package, and leaves the other versions to the solver.
+
+        The solution shows which other packages this change forces to change.
 
         Args:
-            intermediate: Where it is made, or taken back if it holds it.
-            position: The change.
+            intermediate: The set of changes to start from.
+            position: The change to apply, or to revert if `intermediate` contains it.
 
         Returns:
-            None for the interpreter, or where the package is added or taken away: nothing is pinned then.
+            None if the change is about the interpreter, or the package would be absent: nothing could be
+            pinned.
         """
         change = self.changes[position]
         wanted = change.before if position in intermediate else change.after
@@ -132,28 +140,38 @@ class Between:
             return None
         after = intermediate ^ {position}
         package = self.packages(after)[change.name]
-        request = replace(
-            self.request, python=self.python(intermediate), packages=self._free(after, change.name)
+        version, build = {package.name: package.version}, {package.name: package.build}
+        conda = self.request.conda
+        if conda is not None:
+            is_conda = package.is_conda
+            conda = replace(conda, pins=version if is_conda else {}, builds=build if is_conda else {})
+        return replace(
+            self.request,
+            python=self.python(intermediate),
+            pins={} if package.is_conda else version,
+            packages=self._free(after, change.name),
+            conda=conda,
         )
-        if package.is_conda:
-            assert request.conda is not None
-            conda = replace(
-                request.conda, pins={package.name: package.version}, builds={package.name: package.build}
-            )
-            return replace(request, pins={}, conda=conda)
-        conda_part = request.conda
-        if conda_part is not None:
-            conda_part = replace(conda_part, pins={}, builds={})
-        return replace(request, pins={package.name: package.version}, conda=conda_part)
 
     def _free(self, intermediate: Changes, name: str) -> tuple[str, ...]:
-        """Return every wheel by name, so that none is dropped; its version is for the solver to choose."""
+        """Return the sorted names of all wheels of an environment except `name`, without versions.
+
+        The solver must install these packages, but may choose their versions.
+        """
         return tuple(
             sorted(p.name for n, p in self.packages(intermediate).items() if n != name and p.manager == "pip")
         )
 
     def locate(self, result: LockResult, start: Changes) -> Changes | None:
-        """Return the intermediate environment of a solution; None if it holds a version of neither end."""
+        """Return the set of changes that lead from the good environment to a solver's solution.
+
+        Returns None if there is no solution, or if some version is neither that of the good nor that of the
+        bad environment.
+
+        Args:
+            result: The result of the solver.
+            start: The set of changes from which the solver started.
+        """
         if not isinstance(result, Lock):
             return None
         solved = {str(canonicalize_name(p.name)): (p.version, p.build) for p in result.packages}
@@ -179,14 +197,15 @@ def _follows(change: PackageChange) -> bool:
 
 
 class Demands:
-    """The wheels' requirements, which show without a solver which mixtures of two environments are sound.
+    """The requirements of the wheels of two environments, to check mixtures of the two without a solver.
 
-    A demand that its own end does not meet, as in an environment that was put together by hand, is none.
+    A mixture is sound if it fulfils all requirements. Requirements that are not even fulfilled in the
+    environment of their wheel (for example because it was installed by hand) are ignored.
 
     Args:
-        between: The two ends, of wheels alone and with one interpreter.
-        good: What each wheel of the good lock asks for, by name.
-        bad: The same of the bad lock.
+        between: The two locks, which must contain only wheels and have the same Python.
+        good: The requirements of each wheel of the good lock, by package name.
+        bad: The requirements of each wheel of the bad lock, by package name.
     """
 
     def __init__(
@@ -207,12 +226,16 @@ class Demands:
             for name, package in packages.items():
                 own = [r for text in texts.get(name, ()) if (r := self._binding(text, packages)) is not None]
                 key = (name, package.version)
-                # Of what both ends have, what both meet.
+                # Keep the requirements that are equal at both ends and fulfilled at both.
                 self._asked[key] = [r for r in own if r in self._asked.get(key, own)]
 
     @classmethod
     def of(cls, between: Between, provider: EnvironmentProvider) -> Demands | None:
-        """Read them from the prefixes of both ends; None where a solver has to be asked."""
+        """Read the requirements of all wheels of a good and a bad environment.
+
+        Returns None if they cannot be read or are not enough, so that a solver must be used.
+
+        """
         locks = (between.good, between.bad)
         if between.good.python != between.bad.python or any(
             p.manager != "pip" or p.is_source for lock in locks for p in lock.packages
@@ -222,17 +245,25 @@ class Demands:
         return None if good is None or bad is None else cls(between, good, bad)
 
     def _binding(self, text: str, packages: Mapping[str, LockedPackage]) -> Requirement | None:
-        """Return a demand that counts: for this interpreter, of no extra, and met where it comes from."""
+        """Return a requirement if it applies to this Python version and `packages` fulfil it, else None.
+
+        Args:
+            text: The requirement as the wheel states it.
+            packages: The packages of the end that contains the wheel.
+        """
         try:
             asked = Requirement(text)
-        except InvalidRequirement:  # of a time when anything was written there
+        except InvalidRequirement:  # old packages may contain invalid text
             return None
         if asked.marker is not None and not asked.marker.evaluate(self._markers):
             return None
         return asked if _meets(packages, asked) else None
 
     def unmet(self, intermediate: Changes) -> list[tuple[str, str]]:
-        """Return the requirements that an environment does not meet, as (package, wanted); empty if sound."""
+        """Return the requirements that are not fulfilled if the given changes are applied.
+
+        Each is a pair (package, required package). The list is empty if the environment is sound.
+        """
         packages = self._between.packages(intermediate)
         return [
             (name, str(canonicalize_name(asked.name)))
@@ -242,15 +273,22 @@ class Demands:
         ]
 
     def lock(self, intermediate: Changes) -> Lock:
-        """Return a sound intermediate environment: archives that the ends have, put together."""
+        """Return the lock of the good environment with some changes applied, without calling a solver.
+
+        Its archives are those of the good and of the bad lock. The environment must be sound, which is not
+        checked.
+        """
         ends = self._between.good, self._between.bad
         return make_lock(ends[0].python, ends[0].platform, self._between.packages(intermediate).values())
 
     def closures(self) -> tuple[list[Changes], list[Changes]]:
-        """Return, for each change, the changes that it forces, and those that are undone with it.
+        """Return which other changes each change needs, computed from the wheels' requirements.
+
+        First, the changes that must be applied together with each change in the good environment; second,
+        those that must be reverted together with each change in the bad environment.
 
         Returns:
-            Two sets for each change, itself included.
+            Two lists with one set per change; each set contains the change itself.
         """
         ends = (frozenset[int](), self._between.everything)
         positions = range(len(self._between.changes))
@@ -259,8 +297,8 @@ class Demands:
 
     def _closure(self, end: Changes, position: int) -> Changes:
         along = {position}
-        # Where a demand is not met, one of its two packages has moved and the other has not: the other one
-        # moves as well. The loop ends, since no demand is unmet when every package has moved.
+        # If a requirement is unmet, one of its two packages was changed and the other was not; change the
+        # other one as well. The loop ends, because all requirements are met when all packages are changed.
         while unmet := self.unmet(end ^ along):
             along |= {self._position[name] for pair in unmet for name in pair if name in self._position}
         return frozenset(along)
@@ -274,15 +312,18 @@ def _meets(packages: Mapping[str, LockedPackage], asked: Requirement) -> bool:
 
 
 def closures(between: Between, provider: EnvironmentProvider) -> tuple[list[Changes], list[Changes]]:
-    """Return, for each change, the changes that it forces, and those that are undone with it.
+    """Return which other changes each change needs, as found by a solver.
+
+    First, the changes that must be applied together with each change in the good environment; second, those
+    that must be reverted together with each change in the bad environment.
 
     Args:
-        between: The two ends.
-        provider: Solves; it is asked twice for each change, with the end where it starts as its preference.
+        between: The two locks.
+        provider: Runs the solver, twice for each change.
 
     Returns:
-        Two sets for each change, itself included; it alone where the solver gives no intermediate
-        environment.
+        Two lists with one set per change. Each set contains the change itself, and nothing else if the solver
+        finds no intermediate environment.
     """
     ends = ((frozenset[int](), between.good), (between.everything, between.bad))
 
@@ -301,13 +342,13 @@ def closures(between: Between, provider: EnvironmentProvider) -> tuple[list[Chan
 
 
 class IntermediateRequests(Requests):
-    """The environments that combinations of changes ask for.
+    """The solver requests for environments in which some package changes are applied.
 
-    An index has a 1 at each change that is made.
+    The index of a combination has a 1 for each change that is applied, and a 0 for the others.
 
     Args:
-        between: The two ends.
-        demands: What their wheels require; None where a solver has to be asked.
+        between: The two locks.
+        demands: The requirements of their wheels; None to use a solver.
     """
 
     def __init__(self, between: Between, demands: Demands | None) -> None:
@@ -315,11 +356,15 @@ class IntermediateRequests(Requests):
         self._demands = demands
 
     def request(self, index: Index) -> EnvironmentRequest:
-        """Return the environment, every package pinned."""
+        """Return the request for the environment of a combination of changes, with every package pinned."""
         return self._between.request_for(changes_of(index))
 
     def solve(self, index: Index, model: Lock | None, provider: EnvironmentProvider) -> LockResult:
-        """Return the lock, or an error if requirements are not met, or the solver takes other packages."""
+        """Return the lock of a combination of changes, or an error if no such environment exists.
+
+        It does not exist if requirements are unfulfilled, or if the solver would have to change further
+        packages.
+        """
         changes = changes_of(index)
         if self._demands is None:
             found = super().solve(index, model, provider)
@@ -332,10 +377,13 @@ class IntermediateRequests(Requests):
 
 
 def changes_of(index: Index) -> Changes:
-    """Return the changes that an index names."""
+    """Return the positions at which an index has a 1: the package changes that are applied."""
     return frozenset(position for position, made in enumerate(index) if made)
 
 
 def index_of(changes: Changes, size: int) -> Index:
-    """Return the index of some of so many changes."""
+    """Return the index with a 1 at the position of each given change and a 0 elsewhere.
+
+    The index has `size` positions.
+    """
     return tuple(int(position in changes) for position in range(size))

@@ -1,7 +1,8 @@
-"""Finds out that a module was forgotten in the matrix, rather than broken by a version. Pure.
+"""Detect that a module is missing from every environment, because the matrix forgot its package. Pure.
 
-A script that cannot be imported anywhere fails everywhere alike, and a search would say so after dozens of
-trials. A module that every environment tried lacks is brought by none of the packages asked about.
+If the script cannot be imported, all combinations fail alike, and the search would notice only after dozens
+of trials. A module that is missing from every tried environment is not provided by any of the requested
+packages.
 """
 
 from __future__ import annotations
@@ -12,34 +13,30 @@ from dataclasses import dataclass, field
 
 from packaging.utils import canonicalize_name
 
-from bisect_env.engine import events
 from bisect_env.matrix.grid import Combination
+from bisect_env.matrix.import_names import package_of_module
 from bisect_env.trials.judge import NEVER_TARGET
 from bisect_env.trials.records import Outcome, TrialRecord
 
 _NO_MODULE = re.compile(r"No module named '?([\w.]+)'?")
 _ENOUGH = 3
-"""Environments that all lack a module before it is taken for forgotten, where not both ends were tried."""
+"""Minimum number of environments that all lack a module before it counts as forgotten, unless both ends of
+every axis were tried."""
 
 
 @dataclass
 class MissingModules:
-    """A listener to a study's first trials that detects modules missing in every environment.
+    """A detector of a module that is missing in all environments of a study's first trials.
 
     Args:
-        packages: That the study is about: what they import is the question itself.
-        ends: Values at both ends of each axis that has several.
+        packages: The packages that the study is about; their own modules do not count.
+        ends: First and last value of each axis that has several values.
     """
 
     packages: Collection[str]
     ends: Mapping[str, tuple[str, str]] = field(default_factory=dict)
     _lacking: dict[Combination, str] = field(default_factory=dict)
     _otherwise: bool = False
-
-    def on_event(self, event: events.Event) -> None:
-        """Process an event; only finished trials matter."""
-        if isinstance(event, events.TrialFinished):
-            self.tell(event.record)
 
     def tell(self, record: TrialRecord) -> None:
         """Record whether a trial failed because of a missing module."""
@@ -51,7 +48,10 @@ class MissingModules:
 
     @property
     def module(self) -> str | None:
-        """Return the module that the matrix forgot, if enough trials show it, else None."""
+        """Return the module that is missing in every environment, or None.
+
+        A module is returned only if it is missing in enough environments to be sure.
+        """
         module = self.suspect
         both = bool(self.ends) and all(
             {combination[axis] for combination in self._lacking} >= set(ends)
@@ -61,9 +61,9 @@ class MissingModules:
 
     @property
     def suspect(self) -> str | None:
-        """Return the one module that every trial so far lacked, even if few environments were tried.
+        """Return the module that was missing in all trials so far, or None.
 
-        It is to blame where a study ends because the combination that is stated to work does not.
+        A few trials are enough. The module may explain why a combination fails that was stated to be good.
         """
         modules = set(self._lacking.values())
         return next(iter(modules)) if len(modules) == 1 and not self._otherwise else None
@@ -73,7 +73,10 @@ _NO_ANSWER = NEVER_TARGET - {Outcome.NOT_RUNNABLE}
 
 
 def missing_module(record: TrialRecord) -> str | None:
-    """Return the module whose absence made a trial fail, None if that is not why."""
+    """Return the name of the missing module because of which a trial failed.
+
+    Returns None if the trial passed or failed for another reason.
+    """
     if record.outcome not in (Outcome.IMPORT_ERROR, Outcome.EXIT_FAIL):
         return None
     found = _NO_MODULE.search(record.detail)
@@ -81,14 +84,5 @@ def missing_module(record: TrialRecord) -> str | None:
 
 
 def is_of(module: str, packages: Collection[str]) -> bool:
-    """Return whether one of the packages brings a module, by its name."""
+    """Return whether one of the packages probably provides a module, judging by the names."""
     return package_of_module(module) in {str(canonicalize_name(package)) for package in packages}
-
-
-def package_of_module(module: str) -> str:
-    """Return the package that a module mostly comes from: `yaml` from `pyyaml`."""
-    # Imported here: only a study in which a module is missing needs the index.
-    from bisect_env.environments.index import IMPORTED_AS
-
-    top = module.partition(".")[0]
-    return str(canonicalize_name(IMPORTED_AS.get(top.lower(), top)))

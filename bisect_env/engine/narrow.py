@@ -1,4 +1,4 @@
-"""Prepares the search for the first bad commit between two releases: ends, tags and a matrix. Pure."""
+"""Prepare the search for the first bad commit between two releases: tags, and a matrix over commits. Pure."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ _TAIL = re.compile(r"(?:^|[/_-]|(?<=[a-z]))[vV]?[_-]?(\d+(?:[._]\w+)*(?:[-+]\w+)
 
 @dataclass(frozen=True, slots=True)
 class Releases:
-    """The boundary that a study found.
+    """The last good and the first bad release that a study found.
 
     Attributes:
-        axis: Axis whose values are releases.
-        package: That it moves.
+        axis: Name of the axis whose values are releases.
+        package: Name of the package.
         good: The last good release.
-        bad: The first bad one.
-        others: All other axes, as they are on both sides.
+        bad: The first bad release.
+        others: Values of all other axes, which are equal on both sides.
     """
 
     axis: str
@@ -43,19 +43,19 @@ class Releases:
 
 
 def is_of_commits(study: Study) -> bool:
-    """Return whether a study asks about commits already."""
+    """Return whether a study already has an axis of commits."""
     return any(axis.kind is AxisKind.COMMIT for axis in study.definition.grid)
 
 
 def releases_of(matrix: Matrix, verdict: VerdictDocument) -> Releases:
-    """Return the releases between which a study's answer lies.
+    """Return the last good and the first bad release from the verdict of a study.
 
     Args:
-        matrix: Matrix of the study.
+        matrix: The matrix of the study.
         verdict: Its verdict.
 
     Raises:
-        UsageError: There is no answer, or it is no single release from PyPI.
+        UsageError: There is no verdict, or it is not about a single package from PyPI.
     """
     first, last = verdict.first_bad, verdict.last_good
     if not verdict.is_decided or not first or not last:
@@ -87,12 +87,12 @@ def releases_of(matrix: Matrix, verdict: VerdictDocument) -> Releases:
 
 
 def tag_of(version: str, package: str, tags: Sequence[str]) -> str | None:
-    """Return the tag of a release (v1.2.3, 1.2.3, name-1.2.3, release/1.2.3 and so on), or None.
+    """Return the git tag of a release (v1.2.3, 1.2.3, name-1.2.3, release/1.2.3 and so on), or None.
 
     Args:
         version: Version of the release.
-        package: Normalised name.
-        tags: All there are.
+        package: Normalised name of the package.
+        tags: All tags of the repository.
     """
     names = {package, package.replace("-", "_"), package.replace("-", "")}
     usual = [f"v{version}", version, f"V{version}"]
@@ -111,7 +111,7 @@ def _version_in(tag: str, names: set[str]) -> Version | None:
     if found is None:
         return None
     head = tag[: found.start(1)].strip("/_-vV").lower()
-    # Of a repository of several packages the tags of the others are none of this one.
+    # In a repository of several packages, ignore the tags of the other packages.
     if head and str(canonicalize_name(head)) not in {*names, "release", "rel", "releases", "version", "ver"}:
         return None
     for text in (found[1], found[1].replace("_", ".")):
@@ -123,14 +123,14 @@ def _version_in(tag: str, names: set[str]) -> Version | None:
 
 
 def commits_data(matrix: Matrix, releases: Releases, commits: CommitAxis) -> dict[str, Any]:
-    """Return the plain data of a matrix over the commits between two releases. Pure.
+    """Return a matrix that bisects the commits between two releases, as plain data (as if parsed from YAML).
 
-    All other keys are those of the matrix of releases.
+    All other keys are taken from the matrix of the study of releases.
 
     Args:
-        matrix: Matrix of the study of releases.
-        releases: Its boundary.
-        commits: What lies between.
+        matrix: The matrix of that study.
+        releases: The last good and first bad release that it found.
+        commits: The axis of commits between the two releases.
     """
     data: dict[str, Any] = dict(yaml_source.parse(matrix.text).data)
     axes: dict[str, Any] = {}

@@ -1,8 +1,9 @@
-"""Decides which trials, builds and locks a study begins next. Pure: no clock, process or database.
+"""Decide which trials, builds and locks a study begins next. Pure: no clock, process or database.
 
-A trial is started only after its environment exists, because a worker that waits for a build would hold its
-GPU meanwhile. Combinations are locked and built in the order in which the plan wants them. What it is likely
-to want next is prepared while trials run, a few environments at a time, since the plan may change its mind.
+A trial is started only after its environment exists, because a worker that waits for a build would occupy its
+GPU. Combinations are locked and built in the order in which the plan wants them. Environments that the plan
+will probably want next are prepared while trials run; only a few at a time, because new results may change
+the plan.
 """
 
 from __future__ import annotations
@@ -18,13 +19,15 @@ from bisect_env.engine.state import BUILDS_BEFORE_UNBUILDABLE, StudyState
 from bisect_env.matrix.grid import AxisKind, Index
 from bisect_env.matrix.load import Matrix
 from bisect_env.matrix.schema import CommitAxis
-from bisect_env.search.bisect import BUILT_AT_ONCE
+from bisect_env.search.choice import BUILT_AT_ONCE
+from bisect_env.storage.entries import CombinationStatus
 
 UNKNOWN_COST = 5.0
-"""Cost of an environment, in trials, before one was built: about that of a small one with a warm cache."""
+"""Cost of an environment, in trials, before one was built. This is about right for a small environment whose
+packages are in the cache."""
 BACKFILL = 0.03
-"""Minimum information of a trial that fills the time until a wanted environment exists, as a share of that of
-the wanted trial. An idle GPU costs nothing, but a trial without information would be wasted."""
+"""Minimum information of a trial that fills the time until a wanted environment exists, as a share of the
+information of the wanted trial. An idle GPU costs nothing; a trial without information would be wasted."""
 BACKFILLS, MUCH = 10, 0.2
 """After this many such trials per place since the last environment was built, the minimum rises to this
 share: they would pile up where a trial takes a second and a build a minute."""
@@ -38,13 +41,13 @@ LOCKS_AT_ONCE = 8
 THOUGHT_THROUGH = 20_000
 """Number of combinations above which looking ahead takes longer than it saves."""
 _STRETCH = 2
-"""L of `expected_builds`: in simulations with intervals of 4 to 10 commits among 50 it takes fewer builds
-than 1, 3 or 4."""
+"""The constant L of `expected_builds`. In simulations with intervals of 4 to 10 unbuildable commits among 50,
+the value 2 needs fewer builds than 1, 3 or 4."""
 
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """The work to begin next.
+    """The trials, builds and locks that a study should begin next.
 
     Attributes:
         start: Combinations to try now, one entry per trial; their environments exist.
@@ -58,11 +61,13 @@ class Wanted:
 
 
 def build_cost(build_seconds: float | None, trial_seconds: float | None) -> float:
-    """Return the cost of a new environment in trials, from the measured times.
+    """Return how many trials take as long as building a new environment.
+
+    The result is `UNKNOWN_COST` before the first build or trial, and at most 500.
 
     Args:
-        build_seconds: Mean over builds, None before the first.
-        trial_seconds: Mean over trials, None before the first.
+        build_seconds: Mean duration of builds, None before the first.
+        trial_seconds: Mean duration of trials, None before the first.
     """
     if build_seconds is None or not trial_seconds:
         return UNKNOWN_COST
@@ -70,10 +75,11 @@ def build_cost(build_seconds: float | None, trial_seconds: float | None) -> floa
 
 
 def expected_builds(place: int, failed: Collection[int], built: Collection[int]) -> float:
-    """Return the expected number of builds until one succeeds at a place near failed builds.
+    """Return how many builds of commits at and around a position are expected until one succeeds.
 
-    Commits that cannot be built form intervals of unknown length: about d in d + L of the commits at
-    distance d from one of them can be built. A commit that was built ends the interval.
+    Commits that cannot be built form intervals of unknown length. The probability that a commit can be built
+    is about d / (d + L) at the distance d from a failed build. A successful build between the two ends the
+    interval.
 
     Args:
         place: Position on the axis of commits.
@@ -89,29 +95,29 @@ def expected_builds(place: int, failed: Collection[int], built: Collection[int])
 
 
 def in_flight(slots: int, trial_seconds: float | None, *, flaky: bool = True) -> int:
-    """Return how many trials to keep submitted.
+    """Return how many trials should be submitted to the workers at a time, including those that wait.
 
-    For short trials a second one waits at each worker, so that workers do not idle while the plan chooses.
-    Long trials need none, and a trial that is chosen early is chosen with less knowledge. If failures look
-    certain, each trial decides much, so that none is chosen early.
+    If trials are short, a second one waits at each worker, so that no worker idles while the plan chooses.
+    Long trials need none waiting, and choosing a trial early means choosing it with less information. If
+    failures look certain, none waits either, because each result matters much.
 
     Args:
-        slots: Number of places for trials.
-        trial_seconds: Mean duration, None before the first trial.
-        flaky: Whether failures may be uncertain.
+        slots: Number of trials that can run at the same time.
+        trial_seconds: Mean duration of trials, None before the first.
+        flaky: Whether failures may occur at random.
     """
     waiting = slots if flaky and trial_seconds is not None and trial_seconds < 0.5 else 0
     return slots + waiting
 
 
 class NextWork:
-    """The choice of what a study begins next.
+    """The rules by which a study decides which trials, builds and locks to begin next.
 
     Args:
         matrix: The matrix of the study.
-        prepared: Its combinations; locks may be added at any time.
-        state: What is known of the study.
-        max_trials: Maximum number of counted trials; None for any number.
+        prepared: Its combinations and their locks; locks may be added at any time.
+        state: The state of the study.
+        max_trials: Maximum number of counted trials; None for no limit.
     """
 
     def __init__(
@@ -130,16 +136,16 @@ class NextWork:
         self._foreseen_at: tuple[int, int, int, int] | None = None
 
     def decide(self, slots: int, *, only: Mapping[Index, int] | None = None) -> Wanted:
-        """Decide what to begin now.
+        """Return which trials, builds and locks to begin now.
 
         Args:
-            slots: Number of places for trials.
+            slots: Number of trials that can run at the same time.
             only: Combinations to try instead of those that the plan wants, with the maximum number of
                 simultaneous trials of each.
         """
         state = self._state
         self._awaited = Counter()
-        if state.plan.finished:
+        if state.plan.finished and not only:
             return Wanted()
         most = in_flight(slots, state.trial_seconds.value, flaky=not state.looks_certain)
         # Nothing is begun that would exceed the budget of trials.
@@ -147,11 +153,10 @@ class NextWork:
         free = min(most - len(state.running), left)
         if only is not None:
             return self._try_only(only, max(0, free), slots)
-        if self._of_commits and state.looks_certain:
-            # Building a commit takes long: two at once would need more builds than one after another.
-            free = min(free, 1 - len(state.running))
         pending = state.pending()
         chosen = state.plan.ask(free, pending=pending, build_cost=self._costs()) if free > 0 else []
+        if self._of_commits and state.looks_certain:
+            chosen = self._one_by_one(chosen)
         now = [index for index in chosen if state.is_ready(index)]
         later = self._without_failing([index for index in chosen if not state.is_ready(index)])
         self._awaited = Counter(later)
@@ -161,6 +166,20 @@ class NextWork:
             room = min(len(later), max(0, min(idle, left) - len(now)))
             now += self._backfill(room, pending + Counter(chosen), slots)
         return Wanted(tuple(now), *self._to_make(later, slots))
+
+    def _one_by_one(self, chosen: list[Index]) -> list[Index]:
+        """Return the trials to begin if failures of commits look certain.
+
+        Building a commit takes long, and two at once would need more builds than one after another. A commit
+        is therefore built alone, while nothing runs. Trials of built commits run at the same time.
+
+        Args:
+            chosen: The trials that the plan wants, the most wanted first.
+        """
+        paid = [index for index in chosen if self._state.is_paid(index)]
+        if len(paid) == len(chosen) or self._state.is_paid(chosen[0]):
+            return paid
+        return [] if self._state.running else chosen[:1]
 
     def _try_only(self, only: Mapping[Index, int], free: int, slots: int) -> Wanted:
         pending = self._state.pending()
@@ -173,12 +192,12 @@ class NextWork:
         return Wanted(tuple(now[:free]), *self._to_make([one for one in only if one not in now], slots))
 
     def ahead(self, slots: int) -> Wanted:
-        """Decide what to prepare for the trials that the plan may want after the running ones.
+        """Return which environments to lock and build while trials run, because they may be needed next.
 
-        This takes longer than `decide`, whose trials are therefore started first.
+        This takes longer than `decide`; start the trials of `decide` first.
 
         Args:
-            slots: Number of places for trials.
+            slots: Number of trials that can run at the same time.
         """
         state = self._state
         if state.plan.finished:
@@ -191,9 +210,10 @@ class NextWork:
         return Wanted((), build, lock)
 
     def _without_failing(self, wanted: list[Index]) -> list[Index]:
-        """Return the wanted combinations, those that often failed to build replaced by near ones.
+        """Replace combinations whose environments often failed to build by neighbouring combinations.
 
-        If a near one can be built, this host is not the reason for the failures.
+        This is done only as long as no environment could be built. If a neighbour can be built, the failures
+        are not caused by this host.
         """
         state = self._state
 
@@ -211,19 +231,24 @@ class NextWork:
         return wanted
 
     def _costs(self) -> dict[Index, float]:
-        """Return the cost, in trials, of each combination whose environment does not exist yet."""
+        """Return the expected build time of each environment that does not exist yet, as a number of trials.
+
+        The result contains each combination whose environment is missing.
+        """
         state = self._state
         cost = build_cost(state.build_seconds.value, state.trial_seconds.value)
         unpaid = [index for index in state.members if not state.is_paid(index)]
         if not self._of_commits:
             return dict.fromkeys(unpaid, cost)
         place = next(i for i, axis in enumerate(self._grid.axes) if axis.kind is AxisKind.COMMIT)
-        failed = {i[place] for i, (status, _) in state.aside.items() if status == "env-unbuildable"}
+        failed = {
+            i[place] for i, (status, _) in state.aside.items() if status is CombinationStatus.UNBUILDABLE
+        }
         built = {i[place] for i in state.members if state.is_ready(i)}
         return {index: cost * expected_builds(index[place], failed, built) for index in unpaid}
 
     def _backfill(self, count: int, pending: Mapping[Index, int], slots: int) -> list[Index]:
-        """Return trials in existing environments to run until the wanted environments are built."""
+        """Return combinations with existing environments to try while the wanted environments are built."""
         state = self._state
         ready = {index for index in state.members if state.is_ready(index)}
         if count <= 0 or not ready or not state.plan.trials or state.looks_certain:
@@ -236,7 +261,11 @@ class NextWork:
         return chosen
 
     def _expected(self, costs: Mapping[Index, float], pending: Counter[Index]) -> list[Index]:
-        """Return the combinations that are likely to be wanted next; empty if nothing has changed."""
+        """Return the combinations that the plan will probably ask for after the running trials.
+
+        The list is empty if nothing has changed since the last call, or if looking ahead would cost more time
+        than it saves.
+        """
         state = self._state
         known = (state.plan.trials, len(state.running), len(state.ready), sum(pending.values()))
         if not pending or not costs or known == self._foreseen_at or len(state.members) > THOUGHT_THROUGH:
@@ -251,7 +280,10 @@ class NextWork:
         return [*again, *state.plan.foresee(pending, costs)]
 
     def _to_make(self, wanted: Iterable[Index], slots: int) -> tuple[tuple[Index, ...], tuple[Index, ...]]:
-        """Return the environments to build and the combinations to lock, within the limits."""
+        """Return which of the wanted combinations to build and which to lock now.
+
+        The number of builds is limited by `BUILDS_AT_ONCE`, that of locks by `LOCKS_AT_ONCE`.
+        """
         state, locks = self._state, self._prepared.locks
         least, most = BUILDS_AT_ONCE
         room = min(max(least, slots), most) - len(state.building)

@@ -1,16 +1,15 @@
-"""Opens studies: expands a matrix as its study did, and reads what earlier commands stored of it."""
+"""Open studies: expand a matrix as its study did, and read what earlier commands stored."""
 
 from __future__ import annotations
 
 import getpass
 import platform
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Any
 
 from bisect_env import __version__
-from bisect_env.answers.axes import AxisInfo
 from bisect_env.engine.document import axis_infos
 from bisect_env.engine.locking import Prepared
 from bisect_env.engine.specs import target_of
@@ -22,22 +21,21 @@ from bisect_env.errors import UsageError
 from bisect_env.matrix.expand import expand, refined
 from bisect_env.matrix.grid import AxisKind, Combination, Grid, Index
 from bisect_env.matrix.load import Matrix
-from bisect_env.matrix.schema import CommitAxis, PackageAxis
-from bisect_env.storage.entries import CombinationState, CombinationStatus, Study, StudyDefinition
+from bisect_env.storage.entries import Study, StudyDefinition
 from bisect_env.storage.store import Store
 
 # --------------------------------------------------------------------------------------------------
-# Expanding a matrix.
+# Expand a matrix.
 
 
 @dataclass(frozen=True, slots=True)
 class Expansion:
-    """A matrix, expanded as its study did if there is one.
+    """A matrix with all its combinations, and the study of this matrix if there is one.
 
     Attributes:
         matrix: The matrix.
-        grid: Its combinations, with releases and commits that the study added.
-        as_of: Uploads after this date are ignored.
+        grid: Its combinations, including releases and commits that the study added.
+        as_of: Packages uploaded after this date are ignored.
         study: The study of the matrix, None if there is none.
     """
 
@@ -56,14 +54,16 @@ def expand_as_known(
     fresh: bool = False,
     as_of: datetime | None = None,
 ) -> Expansion:
-    """Expand a matrix as its study did, if there is one.
+    """Expand a matrix to its combinations, with the same versions as in its study if there is one.
+
+    The study determines the date, the first and last commits, and the known releases.
 
     Args:
         matrix: The matrix.
-        store: Database that may have its study.
+        store: Database that may contain its study.
         provider: Knows the releases and commits of packages.
-        user: Only a study that this user alone has contributed to is used; None for all users.
-        fresh: Ignore the studies that exist.
+        user: Use only a study to which this user alone has contributed; None for any study.
+        fresh: Whether to ignore existing studies.
         as_of: Date of a new study; the present moment if None.
 
     Raises:
@@ -73,22 +73,22 @@ def expand_as_known(
     if user is not None and known is not None and {one.user for one in store.origins(known.id)} - {user}:
         known = None
     date = study_date(known, provider.as_of, as_of)
-    grid = expand(matrix, provider.catalogue, date, _settled_ends(known))
+    grid = expand(matrix, provider.catalogue, date, _settled_ends(known), _found_releases(known))
     return Expansion(matrix, grid if known is None else _as_refined(matrix, grid, known), date, known)
 
 
 def study_date(known: Study | None, fixed: datetime | None, new: datetime | None = None) -> datetime:
-    """Return the date of a study: later uploads are ignored.
+    """Return the date of a study: packages that were uploaded later are ignored.
 
     A resumed study keeps its date, so that the same matrix gives the same locks tomorrow.
 
     Args:
         known: The study, None if it is new.
-        fixed: The only date for which environments are available, if there is only one.
+        fixed: The only date for which the provider has packages; None if it has them for every date.
         new: Date of a new study; the present moment if None.
 
     Raises:
-        UsageError: The study has another date than the one available.
+        UsageError: The study has another date than `fixed`.
     """
     if known is None or known.exclude_newer is None:
         return fixed or new or datetime.now(UTC).replace(microsecond=0)
@@ -102,13 +102,29 @@ def study_date(known: Study | None, fixed: datetime | None, new: datetime | None
 
 
 def _settled_ends(study: Study | None) -> dict[str, tuple[str, str]]:
-    """Return both ends of a study's commit axes, which stay fixed even if branches move."""
+    """Return the first and last commit of each commit axis of a study.
+
+    The study keeps them even if branches move.
+    """
     axes = () if study is None else study.definition.grid
     return {axis.name: (axis.values[0], axis.values[-1]) for axis in axes if axis.kind is AxisKind.COMMIT}
 
 
+def _found_releases(study: Study | None) -> dict[str, set[str]]:
+    """Return all releases that a study knows for each package axis, including those that it skips."""
+    axes = () if study is None else study.definition.grid
+    return {
+        axis.name: {*axis.values, *axis.passed_over, *axis.withdrawn}
+        for axis in axes
+        if axis.kind is AxisKind.PACKAGE
+    }
+
+
 def _as_refined(matrix: Matrix, grid: Grid, study: Study) -> Grid:
-    """Return the grid with the releases and commits that earlier commands added around their answer."""
+    """Return a copy of the grid that includes the values that earlier commands added during the search.
+
+    These are releases and commits near the first bad version.
+    """
     known = {axis.name: axis.values for axis in study.definition.grid}
     added: dict[str, tuple[str, ...]] = {}
     for axis in grid.axes:
@@ -123,18 +139,20 @@ def _as_refined(matrix: Matrix, grid: Grid, study: Study) -> Grid:
 
 
 # --------------------------------------------------------------------------------------------------
-# What is stored of a study.
+# Store the definition of a study.
 
 
 def open_study(
     store: Store, expansion: Expansion, *, fresh: bool = False, study_id: str | None = None
 ) -> Study:
-    """Resume the study of a matrix, or begin one; its question is from now on one that this user asked.
+    """Resume the study of a matrix, or begin a new one.
+
+    Also records that this user has run the matrix on this host.
 
     Args:
         store: Database, open for writing.
         expansion: The expanded matrix.
-        fresh: Whether to begin a new study although there is one.
+        fresh: Whether to begin a new study even if there is one.
         study_id: Id of the study to resume, "" for a new one; None for the newest of the matrix.
     """
     matrix, grid = expansion.matrix, expansion.grid
@@ -146,7 +164,7 @@ def open_study(
     definition = replace(
         _definition(matrix, {"ends": ends}),
         description=matrix.file.description,
-        grid=grid_definition(matrix, grid),
+        grid=axis_infos(matrix, grid),
         target=target_of(matrix),
         exclude_newer=expansion.as_of,
         fresh=fresh,
@@ -155,40 +173,31 @@ def open_study(
     return store.open_study(definition, study_id=study_id)
 
 
-def grid_definition(matrix: Matrix, grid: Grid) -> tuple[AxisInfo, ...]:
-    """Return the axes of a study as they are stored, with the package that each moves, "" if none."""
-    packages = {
-        name: axis.canonical_package if isinstance(axis, PackageAxis | CommitAxis) else ""
-        for name, axis in matrix.file.axes.items()
-    }
-    return axis_infos(grid, packages)
-
-
 def open_derived(
     store: Store, matrix: Matrix, serves: str, definition: Mapping[str, Any], locks: Mapping[Index, Lock]
 ) -> Study:
-    """Open a study that serves another study, or resume it.
+    """Begin or resume an auxiliary study, which serves another study.
 
     Args:
         store: Database, open for writing.
-        matrix: Matrix of the other study.
+        matrix: The matrix of the other study.
         serves: Id of the other study; "" if there is none.
-        definition: Fields of `StudyDefinition` that are not those of the matrix. An existing study with this
-            name and digest is resumed.
-        locks: Known locks.
+        definition: Fields of `StudyDefinition` that differ from those of the matrix. An existing study with
+            this name and digest is resumed.
+        locks: Known locks of the auxiliary study's combinations.
     """
     study = store.open_study(replace(_definition(matrix, {"explains": serves}), **definition))
-    store.save_locks(study.id, {lock.content_hash: lock for lock in locks.values()}.values())
-    states = [
-        CombinationState(study.grid.combination(i), CombinationStatus.SOLVABLE, "", lock.content_hash)
-        for i, lock in locks.items()
-    ]
-    store.save_combinations(study.id, states)
+    save_prepared(store, study.id, Prepared(study.grid, locks, {}, {}), locks)
     return study
 
 
 def _definition(matrix: Matrix, settings: Mapping[str, Any]) -> StudyDefinition:
-    """Return what a matrix and this host say of each of its studies."""
+    """Return a study's definition with the fields that depend only on the matrix and this host.
+
+    Args:
+        matrix: The matrix.
+        settings: Settings to store in addition to those of the matrix.
+    """
     return StudyDefinition(
         name=matrix.name,
         digest=matrix.digest,
@@ -202,7 +211,10 @@ def _definition(matrix: Matrix, settings: Mapping[str, Any]) -> StudyDefinition:
 
 
 def user_name() -> str:
-    """Return the name of the user, "" if there is none, as for many users of containers."""
+    """Return the name of the user who runs this process.
+
+    Returns "" if it is unknown (for example in a container).
+    """
     try:
         return getpass.getuser()
     except (KeyError, OSError):
@@ -210,16 +222,20 @@ def user_name() -> str:
 
 
 # --------------------------------------------------------------------------------------------------
-# Combinations, locks and trials of a study that exists.
+# Read and store the combinations, locks and trials of an existing study.
 
 
 def own_trials(store: Store, study: Study) -> int:
-    """Return the number of trials that a study recorded itself."""
+    """Return the number of trials that a study has run itself, without those reused from other studies."""
     return sum(not trial.reused for trial in store.trials(study.id))
 
 
 def stored_locks(store: Store, study: Study) -> dict[Combination, Lock]:
-    """Return the locks of a study's combinations, except those that have to be solved again here."""
+    """Return the stored locks of a study's combinations, without those that this user may not install.
+
+    These contain local files that another user may have written into the database; they must be solved again
+    on this host.
+    """
     found: dict[Combination, Lock] = {}
     locks: dict[str, Lock | None] = {}
     for state in store.combinations(study.id):
@@ -234,7 +250,7 @@ def stored_locks(store: Store, study: Study) -> dict[Combination, Lock]:
 
 
 def recorded_images(matrix: Matrix, store: Store, study: Study) -> dict[str, str]:
-    """Return the digests that names of container images had when the study began, and that it keeps."""
+    """Return the digest that each container image had when the study began, by image name."""
     if matrix.file.executor is None:
         return {}
     found = {}
@@ -245,7 +261,8 @@ def recorded_images(matrix: Matrix, store: Store, study: Study) -> dict[str, str
     return found
 
 
-def save_prepared(store: Store, study: Study, prepared: Prepared) -> None:
-    """Store combinations and their locks; those that are stored already stay as they are."""
-    store.save_locks(study.id, {lock.content_hash: lock for lock in prepared.locks.values()}.values())
-    store.save_combinations(study.id, [prepared.state(index) for index in prepared.grid.indices()])
+def save_prepared(store: Store, study_id: str, prepared: Prepared, indices: Collection[Index]) -> None:
+    """Store the states and locks of some combinations of a study; what is stored already is not changed."""
+    locks = [prepared.locks[index] for index in indices if index in prepared.locks]
+    store.save_locks(study_id, {lock.content_hash: lock for lock in locks}.values())
+    store.save_combinations(study_id, [prepared.state(index) for index in indices])

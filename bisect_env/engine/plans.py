@@ -1,4 +1,4 @@
-"""Plans that try one combination at a time: a number of trials, or trials until a rate is known."""
+"""Plans that try one combination at a time: a fixed number of trials, or until a failure rate is known."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Collection, Mapping
 
 from bisect_env.engine.next_work import UNKNOWN_COST
-from bisect_env.engine.runner import Runner
+from bisect_env.engine.runner import TrialRunner
 from bisect_env.matrix.grid import Index
 from bisect_env.search.rate_test import RateTest
 from bisect_env.storage.entries import StoredTrial
@@ -14,13 +14,14 @@ from bisect_env.trials.records import Evidence
 
 
 class BlockPlan(ABC):
-    """A `Plan` that tries one combination at a time.
+    """A `Plan` (it chooses the trials to run) that tries one combination at a time.
 
-    In addition to what a `Plan` is told, it receives every trial with all that is stored of it (`observe`).
+    In addition to the methods of a `Plan`, `observe` receives every stored trial, including those that do not
+    count.
 
     Attributes:
         trials: Number of counted trials so far.
-        build_cost: Cost of a new environment, in trials, at the last call of `ask`.
+        build_cost: Cost of a new environment, as a number of trials, at the last call of `ask`.
     """
 
     def __init__(self) -> None:
@@ -30,14 +31,16 @@ class BlockPlan(ABC):
     @property
     @abstractmethod
     def finished(self) -> bool:
-        """Return whether no more trials are wanted."""
+        """Return True if no more trials are wanted."""
 
     @abstractmethod
     def block(self, places: int, *, is_idle: bool) -> tuple[Index, int] | None:
-        """Return a combination and how many more trials of it are wanted, including the running ones.
+        """Return the combination to try now and the number of trials that it still needs.
+
+        The number includes running trials. Returns None if no trial should be started now.
 
         Args:
-            places: Number of trials that could begin now.
+            places: Number of trials that could start now.
             is_idle: Whether no trial is running.
         """
 
@@ -50,7 +53,10 @@ class BlockPlan(ABC):
         only: Collection[Index] | None = None,
         worth: float = 0.0,
     ) -> list[Index]:
-        """Return trials of the block; see `Plan.ask`. Empty if `only` asks for trials to fill the time."""
+        """Return up to `count` trials to start now, all of them of the current combination.
+
+        The result is always empty if `only` is given. See `Plan.ask`.
+        """
         running = pending or {}
         self.build_cost = max((build_cost or {}).values(), default=self.build_cost)
         if only is not None or count <= 0:
@@ -64,33 +70,40 @@ class BlockPlan(ABC):
     def foresee(
         self, _pending: Mapping[Index, int], _build_cost: Mapping[Index, float] | None = None
     ) -> list[Index]:
-        """Return an empty list: the next block depends on the results of the whole current one."""
+        """Return an empty list, because such a plan cannot predict which combination it tries next."""
         return []
 
     def observe(self, index: Index, trial: StoredTrial) -> None:
-        """Receive a trial with any evidence, before `tell` if it counts."""
+        """Receive a stored trial of any kind, even a void one.
+
+        If the trial is good or bad, the caller passes its result to `tell` afterwards.
+        """
         return
 
     def tell(self, _index: Index, *, hit: bool) -> None:
-        """Count a trial."""
+        """Count one trial that was good or bad."""
         self.trials += 1
 
     @abstractmethod
     def set_aside(self, index: Index) -> None:
-        """Exclude a combination: nothing more can be learnt there."""
+        """Exclude a combination from further trials."""
 
 
-class BlockRunner(Runner):
-    """A runner of a `BlockPlan`, which receives every trial of its series."""
+class BlockRunner(TrialRunner):
+    """A `TrialRunner` for a `BlockPlan`, which also passes trials that do not count to the plan.
+
+    Trials that still run when the plan is finished come to their end.
+    """
 
     plan: BlockPlan
+    waits = True
 
     def _observe(self, index: Index, trial: StoredTrial) -> None:
         self.plan.observe(index, trial)
 
 
-class OnePlan(BlockPlan):
-    """A plan of trials of one combination; subclasses determine their number.
+class OneCombinationPlan(BlockPlan):
+    """A plan that tries only one combination; subclasses determine the number of trials.
 
     Args:
         index: The combination.
@@ -107,20 +120,25 @@ class OnePlan(BlockPlan):
 
     @property
     def finished(self) -> bool:
-        """Return whether no more trials are wanted."""
+        """Return True if no more trials are wanted."""
         return self._is_aside or self.wanted() <= 0
 
     def block(self, _places: int, *, is_idle: bool) -> tuple[Index, int] | None:
-        """Return the combination and the number of trials left."""
+        """Return the combination and the number of trials that it still needs.
+
+        Returns None if the combination was excluded.
+        """
         return None if self._is_aside else (self._index, self.wanted())
 
     def set_aside(self, _index: Index) -> None:
-        """End the plan."""
+        """End the plan, because its only combination is excluded from further trials."""
         self._is_aside = True
 
 
-class SoMany(OnePlan):
-    """A plan of a number of trials. Failures of another kind are included; void trials are run again.
+class FixedNumberPlan(OneCombinationPlan):
+    """A plan that tries one combination a fixed number of times.
+
+    Failures other than the target failure count as well; void trials are repeated.
 
     Args:
         index: The combination.
@@ -132,24 +150,24 @@ class SoMany(OnePlan):
         self._left = number
 
     def wanted(self) -> int:
-        """Return how many trials are left."""
+        """Return how many trials are still to be run or are running."""
         return self._left
 
     def observe(self, _index: Index, trial: StoredTrial) -> None:
-        """Count a trial that passed or failed in any way."""
+        """Count a stored trial, unless it was void or skipped."""
         self._left -= trial.evidence in (Evidence.GOOD, Evidence.BAD, Evidence.OTHER)
 
 
-class UntilRate(OnePlan):
-    """A plan that ends when the failure rate is shown to be below a limit, or above it.
+class UntilRatePlan(OneCombinationPlan):
+    """A plan that tries one combination until its failure rate is known to be below or above a limit.
 
     Args:
         index: The combination.
-        test: A test without trials.
+        test: The test of the rate, without trials.
         limit: Maximum number of trials.
 
     Attributes:
-        test: As given.
+        test: The test, to which the results are added.
     """
 
     def __init__(self, index: Index, test: RateTest, limit: int) -> None:
@@ -158,13 +176,13 @@ class UntilRate(OnePlan):
         self._limit = limit
 
     def wanted(self) -> int:
-        """Return how many trials are left until the test ends, if no further trial fails."""
+        """Return how many more trials the test needs if none of them fails."""
         if self.test.claim is not None:
             return 0
         end = self._limit if self.test.hits else min(self._limit, self.test.clean_needed)
         return max(0, end - self.test.trials)
 
     def tell(self, index: Index, *, hit: bool) -> None:
-        """Count a trial, and test."""
+        """Count one trial, and add its result to the test of the failure rate."""
         super().tell(index, hit=hit)
         self.test.tell(hit)

@@ -1,7 +1,7 @@
-"""Writes a directory that shows the failure without this tool. Pure.
+"""Create a directory that shows the failure without bisect-env. Pure.
 
-The lock says what is installed, in the words of tools that exist without us: conda-lock's format, pip's
-requirements with hashes, conda's explicit list. `run.sh` runs the script as a trial does and counts.
+The lock is written in formats of other tools: conda-lock's format, pip's requirements with hashes, and
+conda's explicit list. `run.sh` runs the script like a trial and counts the failures.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from bisect_env.answers.untrusted import clean, clean_lines, command_line, escap
 from bisect_env.environments.difference import difference
 from bisect_env.environments.lock import Lock
 from bisect_env.environments.lockfiles import explicit_text, requirements_text
+from bisect_env.matrix.files import StudyFile
 from bisect_env.matrix.grid import Combination
 from bisect_env.matrix.load import Matrix
 from bisect_env.secrets import may_be_stored
@@ -25,20 +26,20 @@ _OWN = (LOCK, REQUIREMENTS, EXPLICIT, RUN, README, DOCKERFILE)
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _STACK_LINES = 40
 _CHANGES = 30
-"""Packages that a README lists."""
+"""Maximum number of changed packages that a README lists."""
 
 
 @dataclass(frozen=True, slots=True)
 class ObservedFailure:
-    """The failure that was seen at the combination.
+    """What trials have shown about the failure of a combination, to be described in a README.
 
     Attributes:
-        bad: Bad trials.
-        trials: That are evidence.
-        detail: Why the most frequent failure is one, or "".
-        stack: Of one of its trials, or "".
-        machine: On what it ran, or "".
-        contrast: Where it does not fail, if that is known.
+        bad: Number of bad trials.
+        trials: Number of trials that are evidence.
+        detail: The most frequent failure in words, or "".
+        stack: Stack of one of its trials, or "".
+        machine: The machine on which it ran, or "".
+        contrast: The last good combination, if it is known.
     """
 
     bad: int = 0
@@ -51,13 +52,13 @@ class ObservedFailure:
 
 @dataclass(frozen=True, slots=True)
 class Contrast:
-    """The last combination that does not fail.
+    """The last good combination and its results, with which a failing combination is compared.
 
     Attributes:
-        combination: Which.
-        lock: Its environment.
-        bad: Bad trials there.
-        trials: That are evidence.
+        combination: The combination.
+        lock: The lock of its environment.
+        bad: Number of bad trials.
+        trials: Number of trials that are evidence.
     """
 
     combination: Combination
@@ -66,28 +67,21 @@ class Contrast:
     trials: int
 
 
-@dataclass(frozen=True, slots=True)
-class BundleFile:
-    """One file of the directory."""
-
-    content: bytes
-    executable: bool = False
-
-
 def reproduction(
     matrix: Matrix, combination: Combination, lock: Lock, observed: ObservedFailure, *, index: str = ""
-) -> dict[str, BundleFile]:
-    """Return all files, by relative path.
+) -> tuple[StudyFile, ...]:
+    """Return the files of a directory that reproduces a failure without bisect-env.
 
     Args:
-        matrix: With the files of its trial.
-        combination: What is to be shown.
-        lock: Its environment.
-        observed: Results of its trials.
-        index: URL of the package index, if it is another than pip's own.
+        matrix: The matrix, with the files of its trial.
+        combination: The combination that fails.
+        lock: The lock of its environment.
+        observed: What is known about its failure.
+        index: URL of the package index, "" for pip's default.
 
     Raises:
-        ValueError: A file of the trial has the name of one of ours.
+        ValueError: A file of the trial has the name of one of the generated files, or the combination has an
+            axis that cannot be the name of an environment variable.
     """
     taken = [file.name for file in matrix.files if file.name in _OWN]
     if taken:
@@ -103,16 +97,14 @@ def reproduction(
         texts[EXPLICIT] = explicit_text(lock.packages)
     if wheels or not (lock.is_conda or lock.image):
         texts[REQUIREMENTS] = requirements_text(wheels)
-    files = {name: BundleFile(text.encode(), name == RUN) for name, text in texts.items()}
-    for file in matrix.files:
-        files[file.name] = BundleFile(file.content, file.executable)
-    return files
+    made = (StudyFile(name, text.encode(), executable=name == RUN) for name, text in texts.items())
+    return (*made, *matrix.files)
 
 
 def _run(matrix: Matrix, combination: Combination) -> str:
     command = shlex.join(matrix.command(combination))
     variables = {"PYTHONFAULTHANDLER": "1", **matrix.environment(combination)}
-    # A combination comes from a database: its axes are names, or they are no axes of the matrix.
+    # The combination comes from a database, so its axes may not be names of variables.
     if strange := [name for name in variables if not _VARIABLE.fullmatch(name)]:
         raise ValueError(f"an axis of this combination has a name that no axis can have: {strange[0]!r}")
     secrets = _left_out(matrix)
@@ -150,7 +142,7 @@ echo "$failed of $times runs failed"
 
 
 def _left_out(matrix: Matrix) -> list[str]:
-    """Return the variables of `trial.env` that may be secrets, sorted."""
+    """Return the sorted names of variables in `trial.env` whose values may be secrets."""
     return sorted(name for name, value in matrix.file.trial.env.items() if not may_be_stored(name, value))
 
 
@@ -231,7 +223,7 @@ def _contrast(lock: Lock, good: Contrast | None) -> list[str]:
 
 
 def _elsewhere(lock: Lock) -> list[str]:
-    """Return notes on packages built from local repositories, for readers on another host."""
+    """Return notes about packages built from local repositories, which other hosts do not have."""
     places = {
         package.name: package.url.removeprefix("git+file://").rpartition("@")[0]
         for package in lock.packages

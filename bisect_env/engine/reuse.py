@@ -1,14 +1,14 @@
-"""Lets a study start from trials of other studies that measured the same thing.
+"""Let a study reuse trials of other studies that measured the same thing.
 
-**Key.** Lock, script and command (with files, environment variables, time limit and the other conditions of a
-trial), values of the value axes. Equal keys on machines of the same class are the same measurement, whatever
-the matrix is called and however its other axes are cut.
+**Key.** A trial's key is a hash of its lock, script and command (with files, environment variables, time
+limit and other conditions of a trial) and of the values of value axes. Trials with equal keys, on machines of
+the same class, are the same measurement, even if the matrices have different names and other axes.
 
-**Statistics.** Of a key all trials are taken or none. Trials are independent throws whose number was chosen
-by a search that looked at earlier throws; a likelihood does not mind that, but it would mind a choice among
-the throws themselves. So what the script did plays no part in what is taken, and where the logs that would
-decide what some trial means here were collected, no trial of that key is taken. What is recorded later under
-the key by a study that still runs is taken at the next look.
+**Statistics.** Either all trials of a key are reused or none. The number of trials was chosen by a search
+that saw earlier results, which does not affect a likelihood; a selection among the trials would. Therefore
+their results play no part in the decision. If the meaning of some trial can no longer be determined, because
+its logs were deleted, no trial of its key is reused. Trials that a running study records later under the key
+are reused, too.
 """
 
 from __future__ import annotations
@@ -17,31 +17,34 @@ import hashlib
 import json
 from collections.abc import Collection
 
-from bisect_env.engine.locking import Prepared
-from bisect_env.matrix.grid import Index
+from bisect_env.environments.lock import Lock
+from bisect_env.matrix.grid import Combination
 from bisect_env.matrix.load import Matrix
 from bisect_env.matrix.schema import ValueAxis
 from bisect_env.trials.records import NONE, Machine, Perturbation
 
 _VERSION = 1
-"""Of what a key covers; raised when outcomes get another meaning, so that older trials are left alone."""
+"""Version of what a key covers. Increased when outcomes change their meaning, so that older trials are not
+reused."""
 
 
-def trial_key(matrix: Matrix, prepared: Prepared, index: Index, perturbation: Perturbation = NONE) -> str:
-    """Return the key of a trial (hex sha256), equal for equal measurements of all studies. Pure.
+def trial_key(matrix: Matrix, combination: Combination, lock: Lock, perturbation: Perturbation = NONE) -> str:
+    """Return the key of a combination's trials: a hash that equal trials of all studies share.
+
+    It is a sha256 in hexadecimal digits.
 
     Args:
-        matrix: What is run.
-        prepared: With the combination's lock.
-        index: A combination that has a lock.
-        perturbation: Under what circumstances trials run.
+        matrix: The matrix of the study.
+        combination: One of its combinations.
+        lock: The lock of its environment.
+        perturbation: Circumstances under which its trials run.
     """
     trial = matrix.file.trial
-    values = prepared.grid.combination(index).as_dict()
+    values = combination.as_dict()
     measured = {name for name, axis in matrix.file.axes.items() if isinstance(axis, ValueAxis)}
     facts = {
         "version": _VERSION,
-        "lock": prepared.locks[index].content_hash,
+        "lock": lock.content_hash,
         "values": {name: value for name, value in values.items() if name in measured},
         "command": list(trial.effective_command),
         "files": [(f.name, hashlib.sha256(f.content).hexdigest(), f.executable) for f in matrix.files],
@@ -55,12 +58,17 @@ def trial_key(matrix: Matrix, prepared: Prepared, index: Index, perturbation: Pe
     if matrix.file.executor is not None:
         facts["network"] = matrix.file.executor.network
     if perturbation != NONE:
-        # Apart from its name: what it is called changes nothing.
+        # Leave the name out, because it does not affect the trial.
         facts["perturbation"] = {key: value for key, value in perturbation.as_json().items() if key != "name"}
     text = json.dumps(facts, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
     return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
 
 
 def reusable(machines: Collection[Machine], gpus: float) -> frozenset[Machine]:
-    """Return the classes of machines whose trials can be reused. Pure."""
+    """Return the machine classes that are known well enough to reuse trials of other studies there.
+
+    Args:
+        machines: Classes of the machines where trials run.
+        gpus: The value of `trial.gpus`; if it is not 0, model and driver of the GPU must be known.
+    """
     return frozenset(m for m in machines if m.cpu and (not gpus or (m.gpu_model and m.driver)))

@@ -1,52 +1,54 @@
-"""Runs the search of a study, and says how far it is."""
+"""Run the search of a study, and report its progress."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 
+from bisect_env.answers.remedies import Asked
 from bisect_env.answers.verdict_document import VerdictDocument, calls_bad
 from bisect_env.engine import events
 from bisect_env.engine.alone import ALONE, Alone
 from bisect_env.engine.document import axis_infos, verdict_document
 from bisect_env.engine.locking import Locking
 from bisect_env.engine.reuse import trial_key
-from bisect_env.engine.runner import Conditions, Runner
+from bisect_env.engine.runner import TrialRunner
+from bisect_env.engine.series import Conditions, RunSetup
 from bisect_env.engine.session import Session
 from bisect_env.engine.settling import CheckTime, is_announced, look_between_kinds, only_trials
 from bisect_env.matrix.grid import Combination, Index
 from bisect_env.matrix.load import Matrix
 from bisect_env.matrix.signatures import shown
-from bisect_env.search.coarsening import CoarsenedSearch
 from bisect_env.search.goals import Goal, search_towards
-from bisect_env.search.searcher import StudySearch
+from bisect_env.search.study_search import StudySearch
 from bisect_env.search.verdict import Status
+from bisect_env.search.zoom import ZoomedSearch
 from bisect_env.storage.entries import StoredTrial
-from bisect_env.trials.records import NONE, Machine, Perturbation, TrialRecord
+from bisect_env.trials.records import NONE, Machine, Perturbation
 
 SHOW_EVERY = 0.2
-"""Seconds between two pictures of where the search stands."""
+"""Seconds between two progress events."""
 SAVE_EVERY = 5.0
-"""Seconds between two verdicts stored on the way, for those who look at a running study."""
+"""Seconds between two stored intermediate verdicts, for users who look at a running study."""
 
 
-class StudyRunner(Runner):
-    """A runner of one study until it is decided, its budget is spent, or the user stops it.
+class StudyRunner(TrialRunner):
+    """A runner of the search of one study, until it is finished, its budget is spent, or the user stops it.
 
     Args:
-        matrix: What is asked.
+        matrix: The matrix of the study.
         locking: Locks its combinations.
-        session: As for `Runner`.
-        study_id: The open study.
-        machines: As for `Runner`.
-        goal: What the study wants to know.
+        session: As for `RunSetup`.
+        study_id: Id of the open study.
+        machines: As for `RunSetup`.
+        goal: What the study is to find.
         quick: Whether to end as soon as the answer stands, without checks.
-        sure: Whether the checks take as long as they need.
+        sure: Whether the checks have no time limit.
         perturbation: Circumstances under which all trials run.
-        user: As for `Runner`.
+        user: As for `RunSetup`.
         began: When the command began with the study, by the clock of the session; None for now.
 
     Attributes:
-        plan: The search, which chooses and answers.
+        plan: The search, which chooses trials and gives the verdict.
     """
 
     plan: StudySearch
@@ -58,7 +60,7 @@ class StudyRunner(Runner):
         session: Session,
         study_id: str,
         *,
-        machines: Collection[Machine] = (),
+        machines: Callable[[], Collection[Machine]] = frozenset,
         goal: Goal = Goal.FIRST_BAD,
         quick: bool = False,
         sure: bool = False,
@@ -69,66 +71,58 @@ class StudyRunner(Runner):
         prepared = locking.prepared
 
         def conditions(index: Index) -> Conditions:
-            return Conditions(trial_key(matrix, prepared, index, perturbation), None, perturbation)
+            combination, lock = prepared.grid.combination(index), prepared.locks[index]
+            return Conditions(trial_key(matrix, combination, lock, perturbation), None, perturbation)
 
-        super().__init__(
-            matrix,
-            locking,
-            lambda: search_towards(goal, prepared.grid, prepared.groups, matrix.file.search, quick=quick),
-            session,
-            study_id,
-            conditions=conditions,
-            machines=machines,
-            user=user,
-            max_trials=matrix.file.search.max_trials,
-        )
-        self._axes = axis_infos(self.grid)
-        self._trials_alone = {
-            one.payload["trial"] for one in session.store.decisions(study_id) if one.kind == ALONE
-        }
+        def make_plan() -> StudySearch:
+            return search_towards(goal, prepared.grid, prepared.groups, matrix.file.search, quick=quick)
+
+        setup = RunSetup(matrix, make_plan, session, study_id, conditions, machines=machines, user=user)
+        super().__init__(setup, locking, max_trials=matrix.file.search.max_trials)
+        self._axes = axis_infos(matrix, self.grid)
+        self._trials_alone = {one["trial"] for one in session.store.payloads(study_id, ALONE)}
         self._alone = Alone(matrix.file.trial.gpus)
         self._checks = CheckTime(session.clock() if began is None else began, is_sure=sure)
         self._shown_at = self._saved_at = float("-inf")
+        self._announced: object = None
 
     # -- before and after ----------------------------------------------------------------------------------
 
-    @property
-    def missing(self) -> dict[Index, tuple[str, str]]:
-        """Return status and reason of every combination that is known not to be runnable."""
-        return self.state.missing()
-
     def document(self) -> VerdictDocument:
-        """Return the verdict by now."""
-        document = verdict_document(self.grid, self.plan, self.missing)
+        """Return the present verdict of the search as a document that can be stored."""
+        document = verdict_document(self.grid, self.plan, self.state.missing())
         if (why := self._alone.why_not(self.plan)) is not None:
             document = document.model_copy(update={"status": Status.LIKELY.value, "reason": why})
         return document
 
     @property
     def finished(self) -> bool:
-        """Return whether no more trials are wanted."""
-        return self.plan.finished and not self._alone.wanted(self.plan, 1)
+        """Return whether no more trials are needed, including those that check the result."""
+        return self.plan.finished and not self._is_in_doubt() and not self._alone.wanted(self.plan, 1)
 
     @property
     def has_answered(self) -> bool:
-        """Return whether the answer stands, or stood while this command ran and checks have doubted it."""
-        return self._checks.has_stood or self.plan.answered
+        """Return whether the search has a result now, or had one earlier while this command ran.
+
+        A result does not count while the study may have met two problems.
+        """
+        return (self._checks.has_stood or self.plan.answered) and not self._is_in_doubt()
 
     def tried(self, axis: str, verdict: VerdictDocument) -> list[tuple[str, str, str]]:
-        """Return which values of an axis were tried, with all others as in the first bad combination.
+        """Return the results of all values of one axis, with the other axes as in the first bad combination.
 
         Args:
-            axis: Its name.
-            verdict: With a first bad combination.
+            axis: Name of the axis.
+            verdict: A verdict with a first bad combination.
 
         Returns:
-            Value, verdict and reason of each.
+            For each value: the value, `bad`, `good` or `skip`, and a remark.
         """
         first = verdict.first_bad or {}
         is_bad = calls_bad(verdict)
         place = next(i for i, one in enumerate(self.grid.axes) if one.name == axis)
         found = []
-        missing = self.missing
+        missing = self.state.missing()
         for value in self.grid.axes[place].values:
             index = self.grid.find(Combination.of({**first, axis: value}))
             if index is None:
@@ -149,14 +143,17 @@ class StudyRunner(Runner):
         problems = self._trials.judge.two_problems if self._basis[0] != self._trials.target else None
         if problems is not None and not problems.lacking:
             signature = shown(problems.signature)
+            asked = Asked.of(self._matrix.path, self._matrix.file.axes)
+            setting = asked.setting(f"bad: {{signature: '{signature}'}}", "trial")
             text = (
                 f"two failures that have nothing to do with each other: {problems.other} fails as "
                 f"{problems.other_kind}, {problems.bad} as {signature}; this study looks for the latter, as "
-                f"`bad: {{signature: '{signature}'}}` in `trial` says from the start"
+                f"{setting} says from the start"
             )
             self._warn([text])
         self._alone = Alone(self._matrix.file.trial.gpus)
         self._checks.has_stood = False
+        self._announced = None
         super()._begin_again()
 
     # -- what is tried ---------------------------------------------------------------------------------------
@@ -164,31 +161,47 @@ class StudyRunner(Runner):
     def _only(self) -> Mapping[Index, int] | None:
         return only_trials(self._matrix, self.grid, self._prepared.groups, self.state, self._trials.judge)
 
+    def _wants_more(self) -> bool:
+        return super()._wants_more() or (self._may_go_on and self._is_in_doubt())
+
+    def _asked_next(self) -> Collection[Index]:
+        doubtful = self._only() if self._is_in_doubt() else None
+        return super()._asked_next() or list(doubtful or ())
+
+    def _is_in_doubt(self) -> bool:
+        """Return whether more failures are needed to tell whether the study has met two problems.
+
+        The search may already have an answer, which takes both problems for one. Returns False if the budget
+        of trials is spent.
+        """
+        is_spent = self.plan.trials >= self._matrix.file.search.max_trials
+        if is_spent or self._trials.judge.target.is_open:
+            return False
+        return self._only() is not None
+
     def _go_further(self) -> bool:
         return self._try_alone() or super()._go_further()
 
     def _try_alone(self) -> bool:
-        """Try both sides of the boundary without other trials on the GPU; return whether any trial ran."""
+        """Repeat trials of the last good and first bad combination on GPUs that no other trial uses.
+
+        Returns whether any trial ran.
+        """
         chosen = self._alone.wanted(self.plan, self._sender.places_alone)
         if not chosen or self._stopped() or not self._session.is_in_time:
             return False
         self._start(chosen, alone=True)
+        # No other trial is running. The marks of trials that never end have no effect.
+        for trial_id, combination in self._claims().items():
+            self._trials_alone.add(trial_id)
+            said = {"combination": combination.as_dict(), "trial": trial_id}
+            self._store.record_decision(self._study_id, ALONE, said)
         while self.state.running and not self._stopped():
             self._handle(self._sender.wait())
             self._sharing.renew(self._claims)
             self._show()
         self._wind_down()
         return True
-
-    def _send(self, index: Index, trial_id: str, combination: Combination, *, alone: bool) -> None:
-        super()._send(index, trial_id, combination, alone=alone)
-        if alone:
-            self._trials_alone.add(trial_id)
-
-    def _recorded(self, record: TrialRecord) -> None:
-        if record.trial_id in self._trials_alone:
-            said = {"combination": record.combination.as_dict(), "trial": record.trial_id}
-            self._store.record_decision(self._study_id, ALONE, said)
 
     # -- while it runs ---------------------------------------------------------------------------------------
 
@@ -197,7 +210,10 @@ class StudyRunner(Runner):
             self.plan.look_at(between)
         if self._checks.look(self.plan, self._clock()):
             document, left = self.document(), self.plan.checks_left
-            if is_announced(document, left):
+            pair = (document.first_bad, document.last_good)
+            if is_announced(document, left) and pair != self._announced:
+                # An answer that a check made uncertain for a moment is no news.
+                self._announced = pair
                 self._notify(events.Answered(document, left, self._checks.seconds, self._axes))
         self._show()
 
@@ -212,8 +228,8 @@ class StudyRunner(Runner):
             return
         self._shown_at = now
         bad = self.plan.probability_bad()
-        # Of a large matrix what was tried is drawn.
-        drawn = self.state.counts if isinstance(self.plan, CoarsenedSearch) else self._prepared.groups
+        # Of a large matrix, only the combinations that were tried are drawn.
+        drawn = self.state.counts if isinstance(self.plan, ZoomedSearch) else self._prepared.groups
         shown_now: list[tuple[Combination, float]] = [
             (self.grid.combination(index), float(bad[index])) for index in sorted(drawn)
         ]
@@ -235,7 +251,11 @@ class StudyRunner(Runner):
         )
 
     def _only_passing(self) -> tuple[Combination, int, float] | None:
-        """Return combination, passes and rate while no failure was seen: see `events.Progress.passing`."""
+        """Return a combination that has only passed so far, for a message before the first failure.
+
+        The result also contains its number of passes, and the smallest failure rate that the study searches
+        for. Returns None once a failure was seen.
+        """
         counts = self.state.counts
         if self.state.hits or not counts:
             return None

@@ -1,4 +1,4 @@
-"""Sends trials and builds to an executor, and lets fewer trials share a GPU when they disturb each other."""
+"""Send trials and builds to an executor, and let fewer trials share a GPU if they disturb each other."""
 
 from __future__ import annotations
 
@@ -17,32 +17,30 @@ from bisect_env.cluster.protocol import (
     TrialRequest,
     trials_per_gpu,
 )
-from bisect_env.engine.specs import allowed_sources, trial_files, trial_spec, within_limits
+from bisect_env.engine.series import Conditions
+from bisect_env.engine.specs import allowed_sources, trial_spec, within_limits
 from bisect_env.environments.lock import Lock
 from bisect_env.matrix.grid import Combination
 from bisect_env.matrix.load import Matrix
-from bisect_env.trials.records import NONE, Perturbation
 
-LOOK = 0.5
-"""Seconds between two looks at the budget and at Ctrl-C while trials run."""
+WAIT_SECONDS = 0.5
+"""Maximum seconds of one wait for results, so that the budget and Ctrl-C are checked regularly."""
 CANCEL_GRACE = 30.0
-"""Seconds for cancelled trials to be answered."""
-GATHER = 0.05
-"""Seconds for which answers wait for more of them, as long as enough trials are queued."""
+"""Maximum seconds to wait for the answers about cancelled trials."""
 
 
 class Sender:
-    """A sender of one matrix's trials and builds to an executor, which counts what is running.
+    """A sender of one matrix's trials and builds to an executor, which also receives the answers.
 
     Args:
-        matrix: What is run.
-        executor: Where; the caller closes it.
-        warn: Called with a sentence when fewer trials share a GPU from now on.
+        matrix: The matrix.
+        executor: Runs the trials; the caller closes it.
+        warn: Called with a sentence if fewer trials share a GPU from now on.
 
     Attributes:
-        executor: As given.
-        running: Trials that were sent off and are not answered yet, by id, with what each was lent of GPUs.
-        gpus: What a trial is lent: of a shared GPU it grows when trials disturb each other.
+        executor: The executor.
+        running: For each submitted trial without an answer, by id: the number (or share) of GPUs that it got.
+        gpus: Number (or share) of GPUs of each new trial. A share grows if trials disturb each other.
     """
 
     def __init__(
@@ -53,7 +51,6 @@ class Sender:
         self.gpus = matrix.file.trial.gpus
         self._warn = warn
         self._matrix = matrix
-        self._files = trial_files(matrix)
         self._allow_source = allowed_sources(matrix)
 
     @property
@@ -63,7 +60,7 @@ class Sender:
 
     @property
     def places_alone(self) -> int:
-        """Return how many trials can run at the same time without sharing a GPU."""
+        """Return how many trials can run at the same time if each has its GPU to itself."""
         return max(1, self.executor.slots // self._on_a_gpu)
 
     @property
@@ -71,7 +68,11 @@ class Sender:
         return trials_per_gpu(self._matrix.file.trial.gpus)
 
     def prepare(self, lock: Lock, *, look: bool = False) -> None:
-        """Start to build an environment, or to check that it is unchanged."""
+        """Ask the executor to build an environment before trials need it.
+
+        If `look` is set, the executor only checks an existing environment, and rebuilds it if its files have
+        changed.
+        """
         self.executor.prepare(PrefixRequest(within_limits(self._matrix, lock), self._allow_source, look))
 
     def submit(
@@ -79,32 +80,30 @@ class Sender:
         trial_id: str,
         combination: Combination,
         lock: Lock,
+        conditions: Conditions,
         *,
-        values: Combination | None = None,
-        perturbation: Perturbation = NONE,
         alone: bool = False,
     ) -> None:
-        """Send a trial off.
+        """Submit one trial to the executor.
 
         Args:
-            trial_id: Unique.
-            combination: Under which it is recorded.
-            lock: Its environment.
-            values: What the command sees of the axes, if that is something else.
-            perturbation: Circumstances under which it runs.
-            alone: Whether it must not share a GPU, whatever the others do.
+            trial_id: Unique id of the trial.
+            combination: The combination under which it is recorded.
+            lock: Lock of its environment.
+            conditions: The axis values that the command sees, and the circumstances under which it runs.
+            alone: Whether it must have its GPU to itself.
         """
         spec = trial_spec(
-            *(self._matrix, combination, lock, trial_id, self._files),
-            values=values,
-            perturbation=perturbation,
+            *(self._matrix, combination, lock, trial_id),
+            values=conditions.values,
+            perturbation=conditions.perturbation,
             gpus=max(1, self.gpus) if alone else self.gpus,
         )
         self.running[trial_id] = spec.gpus
         self.executor.submit(TrialRequest(spec, within_limits(self._matrix, lock), self._allow_source))
 
-    def wait(self, timeout: float = LOOK) -> list[Completion]:
-        """Return answers since the last call, after waiting up to `timeout` seconds for the first."""
+    def wait(self, timeout: float = WAIT_SECONDS) -> list[Completion]:
+        """Wait up to `timeout` seconds for answers of the executor, and return all that have arrived."""
         answers = self.executor.wait(timeout)
         for answer in answers:
             match answer:
@@ -118,40 +117,29 @@ class Sender:
                     pass
         return answers
 
-    def gather(self) -> list[Completion]:
-        """Wait for answers as `wait` does, then a little longer while enough trials are queued.
-
-        Recording answers, learning from them and deciding costs about the same for one as for twenty.
-        """
-        answers = self.wait()
-        until = time.monotonic() + GATHER
-        while answers and (left := until - time.monotonic()) > 0:
-            if len(self.running) <= 1.5 * self.slots:
-                break
-            answers += self.wait(left)
-        return answers
-
     def _make_room(self, lent: float, reason: str) -> None:
-        """Halve the number of trials that share a GPU, if that many have disturbed each other."""
+        """Halve the number of trials that share a GPU, because a trial was disturbed by others.
+
+        Does nothing if the number was changed since this trial was submitted.
+        """
         if lent < 1 and lent == self.gpus:
             fewer = trials_per_gpu(self.gpus) // 2
             self.gpus = 1 / fewer if fewer > 1 else 1
-            shown = (
-                f"{fewer} trials share a GPU from now on"
-                if fewer > 1
-                else "trials have a GPU each from now on"
-            )
-            self._warn(f"{reason}; it is run again, and {shown}")
+            shown = f"{fewer} trials share a GPU" if fewer > 1 else "trials have a GPU each"
+            self._warn(f"{reason}; it is run again, and {shown} from now on")
 
     def end(self) -> list[Completion]:
-        """End what runs. Return what came meanwhile: trials that had ended before, and builds."""
+        """Cancel all running trials, wait until they have ended, and return the other answers that arrive.
+
+        Answers about cancelled trials are dropped.
+        """
         ended: list[Completion] = []
         if not self.running:
             return ended
         self.executor.cancel()
         deadline = time.monotonic() + CANCEL_GRACE
         while self.running and time.monotonic() < deadline:
-            # A lost trial was ended here. A build that nobody hears of would be waited for without end.
+            # Drop answers of cancelled trials, but keep those of builds: the caller waits for each of them.
             ended += [one for one in self.wait() if not isinstance(one, TrialLost)]
         self.running.clear()
         return ended

@@ -1,4 +1,4 @@
-"""Decides which failure a study means, and for how long its answer is checked. Pure."""
+"""Decide which failure a study searches for, and for how long its answer is checked. Pure."""
 
 from __future__ import annotations
 
@@ -10,23 +10,25 @@ from bisect_env.engine.state import StudyState
 from bisect_env.errors import NoEnvironmentError
 from bisect_env.matrix.grid import Grid, Index
 from bisect_env.matrix.load import Matrix
-from bisect_env.search.searcher import StudySearch
+from bisect_env.search.study_search import StudySearch
 from bisect_env.trials.judge import Judge
 
 CHECK_SECONDS, CHECK_SHARE = 3.0, 0.5
-"""How long an answer may be checked: seconds, or this share of the time that it took if that is more."""
+"""Maximum duration of the checks of an answer: the larger of this many seconds and this share of the time
+that the answer itself took."""
 
 
 class CheckTime:
-    """The time in which the answer of a study is checked.
+    """The time limit for the trials that check the result of a study.
 
     Args:
-        began: When the command began with the study.
-        is_sure: Whether the checks take as long as they need.
+        began: Time at which the command began with the study.
+        is_sure: Whether the checks have no time limit.
 
     Attributes:
-        has_stood: Whether the answer stood at any time, even if checks have doubted it since.
-        seconds: How long the checks may take; None for any time.
+        has_stood: Whether the search has ever reached the wanted confidence, even if checks made it uncertain
+            again.
+        seconds: Maximum duration of the checks; None for no limit.
     """
 
     def __init__(self, began: float, *, is_sure: bool) -> None:
@@ -37,9 +39,17 @@ class CheckTime:
         self.seconds: float | None = None
 
     def look(self, search: StudySearch, now: float) -> bool:
-        """Return whether the answer stands since this look; end its checks when their time is over."""
+        """Start the time limit when the search has a result, and end the checks when the time is over.
+
+        Args:
+            search: The search of the study.
+            now: The present time.
+
+        Returns:
+            True if the search has reached the wanted confidence since the previous call.
+        """
         if not search.answered:
-            # A failure during the checks has opened the question again.
+            # A failure during the checks has made the answer uncertain again.
             self._until = None
             return False
         self.has_stood = True
@@ -53,11 +63,11 @@ class CheckTime:
 
 
 def is_announced(verdict: VerdictDocument, checks: int) -> bool:
-    """Return whether users are told that an answer stands and is checked from now on.
+    """Return whether to tell the user that a result was found and is checked from now on.
 
     Args:
-        verdict: The verdict so far. On resuming, looks may be due before there is an answer.
-        checks: Trials that the checks want.
+        verdict: The verdict so far.
+        checks: Number of trials that the checks still need.
     """
     return checks > 0 and verdict.status == "confirmed" and not verdict.ends_wrong
 
@@ -65,17 +75,17 @@ def is_announced(verdict: VerdictDocument, checks: int) -> bool:
 def only_trials(
     matrix: Matrix, grid: Grid, groups: Mapping[Index, Index], state: StudyState, judge: Judge
 ) -> dict[Index, int] | None:
-    """Return what to try alone while it is not known which failure is meant, and how many at a time.
+    """Return combinations to try before the search, to learn which of several failures to search for.
 
     Args:
-        matrix: What is asked.
+        matrix: The matrix of the study.
         grid: Its combinations.
-        groups: Each combination that may be runnable, with the one that stands for its group.
-        state: What is known of the study.
-        judge: With all trials of the study.
+        groups: For each combination that may be runnable, the representative of its group.
+        state: The state of the study.
+        judge: The judge that has seen all trials of the study.
 
     Returns:
-        None if the search chooses.
+        For each combination the maximum number of simultaneous trials; None if the search may choose.
 
     Raises:
         NoEnvironmentError: The bad end, whose failure is meant, cannot be run.
@@ -97,15 +107,15 @@ def only_trials(
 
 
 def look_between_kinds(grid: Grid, state: StudyState, search: StudySearch, judge: Judge) -> Index | None:
-    """Return a combination between failures of different kinds, None if there is none.
+    """Return a combination between two that fail in different ways, or None if there is none to try.
 
-    A pass there shows that they are two problems.
+    If this combination passes, the two failures are separate problems.
 
     Args:
         grid: The combinations of the study.
-        state: What is known of the study.
-        search: With an answer, or without.
-        judge: With all trials of the study.
+        state: The state of the study.
+        search: The search of the study.
+        judge: The judge that has seen all trials of the study.
     """
     positions = judge.places.line
     if judge.target.signature or not search.answered or not positions or not search.verdict.certain:

@@ -1,8 +1,9 @@
-"""Lets several commands work on one study: each claims its trials in the database before it runs them."""
+"""Let several commands work on one study: each claims its trials in the database before running them."""
 
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import time
 import uuid
@@ -11,50 +12,61 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import psutil
+
 from bisect_env.errors import StorageError
 from bisect_env.matrix.grid import Combination
-from bisect_env.storage.entries import StoredTrial, Want
+from bisect_env.storage.entries import StoredTrial
 from bisect_env.storage.store import Store
 from bisect_env.storage.study_trials import StudyTrials
 
-LEASE = 60.0
-"""Seconds after which the claims of a command that died on another host count no longer.
+_log = logging.getLogger(__name__)
 
-On this host its process is seen to be gone.
+LEASE = 60.0
+"""Seconds after which the claims of a command that died on another host expire.
+
+For commands on this host, the process itself is checked instead.
 """
 RENEW_EVERY = LEASE / 4
+"""Seconds between two extensions of the leases of running trials."""
+_MAX_PID = 2**22
+"""Largest process id that Linux gives (proc_sys_kernel(5)); a damaged name may contain a larger number."""
 READ_EVERY = 1.0
-"""Seconds between two looks at what others have recorded and claimed."""
+"""Seconds between two reads of what other commands have recorded and claimed."""
 
 
 def name_of_holder() -> str:
-    """Return a new, unique name for this process's claims that `has_ended` can check.
+    """Return a new unique name under which this process reserves trials.
 
-    It says the boot of the machine, the namespace of process ids, the id, and when the process was
-    started; where these cannot be read (not Linux), it is merely unique.
+    The name contains the machine's boot, the namespace of process ids, the process id and the start time of
+    the process, so that `has_ended` can check whether the process still runs. Where these cannot be read (not
+    on Linux), the name is merely unique.
     """
     process = (_machine(), str(os.getpid()), _started(os.getpid()))
     return " ".join([uuid.uuid4().hex, *(process if all(process) else ())])
 
 
 def has_ended(holder: str) -> bool:
-    """Return whether the process with this name has certainly ended; false for other machines."""
+    """Return whether the process with this name has certainly ended.
+
+    The result is always False for processes on other machines.
+    """
     words = holder.split(" ")
     if len(words) != 4 or words[1] != _machine() or not words[2].isdecimal():
         return False
     pid, started = int(words[2]), words[3]
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
+    if pid > _MAX_PID or not psutil.pid_exists(pid):
         return True
-    except (OSError, OverflowError):
-        pass  # another user's, who may have put it out of sight
-    # An id is given away again. What cannot be read may live.
+    # Process ids are reused, so the start time must differ. If the process belongs to another user, its start
+    # time may be hidden from this one, and it may still run.
     return _started(pid) not in ("", started)
 
 
 def _machine() -> str:
-    """Return the id of this machine's boot and process namespace; "" if the system does not give it."""
+    """Return an id of this boot of the machine and of its process namespace.
+
+    Returns "" if the system does not provide them.
+    """
     with contextlib.suppress(OSError):
         boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
         return f"{boot}/{Path('/proc/self/ns/pid').stat().st_ino}"
@@ -62,7 +74,10 @@ def _machine() -> str:
 
 
 def _started(pid: int) -> str:
-    """Return when a process was started, in ticks since the boot; "ended" for a zombie."""
+    """Return when a process was started, in clock ticks since the boot.
+
+    Returns "ended" for a zombie, and "" if the process does not exist or cannot be read.
+    """
     with contextlib.suppress(OSError):
         stat = Path(f"/proc/{pid}/stat").read_bytes()
         # Behind the name in parentheses, which may contain anything, come the fields from the third on;
@@ -73,16 +88,16 @@ def _started(pid: int) -> str:
 
 
 class Sharing:
-    """This command's view of a study that other commands may be running, too.
+    """One command's access to a study on which other commands may be working at the same time.
 
     Args:
-        store: Where the study is.
+        store: Database with the study.
         study_id: Id of the study.
-        trials: Those that this command knows.
-        clock: Seconds that only grow.
+        trials: The trials that this command knows.
+        clock: Returns the seconds of a clock that never goes back.
 
     Attributes:
-        claimed: Trials of each combination that others ran at the last look.
+        claimed: Number of trials of each combination that other commands were running at the last read.
     """
 
     def __init__(
@@ -102,9 +117,10 @@ class Sharing:
         self.claimed: Counter[Combination] = Counter()
 
     def news(self) -> list[StoredTrial]:
-        """Return trials of the study that this command did not know, in order, and look at all claims.
+        """Return the trials that any command has recorded since the last call, in order.
 
-        What commands had claimed that have died on this host since is free again.
+        Also reads which trials other commands have reserved (`claimed`). Claims of commands that have died on
+        this host are released.
         """
         with self._store.snapshot():
             found = self._trials.look()
@@ -120,7 +136,7 @@ class Sharing:
 
     @property
     def is_due(self) -> bool:
-        """Return whether it is time to look again."""
+        """Return whether it is time to call `news` again."""
         return self._clock() >= self._read_at + READ_EVERY
 
     def claim(
@@ -129,37 +145,42 @@ class Sharing:
         running: Mapping[Combination, int],
         decision: tuple[str, dict[str, Any]],
     ) -> list[bool]:
-        """Claim trials, given by id and combination; return for each whether the claim succeeded.
+        """Reserve (claim) trials for this command, and return for each trial whether this succeeded.
 
-        What is not ours was claimed or recorded by another command since the last look.
+        A claim fails if another command has claimed or recorded a trial in its place since the last read.
 
         Args:
-            wanted: In order.
-            running: Trials of each combination that this command runs.
-            decision: Kind and payload of what was decided, stored beside what is claimed.
+            wanted: Id and combination of each trial, in order.
+            running: Number of trials of each combination that this command is running.
+            decision: Kind and payload of the decision that led to these trials; stored with the claims.
         """
-        taken: Counter[Combination] = Counter()
-        wants = []
-        for trial_id, combination in wanted:
-            if combination not in taken:
-                taken[combination] = running.get(combination, 0) + self.claimed.get(combination, 0)
-            wants.append(Want(trial_id, combination, taken[combination]))
-            taken[combination] += 1
         return self._store.claim(
-            self._study_id, self._holder, wants, lease=LEASE, decision=decision, after=self._trials.last
+            self._study_id,
+            self._holder,
+            dict(wanted),
+            Counter(running) + self.claimed,
+            lease=LEASE,
+            decision=decision,
+            after=self._trials.last,
         )
 
     def renew(self, running: Callable[[], Mapping[str, Combination]], *, now: bool = False) -> None:
-        """Renew the claims of the running trials only, if it is time or `now` is set."""
+        """Extend the reservations (claims) of running trials, which otherwise expire.
+
+        This is done only if `RENEW_EVERY` seconds have passed, or if `now` is set. Claims of trials that are
+        not in `running` expire.
+        """
         if now or self._clock() >= self._renewed_at + RENEW_EVERY:
             self._store.renew(self._study_id, self._holder, running(), lease=LEASE)
             self._renewed_at = self._clock()
 
     def release(self, trial_ids: Collection[str]) -> None:
-        """Release the claims of trials that will not be recorded."""
+        """Give up the reservations (claims) of trials that will not be recorded."""
         self._store.release(self._holder, trial_ids)
 
     def close(self) -> None:
-        """Give every claim back; what cannot be given back lapses."""
-        with contextlib.suppress(StorageError):
+        """Give up all reservations (claims); if the database cannot be reached, they expire later."""
+        try:
             self._store.release(self._holder)
+        except StorageError as error:
+            _log.warning("claims of trials could not be released, and expire in %.0f s: %s", LEASE, error)

@@ -1,6 +1,6 @@
-"""Chooses one combination of a matrix, with the lock that it has in its study, and runs trials of it.
+"""Choose one combination of a matrix, with its lock from the study of the matrix, and run trials of it.
 
-They are recorded in the study of the matrix like all trials: what is measured here is evidence there.
+The trials are recorded in the study of the matrix and are evidence there.
 """
 
 from __future__ import annotations
@@ -12,17 +12,19 @@ from datetime import datetime
 
 from bisect_env.engine import events
 from bisect_env.engine.amplify import known_perturbation
-from bisect_env.engine.locking import Locking, Prepared, environment_request, environment_warnings
+from bisect_env.engine.locking import Locking, Prepared
 from bisect_env.engine.opening import (
     Expansion,
     expand_as_known,
     open_study,
     own_trials,
+    save_prepared,
     stored_locks,
 )
-from bisect_env.engine.plans import BlockRunner, OnePlan
+from bisect_env.engine.plans import BlockRunner, OneCombinationPlan
+from bisect_env.engine.requests import environment_request, environment_warnings
 from bisect_env.engine.reuse import trial_key
-from bisect_env.engine.runner import Conditions, Series
+from bisect_env.engine.series import Conditions, RunSetup, Series
 from bisect_env.engine.session import Session
 from bisect_env.engine.stored import LockedCombination, named_combinations
 from bisect_env.environments.lock import UnsolvableError
@@ -34,13 +36,13 @@ from bisect_env.storage.entries import EvidenceCounts, Study, StudyStatus
 from bisect_env.storage.store import Store
 from bisect_env.trials.records import NONE, Perturbation
 
-MAKING = "making the environment, unless it is here already"
-"""Reported before the first trial, which may wait minutes for it."""
+ENVIRONMENT_NOTICE = "making the environment, unless it is here already"
+"""Message shown before the first trial, which may have to wait minutes for its environment."""
 
 
 @dataclass(frozen=True, slots=True)
 class ChosenCombination(LockedCombination):
-    """A combination of an expanded matrix, with its lock.
+    """A combination that the user chose, with its lock and the expanded matrix that contains it.
 
     Attributes:
         expansion: The expanded matrix, and its study if there is one.
@@ -54,7 +56,7 @@ class ChosenCombination(LockedCombination):
 
     @property
     def matrix(self) -> Matrix:
-        """Return the matrix."""
+        """Return the matrix that contains the combination."""
         return self.expansion.matrix
 
     @property
@@ -74,7 +76,7 @@ class ChosenCombination(LockedCombination):
         return self.expansion.study
 
 
-def open_one(
+def open_combination(
     matrix: Matrix,
     at: str | None,
     *,
@@ -82,19 +84,21 @@ def open_one(
     provider: EnvironmentProvider,
     notify: Callable[[events.Event], None],
 ) -> ChosenCombination:
-    """Choose a combination of a matrix and lock it; begin the study of the matrix if there is none.
+    """Find the combination that the user named, lock it, and open the study of its matrix.
+
+    The study is begun if there is none.
 
     Args:
         matrix: The matrix.
-        at: See `bisect_env.matrix.grid.find_combination`.
+        at: The user's text that names the combination; see `bisect_env.matrix.grid.find_combination`.
         store: Database, open for writing.
-        provider: Solves.
-        notify: Called with the study and with warnings.
+        provider: Locks environments.
+        notify: Called with an event for the study and for each warning.
 
     Raises:
         UsageError: There is no such combination.
-        NoEnvironmentError: It has no environment; no study is begun for it.
-        InfrastructureError: The index cannot be used.
+        NoEnvironmentError: It has no environment; no study is begun.
+        InfrastructureError: The index cannot be reached.
     """
     chosen = look_up(matrix, at, store=store, provider=provider, notify=notify)
     expansion, grid, index = chosen.expansion, chosen.expansion.grid, chosen.index
@@ -105,9 +109,8 @@ def open_one(
         store.finish_study(study.id, StudyStatus.INTERRUPTED, None)
         study = store.study(study.id)
     notify(events.StudyOpened(study.id, study.name, own_trials(store, study)))
-    store.save_locks(study.id, [chosen.lock])
     prepared = Prepared(grid, {index: chosen.lock}, {}, {}, {index: chosen.warnings})
-    store.save_combinations(study.id, [prepared.state(index)])
+    save_prepared(store, study.id, prepared, [index])
     known = Expansion(matrix, grid, expansion.as_of, study)
     return ChosenCombination(chosen.combination, chosen.lock, known, chosen.perturbation, chosen.warnings)
 
@@ -122,21 +125,22 @@ def look_up(
     as_of: datetime | None = None,
     flag: str = "--at",
 ) -> ChosenCombination:
-    """Choose a combination of a matrix and lock it, without beginning a study.
+    """Find the combination that the user named, and lock it, without beginning a study.
 
     Args:
         matrix: The matrix.
-        at: As for `open_one`.
-        store: Database that may have its study.
-        provider: Solves.
-        notify: Called with warnings.
-        as_of: Uploads after this date are ignored, if there is no study; the present moment if None.
+        at: As for `open_combination`.
+        store: Database that may contain the study of the matrix.
+        provider: Locks environments.
+        notify: Called with an event for each warning.
+        as_of: Packages uploaded after this date are ignored, if there is no study; the present moment if
+            None.
         flag: Name of the option that names the combination, for messages.
 
     Raises:
         UsageError: There is no such combination.
         NoEnvironmentError: It has no environment.
-        InfrastructureError: The index cannot be used.
+        InfrastructureError: The index cannot be reached.
     """
     expansion = expand_as_known(matrix, store, provider, as_of=as_of)
     grid, known = expansion.grid, expansion.study
@@ -164,23 +168,24 @@ def look_up(
 
 def run_trials(
     chosen: ChosenCombination,
-    make_plan: Callable[[], OnePlan],
+    make_plan: Callable[[], OneCombinationPlan],
     session: Session,
     *,
     series: Series | None = None,
-) -> tuple[OnePlan, EvidenceCounts, str]:
-    """Run trials of one combination until its plan is finished.
+) -> tuple[OneCombinationPlan, EvidenceCounts, str]:
+    """Run trials of one combination until a plan is finished, and return the plan with its results.
 
-    Trials that still run at that moment are waited for: ending them would favour quick outcomes.
+    Trials that are still running at the end are waited for, because ending them would favour quick outcomes.
 
     Args:
-        chosen: From `open_one`.
+        chosen: The combination, from `open_combination`.
         make_plan: Returns a plan without trials.
         session: Database, environments and executor.
-        series: Trials of the study that belong to the plan; those that are started now if None.
+        series: Trials of the study that already belong to the plan; None for none.
 
     Returns:
-        The plan, with all results; the counts of all its trials; and why nothing can be learnt here, or "".
+        The plan with all results; the counts of all its trials; and the reason why the combination was
+        excluded, "" if it was not.
 
     Raises:
         NoEnvironmentError: The environment cannot be built.
@@ -191,22 +196,14 @@ def run_trials(
     locking = Locking(matrix, grid, session.provider, known={index: chosen.lock}, among=[index])
 
     def conditions(_index: Index) -> Conditions:
-        key = trial_key(matrix, locking.prepared, index, chosen.perturbation)
+        key = trial_key(matrix, chosen.combination, chosen.lock, chosen.perturbation)
         return Conditions(key, None, chosen.perturbation)
 
     with closing(locking):
-        runner = BlockRunner(
-            matrix,
-            locking,
-            make_plan,
-            session,
-            chosen.study.id,
-            conditions=conditions,
-            series=series or Series(),
-            waits=True,
-        )
+        setup = RunSetup(matrix, make_plan, session, chosen.study.id, conditions, series or Series())
+        runner = BlockRunner(setup, locking)
         runner.replay()
-        session.say(MAKING)
+        session.say(ENVIRONMENT_NOTICE)
         runner.run()
-    assert isinstance(runner.plan, OnePlan)
+    assert isinstance(runner.plan, OneCombinationPlan)
     return runner.plan, runner.state.counts[index], runner.state.aside.get(index, ("", ""))[1]

@@ -1,9 +1,8 @@
-"""Describes the trials of a study: what each is asked to do, and what is recorded for a lost one. Pure."""
+"""Create the specifications of trials, and the records of lost trials. Pure."""
 
 from __future__ import annotations
 
 import secrets
-from collections.abc import Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 
@@ -12,12 +11,7 @@ from bisect_env.matrix.grid import Combination
 from bisect_env.matrix.load import Matrix
 from bisect_env.matrix.schema import CommitAxis
 from bisect_env.trials.judge import Target
-from bisect_env.trials.records import NONE, Outcome, Perturbation, Phase, TrialFile, TrialRecord, TrialSpec
-
-
-def trial_files(matrix: Matrix) -> tuple[TrialFile, ...]:
-    """Return the files that every trial of a matrix finds in its working directory."""
-    return tuple(TrialFile(file.name, file.content, file.executable) for file in matrix.files)
+from bisect_env.trials.records import NONE, Outcome, Perturbation, Phase, TrialRecord, TrialSpec
 
 
 def trial_spec(
@@ -25,24 +19,22 @@ def trial_spec(
     combination: Combination,
     lock: Lock,
     trial_id: str,
-    files: Sequence[TrialFile],
     *,
     values: Combination | None = None,
     perturbation: Perturbation = NONE,
     gpus: float | None = None,
 ) -> TrialSpec:
-    """Return a trial of a combination.
+    """Return the specification of one trial: command, files, environment variables, time limit and so on.
 
     Args:
-        matrix: What is run.
-        combination: Under which it is recorded.
-        lock: Its environment.
-        trial_id: Unique.
-        files: See `trial_files`; made once, for thousands of trials.
-        values: Values of the axes of the matrix that the command sees, where they are others than those of
-            `combination`: an environment between two combinations is recorded as what it is.
-        perturbation: Circumstances that are to make the failure more frequent.
-        gpus: That it is lent, where that is not what the matrix says.
+        matrix: The matrix of the study.
+        combination: The combination under which the trial is recorded.
+        lock: Lock of its environment.
+        trial_id: Unique id of the trial.
+        values: Axis values that the command sees, if they differ from `combination`. (An intermediate
+            environment of `explain` is recorded under axes of its own.)
+        perturbation: Circumstances that make the failure more frequent.
+        gpus: Number of GPUs for the trial; None for the one in the matrix.
     """
     trial = matrix.file.trial
     seen = combination if values is None else values
@@ -51,7 +43,7 @@ def trial_spec(
         combination=combination,
         lock_hash=lock.content_hash,
         command=matrix.command(seen),
-        files=tuple(files),
+        files=matrix.files,
         # What the matrix sets belongs to the question; circumstances do not overrule it.
         env={**perturbation.env, **matrix.environment(seen)},
         timeout=trial.timeout,
@@ -72,18 +64,21 @@ def _hash_seed(perturbation: Perturbation) -> int:
 
 
 def target_of(matrix: Matrix) -> Target:
-    """Return the failure that a matrix asks for, as its `trial.bad` states it."""
+    """Return the target of a study: the failure to search for, from `trial.bad` of the matrix."""
     return Target.from_json(matrix.file.trial.bad.model_dump())
 
 
 def allowed_sources(matrix: Matrix) -> bool | frozenset[str]:
-    """Return which packages may be built from their sources: all, none, or these."""
+    """Return which packages the matrix allows to build from source.
+
+    True means all packages, False none; otherwise, the result is a set of names.
+    """
     allow = matrix.file.solver.allow_source
     return allow if isinstance(allow, bool) else frozenset(allow)
 
 
 def within_limits(matrix: Matrix, lock: Lock) -> Lock:
-    """Return a lock with the time and memory limits that the matrix sets for building its commits."""
+    """Return a copy of a lock with the time and memory limits that the matrix sets for building commits."""
     axes = [axis for axis in matrix.file.axes.values() if isinstance(axis, CommitAxis)]
     limits = [BuildLimit(one.canonical_package, one.build.time_limit, one.build.memory or 0) for one in axes]
     return replace(lock, limits=tuple(limits))
@@ -92,14 +87,14 @@ def within_limits(matrix: Matrix, lock: Lock) -> Lock:
 def lost_record(
     trial_id: str, combination: Combination, lock_hash: str, reason: str, host: str
 ) -> TrialRecord:
-    """Return the record of a trial whose worker or host went away.
+    """Return a record for a trial that never ended because its worker or host was lost.
 
     Args:
         trial_id: Id of the trial.
-        combination: That it tried.
-        lock_hash: Of its environment.
-        reason: What is known of the loss, for people.
-        host: On which it ran, "" if that is not known.
+        combination: Its combination.
+        lock_hash: Content hash of its environment's lock.
+        reason: What is known of the loss, in words.
+        host: Host on which it ran, "" if unknown.
     """
     return TrialRecord(
         trial_id=trial_id,

@@ -1,4 +1,4 @@
-"""Keeps what is known of a study while it runs: environments, trials, and excluded combinations. Pure."""
+"""The state of a running study: environments, trials, and excluded combinations. Pure."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from bisect_env.errors import InfrastructureError, NoEnvironmentError, UsageErro
 from bisect_env.matrix.grid import Index
 from bisect_env.matrix.load import Matrix
 from bisect_env.search.plan import Plan
-from bisect_env.storage.entries import EvidenceCounts
+from bisect_env.storage.entries import CombinationStatus, EvidenceCounts
 from bisect_env.trials.records import Evidence, Outcome, TrialRecord
 
 BUILDS_BEFORE_UNBUILDABLE = 3
@@ -24,23 +24,25 @@ CHANGES_BEFORE_STOP = 3
 TRIED_BEFORE_BLAME = 3
 """Number of combinations in which a command cannot be run before the matrix is considered wrong."""
 FLAKY_FROM = 4
-"""Number of trials of one combination from which on failures are not considered certain: a plan asks less
-often about a certain failure."""
+"""Number of passes of one combination from which on failures are not considered certain, as long as nothing
+has failed: the combination may fail rarely."""
 OTHER_BEFORE_ASIDE = 3
-"""Failures of another kind after which a combination without counted trials is set aside."""
+"""Number of failures of another kind after which a combination without counted trials is excluded."""
 OTHER_PER_COUNTED, OTHER_MANY = 4.0, 20
-"""Failures of another kind per counted trial above which a combination is set aside, from so many on."""
+"""Number of failures of another kind per counted trial above which a combination is excluded; and the number
+of such failures from which on this applies."""
 LOSSES_FOR_FINDING = 3
 """Number of hosts lost during trials of one combination after which the user is told."""
-_HOSTS = "allow_host:"
-"""A part of the message about a program of the host, which is the same for all combinations."""
-_SHORT = 4
-"""Maximum number of lines of a builder's message that are shown whole."""
+_HOST_PROGRAM = "allow_host:"
+"""Part of the message about a program of the host that may not be run. It does not depend on the
+combination."""
+_MAX_LINES = 4
+"""Maximum number of lines of a builder's message that is shown in full."""
 
 
 @dataclass(slots=True)
 class Mean:
-    """The mean of all values that were added."""
+    """A running mean, to which values can be added one at a time."""
 
     total: float = 0.0
     count: int = 0
@@ -52,70 +54,58 @@ class Mean:
 
     @property
     def value(self) -> float | None:
-        """Return the mean, None before the first value."""
+        """Return the mean of the values so far, or None if there are none."""
         return self.total / self.count if self.count else None
 
 
 def brief(text: str) -> str:
-    """Return the first line of a long text, or all lines of a short one, joined by colons. Pure."""
+    """Join the lines of a message with colons; if there are many lines, return only the first.
+
+    There are many if there are more than `_MAX_LINES`.
+    """
     lines: list[str] = [line.strip() for line in text.splitlines() if line.strip()]
-    return ": ".join(lines if len(lines) <= _SHORT else lines[:1]) or "(no words)"
+    return ": ".join(lines if len(lines) <= _MAX_LINES else lines[:1]) or "(no words)"
 
 
 @dataclass(frozen=True, slots=True)
 class PutAside:
-    """The finding that trials of a combination are not possible or useful.
+    """A decision that a combination gets no more trials, with the reason.
 
     Attributes:
-        index: Index of the combination that stands for its group.
-        status: As outcomes call it: `env-unsolvable`, `env-unbuildable` or `set-aside`.
-        reason: Why.
+        index: The representative of the combination's group.
+        status: `UNSOLVABLE`, `UNBUILDABLE` or `SET_ASIDE`.
+        reason: Why, in words.
     """
 
     index: Index
-    status: str
+    status: CombinationStatus
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
-class Remark:
-    """A message that is shown to the user once.
-
-    Attributes:
-        text: A sentence.
-    """
-
-    text: str
-
-
-Finding = PutAside | Remark
-
-
-def says_bad(evidence: Evidence) -> bool | None:
-    """Return true for bad and false for good evidence; None for evidence that does not count.
-
-    Failures of another kind, void trials and skips are None: they never reach the posterior.
-    """
-    return {Evidence.BAD: True, Evidence.GOOD: False}.get(evidence)
+Finding = PutAside | str
+"""What follows from a new fact: a decision about a combination, or a sentence that is shown to the user."""
 
 
 def many_lost(hosts: Collection[str]) -> str | None:
-    """Return what to say of a combination during whose trials several hosts were lost, else None."""
+    """Return a phrase that lists the hosts lost during trials of a combination, if there are many.
+
+    Returns None if there are fewer than `LOSSES_FOR_FINDING` such hosts.
+    """
     if len(hosts) < LOSSES_FOR_FINDING:
         return None
     return f"its trials were lost on {len(hosts)} hosts ({', '.join(sorted(hosts))})"
 
 
 def why_aside(counts: EvidenceCounts, hosts: Collection[str] = ()) -> str | None:
-    """Return why no more trials of a combination should run, or None.
+    """Return the reason (text) why a combination should get no more trials, or None if there is none.
 
-    A combination that always fails in another way than the target hides the answer: after a few such trials
-    it is set aside, as by `git bisect skip`. One that fails in another way only sometimes is kept; its other
-    failures are shown and never counted.
+    A combination that always fails in another way than the target failure cannot tell good from bad. After a
+    few such trials it is excluded, like with `git bisect skip`. If it fails in another way only sometimes, it
+    is kept, and these failures are reported but not counted.
 
     Args:
-        counts: Its trials.
-        hosts: Hosts that were lost, or lost their GPU, during them.
+        counts: The results of its trials.
+        hosts: Names of hosts that were lost, or lost their GPU, during these trials.
     """
     if counts.counted == 0 and (lost := many_lost(hosts)):
         return lost
@@ -129,26 +119,28 @@ def why_aside(counts: EvidenceCounts, hosts: Collection[str] = ()) -> str | None
 
 
 class StudyState:
-    """The state of a study.
+    """What a running study knows: existing environments, results of trials, and excluded combinations.
+
+    In this class, `index` is always the representative of a group of combinations.
 
     Args:
-        matrix: What is asked.
+        matrix: The matrix of the study.
         prepared: Its combinations; locks may be added to it at any time.
-        plan: Chooses trials, and receives their results from this object.
+        plan: Chooses trials; this object passes results on to it.
 
     Attributes:
-        counts: What trials said, for each combination that stands for its group.
-        failed_builds: Number of failed builds of the environment of each of these.
-        aside: Status and reason of combinations at which nothing can be learnt.
-        running: Trials that run, by id, with their combinations.
-        elsewhere: Trials of each combination that other commands run.
-        members: Combinations of each group, by the one that stands for it.
-        seen: Content hashes of environments in which trials ran before this command began: they are likely to
-            be there still.
-        ready: Content hashes of environments that at least one host has.
-        building: Content hashes of environments that are being made.
-        build_seconds: Of environments.
-        trial_seconds: Of trials that count.
+        counts: Results of the trials of each combination.
+        failed_builds: Number of failed builds of each combination's environment.
+        aside: Status and reason of each excluded combination.
+        running: Combination of each running trial, by trial id.
+        elsewhere: Number of trials of each combination that other commands are running.
+        members: All combinations of each group.
+        seen: Content hashes of environments in which trials ran before this command began. They probably
+            still exist.
+        ready: Content hashes of environments that exist on at least one host.
+        building: Content hashes of environments that are being built.
+        build_seconds: Mean duration of builds.
+        trial_seconds: Mean duration of counted trials.
     """
 
     def __init__(self, matrix: Matrix, prepared: Prepared, plan: Plan) -> None:
@@ -162,7 +154,7 @@ class StudyState:
         self.counts: defaultdict[Index, EvidenceCounts] = defaultdict(EvidenceCounts)
         self.failed_builds: Counter[Index] = Counter()
         self._lost_on: defaultdict[Index, set[str]] = defaultdict(set)
-        self.aside: dict[Index, tuple[str, str]] = {}
+        self.aside: dict[Index, tuple[CombinationStatus, str]] = {}
         self.running: dict[str, Index] = {}
         self.elsewhere: Counter[Index] = Counter()
         self.seen: set[str] = set()
@@ -182,13 +174,15 @@ class StudyState:
         self._changes: Counter[str] = Counter()
 
     def begin_again(self, plan: Plan) -> None:
-        """Drop all findings of trials, which will be added again; environments and running trials stay.
+        """Forget the results of all trials and use a new plan, so that the results can be added again.
+
+        Environments and running trials are kept.
 
         Args:
             plan: The new plan, which receives results from now on.
         """
         self.plan = plan
-        self.aside = {i: why for i, why in self.aside.items() if why[0] != "set-aside"}
+        self.aside = {i: why for i, why in self.aside.items() if why[0] is not CombinationStatus.SET_ASIDE}
         for index in self.aside:
             plan.set_aside(index)
         self.counts.clear()
@@ -196,32 +190,40 @@ class StudyState:
 
     @property
     def hits(self) -> int:
-        """Return the number of bad trials."""
+        """Return the number of trials that showed the target failure."""
         return sum(counts.bad for counts in self.counts.values())
 
     @property
     def looks_certain(self) -> bool:
-        """Return whether every combination always failed or always passed, in few trials each."""
-        return not any((c.bad and c.good) or c.counted >= FLAKY_FROM for c in self.counts.values())
+        """Return whether the results so far are consistent with combinations that always fail or always pass.
+
+        This is False if some combination has both failed and passed. As long as none has failed, it is also
+        False if some combination has passed often: then it may fail rarely.
+        """
+        counts = self.counts.values()
+        if any(c.good and c.bad for c in counts):
+            return False
+        return any(c.bad for c in counts) or all(c.good < FLAKY_FROM for c in counts)
 
     def missing(self) -> dict[Index, tuple[str, str]]:
-        """Return status and reason of every combination that is known not to be runnable."""
-        known = {index: ("excluded", why) for index, why in self._grid.excluded.items()}
-        known |= {
-            index: ("env-unbuildable" if error.building else "env-unsolvable", error.message)
-            for index, error in self._prepared.unsolvable.items()
-        }
-        for index, why in self.aside.items():
-            known |= dict.fromkeys(self.members[index], why)
+        """Return a status and a reason for each combination that is known not to be runnable."""
+        known = {}
+        for index in (*self._grid.excluded, *self._prepared.unsolvable):
+            state = self._prepared.state(index)
+            known[index] = (str(state.status), state.reason)
+        for index, (status, reason) in self.aside.items():
+            known |= dict.fromkeys(self.members[index], (str(status), reason))
         return known
 
     # -- facts: environments -------------------------------------------------------------------------------
 
     def locked(self, index: Index) -> list[Finding]:
-        """Process a solver's answer about a combination, which `Prepared` holds.
+        """Note that a solver has finished a combination; exclude the combination if it has no environment.
+
+        Returns what to tell the user about the combination.
 
         Raises:
-            NoEnvironmentError: It is an end that the matrix states, and has no environment.
+            NoEnvironmentError: The combination is a stated end and has no environment.
         """
         error = self._prepared.unsolvable.get(index)
         if self._prepared.groups.get(index) == index and index not in self.members:
@@ -232,7 +234,7 @@ class StudyState:
             lock_hash = self._prepared.locks[index].content_hash
             self._in_environment[lock_hash].append(index)
             why = self._broken.get(lock_hash)
-            return [] if why is None else self.put_aside(index, "env-unbuildable", why)
+            return [] if why is None else self.put_aside(index, CombinationStatus.UNBUILDABLE, why)
         for name, end in (("good", self._grid.good), ("bad", self._grid.bad)):
             if index == end:
                 raise NoEnvironmentError(
@@ -240,14 +242,15 @@ class StudyState:
                     f"environment: {error.message}",
                     remedy=f"state another `{name}`, or leave it out",
                 )
-        return self.put_aside(index, "env-unbuildable" if error.building else "env-unsolvable", error.message)
-
-    def begun(self, lock_hash: str) -> None:
-        """Record that an environment is being built."""
-        self.building.add(lock_hash)
+        return self.put_aside(index, CombinationStatus(self._prepared.state(index).status), error.message)
 
     def built(self, lock_hash: str, seconds: float) -> None:
-        """Record that an environment exists, and its build time in seconds, 0 if it existed before."""
+        """Note that an environment exists, and how long building it took.
+
+        Args:
+            lock_hash: Content hash of its lock.
+            seconds: Duration of the build, 0 if the environment existed before.
+        """
         self.building.discard(lock_hash)
         self.ready.add(lock_hash)
         self._failed_builds = 0
@@ -255,16 +258,21 @@ class StudyState:
             self.build_seconds.add(seconds)
 
     def build_failed(self, lock_hash: str, message: str, *, transient: bool) -> list[Finding]:
-        """Process the failure to build an environment, for a reason that may be transient or not.
+        """Note that building an environment failed; after several failures, exclude its combinations.
 
-        What cannot be built is a property of its combinations as soon as another environment could be
-        made, for then neither the host nor the network is to blame.
+        If the reason may be transient, they are excluded only if some other environment could be built.
+        Otherwise the host or the network may be the cause.
+
+        Args:
+            lock_hash: Content hash of its lock.
+            message: The error message.
+            transient: Whether the reason may be temporary.
 
         Raises:
-            InfrastructureError: Builds fail one after the other, and none succeeded yet.
+            InfrastructureError: Many builds failed in a row, and none has succeeded yet.
         """
         self.building.discard(lock_hash)
-        # One that broke on some host is looked at again before more trials go there.
+        # The environment may be broken on some host, so check it again before more trials run there.
         self.ready.discard(lock_hash)
         indices = self.combinations_in(lock_hash)
         findings: list[Finding] = []
@@ -272,7 +280,7 @@ class StudyState:
             self.failed_builds[index] += 1
             if self.failed_builds[index] >= BUILDS_BEFORE_UNBUILDABLE and (not transient or self.ready):
                 self._broken[lock_hash] = message
-                findings += self.put_aside(index, "env-unbuildable", message)
+                findings += self.put_aside(index, CombinationStatus.UNBUILDABLE, message)
         if not transient or not indices:
             return findings
         self._failed_builds += 1
@@ -286,18 +294,18 @@ class StudyState:
         return findings + self._remark(f"build-{indices[0]}", f"{self._last_void}; it is tried again")
 
     def combinations_in(self, lock_hash: str) -> list[Index]:
-        """Return the representative combinations that use this environment."""
+        """Return the combinations that use an environment, one for each group of equal combinations."""
         return list(self._in_environment[lock_hash])
 
     def changed(self, lock_hash: str, name: str) -> None:
-        """Note that trials changed an environment, which is made again.
+        """Note that trials changed the files of an environment; if this happens repeatedly, raise an error.
 
         Args:
-            lock_hash: Lock of the environment.
-            name: A combination that lives in it, for the message.
+            lock_hash: Content hash of the environment's lock.
+            name: A combination that uses it, for the message.
 
         Raises:
-            InfrastructureError: It was changed again and again: no trial in it would ever count.
+            InfrastructureError: Trials changed the environment repeatedly.
         """
         self._changes[lock_hash] += 1
         if self._changes[lock_hash] >= CHANGES_BEFORE_STOP:
@@ -310,44 +318,36 @@ class StudyState:
 
     # -- facts: trials -------------------------------------------------------------------------------------
 
-    def started(self, trial_id: str, index: Index) -> None:
-        """Note that a trial of a combination runs."""
-        self.running[trial_id] = index
-
-    def ended(self, trial_id: str) -> Index:
-        """Record that a trial has ended, and return its combination."""
-        return self.running.pop(trial_id)
-
-    def nothing_runs(self) -> None:
-        """Note that no trial runs any more, because all were ended."""
-        self.running.clear()
-
     def lost(self, index: Index, host: str) -> None:
-        """Note that a host, if it is known which, was lost while a trial ran on it."""
+        """Note that a host was lost during a trial of a combination; `host` is "" if unknown."""
         if host:
             self._lost_on[index].add(host)
 
     def learn(
         self, index: Index, outcome: Outcome, evidence: Evidence, *, duration: float, detail: str
     ) -> list[Finding]:
-        """Process a recorded trial.
+        """Add the result of a recorded trial; exclude its combination if further trials would be useless.
+
+        Returns what to tell the user about the combination.
 
         Args:
-            index: Its combination, standing for its group.
-            outcome: What it did.
-            evidence: What that means.
-            duration: Seconds.
+            index: Its combination.
+            outcome: What the script did.
+            evidence: What the outcome means for the study.
+            duration: Duration in seconds.
             detail: The outcome in words.
         """
         counts, lost_on = self.counts[index], self._lost_on[index]
         counts.add(evidence, outcome)
         if index in self.aside:
             return []
-        if (bad := says_bad(evidence)) is not None:
+        # Failures of another kind, void trials and skipped trials never influence the posterior.
+        if evidence in (Evidence.GOOD, Evidence.BAD):
             self.trial_seconds.add(duration)
-            self.plan.tell(index, hit=bad)
+            self.plan.tell(index, hit=evidence is Evidence.BAD)
         if (why := why_aside(counts, lost_on)) is not None:
-            return self.put_aside(index, "set-aside", f"{outcome}: {detail}; {why}" if counts.skip else why)
+            reason = f"{outcome}: {detail}; {why}" if counts.skip else why
+            return self.put_aside(index, CombinationStatus.SET_ASIDE, reason)
         if (lost := many_lost(lost_on)) is not None:
             return self._remark(f"lost-{index}", f"{self._grid.combination(index)}: {lost}")
         if counts.other >= OTHER_BEFORE_ASIDE and counts.other > counts.counted:
@@ -359,7 +359,7 @@ class StudyState:
         return []
 
     def check(self, record: TrialRecord, evidence: Evidence) -> None:
-        """Raise an error if the trial that just ran shows that further trials are pointless.
+        """Raise an error if the latest trial shows that further trials would be useless.
 
         Raises:
             UsageError: The command could be run in none of the combinations tried: that is a mistake in the
@@ -372,7 +372,7 @@ class StudyState:
         else:
             self._voids_in_a_row = 0
         nowhere = record.outcome is Outcome.NOT_RUNNABLE and not self.plan.trials
-        if nowhere and _HOSTS in record.detail:
+        if nowhere and _HOST_PROGRAM in record.detail:
             raise UsageError(
                 f"{self._matrix.shown}: {record.detail}",
                 tried=" ".join(self._matrix.command(record.combination)),
@@ -397,17 +397,18 @@ class StudyState:
             )
 
     def check_anything_ran(self) -> None:
-        """Raise an error if no trial ran because no environment can be built.
+        """Raise an error if no trial could run because no environment could be built.
 
         Raises:
-            NoEnvironmentError: No combination has an environment that can be made.
+            NoEnvironmentError: No combination has an environment that can be built.
         """
         if self.plan.trials or any(index not in self.aside for index in self.members):
             return
-        reasons = [reason for status, reason in self.aside.values() if status.startswith("env-")]
+        trials = CombinationStatus.SET_ASIDE
+        reasons = [reason for status, reason in self.aside.values() if status is not trials]
         if len(reasons) < len(self.members):
             return
-        if all(status == "env-unsolvable" for status, _ in self.aside.values()):
+        if all(status is CombinationStatus.UNSOLVABLE for status, _ in self.aside.values()):
             raise NoEnvironmentError(
                 f"{self._matrix.shown}: none of the combinations has an environment",
                 tried=reasons[0] if reasons else None,
@@ -418,8 +419,8 @@ class StudyState:
             remedy="`bisect-env report` lists every combination with its reason",
         )
 
-    def put_aside(self, index: Index, status: str, reason: str) -> list[Finding]:
-        """Exclude a combination, if it is not excluded already."""
+    def put_aside(self, index: Index, status: CombinationStatus, reason: str) -> list[Finding]:
+        """Exclude a combination from further trials, unless it is excluded already."""
         if index in self.aside:
             return []
         self.aside[index] = (status, reason)
@@ -430,22 +431,25 @@ class StudyState:
         if key in self._said:
             return []
         self._said.add(key)
-        return [Remark(text)]
+        return [text]
 
     # -- what follows from them ----------------------------------------------------------------------------
 
     def is_ready(self, index: Index) -> bool:
-        """Return whether trials of a combination can be sent off."""
+        """Return whether the environment of a combination exists, so that its trials can start."""
         lock = self._prepared.locks.get(index)
         return lock is not None and lock.content_hash in self.ready
 
     def is_paid(self, index: Index) -> bool:
-        """Return whether a combination's environment costs nothing more: it exists or is being built."""
+        """Return whether trials of a combination need no new build.
+
+        This is the case if its environment exists, is being built, or was used by earlier trials.
+        """
         lock = self._prepared.locks.get(index)
         if lock is None:
             return False
         return any(lock.content_hash in known for known in (self.ready, self.building, self.seen))
 
     def pending(self) -> Counter[Index]:
-        """Return how many trials of each combination run, here or under other commands."""
+        """Return the number of running trials of each combination, including those of other commands."""
         return Counter(self.running.values()) + self.elsewhere

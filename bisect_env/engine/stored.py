@@ -1,4 +1,4 @@
-"""Reads a stored study again: its grid, the combinations that its answer names, and their locks."""
+"""Read a stored study: its matrix, the combinations that its verdict names, and their locks."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ from bisect_env.storage.store import Store
 
 @dataclass(frozen=True, slots=True)
 class LockedCombination:
-    """A combination with its lock.
+    """A combination of versions, with the lock of its environment.
 
     Attributes:
         combination: The values of the axes.
-        lock: The environment.
+        lock: The lock of its environment.
     """
 
     combination: Combination
@@ -37,18 +37,18 @@ class LockedCombination:
 
 
 def matrix_of(store: Store, study: Study, *, secrets: bool = True) -> Matrix:
-    """Return the question of a study with its files, as the study asked it.
+    """Return the matrix of a study, with the files of its trial, from the database.
 
-    A database holds no secrets: the value of a variable that may be one is taken from this process's own
-    environment.
+    The database contains no secrets. The value of an environment variable that may be secret is taken from
+    the environment of this process.
 
     Args:
-        store: Database that has the study.
-        study: As stored.
-        secrets: Whether the secrets are needed; else `***` stands in their place.
+        store: Database with the study.
+        study: The study.
+        secrets: Whether the secret values are needed; if False, `***` is used instead.
 
     Raises:
-        UsageError: A secret is missing, or the study answers no question of its own.
+        UsageError: A secret is missing, or the matrix or a file is not in the database in its original form.
         StorageError: A file of the study is damaged.
     """
     definition = study.definition
@@ -84,8 +84,14 @@ def matrix_of(store: Store, study: Study, *, secrets: bool = True) -> Matrix:
 
 
 def note_asked(digest: str) -> None:
-    """Record that this user asked a question: a study of it in a database may then be run by its id."""
-    # Where this cannot be written, the user has to name the question itself again.
+    """Note on this host that this user has run a matrix, so that its stored studies may be run again.
+
+    A user can then run such a study by its id.
+
+    Args:
+        digest: Digest of the matrix.
+    """
+    # If it cannot be written, the user has to give the matrix again instead of the id.
     with contextlib.suppress(OSError):
         path = _asked(digest)
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -93,7 +99,7 @@ def note_asked(digest: str) -> None:
 
 
 def was_asked_here(digest: str) -> bool:
-    """Return whether this user has asked a question on this host."""
+    """Return whether this user has run the matrix with this digest on this host."""
     return _asked(digest).exists()
 
 
@@ -102,10 +108,12 @@ def _asked(digest: str) -> Path:
 
 
 def refuse_strangers(study: Study) -> None:
-    """Refuse to run a question that another user put into the database: it contains commands.
+    """Raise an error if this user has never run the matrix of a study on this host.
+
+    Another user may have written its commands into the database.
 
     Raises:
-        UsageError: This user never asked it here.
+        UsageError: This user never ran its matrix on this host.
     """
     if not was_asked_here(study.definition.digest):
         whose = f" by {study.definition.user} on {study.definition.host}" if study.definition.user else ""
@@ -118,7 +126,10 @@ def refuse_strangers(study: Study) -> None:
 
 
 def named_combinations(study: Study) -> dict[str, Mapping[str, str]]:
-    """Return the verdict's combinations `first-bad` and `last-good`, if there are any. Pure."""
+    """Return the combinations that users can name `first-bad` and `last-good`, as a dictionary by name.
+
+    A combination that the study has not found is left out.
+    """
     if study.verdict is None:
         return {}
     found = {"first-bad": study.verdict.first_bad, "last-good": study.verdict.last_good}
@@ -126,13 +137,13 @@ def named_combinations(study: Study) -> dict[str, Mapping[str, str]]:
 
 
 def stored_combination(store: Store, study: Study, text: str | None, flag: str = "") -> LockedCombination:
-    """Return the combination of a study that a user means, with its lock.
+    """Return the combination of a study that the user named, with its lock from the database.
 
     Args:
-        store: Where the study is.
+        store: Database with the study.
         study: The study.
-        text: See `bisect_env.matrix.grid.find_combination`.
-        flag: The option's name, if it was given by one.
+        text: The user's text; see `bisect_env.matrix.grid.find_combination`.
+        flag: Name of the option that contained the text, if any; for messages.
 
     Raises:
         UsageError: There is no such combination, or it has no environment.
@@ -150,13 +161,16 @@ def stored_combination(store: Store, study: Study, text: str | None, flag: str =
 
 
 def refuse_local(one: LockedCombination) -> None:
-    """Refuse an environment with packages from files of this host that only the database names.
+    """Raise an error if a stored environment would install local files of unknown origin.
+
+    Another user may have written the database, and could make this user install any file. Packages that a
+    command of this user has found in an index or channel are no such files.
 
     Args:
-        one: What is about to be installed, or written down for others to install.
+        one: The combination whose environment is to be installed or exported.
 
     Raises:
-        UsageError: No command of this user has solved it.
+        UsageError: No command of this user has found these files in an index or channel.
     """
     if not may_be_installed(one.lock):
         raise UsageError(

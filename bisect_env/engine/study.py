@@ -1,8 +1,9 @@
-"""Runs a whole study: prepares it, runs the search, and writes down the verdict."""
+"""Run a whole study: prepare it, run the search, and store the verdict."""
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -12,16 +13,16 @@ from pathlib import Path
 from typing import Any
 
 from bisect_env.answers.phrases import how_many
+from bisect_env.answers.remedies import Asked
 from bisect_env.answers.untrusted import command_line
 from bisect_env.answers.verdict_document import VerdictDocument
 from bisect_env.cluster.choose import Place
 from bisect_env.engine import events
-from bisect_env.engine.amplify import circumstances_of, settle
-from bisect_env.engine.document import MOST_UNTRIED, bisect_log, chapter, named_commits
+from bisect_env.engine.amplify import choose_perturbation, circumstances_of
+from bisect_env.engine.document import MOST_UNTRIED, axis_infos, bisect_log, chapter, named_commits
 from bisect_env.engine.locking import Locking, Prepared, is_lazy
 from bisect_env.engine.opening import (
     expand_as_known,
-    grid_definition,
     open_study,
     own_trials,
     recorded_images,
@@ -48,9 +49,8 @@ from bisect_env.matrix.expand import refined, to_refine
 from bisect_env.matrix.grid import Direction, Grid, Index
 from bisect_env.matrix.load import Matrix
 from bisect_env.matrix.schema import CommitAxis
-from bisect_env.matrix.versions import VersionCatalogue
 from bisect_env.search.goals import Goal
-from bisect_env.search.searcher import StudySearch
+from bisect_env.search.study_search import StudySearch
 from bisect_env.search.table import MOST_CALLED
 from bisect_env.search.verdict import Status
 from bisect_env.storage.entries import (
@@ -60,16 +60,17 @@ from bisect_env.storage.entries import (
     StudyStatus,
 )
 from bisect_env.storage.store import SHORT, Store
+from bisect_env.trials.records import Machine
 
 Notify = Callable[[events.Event], None]
 
 
 @dataclass(frozen=True, slots=True)
 class Conclusion:
-    """The end of a study: its report and the command's exit code.
+    """The report of a study and the exit code of the command, at the end of a command.
 
     Attributes:
-        report: The report document.
+        report: The report as a JSON object.
         exit_code: `VERDICT` or `NO_VERDICT`.
     """
 
@@ -78,28 +79,28 @@ class Conclusion:
 
 
 ENDED = "run-ended"
-"""Kind of the decisions that say how many seconds a command worked on a study, and what cut its checks short:
-`budget`, `max_trials` or `quick`; "" if nothing did."""
+"""Kind of the stored decision that says how many seconds a command worked on a study, and what ended its
+checks early: `budget`, `max_trials`, `quick`, or "" for nothing."""
 
 
 @dataclass(slots=True)
 class StudyRun:
-    """One command's work on the study of a matrix: it creates or resumes the study.
+    """The work of one command on the study of a matrix, which the command begins or resumes.
 
     Args:
-        matrix: As loaded.
-        store: Open for writing.
-        provider: Makes environments.
-        place: Where trials run, started unless the study is answered; closed at the end.
-        lockfiles: Folder under which the locks are written; None writes none.
-        notify: Called with everything that happens.
-        stopped: True when the user wants to stop.
-        workers: Solvers at the same time.
-        fresh: Begin a new study that reuses nothing, whatever has been measured already.
-        only_mine: Go on with a study of this user, and reuse only trials of this user's studies.
-        goal: What is asked: where it begins to fail, where else it does, or the whole table.
-        quick: End as soon as the answer stands, without checking it further.
-        sure: Check the answer for as long as its checks take.
+        matrix: The matrix.
+        store: Database, open for writing.
+        provider: Locks and builds environments.
+        place: Where trials run. Started unless the study is already finished; closed at the end.
+        lockfiles: Folder under which to write the locks; None to write none.
+        notify: Called with each event of the study.
+        stopped: Returns True if the user wants to stop.
+        workers: Number of solvers that may run at the same time.
+        fresh: Whether to begin a new study that reuses no trials of earlier studies.
+        only_mine: Whether to resume and reuse only studies of this user.
+        goal: What to find: the first bad version, every failing configuration, or the whole table.
+        quick: Whether to end as soon as the answer stands, without checks.
+        sure: Whether the checks of the answer have no time limit.
         report: Returns the report of a study as a JSON object; called when the study has ended.
     """
 
@@ -125,10 +126,10 @@ class StudyRun:
     _session: Session = field(init=False)
 
     def run(self) -> Conclusion:
-        """Run the study until the matrix has its answer.
+        """Run the study until it is finished, and return its report.
 
         Raises:
-            BisectEnvError: Whatever a user can correct; everything finished by then is stored.
+            BisectEnvError: An error that the user can correct; all finished work is stored.
         """
         self._expand()
         self._open()
@@ -137,7 +138,7 @@ class StudyRun:
             *(self.store, self.provider, self.place.executor, self.notify, self.stopped),
             deadline=self._deadline_from(began),
         )
-        # A study that is answered answers again at once, without starting a cluster.
+        # If the study is already finished, return its answer without starting a cluster.
         if self._study.status is not StudyStatus.FINISHED:
             self.place.begin()
         with closing(self.place):
@@ -146,7 +147,7 @@ class StudyRun:
                 images = self._settled_images()
                 while True:
                     runner = self._search(images)
-                    cut = self._cut(runner)
+                    cut = self._limit_reached(runner)
                     if not self._refine(runner):
                         return self._conclude(runner)
             except BisectEnvError as error:
@@ -167,7 +168,10 @@ class StudyRun:
         return user_name() if self.only_mine else None
 
     def _expand(self) -> None:
-        """Expand the matrix as its study did, if there is one."""
+        """Expand the matrix to its combinations, and open the study of the matrix.
+
+        A resumed study keeps its versions.
+        """
         matrix, store, user = self.matrix, self.store, self._user
         found = expand_as_known(matrix, store, self.provider, user=user, fresh=self.fresh)
         self._grid = found.grid
@@ -185,18 +189,24 @@ class StudyRun:
         study = self._study
         self.notify(events.StudyOpened(study.id, study.name, own_trials(self.store, study)))
         _keep_logs_within_limit(self.store, self.notify)
-        # An answer is checked once every release around it was looked at.
+        # Check the answer only after all releases around it were tried.
         passed_over = any(axis.passed_over for axis in self._grid.axes)
         self._refining = passed_over and self.goal is Goal.FIRST_BAD
 
     def _deadline_from(self, began: float) -> float | None:
-        """Return when the budget of the study is spent, with what earlier commands spent of it."""
+        """Return the time at which the study's budget is spent, or None if the study has no budget.
+
+        The time that earlier commands spent on the study is counted.
+
+        Args:
+            began: Time at which this command began.
+        """
         budget = self.matrix.file.search.budget
         if budget is None:
             return None
         stored = [one.get("seconds") for one in self._earlier_runs()]
         spent = sum(seconds for seconds in stored if isinstance(seconds, int | float))
-        # A killed command stored nothing but its trials, and those that it tried circumstances with.
+        # A killed command stored only its trials, and those of its comparison of circumstances.
         trials = [
             trial
             for study_id in (self._study.id, *circumstances_of(self.store, self._study.id))
@@ -204,18 +214,21 @@ class StudyRun:
         ]
         return began + budget - max(spent, _seconds_covered(trials))
 
-    def _earlier_runs(self) -> list[Mapping[str, Any]]:
-        """Return what each earlier command stored when it ended; see `ENDED`."""
-        return [one.payload for one in self.store.decisions(self._study.id) if one.kind == ENDED]
+    def _earlier_runs(self) -> Sequence[Mapping[str, Any]]:
+        """Return what earlier commands stored about their duration and the limits that stopped their checks.
+
+        See `ENDED`.
+        """
+        return self.store.payloads(self._study.id, ENDED)
 
     def _note_end(self, began: float, cut: str) -> None:
-        """Store how long this command worked on the study, and what cut its checks short."""
+        """Store how long this command worked on the study, and which limit stopped its checks, if any."""
         if cut or self._session.deadline is not None or self._earlier_runs():
             spent = {"seconds": round(time.monotonic() - began, 3), "cut": cut}
             self.store.record_decision(self._study.id, ENDED, spent)
 
-    def _cut(self, runner: StudyRunner) -> str:
-        """Return what ended the trials before the checks were complete: see `ENDED`."""
+    def _limit_reached(self, runner: StudyRunner) -> str:
+        """Return which limit stopped the checks: `budget`, `max_trials`, `quick`, or "" for none."""
         if not self._session.is_in_time:
             return "budget"
         if runner.plan.trials >= self.matrix.file.search.max_trials:
@@ -223,7 +236,7 @@ class StudyRun:
         return "quick" if self.quick else ""
 
     def _may_do_more(self, runner: StudyRunner) -> bool:
-        """Return whether a limit that cut the checks of this study short is gone."""
+        """Return whether this command may continue checks that a limit stopped in an earlier command."""
         cut = next((one.get("cut") for one in reversed(self._earlier_runs())), "")
         more_trials = runner.plan.trials < self.matrix.file.search.max_trials
         gone = {"budget": self._session.is_in_time, "max_trials": more_trials, "quick": not self.quick}
@@ -237,7 +250,7 @@ class StudyRun:
         return images
 
     def _search(self, images: Mapping[str, str]) -> StudyRunner:
-        """Search the present grid and return the runner."""
+        """Run the search on the present grid, and return the runner with the results."""
         matrix, store, study = self.matrix, self.store, self._study
         if self._locking is not None:
             self._locking.close()
@@ -263,14 +276,19 @@ class StudyRun:
                 withdrawn=tuple((a.name, v, why) for a in grid.axes for v, why in a.dropped.items()),
             )
         )
-        perturbation = settle(matrix, grid, locking, self._session, study.id)
-        save_prepared(store, study, prepared)
+        perturbation = choose_perturbation(matrix, grid, locking, self._session, study.id)
+        save_prepared(store, study.id, prepared, [*grid.indices()])
         # Looking up a hundred thousand keys takes longer than the few trials that might be spared.
         is_done = study.status is StudyStatus.FINISHED
         many = math.prod(grid.shape) > MOST_CALLED
-        # With the budget spent, circumstances may be unsettled: what is reused may be no evidence later.
+        # If the budget is spent, the perturbation may not be chosen yet, and reused trials may lack it.
         reuses = not (study.definition.fresh or many or is_done) and self._session.is_in_time
-        machines = reusable(self.place.machines(), matrix.file.trial.gpus) if reuses else ()
+
+        @functools.cache
+        def machines() -> frozenset[Machine]:
+            found = self.place.executor().machines() if reuses else ()
+            return reusable(found, matrix.file.trial.gpus)
+
         runner = StudyRunner(
             matrix,
             locking,
@@ -287,12 +305,12 @@ class StudyRun:
         runner.replay()
         runner.take_unbuildable()
         if is_done and runner.plan.answered and not self._may_do_more(runner):
-            # Checked for its time already, or not at all because nobody wanted that.
+            # The checks have used up their time, or were not wanted.
             runner.plan.end_checks()
         if is_done:
-            # Every environment was looked at before the verdict.
-            runner.unseen.clear()
-        if not runner.finished or runner.unseen:
+            # The command that stored the verdict checked every environment before.
+            runner.unchecked.clear()
+        if not runner.finished or runner.unchecked:
             if store.study(study.id).status is StudyStatus.FINISHED:
                 store.reopen(study.id)
             runner.run()
@@ -303,28 +321,34 @@ class StudyRun:
         if self.stopped():
             raise StudyInterruptedError(
                 f"stopped while locking environments ({event.done} of {event.total})",
-                remedy=_goes_on(self.matrix, self.goal, self._study),
+                remedy=self._resume_remedy,
             )
 
+    @property
+    def _resume_remedy(self) -> str:
+        command = "map" if self.goal is Goal.TABLE else "run"
+        target = self._study.id[:SHORT] if self.matrix.path is None else str(self.matrix.path)
+        return f"{command_line('bisect-env', command, target)}   goes on from here"
+
     def _refine(self, runner: StudyRunner) -> bool:
-        """Add values around the answer to the grid; return whether there is more to search."""
+        """Add versions near the first bad one to the grid, and return whether the search must go on."""
         matrix = self.matrix
         if self.stopped():
             return False
         around = self.goal is Goal.FIRST_BAD
         if around and (added := _around(matrix, self._grid, runner.plan)):
-            self.notify(events.Said(f"around the answer, {_in_words(matrix, self._grid, added)}"))
+            self.notify(events.Said(f"around the answer, {_added_values(matrix, self._grid, added)}"))
             self._grid = refined(matrix, self._grid, added)
         elif self._refining and not self.quick:
             self._refining = False
             return True
         else:
             return False
-        self.store.set_grid(self._study.id, grid_definition(matrix, self._grid))
+        self.store.set_grid(self._study.id, axis_infos(matrix, self._grid))
         return True
 
     def _conclude(self, runner: StudyRunner) -> Conclusion:
-        """Store the verdict and report how the study ended.
+        """Store the verdict of the search, and return the report of the study.
 
         Raises:
             StudyInterruptedError: The user stopped it before there was an answer.
@@ -332,14 +356,14 @@ class StudyRun:
         """
         store, study, matrix = self.store, self._study, self.matrix
         if self.stopped() and runner.plan.answered:
-            # What was to be checked further is left out, as with `--quick`.
+            # Skip the remaining checks, as with `--quick`.
             runner.plan.end_checks()
-        if self.stopped() and (runner.unseen or not (runner.finished or runner.has_answered)):
+        if self.stopped() and (runner.unchecked or not (runner.finished or runner.has_answered)):
             store.finish_study(study.id, StudyStatus.INTERRUPTED, runner.document())
             raise StudyInterruptedError(
-                # Of this study: what it was spared by trials of others was no work of its own.
+                # Count only trials of this study, not those that it reuses.
                 f"stopped after {how_many(own_trials(store, study), 'trial')}; every one of them is stored",
-                remedy=_goes_on(matrix, self.goal, study),
+                remedy=self._resume_remedy,
             )
         while True:
             document, verdict = runner.document(), runner.plan.verdict
@@ -347,12 +371,12 @@ class StudyRun:
                 reason = _ends_reason(verdict.ends_wrong)
                 document = document.model_copy(update={"status": "none", "reason": reason})
             store.finish_study(study.id, StudyStatus.FINISHED, document)
-            _keep_commit(matrix, store, study.id, runner, self.provider.catalogue, document)
+            self._keep_commit(runner, document)
             report = self.report(store, study.id)
-            # For those who ask in SQL: only the report can put it into words.
+            # Store the sentence for SQL queries; only the report can formulate it.
             sentence = report["verdict"]["sentence"]
             store.save_verdict(study.id, document.model_copy(update={"sentence": sentence}))
-            # Looked at after writing: of two commands that end together, the later verdict knows all trials.
+            # Read after writing: if two commands end together, the later verdict then includes all trials.
             if not runner.read_others():
                 break
         if verdict.ends_wrong:
@@ -365,8 +389,26 @@ class StudyRun:
         self.notify(events.Concluded(report))
         return Conclusion(report, ExitCode.VERDICT if document.is_decided else ExitCode.NO_VERDICT)
 
+    def _keep_commit(self, runner: StudyRunner, verdict: VerdictDocument) -> None:
+        """Store the details of the first bad commit, if the search found a commit."""
+        for name, axis in self.matrix.file.axes.items():
+            if not isinstance(axis, CommitAxis) or axis.direction is Direction.FIXED:
+                continue
+            if (named := named_commits(verdict, name)) is None:
+                continue
+            first, last, between = named
+            details, forge = self.provider.catalogue.commit_details(
+                self.matrix.repository(axis), [first, last, *between[:MOST_UNTRIED]]
+            )
+            found = chapter(name, axis.canonical_package, details[0], details[1], details[2:], forge)
+            history = next(one.history for one in runner.grid.axes if one.name == name)
+            labels = {} if history is None else {one: history.subject(one) for one in history.place}
+            log = bisect_log(runner.tried(name, verdict), first, labels, is_sure=not between)
+            payload = found.model_copy(update={"log": tuple(log)}).model_dump(mode="json")
+            self.store.record_if_new(self._study.id, COMMIT, payload)
+
     def _end_with(self, error: BisectEnvError) -> None:
-        # An answer that stands is not lost because the command could not look at it again.
+        # Keep an existing answer if the command fails while checking it again.
         if self.store.study(self._study.id).status is not StudyStatus.FINISHED:
             interrupted = isinstance(error, StudyInterruptedError)
             status = StudyStatus.INTERRUPTED if interrupted else StudyStatus.FAILED
@@ -375,14 +417,8 @@ class StudyRun:
         self.notify(events.Concluded(self.report(self.store, self._study.id)))
 
 
-def _goes_on(matrix: Matrix, goal: Goal, study: Study) -> str:
-    command = "map" if goal is Goal.TABLE else "run"
-    target = study.id[:SHORT] if matrix.path is None else str(matrix.path)
-    return f"{command_line('bisect-env', command, target)}   goes on from here"
-
-
-def _in_words(matrix: Matrix, grid: Grid, added: Mapping[str, Sequence[str]]) -> str:
-    """Return a phrase for the values added around an answer: releases by name, commits by number."""
+def _added_values(matrix: Matrix, grid: Grid, added: Mapping[str, Sequence[str]]) -> str:
+    """Return a phrase that lists the releases, or the number of commits, that were added to the grid."""
     texts = []
     for name, values in added.items():
         if isinstance(matrix.file.axes[name], CommitAxis):
@@ -394,7 +430,10 @@ def _in_words(matrix: Matrix, grid: Grid, added: Mapping[str, Sequence[str]]) ->
 
 
 def _around(matrix: Matrix, grid: Grid, search: StudySearch) -> dict[str, tuple[str, ...]]:
-    """Return what `refined` is to add: releases, or commits, within a boundary of the answer, by axis."""
+    """Return releases or commits near the first bad version, which are to be added to the grid, by axis.
+
+    For an axis of commits, these are all its values in their new order.
+    """
     found: dict[str, tuple[str, ...]] = {}
     verdict = search.verdict
     if verdict.status is Status.NONE:
@@ -434,13 +473,13 @@ def _keep_logs_within_limit(store: Store, notify: Notify) -> None:
         notify(
             events.Warned(
                 f"logs took {done.before} bytes of {done.limit}; the oldest that nothing cites were dropped "
-                f"({done.logs} of them; `bisect-env db gc --limit SIZE` allows more)"
+                f"({done.logs} of them; `bisect-env db gc --size SIZE` allows more)"
             )
         )
 
 
 def _seconds_covered(trials: Sequence[StoredTrial]) -> float:
-    """Return for how long at least one of a study's own trials ran."""
+    """Return for how many seconds at least one of the study's own trials was running."""
     spans = sorted((one.started_at.timestamp(), one.duration) for one in trials if not one.reused)
     covered, end = 0.0, float("-inf")
     for began, seconds in spans:
@@ -454,48 +493,21 @@ def _write_locks(folder: Path, matrix: Matrix, prepared: Prepared) -> None:
     write_locks(folder, matrix.name, {prepared.grid.combination(i).key: r for i, r in results.items()})
 
 
-def _keep_commit(
-    matrix: Matrix,
-    store: Store,
-    study_id: str,
-    runner: StudyRunner,
-    catalogue: VersionCatalogue,
-    verdict: VerdictDocument,
-) -> None:
-    """Store the details of the first bad commit, if the answer is a commit."""
-    for name, axis in matrix.file.axes.items():
-        if not isinstance(axis, CommitAxis) or axis.direction is Direction.FIXED:
-            continue
-        if (named := named_commits(verdict, name)) is None:
-            continue
-        first, last, between = named
-        details, forge = catalogue.commit_details(
-            matrix.repository(axis), [first, last, *between[:MOST_UNTRIED]]
-        )
-        found = chapter(name, axis.canonical_package, details[0], details[1], details[2:], forge)
-        history = next(one.history for one in runner.grid.axes if one.name == name)
-        labels = {} if history is None else {one: history.subject(one) for one in history.place}
-        log = bisect_log(runner.tried(name, verdict), first, labels, is_sure=not between)
-        payload = found.model_copy(update={"log": tuple(log)}).model_dump(mode="json")
-        known = [one.payload for one in store.decisions(study_id) if one.kind == COMMIT]
-        if not known or known[-1] != payload:
-            store.record_decision(study_id, COMMIT, payload)
-
-
 def _ends_reason(wrong: tuple[str, ...]) -> str:
     says = {"good": "the stated good combination is bad", "bad": "the stated bad combination is not bad"}
     return "; ".join(says[end] for end in wrong)
 
 
 def _ends_remedy(matrix: Matrix, runner: StudyRunner, likely: str) -> str:
-    """Return what to do about ends that are not as stated, in the words in which they were stated."""
-    ends = "`--good` and `--bad`" if matrix.path is None else "`good` and `bad` in the matrix"
+    """Return advice on how to correct a combination that the user wrongly stated to be good or bad."""
+    asked = Asked.of(matrix.path, matrix.file.axes)
+    ends = asked.ends
     (good_hits, good_trials), (bad_hits, bad_trials) = (_counts(runner, end) for end in ("good", "bad"))
     if good_hits and bad_trials and not bad_hits:
         return f"they are swapped: what is stated to work fails, and the other works; exchange {ends}"
     if not good_trials or not bad_trials:
         return f"{likely}if you mixed them up, exchange {ends}; else correct them"
-    return f"{likely}correct {ends}, or what counts as bad in `trial.bad`"
+    return f"{likely}correct {ends}, or what counts as bad: {asked.setting('bad', 'trial')}"
 
 
 def _counts(runner: StudyRunner, end: str) -> tuple[int, int]:

@@ -1,7 +1,7 @@
-"""Tests whether the failure rate of one combination is below a limit or above it.
+"""Test whether the failure rate of one combination is below a limit or above it.
 
-An interrupted test is resumed. The ids of its trials are computed from the id of the test and their number,
-so that the database itself says which trials belong to it.
+An interrupted test is resumed. The ids of its trials are computed from the id of the test and the number of
+the trial, so that the database shows which trials belong to it.
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ import uuid
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from bisect_env.engine.plans import OnePlan, UntilRate
-from bisect_env.engine.runner import Series
+from bisect_env.engine.plans import OneCombinationPlan, UntilRatePlan
+from bisect_env.engine.series import Series
 from bisect_env.engine.session import Session
 from bisect_env.engine.single import ChosenCombination, run_trials
 from bisect_env.search.numeric import clopper_pearson
@@ -19,26 +19,27 @@ from bisect_env.search.rate_test import RateClaim, RateTest, upper_bound
 from bisect_env.storage.store import Store
 
 BEGUN, ENDED = "verify", "verified"
-"""Kinds of decisions."""
+"""Kinds of the stored decisions that mark the beginning and the end of a test."""
 GIVE_UP_AFTER = 10
-"""Default maximum of trials, as a multiple of the passes that show a rate below the limit."""
+"""Default maximum number of trials, as a multiple of the number of passes that show a rate below the
+limit."""
 
 
 @dataclass(frozen=True, slots=True)
 class Verification:
-    """The result of a test of a rate.
+    """The result of testing whether a failure rate is below or above a limit.
 
     Attributes:
-        combination: Axis to value.
-        claim: What was shown; None if nothing was.
+        combination: Axis name to value.
+        claim: Whether the rate was shown to be below or above the limit; None if neither.
         max_rate: The limit.
         confidence: Confidence of the claim.
-        trials: That are evidence.
-        bad: Bad ones among them.
-        rate: Their share, 0 without trials.
-        interval: 95 % interval of the rate, by itself, without regard to the test.
-        below: One-sided upper bound of the rate at the confidence, by itself.
-        why_stopped: Why there is no claim, "" if there is one.
+        trials: Number of trials that are evidence.
+        bad: Number of bad trials among them.
+        rate: Share of bad trials, 0 without trials.
+        interval: 95 % confidence interval of the rate, computed as if the number of trials had been fixed.
+        below: One-sided upper bound of the rate at the confidence, computed in the same way.
+        why_stopped: Reason why there is no claim, "" if there is one.
     """
 
     combination: dict[str, str]
@@ -58,19 +59,22 @@ class Verification:
 
 
 class Verifier:
-    """One test of a rate, in the database and in memory.
+    """A test of whether the failure rate of one combination is below or above a limit.
+
+    An interrupted test is resumed, unless `fresh` is set.
 
     Args:
         chosen: The combination.
-        store: Where its trials are.
+        store: Database with its trials.
         max_rate: The limit.
         confidence: Confidence of the claim.
-        max_trials: Where to give up; None for ten times what a flawless combination would need.
-        fresh: Begin a new test, even where one was interrupted.
+        max_trials: Maximum number of trials; None for `GIVE_UP_AFTER` times the number of passes that are
+            needed.
+        fresh: Whether to begin a new test even if one was interrupted.
 
     Attributes:
-        resumed: Trials of an interrupted test that count on.
-        clean_needed: Trials without a failure that show a rate below the limit.
+        resumed: Number of trials of the interrupted test that are reused.
+        clean_needed: Number of trials without a failure that show a rate below the limit.
     """
 
     def __init__(
@@ -102,22 +106,24 @@ class Verifier:
         self.resumed = self._series.resumed
 
     def run(self, session: Session) -> Verification:
-        """Run trials until a claim is shown, nothing can be learnt, or the limit is reached.
+        """Run trials until the failure rate is shown to be below or above the limit.
+
+        Also ends if no more trials are possible, or the maximum number of trials is reached.
 
         Args:
             session: As for `run_trials`.
         """
 
-        def make_plan() -> OnePlan:
+        def make_plan() -> OneCombinationPlan:
             test = RateTest(self._max_rate, self._confidence)
-            return UntilRate(self._chosen.index, test, self.limit)
+            return UntilRatePlan(self._chosen.index, test, self.limit)
 
         plan, _, why = run_trials(self._chosen, make_plan, session, series=self._series)
-        assert isinstance(plan, UntilRate)
+        assert isinstance(plan, UntilRatePlan)
         return self._end(plan.test, why)
 
     def _end(self, test: RateTest, why: str) -> Verification:
-        """Return the result so far; it is stored if the test has ended."""
+        """Return the result of the test so far, and store it if the test has ended."""
         if test.claim is None and not why and test.trials >= self.limit:
             why = f"the limit of {self.limit} trials is reached"
         if test.claim is not None or why:
@@ -137,11 +143,9 @@ class Verifier:
         )
 
     def _unfinished(self) -> str | None:
-        ended, found = set(), None
-        for decision in self._store.decisions(self._chosen.study.id):
-            payload = decision.payload
-            if decision.kind == ENDED:
-                ended.add(payload.get("id"))
-            elif decision.kind == BEGUN and all(payload.get(k) == v for k, v in self._facts.items()):
-                found = str(payload["id"])
-        return None if found in ended else found
+        study_id = self._chosen.study.id
+        ended = {payload.get("id") for payload in self._store.payloads(study_id, ENDED)}
+        begun = [
+            str(p["id"]) for p in self._store.payloads(study_id, BEGUN) if p.items() >= self._facts.items()
+        ]
+        return begun[-1] if begun and begun[-1] not in ended else None

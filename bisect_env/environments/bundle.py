@@ -1,15 +1,15 @@
-"""Reads and writes the directory that holds everything a study needs on a host without a network.
+"""Reads and writes the directory of `bisect-env env fetch`, for studies on a host without a network.
 
 ```
-studies/<matrix>.json             what was asked and answered, when, and the size of every archive
+studies/<matrix>.json             responses of indexes and solvers, their date, and each file's size and hash
 locks/<content hash>.conda-lock.yml
 archives/<sha256>/<file>
-archives/<sha256>/built-<python>/<wheel>    made from the source distribution beside it
-pythons/<file>                    interpreters, as uv keeps them
+archives/<sha256>/built-<python>/<wheel>    built from the source distribution in `archives/<sha256>`
+pythons/<file>                    Python interpreters, in uv's format
 ```
 
-Nothing in it names the directory, nothing is a link, and each file stands for itself, so that it can be
-copied piece by piece, by several people, in any order.
+The files contain neither links nor the path of the directory, so they can be copied to another place one by
+one and in any order.
 """
 
 from __future__ import annotations
@@ -17,72 +17,84 @@ from __future__ import annotations
 import contextlib
 import functools
 import hashlib
-import json
 import os
-import re
 import stat
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable
+from dataclasses import replace
 from datetime import datetime
 from pathlib import Path, PurePosixPath
-from typing import Any
+from typing import Annotated, Literal, NoReturn
 from urllib.parse import unquote, urlsplit
 
-from bisect_env.environments.download import archive_name, sha256_of
-from bisect_env.environments.lock import (
-    Lock,
-    LockedPackage,
-    LockFileError,
-    LockResult,
-    UnbuildableError,
-    UnsolvableError,
-)
+from pydantic import AfterValidator, BaseModel, StringConstraints, ValidationError
+
+from bisect_env.environments.download import file_name, sha256_of
+from bisect_env.environments.lock import Lock, LockedPackage, LockFileError, UnbuildableError
 from bisect_env.environments.lockfiles import read_lock
 from bisect_env.environments.request import EnvironmentRequest
 from bisect_env.environments.settings import default_build_limit
 from bisect_env.errors import InfrastructureError, UsageError
-from bisect_env.temporary import read_limited, replacing
+from bisect_env.matrix.versions import Release
+from bisect_env.temporary import read_limited, write_atomically
 
-_FORMAT = 1
 _MAX_STUDY = 256 << 20
-"""Bytes of a study's answers; those of a large matrix take a few million."""
+"""Maximum size of a file in `studies`. That of a large matrix has a few MB."""
 
 
-@dataclass(slots=True)
-class BundledAnswers:
-    """The answers of solvers and indexes for a study.
+def _inside(name: str) -> str:
+    path = PurePosixPath(name)
+    if path.is_absolute() or ".." in path.parts:
+        raise ValueError(f"{name!r} is not a path in the directory")
+    return name
+
+
+Sha256 = Annotated[str, StringConstraints(pattern="^[0-9a-f]{64}$")]
+
+
+class NoLock(BaseModel):
+    """The recorded error of a solver that found no solution; see `lock.UnsolvableError`."""
+
+    message: str
+    building: bool
+
+
+class BundledAnswers(BaseModel):
+    """The recorded responses of indexes and solvers for a study, and a list of the study's files.
 
     Attributes:
-        matrix: The study's name.
-        as_of: What "now" was.
-        catalogue: Key of a question to the index (see `offline`) to what it answered, as JSON data.
-        locks: Digest of a request to the content hash of its lock, or why there is none.
-        archives: sha256 of each archive to its file name and size in bytes.
-        files: Everything else (wheels made from source distributions, interpreters), by its path in the
-            directory: size in bytes and sha256.
+        format: Version of the file format.
+        matrix: Name of the matrix.
+        as_of: Time at which the responses were recorded.
+        catalogue: Maps queries (see `provider.RememberedCatalogue`) to the recorded responses.
+        locks: Maps the digest of a request to the content hash of its lock, or to the solver's error.
+        files: Maps the path of each file, relative to the directory, to its size in bytes and its sha256.
+            Lock files are not included, because `locks` states their hashes.
     """
 
+    format: Literal[2] = 2
     matrix: str
     as_of: datetime
-    catalogue: dict[str, Any] = field(default_factory=dict)
-    locks: dict[str, str | UnsolvableError] = field(default_factory=dict)
-    archives: dict[str, tuple[str, int]] = field(default_factory=dict)
-    files: dict[str, tuple[int, str]] = field(default_factory=dict)
+    catalogue: dict[str, list[Release] | list[str]] = {}
+    locks: dict[str, Sha256 | NoLock] = {}
+    files: dict[Annotated[str, AfterValidator(_inside)], tuple[int, Sha256]] = {}
 
 
 def request_digest(request: EnvironmentRequest) -> str:
-    """Return the key of a request's answer: a hash, since the request may contain an index's address."""
+    """Return the sha256 of a request. `BundledAnswers.locks` uses this hash as the request's key.
+
+    A hash is used because the request itself may contain the URL of a private index.
+    """
     return hashlib.sha256(request.key.encode()).hexdigest()
 
 
 class Bundle:
-    """The directory.
+    """A directory of `bisect-env env fetch`, which holds archives, locks and recorded index responses.
 
     Args:
-        root: Its path on this host.
+        root: Path of the directory on this host; need not exist yet.
 
     Raises:
-        InfrastructureError: It holds something that is neither a file nor a directory, or too large a file.
+        InfrastructureError: The directory contains a link, a pipe, a device or a file that is too large.
     """
 
     def __init__(self, root: Path) -> None:
@@ -93,30 +105,29 @@ class Bundle:
         self.pythons = root / "pythons"
 
     def write(self, answers: BundledAnswers, locks: Iterable[Lock]) -> None:
-        """Write the answers and the list of contents, once everything else is there.
+        """Write the locks, and write the recorded responses to `studies/<matrix>.json`.
+
+        All other files must have been written before, because that file lists their sizes and hashes. Built
+        wheels and interpreters are added to the list.
+
+        Args:
+            answers: Recorded responses of the study, with its archives as `files`.
+            locks: The locks to write.
 
         Raises:
-            OSError: It cannot be written.
+            OSError: A file cannot be written.
         """
         for lock in locks:
-            _write(self._lock_path(lock.content_hash), lock.text)
-        data = {
-            "format": _FORMAT,
-            "matrix": answers.matrix,
-            "as_of": answers.as_of.isoformat(),
-            "catalogue": answers.catalogue,
-            "locks": {key: _result_data(value) for key, value in sorted(answers.locks.items())},
-            "archives": {key: list(value) for key, value in sorted(answers.archives.items())},
-            "files": {key: list(value) for key, value in sorted(self._others(answers).items())},
-        }
-        _write(self._study_path(answers.matrix), json.dumps(data, indent=1, ensure_ascii=False) + "\n")
+            write_atomically(self._lock_path(lock.content_hash), lock.text)
+        answers.files = dict(sorted((answers.files | self._others(answers)).items()))
+        write_atomically(self._study_path(answers.matrix), answers.model_dump_json(indent=1) + "\n")
 
     def read(self, matrix: str) -> BundledAnswers:
-        """Return the answers that were stored for a study.
+        """Return the recorded responses for the study of a matrix.
 
         Raises:
-            UsageError: The directory holds nothing for it.
-            InfrastructureError: What it holds cannot be read.
+            UsageError: The directory contains nothing for that matrix.
+            InfrastructureError: The study's file cannot be read.
         """
         path = self._study_path(matrix)
         if not path.exists():
@@ -127,31 +138,21 @@ class Bundle:
                 remedy="`bisect-env env fetch MATRIX -o DIR` on a machine with a network",
             )
         try:
-            data = json.loads(read_limited(path, _MAX_STUDY))
-            _check_format(data["format"])
-            return BundledAnswers(
-                matrix=str(data["matrix"]),
-                as_of=datetime.fromisoformat(data["as_of"]),
-                catalogue=dict(data["catalogue"]),
-                locks={key: _result(value) for key, value in data["locks"].items()},
-                archives={
-                    _hash(key): (_name(name), int(size)) for key, (name, size) in data["archives"].items()
-                },
-                files={
-                    str(self._inside(key)): (int(size), _hash(sha256))
-                    for key, (size, sha256) in data["files"].items()
-                },
-            )
-        except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+            return BundledAnswers.model_validate_json(read_limited(path, _MAX_STUDY))
+        except (OSError, ValueError) as error:
+            why = str(error)
+            if isinstance(error, ValidationError):
+                first = error.errors(include_url=False)[0]
+                why = f"{'.'.join(map(str, first['loc'])) or 'JSON'}: {first['msg']}"
             raise InfrastructureError(
-                f"{path} cannot be read: {error!r}", remedy="copy it again, or fetch again"
+                f"{path} cannot be read: {why}", remedy="copy it again, or fetch again"
             ) from error
 
     def lock(self, content_hash: str) -> Lock:
-        """Return a lock of the directory.
+        """Return the lock with the given hash from the directory.
 
         Raises:
-            LockFileError: It is not there, or damaged.
+            LockFileError: The lock file is missing or damaged.
         """
         path = self._lock_path(content_hash)
         lock = read_lock(path)
@@ -162,50 +163,33 @@ class Bundle:
             )
         return lock
 
-    def result(self, answer: str | UnsolvableError) -> LockResult:
-        """Return the lock behind an answer, or the answer itself.
-
-        Raises:
-            LockFileError: The lock is not there, or damaged.
-        """
-        return self.lock(answer) if isinstance(answer, str) else answer
-
     def folder(self, sha256: str) -> Path:
-        """Return the folder of an archive."""
+        """Return the directory of the archive with the given sha256."""
         return self.archives / sha256
 
-    def has(self, sha256: str, name: str, size: int) -> bool:
-        """Return whether an archive is there in full length."""
-        return _size(self.folder(sha256) / name) == size
-
     def missing(self, answers: BundledAnswers, *, pythons: bool = True) -> list[str]:
-        """Return the names of files that were not copied completely, sorted.
+        """Return the sorted paths of the study's files that are missing or have the wrong size.
 
         Args:
-            answers: Answers of the study.
-            pythons: Whether interpreters count, which a host may have itself.
+            answers: Recorded responses of the study.
+            pythons: Whether to include interpreters. A host may have these installed already.
         """
-        absent = [n for s, (n, size) in answers.archives.items() if not self.has(s, n, size)]
-        absent += [
+        absent = [
             name
             for name, (size, _) in answers.files.items()
-            if _size(self.root / name) != size and (pythons or not name.startswith("pythons/"))
+            if self._size(name) != size and (pythons or not name.startswith("pythons/"))
         ]
-        hashes = {answer for answer in answers.locks.values() if isinstance(answer, str)}
-        absent += [p.name for p in map(self._lock_path, hashes) if not p.exists()]
+        absent += [p.name for p in map(self._lock_path, _hashes(answers)) if not p.exists()]
         return sorted(absent)
 
     def damaged(self, answers: BundledAnswers) -> list[str]:
-        """Return the names of files that differ from the fetched ones; reads every file."""
+        """Return the paths of the study's files whose content has changed. Reads every file."""
         wrong = [
             name
             for name, (size, sha256) in answers.files.items()
-            if _size(self.root / name) == size and sha256_of(self.root / name) != sha256
+            if self._size(name) == size and sha256_of(self.root / name) != sha256
         ]
-        for sha256, (name, size) in answers.archives.items():
-            if self.has(sha256, name, size) and sha256_of(self.folder(sha256) / name) != sha256:
-                wrong.append(name)
-        for content_hash in {answer for answer in answers.locks.values() if isinstance(answer, str)}:
+        for content_hash in _hashes(answers):
             path = self._lock_path(content_hash)
             try:
                 if path.exists():
@@ -215,31 +199,36 @@ class Bundle:
         return sorted(wrong)
 
     def path(self, package: LockedPackage) -> Path:
-        """Return the archive of a package on this host, whose hash the installer compares.
+        """Return the path of a package's archive in this directory.
+
+        The hash of the archive is checked by the installer, not here.
 
         Raises:
-            UnbuildableError: It is not there on this host.
+            UnbuildableError: The archive is missing.
         """
-        path = self.folder(package.sha256) / archive_name(package)
+        path = self.folder(package.sha256) / file_name(package.url)
         if not path.is_file():
             raise UnbuildableError(f"{path.name} is not in {self.root} on this host", transient=True)
         return path.absolute()
 
     def here(self, package: LockedPackage, python: str) -> LockedPackage:
-        """Return the package with address and hash of its archive in this directory, for the installer.
+        """Return a copy of a package whose URL points to the package's wheel in this directory.
+
+        For a source distribution, this is the wheel that `bisect-env env fetch` has built, and the copy has
+        the hash of that wheel.
 
         Args:
-            package: Of a lock, from PyPI.
-            python: The lock's; source distributions were built for it.
+            package: A PyPI package of a lock.
+            python: Python version of the lock.
 
         Raises:
-            UnbuildableError: It is not there on this host, or no study of the directory knows it.
+            UnbuildableError: The wheel is missing, or is not listed in any study of the directory.
         """
         if not package.is_source:
             return replace(package, url=self.path(package).as_uri())
         wheels = sorted(self.built(package.sha256, python).glob("*.whl"))
         if not wheels:
-            name = archive_name(package)
+            name = file_name(package.url)
             raise UnbuildableError(f"{self.root} holds no wheel made from {name}", transient=True)
         stated = self._files.get(wheels[0].relative_to(self.root).as_posix())
         if stated is None:
@@ -247,21 +236,27 @@ class Bundle:
         return replace(package, url=wheels[0].absolute().as_uri(), sha256=stated[1])
 
     def changed(self, packages: Iterable[LockedPackage]) -> list[str]:
-        """Return the names of archives that are not what was fetched or made; reads them.
+        """Read archives, and return the file names of those whose content differs from the recorded hash.
 
         Args:
-            packages: As `here` returned them.
+            packages: Packages returned by `here`.
         """
         paths = [(Path(unquote(urlsplit(p.url).path)), p.sha256) for p in packages]
         return [path.name for path, sha256 in paths if sha256_of(path) != sha256]
 
     def built(self, sha256: str, python: str) -> Path:
-        """Return the path of the wheel that was built from a source distribution."""
+        """Return the directory of the wheel that was built from a source distribution.
+
+        Args:
+            sha256: Hash of the source distribution.
+            python: Python version for which the wheel was built.
+        """
         return self.folder(sha256) / f"built-{python}"
 
     def _others(self, answers: BundledAnswers) -> dict[str, tuple[int, str]]:
-        """Return size and hash of the files that are neither archives nor locks."""
-        built = (path for sha256 in answers.archives for path in self.folder(sha256).glob("built-*/*.whl"))
+        """Return a map from path to (size, sha256) for the built wheels and the files in `pythons`."""
+        folders = {(self.root / name).parent for name in answers.files if name.startswith("archives/")}
+        built = (path for folder in folders for path in folder.glob("built-*/*.whl"))
         pythons = (path for path in self.pythons.rglob("*") if not path.name.startswith("."))
         return {
             path.relative_to(self.root).as_posix(): (path.stat().st_size, sha256_of(path))
@@ -271,15 +266,16 @@ class Bundle:
 
     @functools.cached_property
     def _files(self) -> dict[str, tuple[int, str]]:
-        """What the studies of the directory say of its files; read once."""
+        """Return a map from path to (size, sha256) for the wheels and interpreters that all studies list.
+
+        The files of the studies are read once and cached.
+        """
         studies = sorted((self.root / "studies").glob("*.json"))
         return {name: facts for path in studies for name, facts in self.read(path.stem).files.items()}
 
-    def _inside(self, name: object) -> PurePosixPath:
-        path = PurePosixPath(str(name))
-        if path.is_absolute() or ".." in path.parts:
-            raise ValueError(f"{name!r} is not a path in the directory")
-        return path
+    def _size(self, name: str) -> int | None:
+        path = self.root / name
+        return path.stat().st_size if path.is_file() else None
 
     def _lock_path(self, content_hash: str) -> Path:
         return self.root / "locks" / f"{content_hash}.conda-lock.yml"
@@ -289,76 +285,35 @@ class Bundle:
 
 
 def _refuse_strange(root: Path) -> None:
-    """Refuse a directory that makes a command read or write outside of it, or wait for ever.
+    """Raise an error if the directory `root` contains links, special files or files that are too large.
+
+    A link could lead to files outside of `root`, and reading a pipe or a device could block forever.
 
     Raises:
-        InfrastructureError: It holds a link, a pipe or a device, or a file larger than an environment may be.
+        InfrastructureError: The directory contains a link, a pipe, a device or a file that is too large.
     """
     limit = default_build_limit()
-    folders = [os.fspath(root)]
-    while folders:
-        for entry in _entries(folders.pop()):
-            if entry.is_dir(follow_symlinks=False):
-                folders.append(entry.path)
-                continue
+    for folder, names, files in os.walk(root, onerror=_refuse_unreadable):
+        for path in (Path(folder, name) for name in (*names, *files)):
             with contextlib.suppress(FileNotFoundError):  # another command is writing here
-                status = entry.stat(follow_symlinks=False)
-                if not stat.S_ISREG(status.st_mode):
-                    problem = "is neither a file nor a directory: `bisect-env env fetch` writes nothing else"
-                elif status.st_size > limit:
+                status = path.lstat()
+                if stat.S_ISREG(status.st_mode) and status.st_size > limit:
                     problem = f"has {status.st_size} bytes; BISECT_ENV_BUILD_SIZE allows {limit}"
+                elif not stat.S_ISREG(status.st_mode) and not stat.S_ISDIR(status.st_mode):
+                    problem = "is neither a file nor a directory: `bisect-env env fetch` writes nothing else"
                 else:
                     continue
                 raise InfrastructureError(
-                    f"{entry.path} {problem}",
-                    remedy="look who made this directory, or fetch again into another",
+                    f"{path} {problem}", remedy="look who made this directory, or fetch again into another"
                 )
 
 
-def _entries(folder: str) -> Iterator[os.DirEntry[str]]:
-    try:
-        with os.scandir(folder) as found:
-            yield from found
-    except OSError as error:
-        raise InfrastructureError(
-            f"{folder} cannot be read: {error.strerror}", remedy="make it readable, or copy it again"
-        ) from error
+def _refuse_unreadable(error: OSError) -> NoReturn:
+    raise InfrastructureError(
+        f"{error.filename} cannot be read: {error.strerror}", remedy="make it readable, or copy it again"
+    ) from error
 
 
-def _size(path: Path) -> int | None:
-    return path.stat().st_size if path.is_file() else None
-
-
-def _hash(text: object) -> str:
-    if not isinstance(text, str) or not re.fullmatch(r"[0-9a-f]{64}", text):
-        raise ValueError(f"{text!a:.80} is no sha256")
-    return text
-
-
-def _name(text: object) -> str:
-    if not isinstance(text, str) or not text or "/" in text or text in (".", ".."):
-        raise ValueError(f"{text!a:.80} is no name of a file")
-    return text
-
-
-def _check_format(found: object) -> None:
-    if found != _FORMAT:
-        raise ValueError(f"format {found}, not {_FORMAT}")
-
-
-def _write(path: Path, text: str) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with replacing(path) as beside:
-        beside.write_text(text, "utf-8")
-
-
-def _result_data(answer: str | UnsolvableError) -> Mapping[str, Any]:
-    if isinstance(answer, str):
-        return {"lock": answer}
-    return {"unsolvable": answer.message, "building": answer.building}
-
-
-def _result(data: Mapping[str, Any]) -> str | UnsolvableError:
-    if "lock" in data:
-        return _hash(data["lock"])
-    return UnsolvableError(str(data["unsolvable"]), building=bool(data["building"]))
+def _hashes(answers: BundledAnswers) -> set[str]:
+    """Return the content hashes of a study's locks."""
+    return {answer for answer in answers.locks.values() if isinstance(answer, str)}

@@ -1,4 +1,4 @@
-"""Manages the cache of this host: what it holds, who uses it, and what can be removed."""
+"""Manages the cache of this host: locks content that is in use, measures the size, removes old content."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import shutil
 import stat
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -32,81 +32,82 @@ from bisect_env.environments.integrity import (
 )
 from bisect_env.environments.lock import Lock, UnbuildableError
 from bisect_env.errors import InfrastructureError
-from bisect_env.temporary import lock_holder, replacing
+from bisect_env.temporary import lock_holder, write_atomically
 
 # --------------------------------------------------------------------------------------------------
-# Who uses a prefix, and who installs from or empties the archives: file locks that end with a process.
+# File locks for prefixes and archives in use. The kernel frees them when the process ends.
 
 _POLL = 0.05  # seconds
 LEASE_PATIENCE = 60.0
-"""Seconds to wait for a lease: taking a prefix away, which is a rename, takes none."""
+"""Time, in seconds, to wait for a lease. Removing a prefix is a rename, so the wait is normally short."""
 _CANNOT_WRITE = (errno.EROFS, errno.EACCES, errno.EPERM)
 
 
 class Lease:
-    """A lease that protects a prefix from removal until `release` or the end of the process.
+    """A shared lock that protects a prefix (an installed environment) from removal until `release`.
+
+    The end of the process releases the lock, too.
 
     Args:
-        fd: An open file with a shared lock on it; None where the cache cannot be written and has no such
-            file for this prefix, which its owner then may take away.
+        fd: File descriptor that holds the lock. None if the cache is read-only and has no lock file for the
+            prefix; the prefix is then not protected.
     """
 
     def __init__(self, fd: int | None) -> None:
         self._fd = fd
 
     def release(self) -> None:
-        """Give it back; may be called twice."""
+        """Release the lock. Further calls have no effect."""
         if self._fd is not None:
             os.close(self._fd)
             self._fd = None
 
     def __del__(self) -> None:
-        # A caller that forgets it must not keep the prefix for the life of a long-lived worker.
+        # Otherwise a caller that forgets `release` would protect the prefix until its worker ends.
         self.release()
 
 
-def use_path(folder: Path, content_hash: str) -> Path:
-    """Return the file whose lock shows that a prefix is in use, and whose time shows its last use."""
-    return folder / f".{content_hash}.use"
+def _use_path(place: Path) -> Path:
+    """Return the path of the file that is locked while a prefix, wheel or mirror is in use.
+
+    The modification time of this file is the time of the last use.
+    """
+    return place.with_name(f".{place.name}.use")
 
 
-def hold(folder: Path, content_hash: str) -> Lease:
-    """Lease a prefix, existing or not, and record the present time as its last use.
+def hold(place: Path) -> Lease:
+    """Protect a prefix, wheel or mirror from removal, and set the time of its last use to now.
 
-    Waits only while somebody takes that prefix away.
+    The directory `place` need not exist yet. Waits while another process removes it.
 
     Raises:
-        InfrastructureError: Somebody keeps it locked: who may read the file may do so.
+        InfrastructureError: Another process has held an exclusive lock for 60 s.
         OSError: The cache cannot be used.
     """
-    path = use_path(folder, content_hash)
+    path = _use_path(place)
     deadline = time.monotonic() + LEASE_PATIENCE
     while True:
         try:
-            folder.mkdir(parents=True, exist_ok=True)
+            path.parent.mkdir(parents=True, exist_ok=True)
             fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         except OSError as error:
             if error.errno not in _CANNOT_WRITE:
                 raise
-            # Somebody else's cache, or a read-only one. Who may read the file may lock it, too: its owner
-            # then does not take the prefix away beneath us.
+            # The cache belongs to another user or is read-only. A file opened for reading can be locked as
+            # well, which prevents its owner from removing the prefix.
             try:
                 fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
             except OSError:
                 return Lease(None)
-        try:
-            fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        except BlockingIOError:
+        if not _locked(fd, fcntl.LOCK_SH, deadline):
             os.close(fd)
-            if time.monotonic() >= deadline:
-                raise InfrastructureError(
-                    f"{path} has been locked for {LEASE_PATIENCE:.0f} s by {lock_holder(path)}",
-                    remedy="end that process, or keep others from reading the cache "
-                    f"(chmod 700 {shlex.quote(str(folder))})",
-                ) from None
-            time.sleep(_POLL)
-            continue
+            raise InfrastructureError(
+                f"{path} has been locked for {LEASE_PATIENCE:.0f} s by {lock_holder(path)}",
+                remedy="end that process, or keep others from reading the cache "
+                f"(chmod 700 {shlex.quote(str(path.parent))})",
+            )
         if _is_still(path, fd):
+            # In a cache of another user, the time of the last use stays as its owner left it.
             with contextlib.suppress(PermissionError):
                 os.utime(fd)
             return Lease(fd)
@@ -114,99 +115,94 @@ def hold(folder: Path, content_hash: str) -> Lease:
 
 
 @contextlib.contextmanager
-def taking_away(folder: Path, content_hash: str) -> Iterator[bool]:
-    """Keep others from using a prefix inside the block; yield false if one is using it.
+def taking_away(place: Path) -> Iterator[bool]:
+    """Lock a directory for removal inside the `with` block; yield False if it is in use (see `hold`).
 
     Raises:
         OSError: The cache cannot be used.
     """
-    path = use_path(folder, content_hash)
+    path = _use_path(place)
     fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
     try:
-        try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
+        # The file is another one if another process has just removed the directory.
+        if not (_locked(fd, fcntl.LOCK_EX) and _is_still(path, fd)):
             yield False
             return
-        if not _is_still(path, fd):
-            yield False  # another one has just taken it away
-            return
         yield True
-        if not (folder / content_hash).exists():
+        if not place.exists():
             path.unlink(missing_ok=True)
     finally:
         os.close(fd)
 
 
-def last_use(folder: Path, content_hash: str) -> float:
-    """Return the Unix time of the last `hold`, or of the building of the prefix."""
-    for path in (use_path(folder, content_hash), folder / content_hash):
+def last_use(prefix: Path) -> float:
+    """Return the Unix time at which a prefix was last used; 0.0 if the prefix is missing or unfinished.
+
+    That is the time of the last `hold`, or of the build if no `hold` is recorded.
+    """
+    if not (prefix / MARKER).exists():
+        return 0.0
+    for path in (_use_path(prefix), prefix):
         with contextlib.suppress(OSError):
             return path.stat().st_mtime
     return 0.0
 
 
 @contextlib.contextmanager
-def archives(cache: Path, *, exclusive: bool, timeout: float) -> Iterator[bool]:
-    """Lock the cached archives: shared to install from them, exclusive to remove some.
-
-    An archive that vanished under an installer would look like a package that cannot be installed.
-
-    Args:
-        cache: Our cache directory.
-        exclusive: Which of the two.
-        timeout: Seconds to wait.
-
-    Yields:
-        Whether it was had in time.
-    """
-    with lock_file(archives_lock(cache), exclusive=exclusive, timeout=timeout) as fd:
-        yield fd is not None
-
-
-@contextlib.contextmanager
 def lock_file(path: Path, *, exclusive: bool, timeout: float) -> Iterator[int | None]:
-    """Lock a file that no other user may open, since who can open it can keep it locked.
+    """Lock a file inside the `with` block, and yield its descriptor, or None after a timeout.
+
+    Only this user may open the file, because anybody who can open a file can keep it locked.
 
     Args:
-        path: The file, which is made if need be.
-        exclusive: Whether nobody else may hold it at the same time.
-        timeout: Seconds to wait.
+        path: The lock file, created if it does not exist.
+        exclusive: Whether to take an exclusive lock; a shared one otherwise.
+        timeout: Time to wait for the lock, in seconds.
 
     Yields:
-        Its descriptor, None if it was not had in time. A process that inherits it holds the lock, too.
+        The file descriptor that holds the lock; None if the lock was not obtained in time. A child process
+        that inherits the descriptor holds the lock too.
     """
     fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     deadline = time.monotonic() + timeout
-    kind = fcntl.LOCK_EX if exclusive else fcntl.LOCK_SH
     try:
-        while True:
-            try:
-                fcntl.flock(fd, kind | fcntl.LOCK_NB)
-            except BlockingIOError:
-                if time.monotonic() >= deadline:
-                    yield None
-                    return
-                time.sleep(_POLL)
-            else:
-                yield fd
-                return
+        yield fd if _locked(fd, fcntl.LOCK_EX if exclusive else fcntl.LOCK_SH, deadline) else None
     finally:
         os.close(fd)
 
 
-@contextlib.contextmanager
-def lock_or_fail(path: Path, why: str, *, timeout: float, exclusive: bool = True) -> Iterator[int]:
-    """Lock a file as `lock_file` does.
+def _locked(fd: int, kind: int, deadline: float = 0.0) -> bool:
+    """Lock an open file, and return whether this succeeded.
 
     Args:
-        path: The file.
-        why: What is said if another process has it.
-        timeout: Seconds to wait.
-        exclusive: Whether nobody else may hold it at the same time.
+        fd: The file.
+        kind: `fcntl.LOCK_SH` or `fcntl.LOCK_EX`.
+        deadline: Monotonic time at which to give up; by default, the lock is tried once.
+    """
+    while True:
+        with contextlib.suppress(BlockingIOError):
+            fcntl.flock(fd, kind | fcntl.LOCK_NB)
+            return True
+        if time.monotonic() >= deadline:
+            return False
+        time.sleep(_POLL)
+
+
+@contextlib.contextmanager
+def lock_or_fail(path: Path, why: str, *, timeout: float, exclusive: bool = True) -> Iterator[int]:
+    """Lock a file inside the `with` block like `lock_file`, but raise an error after a timeout.
+
+    Args:
+        path: The lock file.
+        why: Start of the error message.
+        timeout: Time to wait for the lock, in seconds.
+        exclusive: Whether to take an exclusive lock; a shared one otherwise.
+
+    Yields:
+        The file descriptor that holds the lock.
 
     Raises:
-        UnbuildableError: Another process has it, which says nothing about an environment.
+        UnbuildableError: Another process holds the lock; the error is marked as transient.
     """
     with lock_file(path, exclusive=exclusive, timeout=timeout) as fd:
         if fd is None:
@@ -215,52 +211,56 @@ def lock_or_fail(path: Path, why: str, *, timeout: float, exclusive: bool = True
 
 
 def archives_lock(cache: Path) -> Path:
-    """Return the file that installers share, and that only one locks who removes archives."""
+    """Return the path of the lock file that protects the unpacked archives in the cache.
+
+    Processes that install take a shared lock, and processes that remove archives take an exclusive one.
+    """
     cache.mkdir(parents=True, exist_ok=True)
     return cache / ".archives.lock"
 
 
-def lock_path(folder: Path, key: str) -> Path:
-    """Return the file that builders of an environment lock."""
-    return folder / f".{key}.lock"
+def lock_path(place: Path) -> Path:
+    """Return the path of the file that a process locks while it builds a prefix or wheel in `place`."""
+    return place.with_name(f".{place.name}.lock")
 
 
 def _is_still(path: Path, fd: int) -> bool:
     try:
         return os.path.samestat(path.stat(), os.fstat(fd))
     except FileNotFoundError:
-        return False
+        return False  # another process removed it
 
 
 # --------------------------------------------------------------------------------------------------
-# The cache of this host: prefixes, the archives they were made from, and what may go when room is short.
+# The size of the cache, and the removal of prefixes and archives.
 
 _HASH_LENGTH = 64
+_PREFIXES = "prefixes"
 _DEAR = ("commits", "git")
-"""Folders of what takes longest to be had again: wheels that were built from commits, and mirrors."""
+"""Directories whose content is slow to recreate (wheels built from commits, and repository mirrors)."""
 _NO_WAIT = 0.0
 
 _DAY = 86400.0
 MUCH = 2_000_000_000
-"""Bytes by which a cache may grow in one command without a word."""
+"""Growth of the cache in one command, in bytes, from which on the user is told."""
 
 Inodes = dict[tuple[int, int], tuple[int, bool]]
-"""(device, inode) to bytes on disk, and whether it has one name alone."""
+"""Maps (device, inode) to the bytes on disk and whether the file has only one hard link."""
 
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """A prefix in the cache.
+    """A prefix (an installed environment) in the cache, with its size and last use.
 
     Attributes:
-        content_hash: Of its lock.
-        path: Its directory.
-        python: Version of its interpreter.
-        packages: How many.
-        size: Bytes on disk, with what it shares.
-        own: Bytes on disk that no other directory of the cache shares: what its removal frees at once.
-        shared: Bytes on disk that other environments have, too; the rest goes with it and its archives.
-        last_used: Unix time.
+        content_hash: Content hash of its lock.
+        path: Directory of the prefix.
+        python: Version of its Python.
+        packages: Number of packages.
+        size: Bytes on disk, including files shared with other directories.
+        own: Bytes on disk of files that nothing else shares. Removing the prefix frees as much.
+        shared: Bytes on disk of files shared with other prefixes.
+        last_used: Unix time of the last use.
     """
 
     content_hash: str
@@ -275,14 +275,14 @@ class Entry:
 
 @dataclass(frozen=True, slots=True)
 class Pruned:
-    """The entries that were removed.
+    """The result of pruning the cache.
 
     Attributes:
-        prefixes: Content hashes.
-        archives: Number of archives.
-        freed: Bytes on disk.
-        left: Bytes on disk that the cache takes now.
-        in_use: Prefixes that would have gone, and are in use.
+        prefixes: Content hashes of the removed prefixes.
+        archives: Number of removed archives.
+        freed: Bytes on disk that were freed.
+        left: Bytes on disk that the cache still takes.
+        in_use: Content hashes of prefixes that were kept because they are in use.
     """
 
     prefixes: tuple[str, ...]
@@ -293,7 +293,7 @@ class Pruned:
 
 
 def entries(cache: Path) -> list[Entry]:
-    """Return the prefixes of a cache, used longest ago first."""
+    """Return the finished prefixes in a cache, least recently used first."""
     found = []
     bytes_of: Inodes = {}
     files = {path: _inodes(path, bytes_of) for path in _prefixes(cache)}
@@ -306,7 +306,7 @@ def entries(cache: Path) -> list[Entry]:
         try:
             marker = json.loads((path / MARKER).read_text("utf-8"))
         except (OSError, ValueError):
-            continue  # somebody is taking it away
+            continue  # another process is removing it
         found.append(
             Entry(
                 path.name,
@@ -315,7 +315,7 @@ def entries(cache: Path) -> list[Entry]:
                 int(marker.get("packages", 0)),
                 total(inodes),
                 total(inode for inode in inodes if bytes_of[inode][1]),
-                last_use(path.parent, path.name),
+                last_use(path),
                 total(inode for inode in inodes if users[inode] > 1),
             )
         )
@@ -323,28 +323,29 @@ def entries(cache: Path) -> list[Entry]:
 
 
 def keep_within(cache: Path, limit: int, new: Path) -> None:
-    """Prune a cache that may have grown beyond a limit.
+    """Remove old content from a cache if the cache is larger than `limit` bytes.
 
-    It is measured once a day, and when it would be too large if no new environment shared a file with others.
+    Measuring the cache is slow. It is measured once a day, and whenever the last size plus the sizes of the
+    prefixes built since exceeds the limit.
 
     Args:
-        cache: Our cache directory.
-        limit: Bytes on disk.
-        new: The environment that was just built.
+        cache: The cache directory of bisect-env.
+        limit: Maximum size in bytes.
+        new: The prefix that was just built.
     """
     note = cache / "measured.json"
     total, at = limit + 1, 0.0
+    # Without a valid note, `total` exceeds the limit, so the cache is measured now.
     with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
         known = json.loads(note.read_text("utf-8"))
         total, at = int(known["bytes"]) + _added_by(new), float(known["at"])
     if total > limit or not 0 <= time.time() - at < _DAY:
         total, at = prune(cache, limit=limit).left, time.time()
-    with replacing(note) as beside:
-        beside.write_text(json.dumps({"bytes": total, "at": at}), "utf-8")
+    write_atomically(note, json.dumps({"bytes": total, "at": at}))
 
 
 def _added_by(new: Path) -> int:
-    """Return how many bytes a new environment may have added, with the archives that it was made from."""
+    """Return an estimate of the bytes that a new environment added to the cache."""
     inodes: Inodes = {}
     _inodes(new, inodes)
     # Where the file system has no hard links, the archives have copies of the files.
@@ -352,16 +353,21 @@ def _added_by(new: Path) -> int:
 
 
 def free_bytes(cache: Path) -> int:
-    """Return how much the disk of a cache, which may not be there yet, has free."""
+    """Return the free bytes on the disk of a cache directory.
+
+    The directory need not exist yet.
+    """
     return shutil.disk_usage(next(place for place in (cache, *cache.parents) if place.exists())).free
 
 
 def growth(cache: Path, free: int) -> str:
-    """Return a message about a cache that has grown during a command, "" if it has hardly grown.
+    """Return a message for the user if the disk of the cache lost 2 GB or more during a command.
+
+    Return "" if the loss is smaller.
 
     Args:
-        cache: Our cache directory.
-        free: What `free_bytes` said when the command began.
+        cache: The cache directory of bisect-env.
+        free: Result of `free_bytes` at the start of the command.
     """
     lost = free - free_bytes(cache)
     if lost < MUCH:
@@ -378,93 +384,87 @@ def prune(
     limit: int | None = None,
     unused_since: float | None = None,
     dry_run: bool = False,
-    on_removed: Callable[[str], None] = lambda _name: None,
 ) -> Pruned:
-    """Take away prefixes and archives that are not in use.
+    """Remove prefixes and archives that are not in use.
 
-    First archives that no prefix shares, oldest first, then the prefix used longest ago, and again.
+    First the archives are removed that no prefix shares, oldest first. Then the least recently used prefix is
+    removed and the archives that only it shared, and so on. Prefixes whose build was killed count as unused.
 
     Args:
-        cache: Our cache directory.
-        limit: Bytes on disk to come down to; None takes all that `unused_since` allows.
-        unused_since: Unix time; prefixes used later stay. None spares none for that reason.
-        dry_run: Say only what would go.
-        on_removed: Called with the content hash of each removed prefix.
+        cache: The cache directory of bisect-env.
+        limit: Stop when the cache takes at most this many bytes; None to remove everything that
+            `unused_since` allows.
+        unused_since: Unix time; keep prefixes and archives used later. None for no such restriction.
+        dry_run: Remove nothing; only report what would be removed.
     """
     if not cache.is_dir():
         return Pruned((), 0, 0, 0)
-    remove_tree(cache / "trash")  # what somebody who was killed had begun to take away
     if not dry_run:
-        _remove_unfinished(cache)
+        remove_tree(cache / "trash")  # from a process that was killed while it removed something
     inodes: Inodes = {}
     folders = (*_prefixes(cache), *_archive_folders(cache))
     owners = {folder: _inodes(folder, inodes) for folder in folders}
-    _inodes(cache, inodes, passed_over=frozenset(map(str, folders)))
+    _inodes(cache, inodes, passed_over=frozenset(map(str, (*folders, cache / "trash"))))
     before = left = sum(size for size, _ in inodes.values())
     if limit is not None and left <= limit:
         return Pruned((), 0, 0, left)
     shares = Counter(inode for owned in owners.values() for inode in owned)
     gone: list[str] = []
-    in_use: list[str] = []
+    in_use: list[Path] = []
     dropped = 0
 
-    def forget(folder: Path) -> None:
+    def drop(folder: Path, used: float) -> bool:
+        """Remove a directory, unless it is in use or was used too recently; return whether it was removed."""
         nonlocal left
+        if unused_since is not None and used > unused_since:
+            return False
+        with _unused(folder) as free:
+            if not free:
+                in_use.append(folder)
+                return False
+            if not dry_run:
+                if state := state_of(folder):
+                    look(folder, state)  # note a change before the prefix is gone
+                take_away(cache, folder)
         for inode in owners.pop(folder):
             shares[inode] -= 1
             if not shares[inode]:
                 left -= inodes[inode][0]
+        return True
 
     def drop_orphans() -> None:
         nonlocal dropped
-        # Archives that came after we had looked belong to somebody who is about to use them.
+        # Archives that are not in `owners` are new; another process is about to use them.
         known = [folder for folder in _archive_folders(cache) if folder in owners]
         orphans = [f for f in known if all(shares[inode] == 1 for inode in owners[f])]
         for folder in sorted(orphans, key=lambda one: (one.parent.name in _DEAR, _age(one))):
             if limit is not None and left <= limit:
                 return
-            if unused_since is not None and _age(folder) > unused_since:
-                continue
-            with _unused(folder) as free:
-                if not free:
-                    continue
-                if not dry_run:
-                    take_away(cache, folder)
-            forget(folder)
-            dropped += 1
+            dropped += drop(folder, _age(folder))
 
-    with archives(cache, exclusive=True, timeout=_NO_WAIT) as alone:
-        # While others install from the archives, they stay.
-        if alone:
+    with lock_file(archives_lock(cache), exclusive=True, timeout=_NO_WAIT) as alone:
+        # Archives are kept while another process installs from them.
+        if alone is not None:
             drop_orphans()
-        for used, path in sorted((last_use(path.parent, path.name), path) for path in _prefixes(cache)):
+        for used, path in sorted((last_use(path), path) for path in _prefixes(cache)):
             if limit is not None and left <= limit:
                 break
-            if path not in owners or (unused_since is not None and used > unused_since):
-                continue
-            with taking_away(path.parent, path.name) as free:
-                if not free:
-                    in_use.append(path.name)
-                    continue
-                if not dry_run:
-                    look(path, state_of(path))  # a change that nobody has seen yet is noted
-                    take_away(cache, path)
-            forget(path)
-            gone.append(path.name)
-            on_removed(path.name)
-            if alone:
-                drop_orphans()
-    return Pruned(tuple(gone), dropped, before - left, left, tuple(in_use))
+            if path in owners and drop(path, used):
+                gone.append(path.name)
+                if alone is not None:
+                    drop_orphans()
+    kept = tuple(path.name for path in in_use if path.parent.name == _PREFIXES)
+    return Pruned(tuple(gone), dropped, before - left, left, kept)
 
 
 @dataclass(frozen=True, slots=True)
 class Checked:
-    """The result of looking at a prefix or an archive.
+    """The result of checking a prefix or an archive for changes.
 
     Attributes:
-        name: Beginning of the content hash, or the archive's directory.
-        changed: Whether files were changed, added or removed since it was made.
-        removed: Whether it was taken away.
+        name: First 12 characters of the prefix's content hash, or path of the archive in the cache.
+        changed: Whether files were changed, added or removed since the installation.
+        removed: Whether the prefix or archive was removed.
     """
 
     name: str
@@ -473,20 +473,21 @@ class Checked:
 
 
 def verify(cache: Path, only: Sequence[str] = (), *, repair: bool = False) -> Iterator[Checked]:
-    """Check whether prefixes and archives are unchanged.
+    """Check whether prefixes and archives are unchanged, and yield a result for each.
 
     Args:
-        cache: Our cache directory.
-        only: Beginnings of content hashes; empty looks at every prefix and every archive.
-        repair: Take away those that changed, unless they are in use.
+        cache: The cache directory of bisect-env.
+        only: Check only prefixes whose content hash begins with one of these texts. If empty, check all
+            prefixes and archives.
+        repair: Remove changed prefixes and archives, unless they are in use.
     """
     for path in _prefixes(cache):
-        if only and not path.name.startswith(tuple(only)):
+        if not (path / MARKER).exists() or (only and not path.name.startswith(tuple(only))):
             continue
-        changed = not is_unchanged(path, state_of(path), ignore=(MARKER,))
+        changed = not is_unchanged(path, state_of(path))
         removed = False
         if changed and repair:
-            with taking_away(path.parent, path.name) as removed:
+            with taking_away(path) as removed:
                 if removed:
                     note_change(path)
                     take_away(cache, path)
@@ -495,7 +496,8 @@ def verify(cache: Path, only: Sequence[str] = (), *, repair: bool = False) -> It
         changed = not archive_is_unchanged(folder, cache)
         removed = False
         if changed and repair:
-            with archives(cache, exclusive=True, timeout=_NO_WAIT) as removed:
+            with lock_file(archives_lock(cache), exclusive=True, timeout=_NO_WAIT) as alone:
+                removed = alone is not None
                 if removed:
                     take_away(cache, folder)
         yield Checked(str(folder.relative_to(cache)), changed, removed)
@@ -509,31 +511,23 @@ def usage(cache: Path) -> int:
 
 
 def _prefixes(cache: Path) -> list[Path]:
-    folder = cache / "prefixes"
-    return [p for p in sorted(folder.glob("*")) if len(p.name) == _HASH_LENGTH and (p / MARKER).exists()]
+    """Return the directories of prefixes, including those that are being built or whose build was killed."""
+    folder = cache / _PREFIXES
+    return [path for path in sorted(folder.glob("*")) if len(path.name) == _HASH_LENGTH]
 
 
 def _archive_folders(cache: Path) -> list[Path]:
-    """Return the directories that each hold one archive or the mirror of a repository."""
+    """Return the directories of unpacked archives, wheels built from commits, and repository mirrors."""
     patterns = ("uv/archive-v*/*", "conda/pkgs/*", "commits/*", "git/*.git")
     return [p for pattern in patterns for p in sorted(cache.glob(pattern)) if p.is_dir()]
 
 
-def _remove_unfinished(cache: Path) -> None:
-    """Remove what killed builders left of prefixes; those alive hold their lock."""
-    for path in (cache / "prefixes").glob("*"):
-        if len(path.name) == _HASH_LENGTH and not (path / MARKER).exists():
-            with lock_file(lock_path(path.parent, path.name), exclusive=True, timeout=_NO_WAIT) as fd:
-                if fd is not None and not (path / MARKER).exists():
-                    take_away(cache, path)
-
-
 def take_away(cache: Path, folder: Path) -> None:
-    """Remove a prefix or an archive atomically, if it exists.
+    """Remove a prefix or an archive atomically: rename it first, then delete its files.
 
     Args:
-        cache: Our cache directory.
-        folder: What goes.
+        cache: The cache directory of bisect-env.
+        folder: Directory to remove; need not exist.
     """
     if not folder.exists():
         return
@@ -541,36 +535,44 @@ def take_away(cache: Path, folder: Path) -> None:
     trash.mkdir(exist_ok=True)
     aside = trash / f"{folder.name}-{secrets.token_hex(4)}"
     with contextlib.suppress(OSError):
-        # Without the right to write into it, a directory cannot get another parent.
+        # Moving a directory to another parent needs write permission for the directory itself.
         folder.chmod(stat.S_IRWXU)
     forget_archive(folder, cache)
-    with contextlib.suppress(FileNotFoundError):
+    with contextlib.suppress(FileNotFoundError):  # another process has just removed it
         folder.rename(aside)
         remove_tree(aside)
 
 
 @contextlib.contextmanager
 def _unused(folder: Path) -> Iterator[bool]:
-    """Keep others from using an archive inside the block; yield false if one is using it."""
-    if folder.parent.name == "git":
-        with taking_away(folder.parent, folder.name) as free:
-            yield free
-    elif folder.parent.name == "commits":
-        with lock_file(lock_path(folder.parent, folder.name), exclusive=True, timeout=_NO_WAIT) as fd:
-            yield fd is not None  # no build is under way
-    else:
+    """Lock a directory for removal inside the `with` block; yield False if the directory is in use.
+
+    Archives of uv and conda need no lock of their own, because the caller holds `archives_lock`.
+    """
+    if folder.parent.name not in (_PREFIXES, *_DEAR):
         yield True
+        return
+    with taking_away(folder) as free:
+        if folder.parent.name != _PREFIXES or (folder / MARKER).exists():
+            yield free
+            return
+        # An installer whose command was killed may still be writing; it has inherited the lock of the build.
+        with lock_file(lock_path(folder), exclusive=True, timeout=_NO_WAIT) as built:
+            yield free and built is not None
 
 
 def _age(folder: Path) -> float:
     try:
         return folder.stat().st_mtime
     except OSError:
-        return 0.0
+        return 0.0  # it was just removed
 
 
 def _inodes(path: Path, into: Inodes, *, passed_over: frozenset[str] = frozenset()) -> set[tuple[int, int]]:
-    """Add everything below a directory, but for some directories and what vanishes; return its inodes."""
+    """Return the inodes of all files and directories below `path`, and add their sizes to `into`.
+
+    Paths in `passed_over` are skipped, with everything below them.
+    """
     found = set()
     waiting = [os.fspath(path)]
     while waiting:
@@ -579,7 +581,7 @@ def _inodes(path: Path, into: Inodes, *, passed_over: frozenset[str] = frozenset
                 for entry in listing:
                     if entry.path in passed_over:
                         continue
-                    with contextlib.suppress(OSError):
+                    with contextlib.suppress(OSError):  # removed meanwhile
                         known = entry.stat(follow_symlinks=False)
                         inode = (known.st_dev, known.st_ino)
                         is_folder = stat.S_ISDIR(known.st_mode)
@@ -588,25 +590,25 @@ def _inodes(path: Path, into: Inodes, *, passed_over: frozenset[str] = frozenset
                         if is_folder:
                             waiting.append(entry.path)
         except OSError:
-            continue
+            continue  # removed meanwhile, or a directory of another user
     return found
 
 
 # --------------------------------------------------------------------------------------------------
-# What is in a prefix that exists.
+# Metadata of the packages in a prefix.
 
 
 def requirements_here(lock: Lock, cache_dir: Path) -> dict[str, tuple[str, ...]] | None:
-    """Return the requirements of each wheel of a lock, from the metadata in its prefix.
+    """Return the requirements of each package of a lock, read from the metadata in its prefix.
 
     Args:
-        lock: Of wheels alone.
-        cache_dir: Where prefixes are.
+        lock: A lock of wheels.
+        cache_dir: The cache directory of bisect-env.
 
     Returns:
-        Normalised name to PEP 508 texts; None where there is no such prefix.
+        A map from normalised names to PEP 508 texts; None if the prefix does not exist.
     """
-    prefix = cache_dir / "prefixes" / lock.content_hash
+    prefix = cache_dir / _PREFIXES / lock.content_hash
     if not (prefix / MARKER).exists():
         return None
     found = {}

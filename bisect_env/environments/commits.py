@@ -1,8 +1,8 @@
-"""Builds wheels of packages from their commits, and reads their metadata.
+"""Builds wheels of packages from git commits, and reads the metadata of commits.
 
-A wheel is built once on each host, and kept by commit. What it is built with is as old as the commit, so that
-an old commit is not built by a build back end of today; but never older than the Python that builds it, which
-earlier ones do not know.
+Each wheel is built once per host and kept in the cache. Build requirements (such as setuptools) are resolved
+as of the date of the commit, so that an old commit is not built with a new build back end. If the Python
+version was released after the commit, its release date is used, since older build tools may not support it.
 """
 
 from __future__ import annotations
@@ -21,23 +21,23 @@ from typing import Any
 from packaging.utils import canonicalize_name
 from packaging.version import InvalidVersion, Version
 
-from bisect_env.environments.cache import lock_or_fail, lock_path
+from bisect_env.environments.cache import hold, lock_or_fail, lock_path
 from bisect_env.environments.download import sha256_of
 from bisect_env.environments.integrity import remove_tree
 from bisect_env.environments.interpreters import Interpreter
 from bisect_env.environments.lock import BuildLimit, LockedPackage, UnbuildableError
 from bisect_env.environments.repository import CommitNotFoundError, Repository
-from bisect_env.environments.request import CommitRecipe, CommitSource
+from bisect_env.environments.request import CommitSource
 from bisect_env.environments.uv_tool import Finished, Uv, is_transient
 from bisect_env.errors import InfrastructureError, UsageError
 from bisect_env.secrets import MASK, for_build, is_secret
-from bisect_env.temporary import replacing
+from bisect_env.temporary import write_atomically
 
 FOLDER = "commits"
 LOG_LINES = 12
-"""Last lines of a build's log that are told where it fails."""
+"""Number of lines from the end of a build log that an error message quotes."""
 REMEMBERED = 600.0
-"""Seconds for which a build that failed is not begun again by this process."""
+"""Time, in seconds, during which this process does not retry a failed build."""
 
 _WHEEL = "wheel.json"
 _SCRATCH = ("env", "tmp")
@@ -45,7 +45,7 @@ _OF_UV = ("error: Failed to build", "  × Failed to build", "hint:")
 _NO_COMPILER = re.compile(
     r"command '([\w+-]+)' failed: No such file|Unknown compiler\(s\)|No CMAKE_C\w*_COMPILER could be found"
 )
-# When each minor version of Python was released: what is older cannot be expected to know it.
+# Release date of each minor version of Python. Older build tools may not support it.
 _RELEASED = {
     (3, 8): "2019-10-14",
     (3, 9): "2020-10-05",
@@ -62,9 +62,9 @@ class BuiltWheel:
     """A wheel that was built from a commit.
 
     Attributes:
-        path: Where it is kept.
-        sha256: Of the file.
-        seconds: What building it took, whenever that was.
+        path: Path of the wheel in the cache.
+        sha256: Hex digest of the wheel.
+        seconds: Duration of the build in seconds, even if it was built earlier.
     """
 
     path: Path
@@ -77,16 +77,19 @@ class BuiltWheel:
         return self.path.name.split("-")[1]
 
     def locked(self, package: LockedPackage) -> LockedPackage:
-        """Return the package of a lock as the installer is to have it."""
+        """Return a copy of `package` (an entry of a lock) with this wheel as the archive.
+
+        The installer then installs the wheel instead of building the commit.
+        """
         return LockedPackage(package.name, package.version, "pip", self.path.as_uri(), self.sha256)
 
 
 class CommitBuilder:
-    """A builder of commits on this host that keeps the built wheels.
+    """A builder that builds wheels from commits and keeps them in the cache.
 
     Args:
-        cache: Our cache directory.
-        uv: Makes the builds; where build requirements come from.
+        cache: The cache directory of bisect-env.
+        uv: The uv executable that builds, configured with the index for build requirements.
     """
 
     def __init__(self, cache: Path, uv: Uv) -> None:
@@ -94,10 +97,14 @@ class CommitBuilder:
         self._uv = uv
 
     def fetch(self, source: CommitSource, interpreter: Interpreter) -> None:
-        """Fetch a commit, which may take long, unless its wheel is kept.
+        """Fetch a commit into the repository's mirror, unless the cache already has a wheel of the commit.
+
+        Args:
+            source: The commit.
+            interpreter: The Python for which the wheel is built.
 
         Raises:
-            UnbuildableError: It cannot be had on this host; that says nothing about the commit.
+            UnbuildableError: The commit cannot be fetched; the error is marked as transient.
         """
         if _kept(self._place(source, interpreter)) is not None:
             return
@@ -109,11 +116,14 @@ class CommitBuilder:
             raise UnbuildableError(error.what, transient=True) from error
 
     def wheel(self, source: CommitSource, interpreter: Interpreter) -> BuiltWheel:
-        """Return the wheel of a commit: kept, or built now; safe from any number of processes at once.
+        """Return the wheel of a commit from the cache, or build it. Safe to call from several processes.
+
+        Args:
+            source: The commit.
+            interpreter: The Python for which the wheel is built.
 
         Raises:
-            UnbuildableError: It cannot be built; `transient` tells whether that says anything about the
-                commit.
+            UnbuildableError: The build failed; `transient` is True if a retry may succeed.
         """
         place = self._place(source, interpreter)
         if (known := _kept(place)) is not None:
@@ -124,8 +134,9 @@ class CommitBuilder:
             raise UnbuildableError(failure[1], transient=False)
         self.fetch(source, interpreter)
         place.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        lease = hold(place)
         try:
-            lock, patience = lock_path(place.parent, place.name), 2 * source.build.time_limit + 60
+            lock, patience = lock_path(place), 2 * source.build.time_limit + 60
             with lock_or_fail(lock, "another process has been building this commit", timeout=patience):
                 # Another process may have built it while we waited.
                 return _kept(place) or self._build(source, interpreter, place)
@@ -133,20 +144,22 @@ class CommitBuilder:
             if not error.transient:
                 _failures[attempt] = (time.monotonic(), error.message)
             raise
+        finally:
+            lease.release()
 
     def stand_in(self, source: CommitSource, interpreter: Interpreter, folder: Path) -> tuple[Path, str]:
-        """Return what tells the solver the metadata of a commit, and the commit's version.
+        """Return a path from which the solver can read a commit's metadata, and the commit's version.
 
-        That is a folder with the commit's `pyproject.toml` where this file states all of them, and else a
-        wheel, which is built if need be.
+        If the commit's `pyproject.toml` states all metadata, it is written to `folder`, and `folder` is
+        returned. Otherwise the wheel is built, unless it is in the cache, and its path is returned.
 
         Args:
             source: The commit.
-            interpreter: The Python that it is locked for.
-            folder: Where the file is written.
+            interpreter: The Python for which the environment is solved.
+            folder: An empty directory.
 
         Raises:
-            UnbuildableError: It cannot be built.
+            UnbuildableError: The build failed.
             UsageError: The repository has no such commit.
             InfrastructureError: The repository cannot be reached.
         """
@@ -168,8 +181,11 @@ class CommitBuilder:
         return self._cache / FOLDER / hashlib.sha256("\0".join(facts).encode()).hexdigest()
 
     def _build(self, source: CommitSource, interpreter: Interpreter, place: Path) -> BuiltWheel:
-        """Build a wheel in its place, under the lock of it; the facts are written last."""
-        remove_tree(place)  # of a builder that was killed, or a damaged wheel
+        """Build a wheel in the directory `place`, which the caller has locked.
+
+        The file `wheel.json` is written last, so that a wheel of an interrupted build is never used.
+        """
+        remove_tree(place)  # left by a killed process, or contains a damaged wheel
         started = time.monotonic()
         try:
             place.mkdir(parents=True, exist_ok=True)
@@ -182,8 +198,7 @@ class CommitBuilder:
                 "commit": source.commit,
                 "url": source.url,
             }
-            with replacing(place / _WHEEL) as beside:
-                beside.write_text(json.dumps(facts), "utf-8")
+            write_atomically(place / _WHEEL, json.dumps(facts))
         except BaseException:
             remove_tree(place)
             raise
@@ -224,7 +239,7 @@ class CommitBuilder:
             "SOURCE_DATE_EPOCH": str(max(int(committed.timestamp()), 315_532_800)),
             **for_build(dict(build.env)),
         }
-        # What is compiled in one directory is found again by ccache when it is compiled in another.
+        # With these settings, ccache reuses results across different build directories.
         env.setdefault("CCACHE_BASEDIR", str(root))
         env.setdefault("CCACHE_NOHASHDIR", "1")
         deadline = time.monotonic() + build.time_limit
@@ -245,23 +260,23 @@ class CommitBuilder:
                 ["pip", "install", "--quiet", "-p", python, *newer, "--", *build.requires],
             ]
             for step in steps:
-                self._step(step, place, deadline, build, env, source)
+                self._step(step, place, deadline, env, source)
             args.append("--no-build-isolation")
-        # In the place of the build, so that nothing stays of what is killed.
+        # Temporary files go to the build directory, so that they are removed even if the build is killed.
         scratch = place / "tmp"
         scratch.mkdir()
         env["TMPDIR"] = str(scratch)
-        self._step([*args, *newer, "-p", python, "-o", place, root], place, deadline, build, env, source)
+        self._step([*args, *newer, "-p", python, "-o", place, root], place, deadline, env, source)
 
     def _step(
         self,
         args: Sequence[str | Path],
         cwd: Path,
         deadline: float,
-        build: CommitRecipe,
         env: Mapping[str, str],
         source: CommitSource,
     ) -> None:
+        build = source.build
         uv = Uv(self._cache, build.index) if build.index else self._uv
         finished = uv.run(
             args,
@@ -277,11 +292,20 @@ class CommitBuilder:
 
 
 _failures: dict[tuple[str, BuildLimit], tuple[float, str]] = {}
-"""When and why builds within a limit failed in this process: three attempts are made of each."""
+"""Failed builds of this process: maps (directory name, limits) to the time of failure and the message."""
 
 
 def build_limit(committed: datetime, interpreter: Interpreter) -> str:
-    """Return the first instant (RFC 3339) that is too new for a commit's build requirements."""
+    """Return the cutoff time (RFC 3339) of a build: later uploads of build requirements are ignored.
+
+    Args:
+        committed: Date of the commit.
+        interpreter: The Python that builds.
+
+    Returns:
+        The later of the commit's date and the release date of the Python version; the current time for a
+        Python version whose release date is not known because it is newer.
+    """
     minor = interpreter.release[:2]
     released = _RELEASED.get((minor[0], minor[1]))
     known = datetime.fromisoformat(f"{released}T00:00:00+00:00") if released else committed
@@ -291,19 +315,21 @@ def build_limit(committed: datetime, interpreter: Interpreter) -> str:
 
 
 def stated_version(text: str, package: str) -> str | None:
-    """Return the version of a project whose `pyproject.toml` states all metadata that a solver needs. Pure.
+    """Return the version that a `pyproject.toml` states, or None if the file lacks metadata for a solver.
+
+    This function is pure.
 
     Args:
         text: Text of the file; "" if there is none.
-        package: Normalised name that is expected.
+        package: Normalised name of the expected package.
 
     Returns:
-        None where a build back end works something out, or the file states something else.
+        The version; None if some metadata is dynamic, the file is invalid, or it is of another package.
     """
     try:
         data: Any = tomllib.loads(text)
         project = data.get("project", {})
-        # Poetry, of its own table, and uv, of `project`, take what is missing to be stated elsewhere.
+        # Without `project.dependencies`, Poetry reads the dependencies from its own table.
         is_poetry = "poetry" in data.get("tool", {}) and "dependencies" not in project
         is_dynamic = is_poetry or set(project.get("dynamic", ())) & _ASKED
         is_other = canonicalize_name(project["name"]) != package
@@ -316,10 +342,15 @@ _ASKED = {"version", "dependencies", "optional-dependencies", "requires-python"}
 
 
 def package_of_project(files: Mapping[str, str | None]) -> str | None:
-    """Return the name of the package that a repository's files state, None if none does. Pure.
+    """Return the package name that a repository's `pyproject.toml` or `setup.cfg` states.
+
+    This function is pure.
 
     Args:
-        files: `pyproject.toml` and `setup.cfg`, as far as they are there.
+        files: Maps these two file names to their texts; a missing file has no entry or None.
+
+    Returns:
+        The name; None if neither file states it.
     """
     try:
         project = tomllib.loads(files.get("pyproject.toml") or "")
@@ -337,6 +368,7 @@ def package_of_project(files: Mapping[str, str | None]) -> str | None:
 
 
 def _kept(place: Path) -> BuiltWheel | None:
+    """Return the wheel in a directory of the cache; None if the wheel is missing or damaged."""
     try:
         facts = json.loads((place / _WHEEL).read_text("utf-8"))
         path = place / str(facts["file"])
@@ -358,10 +390,10 @@ def _partial(short: str, what: str, missing: Sequence[str]) -> str:
 def _failed(finished: Finished, source: CommitSource) -> UnbuildableError:
     short = source.commit[:10]
     lines = [line.rstrip() for line in finished.stderr.splitlines() if line.strip()]
-    # What uv adds below the words of the build back end is of use to those who call uv themselves.
+    # Drop uv's own lines after the build back end's output; they only help users who run uv themselves.
     own = next((i for i, line in enumerate(lines) if i and line.startswith(_OF_UV)), len(lines))
     lines = lines[:own]
-    # What it failed with is stored; a build may show what it was given.
+    # Mask secrets that the build may have printed, because the message is stored.
     for name, value in for_build(dict(source.build.env)).items():
         if value and is_secret(name, value):
             lines = [line.replace(value, MASK) for line in lines]
@@ -374,7 +406,7 @@ def _failed(finished: Finished, source: CommitSource) -> UnbuildableError:
         return UnbuildableError(text, transient=True)
     words = "\n".join(lines)
     if missing := _NO_COMPILER.search(words):
-        # Of the host, and not of the commit: another host can build it.
+        # A missing compiler is a problem of this host; another host may be able to build the commit.
         lacking = missing[1] or "compiler"
         text = f"the build of {short} failed (this host has no {lacking}):\n{told}"
         return UnbuildableError(text, transient=True)
@@ -384,7 +416,7 @@ def _failed(finished: Finished, source: CommitSource) -> UnbuildableError:
 
 
 def _reason(words: str) -> str:
-    """Return the cause of a build failure that is not the commit's fault, or ""."""
+    """Return an explanation if missing upload dates made a build fail; "" for other failures."""
     if "missing an upload date" in words:
         return " (the index gives no upload dates, so that nobody knows what is as old as the commit)"
     return ""

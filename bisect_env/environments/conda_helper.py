@@ -1,8 +1,8 @@
-"""The program of the helper processes that solve and install with py-rattler; only they import it.
+"""The program that runs in helper processes, which solve and install conda packages with py-rattler.
 
-py-rattler can die of SIGSEGV while Python shuts down, and a tool that judges processes by how they end must
-not do so itself. Requests come as JSON lines on standard input, answers go as JSON lines to what standard
-output was at the start; when the input ends, the process leaves by `os._exit`, which shuts nothing down.
+No other process imports py-rattler, because it can crash with SIGSEGV while Python shuts down. The program
+reads requests from standard input and writes responses to standard output, one JSON object per line. When
+the input ends, it calls `os._exit`, which skips the shutdown of Python.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ import asyncio
 import base64
 import contextlib
 import difflib
-import fcntl
 import hashlib
 import json
 import os
@@ -39,80 +38,82 @@ from rattler.networking import (
 from rattler.package import BuildString, PackageName
 from rattler.package_streaming import download_to_path
 
+from bisect_env.temporary import write_atomically
+
 # --------------------------------------------------------------------------------------------------
-# How a helper process reaches channels: mirrors, credentials, retries, and downloads that fall silent.
+# Access to channels: mirrors, credentials, retries and stalled downloads.
 
 _RETRIES = 2
 _WORTH_ANOTHER_TRY = re.compile(r"HTTP status server error|error (sending request|decoding response body)")
-_SERVER_LOOK = 0.2  # seconds between two looks at a download
+_LOOK = 0.2  # seconds between two checks of downloads
 
 
 class Downloads(rattler.InstallerReporter):
-    """A monitor of download activity, because rattler waits for ever for a silent server."""
+    """A monitor that measures for how long downloads have received no data.
+
+    It is needed because rattler itself waits forever for a server that sends nothing.
+    """
 
     def __init__(self) -> None:
         self._under_way: set[int] = set()
         self._last = time.monotonic()
 
     def on_populate_cache_start(self, operation: int, package_name: str) -> int:
-        """Start to watch an archive; see `InstallerReporter`. A cached archive is complete at once."""
+        """Begin to monitor the download of an archive. Implements `InstallerReporter`.
+
+        An archive that is in the cache already counts as complete.
+        """
         self._last = time.monotonic()
         self._under_way.add(operation)
         return operation
 
     def on_download_progress(self, download_idx: int, progress: int, total: int | None) -> None:
-        """See `InstallerReporter`."""
+        """Record that a download has received data. Implements `InstallerReporter`."""
         self._last = time.monotonic()
 
     def on_populate_cache_complete(self, cache_entry: int) -> None:
-        """See `InstallerReporter`."""
+        """Stop monitoring an archive whose download is complete. Implements `InstallerReporter`."""
         self._last = time.monotonic()
         self._under_way.discard(cache_entry)
 
     def silence(self) -> float:
-        """Return the seconds since any awaited archive received data; 0.0 if none is awaited."""
+        """Return the seconds since data last arrived for any download; 0.0 if no download is running."""
         return time.monotonic() - self._last if self._under_way else 0.0
 
 
-class _Credentials:
-    """The user names and passwords of configured addresses, as HTTP headers.
+def client(mirrors: dict[str, list[str]], timeout: int | None, retries: int = _RETRIES) -> Client:
+    """Return an HTTP client that uses the user's credentials and mirrors.
+
+    Credentials come from rattler's credential file, the keyring, `.netrc` and the URLs of mirrors.
 
     Args:
-        mirrors: Address to the addresses that are asked in its place.
+        mirrors: Maps channel URLs to the URLs that are used instead.
+        timeout: Time limit for one request in seconds; None for no limit.
+        retries: Number of retries of a failed request.
     """
+    public: dict[str, list[str]] = {}
+    headers: list[tuple[str, str, str]] = []
+    # rattler drops the user name and password in a mirror's URL, so they are sent in a header.
+    for url, places in mirrors.items():
+        for parts in map(urlsplit, places):
+            if "@" in parts.netloc:
+                login = f"{unquote(parts.username or '')}:{unquote(parts.password or '')}".encode()
+                value = f"Basic {base64.b64encode(login).decode()}"
+                headers.append((parts.hostname or "", f"{parts.path.rstrip('/')}/", value))
+            place = urlunsplit(parts._replace(netloc=parts.netloc.rpartition("@")[2]))
+            public.setdefault(url, []).append(place)
 
-    def __init__(self, mirrors: dict[str, list[str]]) -> None:
-        self.mirrors: dict[str, list[str]] = {}
-        self._headers: list[tuple[str, str, str]] = []
-        for url, places in mirrors.items():
-            self.mirrors[url] = [self._without(place) for place in places]
-
-    def header(self, host: str, path: str) -> dict[str, str] | None:
-        """Return the additional headers of a request."""
-        for known, start, value in self._headers:
+    def header(host: str, path: str) -> dict[str, str] | None:
+        for known, start, value in headers:
             if host == known and path.startswith(start):
                 return {"Authorization": value}
         return None
 
-    def _without(self, place: str) -> str:
-        parts = urlsplit(place)
-        if "@" not in parts.netloc:
-            return place
-        user, password = unquote(parts.username or ""), unquote(parts.password or "")
-        value = base64.b64encode(f"{user}:{password}".encode()).decode()
-        self._headers.append((parts.hostname or "", f"{parts.path.rstrip('/')}/", f"Basic {value}"))
-        return urlunsplit(parts._replace(netloc=parts.netloc.rpartition("@")[2]))
-
-
-def client(mirrors: dict[str, list[str]], timeout: int | None, retries: int = _RETRIES) -> Client:
-    """Return an HTTP client with the user's own credentials: rattler's storage, the keyring and `.netrc`."""
-    # A mirror's own user and password are lost by rattler.
-    credentials = _Credentials(mirrors)
     return Client(
         [
             *([RetryMiddleware(retries)] if retries else []),
-            MirrorMiddleware(credentials.mirrors),
-            AddHeadersMiddleware(credentials.header),
+            MirrorMiddleware(public),
+            AddHeadersMiddleware(header),
             AuthenticationMiddleware(),
             OciMiddleware(),
             GCSMiddleware(),
@@ -123,23 +124,24 @@ def client(mirrors: dict[str, list[str]], timeout: int | None, retries: int = _R
 
 
 async def download(url: str, target: Path, mirrors: dict[str, list[str]], stall: float) -> None:
-    """Fetch an archive into a file, with the user's own credentials.
+    """Download an archive to a file, with the user's credentials.
 
     Args:
-        url: The archive's address as a lock names it.
+        url: URL of the archive in the lock.
         target: The file to write.
-        mirrors: Such an address's beginning to the addresses that are asked in its place.
+        mirrors: Maps channel URLs to the URLs that are used instead.
         stall: Seconds without data after which the download is given up.
 
     Raises:
-        TimeoutError: Nothing came for `stall` seconds; the download goes on, and its process is of no more
-            use.
-        OSError: It cannot be had.
+        TimeoutError: See `_unless_silent`.
+        OSError: The download failed.
     """
     for left in reversed(range(_RETRIES + 1)):
         try:
-            # rattler's own retries would end in words that hide what happened.
-            await _unless_silent(download_to_path(client(mirrors, None, 0), url, target), target, stall)
+            # Without rattler's own retries, whose error message would hide the cause.
+            await _unless_silent(
+                download_to_path(client(mirrors, None, 0), url, target), _growth(target), stall
+            )
         except RuntimeError as error:
             if not left or not _WORTH_ANOTHER_TRY.search(str(error)):
                 raise OSError(str(error)) from error
@@ -147,41 +149,60 @@ async def download(url: str, target: Path, mirrors: dict[str, list[str]], stall:
             return
 
 
-async def _unless_silent(fetching: Awaitable[None], target: Path, stall: float) -> None:
-    under_way = asyncio.ensure_future(fetching)
+def _growth(target: Path) -> Callable[[], float]:
+    """Return a function that returns for how many seconds a file has not grown; to be called regularly."""
     size, last = 0, time.monotonic()
-    while not (await asyncio.wait([under_way], timeout=_SERVER_LOOK))[0]:
-        with contextlib.suppress(FileNotFoundError):
+
+    def silence() -> float:
+        nonlocal size, last
+        with contextlib.suppress(FileNotFoundError):  # nothing has arrived yet
             if (now := target.stat().st_size) != size:
                 size, last = now, time.monotonic()
-        if (silent := time.monotonic() - last) > stall:
+        return time.monotonic() - last
+
+    return silence
+
+
+async def _unless_silent(work: Awaitable[None], silence: Callable[[], float], stall: float) -> None:
+    """Wait for the end of downloads.
+
+    Args:
+        work: The downloads, and perhaps an installation from them.
+        silence: Returns the seconds since data last arrived.
+        stall: Seconds without data after which the downloads are given up.
+
+    Raises:
+        TimeoutError: No data arrived for `stall` seconds. `work` cannot be cancelled, so the process should
+            be ended.
+    """
+    under_way = asyncio.ensure_future(work)
+    while not (await asyncio.wait([under_way], timeout=_LOOK))[0]:
+        if (silent := silence()) > stall:
             raise TimeoutError(f"a download timed out: no data for {silent:.0f} s")
     await under_way
 
 
 # --------------------------------------------------------------------------------------------------
-# The program of the processes in which py-rattler solves and installs; no other process imports rattler.
+# The requests of a helper process.
 
 Message = dict[str, Any]
 
 _NEAR_NAMES = 3
-# Seconds for one request of repodata, its last byte included; archives may take as long as they need.
+# Time limit for a complete download of repodata, in seconds. Archives have no such limit.
 _REPODATA_TIMEOUT = 180
 _PLATFORMS = ("linux-64", "linux-aarch64", "linux-ppc64le", "osx-64", "osx-arm64", "win-64")
 _MINORS = ("2.7", *(f"3.{minor}" for minor in range(4, 31)))
-_LOOK = 0.5  # seconds between two looks at downloads
-_HASHED_AT_ONCE = 1 << 20
 
 
 class _Channels:
-    """Repodata of some channels, fetched once in the life of this process.
+    """The repodata (package metadata) of some conda channels, downloaded once per process.
 
     Args:
-        urls: Most important first.
-        mirrors: Address to the addresses that are asked in its place.
-        platform: conda's name of it.
-        cache: Where repodata is kept between processes.
-        timeout: Seconds for one request.
+        urls: URLs of the channels, highest priority first.
+        mirrors: Maps channel URLs to the URLs that are used instead.
+        platform: conda's name of the platform, such as `linux-64`.
+        cache: Directory in which repodata is cached across processes.
+        timeout: Time limit for one request in seconds; None for no limit.
     """
 
     def __init__(
@@ -194,14 +215,14 @@ class _Channels:
     ) -> None:
         self.sources = [rattler.Channel(url) for url in urls]
         self.platforms: list[Any] = [platform, "noarch"]
-        # Relations that a channel declares by itself would let a lock depend on more than the matrix.
+        # Ignore relations to other channels that a channel declares: only those in the matrix are used.
         self.options: dict[str, Any] = {"channel_relations": "disabled"}
         self.gateway = rattler.Gateway(cache_dir=Path(cache), client=client(mirrors, timeout))
         self._known: dict[str, rattler.RepoDataRecord] = {}
 
     async def solve(self, request: Message) -> list[rattler.RepoDataRecord]:
         limit = request["exclude_newer"]
-        # rattler lets in what was made at the very moment; ours is the first that is too new.
+        # rattler includes packages with exactly this time, but our limit is exclusive.
         newest = (
             None if limit is None else datetime.fromtimestamp(limit / 1000, UTC) - timedelta(milliseconds=1)
         )
@@ -214,7 +235,7 @@ class _Channels:
             virtual_packages=[_virtual(*facts) for facts in request["virtual_packages"]],
             channel_priority=rattler.ChannelPriority.Strict,
             exclude_newer=newest,
-            # What has no date is taken to have been there always: whole channels of the past state none.
+            # Packages without a date count as old enough, because some old channels state no dates.
             timestamp_policy="allow-missing",
             timeout=timedelta(seconds=request["timeout"]),
             **self.options,
@@ -223,7 +244,7 @@ class _Channels:
         return records
 
     async def find(self, wanted: Iterable[Sequence[str]]) -> list[rattler.RepoDataRecord]:
-        """Return records by (name, URL), without those that the channels no longer have."""
+        """Return the package records for pairs (name, URL). Records that the channels lack are left out."""
         pairs = [(name, url) for name, url in wanted]
         unknown = {name for name, url in pairs if url not in self._known}
         if unknown:
@@ -242,12 +263,15 @@ class _Channels:
         return [record for group in found for record in group]
 
     async def elsewhere(self, name: str) -> list[str]:
-        """Return versions that are built for other platforms, as far as the channels list them."""
+        """Return the versions of a package that exist for other platforms.
+
+        Return an empty list if these versions cannot be listed.
+        """
         others: list[Any] = [platform for platform in _PLATFORMS if platform not in self.platforms]
         try:
             found = await self.gateway.query(self.sources, others, [name], recursive=False, **self.options)
         except GatewayError:
-            # It only explains why a version is not there; many private channels have one platform.
+            # Many private channels have only one platform. The result only helps to explain missing versions.
             return []
         return sorted({str(record.version) for group in found for record in group})
 
@@ -257,27 +281,30 @@ class _Channels:
 
 
 class Helper:
-    """A server of requests that caches the channels it has read."""
+    """A handler of requests to this process, which caches the package metadata of conda channels."""
 
     def __init__(self) -> None:
         self._channels: dict[str, _Channels] = {}
-        self._operations: dict[str, Callable[[Message], Awaitable[Message]]] = {
-            "solve": self._solve,
-            "versions": self._versions,
-            "install": self._install,
-            "download": self._download,
-            "alias": self._alias,
-            "read_lock": self._read_lock,
-        }
 
     async def answer(self, request: Message) -> Message:
-        """Return the result of a request; its key `failed` names the kind of failure."""
+        """Handle a request and return its response.
+
+        Args:
+            request: The request; its key `op` names the operation: `solve`, `versions`, `install`,
+                `download`, `alias` or `read_lock`.
+
+        Returns:
+            The result. After an error it has the keys `failed` (kind of the error) and `text` (the message).
+        """
         try:
-            return await self._operations[request["op"]](request)
+            operation: Callable[[Message], Awaitable[Message]] = getattr(self, f"_{request['op']}")
+            return await operation(request)
         except InvalidMatchSpecError as error:
             return {"failed": "spec", "text": str(error)}
         except GatewayError as error:
             return {"failed": "channel", "text": str(error)}
+        except TimeoutError as error:
+            return {"failed": "stalled", "text": str(error)}
         except (InstallerError, IoError, OSError) as error:
             return {"failed": "install", "text": str(error)}
 
@@ -292,11 +319,11 @@ class Helper:
         return self._channels[key]
 
     async def _alias(self, _request: Message) -> Message:
-        """Return the default prefix of a channel's bare name."""
+        """Return rattler's default channel alias, the URL that precedes the bare name of a channel."""
         return {"alias": str(rattler.Channel("name").base_url).rstrip("/").removesuffix("/name")}
 
     async def _read_lock(self, request: Message) -> Message:
-        """Return a lock file of pixi, as plain data."""
+        """Return the environments in a `pixi.lock` as JSON data."""
         try:
             lock = rattler.LockFile.from_path(Path(request["path"]))
         except Exception as error:  # noqa: BLE001 -- its errors share no class of their own
@@ -313,7 +340,10 @@ class Helper:
         return {"records": [describe(record) for record in records]}
 
     async def _missing(self, request: Message) -> Message | None:
-        """Return which of the packages that were asked for by name no channel has at all."""
+        """Return a response with the first requested package that no channel has, and similar names.
+
+        Return None if the channels have all requested packages.
+        """
         channels = self._channels_of(request)
         names = [rattler.MatchSpec(spec).name.normalized for spec in request["specs"]]
         known = {record.name.normalized for record in await channels.records(names)}
@@ -328,17 +358,14 @@ class Helper:
         records = await channels.records([name])
         if not records:
             return {"missing": name, "near": await channels.near(name)}
-        # Strict priority: what a more important channel has under this name hides all others.
+        # Strict channel priority: only the first channel that has the package counts.
         first = next(s.base_url for s in channels.sources if any(_is_from(r, s.base_url) for r in records))
         found = [_build_of(record) for record in records if _is_from(record, first)]
         return {"records": found, "elsewhere": await channels.elsewhere(name)}
 
     async def _download(self, request: Message) -> Message:
-        """Download one archive; the caller checks its hash."""
-        try:
-            await download(request["url"], Path(request["target"]), request["mirrors"], request["stall"])
-        except TimeoutError as error:
-            return {"failed": "stalled", "text": str(error)}
+        """Download one archive. The caller checks the hash of the file."""
+        await download(request["url"], Path(request["target"]), request["mirrors"], request["stall"])
         return {}
 
     async def _install(self, request: Message) -> Message:
@@ -346,38 +373,23 @@ class Helper:
         for record in records:
             if wrong := _wrong_hash(record, Path(request["verified"])):
                 return {"failed": "hash", "text": wrong}
-        # The caller may be killed meanwhile; the next builder of this prefix waits until this is done.
-        lock = os.open(request["lock"], os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        try:
-            return await self._fill(request, records)
-        finally:
-            os.close(lock)
-
-    async def _fill(self, request: Message, records: list[rattler.RepoDataRecord]) -> Message:
         # mypy takes methods without a body for abstract ones; of these most are to do nothing.
         downloads = Downloads()  # type: ignore[abstract]
-        installing = asyncio.ensure_future(
-            rattler.install(
-                records,
-                request["place"],
-                installed_packages=[],
-                execute_link_scripts=False,
-                client=client(request["mirrors"], None),
-                reporter=downloads,
-                package_cache=rattler.PackageCache(request["package_cache"]),
-            )
+        installing = rattler.install(
+            records,
+            request["place"],
+            installed_packages=[],
+            execute_link_scripts=False,
+            client=client(request["mirrors"], None),
+            reporter=downloads,
+            package_cache=rattler.PackageCache(request["package_cache"]),
         )
-        while not (await asyncio.wait([installing], timeout=_LOOK))[0]:
-            if (silent := downloads.silence()) > request["stall"]:
-                # What rattler is still waiting for goes on: this process is of no more use.
-                return {"failed": "stalled", "text": f"a download timed out: no data for {silent:.0f} s"}
-        await installing
+        await _unless_silent(installing, downloads.silence, request["stall"])
         return {}
 
 
 def _locked(environment: rattler.Environment, platform: str) -> Message:
-    """Return an environment of a lock file: its platforms, and for one of them its packages."""
+    """Return, as JSON data, the platforms of an environment and the packages for one platform."""
     wanted = next((p for p in environment.platforms() if str(p.name) == platform), None)
     packages = []
     for package in (environment.packages(wanted) or []) if wanted is not None else []:
@@ -400,12 +412,12 @@ def _stated_sha256(package: rattler.LockedPackage) -> str:
     try:
         hashes = package.hashes
         return hashes.sha256.hex() if hashes is not None and hashes.sha256 is not None else ""
-    except AttributeError:  # none are stated, for which py-rattler 0.28 has no word
+    except AttributeError:  # py-rattler 0.28 raises this if the lock states no hashes
         return ""
 
 
 def describe(record: rattler.RepoDataRecord) -> Message:
-    """Return a record in the form of a lock, and the whole record as JSON."""
+    """Convert a package record of a channel to the fields of a lock, plus the complete record as JSON."""
     facts = json.loads(record.to_json())
     return {
         "name": record.name.normalized,
@@ -420,11 +432,11 @@ def describe(record: rattler.RepoDataRecord) -> Message:
 
 
 def merged(depends: Iterable[str]) -> list[tuple[str, str]]:
-    """Return one dependency text per package name, sorted by name.
+    """Merge dependencies, and return one pair (package name, constraint) per package, sorted by name.
 
-    conda-lock's format has a mapping where repodata has a list, in which a name may stand twice (`numpy
-    >=1.21,<3` and `numpy 1.26.*|2.*`). Both hold, so that they are joined by commas; a choice (`|`) binds
-    less tightly than a comma and gets parentheses.
+    A list of dependencies in repodata may name a package twice (`numpy >=1.21,<3` and `numpy 1.26.*|2.*`),
+    but conda-lock's format allows each name only once. Both constraints apply, so they are joined by a comma.
+    A constraint with `|` gets parentheses, because a comma binds more tightly.
     """
     versions: dict[str, list[str]] = {}
     builds: dict[str, list[str]] = {}
@@ -442,7 +454,7 @@ def merged(depends: Iterable[str]) -> list[tuple[str, str]]:
 def _joined(versions: Sequence[str], builds: Sequence[str]) -> str:
     several = len(versions) > 1
     version = ",".join(f"({v})" if several and "|" in v else v for v in versions)
-    # Two patterns for one build string cannot be written as one; conda-lock's own writer keeps none.
+    # Two patterns for a build string cannot be merged, so they are dropped, as conda-lock does.
     build = builds[0] if len(builds) == 1 else ""
     return f"{version or '*'} {build}" if build else version
 
@@ -498,36 +510,35 @@ def _build_number(build: str) -> int:
 
 
 def _wrong_hash(record: rattler.RepoDataRecord, verified: Path) -> str | None:
-    """Return the problem of an archive on disk whose hash is wrong; rattler does not check such archives."""
+    """Return an error message if a local archive does not have the hash that its record states.
+
+    Return None if the hash is right or the archive is not local. rattler does not check local archives. A
+    successful check is noted in the directory `verified`.
+    """
     parts = urlsplit(record.url)
     if parts.scheme != "file":
         return None
     path = Path(unquote(parts.path))
     expected = (record.sha256 or b"").hex()
     known = path.stat()
-    state = f"{path}\n{known.st_size} {known.st_mtime_ns} {known.st_ino}\n"
+    state = f"{known.st_size} {known.st_mtime_ns} {known.st_dev} {known.st_ino}\n"
     note = verified / f"archive-{expected}"
-    if note.exists() and note.read_text("utf-8", "surrogateescape") == state:
+    if note.exists() and note.read_text("ascii") == state:
         return None
-    digest = hashlib.sha256()
     with path.open("rb") as stream:
-        while chunk := stream.read(_HASHED_AT_ONCE):
-            digest.update(chunk)
-    if digest.hexdigest() != expected:
+        found = hashlib.file_digest(stream, "sha256").hexdigest()
+    if found != expected:
         return (
             f"Hash mismatch for {record.name.normalized} {record.version}: the lock says {expected}, "
-            f"{path} has {digest.hexdigest()}"
+            f"{path} has {found}"
         )
-    verified.mkdir(parents=True, exist_ok=True)
-    temporary = verified / f".archive-{expected}.{os.getpid()}"
-    temporary.write_text(state, "utf-8", "surrogateescape")
-    temporary.replace(note)
+    write_atomically(note, state)
     return None
 
 
 def main() -> None:
-    """Answer requests until the input ends, then exit without shutting down."""
-    # Libraries may write to standard output: it is the answers' alone, and becomes standard error.
+    """Handle requests until standard input ends, then exit without shutting down Python."""
+    # Libraries may print to standard output, which must contain only responses. Redirect it to stderr.
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)
     helper = Helper()

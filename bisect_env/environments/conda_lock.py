@@ -1,4 +1,4 @@
-"""Locks conda environments with py-rattler in a helper process, or with conda-lock."""
+"""Solves the conda part of an environment, with py-rattler in a helper process or with conda-lock."""
 
 from __future__ import annotations
 
@@ -6,22 +6,23 @@ import contextlib
 import os
 import shutil
 import sys
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from datetime import datetime
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import yaml
+
 from bisect_env.environments.conda_process import (
+    NO_ROOM,
     HelperDiedError,
     HelperPool,
-    answered,
     channel_failure,
+    last_words,
     shared_pool,
-    unknown_package,
     with_usual_alias,
 )
-from bisect_env.environments.lock import LockedPackage, UnsolvableError
+from bisect_env.environments.lock import LockedPackage, PackageNotFoundError, UnsolvableError
 from bisect_env.environments.lockfiles import packages_of
 from bisect_env.environments.request import EnvironmentRequest
 from bisect_env.environments.settings import ChannelPlaces, CondaConfig, channel_places, read_conda_config
@@ -33,9 +34,9 @@ from bisect_env.secrets import public_channel
 from bisect_env.temporary import temporary
 
 # --------------------------------------------------------------------------------------------------
-# `engine: conda-lock`: conda, mamba or micromamba of this machine solve, as conda-lock asks them to.
+# `engine: conda-lock`: conda-lock runs the conda, mamba or micromamba that is installed on this machine.
 #
-# conda-lock has no solver of its own, and would try to download one: it is only run where one is.
+# conda-lock has no solver of its own and would download one, so it is only run if a solver is installed.
 
 SOLVERS = ("micromamba", "mamba", "conda")
 
@@ -43,10 +44,10 @@ _DROPPED = ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV")
 
 
 def find_solver() -> Path:
-    """Return the executable that conda-lock is to use.
+    """Return the path of the conda, mamba or micromamba executable for conda-lock to use.
 
     Raises:
-        InfrastructureError: There is none.
+        InfrastructureError: None of them is installed.
     """
     for candidate in (os.environ.get("MAMBA_EXE"), os.environ.get("CONDA_EXE"), *SOLVERS):
         if candidate and (found := shutil.which(candidate)):
@@ -61,18 +62,18 @@ def find_solver() -> Path:
 def solve_by_conda(
     request: EnvironmentRequest, places: ChannelPlaces, timeout: float
 ) -> tuple[LockedPackage, ...]:
-    """Solve the conda part of a request.
+    """Solve the conda part of a request with conda-lock, and return the packages.
 
-    Dates and neighbours' locks mean nothing to conda-lock.
+    conda-lock supports neither upload dates nor preferred versions, so both are ignored.
 
     Args:
-        request: With a `conda` part.
-        places: Its channels.
-        timeout: Seconds.
+        request: A request whose `conda` is set.
+        places: Addresses of the request's channels.
+        timeout: Time limit in seconds.
 
     Raises:
-        UnsolvableError: The solver finds no solution.
-        InfrastructureError: There is no solver, or it gives no answer.
+        UnsolvableError: The solver found no solution.
+        InfrastructureError: No solver is installed, or conda-lock failed.
     """
     assert request.conda is not None
     solver = find_solver()
@@ -90,7 +91,13 @@ def solve_by_conda(
 
 
 def read_packages(text: str, platform: str) -> tuple[LockedPackage, ...]:
-    """Return the conda packages of a file that conda-lock wrote. Pure.
+    """Return the conda packages in the text of a lock file that conda-lock wrote.
+
+    This function is pure.
+
+    Args:
+        text: Content of the file.
+        platform: conda's name of the platform whose packages are returned.
 
     Raises:
         InfrastructureError: A package has no sha256.
@@ -111,9 +118,10 @@ def read_packages(text: str, platform: str) -> tuple[LockedPackage, ...]:
 
 
 def environment_text(request: EnvironmentRequest, places: ChannelPlaces) -> str:
-    """Return a request as the `environment.yml` that conda-lock reads. Pure."""
-    import yaml
+    """Return the text of the `environment.yml` that describes a request to conda-lock.
 
+    This function is pure.
+    """
     assert request.conda is not None
     channels = [next(iter(places.mirrors.get(url, ())), url) for url in places.urls]
     specs = [_conda_spec(spec) for spec in request.conda.specs(request.python)]
@@ -122,15 +130,16 @@ def environment_text(request: EnvironmentRequest, places: ChannelPlaces) -> str:
 
 
 def _conda_spec(spec: str) -> str:
-    """Return a spec in the form of conda-lock, which splits specs at spaces and expects no operator."""
+    """Convert a match spec to conda-lock's format: `numpy ==2.1.0` becomes `numpy 2.1.0`."""
     name, _, rest = spec.partition(" ")
     return f"{name} {rest.removeprefix('==')}" if rest.startswith("==") and "=" not in rest[2:] else spec
 
 
 def virtual_packages_text(request: EnvironmentRequest) -> str:
-    """Return the virtual packages of a host, as the file that conda-lock reads. Pure."""
-    import yaml
+    """Return the text of the file that describes the request's virtual packages to conda-lock.
 
+    This function is pure.
+    """
     assert request.conda is not None
     packages: dict[str, Any] = {}
     for name, value in request.conda.virtual_packages.items():
@@ -163,38 +172,25 @@ def _last(words: str) -> str:
 
 
 # --------------------------------------------------------------------------------------------------
-# Locking conda environments: py-rattler solves in a helper process, we write what it chose.
+# `engine: rattler`: py-rattler solves in a helper process.
 
 _ATTEMPTS = 3
-"""Processes that may die of one solution: py-rattler's rare crashes do not repeat."""
+"""Number of helper processes to try for one request, because py-rattler crashes in rare cases."""
 
 
-@dataclass(frozen=True, slots=True)
-class SolvedConda:
-    """The conda part of an environment.
-
-    Attributes:
-        packages: What is installed, by name.
-        records: URL to all that the channel says, as JSON.
-    """
-
-    packages: tuple[LockedPackage, ...]
-    records: Mapping[str, str]
-
-    @property
-    def python(self) -> str:
-        """Return the version of its interpreter."""
-        return next(package.version for package in self.packages if package.name == "python")
+def python_of(packages: Iterable[LockedPackage]) -> str:
+    """Return the version of Python in a list of conda packages."""
+    return next(package.version for package in packages if package.name == "python")
 
 
 class CondaSolver:
-    """A solver of conda requests.
+    """A solver for the conda part of environment requests.
 
     Args:
-        cache_dir: Our cache directory.
-        timeout: Seconds for one solution, fetching of repodata included.
-        config: Of conda; this host's if None.
-        pool: Where rattler runs.
+        cache_dir: The cache directory of bisect-env.
+        timeout: Time limit in seconds for solving one request, including downloads of repodata.
+        config: conda's configuration; read from this host's files if None.
+        pool: Helper processes that run rattler; those of this process if None.
     """
 
     def __init__(
@@ -210,30 +206,37 @@ class CondaSolver:
         self._config = config
         self._pool = pool or shared_pool()
 
-    def solve(self, request: EnvironmentRequest, prefer: Sequence[LockedPackage] = ()) -> SolvedConda:
-        """Solve the conda part of a request.
+    def solve(
+        self, request: EnvironmentRequest, prefer: Sequence[LockedPackage] = ()
+    ) -> tuple[tuple[LockedPackage, ...], dict[str, str]]:
+        """Choose the conda packages that satisfy a request.
 
         Args:
-            request: With a `conda` part.
-            prefer: Packages that are taken again where nothing speaks against it: a neighbour's.
+            request: A request whose `conda` is set.
+            prefer: Packages of a neighbouring lock, which are reused where possible.
+
+        Returns:
+            The packages to install, and a map from the URL of each package to its complete channel metadata,
+            as JSON text.
 
         Raises:
-            UnsolvableError: Nothing satisfies the request.
-            PackageNotFoundError: No channel has a package that it names.
+            UnsolvableError: No set of packages satisfies the request.
+            PackageNotFoundError: No channel has a requested package.
             IndexUnavailableError: A channel cannot be used.
-            InfrastructureError: The solver cannot work here.
-            UsageError: A spec or a channel cannot be read.
+            InfrastructureError: The solver does not work here.
+            UsageError: A match spec or a channel name is invalid.
         """
         assert request.conda is not None
         places = self.places(request.conda.channels)
         if request.conda.engine == "conda-lock":
-            return SolvedConda(solve_by_conda(request, places, self._timeout), {})
+            return solve_by_conda(request, places, self._timeout), {}
+        newest = request.exclude_newer
         message = {
             "op": "solve",
             **self.base(places, request.platform),
             "specs": list(request.conda.specs(request.python)),
             "virtual_packages": virtual_package_facts(request.conda.virtual_packages),
-            "exclude_newer": milliseconds(request.exclude_newer),
+            "exclude_newer": newest and round(newest.timestamp() * 1000),  # ms since 1970, as in repodata
             "prefer": [(package.name, package.url) for package in prefer if package.is_conda],
             "timeout": self._timeout,
         }
@@ -241,13 +244,17 @@ class CondaSolver:
         if "unsolvable" in answer:
             raise UnsolvableError(answer["unsolvable"])
         packages = tuple(_locked(facts) for facts in answer["records"])
-        return SolvedConda(packages, {facts["url"]: facts["record"] for facts in answer["records"]})
+        return packages, {facts["url"]: facts["record"] for facts in answer["records"]}
 
     def versions(self, package: str, channels: Sequence[str], platform: str) -> dict[str, Any]:
-        """Return the builds of a package (`records`), and versions for other platforms (`elsewhere`).
+        """List the versions of a conda package.
+
+        Returns:
+            A dict with `records`, one dict per build for `platform`, and `elsewhere`, the versions that exist
+            for other platforms.
 
         Raises:
-            PackageNotFoundError: No channel has it.
+            PackageNotFoundError: No channel has the package.
             IndexUnavailableError: A channel cannot be used.
         """
         places = self.places(channels)
@@ -255,7 +262,7 @@ class CondaSolver:
         return self.ask(message, f"listing the versions of {package}", places)
 
     def places(self, channels: Sequence[str]) -> ChannelPlaces:
-        """Return the addresses of channels by their names in a matrix."""
+        """Return the URLs of the channels with the given names, using conda's configuration."""
         if self._config is None:
             self._config = read_conda_config()
         if not all("://" in name or name.startswith("/") for name in channels):
@@ -263,7 +270,7 @@ class CondaSolver:
         return channel_places(channels, self._config)
 
     def base(self, places: ChannelPlaces, platform: str) -> dict[str, Any]:
-        """Return the part that every request about channels has."""
+        """Return the fields that every request to a helper process needs, such as channels and platform."""
         # Its locks are for processes of this user alone; a helper says what is wrong with the cache.
         with contextlib.suppress(OSError):
             (self._cache_dir / "conda").mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -275,13 +282,20 @@ class CondaSolver:
         }
 
     def ask(self, message: dict[str, Any], tried: str, places: ChannelPlaces) -> dict[str, Any]:
-        """Ask a helper; raises errors that do not depend on the request.
+        """Send a request to a helper process and return the response.
+
+        Some failures are part of the response, such as packages that conflict. All others raise an error.
+
+        Args:
+            message: The request.
+            tried: Description of the task, for error messages.
+            places: URLs of the channels, for error messages.
 
         Raises:
             PackageNotFoundError: No channel has the package.
             IndexUnavailableError: A channel cannot be used.
-            InfrastructureError: The helpers die, or the cache cannot be written.
-            UsageError: A spec cannot be read.
+            InfrastructureError: Helper processes crashed repeatedly, or the cache cannot be written.
+            UsageError: A match spec is invalid.
         """
         try:
             answer = self._pool.ask(message, self._timeout, attempts=_ATTEMPTS)
@@ -294,30 +308,40 @@ class CondaSolver:
                 remedy="give the same command again; if it stays so, report it to py-rattler",
             ) from error
         if "missing" in answer:
-            raise unknown_package(answer["missing"], answer["near"], places.urls)
+            name, near = answer["missing"], answer["near"]
+            hint = f"did you mean {' or '.join(near)}?" if near else "nothing there has a similar name"
+            raise PackageNotFoundError(
+                f"no conda channel has a package {name!r}; {hint}",
+                tried=", ".join(places.urls),
+                remedy="correct the name, or add the channel that has it to `channels`",
+            )
         if answer.get("failed") == "spec":
             raise UsageError(
                 f"a conda spec cannot be read: {answer['text']}",
                 tried=tried,
                 remedy="write it like 'numpy 2.1.*' or 'pytorch 2.8.* cuda*'",
             )
-        return answered(answer, places.urls, tried)
+        if "failed" in answer:
+            text = str(answer["text"])
+            if answer["failed"] == "install" or NO_ROOM.search(text):
+                raise InfrastructureError(
+                    f"repodata cannot be kept in the cache: {last_words(text)}",
+                    tried=tried,
+                    remedy="free some space, or name another cache with BISECT_ENV_CACHE",
+                )
+            raise channel_failure(text, places.urls, tried)
+        return answer
 
 
 def virtual_package_facts(packages: Mapping[str, str]) -> list[tuple[str, str, str]]:
-    """Return name, version and build of each virtual package.
+    """Return a triple (name, version, build string) for each virtual package.
 
-    The name of a microarchitecture is the build string of `__archspec`, whose version is always 1.
+    For `__archspec` the microarchitecture is the build string, and the version is 1.
     """
     facts = []
     for name, value in sorted(packages.items()):
         facts.append((name, "1", value) if name == "__archspec" else (name, value, "0"))
     return facts
-
-
-def milliseconds(moment: datetime | None) -> int | None:
-    """Return a moment as repodata counts them."""
-    return None if moment is None else round(moment.timestamp() * 1000)
 
 
 def _locked(facts: Mapping[str, Any]) -> LockedPackage:

@@ -1,4 +1,7 @@
-"""Starts and asks the helper processes for py-rattler, and explains failures of channels."""
+"""Runs py-rattler in helper processes, and converts its errors about channels to messages for users.
+
+py-rattler runs in separate processes because it can crash; see `conda_helper` for the program they run.
+"""
 
 from __future__ import annotations
 
@@ -20,15 +23,14 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import IO, Any
 
-from bisect_env.environments.cache import lock_or_fail
-from bisect_env.environments.lock import Lock, PackageNotFoundError, UnbuildableError
+from bisect_env.environments.lock import Lock, UnbuildableError
 from bisect_env.environments.settings import CondaConfig, certificates, mirrors_of_urls, read_conda_config
 from bisect_env.environments.uv_tool import is_transient
 from bisect_env.errors import BisectEnvError, IndexUnavailableError, InfrastructureError
 from bisect_env.secrets import without_channel_secrets
 
 # --------------------------------------------------------------------------------------------------
-# What a user is told when a conda channel fails. Pure.
+# Error messages about conda channels. Pure.
 
 _NO_CHANNEL = re.compile(r"could not find subdir '[^']*' in channel '([^']*)'")
 _STATUS = re.compile(r"HTTP status (?:client|server) error \((\d+ [^)]*)\) for url \(([^)]*)\)")
@@ -36,37 +38,18 @@ _URL = re.compile(r"\((https?://[^)\s]*)\)")
 _NOT_REPODATA = re.compile(
     r"parse repodata|decode|expected value|invalid type|missing field|EOF while parsing"
 )
-_NO_ROOM = re.compile(r"No space left on device|Disk quota exceeded")
+NO_ROOM = re.compile(r"No space left on device|Disk quota exceeded")
 _CERTIFICATE = re.compile(r"invalid peer certificate")
 _SILENT = re.compile(r"operation timed out|deadline has elapsed")
 
 
-def answered(answer: dict[str, Any], channels: Sequence[str], tried: str) -> dict[str, Any]:
-    """Return the answer of a helper, unless it failed.
-
-    Raises:
-        IndexUnavailableError: A channel cannot be used.
-        InfrastructureError: The cache cannot be written.
-    """
-    if "failed" not in answer:
-        return answer
-    text = str(answer["text"])
-    if _NO_ROOM.search(text) or answer["failed"] == "install":
-        raise InfrastructureError(
-            f"repodata cannot be kept in the cache: {last_words(text)}",
-            tried=tried,
-            remedy="free some space, or name another cache with BISECT_ENV_CACHE",
-        )
-    raise channel_failure(text, channels, tried)
-
-
 def channel_failure(text: str, channels: Sequence[str], tried: str) -> BisectEnvError:
-    """Return an error of ours for rattler's message about a channel.
+    """Translate rattler's error message about a channel into an error of this program.
 
     Args:
-        text: Its error with its causes, a line each.
-        channels: Those that were asked.
-        tried: What for.
+        text: rattler's error message; each cause is on a line of its own.
+        channels: URLs of the channels that were used.
+        tried: Description of the task.
     """
     channel = _channel_of(text, channels)
     text = without_channel_secrets(text)
@@ -106,18 +89,8 @@ def channel_failure(text: str, channels: Sequence[str], tried: str) -> BisectEnv
     )
 
 
-def unknown_package(name: str, near: Sequence[str], channels: Sequence[str]) -> PackageNotFoundError:
-    """Return the error for a package name that no channel has in any version."""
-    hint = f"did you mean {' or '.join(near)}?" if near else "nothing there has a similar name"
-    return PackageNotFoundError(
-        f"no conda channel has a package {name!r}; {hint}",
-        tried=", ".join(channels),
-        remedy="correct the name, or add the channel that has it to `channels`",
-    )
-
-
 def last_words(text: str) -> str:
-    """Return the innermost cause of an error of rattler's."""
+    """Return the innermost cause in an error message of rattler."""
     return text.splitlines()[-1].removeprefix("Caused by: ") if text else "no reason given"
 
 
@@ -130,25 +103,24 @@ def _channel_of(text: str, channels: Sequence[str]) -> str:
 
 
 # --------------------------------------------------------------------------------------------------
-# Processes that py-rattler runs in: started when needed, asked one thing at a time, ended as a group.
+# Helper processes. Each starts when needed, handles one request at a time, and is killed with its children.
 
 COMMAND = (sys.executable, "-m", "bisect_env.environments.conda_helper")
 
-# What would make the helper's interpreter another one, or make rattler see another machine than asked for.
+# Variables that would change the Python environment of the helper process.
 _DROPPED = ("PYTHONPATH", "PYTHONHOME", "PYTHONSTARTUP", "PYTHONINSPECT")
 _READ = 1 << 16
 _ALIAS_TIMEOUT = 60.0
 _TAIL = 4000
-_ORPHAN = 600.0
 
 
 class HelperDiedError(Exception):
-    """A helper ended, or did not answer in time, before it had answered.
+    """The error raised if a helper process ends or times out before it responds.
 
     Args:
-        text: How it ended, with the end of what it wrote.
-        timed_out: Whether it was ended for its silence.
-        crashed: Whether a signal ended it: another process may fare better.
+        text: How the process ended, with the end of its standard error.
+        timed_out: Whether it was killed because it did not respond in time.
+        crashed: Whether it was killed by a signal, so that a retry with a new process may succeed.
     """
 
     def __init__(self, text: str, *, timed_out: bool = False, crashed: bool = False) -> None:
@@ -159,13 +131,15 @@ class HelperDiedError(Exception):
 
 
 class HelperProcess:
-    """A helper process, to be used by one thread at a time.
+    """A running helper process. Only one thread may use it at a time.
 
     Args:
-        command: Its argument vector.
+        command: Command line of the process.
+        holding: File descriptor of a locked file that the process inherits. The lock thus stays held until
+            the process has ended, even if this process is killed.
     """
 
-    def __init__(self, command: Sequence[str] = COMMAND) -> None:
+    def __init__(self, command: Sequence[str] = COMMAND, holding: int | None = None) -> None:
         self._errors: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 -- closed with the process
         env = {name: value for name, value in os.environ.items() if name not in _DROPPED}
         env |= certificates(env)
@@ -176,8 +150,9 @@ class HelperProcess:
                 stdout=subprocess.PIPE,
                 stderr=self._errors,
                 env=env,
-                # A Ctrl-C in the terminal is for us: an install goes to its end or is ended by us.
+                # Ctrl-C in the terminal must not reach the helper. This process ends it if necessary.
                 start_new_session=True,
+                pass_fds=() if holding is None else (holding,),
             )
         except OSError as error:
             self._errors.close()
@@ -187,24 +162,19 @@ class HelperProcess:
         self._pending = b""
 
     @property
-    def pid(self) -> int:
-        """Return its process id."""
-        return self.process.pid
-
-    @property
     def is_open(self) -> bool:
-        """Return whether it can receive another request."""
+        """Return whether the process can receive another request."""
         return not self._errors.closed
 
     def ask(self, request: dict[str, Any], timeout: float) -> dict[str, Any]:
-        """Send a request and wait for its answer.
+        """Send a request to the process, and return its response.
 
         Args:
-            request: See `conda_helper`.
-            timeout: Seconds.
+            request: The request; see `conda_helper`.
+            timeout: Time limit in seconds.
 
         Raises:
-            HelperDiedError: None came; the process is gone, and another one has to be started.
+            HelperDiedError: The process ended or was killed after the time limit; it cannot be used again.
         """
         assert self.process.stdin is not None
         try:
@@ -214,20 +184,20 @@ class HelperProcess:
         except BrokenPipeError:
             raise self._died() from None
         except BaseException:
-            # Also on Ctrl-C: what comes later would be taken for the answer to the next request.
+            # Also on Ctrl-C: a late response would be mistaken for the response to the next request.
             self.close()
             raise
 
     def close(self) -> None:
-        """End it, with everything that it started."""
+        """End the helper and all processes that it started."""
         process = self.process
         if process.poll() is None:
-            with contextlib.suppress(ProcessLookupError):
+            with contextlib.suppress(ProcessLookupError):  # it has just ended
                 os.killpg(process.pid, signal.SIGKILL)
         process.wait()
         for stream in (process.stdin, process.stdout, self._errors):
             if stream is not None:
-                with contextlib.suppress(BrokenPipeError):
+                with contextlib.suppress(BrokenPipeError):  # closing flushes a request that nobody reads now
                     stream.close()
 
     def _line(self, deadline: float) -> bytes:
@@ -272,10 +242,10 @@ class HelperProcess:
 
 
 class HelperPool:
-    """A pool that keeps helper processes for later requests, as many as were used at the same time.
+    """A thread-safe pool that keeps helper processes for later requests.
 
     Args:
-        start: Starts one.
+        start: Function that starts a helper process.
     """
 
     def __init__(self, start: Callable[[], HelperProcess] = HelperProcess) -> None:
@@ -285,15 +255,15 @@ class HelperPool:
         self._owner = os.getpid()
 
     def ask(self, request: dict[str, Any], timeout: float, *, attempts: int = 1) -> dict[str, Any]:
-        """Ask an idle helper, or a new one.
+        """Send a request to an idle helper process, or to a new one, and return the response.
 
         Args:
-            request: See `conda_helper`.
-            timeout: Seconds.
-            attempts: How many processes may die of the request before it is given up.
+            request: The request; see `conda_helper`.
+            timeout: Time limit in seconds.
+            attempts: Number of processes to try if they crash.
 
         Raises:
-            HelperDiedError: The last of them died, or none answered in time.
+            HelperDiedError: All attempts crashed, or a process failed or timed out without a crash.
         """
         deaths: list[str] = []
         while True:
@@ -307,29 +277,27 @@ class HelperPool:
                 deaths.append(error.text)
                 if not error.crashed or len(deaths) >= attempts:
                     text = "; then ".join(dict.fromkeys(deaths))
-                    raise HelperDiedError(
-                        text if len(deaths) == 1 else f"{text} ({len(deaths)} times)",
-                        timed_out=error.timed_out,
-                        crashed=error.crashed,
-                    ) from error
+                    if len(deaths) > 1:
+                        text += f" ({len(deaths)} times)"
+                    raise HelperDiedError(text, timed_out=error.timed_out, crashed=error.crashed) from error
 
     @contextlib.contextmanager
     def _borrowed(self) -> Iterator[HelperProcess]:
         with self._lock:
             if self._owner != os.getpid():
-                # After a fork the pipes lead to the parent's helpers.
+                # After a fork, the inherited helper processes belong to the parent.
                 self.idle, self._owner = [], os.getpid()
             helper = self.idle.pop() if self.idle else None
         if helper is None:
             helper = self._start()
         yield helper
-        # Only after an answer: one that died was closed.
+        # Not reached after an exception, so a helper that failed does not return to the pool.
         with self._lock:
             if helper.is_open:
                 self.idle.append(helper)
 
     def close(self) -> None:
-        """End all helpers; the pool starts new ones when it is asked again."""
+        """Kill all idle helper processes. The pool can still be used and then starts new ones."""
         with self._lock:
             idle, self.idle = self.idle, []
         if self._owner == os.getpid():
@@ -339,17 +307,22 @@ class HelperPool:
 
 @functools.cache
 def shared_pool() -> HelperPool:
-    """Return the pool of this process."""
+    """Return the pool of helper processes that all code in this process shares.
+
+    The first call creates the pool.
+    """
     pool = HelperPool()
     atexit.register(pool.close)
     return pool
 
 
 def with_usual_alias(config: CondaConfig, pool: HelperPool) -> CondaConfig:
-    """Return the configuration with the alias that rattler knows, where the user has none.
+    """Return conda's configuration, with rattler's default channel alias if the user has set no alias.
+
+    The channel alias is the URL that precedes the bare name of a channel.
 
     Raises:
-        InfrastructureError: The helper cannot say.
+        InfrastructureError: The helper process failed.
     """
     if config.channel_alias:
         return config
@@ -363,18 +336,7 @@ def with_usual_alias(config: CondaConfig, pool: HelperPool) -> CondaConfig:
 
 
 # --------------------------------------------------------------------------------------------------
-# Filling a directory with the conda packages of a lock.
-
-
-def _fill_lock(place: Path) -> Path:
-    return place.with_name(f".{place.name}.fill.lock")
-
-
-def wait_for_orphan(place: Path) -> None:
-    """Wait until the helper of a builder that was killed has ended its installation into a prefix."""
-    why = f"a process whose builder was killed still installs {place.name[:12]}"
-    with lock_or_fail(_fill_lock(place), why, timeout=_ORPHAN):
-        pass
+# Installation of the conda packages of a lock.
 
 
 def fill(
@@ -385,29 +347,32 @@ def fill(
     *,
     archives: Mapping[str, Path] | None = None,
     stall: float = 300.0,
-    pool: HelperPool | None = None,
+    holding: int | None = None,
+    command: Sequence[str] = COMMAND,
 ) -> None:
-    """Install the conda packages of a lock; wheels go on top of them by other hands.
+    """Install the conda packages of a lock into a directory.
 
-    Archives are fetched into, and hardlinked from, `conda/pkgs` in the cache, hashes checked.
+    uv installs the wheels of the lock afterwards.
+
+    Archives are downloaded to `conda/pkgs` in the cache, their hashes are checked, and files are hardlinked.
 
     Args:
-        place: Where they are installed; made if need be.
-        lock: Its conda packages.
-        cache: Our cache directory.
-        timeout: Seconds.
-        archives: URL to a file on this host that is taken in its place.
-        stall: Seconds without any data after which downloads are given up.
-        pool: Where rattler runs.
+        place: Directory to install into; created if it does not exist.
+        lock: The lock.
+        cache: The cache directory of bisect-env.
+        timeout: Time limit in seconds.
+        archives: Maps the URLs of packages to local files that are used instead.
+        stall: Seconds without any data after which a download is given up.
+        holding: File descriptor of the lock of `place`, which the helper process keeps until it has ended.
+        command: Command line of the helper process that installs.
 
     Raises:
-        UnbuildableError: It cannot be done; `transient` tells whether that says anything about the lock.
+        UnbuildableError: The installation failed; `transient` is True if a retry may succeed.
     """
-    pool = pool or shared_pool()
     config = read_conda_config()
     if config.mirrored_channels or config.custom_multichannels or config.default_channels:
-        # Their names may stand for what is below the usual address.
-        config = with_usual_alias(config, pool)
+        # These settings may contain bare channel names, which need the alias.
+        config = with_usual_alias(config, shared_pool())
     packages = [package for package in lock.packages if package.is_conda]
     channels = sorted({package.url.rsplit("/", 2)[0] for package in packages})
     message = {
@@ -415,19 +380,21 @@ def fill(
         "packages": [asdict(package) for package in packages],
         "archives": {url: str(path) for url, path in (archives or {}).items()},
         "place": str(place),
-        "lock": str(_fill_lock(place)),
         "package_cache": str(cache / "conda" / "pkgs"),
         "stall": stall,
         "verified": str(cache / "verified"),
         "mirrors": mirrors_of_urls(channels, config),
     }
     (cache / "conda").mkdir(mode=0o700, parents=True, exist_ok=True)
+    helper = HelperProcess(command, holding)
     try:
-        answer = pool.ask(message, timeout)
+        answer = helper.ask(message, timeout)
     except HelperDiedError as error:
         text = f"not finished in {timeout:.0f} s" if error.timed_out else error.text
-        # A solver that dies says nothing about the environment.
+        # A crash or timeout of the helper process may not occur again.
         raise UnbuildableError(text, transient=True) from error
+    finally:
+        helper.close()
     if "failed" in answer:
         lines = without_channel_secrets(str(answer["text"])).splitlines()
         text = "\n".join(line.removeprefix("Caused by: ") for line in lines)

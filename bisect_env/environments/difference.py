@@ -1,7 +1,7 @@
-"""Compares two locks package by package, and finds the projects' pages.
+"""Compares two locks package by package, and finds the home pages of projects.
 
-The packages that the matrix moves itself come first: they are what was asked for. What moved along with
-them comes after, for it is there that the surprise often is.
+The packages of the matrix's axes are listed first. Other packages that changed along with them follow; one of
+these may be the real cause of a failure.
 """
 
 from __future__ import annotations
@@ -12,30 +12,27 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
-from urllib.parse import urlsplit
 
 from packaging.utils import canonicalize_name
 
 from bisect_env.environments.lock import Lock, LockedPackage
-from bisect_env.matrix.history import SHORT
 
 # --------------------------------------------------------------------------------------------------
-# Where projects live, as they say themselves: read from environments that exist on this host.
-#
-# No network is asked: what is not installed here has no page.
+# Home pages of projects, read from the metadata of installed environments on this host. The network is not
+# used, so projects that are not installed have no home page.
 
 _LABELS = ("homepage", "home", "source", "repository", "source code", "github", "documentation")
-"""Labels of `Project-URL` in order of preference; they are free text."""
+"""Labels of `Project-URL` entries in order of preference. Projects may use any label."""
 
 
 def project_urls(prefixes: Iterable[Path]) -> dict[str, str]:
-    """Return the home pages of the projects whose packages are installed in these prefixes.
+    """Return the home pages of the packages that are installed in `prefixes`.
 
     Args:
-        prefixes: Directories of environments; those that do not exist are passed over.
+        prefixes: Directories of environments; those that do not exist are ignored.
 
     Returns:
-        Normalised name to address, https and http alone.
+        A map from normalised package names to URLs. Only `http` and `https` URLs are included.
     """
     found: dict[str, str] = {}
     for prefix in prefixes:
@@ -64,8 +61,8 @@ def _of_conda(prefix: Path) -> Iterator[tuple[str, str]]:
             about = Path(record.get("extracted_package_dir") or "", "info", "about.json")
             home = json.loads(about.read_text("utf-8")).get("home") or ""
         except (OSError, ValueError, AttributeError):
-            continue
-        # A list in some recipes.
+            continue  # its metadata is gone or invalid, so the report shows no link for this package
+        # Some recipes state a list of home pages.
         yield str(record.get("name", "")), str(home[0] if isinstance(home, list) and home else home)
 
 
@@ -73,54 +70,30 @@ def _of_conda(prefix: Path) -> Iterator[tuple[str, str]]:
 # What changed between two locks, package by package. Pure.
 
 ChangeKind = Literal["changed", "rebuilt", "moved", "added", "removed"]
-"""`rebuilt`: the same version from another archive; `moved`: the same archive from another place."""
+"""Kind of a change between two locks.
 
-
-@dataclass(frozen=True, slots=True)
-class PackageState:
-    """One package on one side of a difference.
-
-    Attributes:
-        version: Exact version.
-        build: conda's build string, "" for wheels.
-        manager: `pip` or `conda`; "" for an interpreter that no package manager brings.
-        source: Channel or host that it comes from.
-        sha256: Hex digest of the archive, "" for such an interpreter.
-        url: Address of the archive.
-    """
-
-    version: str
-    build: str = ""
-    manager: str = ""
-    source: str = ""
-    sha256: str = ""
-    url: str = ""
-
-    @property
-    def label(self) -> str:
-        """Return the version with its build or commit, if any."""
-        if self.url.startswith("git+"):
-            return f"{self.version} at {self.url.partition('#')[0].rpartition('@')[2][:SHORT]}"
-        return f"{self.version} {self.build}".rstrip()
+`changed` means another version, `rebuilt` the same version from another archive, and `moved` the same archive
+from another channel or host.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class PackageChange:
-    """The change of one package between two locks.
+    """The difference of one package between two locks.
 
     Attributes:
         name: Normalised name.
-        kind: What became of it.
-        before: In the first lock, None where it is added.
-        after: In the second lock, None where it is removed.
-        of_axis: Whether an axis of the matrix moves it.
-        home: Address of the project's own page, "" when it is not known.
+        kind: Kind of the change.
+        before: State in the first lock; None if the package was added.
+        after: State in the second lock; None if the package was removed.
+        of_axis: Whether the package belongs to an axis of the matrix.
+        home: URL of the project's home page; "" if unknown.
     """
 
     name: str
     kind: ChangeKind
-    before: PackageState | None = None
-    after: PackageState | None = None
+    before: LockedPackage | None = None
+    after: LockedPackage | None = None
     of_axis: bool = False
     home: str = ""
 
@@ -130,17 +103,17 @@ def difference(
 ) -> tuple[PackageChange, ...]:
     """Return the packages that differ between two locks.
 
-    A package that a wheel brings here and conda there is one that changed. The interpreter counts as the
-    package `python`, also where it is none.
+    A package that comes from PyPI in one lock and from conda in the other counts as the same package. The
+    interpreter is treated as a package named `python`.
 
     Args:
         before: The first lock.
-        after: The second one.
-        axis_packages: Names of the packages that axes of the matrix move; they come first, in this order.
-        urls: Pages of projects by normalised name (see `project_urls`).
+        after: The second lock.
+        axis_packages: Names of the packages that belong to axes of the matrix.
+        urls: Home pages by normalised name (see `project_urls`).
 
     Returns:
-        The changes: those of axes first, the others by name.
+        The changes: first those of `axis_packages` in the given order, then the others sorted by name.
     """
     first = [str(canonicalize_name(name.partition("[")[0])) for name in axis_packages]
     rank = {name: position for position, name in enumerate(dict.fromkeys(first))}
@@ -154,17 +127,15 @@ def difference(
     return tuple(sorted(changes, key=lambda change: rank.get(change.name, len(rank))))
 
 
-def _packages(lock: Lock) -> Mapping[str, PackageState]:
-    found = {} if lock.is_conda else {"python": PackageState(lock.python)}
+def _packages(lock: Lock) -> Mapping[str, LockedPackage]:
+    found = {} if lock.is_conda else {"python": LockedPackage("python", lock.python, "", "", "")}
     # Sorted so that a wheel on top of a conda package of the same name has the last word, as in the prefix.
     for package in sorted(lock.packages, key=lambda package: not package.is_conda):
-        found[canonicalize_name(package.name)] = PackageState(
-            package.version, package.build, package.manager, _source(package), package.sha256, package.url
-        )
+        found[canonicalize_name(package.name)] = package
     return found
 
 
-def _kind(old: PackageState | None, new: PackageState | None) -> ChangeKind | None:
+def _kind(old: LockedPackage | None, new: LockedPackage | None) -> ChangeKind | None:
     if old is None:
         return "added"
     if new is None:
@@ -176,15 +147,8 @@ def _kind(old: PackageState | None, new: PackageState | None) -> ChangeKind | No
     return "moved" if old.source != new.source else None
 
 
-def _source(package: LockedPackage) -> str:
-    if package.is_conda:
-        return package.url.rsplit("/", 2)[0]
-    parts = urlsplit(package.url)
-    return parts.hostname or parts.scheme
-
-
 def counted(changes: Sequence[PackageChange]) -> str:
-    """Return the difference in a few words: `3 packages changed (the one you asked about, and 2 more)`."""
+    """Return a summary of changes, such as `3 packages changed (the one you asked about, and 2 more)`."""
     own = sum(change.of_axis for change in changes)
     rest = len(changes) - own
     if not changes:

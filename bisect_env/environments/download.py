@@ -1,4 +1,4 @@
-"""Fetches an archive of known hash from the web, a disk or a conda channel."""
+"""Downloads package archives from the web, a local disk or a conda channel, and verifies their hashes."""
 
 from __future__ import annotations
 
@@ -15,22 +15,22 @@ from bisect_env.environments.uv_tool import is_transient
 from bisect_env.secrets import public_channel, without_channel_secrets, without_credentials
 
 # --------------------------------------------------------------------------------------------------
-# Fetching one archive whose hash is known, from the web or from a disk.
+# Download of one archive whose hash is known, from the web or from a local disk.
 
-_TIMEOUT = (10, 60)  # seconds to connect, and without any data
+_TIMEOUT = (10, 60)  # seconds to wait for a connection, and for data
 _CHUNK = 1 << 20
 
 
-def archive_name(package: LockedPackage) -> str:
-    """Return the file name of a package's archive, as its URL ends."""
-    return PurePosixPath(unquote(urlsplit(package.url).path)).name
+def file_name(url: str) -> str:
+    """Return the last part of a URL's path, which is the name of the file."""
+    return PurePosixPath(unquote(urlsplit(url).path)).name
 
 
 def sha256_of(path: Path) -> str:
     """Return the hex sha256 of a file.
 
     Raises:
-        OSError: It cannot be read.
+        OSError: The file cannot be read.
     """
     with path.open("rb") as stream:
         return hashlib.file_digest(stream, "sha256").hexdigest()
@@ -42,20 +42,24 @@ def obtain(
     addresses: Sequence[str] = (),
     by: Callable[[str, Path], None] | None = None,
 ) -> Path:
-    """Return the archive of a package in a folder; download and verify it unless it is there and intact.
+    """Return the path of a package's archive in a directory, and download the archive if necessary.
+
+    An archive that is already there is used if its hash is right.
 
     Args:
-        package: Which.
-        folder: Where it is kept; made if it is not there.
-        addresses: Where to fetch it from, one after the other (mirrors, or the lock's own with credentials);
-            none is what the lock says.
-        by: Fetches one address, `download` by default.
+        package: The package, with the expected hash.
+        folder: Directory of the archive; created if it does not exist.
+        addresses: URLs to try in order, for example mirrors; if empty, the URL of the package.
+        by: Function that downloads a URL to a path; `download` if None.
+
+    Returns:
+        Path of the archive.
 
     Raises:
-        UnbuildableError: It is gone, cannot be fetched, or is not what was locked.
-        OSError: The folder cannot be written.
+        UnbuildableError: No URL has the archive, the download failed, or the hash differs.
+        OSError: The directory cannot be written.
     """
-    path = folder / archive_name(package)
+    path = folder / file_name(package.url)
     if path.exists() and sha256_of(path) == package.sha256:
         return path
     folder.mkdir(parents=True, exist_ok=True)
@@ -83,17 +87,17 @@ def _download_from(addresses: Sequence[str], target: Path, by: Callable[[str, Pa
             failures.append(error)
         else:
             return
-    # One that may come back decides: what is gone here may be there.
+    # The failure is transient if that of any URL is: that URL may still have the archive.
     raise UnbuildableError(
         "; ".join(error.message for error in failures), transient=any(error.transient for error in failures)
     )
 
 
 def download(url: str, target: Path) -> None:
-    """Fetch one address into a file, from the web or from a disk.
+    """Download `url`, an `http(s):` or `file:` URL, to the file `target`.
 
     Raises:
-        UnbuildableError: It is gone, or cannot be fetched.
+        UnbuildableError: The archive does not exist any more, or (`transient`) the download failed.
     """
     shown = without_credentials(url)
     if urlsplit(url).scheme == "file":
@@ -102,7 +106,7 @@ def download(url: str, target: Path) -> None:
         except FileNotFoundError:
             raise UnbuildableError(f"{shown} is gone", transient=False) from None
         return
-    # Here: workers import this module, and most of them never fetch anything by it.
+    # Imported here because most workers import this module but never download anything.
     import requests
 
     try:
@@ -118,22 +122,24 @@ def download(url: str, target: Path) -> None:
 
 
 # --------------------------------------------------------------------------------------------------
-# Fetching one archive of a conda channel, by rattler and with the credentials that it knows.
+# Download of one archive from a conda channel, by rattler and with its credentials.
 
-_CONDA_TIMEOUT = 6 * 3600.0  # a torch of some gigabytes over a slow line
+_CONDA_TIMEOUT = 6 * 3600.0  # enough for some gigabytes over a slow connection
 
 
 def download_conda(url: str, target: Path, *, pool: HelperPool | None = None, stall: float = 300.0) -> None:
-    """Fetch an archive as the installer would: with rattler's store of credentials, `.netrc` and `.condarc`.
+    """Download an archive of a conda channel with rattler.
+
+    Credentials come from rattler's credential store, `.netrc` and `.condarc`, as for an installation.
 
     Args:
-        url: Address of the archive; a user, password or token in it appears in no message.
+        url: URL of the archive. Credentials in it are not shown in messages.
         target: The file to write.
-        pool: Where rattler runs.
-        stall: Seconds without any data after which it is given up.
+        pool: Helper processes that run rattler; those of this process if None.
+        stall: Seconds without any data after which the download is given up.
 
     Raises:
-        UnbuildableError: It is gone, or cannot be fetched.
+        UnbuildableError: The archive does not exist any more, or (`transient`) the download failed.
     """
     if urlsplit(url).scheme == "file":
         download(url, target)

@@ -1,87 +1,136 @@
-"""Reads lock files of uv, Poetry, PDM, pipenv and PEP 751: what fits a Python and a platform. Pure."""
+"""Reads lock files of uv, Poetry, PDM, pipenv and PEP 751 (`pylock.toml`).
+
+Such files may contain packages for several Python versions and platforms; those that do not fit are left out.
+"""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, NamedTuple
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
-from packaging.markers import InvalidMarker, Marker, UndefinedComparison, UndefinedEnvironmentName
-from packaging.pylock import Pylock
-from packaging.specifiers import InvalidSpecifier, SpecifierSet
+from packaging.pylock import Pylock, PylockUnsupportedVersionError, PylockValidationError
 from packaging.utils import canonicalize_name
 
-_LATE_PATCH = 99
-"""Stands for "the newest patch release" where a marker asks for a whole version of Python."""
+from bisect_env.environments.foreign_reading import (
+    ARCHIVE,
+    EDITABLE,
+    LOCAL,
+    VCS,
+    ForeignEnvironment,
+    ForeignReading,
+    Markers,
+    refused,
+)
+
 ITSELF = "the project that the lock belongs to: give its code along with the command"
-EDITABLE = "an editable install from a directory of its own"
-LOCAL = "from a local directory or archive"
-VCS = "from a version control system"
-ARCHIVE = "from an archive's address, on no index"
 
 
-@dataclass
-class Markers:
-    """An evaluator of environment markers for a Python and a platform, with all extras and groups."""
-
-    python: str
-    platform: str
-    extras: frozenset[str] = frozenset()
-    groups: frozenset[str] = frozenset()
-
-    @property
-    def _facts(self) -> dict[str, str | frozenset[str]]:
-        system = self.platform.partition("-")[0]
-        machine = self.platform.partition("-")[2]
-        names = {"linux": ("linux", "Linux", "posix"), "osx": ("darwin", "Darwin", "posix")}
-        sys_platform, platform_system, os_name = names.get(system, ("win32", "Windows", "nt"))
-        machines = {"64": "AMD64" if os_name == "nt" else "x86_64", "32": "i686"}
-        return {
-            "python_version": ".".join(self.python.split(".")[:2]),
-            "python_full_version": _whole(self.python),
-            "implementation_version": _whole(self.python),
-            "implementation_name": "cpython",
-            "platform_python_implementation": "CPython",
-            "sys_platform": sys_platform,
-            "platform_system": platform_system,
-            "os_name": os_name,
-            "platform_machine": machines.get(machine, machine),
-            "platform_release": "",
-            "platform_version": "",
-        }
-
-    def holds(self, text: str) -> bool:
-        """Return whether a marker holds for some extra.
-
-        An unreadable marker holds, so that nothing is lost.
-        """
-        if not text:
-            return True
-        try:
-            marker = Marker(text)
-            if "extras" in text or "dependency_groups" in text:
-                facts = {**self._facts, "extras": self.extras, "dependency_groups": self.groups}
-                return marker.evaluate(facts, context="lock_file")
-            each = ["", *self.extras] if "extra" in text else [""]
-            return any(marker.evaluate({**self._facts, "extra": extra}) for extra in each)
-        except (InvalidMarker, UndefinedComparison, UndefinedEnvironmentName, RecursionError):
-            return True
-
-    def python_fits(self, requires: str) -> bool:
-        """Return whether the Python is in a range."""
-        try:
-            return not requires or SpecifierSet(requires).contains(_whole(self.python), prereleases=True)
-        except InvalidSpecifier:
-            return True
+def pylock(reading: ForeignReading, data: dict[str, Any]) -> ForeignEnvironment:
+    """Read a `pylock.toml`."""
+    try:
+        lock = Pylock.from_dict(data)
+    except (PylockValidationError, PylockUnsupportedVersionError) as error:
+        raise refused(reading.source, f"it is no valid pylock: {error}", "write it again") from None
+    requires = str(lock.requires_python or "")
+    markers = reading.markers(requires=requires)
+    if lock.environments and not any(markers.holds(str(one)) for one in lock.environments):
+        raise reading.other_platform("; ".join(str(one) for one in lock.environments), markers)
+    markers.extras = frozenset(lock.extras or ())
+    markers.groups = frozenset([*(lock.dependency_groups or ()), *(lock.default_groups or ())])
+    for package in lock.packages:
+        stated = [wheel.hashes for wheel in package.wheels or ()]
+        stated += [package.sdist.hashes] if package.sdist is not None else []
+        hashes = tuple(found for one in stated if (found := one.get("sha256")))
+        fits = package.marker is None or markers.holds(str(package.marker))
+        why = "" if package.version is not None else "without a version"
+        if package.directory is not None:
+            why = EDITABLE if package.directory.editable else LOCAL
+        elif package.vcs is not None or package.archive is not None:
+            why = VCS if package.vcs is not None else ARCHIVE
+        reading.take(package.name, str(package.version), hashes, fits=fits, why=why)
+    by = f" by {lock.created_by}" if lock.created_by else ""
+    return reading.result(f"pylock.toml {lock.lock_version}{by}", requires_python=requires)
 
 
-def _whole(python: str) -> str:
-    return python if python.count(".") > 1 else f"{python}.{_LATE_PATCH}"
+def uv(reading: ForeignReading, data: dict[str, Any]) -> ForeignEnvironment:
+    """Read a `uv.lock`."""
+    requires = str(data.get("requires-python", ""))
+    entries: list[dict[str, Any]] = data.get("package", [])
+    wanted = _reached(entries, data.get("manifest", {}), reading.markers(requires=requires))
+    for position, entry in enumerate(entries):
+        name, source = entry["name"], entry.get("source", {})
+        own = source.get("editable", source.get("virtual", source.get("directory")))
+        if position not in wanted:
+            reading.take(name, fits=False)
+        elif "registry" in source:
+            archives = [*entry.get("wheels", []), *([entry["sdist"]] if "sdist" in entry else [])]
+            reading.take(name, entry["version"], _sha256s(archives))
+        elif own == "." or "virtual" in source:
+            reading.take(name, why=ITSELF)
+        elif "editable" in source:
+            reading.take(name, why=EDITABLE)
+        else:
+            reading.take(name, why=VCS if "git" in source else ARCHIVE if "url" in source else LOCAL)
+    return reading.result(f"uv.lock {data['version']}", requires_python=requires)
+
+
+def poetry(reading: ForeignReading, data: dict[str, Any]) -> ForeignEnvironment:
+    """Read a `poetry.lock`."""
+    metadata = data["metadata"]
+    requires = _poetry_range(str(metadata.get("python-versions", "")))
+    markers = reading.markers(requires=requires)
+    markers.extras = frozenset(data.get("extras", {}))
+    older = metadata.get("files", {})
+    kinds = {"git": VCS, "url": ARCHIVE, "directory": LOCAL, "file": LOCAL}
+    for entry in data.get("package", []):
+        stated = entry.get("markers", "")
+        texts = list(stated.values()) if isinstance(stated, dict) else [stated]
+        fits = markers.python_fits(_poetry_range(str(entry.get("python-versions", ""))))
+        fits = fits and any(markers.holds(text) for text in texts)
+        why = kinds.get(entry.get("source", {}).get("type"), "")
+        why = EDITABLE if why == LOCAL and entry.get("develop") else why
+        hashes = _sha256s(entry.get("files") or older.get(entry["name"], []))
+        reading.take(entry["name"], entry["version"], hashes, fits=fits, why=why)
+    kind = f"poetry.lock {metadata.get('lock-version', '')}".rstrip()
+    return reading.result(kind, requires_python=requires)
+
+
+def pdm(reading: ForeignReading, data: dict[str, Any]) -> ForeignEnvironment:
+    """Read a `pdm.lock`."""
+    metadata = data["metadata"]
+    stated = [str(one["requires_python"]) for one in metadata.get("targets", []) if "requires_python" in one]
+    requires = stated[0] if len(stated) == 1 else ""
+    markers = reading.markers(requires=requires)
+    for entry in data.get("package", []):
+        fits = markers.holds(entry.get("marker", ""))
+        fits = fits and markers.python_fits(entry.get("requires_python", ""))
+        hashes, why = _sha256s(entry.get("files", [])), _elsewhere(entry, "url")
+        reading.take(entry["name"], str(entry.get("version", "")), hashes, fits=fits, why=why)
+    return reading.result(f"pdm.lock {metadata['lock_version']}", requires_python=requires)
+
+
+def pipenv(reading: ForeignReading, data: dict[str, Any]) -> ForeignEnvironment:
+    """Read a `Pipfile.lock`."""
+    requires = data["_meta"].get("requires", {})
+    python = str(requires.get("python_full_version") or requires.get("python_version") or "")
+    markers = reading.markers(python)
+    for section in (key for key in data if key != "_meta"):
+        for name, entry in data[section].items():
+            version = str(entry.get("version", ""))
+            loose = "" if version.startswith("==") else f"not pinned to one version ({version or 'any'})"
+            hashes = tuple(h[7:] for h in entry.get("hashes", []) if h.startswith("sha256:"))
+            fits = markers.holds(entry.get("markers", ""))
+            reading.take(name, version[2:], hashes, fits=fits, why=_elsewhere(entry, "file") or loose)
+    kind = f"Pipfile.lock {data['_meta'].get('pipfile-spec', '')}".rstrip()
+    return reading.result(kind, python=python)
 
 
 def _reached(entries: Sequence[dict[str, Any]], manifest: Mapping[str, Any], markers: Markers) -> set[int]:
-    """Return the positions of the packages of a `uv.lock` that its projects need, with groups and extras."""
+    """Return the indices of the packages in a `uv.lock` that the lock's projects need.
+
+    The packages of all dependency groups and extras of the projects are included.
+    """
     by_name: dict[str, list[int]] = {}
     for position, entry in enumerate(entries):
         by_name.setdefault(str(canonicalize_name(entry["name"])), []).append(position)
@@ -136,114 +185,37 @@ def _fork_holds(entry: Mapping[str, Any], markers: Markers) -> bool:
     return not forks or any(markers.holds(fork) for fork in forks)
 
 
-class Stated(NamedTuple):
-    """A package as a lock states it: `why` says why it cannot be installed from an index, "" if it can."""
-
-    name: str
-    version: str = ""
-    hashes: tuple[str, ...] = ()
-    fits: bool = True
-    why: str = ""
-
-
-def of_pylock(lock: Pylock, markers: Markers) -> Iterator[Stated]:
-    """Yield the packages of a `pylock.toml`."""
-    for package in lock.packages:
-        stated = [wheel.hashes for wheel in package.wheels or ()]
-        stated += [package.sdist.hashes] if package.sdist is not None else []
-        hashes = tuple(found for one in stated if (found := one.get("sha256")))
-        fits = package.marker is None or markers.holds(str(package.marker))
-        why = "" if package.version is not None else "without a version"
-        if package.directory is not None:
-            why = EDITABLE if package.directory.editable else LOCAL
-        elif package.vcs is not None or package.archive is not None:
-            why = VCS if package.vcs is not None else ARCHIVE
-        yield Stated(package.name, str(package.version), hashes, fits, why)
-
-
-def of_uv(data: Mapping[str, Any], markers: Markers) -> Iterator[Stated]:
-    """Yield the packages of a `uv.lock`."""
-    entries: list[dict[str, Any]] = data.get("package", [])
-    wanted = _reached(entries, data.get("manifest", {}), markers)
-    for position, entry in enumerate(entries):
-        name, source = str(canonicalize_name(entry["name"])), entry.get("source", {})
-        own = source.get("editable", source.get("virtual", source.get("directory")))
-        if position not in wanted:
-            yield Stated(name, fits=False)
-        elif "registry" in source:
-            archives = [*entry.get("wheels", []), *([entry["sdist"]] if "sdist" in entry else [])]
-            yield Stated(name, entry["version"], _sha256s(archives, "hash"))
-        elif own == "." or "virtual" in source:
-            yield Stated(name, why=ITSELF)
-        elif "editable" in source:
-            yield Stated(name, why=EDITABLE)
-        else:
-            yield Stated(name, why=VCS if "git" in source else ARCHIVE if "url" in source else LOCAL)
-
-
-def of_poetry(data: Mapping[str, Any], markers: Markers) -> Iterator[Stated]:
-    """Yield the packages of a `poetry.lock`."""
-    older = data["metadata"].get("files", {})
-    kinds = {"git": VCS, "url": ARCHIVE, "directory": LOCAL, "file": LOCAL}
-    for entry in data.get("package", []):
-        stated = entry.get("markers", "")
-        texts = list(stated.values()) if isinstance(stated, dict) else [stated]
-        fits = markers.python_fits(poetry_range(str(entry.get("python-versions", ""))))
-        fits = fits and any(markers.holds(text) for text in texts)
-        why = kinds.get(entry.get("source", {}).get("type"), "")
-        why = EDITABLE if why == LOCAL and entry.get("develop") else why
-        hashes = _sha256s(entry.get("files") or older.get(entry["name"], []), "hash")
-        yield Stated(str(canonicalize_name(entry["name"])), entry["version"], hashes, fits, why)
-
-
-def of_pdm(data: Mapping[str, Any], markers: Markers) -> Iterator[Stated]:
-    """Yield the packages of a `pdm.lock`."""
-    for entry in data.get("package", []):
-        fits = markers.holds(entry.get("marker", "")) and markers.python_fits(
-            entry.get("requires_python", "")
-        )
-        hashes = _sha256s(entry.get("files", []), "hash")
-        yield Stated(
-            str(canonicalize_name(entry["name"])),
-            str(entry.get("version", "")),
-            hashes,
-            fits,
-            _elsewhere(entry, "url"),
-        )
-
-
-def of_pipenv(data: Mapping[str, Any], markers: Markers) -> Iterator[Stated]:
-    """Yield the packages of a `Pipfile.lock`."""
-    for section in (key for key in data if key != "_meta"):
-        for raw, entry in data[section].items():
-            version = str(entry.get("version", ""))
-            loose = "" if version.startswith("==") else f"not pinned to one version ({version or 'any'})"
-            hashes = tuple(h[7:] for h in entry.get("hashes", []) if h.startswith("sha256:"))
-            fits = markers.holds(entry.get("markers", ""))
-            why = _elsewhere(entry, "file") or loose
-            yield Stated(str(canonicalize_name(raw)), version[2:], hashes, fits, why)
-
-
 def _elsewhere(entry: Mapping[str, Any], archive: str) -> str:
-    """Return why an entry of pdm or pipenv comes from no index, "" if it does."""
+    """Return why a lock entry of PDM or pipenv cannot be installed from a package index.
+
+    Return "" if the entry can be installed from an index.
+
+    Args:
+        entry: The entry of the lock file.
+        archive: Name of the key that states the URL of an archive.
+    """
     if "path" in entry:
         return EDITABLE if entry.get("editable") else LOCAL
     return VCS if "git" in entry else ARCHIVE if archive in entry else ""
 
 
-def _sha256s(files: Iterable[Mapping[str, Any]], key: str) -> tuple[str, ...]:
-    stated = (str(file.get(key, "")) for file in files)
+def _sha256s(files: Iterable[Mapping[str, Any]]) -> tuple[str, ...]:
+    stated = (str(file.get("hash", "")) for file in files)
     return tuple(value[7:] for value in stated if value.startswith("sha256:"))
 
 
-def poetry_range(text: str) -> str:
-    """Return Poetry's `^3.9` and `~3.9` in PEP 440 notation; "" if that is impossible or adds nothing."""
-    if text.strip() in ("", "*") or "||" in text:
+def _poetry_range(text: str) -> str:
+    """Convert a version range of Poetry to PEP 440: `^3.9` becomes `>=3.9,<4`.
+
+    Return "" for `*` and for alternatives (`|`, `||`), which PEP 440 cannot express.
+    """
+    if text.strip() in ("", "*") or "|" in text:
         return ""
     parts = []
-    for part in re.split(r"[,\s]+(?=[\^~<>=!\d])", text.strip()):
-        if part.startswith("^") and (found := re.match(r"\^(\d+)", part)):
-            parts += [f">={part[1:]}", f"<{int(found[1]) + 1}"]
+    # An operator may be followed by spaces, as in `>= 3.9`.
+    for part in re.split(r"[,\s]+(?=[\^~<>=!\d])", re.sub(r"([\^~<>=!])\s+", r"\1", text.strip())):
+        if part.startswith("^") and (found := re.match(r"\^((?:0\.)*)(\d+)", part)):
+            parts += [f">={part[1:]}", f"<{found[1]}{int(found[2]) + 1}"]
         elif part.startswith("~") and not part.startswith("~="):
             numbers = part[1:].split(".")
             upper = (

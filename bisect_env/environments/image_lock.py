@@ -1,7 +1,8 @@
-"""Treats a container image as an environment: one package whose hash is the image's digest.
+"""Represents a container image as a package of a lock, whose hash is the image's digest.
 
-So everything that compares, stores and shows locks knows images, too. A lock that holds an image and nothing
-else is that image's own environment; one that holds more is a prefix that is mounted into the image.
+Code that compares, stores and shows locks thus works for images, too. If a lock contains only an image,
+trials use the Python and packages of that image. If it contains further packages, these are installed in a
+prefix on the host, which is mounted into the image.
 """
 
 from __future__ import annotations
@@ -27,51 +28,50 @@ from bisect_env.errors import InfrastructureError
 
 _SHORT = 12
 _SHARED = (Path("/"), Path("/usr"), Path("/usr/local"))
-"""Where an interpreter cannot be mounted from: the image has its own things there."""
-
-
-def image_package(reference: str) -> LockedPackage:
-    """Return an image as a package of a lock. Pure.
-
-    Args:
-        reference: `repository@sha256:…`, or the ID of an image that only this host has.
-    """
-    digest = reference.rpartition("sha256:")[2]
-    name = image_repository(reference) if "@" in reference else "image"
-    return LockedPackage(name, digest[:_SHORT], IMAGE, reference, digest)
+"""Directories that cannot be mounted into an image, because they would hide the image's own files."""
 
 
 def locked_image(name: str) -> LockedPackage:
-    """Return the image that a name refers to at present, as a package of a lock.
+    """Look up a container image by its name, and return the image as a package of a lock.
 
     Raises:
         UnsolvableError: There is no such image.
-        InfrastructureError: The engine, or the registry, fails.
+        InfrastructureError: The container engine or the registry fails.
     """
     try:
-        return image_package(resolve_image(find_engine(), name))
+        reference = resolve_image(find_engine(), name)
     except NoSuchImageError as error:
         raise UnsolvableError(str(error)) from error
+    digest = reference.rpartition("sha256:")[2]
+    # An image that only this host has is known by its ID.
+    shown = image_repository(reference) if "@" in reference else "image"
+    return LockedPackage(shown, digest[:_SHORT], IMAGE, reference, digest)
 
 
 def without_image(lock: Lock) -> Lock:
-    """Return a lock without its image: the packages that it holds beside it. Pure."""
+    """Return a copy of a lock without the container image.
+
+    This function is pure.
+    """
     packages = [package for package in lock.packages if not package.is_image]
     made = make_lock(lock.python, lock.platform, packages, lock.exclude_newer)
     return replace(made, limits=lock.limits)
 
 
 def moved_tag(name: str, recorded: str) -> str | None:
-    """Return a warning if a name refers to another image than when the study began.
+    """Return a warning if an image name now refers to a different image than `recorded`.
 
     Args:
-        name: As the matrix says.
-        recorded: The reference with which the study goes on.
+        name: Image name from the matrix.
+        recorded: Reference of the image that the study uses.
+
+    Returns:
+        The text of the warning; None if the image is the same or cannot be looked up.
     """
     try:
         now = look_up_image(find_engine(), name)
     except (NoSuchImageError, InfrastructureError):
-        return None  # what trials use is recorded; that the name is gone hurts nobody
+        return None  # trials use the recorded image, so the name need not exist any more
     if now is None or now == recorded:
         return None
     return f"the image {name} is {_digest(now)} now; this study goes on with {_digest(recorded)}"
@@ -82,17 +82,22 @@ def _digest(reference: str) -> str:
 
 
 def ensure_environment(lock: Lock, **options: Any) -> Prefix:
-    """Make the environment of a lock on this host: a prefix, an image, or a prefix in an image.
+    """Install the packages of a lock on this host, and pull the lock's container image if it has one.
+
+    Packages and images that this host already has are reused.
 
     Args:
-        lock: As solved.
-        options: Of `ensure_prefix`.
+        lock: The lock.
+        options: Keyword arguments for `ensure_prefix`.
+
+    Returns:
+        The installed environment. If the lock has an image, the attribute `inside` names it.
 
     Raises:
-        NoPrefixError: As `ensure_prefix`.
-        UnbuildableError: It cannot be had; `transient` tells whether that says anything about it.
-        InterpreterNotFoundError: As `ensure_prefix`.
-        InfrastructureError: As `ensure_prefix`; or no engine works on this host.
+        NoPrefixError: See `ensure_prefix`.
+        UnbuildableError: The environment cannot be built or the image does not exist.
+        InterpreterNotFoundError: See `ensure_prefix`.
+        InfrastructureError: See `ensure_prefix`; or no container engine works on this host.
     """
     reference = lock.image
     if not reference:
@@ -117,10 +122,12 @@ def ensure_environment(lock: Lock, **options: Any) -> Prefix:
 
 
 def _interpreter(prefix: Prefix) -> Path | None:
-    """Return where the prefix's Python lies, None for the prefix itself.
+    """Return the directory in which the Python of a prefix is installed.
+
+    Return None if Python is inside the prefix itself.
 
     Raises:
-        InfrastructureError: In a place that cannot be mounted into an image.
+        InfrastructureError: That directory cannot be mounted into an image.
     """
     base = prefix.python.resolve().parent.parent
     if base.is_relative_to(prefix.path.resolve()):

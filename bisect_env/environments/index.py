@@ -1,4 +1,4 @@
-"""Asks a package index for releases, their dates and files, and for similar names."""
+"""Queries package indexes for releases, their dates and files, and for packages with similar names."""
 
 from __future__ import annotations
 
@@ -13,55 +13,45 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
-from urllib.parse import unquote, urljoin, urlsplit
+from urllib.parse import unquote, urlsplit
 
 import requests
 from packaging.utils import canonicalize_name
 from packaging.version import InvalidVersion, Version
 
-from bisect_env.environments.interpreters import Interpreters, machine_interpreters, uv_python_versions
+from bisect_env.environments.interpreters import installed_pythons, uv_python_versions
 from bisect_env.environments.lock import PackageNotFoundError
 from bisect_env.environments.once import OncePerKey
-from bisect_env.environments.settings import configured_index, configured_places
+from bisect_env.environments.settings import configured_places
+from bisect_env.environments.uv_tool import configured_index
 from bisect_env.environments.wheels import MAX_FILENAME, fits_platform, pythons_of
 from bisect_env.errors import IndexUnavailableError, UsageError
-from bisect_env.matrix.versions import Manager, PackageIndex, Release
+from bisect_env.matrix.import_names import IMPORTED_AS
+from bisect_env.matrix.versions import PackageIndex, Release
 from bisect_env.secrets import without_credentials
 
 # --------------------------------------------------------------------------------------------------
-# Which packages of an index were perhaps meant by a name that it does not have.
+# Suggestions for package names that an index does not have.
 #
-# A small index lists all its names on its first page. The large ones have half a million of them, of which
-# nobody is asked for; known are some names that differ from what is imported.
+# A small index lists all names on its first page. Large indexes have half a million names, which are not
+# downloaded; for them only a built-in table of import names is used.
 
 _SMALL = 1_000_000
-"""Bytes of a first page that are read; what has more is a large index."""
+"""Size of the first page, in bytes, above which an index counts as large."""
 _SHOWN = 3
 _NAMES_TIMEOUT = (3.0, 5.0)
-
-IMPORTED_AS = {
-    "bs4": "beautifulsoup4",
-    "cv2": "opencv-python-headless",
-    "dateutil": "python-dateutil",
-    "pil": "pillow",
-    "pytorch": "torch",
-    "skimage": "scikit-image",
-    "sklearn": "scikit-learn",
-    "yaml": "pyyaml",
-}
-"""What people import, or call it elsewhere, and what it is called on an index."""
 
 
 @functools.lru_cache(64)
 def near_names(package: str, base: str | None = None) -> tuple[str, ...]:
-    """Return names on the index that are similar to a missing one, the most similar first.
+    """Return names of packages on an index that are similar to a missing name.
 
     Args:
-        package: The name that is not there.
+        package: The missing name.
         base: URL of the index; None for the configured one.
 
     Returns:
-        At most three; none if the index does not answer: this is advice, and its lack is no failure.
+        Up to three names, most similar first; empty if the index does not respond.
     """
     if configured_places().no_index:
         return ()
@@ -85,21 +75,18 @@ def advice(package: str, base: str | None = None) -> str:
 
 
 def _listed(base: str) -> frozenset[str] | None:
-    """Return all names of a small index; None of a large one."""
+    """Return all package names of an index; None if the index is too large or does not list them."""
     if urlsplit(base).scheme == "file":
-        folder = Path(unquote(urlsplit(base).path))
-        return frozenset(path.name for path in folder.iterdir() if path.is_dir())
+        return frozenset(path.name for path in _folder(base).iterdir() if path.is_dir())
     with requests.get(
         f"{base}/", headers={"Accept": _JSON_PREFERRED}, timeout=_NAMES_TIMEOUT, stream=True
     ) as answer:
         if not answer.ok:
             return None
-        content = b""
-        for piece in answer.iter_content(1 << 16):
-            content += piece
-            if len(content) > _SMALL:
-                return None
+        if (content := _body(answer, _SMALL)) is None:
+            return None
         is_json = "json" in answer.headers.get("content-type", "")
+    # Imported here because importing the HTML parser takes 0.25 s.
     from pypi_simple import IndexPage
 
     page = IndexPage.from_json_data(json.loads(content)) if is_json else IndexPage.from_html(content)
@@ -107,12 +94,12 @@ def _listed(base: str) -> frozenset[str] | None:
 
 
 # --------------------------------------------------------------------------------------------------
-# What a package index lists: releases with their dates, and files with their hashes.
+# Releases and files on a package index.
 
 _DIGITS_OF_A_DAY = 8
-_TIMEOUT = (10.0, 30.0)  # seconds to connect, and between two pieces of an answer
+_TIMEOUT = (10.0, 30.0)  # seconds to wait for a connection, and for data
 _LARGEST = 64 << 20
-"""Bytes of a page that are read, unpacked; those of projects with ten thousand files take ten million."""
+"""Maximum size of a page in bytes, uncompressed. A project with ten thousand files has 10 MB."""
 _JSON_PREFERRED = (
     "application/vnd.pypi.simple.v1+json, application/vnd.pypi.simple.v1+html;q=0.5, text/html;q=0.1"
 )
@@ -124,20 +111,16 @@ class IndexFile:
     """One file of a release.
 
     Attributes:
-        filename: Its name.
-        version: The release it belongs to.
-        url: Where it is, without a hash fragment.
-        sha256: Hex digest, "" where the index states none.
-        uploaded: When it appeared (UTC), if known.
-        is_wheel: Whether it is a wheel; a source distribution otherwise.
-        yanked: Whether it was withdrawn.
-        requires_python: Its demand on Python, if stated.
+        filename: Name of the file.
+        version: Version of the release.
+        uploaded: Upload time (UTC); None if unknown.
+        is_wheel: True for a wheel, False for a source distribution.
+        yanked: Whether the file was yanked (withdrawn).
+        requires_python: Required Python versions (`>=3.9`); None if not stated.
     """
 
     filename: str
     version: str
-    url: str
-    sha256: str
     uploaded: datetime | None
     is_wheel: bool
     yanked: bool
@@ -145,16 +128,17 @@ class IndexFile:
 
 
 class PypiCatalogue:
-    """A catalogue of a package index (PEP 503 pages or PEP 691 JSON, over HTTP or `file://`).
+    """A catalogue of the releases and files on package indexes (PEP 503 or PEP 691).
 
-    Pages are fetched once in the life of this object. Safe to use from several threads.
+    Indexes are read over HTTP or from `file://` URLs.
+
+    Each page is fetched once in the lifetime of this object. Thread-safe.
 
     Args:
-        index: URL of the index, None for the one that uv and pip are configured with.
-        indexes: Further indexes, which are asked before it and before those that are configured.
-        find_links: Folders and pages with further archives.
-        timeout: Seconds to connect, and seconds without any data, before the index is given up.
-        interpreters: Where `python_versions` looks.
+        index: URL of the index; None for the one that uv and pip are configured with.
+        indexes: Additional indexes with higher priority than `index` and the configured ones.
+        find_links: Directories and web pages with additional archives.
+        timeout: Time limits in seconds for the connection and for a period without data.
     """
 
     def __init__(
@@ -164,67 +148,62 @@ class PypiCatalogue:
         indexes: Sequence[PackageIndex] = (),
         find_links: Sequence[str] = (),
         timeout: tuple[float, float] = _TIMEOUT,
-        interpreters: Interpreters | None = None,
     ) -> None:
         self.index = index
         self._indexes = indexes
         self._find_links = find_links
         self._timeout = timeout
-        self._interpreters = interpreters
         self._pages: OncePerKey[tuple[str, str], tuple[IndexFile, ...]] = OncePerKey()
 
-    def versions(
-        self, package: str, *, manager: Manager = Manager.PYPI, index: str | None = None
-    ) -> list[Release]:
-        """Return every release of a package, oldest version first, withdrawn and pre-releases included.
+    def versions(self, package: str, *, index: str | None = None) -> list[Release]:
+        """Return all releases of a package, lowest version first, including yanked ones and pre-releases.
 
-        Versions that PEP 440 cannot order are left out: no requirement could name them. `uploaded` is the
-        time of a release's first file, and `has_wheel` means one that this host's platform can use.
+        Versions that are invalid under PEP 440 are left out. `Release.uploaded` is the time of the release's
+        first file. `Release.has_wheel` is True if a wheel fits this host's platform.
+
+        Args:
+            package: Name of the package.
+            index: URL of the only index to query; None for all.
 
         Returns:
-            The releases; none when the index does not know the package.
+            The releases; empty if no index knows the package or a package with a similar name.
 
         Raises:
-            IndexUnavailableError: The index does not answer, or not like an index.
-            UsageError: Another manager than `pypi` is asked for.
+            PackageNotFoundError: No index knows the package, but the index has packages with similar names.
+            IndexUnavailableError: An index does not respond or is not a package index.
         """
-        if manager is not Manager.PYPI:
-            raise UsageError(
-                f"versions of {package} cannot be listed with {manager}",
-                remedy="give that axis a list of versions",
-            )
         try:
             return releases(self.files(package, index=index))
         except PackageNotFoundError:
+            if meant := advice(package, index or self.index):
+                raise PackageNotFoundError(
+                    f"the index has no package {package!r}{meant}", remedy="correct the name in the matrix"
+                ) from None
             return []
 
     def files(self, package: str, *, index: str | None = None) -> tuple[IndexFile, ...]:
-        """Return every file of a package, in the order of its index.
+        """Return all files of a package, in the order in which the index lists them.
 
-        The first index that knows the package is taken, or all of them where pip's settings, or
-        `UV_INDEX_STRATEGY`, say so; archives of `find_links` come to it.
+        The files come from the first index that knows the package. If additional indexes come from pip's
+        configuration, or `UV_INDEX_STRATEGY` is set accordingly, they come from all indexes. Files of
+        `find_links` are added.
 
         Args:
-            package: Its name.
-            index: URL of the only index to ask; None for all.
+            package: Name of the package.
+            index: URL of the only index to query; None for all.
 
         Raises:
             PackageNotFoundError: No index knows the package.
-            IndexUnavailableError: An index does not answer, or not like an index.
-            UsageError: No folder has it, and no index may be asked.
+            IndexUnavailableError: An index does not respond or is not a package index.
+            UsageError: The configuration forbids indexes (`no-index`), and no directory has the package.
         """
         configured = configured_places()
-        default = [self.index or configured.default]
         further = [one.url for one in configured.indexes if not one.explicit]
-        asked = [one.url for one in self._indexes if not one.explicit]
-        asked += [*default, *further] if configured.are_pips else [*further, *default]
         takes_all = bool(configured.are_pips and further) or os.environ.get(
             "UV_INDEX_STRATEGY", ""
         ).startswith("unsafe")
-        links = (*self._find_links, *configured.find_links)
+        links = () if index is not None else (*self._find_links, *configured.find_links)
         unknown: UsageError | None = None
-        if index is not None:
-            asked, links = [index], ()
         if configured.no_index:
             asked = []
             unknown = UsageError(
@@ -232,6 +211,12 @@ class PypiCatalogue:
                 "uv or pip forbids to ask an index",
                 remedy="remove `no-index` there, or name a folder that has it by `--find-links`",
             )
+        elif index is not None:
+            asked = [index]
+        else:
+            default = self.index or configured_index()
+            asked = [one.url for one in self._indexes if not one.explicit]
+            asked += [default, *further] if configured.are_pips else [*further, default]
         found: list[IndexFile] = []
         for base in dict.fromkeys(asked):
             try:
@@ -251,13 +236,12 @@ class PypiCatalogue:
         return self._pages.get(key, lambda: self._page(base, package, is_flat=is_flat))
 
     def python_versions(self) -> list[str]:
-        """Return the Python versions that an environment could have, oldest first.
+        """Return the Python versions that an environment can have, oldest first.
 
-        All that are installed here, and of the minor versions that are not, the newest that uv could
-        fetch: asking for 3.11 means the interpreter that is here, not one that has to be fetched.
+        These are all installed versions and, for each minor version that is not installed, the newest
+        version that uv can download.
         """
-        interpreters = self._interpreters or machine_interpreters()
-        here = {found.version for found in interpreters.installed() if found.final}
+        here = set(installed_pythons())
         minors = {version.rpartition(".")[0] for version in here}
         there = {v for v in uv_python_versions() if v.rpartition(".")[0] not in minors}
         return sorted(here | there, key=Version)
@@ -268,8 +252,10 @@ class PypiCatalogue:
             if is_flat:
                 return _flat_page(base, package, self._timeout)
             if urlsplit(base).scheme == "file":
-                return _local_page(base, package)
-            return _web_page(base, package, self._timeout)
+                page = _folder(base) / canonicalize_name(package) / "index.html"
+                return _html_files(package, page.read_bytes(), None)
+            url = f"{base.rstrip('/')}/{canonicalize_name(package)}/"
+            return _fetched_page(url, package, self._timeout)
         except FileNotFoundError:
             raise _not_found(package, shown) from None
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
@@ -290,7 +276,7 @@ class PypiCatalogue:
 
 
 def releases(files: Iterable[IndexFile]) -> list[Release]:
-    """Group files into releases, oldest version first. Pure but for the host's platform."""
+    """Group files by version, and return one release per version, lowest version first."""
     groups: dict[Version, list[IndexFile]] = {}
     for file in files:
         try:
@@ -311,10 +297,10 @@ def releases(files: Iterable[IndexFile]) -> list[Release]:
 
 
 def day_of(version: Version) -> datetime | None:
-    """Return the day that a development release such as `2.9.0.dev20260131` names, None where none does."""
+    """Return the date in a development version such as `2.9.0.dev20260131`; None for other versions."""
     # `strptime` takes fewer digits, too: it reads dev1234 as a day of the year 123.
     if version.dev is not None and len(str(version.dev)) == _DIGITS_OF_A_DAY:
-        with contextlib.suppress(ValueError):
+        with contextlib.suppress(ValueError):  # eight digits that are no date
             return datetime.strptime(str(version.dev), "%Y%m%d").replace(tzinfo=UTC)
     return None
 
@@ -329,59 +315,67 @@ def _pythons(wheels: Iterable[str]) -> frozenset[str] | None:
     return frozenset(found)
 
 
-def _web_page(base: str, package: str, timeout: tuple[float, float]) -> tuple[IndexFile, ...]:
-    return _fetched_page(f"{base.rstrip('/')}/{canonicalize_name(package)}/", package, timeout)
-
-
 def _flat_page(place: str, package: str, timeout: tuple[float, float]) -> tuple[IndexFile, ...]:
-    """Return the archives of a package in a folder, or on a page that lists archives of several packages."""
+    """Return the files of a package in a directory or on a web page that lists several packages."""
     if urlsplit(place).scheme in ("http", "https"):
         return _fetched_page(place, package, timeout)
+    return _files_on(package, ({"filename": path.name} for path in sorted(_folder(place).iterdir())))
+
+
+def _folder(place: str) -> Path:
+    """Return the directory with the given path or `file:` URL.
+
+    Raises:
+        NotADirectoryError: There is no such directory.
+    """
     folder = Path(unquote(urlsplit(place).path) if place.startswith("file:") else place)
     if not folder.is_dir():
         raise NotADirectoryError(f"{folder} is not a folder")
-    listed = ({"filename": path.name, "url": path.as_uri()} for path in sorted(folder.iterdir()))
-    return _files_on(package, listed, place)
+    return folder
 
 
 def _fetched_page(url: str, package: str, timeout: tuple[float, float]) -> tuple[IndexFile, ...]:
+    """Return the files of a package on a web page, in HTML (PEP 503) or JSON (PEP 691).
+
+    Raises:
+        FileNotFoundError: There is no such page.
+        ValueError: The answer is not such a page.
+        requests.RequestException: The request failed.
+    """
     with requests.get(url, headers={"Accept": _JSON_PREFERRED}, timeout=timeout, stream=True) as answer:
         if answer.status_code == requests.codes.not_found:
             raise FileNotFoundError(url)
         answer.raise_for_status()
         kind, _, parameters = answer.headers.get("content-type", "text/html").partition(";")
-        content = bytearray()
-        for piece in answer.iter_content(1 << 16):
-            content += piece
-            if len(content) > _LARGEST:
-                raise ValueError(f"its page of {package} has more than {_LARGEST >> 20} MiB")
+        if (content := _body(answer, _LARGEST)) is None:
+            raise ValueError(f"its page of {package} has more than {_LARGEST >> 20} MiB")
     if kind.strip().endswith("html"):
-        # Without a stated character set requests would assume Latin 1, where pages say their own.
-        return _html_files(package, bytes(content), answer.url, answer.encoding if parameters else None)
+        # If the header states no character set, requests assumes Latin 1, but the page itself states one.
+        return _html_files(package, content, answer.encoding if parameters else None)
     if not kind.strip().endswith("+json"):
         raise ValueError(f"it answers with {kind.strip() or 'no content type'}")
-    return _json_files(package, json.loads(content), answer.url)
-
-
-def _json_files(package: str, page: Mapping[str, Any], url: str) -> tuple[IndexFile, ...]:
-    """Return the files of a project page of PEP 691.
-
-    Raises:
-        ValueError: It is of a later major version, or no such page.
-    """
-    major = str(page["meta"]["api-version"]).partition(".")[0]
-    if major != "1":
+    page = json.loads(content)
+    if str(page["meta"]["api-version"]).partition(".")[0] != "1":
         raise ValueError(f"it speaks version {page['meta']['api-version']} of the simple API")
-    return _files_on(package, page["files"], url)
+    return _files_on(package, page["files"])
 
 
-def _files_on(package: str, entries: Iterable[Mapping[str, Any]], base: str) -> tuple[IndexFile, ...]:
-    """Return the files of a package on a page.
+def _body(answer: requests.Response, limit: int) -> bytes | None:
+    """Return the body of a response; None if it has more than `limit` bytes."""
+    content = bytearray()
+    for piece in answer.iter_content(1 << 16):
+        content += piece
+        if len(content) > limit:
+            return None
+    return bytes(content)
+
+
+def _files_on(package: str, entries: Iterable[Mapping[str, Any]]) -> tuple[IndexFile, ...]:
+    """Return the files of a package among the entries of a page.
 
     Args:
-        package: Its name. A page may list archives of other packages: a mirror's, or a page made by hand.
-        entries: Files as PEP 691 describes them; `hashes` may be missing.
-        base: Address of the page.
+        package: Name of the package. Files of other packages, which some pages list too, are left out.
+        entries: Files in the format of PEP 691; only `filename` is required.
     """
     files = []
     for entry in entries:
@@ -394,8 +388,6 @@ def _files_on(package: str, entries: Iterable[Mapping[str, Any]], base: str) -> 
             IndexFile(
                 filename=filename,
                 version=version,
-                url=urljoin(base, str(entry["url"])),
-                sha256=str(entry.get("hashes", {}).get("sha256", "")).lower(),
                 uploaded=_utc(datetime.fromisoformat(uploaded)) if uploaded else None,
                 is_wheel=is_wheel,
                 yanked=entry.get("yanked", False) is not False,
@@ -406,7 +398,10 @@ def _files_on(package: str, entries: Iterable[Mapping[str, Any]], base: str) -> 
 
 
 def _release_of(filename: str, package: str) -> tuple[str, bool] | None:
-    """Return the version of a package's archive and whether it is a wheel; None for other files."""
+    """Return the version in the file name of a package's archive, and whether the file is a wheel.
+
+    Return None if the file is not an archive of the package.
+    """
     if len(filename) > MAX_FILENAME:
         return None
     wanted = canonicalize_name(package)
@@ -417,7 +412,7 @@ def _release_of(filename: str, package: str) -> tuple[str, bool] | None:
     stem = next((filename.removesuffix(end) for end in _SDISTS if filename.endswith(end)), None)
     if stem is None:
         return None
-    # Names of old source distributions are not normal: `zope.interface-5.0`, `a-b-1.0`.
+    # Names of old source distributions are not normalised: `zope.interface-5.0`, `a-b-1.0`.
     for place in (m.start() for m in re.finditer("-", stem)):
         if canonicalize_name(stem[:place]) == wanted:
             return stem[place + 1 :], False
@@ -428,33 +423,21 @@ def _utc(moment: datetime) -> datetime:
     return moment.replace(tzinfo=UTC) if moment.tzinfo is None else moment.astimezone(UTC)
 
 
-def _local_page(base: str, package: str) -> tuple[IndexFile, ...]:
-    folder = Path(unquote(urlsplit(base).path))
-    if not folder.is_dir():
-        raise NotADirectoryError(f"{folder} is not a folder")
-    name = canonicalize_name(package)
-    url = f"{base.rstrip('/')}/{name}/"
-    return _html_files(package, (folder / name / "index.html").read_bytes(), url, None)
-
-
-def _html_files(package: str, page: bytes, url: str, charset: str | None) -> tuple[IndexFile, ...]:
-    # Here, because few indexes have nothing but such pages: importing an HTML parser takes half a second.
+def _html_files(package: str, page: bytes, charset: str | None) -> tuple[IndexFile, ...]:
+    # Imported here because importing the HTML parser takes 0.25 s, and most indexes offer JSON.
     from pypi_simple import RepositoryPage
 
     entries = []
-    for link in RepositoryPage.from_html(page, url, charset).links:
-        address, _, fragment = link.url.partition("#")
+    for link in RepositoryPage.from_html(page, from_encoding=charset).links:
         entry = {
             "filename": link.text,
-            "url": address,
-            "hashes": dict([fragment.split("=", 1)]) if "=" in fragment else {},
             "yanked": link.get_str_attrib("data-yanked") is not None,
             "requires-python": link.get_str_attrib("data-requires-python"),
-            # No standard names this attribute, but uv reads it, and solves by it.
+            # This attribute is not standard, but uv uses it to solve.
             "upload-time": link.get_str_attrib("data-upload-time"),
         }
         entries.append(entry)
-    return _files_on(package, entries, url)
+    return _files_on(package, entries)
 
 
 def _not_found(package: str, index: str) -> PackageNotFoundError:
@@ -464,33 +447,20 @@ def _not_found(package: str, index: str) -> PackageNotFoundError:
     )
 
 
-@functools.singledispatch
 def _reason(error: Exception) -> str:
+    """Return why a request failed, in words for users."""
+    match error:
+        case requests.Timeout():
+            return "no answer in time"
+        case requests.HTTPError():
+            return f"it answers {error.response.status_code} {error.response.reason or ''}".rstrip()
+        case requests.exceptions.SSLError():
+            if found := re.search(r"certificate verify failed: ([^(]+)", str(error)):
+                why = found[1].strip()
+                return f"its certificate is not trusted ({why}); REQUESTS_CA_BUNDLE names other authorities"
+            return "it does not speak TLS as https:// promises"
+        case requests.ConnectionError():
+            # The outer messages contain addresses of objects; only the innermost one is meaningful to users.
+            inner = error.args[0] if error.args else error
+            return str(getattr(inner, "reason", inner)).rpartition(": ")[2] or "no connection"
     return str(error)
-
-
-@_reason.register
-def _(error: requests.Timeout) -> str:
-    return "no answer in time"
-
-
-@_reason.register
-def _(error: requests.HTTPError) -> str:
-    status = error.response.status_code
-    return f"it answers {status} {error.response.reason or ''}".rstrip()
-
-
-@_reason.register
-def _(error: requests.exceptions.SSLError) -> str:
-    if found := re.search(r"certificate verify failed: ([^(]+)", str(error)):
-        return (
-            f"its certificate is not trusted ({found[1].strip()}); REQUESTS_CA_BUNDLE names other authorities"
-        )
-    return "it does not speak TLS as https:// promises"
-
-
-@_reason.register
-def _(error: requests.ConnectionError) -> str:
-    # The chain below holds addresses of objects; only its innermost words mean something to a person.
-    inner = error.args[0] if error.args else error
-    return str(getattr(inner, "reason", inner)).rpartition(": ")[2] or "no connection"

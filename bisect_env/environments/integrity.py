@@ -1,8 +1,9 @@
-"""Takes snapshots of prefixes and of the archives behind them, and records when one has changed.
+"""Detects whether a prefix (an installed environment) or an unpacked archive was changed after installation.
 
-Files are shared by hard links between prefixes and with the installer's archives, so that a script that
-writes into one environment changes all of them. Links share size and time, too: each prefix notices it by its
-own snapshot, and an archive by the snapshot that was taken when the first prefix was linked from it.
+Prefixes share files through hard links, with each other and with the unpacked archives in the cache. A script
+that writes into one environment therefore changes all others that share the file. A *snapshot* is a digest
+over names, sizes and times of all files. Each prefix stores the snapshot taken after its installation, and
+each archive the one taken when a prefix first used it. A differing snapshot means that files have changed.
 """
 
 from __future__ import annotations
@@ -17,57 +18,59 @@ import stat
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
-from bisect_env.temporary import replacing
+from bisect_env.temporary import write_atomically
 
 MARKER = ".bisect-env.json"
-"""Written into a prefix last: without it, it is none."""
+"""Name of the file that is written into a prefix last. A directory without it is an unfinished prefix."""
 BYTECODE = "__pycache__"
 WRITABLE = stat.S_IWUSR | stat.S_IWGRP | stat.S_IWOTH
 _MODULES = "/lib/python"
 _SNAPSHOTS = "snapshots"
 
 
-def snapshot(folder: Path, *, ignore: Iterable[str] = (), protect: bool = False) -> str:
+def snapshot(folder: Path, *, protect: bool = False) -> str:
     """Return a hex digest over the names, sizes, times and link targets of everything in a directory.
 
-    Bytecode is left out: Python writes it beside the modules that a trial imports, renames it into place, and
-    uses it only where it states the time and size of its module. Bytecode that Python would import without
-    comparing it counts like any other file.
+    The marker of a prefix is left out. Bytecode (`.pyc` files) is left out, too, because Python writes it
+    during trials and checks it against the time and size of the module. Bytecode that Python imports without
+    this check is included.
 
     Args:
-        folder: A prefix, or an archive that lies unpacked.
-        ignore: Names in its top level that are left out.
-        protect: Take away the permission to write files and directories on the way, but for directories of
-            bytecode, which are made beside the modules of a prefix.
+        folder: A prefix or an unpacked archive.
+        protect: Whether to make all files and directories read-only too. Directories for bytecode stay
+            writable and are created next to the modules of a prefix.
     """
-    lines = sorted(_lines(folder, frozenset(ignore), protect=protect))
+    lines = sorted(_lines(folder, protect=protect))
     return hashlib.sha256("".join(lines).encode("utf-8", "surrogateescape")).hexdigest()
 
 
 _ALONE = threading.Lock()
-"""Held while a prefix is looked through. Each file is a system call, at which a thread lets others in:
-several that look at once hand the interpreter to and fro, and take far longer than one after the other."""
+"""Lock that is held while the files of a prefix are read.
+
+Reading needs a system call per file, at each of which Python switches threads. Several threads that read at
+the same time would take far longer than one after the other.
+"""
 
 
-def is_unchanged(folder: Path, expected: str, *, ignore: Iterable[str] = ()) -> bool:
-    """Return whether a directory is as it was when its snapshot was made; arguments as for `snapshot`."""
+def is_unchanged(folder: Path, expected: str) -> bool:
+    """Return whether the current snapshot of a directory equals `expected`, a digest of `snapshot`."""
     with _ALONE:
-        return snapshot(folder, ignore=ignore) == expected
+        return snapshot(folder) == expected
 
 
-def _lines(top: Path, ignored: frozenset[str], *, protect: bool) -> Iterator[str]:
+def _lines(top: Path, *, protect: bool) -> Iterator[str]:
     waiting = [(str(top), "")]
     while waiting:
         folder, shown = waiting.pop()
         has_modules = has_bytecode = False
         with os.scandir(folder) as entries:
             for entry in entries:
-                if not shown and entry.name in ignored:
+                if not shown and entry.name == MARKER:
                     continue
                 name = f"{shown}/{entry.name}"
                 if entry.is_symlink():
@@ -94,10 +97,10 @@ def _lines(top: Path, ignored: frozenset[str], *, protect: bool) -> Iterator[str
 
 
 def _unchecked(folder: str, shown: str) -> Iterator[str]:
-    """Yield a line for each file of bytecode that Python imports whatever its source says.
+    """Yield one text for each bytecode file that Python imports without checking the source file.
 
-    Python writes no such file by itself. The flags that say so are bytes 4 to 7 of a file (PEP 552): 1 stands
-    for a hash of the source that is not compared.
+    "Unchecked" means that Python does not compare the bytecode with the source file. Bytes 4 to 7 of the file
+    then have the value 1 (PEP 552). Python never writes such files by default.
     """
     with os.scandir(folder) as entries:
         for entry in entries:
@@ -111,17 +114,18 @@ def _unchecked(folder: str, shown: str) -> Iterator[str]:
 
 # --------------------------------------------------------------------------------------------------
 # Looks at prefixes. A change is noted beside the prefix before the prefix is dropped. The note stays: each
-# trial and each look reports it, and a database stores it once, so that no kill in between loses it.
+# trial and each look reports it, and a database stores it once, so that no kill in between loses it. Where
+# the note cannot be written (the cache is gone, or is another user's), the process that saw it reports it.
 
 
 @dataclass(frozen=True, slots=True)
 class Changed:
-    """A time in which a prefix was not as it was made.
+    """A detected change of a prefix, with the two checks between which the change happened.
 
     Attributes:
-        host: Host whose clock the times are by.
-        since: When it was last seen as it was made, UTC.
-        until: When the change was seen, UTC.
+        host: Name of the host, whose clock the times refer to.
+        since: Time (UTC) of the last check that found the prefix unchanged.
+        until: Time (UTC) of the check that found the change.
     """
 
     host: str
@@ -130,15 +134,18 @@ class Changed:
 
 
 UNCHANGED: dict[tuple[str, str], float] = {}
-"""Prefixes with their snapshots, and when this process last began a look that found them as they were."""
+"""Maps (path of a prefix, snapshot) to the monotonic time at which its last successful check began."""
 _CHANGED: dict[tuple[str, str], Changed] = {}
-"""Prefixes with their snapshots that this process has found changed."""
+"""Maps (path of a prefix, snapshot) to the change that this process has found."""
 _LOOKS: defaultdict[Path, threading.Lock] = defaultdict(threading.Lock)
 _NEVER = datetime.min.replace(tzinfo=UTC)
 
 
 def state_of(prefix: Path) -> str:
-    """Return the digest of a prefix's content when it was built; "" if the directory is no prefix of ours."""
+    """Return the snapshot (digest of all files) that was stored when a prefix was built.
+
+    Return "" if the directory is not a prefix.
+    """
     try:
         return str(json.loads((prefix / MARKER).read_text("utf-8"))["snapshot"])
     except (OSError, ValueError, KeyError, TypeError):
@@ -146,25 +153,31 @@ def state_of(prefix: Path) -> str:
 
 
 def note_unchanged(prefix: Path, state: str) -> None:
-    """Record that a prefix was just made, so that its first user need not look at it."""
+    """Record a newly built prefix as unchanged, so that its first use needs no check."""
     UNCHANGED[str(prefix), state] = time.monotonic()
 
 
 def first_look(prefix: Path) -> bool:
-    """Return whether a prefix is unchanged; looked at once in the life of this process."""
+    """Return whether a prefix is unchanged since its build. Each process does this check once."""
     state = state_of(prefix)
     return (str(prefix), state) in UNCHANGED or look(prefix, state)
 
 
 def look(prefix: Path, state: str, used: datetime | None = None) -> bool:
-    """Return whether a prefix still has the state of `state_of`; if not, note it and drop the marker.
+    """Check a prefix, and return whether the prefix is unchanged since its build.
 
-    Threads that look at the same time share the looks that begin after they asked.
+    If the prefix has changed, the change is recorded and the marker file is removed, so that the prefix will
+    be rebuilt.
+
+    Threads that wait at the same time share one check, provided that it begins after their calls.
 
     Args:
-        prefix: Its directory.
-        state: What `state_of` said before something ran in it.
-        used: When something began to run in it, UTC: a change counts up to then at least.
+        prefix: Directory of the prefix.
+        state: The snapshot that `state_of` returned before a trial ran in the prefix.
+        used: Time (UTC) at which the trial began; a known change that ended earlier is noted again.
+
+    Returns:
+        True if the prefix is unchanged.
     """
     asked = time.monotonic()
     made = (str(prefix), state)
@@ -172,12 +185,13 @@ def look(prefix: Path, state: str, used: datetime | None = None) -> bool:
         known = _CHANGED.get(made)
         if known is not None and (used is None or used <= known.until):
             return False
-        # Another process may have found it changed, and may have built it again.
+        # Another process may have found the change before, and may have rebuilt the prefix.
         is_same = known is None and state_of(prefix) == state
         if is_same and (UNCHANGED.get(made, asked) > asked or _is_as_made(prefix, state)):
             return True
         since = known.since if known else max(_own_last_look(made), _last_look(prefix) if is_same else _NEVER)
         _CHANGED[made] = note_change(prefix, since)
+        # In a cache that this user cannot write, `_CHANGED` keeps this process from using the prefix.
         with contextlib.suppress(OSError):
             if is_same:
                 (prefix / MARKER).unlink()
@@ -185,30 +199,35 @@ def look(prefix: Path, state: str, used: datetime | None = None) -> bool:
 
 
 def note_change(prefix: Path, since: datetime | None = None) -> Changed:
-    """Note beside a prefix that it has changed.
+    """Record, in a file next to a prefix, that the prefix has changed.
 
     Args:
-        prefix: Its directory.
-        since: When it was last seen as it was made; if None, the last look of any process.
+        prefix: Directory of the prefix.
+        since: Time of the last check that found it unchanged; if None, taken from the prefix's marker.
     """
     found = Changed(socket.gethostname(), _last_look(prefix) if since is None else since, datetime.now(UTC))
-    # Who cannot write here can neither drop the prefix nor make it again.
+    # A user without write permission can neither delete nor rebuild the prefix, so no note is needed.
     with contextlib.suppress(OSError), _notes(prefix).open("a", encoding="utf-8") as notes:
         notes.write(f"{found.host} {found.since.isoformat()} {found.until.isoformat()}\n")
     return found
 
 
 def changes_of(prefix: Path) -> tuple[Changed, ...]:
-    """Return all changes that were noted of a prefix, whether it is there or not."""
+    """Return all recorded changes of a prefix, even if the prefix has been removed.
+
+    These are the changes in the file next to the prefix, and those that this process has found.
+    """
+    seen = [change for (path, _), change in list(_CHANGED.items()) if path == str(prefix)]
     try:
         lines = _notes(prefix).read_text("utf-8").splitlines()
         words = [line.split() for line in lines]
-        return tuple(
+        noted = [
             Changed(host, datetime.fromisoformat(since), datetime.fromisoformat(until))
             for host, since, until in words
-        )
+        ]
     except (OSError, ValueError):
-        return ()
+        noted = []  # nothing was noted, or the file was cut off
+    return tuple(dict.fromkeys([*noted, *seen]))
 
 
 def _notes(prefix: Path) -> Path:
@@ -216,18 +235,19 @@ def _notes(prefix: Path) -> Path:
 
 
 def _is_as_made(prefix: Path, state: str) -> bool:
-    """Compare a prefix now; record an unchanged one here and, by its marker's time, for other processes."""
+    """Return whether a prefix equals the snapshot `state`; if so, record the time of this check."""
     begun, now = time.monotonic(), time.time()
-    if not is_unchanged(prefix, state, ignore=(MARKER,)):
+    if not is_unchanged(prefix, state):
         return False
     UNCHANGED[str(prefix), state] = begun
+    # In a cache that this user cannot write, the known period of a change is longer, which voids more trials.
     with contextlib.suppress(OSError):
         os.utime(prefix / MARKER, (now, now))
     return True
 
 
 def _last_look(prefix: Path) -> datetime:
-    """Return when any process last found a prefix as it was made, or made it."""
+    """Return the time at which any process last found a prefix unchanged."""
     try:
         return datetime.fromtimestamp((prefix / MARKER).stat().st_mtime, UTC)
     except OSError:
@@ -244,17 +264,22 @@ def _own_last_look(made: tuple[str, str]) -> datetime:
 
 
 def changed_archives(prefix: Path, cache: Path) -> list[Path]:
-    """Return the unpacked archives behind a new prefix that have changed since they were first used.
+    """Return the unpacked archives of a new prefix whose files have changed since their first use.
+
+    The first use of an archive is its first installation into a prefix. Its snapshot is recorded then.
 
     Args:
-        prefix: As the installers have just filled it.
-        cache: Our cache directory.
+        prefix: A prefix that was just installed.
+        cache: The cache directory of bisect-env.
     """
     return [folder for folder in sorted(_archives_of(prefix, cache)) if not _is_as_first_used(folder, cache)]
 
 
 def archive_is_unchanged(folder: Path, cache: Path) -> bool:
-    """Return whether an unpacked archive is as it was when a prefix was first linked from it."""
+    """Return whether the files of an unpacked archive are unchanged since the archive's first use.
+
+    Return True if no prefix has used the archive.
+    """
     try:
         return _snapshot_file(folder, cache).read_text("ascii") == snapshot(folder)
     except (OSError, ValueError):
@@ -262,7 +287,10 @@ def archive_is_unchanged(folder: Path, cache: Path) -> bool:
 
 
 def forget_archive(folder: Path, cache: Path) -> None:
-    """Delete the recorded state of an archive that is removed; another with its name may follow."""
+    """Delete the recorded digest of an archive that is removed.
+
+    A new archive may get the same name.
+    """
     _snapshot_file(folder, cache).unlink(missing_ok=True)
 
 
@@ -270,9 +298,7 @@ def _is_as_first_used(folder: Path, cache: Path) -> bool:
     path = _snapshot_file(folder, cache)
     if path.exists():
         return archive_is_unchanged(folder, cache)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with replacing(path) as beside:
-        beside.write_text(snapshot(folder), "ascii")
+    write_atomically(path, snapshot(folder))
     return True
 
 
@@ -281,13 +307,16 @@ def _snapshot_file(folder: Path, cache: Path) -> Path:
 
 
 def _archives_of(prefix: Path, cache: Path) -> Iterator[Path]:
-    """Find the archives by a file of each package: a hard link has the same inode."""
+    """Yield the unpacked archives in the cache from which a prefix was installed.
+
+    Archives of uv are recognised by hard links (files with the same inode), and those of conda by name.
+    """
     unpacked = {}
     for notes in cache.glob("uv/archive-v*/*/*.dist-info"):
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(OSError):  # removed meanwhile, or without the file: nothing links to it
             unpacked[(notes / "WHEEL").stat().st_ino] = notes.parent
     for notes in prefix.glob("lib/python*/site-packages/*.dist-info"):
-        with contextlib.suppress(OSError, KeyError):
+        with contextlib.suppress(OSError, KeyError):  # it was copied, or comes from elsewhere
             yield unpacked[(notes / "WHEEL").stat().st_ino]
     for record in prefix.glob("conda-meta/*.json"):
         folder = cache / "conda" / "pkgs" / record.stem
@@ -296,9 +325,9 @@ def _archives_of(prefix: Path, cache: Path) -> Iterator[Path]:
 
 
 def remove_tree(path: Path) -> None:
-    """Remove a directory whose own directories may be read-only, as far as it can be removed.
+    """Remove a directory tree, including read-only directories. Errors are ignored.
 
-    An installer that outlived its killed parent may still write there; what stays goes next time.
+    An orphaned installer may still be writing there. Remaining files are removed by the next call.
     """
     for folder, _names, _files in os.walk(path):
         with contextlib.suppress(OSError):

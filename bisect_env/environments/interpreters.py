@@ -1,4 +1,7 @@
-"""Finds Python interpreters on this machine or in a fetched directory, or has uv fetch one."""
+"""Finds the Python interpreters of this machine, and installs missing ones with uv.
+
+Interpreters are downloaded, or taken from a directory written by `bisect-env env fetch`.
+"""
 
 from __future__ import annotations
 
@@ -14,20 +17,20 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from urllib.parse import unquote, urlsplit
 
+from bisect_env.environments.download import download
+from bisect_env.environments.lock import UnbuildableError
 from bisect_env.environments.once import OncePerKey
-from bisect_env.environments.settings import default_cache_dir
-from bisect_env.environments.uv_tool import Uv, no_room_error, plain_words
+from bisect_env.environments.uv_tool import Finished, Uv, no_room_error, plain_words, usable_cache
 from bisect_env.errors import InfrastructureError, InterpreterNotFoundError
 from bisect_env.secrets import without_credentials
-from bisect_env.temporary import full_file_system, temporary
+from bisect_env.temporary import full_file_system, replacing, temporary
 
 # --------------------------------------------------------------------------------------------------
-# Python interpreters: those on this machine, else fetched by uv.
+# Python interpreters on this machine, and those that uv can download.
 
 OLDEST = (3, 6)
-"""Of the Pythons that environments are made for: uv cannot run older ones, which have no `-I`."""
+"""The oldest supported Python version. uv cannot run older ones."""
 
 _LIST_TIMEOUT = 120.0
 _FETCH_TIMEOUT = 600.0
@@ -35,12 +38,12 @@ _FETCH_TIMEOUT = 600.0
 
 @dataclass(frozen=True, slots=True)
 class Interpreter:
-    """A CPython on this machine.
+    """A CPython interpreter on this machine.
 
     Attributes:
-        path: Absolute path of the real executable, never a shim or a virtual environment's link.
+        path: Absolute path of the real executable; never a pyenv shim or a link of a virtual environment.
         version: Full version, such as `3.11.7`.
-        final: False for alphas, betas and candidates.
+        final: False for alpha and beta versions and release candidates.
     """
 
     path: Path
@@ -49,68 +52,110 @@ class Interpreter:
 
     @property
     def release(self) -> tuple[int, ...]:
-        """Return the version as numbers."""
+        """Return the version as a tuple of integers, such as (3, 11, 7)."""
         return tuple(int(part) for part in self.version.split("."))
 
     @property
     def abi(self) -> str:
-        """Return the tag of its ABI, such as `cp311`, `cp36m`."""
+        """Return the ABI tag for wheels, such as `cp311` or `cp36m`."""
         major, minor = self.release[:2]
         return f"cp{major}{minor}{'m' if minor < 8 else ''}"
 
 
 def listed_by_uv() -> tuple[Interpreter, ...]:
-    """Return the CPythons of this machine that uv lists, those in the most trusted places first.
+    """Return the CPython interpreters of this machine, in the order of `candidate_paths`.
 
-    Free-threaded, debug and 32-bit builds, and other implementations, do not serve: a version in a matrix
-    means the ordinary CPython of that version. uv remembers what each executable said.
+    uv determines the version of each executable and caches it. Free-threaded, debug and 32-bit builds and
+    other implementations are left out, because a version in a matrix means an ordinary CPython.
 
     Raises:
-        InfrastructureError: uv cannot work here.
+        InfrastructureError: uv fails.
     """
     with temporary("python") as aside:
-        cache = default_cache_dir()
-        # Another user's home, from which a process was started, cannot even be looked into.
-        if not any(os.access(place, os.W_OK) for place in (cache, cache.parent)):
-            cache = aside
-        # uv asks each of `python`, `python3` and `python3.11` of a folder. Here it finds one name in each.
-        ranks: dict[Path, int] = {}
-        for real in dict.fromkeys(path.resolve() for path in candidate_paths() if not _is_script(path)):
-            folder = cache / "pythons" / hashlib.sha256(os.fsencode(real)).hexdigest()[:16]
-            folder.mkdir(parents=True, exist_ok=True)
-            with contextlib.suppress(FileExistsError):
-                (folder / "python3").symlink_to(real)
-            ranks[folder] = len(ranks)
-        answer = Uv(cache).run(
-            ["python", "list", "--only-installed", "--all-versions", "--output-format", "json"],
-            cwd=aside,
-            timeout=_LIST_TIMEOUT,
-            builds=False,
-            extra={"PATH": os.pathsep.join(map(str, ranks))},
-        )
-    if answer.returncode != 0:
-        if place := full_file_system(cache):
-            raise no_room_error(place)
-        raise InfrastructureError(
-            f"uv cannot list the Pythons here: {plain_words(answer.stderr) or 'no answer in time'}",
-            remedy="remove what it names, or give the same command again",
-        )
+        cache = usable_cache(aside)
+        try:
+            ranks = _linked(cache / "pythons")
+        except OSError as error:
+            if place := full_file_system(cache):
+                raise no_room_error(place) from error
+            raise InfrastructureError(
+                f"the cache {cache} cannot be written: {error.strerror or error}",
+                remedy="make it a directory in which you can write, or name another one with --cache",
+            ) from error
+        own_path = {"PATH": os.pathsep.join(map(str, ranks))}
+        answer = _list(cache, aside, "--only-installed", "--all-versions", extra=own_path)
+        if answer.returncode == 0:
+            return _by_preference(answer, aside, ranks)
+    if place := full_file_system(cache):
+        raise no_room_error(place)
+    # The first line names the place; what an interpreter wrote to stderr follows.
+    why = plain_words(answer.stderr).partition("\n")[0] or "no answer in time"
+    raise InfrastructureError(
+        f"uv cannot list the Pythons here: {why}",
+        remedy="remove what it names, or give the same command again",
+    )
+
+
+def _by_preference(answer: Finished, cwd: Path, ranks: Mapping[Path, int]) -> tuple[Interpreter, ...]:
+    """Return the interpreters in the output of `uv python list`, the most preferred ones first.
+
+    Args:
+        answer: The output.
+        cwd: Directory in which uv ran; paths below it are relative in the output.
+        ranks: The directories that `_linked` created.
+    """
     found: dict[Path, tuple[int, Interpreter]] = {}
-    for entry in json.loads(answer.stdout):
-        stated = re.fullmatch(r"(\d+\.\d+\.\d+)(\w*)", str(entry["version"]))
-        is_ordinary = entry["implementation"] == "cpython" and entry.get("variant", "default") == "default"
-        if stated is None or not is_ordinary or entry["arch"] != platform.machine():
+    for entry in _ordinary(answer):
+        stated = re.fullmatch(r"(\d+\.\d+\.\d+)(\w*)", entry["version"])
+        if stated is None or entry["arch"] != platform.machine():
             continue
-        path = Path(entry["path"])
-        # uv's own are in no folder of ours; they are as good as those of pyenv.
+        path = cwd / entry["path"]
+        # Interpreters that uv has installed are not in `ranks`. They get the best rank, like those of pyenv.
         rank, real = ranks.get(path.parent, 0), path.resolve()
         if real not in found or rank < found[real][0]:
             found[real] = (rank, Interpreter(real, stated[1], not stated[2]))
     return tuple(one for _, one in sorted(found.values(), key=lambda ranked: ranked[0]))
 
 
+def _list(cache: Path, cwd: Path, *options: str, extra: Mapping[str, str] | None = None) -> Finished:
+    """Run `uv python list` and return the result, whose output is JSON."""
+    args = ["python", "list", *options, "--output-format", "json"]
+    return Uv(cache).run(args, cwd=cwd, timeout=_LIST_TIMEOUT, builds=False, extra=extra, with_indexes=False)
+
+
+def _ordinary(answer: Finished) -> list[dict[str, str]]:
+    """Return the entries for ordinary CPython builds in the output of `uv python list`."""
+    return [
+        entry
+        for entry in json.loads(answer.stdout)
+        if entry["implementation"] == "cpython" and entry.get("variant", "default") == "default"
+    ]
+
+
+def _linked(folder: Path) -> dict[Path, int]:
+    """Create one directory per Python interpreter of this machine, with a link to that interpreter.
+
+    uv queries each of `python`, `python3` and `python3.11` in a directory. The new directories have only one
+    such name.
+
+    Returns:
+        The directories, each with the rank of its interpreter: 0 for the most trusted place.
+    """
+    ranks: dict[Path, int] = {}
+    for real in dict.fromkeys(path.resolve() for path in candidate_paths() if not _is_script(path)):
+        one = folder / hashlib.sha256(os.fsencode(real)).hexdigest()[:16]
+        one.mkdir(parents=True, exist_ok=True)
+        with contextlib.suppress(FileExistsError):  # an earlier command made the link
+            (one / "python3").symlink_to(real)
+        ranks[one] = len(ranks)
+    return ranks
+
+
 def candidate_paths() -> Iterator[Path]:
-    """Yield executables that may be interpreters, most trusted first: pyenv, this one, PATH, conda."""
+    """Yield paths that may be Python interpreters, in order of preference.
+
+    First those of pyenv, then the running interpreter, then those on `PATH`, then those of conda.
+    """
     home = Path.home()
     for root in _existing(os.environ.get("PYENV_ROOT"), home / ".pyenv"):
         yield from sorted(root.glob("versions/*/bin/python"))
@@ -125,7 +170,7 @@ _NAME = re.compile(r"python(\d(\.\d+)?)?")
 
 
 def _is_script(path: Path) -> bool:
-    """Return whether a file is no program: pyenv's shims choose one by the working directory."""
+    """Return whether a file is a script, such as a shim of pyenv, or cannot be executed."""
     try:
         with path.open("rb") as stream:
             return stream.read(2) == b"#!" or not os.access(path, os.X_OK)
@@ -154,11 +199,14 @@ def _existing(*folders: str | Path | None) -> Iterator[Path]:
 
 
 class Interpreters:
-    """The interpreters of this machine, listed once.
+    """The Python interpreters of this machine, which are listed once and cached.
+
+    A missing version is installed when it is requested. Thread-safe.
 
     Args:
-        listed: Lists them, most trusted place first.
-        fetch: Installs a version by uv and returns "" or the reason why it could not.
+        listed: Function that lists the interpreters in order of preference.
+        fetch: Function that installs a version, and returns "" or the reason why it failed. If None,
+            `fetch_with_uv`.
     """
 
     def __init__(
@@ -173,20 +221,20 @@ class Interpreters:
         self._lock = threading.Lock()
 
     def installed(self) -> tuple[Interpreter, ...]:
-        """Return every usable interpreter, most trusted place first."""
+        """Return all usable interpreters, in order of preference."""
         with self._lock:
             if self._found is None:
                 self._found = self.listed()
             return self._found
 
     def find(self, version: str) -> Interpreter:
-        """Return an interpreter of a version.
+        """Return an interpreter of the given version. If none is installed, install it with uv.
 
         Args:
-            version: `3.11.7` for exactly that, `3.11` for its newest patch release on this machine.
+            version: `3.11.7` for exactly that version; `3.11` for its newest patch release on this machine.
 
         Raises:
-            InterpreterNotFoundError: It is older than `OLDEST`, or none is here and uv cannot fetch one.
+            InterpreterNotFoundError: The version is older than `OLDEST`, or uv cannot install it.
         """
         if not re.fullmatch(r"\d+\.\d+(\.\d+)?", version):
             raise InterpreterNotFoundError(
@@ -199,7 +247,7 @@ class Interpreters:
             )
         if (found := _best(self.installed(), version)) is not None:
             return found
-        # Fetching takes minutes: those who ask for another version do not wait for it.
+        # A download takes minutes. Threads that need another version do not wait for it.
         reason = self._fetched.get(version, lambda: self._fetch_now(version))
         if not reason and (found := _best(self.installed(), version)) is not None:
             return found
@@ -223,7 +271,7 @@ class Interpreters:
 def _best(found: Iterable[Interpreter], version: str) -> Interpreter | None:
     wanted = _numbers(version)
     fitting = [i for i in found if i.release[: len(wanted)] == wanted]
-    # max() keeps the first of equals, which is the one from the most trusted place.
+    # If several are equal, max() returns the first one, which has the highest preference.
     return max(fitting, key=lambda i: (i.final, i.release), default=None)
 
 
@@ -232,17 +280,20 @@ def _numbers(version: str) -> tuple[int, ...]:
 
 
 def fetch_with_uv(version: str, *, environ: Mapping[str, str] | None = None) -> str:
-    """Let uv install a Python; return "" or the reason why it failed.
+    """Install a Python version with uv.
 
     Args:
-        version: Such as `3.11`.
-        environ: The environment to start from, ours by default.
+        version: The version, such as `3.11`.
+        environ: Environment variables for uv; those of this process if None.
+
+    Returns:
+        "" if the installation succeeded, else the reason why it failed.
     """
     with temporary("python") as folder:
-        # Without --no-bin it would put a command of that name where the user's shell looks for commands.
+        # Without --no-bin, uv would add a `python3.x` command to the user's PATH.
         args = ["python", "install", "--no-bin", version]
         answer = Uv(folder / "cache", environ=environ).run(
-            args, cwd=folder, timeout=_FETCH_TIMEOUT, builds=False
+            args, cwd=folder, timeout=_FETCH_TIMEOUT, builds=False, with_indexes=False
         )
     if answer.timed_out:
         return f"no answer in {_FETCH_TIMEOUT:.0f} s"
@@ -254,58 +305,64 @@ def fetch_with_uv(version: str, *, environ: Mapping[str, str] | None = None) -> 
 
 
 def uv_python_versions() -> tuple[str, ...]:
-    """Return full CPython versions that uv can download here, oldest first; the newest of each minor."""
+    """Return the newest CPython version that uv can download for each minor version, oldest first.
+
+    Return an empty tuple if uv fails.
+    """
     with temporary("python") as folder:
-        answer = Uv(folder / "cache").run(
-            ["python", "list", "--only-downloads", "--output-format", "json"],
-            cwd=folder,
-            timeout=60,
-            builds=False,
-        )
+        answer = _list(folder / "cache", folder, "--only-downloads")
     if answer.returncode != 0:
-        return ()
-    versions = {
-        str(entry["version"])
-        for entry in json.loads(answer.stdout)
-        if entry["implementation"] == "cpython" and entry.get("variant", "default") == "default"
-    }
+        return ()  # ranges of Python then hold the installed versions only
+    versions = {entry["version"] for entry in _ordinary(answer)}
     return tuple(sorted((v for v in versions if re.fullmatch(r"\d+\.\d+\.\d+", v)), key=_numbers))
 
 
 @functools.cache
 def machine_interpreters() -> Interpreters:
-    """Return the one `Interpreters` of this process."""
+    """Return the one `Interpreters` object that all code of this process uses."""
     return Interpreters()
 
 
 def installed_pythons() -> list[str]:
-    """Return the whole versions of the released Pythons on this machine."""
+    """Return the versions, such as `3.11.7`, of the released Pythons that this machine has."""
     return [found.version for found in machine_interpreters().installed() if found.final]
 
 
 # --------------------------------------------------------------------------------------------------
-# Interpreters in a directory that `bisect-env env fetch` wrote: put there, and installed from there, by uv.
+# Interpreters in a directory of `bisect-env env fetch`. uv downloads them to it and installs them from it.
+
+
+_LIST = "downloads.json"
+"""Name of the list of interpreters that uv reads instead of its built-in one."""
 
 
 @functools.cache
 def offline_interpreters(root: Path) -> Interpreters:
-    """Return the interpreters of this machine, and those that a directory brings."""
+    """Return an `Interpreters` object that installs missing versions from the directory `root`.
+
+    The directory was written by `bisect-env env fetch`.
+    """
     return Interpreters(fetch=lambda version: fetch_with_uv(version, environ=offline_environment(root)))
 
 
 def offline_environment(root: Path) -> dict[str, str]:
-    """Return an environment in which uv works offline and finds interpreters in a directory."""
+    """Return environment variables with which uv works offline and installs interpreters from `root`."""
     environ = {**os.environ, "UV_OFFLINE": "1", "UV_PYTHON_CACHE_DIR": str(root / "pythons")}
-    own = root / "pythons" / "downloads.json"
+    own = root / "pythons" / _LIST
     if own.exists():
         environ["UV_PYTHON_DOWNLOADS_JSON_URL"] = str(own)
     return environ
 
 
 def fetch_python(version: str, root: Path) -> str:
-    """Put the archive of an interpreter into a directory; returns "" or why it could not be had.
+    """Download the archive of a Python interpreter into a directory.
 
-    uv compares it with the hash that it knows, here and again where it is installed.
+    Args:
+        version: The version, such as `3.11`.
+        root: A directory of `bisect-env env fetch`.
+
+    Returns:
+        "" if the download succeeded, else the reason why it failed.
     """
     with temporary("python") as aside:
         environ = {
@@ -316,23 +373,11 @@ def fetch_python(version: str, root: Path) -> str:
         reason = fetch_with_uv(version, environ=environ)
     own = os.environ.get("UV_PYTHON_DOWNLOADS_JSON_URL")
     if own and not reason:
-        return _keep_list(own, root)
+        # Copy the user's list of interpreters; otherwise uv would use its built-in list there.
+        url = own if ":/" in own else Path(own).absolute().as_uri()
+        try:
+            with replacing(root / "pythons" / _LIST) as beside:
+                download(url, beside)
+        except (OSError, UnbuildableError) as error:
+            return f"the list of interpreters {without_credentials(own)} cannot be read: {error}"
     return reason
-
-
-def _keep_list(source: str, root: Path) -> str:
-    """Keep the user's own list of interpreters: elsewhere uv would know only those that it came with."""
-    # Imported here: hardly anybody has a list of their own, and most that use this module ask nobody.
-    import requests
-
-    try:
-        if "://" in source and not source.startswith("file:"):
-            answer = requests.get(source, timeout=30)
-            answer.raise_for_status()
-            content = answer.content
-        else:
-            content = Path(unquote(urlsplit(source).path)).read_bytes()
-    except (OSError, requests.RequestException) as error:
-        return f"the list of interpreters {without_credentials(source)} cannot be read: {error}"
-    (root / "pythons" / "downloads.json").write_bytes(content)
-    return ""

@@ -1,42 +1,48 @@
-"""A locked environment: exact packages with a content hash, and the errors that can come of one."""
+"""Defines the lock, which lists the exact packages of an environment, and the errors of solving and building.
+
+A *lock* lists every package of an environment with version, URL and hash. It has a content hash of its own:
+environments with equal content hashes are the same.
+"""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from urllib.parse import unquote
+from urllib.parse import unquote, urlsplit
 
 from bisect_env.errors import InfrastructureError, UsageError
+from bisect_env.matrix.history import SHORT
 
 # --------------------------------------------------------------------------------------------------
-# What can be wrong with one environment, and what a user is told about an index or a lock file.
+# Errors of one environment, of a package index and of a lock file.
 
 
 class UnsolvableError(Exception):
-    """An error that no environment satisfies the request: a property of the combination.
+    """The error raised if no environment satisfies a request. Solving again would fail in the same way.
 
     Args:
-        message: The solver's words.
-        building: Whether it was a source distribution whose build failed while its metadata was read,
-            so that the combination is unbuildable rather than without a solution.
+        message: The message of the solver.
+        building: True if the solver failed because it had to build a source distribution to read its
+            metadata, and that build failed. The combination then counts as unbuildable, not as unsolvable.
     """
 
-    def __init__(self, message: str, *, building: bool = False) -> None:
-        super().__init__(message)
+    def __init__(self, message: str, building: bool = False) -> None:
+        super().__init__(message, building)
         self.message = message
         self.building = building
 
-    def __reduce__(self) -> tuple[object, ...]:
-        return _unsolvable, (self.message, self.building)
+    def __str__(self) -> str:
+        return self.message
 
 
 class UnbuildableError(Exception):
-    """A prefix could not be made from its lock.
+    """The error raised if a prefix (an installed environment) cannot be built from its lock.
 
     Args:
-        message: The installer's words.
-        transient: Network, checksum or disk trouble, which says nothing about the environment.
+        message: The message of the installer.
+        transient: True for network, checksum and disk problems, after which a second attempt may succeed.
+            False if the environment itself cannot be built.
     """
 
     def __init__(self, message: str, transient: bool) -> None:
@@ -49,16 +55,11 @@ class UnbuildableError(Exception):
 
 
 class PackageNotFoundError(UsageError):
-    """The index does not know a package."""
+    """The error raised if an index or channel does not have a package."""
 
 
 class LockFileError(InfrastructureError):
-    """An error about a lock file that cannot be read or does not match its hash."""
-
-
-def _unsolvable(message: str, building: bool) -> UnsolvableError:
-    # Keyword-only arguments do not survive pickle's default, and these travel between processes.
-    return UnsolvableError(message, building=building)
+    """The error raised if a lock file cannot be read or does not match its hash."""
 
 
 # --------------------------------------------------------------------------------------------------
@@ -72,12 +73,12 @@ class LockedPackage:
     Attributes:
         name: Normalised name.
         version: Exact version.
-        manager: `pip` or `conda`, as conda-lock names them.
-        url: Where the archive is; without user name and password.
+        manager: `pip` or `conda` as in conda-lock's format, or `image`; "" for an interpreter of this host.
+        url: URL of the archive, without user name and password.
         sha256: Hex digest of the archive.
-        build: conda's build string, "" for wheels.
-        md5: Hex digest that conda-lock's format wants of conda packages, "" for wheels.
-        dependencies: Pairs (name, what is asked of it) of conda packages, as that format has them.
+        build: Build string of a conda package; "" for other packages.
+        md5: Hex digest of a conda package, which conda-lock's file format requires; "" for other packages.
+        dependencies: Pairs of package name and version constraint, for conda packages only.
     """
 
     name: str
@@ -91,36 +92,57 @@ class LockedPackage:
 
     @property
     def is_conda(self) -> bool:
-        """Return whether it comes from a conda channel."""
+        """Return whether the package comes from a conda channel."""
         return self.manager == "conda"
 
     @property
     def is_image(self) -> bool:
-        """Return whether it is a container image, whose reference is its URL."""
+        """Return whether the package is a container image. Its `url` is then the image reference."""
         return self.manager == IMAGE
 
     @property
     def is_source(self) -> bool:
-        """Return whether it has to be built for installation."""
+        """Return whether the package must be built before installation."""
         return self.manager == "pip" and not self.url.partition("#")[0].endswith(".whl")
 
     @property
     def is_commit(self) -> bool:
-        """Return whether it is built from a commit; its hash is then that of commit and recipe."""
+        """Return whether the package is built from a git commit.
+
+        Its `sha256` is then the hash of the commit and the build settings.
+        """
         return self.url.startswith("git+")
 
+    @property
+    def label(self) -> str:
+        """Return the version of the package, with the build string or commit if there is one."""
+        if self.is_commit:
+            return f"{self.version} at {self.url.partition('#')[0].rpartition('@')[2][:SHORT]}"
+        return f"{self.version} {self.build}".rstrip()
 
-# What a lock says goes into Dockerfiles, requirements and command lines, and may come from a database or a
-# file that somebody else wrote, from an index or a channel: nothing else than these forms gets into one.
+    @property
+    def source(self) -> str:
+        """Return the channel or host from which the package comes.
+
+        Return "" for an interpreter of this host.
+        """
+        if self.is_conda:
+            return self.url.rsplit("/", 2)[0]
+        parts = urlsplit(self.url)
+        return parts.hostname or parts.scheme
+
+
+# Values of a lock are written into Dockerfiles, requirements files and command lines. They may come from an
+# untrusted database, file, index or channel. Only values that match these patterns are accepted.
 IMAGE = "image"
-"""The manager of a container image, which is a package of a lock, too."""
+"""Value of `LockedPackage.manager` for a container image."""
 _FORMS = {
     "name": re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,199}"),
     "version": re.compile(r"[A-Za-z0-9_][A-Za-z0-9._+!~-]{0,199}"),
     "build": re.compile(r"[A-Za-z0-9._+-]{0,199}"),
     "sha256": re.compile(r"[0-9a-f]{64}"),
     "md5": re.compile(r"([0-9a-f]{32})?"),
-    # The characters of RFC 3986, and letters, without those that mean something to a shell or in quotes.
+    # The characters of RFC 3986, and letters, but not those with a meaning in a shell or inside quotes.
     "url": re.compile(
         r"(https?://[\w\[]|file:///|git\+(https?|ssh|git)://[\w\[]|git\+file:///)"
         r"[\w.~:/?#\[\]@!&,=%+-]{0,4000}"
@@ -140,16 +162,18 @@ _DEPENDENCY = re.compile(r"[^\x00-\x1f\x7f]{0,1000}")
 def check_forms(
     python: str, platform: str, packages: Iterable[LockedPackage], exclude_newer: str | None
 ) -> None:
-    """Raise an error for values that no lock may contain. Pure.
+    """Check that the values of a lock have the expected format.
+
+    This function is pure.
 
     Args:
         python: See `Lock`.
         platform: See `Lock`.
         packages: See `Lock`.
-        exclude_newer: The date of source builds.
+        exclude_newer: See `Lock`.
 
     Raises:
-        ValueError: A name, version, hash or URL is not of its form; the message names it.
+        ValueError: A value, for example a version or URL, does not have its format; the message names it.
     """
     if not _PYTHON.fullmatch(python):
         raise ValueError(f"{python!a:.80} is no version of Python")
@@ -184,8 +208,8 @@ class BuildLimit:
 
     Attributes:
         package: Normalised name.
-        seconds: Time limit.
-        memory: Bytes that one process may take; 0 for no limit.
+        seconds: Time limit in seconds.
+        memory: Memory limit of each process in bytes; 0 for no limit.
     """
 
     package: str
@@ -195,22 +219,22 @@ class BuildLimit:
 
 @dataclass(frozen=True, slots=True)
 class Lock:
-    """An exact environment.
+    """The exact packages of an environment.
 
     Attributes:
-        content_hash: sha256 (hex) over Python version, platform, sorted URLs and hashes: equal locks
-            are one environment.
-        python: The interpreter's version as the combination asks for it (`3.11` or `3.11.7`); where it is a
-            conda package, that package's version.
-        platform: conda's name of the platform (`linux-64`).
-        packages: Sorted by name.
-        text: The lock in conda-lock's unified format (version 1); all that a worker needs.
-        records: Of each conda package all that its channel says, as JSON, in the order of `packages`. Known
-            where the lock was solved; neither read back from `text` nor sent to workers.
-        exclude_newer: The date (RFC 3339) as of which build requirements of sources are resolved; None for
-            the index as it stands, and where nothing is built.
-        limits: What builds from commits may take, where that is not the default. The matrix states it for
-            each run, so that it is part of neither the hash nor the text.
+        content_hash: sha256 (hex) of the Python version, the platform, and the sorted URLs and hashes of the
+            packages. Locks with equal hashes describe the same environment.
+        python: Python version as the combination requests it (`3.11` or `3.11.7`). In a conda environment,
+            the version of the conda package `python`.
+        platform: conda's name of the platform, such as `linux-64`.
+        packages: The packages, sorted by name.
+        text: The lock in conda-lock's unified file format (version 1). A worker needs nothing else.
+        records: The complete channel metadata (JSON) of each conda package, in the order of `packages`. Only
+            known in the process that solved the environment; not part of `text` and not sent to workers.
+        exclude_newer: Date (RFC 3339). Packages uploaded later are not used to build sources. None if there
+            is no such limit or nothing is built.
+        limits: Limits for builds from commits that differ from the default. They come from the matrix of the
+            current run and are neither part of the hash nor of `text`.
     """
 
     content_hash: str
@@ -224,22 +248,22 @@ class Lock:
 
     @property
     def is_conda(self) -> bool:
-        """Return whether its prefix is a conda environment, which contains its own interpreter."""
+        """Return whether the environment contains conda packages, and thus its own Python."""
         return any(package.is_conda for package in self.packages)
 
     @property
     def image(self) -> str:
-        """Return the reference of its container image, or ""."""
+        """Return the reference of the lock's container image; "" if the lock has no image."""
         return next((package.url for package in self.packages if package.is_image), "")
 
     @property
     def local_addresses(self) -> tuple[str, ...]:
-        """Return the addresses of packages that are files of a host instead of web addresses."""
+        """Return the URLs of packages that are local files or local repositories."""
         return tuple(p.url for p in self.packages if p.url.startswith(("file:", "git+file:")))
 
     @property
     def has_commits(self) -> bool:
-        """Return whether any package is built from a commit, which has no archive hash."""
+        """Return whether any package is built from a commit. Such a package has no archive hash."""
         return any(package.is_commit for package in self.packages)
 
     def __reduce__(self) -> tuple[object, ...]:
@@ -248,4 +272,4 @@ class Lock:
 
 
 LockResult = Lock | UnsolvableError
-"""What a solver answers: a lock, or why there is none."""
+"""The result of solving: a lock, or the error that says why there is none."""

@@ -1,7 +1,7 @@
-"""Reads and writes locks in conda-lock's format, and as lists for pip and conda.
+"""Reads and writes locks in conda-lock's format, and writes them as lists for pip and conda.
 
-conda-lock's format has no place for what a channel says of a package beyond its dependencies (`constrains`,
-timestamps, build numbers, ...): `<content hash>.records.json` has all of it.
+conda-lock's format lacks some of a channel's metadata (`constrains`, timestamps, build numbers, ...). A
+second file, `<content hash>.records.json`, contains all metadata.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ from bisect_env.environments.lock import (
 from bisect_env.environments.yaml_text import read_yaml
 from bisect_env.errors import InfrastructureError
 from bisect_env.secrets import without_credentials, without_passwords
-from bisect_env.temporary import read_limited, replacing
+from bisect_env.temporary import read_limited, write_atomically
 
 # --------------------------------------------------------------------------------------------------
-# Locks as text: conda-lock's unified format, version 1, written and read. Pure.
+# Locks as text, in conda-lock's unified format, version 1. Pure.
 #
-# The text is a function of what the content hash covers, so that equal hashes are equal files, whichever
-# combination came first. It is written straight from our own data: conda-lock's models take a second to
-# import, in every worker; that its parser reads the result is held by tests.
+# The text depends only on values that the content hash covers, so equal hashes mean equal files. conda-lock's
+# own code is not used because importing it takes a second in every worker; tests verify that its parser reads
+# the result.
 
 _HEADER = "# Made by bisect-env from a matrix. The format is conda-lock's unified one, version 1.\n"
 _PYTHON = "bisect-env.python"
@@ -54,21 +54,20 @@ def make_lock(
     *,
     records: Mapping[str, str] | None = None,
 ) -> Lock:
-    """Build a lock from packages.
+    """Build a `Lock` from a list of packages.
 
     Args:
-        python: Version as the combination asks for it.
-        platform: conda's name of it.
-        packages: In any order.
-        exclude_newer: RFC 3339 date. It matters to a prefix only where something is built (what the build
-            requires is resolved then), so that it is dropped where everything is a wheel.
-        records: URL of a conda package to all that its channel says of it, as JSON.
+        python: Python version as the combination requests it.
+        platform: conda's name of the platform, such as `linux-64`.
+        packages: The packages, in any order.
+        exclude_newer: RFC 3339 date. Build requirements uploaded later are ignored. Dropped if the lock has
+            no source distribution, because nothing is built then.
+        records: Maps the URL of each conda package to its complete channel metadata, as JSON text.
 
     Raises:
-        LockFileError: The index, or another source of the package, gave it a name, version, hash or URL that
-            cannot be one.
+        LockFileError: A name, version, hash or URL of a package has an invalid format.
     """
-    # Locks are shared, committed and stored: no password gets into one, wherever the packages come from.
+    # Locks are shared, committed and stored, so passwords are removed from the URLs.
     public = (replace(package, url=without_credentials(package.url)) for package in packages)
     ordered = tuple(sorted(public, key=lambda p: (p.name, p.version, p.url)))
     if not any(package.is_source for package in ordered):
@@ -88,13 +87,13 @@ def make_lock(
 def content_hash(
     python: str, platform: str, packages: Iterable[LockedPackage], exclude_newer: str | None = None
 ) -> str:
-    """Return the hex sha256 of Python, platform, sorted URLs and hashes, and the date of source builds.
+    """Return the content hash of a lock (hex sha256).
 
     Args:
-        python: Version of the interpreter.
-        platform: conda's name of the platform.
-        packages: In any order.
-        exclude_newer: The date of the builds from source; None without any.
+        python: See `make_lock`.
+        platform: See `make_lock`.
+        packages: The packages, in any order. Their URLs and hashes are included.
+        exclude_newer: See `make_lock`; None if nothing is built.
     """
     facts: dict[str, Any] = {
         "python": python,
@@ -108,14 +107,14 @@ def content_hash(
 
 
 def parse_lock(text: str, *, name: str = "the lock") -> Lock:
-    """Read a lock from the text that `make_lock` wrote.
+    """Parse the text of a lock that `make_lock` created.
 
     Args:
-        text: The file's content.
-        name: What to call it in messages.
+        text: Content of the lock file.
+        name: Name of the lock in error messages.
 
     Raises:
-        LockFileError: It is no such lock, or its content does not match its hash.
+        LockFileError: The text is not a lock of bisect-env, or does not match its content hash.
     """
     remedy = "lock the matrix again; lock files are not edited by hand"
     try:
@@ -130,7 +129,9 @@ def parse_lock(text: str, *, name: str = "the lock") -> Lock:
         if bare := [package.name for package in packages if not package.sha256]:
             raise LockFileError(f"{name} is not a lock of ours: {bare[0]} has no sha256", remedy=_OTHER)
         stated = _text(metadata["content_hash"][platform])
-        lock = make_lock(_text(custom[_PYTHON]), _text(platform), packages, _date(custom))
+        date = custom.get(_EXCLUDE_NEWER)
+        exclude_newer = None if date is None else _text(date)
+        lock = make_lock(_text(custom[_PYTHON]), _text(platform), packages, exclude_newer)
     except KeyError as error:
         raise LockFileError(
             f"{name} is not a lock of ours: it lacks `{error.args[0]}`",
@@ -147,15 +148,17 @@ def parse_lock(text: str, *, name: str = "the lock") -> Lock:
 
 
 def packages_of(data: Mapping[str, Any], platform: str) -> list[LockedPackage]:
-    """Return the packages of a file in conda-lock's format, whoever wrote it. Pure.
+    """Return the packages for one platform from a file in conda-lock's format.
+
+    Any tool may have written the file. This function is pure.
 
     Args:
-        data: Its content.
-        platform: conda's name of the platform whose packages are meant.
+        data: Parsed content of the file.
+        platform: conda's name of the platform whose packages are returned.
 
     Raises:
-        KeyError: Something is missing; a hash may be.
-        TypeError: Something is no text.
+        KeyError: A required key is missing. (Hashes are optional.)
+        TypeError: A value is not a string.
     """
     return [
         LockedPackage(
@@ -174,13 +177,16 @@ def packages_of(data: Mapping[str, Any], platform: str) -> list[LockedPackage]:
 
 
 def _build_in(entry: Mapping[str, Any]) -> str:
-    """Return the build string of a conda package that only its address states."""
+    """Return the build string in the URL of a conda package; "" for other packages."""
     archive = conda_archive(_text(entry["url"])) if entry["manager"] == "conda" else None
     return archive[2] if archive else ""
 
 
 def conda_archive(url: str) -> tuple[str, str, str] | None:
-    """Return name, version and build of a conda package by its address; None if it is none. Pure."""
+    """Return the name, version and build string in a conda package's URL; None for other URLs.
+
+    This function is pure.
+    """
     file = url.rpartition("/")[2]
     stem = file.removesuffix(".conda").removesuffix(".tar.bz2")
     if stem == file or stem.count("-") < 2:
@@ -189,21 +195,16 @@ def conda_archive(url: str) -> tuple[str, str, str] | None:
     return name, version, build
 
 
-def _date(custom: Mapping[str, Any]) -> str | None:
-    date = custom.get(_EXCLUDE_NEWER)
-    return None if date is None else _text(date)
-
-
 def _text(value: object) -> str:
-    # Not `str`: aliases in YAML make lists that are endless once they are written.
+    # Not `str(value)`: with aliases, a short YAML file can describe a list whose text would be endless.
     if not isinstance(value, str):
         raise TypeError(f"{type(value).__name__} where a text should be")
     return value
 
 
 def _channels(packages: Iterable[LockedPackage]) -> list[str]:
-    # A package lies in <channel>/<subdir>/<file>. Their order of priority is not the lock's: what it names
-    # is chosen, and equal hashes have to mean equal texts.
+    # A package's URL is <channel>/<subdir>/<file>. The channels are sorted instead of ordered by priority:
+    # the packages are already chosen, and equal content hashes must mean equal texts.
     return sorted({package.url.rsplit("/", 2)[0] for package in packages if package.is_conda})
 
 
@@ -249,19 +250,19 @@ def _render(
 
 
 # --------------------------------------------------------------------------------------------------
-# Wheels as uv reads them: to install exactly these, or to prefer them. Pure.
+# Packages as a `pylock.toml`, for uv. Pure.
 
 
 def text(packages: Iterable[LockedPackage], index: str) -> str:
-    """Return the packages as a `pylock.toml` (PEP 751) with one file each.
+    """Return the text of a `pylock.toml` (PEP 751) with exactly one archive per package.
 
     Args:
         packages: Wheels and source distributions.
-        index: Address of the index that they are from, without credentials.
+        index: URL of the packages' index, without credentials.
     """
-    # JSON strings are TOML strings too. The index is not asked for anything: naming it makes uv
-    # keep archives as long as its settings for that index say, where it would fetch them for every prefix
-    # from hosts that send no cache headers.
+    # JSON strings are also TOML strings. uv does not contact the index here. But if the index is named, uv
+    # caches archives by its settings for that index; otherwise it would download them again for every prefix
+    # from servers that send no cache headers.
     lines = ['lock-version = "1.0"', 'created-by = "bisect-env"']
     for package in packages:
         archive = (
@@ -274,14 +275,18 @@ def text(packages: Iterable[LockedPackage], index: str) -> str:
 
 
 # --------------------------------------------------------------------------------------------------
-# A lock in the words of tools that everybody has: pip's requirements, conda's explicit list. Pure.
+# Locks as pip's requirements and as conda's explicit list. Pure.
 
 
 def requirements_text(packages: Sequence[LockedPackage]) -> str:
-    """Return the wheels of a lock with their hashes, for `pip install --no-deps` or `uv pip sync`."""
+    """Return the text of a requirements file with the PyPI packages of a lock.
+
+    It is meant for `pip install --no-deps` or `uv pip sync`. Hashes are included unless the lock has packages
+    that are built from commits.
+    """
     wheels = [package for package in packages if package.manager == "pip"]
     if any(wheel.is_commit for wheel in wheels):
-        # What is built has no hash, and beside one that has none pip takes no other.
+        # Packages built from commits have no hash, and pip requires hashes for all packages or for none.
         head = "# Exact versions and commits, for `pip install --no-deps` or `uv pip sync`."
         lines = [
             f"{wheel.name} @ {_as_pip_has_it(wheel.url)}"
@@ -295,20 +300,24 @@ def requirements_text(packages: Sequence[LockedPackage]) -> str:
 
 
 def _as_pip_has_it(url: str) -> str:
-    """Return the address of a commit without what only we read in it."""
+    """Return a commit's URL in pip's format, without the build settings that only this program reads."""
     address, _, fragment = url.partition("#")
     kept = [one for one in fragment.split("&") if one.startswith("subdirectory=")]
     return "#".join([address, *kept])
 
 
 def explicit_text(packages: Sequence[LockedPackage]) -> str:
-    """Return the conda packages of a lock, for `conda create --file`."""
+    """Return the conda packages of a lock as an explicit list, for `conda create --file`."""
     lines = [f"{p.url}#{p.md5}" if p.md5 else p.url for p in packages if p.is_conda]
     return "\n".join(["# For `conda create --file`.", "@EXPLICIT", *lines]) + "\n"
 
 
 def plain_lists(packages: Sequence[LockedPackage]) -> dict[str, str]:
-    """Return the lists that a lock needs, by the name that files with them mostly have."""
+    """Return the texts of package lists for conda and pip, as a map from file name to text.
+
+    The files are `explicit.txt` for conda packages and `requirements.txt` for PyPI packages. A list without
+    packages is left out.
+    """
     lists = {}
     if any(package.is_conda for package in packages):
         lists["explicit.txt"] = explicit_text(packages)
@@ -325,37 +334,36 @@ RECORDS = ".records.json"
 INDEX = "index.json"
 _VERSION = 1
 _MAX_BYTES = 64 << 20
-"""Of a lock file; one of a thousand conda packages takes two million."""
+"""Maximum size of a lock file. A lock with a thousand conda packages has 2 MB."""
 
 
 def write_locks(folder: Path, matrix: str, results: Mapping[str, LockResult]) -> Path:
-    """Write every lock of a matrix, then the index; each file appears whole or not at all.
+    """Write each lock of a matrix to a file, and write `index.json`, which maps combinations to locks.
 
-    Locks that no combination uses any longer are removed: what is there is what the matrix means now.
+    Each file is replaced atomically. Files of locks that no combination uses any more are removed.
 
     Args:
         folder: The `lockfiles` directory.
-        matrix: The matrix's name; one path component.
-        results: Combination key to its lock, or why it has none.
+        matrix: Name of the matrix, which becomes the name of a subdirectory.
+        results: Maps combination keys to locks, or to errors that say why there is none.
 
     Returns:
-        The matrix's directory.
+        The subdirectory of the matrix.
 
     Raises:
-        InfrastructureError: It cannot be written.
-        ValueError: The name is no path component.
+        InfrastructureError: A file cannot be written.
+        ValueError: The name of the matrix is not a valid directory name.
     """
     if matrix in ("", ".", "..") or "/" in matrix or "\0" in matrix:
         raise ValueError(f"{matrix!r} cannot be the name of a directory")
     target = folder / matrix
     locks = {result.content_hash: result for result in results.values() if isinstance(result, Lock)}
     try:
-        target.mkdir(parents=True, exist_ok=True)
         for content_hash, lock in locks.items():
-            _write(target / f"{content_hash}{SUFFIX}", lock.text)
+            write_atomically(target / f"{content_hash}{SUFFIX}", lock.text)
             if lock.records:
-                _write(target / f"{content_hash}{RECORDS}", records_text(lock))
-        _write(target / INDEX, index_text(results))
+                write_atomically(target / f"{content_hash}{RECORDS}", records_text(lock))
+        write_atomically(target / INDEX, index_text(results))
         for suffix in (SUFFIX, RECORDS):
             for path in target.glob(f"*{suffix}"):
                 if path.name.removesuffix(suffix) not in locks:
@@ -369,12 +377,19 @@ def write_locks(folder: Path, matrix: str, results: Mapping[str, LockResult]) ->
 
 
 def records_text(lock: Lock) -> str:
-    """Return the side file of a lock: the whole record of each conda package, in the lock's order. Pure."""
+    """Return the text of `<content hash>.records.json`: a list of the conda packages' metadata.
+
+    This function is pure.
+    """
     return "[\n" + ",\n".join(lock.records) + "\n]\n"
 
 
 def index_text(results: Mapping[str, LockResult]) -> str:
-    """Return the text of `index.json`: per combination its lock or the solver's message. Pure, sorted."""
+    """Return the text of `index.json`, which maps each combination of versions to its lock.
+
+    The file has one entry per combination, sorted, with the content hash of the lock or the solver's message.
+    This function is pure.
+    """
     combinations = []
     for key in sorted(results):
         result = results[key]
@@ -390,40 +405,30 @@ def index_text(results: Mapping[str, LockResult]) -> str:
     return json.dumps(data, indent=1, ensure_ascii=False) + "\n"
 
 
-def read_lock(source: Path | str) -> Lock:
-    """Read a lock from a file, or from its text.
-
-    Args:
-        source: A path, or the text itself.
+def read_lock(path: Path) -> Lock:
+    """Read a lock file.
 
     Raises:
-        LockFileError: It is missing, no lock of ours, or changed since it was written.
+        LockFileError: The file is missing, is not a lock of bisect-env, or does not match its content hash.
     """
-    if isinstance(source, str):
-        return parse_lock(source)
     try:
-        text = read_limited(source, _MAX_BYTES)
+        text = read_limited(path, _MAX_BYTES)
     except (OSError, ValueError) as error:
-        raise LockFileError(f"{source} cannot be read: {error}", remedy="lock the matrix again") from error
-    return parse_lock(text, name=str(source))
-
-
-def _write(path: Path, text: str) -> None:
-    with replacing(path) as beside:
-        beside.write_text(text, "utf-8")
+        raise LockFileError(f"{path} cannot be read: {error}", remedy="lock the matrix again") from error
+    return parse_lock(text, name=str(path))
 
 
 # --------------------------------------------------------------------------------------------------
-# Which locks with packages from files this user's own commands have solved.
+# A record of the locks with packages from local files that commands of this user have solved.
 #
-# An index, a channel or a repository that the user names may lie on a disk. A database may claim the same of
-# any file of this host, and what it claims would be installed and run.
+# Such locks are legitimate if the user names a local index, channel or repository. But an untrusted database
+# could contain a lock that names any file of this host, which would then be installed and run.
 
 
 def note_solved(lock: Lock) -> None:
-    """Record a lock that was solved on this host, if it contains packages from files."""
+    """Record that this host solved a lock, if the lock contains packages from local files."""
     if lock.local_addresses:
-        # Where this cannot be written, the lock is solved again when a database names it.
+        # If this fails, the lock is solved again when it is next read from a database.
         with contextlib.suppress(OSError):
             path = _solved(lock)
             path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -431,7 +436,10 @@ def note_solved(lock: Lock) -> None:
 
 
 def may_be_installed(lock: Lock) -> bool:
-    """Return whether a lock from a database may be installed: it names the web alone, or was solved here."""
+    """Return whether a stored lock may be installed on this host.
+
+    A lock with packages from local files may be installed only if this user solved the lock on this host.
+    """
     return not lock.local_addresses or _solved(lock).exists()
 
 

@@ -1,4 +1,4 @@
-"""Works something out once for each key, while others may work out something else."""
+"""Provides a thread-safe cache that computes each value only once."""
 
 from __future__ import annotations
 
@@ -12,7 +12,11 @@ Value = TypeVar("Value")
 
 
 class OncePerKey(Generic[Key, Value]):
-    """A cache of values by key; threads that need the same one at the same time wait for one computation."""
+    """A thread-safe cache of computed values.
+
+    If several threads ask for the same key at once, one computes the value and the others wait for it.
+    Values of different keys are computed in parallel.
+    """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -20,7 +24,10 @@ class OncePerKey(Generic[Key, Value]):
         self._known: dict[Key, Value] = {}
 
     def get(self, key: Key, work: Callable[[], Value]) -> Value:
-        """Return the value of a key, from `work` if it is not known; what `work` raises is not kept."""
+        """Return the cached value of a key, or call `work` to compute the value.
+
+        Exceptions are not cached.
+        """
         with self._lock:
             own = self._locks[key]
         with own:

@@ -1,15 +1,15 @@
-"""Builds prefixes: installed environments on this host, one for each lock, shared by its trials.
+"""Builds prefixes. A *prefix* is the directory in which a lock is installed; all trials of the lock share it.
 
-**What holds.** A directory `prefixes/<content hash>` is a prefix if its marker is in it. The marker is
-written last and goes first. Builders of one lock exclude each other by a file lock that the installer
-inherits and the kernel gives back when the last of them has ended: the next builder takes away what a killed
-one left. The installers check the hashes of archives; what they installed is made read-only, and one snapshot
-says whether it still is what they made. A prefix that has changed is built again.
+A directory `prefixes/<content hash>` is a complete prefix if it contains the marker file. The marker is
+written last and deleted first. A file lock ensures that only one process builds a prefix at a time. The
+installer inherits the lock, so the lock is free only when the builder and its installer have ended; the next
+builder then removes what a killed builder left behind. Installers verify the hashes of archives. After the
+installation the files are made read-only, and a snapshot (see `integrity`) is stored. A prefix that differs
+from its snapshot is rebuilt.
 """
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import functools
 import json
@@ -18,10 +18,10 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from bisect_env.containers.trial import Inside
 from bisect_env.environments import conda_process, integrity, lockfiles, progress, validation
+from bisect_env.environments.bundle import Bundle
 from bisect_env.environments.cache import (
     Lease,
     archives_lock,
@@ -31,10 +31,10 @@ from bisect_env.environments.cache import (
     lock_path,
     take_away,
 )
+from bisect_env.environments.commits import CommitBuilder
 from bisect_env.environments.integrity import MARKER
 from bisect_env.environments.interpreters import (
     Interpreter,
-    Interpreters,
     machine_interpreters,
     offline_environment,
     offline_interpreters,
@@ -42,112 +42,23 @@ from bisect_env.environments.interpreters import (
 from bisect_env.environments.lock import Lock, LockedPackage, UnbuildableError
 from bisect_env.environments.request import CommitSource
 from bisect_env.environments.settings import default_cache_dir, default_cache_limit, default_offline
-from bisect_env.environments.uv_tool import Finished, Uv, is_transient, plain_words
+from bisect_env.environments.uv_tool import Uv, is_transient, plain_words
 from bisect_env.errors import InfrastructureError
 from bisect_env.secrets import without_credentials
-from bisect_env.temporary import replacing
-
-if TYPE_CHECKING:
-    from bisect_env.environments.bundle import Bundle
-    from bisect_env.environments.commits import CommitBuilder
-
-# --------------------------------------------------------------------------------------------------
-# What uv does for a prefix: an empty environment, and wheels in it.
-
-
-def make_empty(uv: Uv, place: Path, interpreter: Interpreter, timeout: float) -> None:
-    """Make an environment without packages.
-
-    Args:
-        uv: Makes it.
-        place: Must not exist.
-        interpreter: Its Python.
-        timeout: Seconds.
-
-    Raises:
-        UnbuildableError: uv cannot.
-    """
-    args: list[str | Path] = ["venv", "--no-project", "--quiet", "-p", interpreter.path, place]
-    _run(uv, args, place.parent, timeout, builds=False)
-
-
-def install(
-    uv: Uv,
-    place: Path,
-    packages: Sequence[LockedPackage],
-    timeout: float,
-    *,
-    date: str | None = None,
-    step: str = "downloading",
-) -> None:
-    """Install packages without their dependencies.
-
-    Args:
-        uv: With the cache that their archives are kept in.
-        place: An environment.
-        packages: With the addresses that archives are taken from.
-        timeout: Seconds.
-        date: Newest upload that what a source distribution is built with may have; None for any.
-        step: What takes its time where archives are large.
-
-    Raises:
-        UnbuildableError: It cannot be done; `transient` tells whether that says anything about the lock.
-    """
-    if not packages:
-        return
-    builds = any(package.is_source for package in packages)
-    listing = place / "pylock.toml"
-    listing.write_text(lockfiles.text(packages, without_credentials(uv.index)), "utf-8")
-    args: list[str | Path] = ["pip", "install", "--preview-features", "pylock", "--no-deps"]
-    args += ["--link-mode", "hardlink", "-p", place / "bin" / "python", "-r", listing]
-    if not builds:
-        args.append("--no-build")
-    elif date is not None:
-        args += ["--exclude-newer", date]
-    archives = progress.Archives(step, {package.name: package.version for package in packages}, uv.cache_dir)
-    _run(uv, args, place, timeout, builds=builds, on_line=archives.take_line)
-    listing.unlink()
-    # uv's own, against others who install here at the same time: nobody ever does.
-    (place / ".lock").unlink(missing_ok=True)
-
-
-def _run(
-    uv: Uv,
-    args: list[str | Path],
-    cwd: Path,
-    timeout: float,
-    *,
-    builds: bool,
-    on_line: Callable[[str], None] | None = None,
-) -> None:
-    # A build may leave a server behind, which would hold the lock for ever: uv then ends with this process.
-    finished = uv.run(args, cwd=cwd, timeout=timeout, builds=builds, on_line=on_line, watched=builds)
-    if finished.returncode != 0 or finished.timed_out:
-        raise _failure(finished, timeout, builds=builds)
-
-
-def _failure(finished: Finished, timeout: float, *, builds: bool) -> UnbuildableError:
-    words = plain_words(finished.stderr)
-    if finished.timed_out:
-        # A download that stalls says nothing about the environment; a build that never ends does.
-        return UnbuildableError(f"not finished in {timeout:.0f} s: {words}", transient=not builds)
-    if finished.returncode < 0:
-        return UnbuildableError(f"uv was killed by signal {-finished.returncode}: {words}", transient=True)
-    return UnbuildableError(words or f"uv ended with {finished.returncode}", transient=is_transient(words))
-
+from bisect_env.temporary import write_atomically
 
 # --------------------------------------------------------------------------------------------------
 # Prefixes: installed environments on this host, one directory for each lock, shared by every trial.
 
 
-_FORMAT = 4  # raise it when prefixes are made differently: older ones are then built anew
+_FORMAT = 4  # increase it when prefixes are built differently; older ones are then rebuilt
 
 
 class NoPrefixError(Exception):
-    """An error raised when a prefix is not on this host and must not be built.
+    """The error raised if a prefix does not exist and the caller forbids building it.
 
     Args:
-        place: Where it would be.
+        place: Directory that the prefix would have.
     """
 
     def __init__(self, place: Path) -> None:
@@ -162,10 +73,11 @@ class Prefix:
     Attributes:
         path: Its directory.
         python: The executable to run; never a shell script.
-        build_seconds: What building it took now; 0.0 when it was there.
-        notes: What a user should know of how it was made.
-        lease: Keeps it from eviction.
-        inside: The container image that its trials run in, if they do.
+        build_seconds: Duration of the build in seconds; 0.0 if the prefix existed already.
+        notes: Messages for the user about the build, such as warnings about its packages.
+        lease: Lock that protects the prefix from removal; None for the Python of an image.
+        inside: The container image in which trials run; None if they run on the host.
+        state: The snapshot (see `integrity.snapshot`) taken after the build; "" for the Python of an image.
     """
 
     path: Path
@@ -174,9 +86,10 @@ class Prefix:
     notes: tuple[str, ...] = ()
     lease: Lease | None = field(default=None, compare=False, repr=False)
     inside: Inside | None = None
+    state: str = ""
 
     def release(self) -> None:
-        """End the use of the prefix; from then on it may be evicted."""
+        """End the use of the prefix, so that other processes may remove it."""
         if self.lease is not None:
             self.lease.release()
 
@@ -187,42 +100,38 @@ def ensure_prefix(
     cache_dir: Path | None = None,
     allow_source: bool | frozenset[str] = False,
     timeout: float = 1800.0,
-    interpreters: Interpreters | None = None,
     cache_limit: int | None = None,
     offline: Path | None = None,
     existing: bool = False,
 ) -> Prefix:
-    """Return the prefix of a lock, built if need be; safe from any number of processes at once.
+    """Return the prefix of a lock, and build it if necessary. Safe to call from several processes at once.
 
-    It is leased to the caller, who releases it after use. What it holds is compared with what it held when
-    it was made, once in the life of this process: a prefix that was written to is made anew.
+    An existing prefix is checked for changed files once per process, and rebuilt if it has changed. The
+    caller must call `release` on the returned prefix after use.
 
     Args:
-        lock: Its packages say everything; nothing is solved here.
-        cache_dir: Our cache directory, `default_cache_dir()` if None.
-        allow_source: Whether source distributions in the lock may be built.
-        timeout: Seconds for one build.
-        interpreters: Where Pythons are looked for.
-        cache_limit: Bytes that the cache may take: after a build, what was used least recently and is not
-            in use goes. None is `default_cache_limit()`.
-        offline: What `bisect-env env fetch` wrote: archives come from there alone. None is
-            `BISECT_ENV_OFFLINE`, if that is set, and else the places that the lock names.
-        existing: Build it only in place of one that has changed.
+        lock: The packages to install.
+        cache_dir: The cache directory of bisect-env; `default_cache_dir()` if None.
+        allow_source: Whether source distributions may be built: True, False, or only the named packages.
+        timeout: Time limit for a build, in seconds.
+        cache_limit: Maximum size of the cache in bytes; `default_cache_limit()` if None. After a build, the
+            least recently used content is removed until the cache is small enough.
+        offline: Directory written by `bisect-env env fetch`, from which all archives are taken. If None, use
+            the variable `BISECT_ENV_OFFLINE`; if that is not set, download from the URLs in the lock.
+        existing: If True, do not build a missing prefix; only rebuild one that has changed.
 
     Raises:
-        NoPrefixError: There is none, and `existing` is set.
-        UnbuildableError: It cannot be built; `transient` tells whether that says anything about it.
-        InterpreterNotFoundError: Its Python is not to be had on this host.
+        NoPrefixError: The prefix is missing and `existing` is True.
+        UnbuildableError: The prefix cannot be built; `transient` is True if a retry may succeed.
+        InterpreterNotFoundError: The required Python is neither installed nor downloadable.
         InfrastructureError: The cache cannot be used.
     """
     cache = (cache_dir or default_cache_dir()).absolute()
     offline = offline or default_offline()
-    if interpreters is None:
-        interpreters = machine_interpreters() if offline is None else offline_interpreters(offline)
-    builder = _Builder(lock, cache, allow_source, timeout, interpreters, offline)
+    builder = _Builder(lock, cache, allow_source, timeout, offline)
     lease: Lease | None = None
     try:
-        lease = hold(builder.folder, lock.content_hash)
+        lease = hold(builder.final)
         prefix = builder.existing()
         if prefix is None:
             prefix = builder.build(only_changed=existing)
@@ -248,7 +157,6 @@ class _Builder:
         cache: Path,
         allow_source: bool | frozenset[str],
         timeout: float,
-        interpreters: Interpreters,
         offline: Path | None,
     ) -> None:
         self.lock = lock
@@ -258,7 +166,6 @@ class _Builder:
         self.cache = cache
         self.allow_source = allow_source
         self.timeout = timeout
-        self.interpreters = interpreters
         self.folder = cache / "prefixes"
         self.final = self.folder / lock.content_hash
         self.notes: list[str] = []
@@ -270,20 +177,20 @@ class _Builder:
         try:
             marker = json.loads((self.final / MARKER).read_text("utf-8"))
         except (OSError, ValueError):
-            return None
-        # The link dangles when the interpreter was uninstalled or upgraded since.
+            return None  # there is no prefix, or an unfinished one; it is built
+        # If the interpreter was uninstalled or upgraded, `bin/python` is a dangling link.
         if marker.get("format") != _FORMAT or not self._may_start(python):
             return None
         if not integrity.first_look(self.final):
             self._has_changed = True
             return None
-        return Prefix(self.final, python)
+        return Prefix(self.final, python, state=str(marker.get("snapshot", "")))
 
     def _may_start(self, python: Path) -> bool:
-        """Return whether the interpreter is there and may be executed.
+        """Return whether the prefix's interpreter exists and is executable.
 
         Raises:
-            InfrastructureError: Not by this user, who cannot make another environment in its place either.
+            InfrastructureError: This user may not execute it and has no permission to rebuild the prefix.
         """
         if os.access(python, os.X_OK):
             return True
@@ -303,11 +210,16 @@ class _Builder:
             raise NoPrefixError(self.final)
         self._refuse_sources()
         started = time.monotonic()
-        # conda packages bring their own.
-        interpreter = None if self.lock.is_conda else self.interpreters.find(self.lock.python)
+        # A conda environment contains its own Python.
+        interpreters = offline_interpreters(self.offline) if self.offline else machine_interpreters()
+        interpreter = None if self.lock.is_conda else interpreters.find(self.lock.python)
         self.folder.mkdir(parents=True, exist_ok=True)
         self._fetch_commits(interpreter)
-        with self._alone() as self._held:
+        # Twice the limit: the holder of the lock has one build to finish and cleaning up to do.
+        patience, lock = 2 * self.timeout, lock_path(self.final)
+        why = f"another process has been building this prefix for {patience:.0f} s"
+        # The installer inherits the lock, which thus stays held until the installer has ended, too.
+        with lock_or_fail(lock, why, timeout=patience) as self._held:
             # Another process may have built it while we waited.
             if (prefix := self.existing()) is not None:
                 return prefix
@@ -320,42 +232,33 @@ class _Builder:
                 self._fill(interpreter)
                 warnings = validation.prefix_warnings(self.lock, self.final)
                 self.notes += [f"{self.lock.content_hash[:12]}: {text}" for text in warnings]
-                self._mark(interpreter, begun)
+                state = self._mark(interpreter, begun)
             except BaseException:
                 take_away(self.cache, self.final)
                 raise
-        # What was spent on a wheel is the price of such an environment, whenever it was built.
+        # Include the time for building wheels from commits, even if they were built earlier.
         seconds = max(time.monotonic() - started, self.spent)
         python = self.final / "bin" / "python"
-        return Prefix(self.final, python, seconds, tuple(self.notes))
-
-    def _alone(self) -> contextlib.AbstractContextManager[int]:
-        """Keep others from building this environment, until the installer has ended as well."""
-        # Twice the limit: its holder has one build to finish and cleaning up to do.
-        patience = 2 * self.timeout
-        why = f"another process has been building this prefix for {patience:.0f} s"
-        return lock_or_fail(lock_path(self.folder, self.lock.content_hash), why, timeout=patience)
+        return Prefix(self.final, python, seconds, tuple(self.notes), state=state)
 
     def _fetch_commits(self, interpreter: Interpreter | None) -> None:
-        """Fetch the commits that wheels are built from, while others may use the prefix."""
+        """Download the commits from which packages are built.
+
+        This happens before the environment is locked, so that other processes need not wait.
+        """
         if self.lock.has_commits:
             if interpreter is None:
                 raise UnbuildableError("commits are not built for conda's Python", transient=False)
             for package in self.lock.packages:
                 if package.is_commit:
-                    self._commits().fetch(CommitSource.of(package, self.lock.limits), interpreter)
-
-    def _commits(self) -> CommitBuilder:
-        # Here, as what reads a fetched directory is below: most environments need none of it.
-        from bisect_env.environments.commits import CommitBuilder
-
-        return CommitBuilder(self.cache, self._uv_tool())
+                    commits = CommitBuilder(self.cache, self._uv_tool())
+                    commits.fetch(CommitSource.of(package, self.lock.limits), interpreter)
 
     def _build_commits(self, interpreter: Interpreter | None) -> None:
-        """Put the wheels that are built from commits in the place of those."""
+        """Build the packages that come from commits, and replace each by its built wheel."""
         if interpreter is None or not self.lock.has_commits:
             return
-        commits = self._commits()
+        commits = CommitBuilder(self.cache, self._uv_tool())
         packages = []
         for package in self.lock.packages:
             if package.is_commit:
@@ -366,12 +269,13 @@ class _Builder:
         self.packages = tuple(packages)
 
     def _fill(self, interpreter: Interpreter | None) -> None:
-        """Run the installers on the prefix; repeat once if an archive that they used has changed."""
+        """Install all packages in the prefix.
+
+        If an unpacked archive in the cache has changed since its first use, remove it and repeat once.
+        """
         for _attempt in range(2):
             lock = archives_lock(self.cache)
             with lock_or_fail(lock, "the cache is being emptied", timeout=self.timeout, exclusive=False):
-                if interpreter is None:
-                    conda_process.wait_for_orphan(self.final)
                 take_away(self.cache, self.final)
                 self._install_all(interpreter)
                 progress.tell(progress.BuildStep("checking"))
@@ -399,18 +303,79 @@ class _Builder:
                 )
 
     def _install_all(self, interpreter: Interpreter | None) -> None:
+        """Install the conda packages or create an empty virtual environment, then install the wheels."""
         if interpreter is not None:
-            make_empty(self._uv_tool(), self.final, interpreter, self.timeout)
+            self._run_uv(["venv", "--no-project", "--quiet", "-p", interpreter.path, self.final], self.folder)
         else:
-            archives = self._conda_archives()
-            conda_process.fill(self.final, self.lock, self.cache, self.timeout, archives=archives)
-        self._install(self.final)
+            conda, bundle = [package for package in self.lock.packages if package.is_conda], self._bundle
+            archives = {package.url: bundle.path(package) for package in conda} if bundle else {}
+            conda_process.fill(
+                self.final, self.lock, self.cache, self.timeout, archives=archives, holding=self._held
+            )
+        wheels = self._wheels()
+        if not wheels:
+            return
+        try:
+            self._install_wheels(wheels)
+        except UnbuildableError as error:
+            changed = self._bundle.changed(wheels) if self._bundle else []
+            if not changed:
+                raise
+            text = f"{', '.join(changed)} in {self.offline} is not what was fetched"
+            raise UnbuildableError(text, transient=True) from error
 
-    def _mark(self, interpreter: Interpreter | None, begun: float) -> None:
-        """Make the prefix read-only, and write last the marker that makes it valid, with its digest."""
+    def _install_wheels(self, packages: Sequence[LockedPackage]) -> None:
+        """Install exactly the given packages with uv, without their dependencies."""
+        builds = any(package.is_source for package in packages)
+        listing = self.final / "pylock.toml"
+        listing.write_text(lockfiles.text(packages, without_credentials(self._uv_tool().index)), "utf-8")
+        args: list[str | Path] = ["pip", "install", "--preview-features", "pylock", "--no-deps"]
+        args += ["--link-mode", "hardlink", "-p", self.final / "bin" / "python", "-r", listing]
+        if not builds:
+            args.append("--no-build")
+        elif self.lock.exclude_newer is not None:
+            args += ["--exclude-newer", self.lock.exclude_newer]
+        step = "downloading" if self.offline is None else "unpacking"
+        archives = progress.Archives(step, {p.name: p.version for p in packages}, self.cache)
+        self._run_uv(args, self.final, builds=builds, on_line=archives.take_line)
+        listing.unlink()
+        # uv's lock file against concurrent installations, which never happen here.
+        (self.final / ".lock").unlink(missing_ok=True)
+
+    def _run_uv(
+        self,
+        args: Sequence[str | Path],
+        cwd: Path,
+        *,
+        builds: bool = False,
+        on_line: Callable[[str], None] | None = None,
+    ) -> None:
+        """Run uv, and raise an `UnbuildableError` if it fails."""
+        # A build may start a server process that would keep the inherited lock forever. `watched` makes uv
+        # and its children end with this process.
+        finished = self._uv_tool().run(
+            args, cwd=cwd, timeout=self.timeout, builds=builds, on_line=on_line, watched=builds
+        )
+        words = plain_words(finished.stderr)
+        if finished.timed_out:
+            # A stalled download may succeed next time; a build that takes too long will not.
+            text = f"not finished in {self.timeout:.0f} s: {words}"
+            raise UnbuildableError(text, transient=not builds)
+        if finished.returncode < 0:
+            text = f"uv was killed by signal {-finished.returncode}: {words}"
+            raise UnbuildableError(text, transient=True)
+        if finished.returncode != 0:
+            text = words or f"uv ended with {finished.returncode}"
+            raise UnbuildableError(text, transient=is_transient(words))
+
+    def _mark(self, interpreter: Interpreter | None, begun: float) -> str:
+        """Make the prefix read-only, write the marker file, and return the snapshot of the prefix.
+
+        A directory without the marker file is not a valid prefix.
+        """
         lock = self.final / "conda-lock.yml"
         lock.write_text(self.lock.text, "utf-8")
-        state = integrity.snapshot(self.final, ignore=(MARKER,), protect=True)
+        state = integrity.snapshot(self.final, protect=True)
         marker = {
             "format": _FORMAT,
             "content_hash": self.lock.content_hash,
@@ -420,39 +385,20 @@ class _Builder:
             "seconds": round(time.monotonic() - begun, 3),
             "snapshot": state,
         }
-        with replacing(self.final / MARKER) as beside:
-            beside.write_text(json.dumps(marker, indent=1) + "\n", "utf-8")
+        write_atomically(self.final / MARKER, json.dumps(marker, indent=1) + "\n")
         integrity.note_unchanged(self.final, state)
+        return state
 
     @functools.cached_property
     def _bundle(self) -> Bundle | None:
-        from bisect_env.environments.bundle import Bundle
-
         return None if self.offline is None else Bundle(self.offline)
 
-    def _conda_archives(self) -> dict[str, Path]:
-        bundle = self._bundle
-        return {p.url: bundle.path(p) for p in self.lock.packages if p.is_conda} if bundle else {}
-
     def _wheels(self) -> tuple[LockedPackage, ...]:
-        """Return the packages that are not conda's, with the addresses of their archives."""
+        """Return the packages that uv installs, with the URLs of their archives."""
         packages = tuple(package for package in self.packages if not package.is_conda)
         bundle = self._bundle
         return tuple(bundle.here(p, self.lock.python) for p in packages) if bundle else packages
 
     def _uv_tool(self) -> Uv:
-        if self.offline is None:
-            return Uv(self.cache, holding=self._held)
-        return Uv(self.cache, environ=offline_environment(self.offline), holding=self._held)
-
-    def _install(self, place: Path) -> None:
-        step = "downloading" if self.offline is None else "unpacking"
-        wheels = self._wheels()
-        try:
-            install(self._uv_tool(), place, wheels, self.timeout, date=self.lock.exclude_newer, step=step)
-        except UnbuildableError as error:
-            changed = self._bundle.changed(wheels) if self._bundle else []
-            if not changed:
-                raise
-            text = f"{', '.join(changed)} in {self.offline} is not what was fetched"
-            raise UnbuildableError(text, transient=True) from error
+        environ = None if self.offline is None else offline_environment(self.offline)
+        return Uv(self.cache, environ=environ, holding=self._held)

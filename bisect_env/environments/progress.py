@@ -1,4 +1,4 @@
-"""Reports the progress of locking and building to the caller that asked for the environment."""
+"""Reports the progress of building an environment, such as downloaded bytes, to a listener function."""
 
 from __future__ import annotations
 
@@ -14,23 +14,23 @@ from pathlib import Path
 from bisect_env.environments.lock import UnbuildableError
 
 EVERY = 0.5
-"""Seconds between two tellings of the same step."""
+"""Minimum time, in seconds, between two reports of the same step."""
 _DOWNLOADING = re.compile(r"^\s*Downloading (?P<name>\S+) \((?P<size>[\d.]+)(?P<unit>[KMGT]?i?B)\)")
 _DOWNLOADED = re.compile(r"^\s*Downloaded (?P<name>\S+)")
 UNPACKED = 2.0
-"""Bytes of an unpacked archive for each of its own: what wheels with CUDA libraries come to."""
+"""Assumed ratio of the unpacked size of an archive to its size; typical of wheels with CUDA libraries."""
 _UNITS = {"B": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40}
 
 
 @dataclass(frozen=True, slots=True)
 class BuildStep:
-    """A step in the making of an environment.
+    """The current step of building an environment, with its progress.
 
     Attributes:
         what: `downloading`, `unpacking` or `checking`.
-        package: Name and version of the package at work, "" where it is all of them.
-        done: Bytes of archives that are dealt with, of those that are large enough to be told.
-        total: Of these archives together; 0 where that is not known.
+        package: Name and version of the package in progress; "" if the step concerns all packages.
+        done: Bytes of the archives that are finished. Only archives that uv reports (large ones) count.
+        total: Bytes of all these archives; 0 if unknown.
     """
 
     what: str
@@ -45,7 +45,7 @@ _listener: ContextVar[Listener | None] = ContextVar("_listener", default=None)
 
 @contextlib.contextmanager
 def told_to(listener: Listener | None) -> Iterator[None]:
-    """Send the progress of environments that are made inside the block to a listener."""
+    """Send the progress of builds inside the `with` block to the function `listener`."""
     token = _listener.set(listener)
     try:
         yield
@@ -54,18 +54,18 @@ def told_to(listener: Listener | None) -> Iterator[None]:
 
 
 def tell(step: BuildStep) -> None:
-    """Report the current step to the listener, if there is one."""
+    """Pass a step to the current listener, if there is one."""
     if (listener := _listener.get()) is not None:
         listener(step)
 
 
 class Archives:
-    """A parser of uv's output that finds which archives uv is downloading.
+    """A parser of uv's output that reports which archives uv is downloading.
 
     Args:
-        what: The name of the step: archives come from a network, or are here already.
-        versions: Of packages, by name.
-        folder: Where they are unpacked.
+        what: Name of the step to report, `downloading` or `unpacking`.
+        versions: Maps package names to versions, for reports.
+        folder: Directory in which archives are unpacked. Its free space is checked.
     """
 
     def __init__(self, what: str, versions: dict[str, str], folder: Path) -> None:
@@ -76,10 +76,10 @@ class Archives:
         self._waiting: list[str] = []
 
     def take_line(self, line: str) -> None:
-        """Process a line that uv has written.
+        """Process one line of uv's output, and report progress if the line is about a download.
 
         Raises:
-            UnbuildableError: There is no room for what it has begun to fetch.
+            UnbuildableError: The disk has too little space for the archives that uv is downloading.
         """
         if begun := _DOWNLOADING.match(line):
             size = float(begun["size"]) * _UNITS.get(begun["unit"], 1)
@@ -92,7 +92,7 @@ class Archives:
         total = sum(self._sizes.values())
         done = total - sum(self._sizes[name] for name in self._waiting)
         self._check_room(total - done)
-        # The largest is what everybody waits for.
+        # Name the largest unfinished archive, since it takes the most time.
         name = max(self._waiting, key=lambda name: self._sizes[name], default="")
         shown = f"{name} {self._versions.get(name, '')}".strip()
         tell(BuildStep(self._what, shown, done, total))
@@ -111,12 +111,12 @@ class Archives:
 
 
 def shown_bytes(count: int) -> str:
-    """Return an amount as people read it."""
+    """Return a number of bytes with a unit, such as `15 MB` or `1.5 GB`."""
     return f"{count / 1e9:.1f} GB" if count >= 1e9 else f"{count / 1e6:.0f} MB"
 
 
 class Seldom:
-    """A listener that forwards new steps at once, and repeated ones twice a second."""
+    """A listener that forwards new steps at once and repeated steps at most twice a second."""
 
     def __init__(self, listener: Listener, clock: Callable[[], float] = time.monotonic) -> None:
         self._listener = listener
@@ -125,7 +125,7 @@ class Seldom:
         self._at = float("-inf")
 
     def __call__(self, step: BuildStep) -> None:
-        """Receive a step."""
+        """Pass `step` to the listener, unless the same step was passed less than half a second ago."""
         now = self._clock()
         if (step.what, step.package) != self._last or now >= self._at + EVERY:
             self._last, self._at = (step.what, step.package), now

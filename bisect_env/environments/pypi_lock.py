@@ -1,4 +1,4 @@
-"""Locks PyPI environments: uv solves, and one file is chosen for each package."""
+"""Solves the PyPI packages of an environment with uv, and chooses one archive for each package."""
 
 from __future__ import annotations
 
@@ -7,69 +7,81 @@ import json
 import re
 import tomllib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import Any
-from urllib.parse import unquote, urlsplit
 
 from packaging.utils import canonicalize_name
 from packaging.version import Version
 
 from bisect_env.environments import lockfiles
 from bisect_env.environments.commits import CommitBuilder
-from bisect_env.environments.download import download, sha256_of
+from bisect_env.environments.conda_lock import python_of
+from bisect_env.environments.download import download, file_name, sha256_of
 from bisect_env.environments.index import advice, day_of
-from bisect_env.environments.interpreters import Interpreter, Interpreters, machine_interpreters
+from bisect_env.environments.interpreters import Interpreter, machine_interpreters
 from bisect_env.environments.lock import LockedPackage, UnbuildableError, UnsolvableError
 from bisect_env.environments.request import EnvironmentRequest
 from bisect_env.environments.uv_tool import CACHE_CONTROL, Finished, Uv, is_transient, plain_words
+from bisect_env.environments.validation import provided_to_pypi
 from bisect_env.environments.wheels import choose_wheel, tag_ranks
 from bisect_env.errors import IndexUnavailableError, InfrastructureError
 from bisect_env.secrets import without_credentials
 from bisect_env.temporary import temporary
 
 _WANTS_NETWORK = "network was disabled"
-"""What uv says where it would have to download and may not."""
+"""Part of uv's error message if it needs the network but was run with `--offline`."""
 _UNDATED = re.compile(r"`([^`]+)` is missing an upload date")
 _UNKNOWN = re.compile(r"\b(\S+) was not found in the package registry")
 
 
 class PypiSolver:
-    """A solver of packages from a PyPI-like index.
+    """A solver for the PyPI packages of environment requests.
 
     Args:
-        cache_dir: Our cache directory.
-        interpreters: Where Pythons are looked for.
-        timeout: Seconds for one solution, builds for metadata included.
+        cache_dir: The cache directory of bisect-env.
+        timeout: Time limit in seconds for solving one request, including builds that are needed for metadata.
     """
 
-    def __init__(
-        self, cache_dir: Path, *, interpreters: Interpreters | None = None, timeout: float = 900.0
-    ) -> None:
+    def __init__(self, cache_dir: Path, timeout: float) -> None:
         self._cache_dir = cache_dir
-        self._interpreters = interpreters or machine_interpreters()
         self._timeout = timeout
 
-    def solve(self, request: EnvironmentRequest, prefer: Sequence[LockedPackage] = ()) -> list[LockedPackage]:
-        """Solve a request for an interpreter of this machine.
+    def solve(
+        self,
+        request: EnvironmentRequest,
+        prefer: Sequence[LockedPackage] = (),
+        conda: Sequence[LockedPackage] = (),
+    ) -> list[LockedPackage]:
+        """Choose the PyPI packages that satisfy a request.
 
         Args:
-            request: Without conda packages.
-            prefer: Packages that are taken again where nothing speaks against it.
+            request: The request; its conda part is ignored.
+            prefer: Packages of a neighbouring lock, which are reused where possible.
+            conda: The solved conda packages, including Python, to which the PyPI packages are added. The PyPI
+                packages that these provide keep their versions. If empty, use an interpreter of this machine.
 
         Raises:
-            UnsolvableError: Nothing satisfies the request.
-            InterpreterNotFoundError: Its Python is not to be had.
-            IndexUnavailableError: The index fails.
-            InfrastructureError: uv cannot work here.
+            UnsolvableError: No set of PyPI packages satisfies the request, together with the conda packages.
+            InterpreterNotFoundError: The requested Python is neither installed nor downloadable.
+            IndexUnavailableError: The package index fails.
+            InfrastructureError: uv fails.
         """
-        interpreter = self._interpreters.find(request.python)
-        uv = self._uv(request)
-        python: list[str | Path] = ["-p", interpreter.path]
+        python: list[str | Path]
+        if conda:
+            version = python_of(conda)
+            # The interpreter that the environment will have, for its wheel tags; it is not installed yet.
+            interpreter = Interpreter(Path("/nowhere/python"), version)
+            # uv needs an interpreter to run. Use another one, if possible of the same minor version.
+            python = ["-p", self._stand_in(interpreter).path, "--python-version", version]
+        else:
+            interpreter = machine_interpreters().find(request.python)
+            python = ["-p", interpreter.path]
+        uv, provided = self._uv(request), provided_to_pypi(conda)
         with temporary("commits") as folder:
             built = self._stand_ins(request, interpreter, uv, folder)
-            packages = self._lock_with_uv(request, interpreter, uv, python, prefer, built=built)
+            packages = self._lock_with_uv(request, interpreter, uv, python, prefer, provided, built)
         _check_pins(request, packages)
-        return packages
+        return [package for package in packages if package.name not in provided]
 
     def _uv(self, request: EnvironmentRequest) -> Uv:
         return Uv(self._cache_dir, request.index, indexes=request.indexes, find_links=request.find_links)
@@ -77,7 +89,11 @@ class PypiSolver:
     def _stand_ins(
         self, request: EnvironmentRequest, interpreter: Interpreter, uv: Uv, folder: Path
     ) -> dict[str, tuple[str, LockedPackage]]:
-        """For each package that is built from a commit what the solver is told of it, and what is locked."""
+        """Prepare the packages that are built from commits for the solver.
+
+        Return a map from package name to the requirement with the path of the metadata, and the package for
+        the lock.
+        """
         found = {}
         for number, source in enumerate(request.commits):
             own = folder / str(number)
@@ -93,38 +109,15 @@ class PypiSolver:
             found[source.name] = (f"{source.package} @ {place.as_uri()}", source.locked(version))
         return found
 
-    def solve_upon(
-        self,
-        request: EnvironmentRequest,
-        conda: Sequence[LockedPackage],
-        provided: Mapping[str, str],
-        prefer: Sequence[LockedPackage] = (),
-    ) -> list[LockedPackage]:
-        """Solve the wheels that go on top of conda packages.
-
-        Args:
-            request: Its PyPI part counts.
-            conda: The environment so far; its Python is the interpreter.
-            provided: What it has of PyPI's packages, name to version: they are taken for granted.
-            prefer: Packages that are taken again where nothing speaks against it.
-
-        Raises:
-            UnsolvableError: Nothing satisfies the request beside these packages.
-        """
-        version = next(package.version for package in conda if package.name == "python")
-        interpreter = _of_conda(version)
-        uv = self._uv(request)
-        # The interpreter is not there yet. uv needs some other one to run on, best one of the same kind.
-        stand_in = self._stand_in(interpreter)
-        python: list[str | Path] = ["-p", stand_in.path, "--python-version", version]
-        packages = self._lock_with_uv(request, interpreter, uv, python, prefer, provided)
-        own = [package for package in packages if package.name not in provided]
-        _check_pins(request, packages)
-        return own
-
-    def _stand_in(self, interpreter: Interpreter) -> Interpreter:
-        same = [i for i in self._interpreters.installed() if i.release[:2] == interpreter.release[:2]]
-        return max(same, key=lambda i: i.release) if same else self._newest_for_uv()
+    @staticmethod
+    def _stand_in(interpreter: Interpreter) -> Interpreter:
+        able = machine_interpreters().installed()
+        if not able:
+            raise InfrastructureError(
+                "uv finds no Python that it can run", remedy="install Python 3.11 or newer"
+            )
+        same = [i for i in able if i.release[:2] == interpreter.release[:2]]
+        return max(same or able, key=lambda i: i.release)
 
     def _lock_with_uv(
         self,
@@ -133,19 +126,15 @@ class PypiSolver:
         uv: Uv,
         python: Sequence[str | Path],
         prefer: Sequence[LockedPackage],
-        provided: Mapping[str, str] | None = None,
-        *,
-        built: Mapping[str, tuple[str, LockedPackage]] | None = None,
+        provided: Mapping[str, str],
+        built: Mapping[str, tuple[str, LockedPackage]],
     ) -> list[LockedPackage]:
         ranks = tag_ranks(interpreter)
-        built = built or {}
         direct = [text for text, _ in built.values()]
         prefer = [package for package in prefer if package.name not in built]
         wheels_only: set[str] = set()
         while True:
-            entries = self._solve(
-                request, uv, python, request.allow_source, wheels_only, prefer, provided or {}, direct
-            )
+            entries = self._solve(request, uv, python, wheels_only, prefer, provided, direct)
             packages: list[LockedPackage] = []
             refused: set[str] = set()
             for entry in entries:
@@ -168,44 +157,35 @@ class PypiSolver:
                 packages.append(_locked(entry, chosen))
             if not refused:
                 return packages
-            # uv has no list of packages that may be built, only of those that may not. They become known as
-            # the solver takes them, and each round names at least one more, so that this ends.
+            # uv can only be told which packages must not be built. Solve again with those that the last
+            # solution would have to build. Each round adds at least one package, so the loop ends.
             wheels_only |= refused
-
-    def _newest_for_uv(self) -> Interpreter:
-        able = self._interpreters.installed()
-        if not able:
-            raise InfrastructureError(
-                "uv finds no Python that it can run", remedy="install Python 3.11 or newer"
-            )
-        return max(able, key=lambda i: i.release)
 
     def _solve(
         self,
         request: EnvironmentRequest,
         uv: Uv,
         python: Sequence[str | Path],
-        allow_source: bool | frozenset[str],
         wheels_only: set[str],
         prefer: Sequence[LockedPackage],
         provided: Mapping[str, str],
         direct: Sequence[str],
     ) -> list[Mapping[str, Any]]:
-        # An empty folder of its own: uv takes settings from a project that it is started in.
+        # Use an empty directory, because uv reads the settings of a project in its working directory.
         with temporary("lock") as cwd:
             (cwd / "requirements.in").write_text("\n".join((*request.requirements, *direct, "")), "utf-8")
             args: list[str | Path] = ["pip", "compile", "requirements.in", *python]
             if request.sources:
-                # Where uv reads which index a package comes from.
+                # uv reads from this file which index a package must come from.
                 (cwd / "pyproject.toml").write_text(_sources(request), "utf-8")
                 args.append("pyproject.toml")
             elif direct:
-                # What a commit says of where its requirements are from holds for its developers.
+                # Ignore `tool.uv.sources` in the pyproject.toml of commits, which is meant for developers.
                 args.append("--no-sources")
             args += ["--format", "pylock.toml", "--no-header", "--no-annotate"]
             wheels = [package for package in prefer if not package.is_conda]
             if wheels:
-                # What stands in the file that uv is to write, it takes again if it may.
+                # If the output file exists, uv prefers the versions in it.
                 known = lockfiles.text(wheels, without_credentials(uv.index))
                 (cwd / "pylock.toml").write_text(known, "utf-8")
                 args += ["-o", "pylock.toml"]
@@ -213,7 +193,7 @@ class PypiSolver:
                 lines = [f"{name}=={version}" for name, version in sorted(provided.items())]
                 (cwd / "constraints.txt").write_text("\n".join((*lines, "")), "utf-8")
                 args += ["-c", "constraints.txt"]
-            if not allow_source:
+            if not request.allow_source:
                 args += ["--only-binary", ":all:"]
             for name in sorted(wheels_only):
                 args += ["--only-binary", name]
@@ -222,11 +202,11 @@ class PypiSolver:
             if request.overrides:
                 (cwd / "overrides.in").write_text("\n".join((*request.overrides, "")), "utf-8")
                 args += ["--overrides", "overrides.in"]
-            builds = bool(allow_source)
+            builds = bool(request.allow_source)
             if request.archives and without_credentials(uv.index) == uv.index:
                 (cwd / "archives.html").write_text(_links(request.archives), "utf-8")
                 args += ["--no-index", "--find-links", cwd / "archives.html"]
-                # Their metadata never change, yet uv would ask for each again whether they have.
+                # Try offline first: the metadata of wheels never change, but uv would check each one again.
                 finished = uv.run([*args, "--offline"], cwd=cwd, timeout=self._timeout, builds=builds)
                 if finished.returncode != 0 and _WANTS_NETWORK in plain_words(finished.stderr):
                     finished = uv.run(args, cwd=cwd, timeout=self._timeout, builds=builds)
@@ -276,7 +256,7 @@ class PypiSolver:
 
 
 def _sources(request: EnvironmentRequest) -> str:
-    """Return a project whose only content is which packages come from which index."""
+    """Return the text of a `pyproject.toml` that tells uv which index each package must come from."""
     names = json.dumps(sorted(request.sources))
     lines = ["[project]", 'name = "indexes"', 'version = "0"', f"dependencies = {names}", "[tool.uv.sources]"]
     lines += [
@@ -290,7 +270,10 @@ def _sources(request: EnvironmentRequest) -> str:
 
 
 def _dated_by_name(request: EnvironmentRequest) -> Iterator[str]:
-    """Return the pinned development releases whose day, which their version names, is old enough."""
+    """Yield the names of packages that are pinned to a development version with an early enough date.
+
+    The date comes from the version itself, such as `2.9.0.dev20260131`, and must be before `exclude_newer`.
+    """
     for name, version in request.pins.items():
         day = day_of(Version(version))
         if day is not None and request.exclude_newer is not None and day < request.exclude_newer:
@@ -298,7 +281,10 @@ def _dated_by_name(request: EnvironmentRequest) -> Iterator[str]:
 
 
 def _without_dates(request: EnvironmentRequest, default: str, files: Iterable[str]) -> Iterator[str]:
-    """Yield which index lacks the upload dates of some files, as far as known."""
+    """Yield a message for each index that states no upload dates for some of the given files.
+
+    If several indexes may have a file, one message names all of them.
+    """
     urls = {one.name: one.url for one in request.indexes}
     packages: dict[str, list[str]] = {}
     for name in dict.fromkeys(str(canonicalize_name(file.partition("-")[0])) for file in files):
@@ -314,18 +300,9 @@ def _without_dates(request: EnvironmentRequest, default: str, files: Iterable[st
 
 
 def _links(archives: Iterable[str]) -> str:
-    """Return a page that leads to archives, as indexes have it."""
-    lines = (f'<a href="{html.escape(url)}">{html.escape(_filename(url))}</a>' for url in archives)
+    """Return an HTML page with links to archives, in the format of a package index."""
+    lines = (f'<a href="{html.escape(url)}">{html.escape(file_name(url))}</a>' for url in archives)
     return "\n".join(("<!DOCTYPE html>", "<html><body>", *lines, "</body></html>", ""))
-
-
-def _filename(url: str) -> str:
-    return PurePosixPath(unquote(urlsplit(url).path)).name
-
-
-def _of_conda(version: str) -> Interpreter:
-    """Return an interpreter that does not exist yet, for its tags."""
-    return Interpreter(Path("/nowhere/python"), version)
 
 
 def _check_pins(request: EnvironmentRequest, packages: Iterable[LockedPackage]) -> None:
@@ -349,7 +326,7 @@ def _address_of(archive: Mapping[str, Any]) -> str:
 
 
 def _name_of(archive: Mapping[str, Any]) -> str:
-    return str(archive.get("name") or _filename(_address_of(archive)))
+    return str(archive.get("name") or file_name(_address_of(archive)))
 
 
 def _may_use(archive: Mapping[str, Any], name: str, request: EnvironmentRequest) -> bool:
@@ -366,7 +343,7 @@ def _locked(entry: Mapping[str, Any], archive: Mapping[str, Any]) -> LockedPacka
 
 
 def _sha256_of(url: str) -> str:
-    # Plain directories served as an index state no hashes: what is there now is what gets locked.
+    # Some indexes, such as plain directories, state no hashes. Compute the hash of the current file.
     with temporary("hash") as folder:
         try:
             download(url, folder / "archive")

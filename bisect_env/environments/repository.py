@@ -1,7 +1,7 @@
-"""Mirrors git repositories in the cache and reads them without running anything from them.
+"""Mirrors git repositories in the cache, and reads them without running any code from them.
 
-The user's own clone is read and never written. A mirror has no hooks, no configuration of others and no work
-tree; filters that a `.gitattributes` names are not configured anywhere in it, so that none of them runs.
+The user's own clone is only read. A mirror has no hooks, no foreign configuration and no work tree. Filters
+named in `.gitattributes` do not run either, because no filter is configured in a mirror.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ _DAY = re.compile(r"\d{4}-\d{2}-\d{2}(T\S+)?")
 _FETCH_TIMEOUT = 3600.0
 _READ_TIMEOUT = 600.0
 PATIENCE = _FETCH_TIMEOUT + 60
-"""Seconds to wait for another process that fetches the same repository."""
+"""Time, in seconds, to wait for another process that fetches the same repository."""
 _REFS = ("+refs/heads/*:refs/heads/*", "+refs/tags/*:refs/tags/*", "+refs/remotes/*:refs/remotes/*")
-# Nothing here is read from a repository: what its own configuration, or a template, would run, does not.
+# Settings for every git command. They override the repository's configuration, which could run commands.
 _FIRM = {
     "core.hooksPath": "/dev/null",
     "core.fsmonitor": "false",
@@ -44,20 +44,20 @@ _FIRM = {
     "submodule.recurse": "false",
     "safe.directory": "*",
 }
-# What reaching a repository may need of the user's settings.
+# Variables of the user that git may need to reach a repository.
 _TRANSPORT = ("SSH_AUTH_SOCK", "GIT_SSH_COMMAND", "GIT_SSH", "GIT_ASKPASS", "SSH_ASKPASS", "GIT_SSL_CAINFO")
 
 
 class CommitNotFoundError(UsageError):
-    """A repository has no such commit."""
+    """The error raised if a repository has no commit with the given name, hash or date."""
 
 
 class Repository:
-    """A repository, read from a mirror in our cache.
+    """A git repository, which is read from a mirror (a local copy) in the cache.
 
     Args:
-        source: Address, or absolute path of a clone.
-        cache: Our cache directory.
+        source: URL of the repository, or absolute path of a local clone.
+        cache: The cache directory of bisect-env.
     """
 
     def __init__(self, source: str, cache: Path) -> None:
@@ -68,23 +68,25 @@ class Repository:
 
     @property
     def shown(self) -> str:
-        """Return its address without a password."""
+        """Return the URL (without a password) or path of the repository, for messages."""
         return without_credentials(self.source) if "://" in self.source else self.source
 
     # -- what is there --------------------------------------------------------------------------------------
 
     def has(self, commit: str) -> bool:
-        """Return whether the mirror has a commit, by its full hash."""
+        """Return whether the mirror contains the commit with the given full hash."""
         if not self.mirror.is_dir():
             return False
         return self._git("cat-file", "-e", f"{commit}^{{commit}}").returncode == 0
 
     def require(self, *commits: str) -> None:
-        """See that the mirror has some commits; the repository is asked only where one is missing.
+        """Fetch those of the given commits that the mirror lacks.
+
+        The repository is not contacted if the mirror has all commits.
 
         Raises:
-            CommitNotFoundError: It has not.
-            InfrastructureError: It cannot be reached.
+            CommitNotFoundError: The repository does not have one of the commits.
+            InfrastructureError: The repository cannot be reached.
         """
         for commit in commits:
             if self.has(commit):
@@ -96,17 +98,24 @@ class Repository:
                 raise self._unknown(commit)
 
     def update(self) -> None:
-        """Update the mirror, or create it.
+        """Fetch all branches and tags into the mirror; create the mirror if it does not exist.
 
         Raises:
-            UsageError: There is no such repository.
-            InfrastructureError: It cannot be reached, or git is missing.
+            UsageError: The repository is a path that does not exist or is not a git repository.
+            InfrastructureError: The repository cannot be reached, git is not installed, or another process
+                has been fetching the repository for longer than a fetch may take.
         """
         self.mirror.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         is_path = "://" not in self.source
         if is_path and not Path(self.source).is_dir():
             raise UsageError(f"there is no repository {self.source}", remedy="correct the path")
-        with self._alone():
+        with lock_file(self._lock, exclusive=True, timeout=PATIENCE) as fd:
+            if fd is None:
+                raise InfrastructureError(
+                    f"another process has been fetching {self.shown} for {PATIENCE:.0f} s "
+                    f"({lock_holder(self._lock)})",
+                    remedy="end that process, then give the same command again",
+                )
             if not self.mirror.is_dir():
                 self._make(is_path=is_path)
             finished = self._transport("fetch", "--quiet", "--no-tags", "--prune", self.source, *_REFS)
@@ -119,35 +128,24 @@ class Repository:
         elif found := re.search(r"^([0-9a-f]{40,64})\tHEAD$", head.stdout, re.MULTILINE):
             self._git("update-ref", "--no-deref", "HEAD", found[1])
 
-    @contextlib.contextmanager
-    def _alone(self) -> Iterator[None]:
-        """Keep other processes from updating the mirror.
-
-        Raises:
-            InfrastructureError: Another one has been updating it for longer than a fetch may take.
-        """
-        with lock_file(self._lock, exclusive=True, timeout=PATIENCE) as fd:
-            if fd is None:
-                raise InfrastructureError(
-                    f"another process has been fetching {self.shown} for {PATIENCE:.0f} s "
-                    f"({lock_holder(self._lock)})",
-                    remedy="end that process, then give the same command again",
-                )
-            yield
-
     def resolve(self, *texts: str) -> list[str]:
-        """Return the hashes of tags, branches, hashes or days; names that can move are fetched first.
+        """Return the full hashes of the commits with the given names, hashes or dates.
+
+        The repository is fetched first, unless all texts are full hashes that the mirror already has.
+
+        Args:
+            texts: Tags, branches, hashes or dates (`2025-03-01`, the last commit of that day).
 
         Raises:
-            CommitNotFoundError: One names no commit.
-            InfrastructureError: The repository cannot be reached, and the mirror does not know them all.
+            CommitNotFoundError: A text names no commit.
+            InfrastructureError: The repository cannot be reached, and the mirror does not know all texts.
         """
         if all(_HASH.fullmatch(text) and self.has(text) for text in texts):
             return list(texts)
         try:
             self.update()
         except InfrastructureError:
-            # Without a network what is here is all there is.
+            # The network is unreachable. Go on with the mirror if it knows all texts.
             if not self.mirror.is_dir() or not all(self._resolved(text) for text in texts):
                 raise
         found = []
@@ -162,7 +160,7 @@ class Repository:
         return found
 
     def history(self, first: str, last: str, *, every: bool = False) -> History:
-        """Return the commits between two; see `VersionCatalogue.commits`."""
+        """Return the commits after `first` up to `last`; see `VersionCatalogue.commits`."""
         old, new = self.resolve(first, last)
         args = ["log", "--format=%H%x00%P%x00%s", "--no-show-signature"]
         args += [] if every else ["--first-parent"]
@@ -184,7 +182,7 @@ class Repository:
             )
         begin = old
         if self._git("merge-base", "--is-ancestor", old, new).returncode != 0:
-            # The older end is on a branch of its own, as tags of releases often are.
+            # The older commit is on another branch, as tags of releases often are. Start at the fork point.
             line_ = History(old, new, commits).line
             oldest = line_[1]
             if not commits[oldest].parents:
@@ -197,7 +195,7 @@ class Repository:
         return History(begin, new, commits, every, subject)
 
     def details(self, commit: str) -> CommitDetails:
-        """Return a commit of the mirror as git describes it."""
+        """Return the details of a commit, such as author, dates and changed files."""
         form = "--format=%an%x00%aI%x00%cI%x00%s%x00%P"
         author, authored, committed, subject, parents = (
             self._read("log", "-1", form, "--no-show-signature", "--no-mailmap", commit, "--")
@@ -224,20 +222,30 @@ class Repository:
         )
 
     def committed(self, commit: str) -> datetime:
-        """Return when a commit came to where it is, in UTC."""
+        """Return the committer date of a commit, in UTC."""
         text = self._read("log", "-1", "--format=%ct", "--no-show-signature", commit, "--").strip()
         return datetime.fromtimestamp(int(text), UTC)
 
     def forge(self) -> str:
-        """Return the web address of the repository: its own, or that which a clone was made from."""
+        """Return the web address of the repository, or of the origin of a local clone."""
         if "://" in self.source:
             return self.shown
-        for config in (Path(self.source) / ".git" / "config", Path(self.source) / "config"):
-            if config.is_file():
-                args: list[str | Path] = ["config", "--file", config, "--no-includes"]
-                found = self._run([*args, "--get", "remote.origin.url"], cwd=None).stdout.strip()
-                return without_credentials(found) if "://" in found else found
-        return ""
+        config = self._config()
+        if not config.is_file():
+            return ""
+        args: list[str | Path] = ["config", "--file", config, "--no-includes"]
+        found = self._run([*args, "--get", "remote.origin.url"], cwd=None).stdout.strip()
+        return without_credentials(found) if "://" in found else found
+
+    def _config(self) -> Path:
+        """Return the path of the configuration of a local repository, also of a linked worktree."""
+        folder = Path(self.source)
+        found = folder / ".git"
+        if found.is_file():  # it states the path of the real one, which a worktree shares with others
+            found = folder / found.read_text("utf-8").removeprefix("gitdir:").strip()
+            if (shared := found / "commondir").is_file():
+                found = found / shared.read_text("utf-8").strip()
+        return (found if found.is_dir() else folder) / "config"
 
     def tags(self) -> list[str]:
         """Return the names of all tags."""
@@ -245,12 +253,15 @@ class Repository:
         return [name for name in text.split("\n") if name]
 
     def file(self, commit: str, path: str) -> str | None:
-        """Return the text of a file of a commit, None where it has none."""
+        """Return the text of the file `path` in a commit; None if the commit has no such file."""
         finished = self._git("cat-file", "blob", f"{commit}:{path}")
         return finished.stdout if finished.returncode == 0 else None
 
     def folders_with(self, commit: str, names: Collection[str]) -> list[str]:
-        """Return the folders of a commit that contain a file with one of some names, the highest first."""
+        """Return the subdirectories of a commit that contain a file with one of the given names.
+
+        Directories with fewer path components come first. The root directory is left out.
+        """
         paths = self._read("ls-tree", "-r", "-z", "--name-only", "--full-tree", commit).split("\0")
         found = {path.rpartition("/")[0] for path in paths if path.rpartition("/")[2] in names}
         return sorted(found - {""}, key=lambda folder: (folder.count("/"), folder))
@@ -268,21 +279,23 @@ class Repository:
 
     @contextlib.contextmanager
     def checked_out(self, commit: str, folder: Path) -> Iterator[Path]:
-        """Check out the files of a commit in a fresh clone, for the duration of the block.
+        """Check out a commit in a temporary clone, and yield the path of the clone.
 
-        A clone, so that builds which take their version from tags find them; of the mirror, so that it has
-        neither hooks nor filters.
+        The clone is removed at the end of the `with` block.
+
+        It is a clone, so that builds which derive their version from git tags work. It is cloned from the
+        mirror, so that no hooks or filters run.
 
         Args:
-            commit: Its hash; the mirror has it.
-            folder: Where the clone is made; it has no other use.
+            commit: Full hash of a commit in the mirror.
+            folder: Directory in which the clone is created, as `source`.
 
         Raises:
-            InfrastructureError: git cannot write it.
+            InfrastructureError: git failed to create the clone.
         """
         place = folder / "source"
-        # The clone has no objects of its own.
-        lease = hold(self.mirror.parent, self.mirror.name)
+        # The clone reads its objects from the mirror, so the mirror must not be removed meanwhile.
+        lease = hold(self.mirror)
         try:
             self._check(
                 self._run(
@@ -299,7 +312,7 @@ class Repository:
             lease.release()
 
     def pointers(self, place: Path) -> list[str]:
-        """Return the files of a checkout that are pointers of git-lfs."""
+        """Return the files of a checkout that are git-lfs pointers instead of content."""
         marked = self._run(["-C", place, "ls-files", "-z", "--", ":(attr:filter=lfs)"], cwd=place).stdout
         return [path for path in marked.split("\0") if path and _is_pointer(place / path)]
 
@@ -309,7 +322,7 @@ class Repository:
         beside = self.mirror.with_name(f".new-{self.mirror.name}-{secrets.token_hex(4)}")
         try:
             if is_path:
-                # Objects are hardlinked where that can be, so that this takes no time and no room.
+                # git hardlinks the objects of a local clone if possible, so this is fast and takes no space.
                 finished = self._transport("clone", "--quiet", "--mirror", "--template=", self.source, beside)
             else:
                 finished = self._run(["init", "--quiet", "--bare", "--template=", beside], cwd=None)
@@ -411,7 +424,13 @@ _EMPTY_TREE = "4b825dc642cb6eb9a060e54bf8d69288fbee4904"
 
 
 def _environment(outer: Mapping[str, str], *, transport: bool) -> dict[str, str]:
-    """Return the variables that git needs to reach a repository, without the user's other settings."""
+    """Return the environment variables for a git command.
+
+    Args:
+        outer: Environment of this process.
+        transport: Whether the command contacts the repository. It then gets the user's git configuration and
+            credentials; other commands get neither.
+    """
     env = passed_on(outer)
     env |= {name: outer[name] for name in ("PATH", "TMPDIR") if name in outer}
     env |= {
@@ -444,4 +463,4 @@ def _is_pointer(path: Path) -> bool:
             return False
         return path.read_bytes().startswith(b"version https://git-lfs.github.com/spec/")
     except OSError:
-        return False
+        return False  # a path that the checkout does not contain

@@ -1,4 +1,4 @@
-"""Describes which environment a combination asks for, and a package that is built from a commit. Pure."""
+"""Defines requests: the environment that a combination needs, and packages to build from commits. Pure."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import hashlib
 import json
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import astuple, dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Literal
@@ -23,16 +23,17 @@ from bisect_env.secrets import MASK, is_secret, without_credentials
 
 @dataclass(frozen=True, slots=True)
 class CondaRequest:
-    """The part of an environment that comes from conda channels, with its Python.
+    """The conda packages and Python that an environment requests from conda channels.
 
     Attributes:
-        channels: Names or addresses, most important first; each package comes from the first that has it.
-        pins: Package to exact version.
-        builds: Package to a pattern that its build string has to match (`cuda*`).
-        packages: Further specs, as conda writes them (`cuda-version 12.8`).
-        virtual_packages: Name to version of what the host is to have (`__cuda`); `__archspec` to the name of
-            a microarchitecture. Never asked of this host, so that locks are the same everywhere.
-        engine: What solves: `rattler`, or `conda-lock` with the conda, mamba or micromamba that is here.
+        channels: Names or addresses of channels, highest priority first. A package comes from the first
+            channel that has it.
+        pins: Maps package names to exact versions.
+        builds: Maps package names to patterns that the build string must match (`cuda*`).
+        packages: Additional match specs, such as `cuda-version 12.8`.
+        virtual_packages: Maps virtual packages, which describe the host, to versions (`__cuda` to `12.8`),
+            and `__archspec` to a microarchitecture. This host is not examined, so locks do not depend on it.
+        engine: The solver: `rattler`, or `conda-lock` with the installed conda, mamba or micromamba.
     """
 
     channels: tuple[str, ...]
@@ -43,10 +44,10 @@ class CondaRequest:
     engine: Literal["rattler", "conda-lock"] = "rattler"
 
     def specs(self, python: str) -> tuple[str, ...]:
-        """Return all requested packages as match specs, always with Python.
+        """Return the match specs of all requested packages, beginning with that of Python.
 
         Args:
-            python: `3.11`, `3.11.7`, or "" for any.
+            python: Python version: `3.11`, `3.11.7`, or "" for any.
         """
         exact = python.count(".") > 1
         own = f"python =={python}" if exact else f"python {python}.*" if python else "python"
@@ -55,47 +56,37 @@ class CondaRequest:
         )
         return (own, *pins, *self.packages)
 
-    def facts(self) -> dict[str, object]:
-        """Return all of it, for a canonical text."""
-        return {
-            "channels": list(self.channels),
-            "pins": sorted(self.pins.items()),
-            "builds": sorted(self.builds.items()),
-            "packages": sorted(self.packages),
-            "virtual_packages": sorted(self.virtual_packages.items()),
-            "engine": self.engine,
-        }
-
 
 @dataclass(frozen=True, slots=True)
 class EnvironmentRequest:
-    """One environment to lock; equal requests have equal `key`s.
+    """A request for one environment, which a solver turns into a lock.
 
     Attributes:
-        python: `3.11` (newest patch release found) or `3.11.7` (exactly that); "" with conda alone: any.
-        pins: Package to exact version, for every package axis. A name may carry extras (`dask[array]`).
-        packages: Further requirements, as PEP 508 texts.
-        dependencies: `none` installs pins and packages alone, whatever their metadata demand; `newest` is
-            `resolve` without regard to a neighbour, whose locks are others.
-        overrides: Requirements that replace what any metadata say about those packages.
-        allow_source: Whether source distributions may be built: all, none, or these packages only.
+        python: Python version: `3.11` (its newest patch release on this host) or `3.11.7`. May be "" (any) if
+            `conda` is set, or if the image provides Python.
+        pins: Maps each package of an axis to its exact version. A name may have extras (`dask[array]`).
+        packages: Additional requirements in PEP 508 format, such as `numpy>=1.24`.
+        dependencies: `resolve` installs dependencies and prefers the versions of a neighbouring lock;
+            `newest` installs dependencies without this preference; `none` installs no dependencies.
+        overrides: Requirements that replace those that any package states for the same packages.
+        allow_source: Whether source distributions may be built: True, False, or only the named packages.
         index: URL of the package index; None for the configured one.
-        indexes: Further indexes that are asked before it.
-        sources: Package to the name of the only index among them that it comes from.
-        find_links: Folders and pages with further archives.
-        platform: conda's name of the platform the environment is for.
-        exclude_newer: Files uploaded at or after this moment do not exist (see `matrix.scalars.cutoff`);
-            None for the index as it stands.
-        conda: What comes from conda channels; None for an environment of PyPI packages alone.
-        commits: What is built from commits; none of it stands among the pins.
-        image: Name, or exact reference, of the container image that it is in; "" for none. With no `python`
-            and no `conda` the image itself is the environment.
-        archives: Wheels among which the solver chooses, as URLs that end in `#sha256=…`; none for all that
-            the index has.
+        indexes: Additional indexes with higher priority than `index`.
+        sources: Maps a package to the name of the index in `indexes` that it must come from.
+        find_links: Directories and web pages with additional archives.
+        platform: conda's name of the platform, such as `linux-64`.
+        exclude_newer: Ignore files uploaded at or after this time (see `matrix.scalars.cutoff`); None for no
+            limit.
+        conda: The packages from conda channels; None for an environment of PyPI packages only.
+        commits: Packages to build from commits; they are not listed in `pins`.
+        image: Name or exact reference of the container image; "" for none. Without `python` and `conda`, the
+            image itself is the environment.
+        archives: URLs, each ending in `#sha256=…`, of the wheels that the solver may choose; if empty, it may
+            choose any file on the index.
 
     Raises:
-        UsageError: A requirement cannot be read. Nothing unread is passed on to the solver, where a line
-            such as `--index-url ...` would be an option.
+        UsageError: A requirement has an invalid format. This check also prevents that a text such as
+            `--index-url ...` reaches the solver, which would treat it as an option.
     """
 
     python: str
@@ -123,7 +114,7 @@ class EnvironmentRequest:
 
     @property
     def requirements(self) -> tuple[str, ...]:
-        """Return the pins as requirements, followed by the further packages."""
+        """Return the pins as requirements (`numpy==2.1.0`), followed by `packages`."""
         return (*(f"{name}=={version}" for name, version in self.pins.items()), *self.packages)
 
     @property
@@ -135,29 +126,19 @@ class EnvironmentRequest:
 
     @property
     def key(self) -> str:
-        """Return a canonical text of the whole request."""
+        """Return a canonical JSON text of the request. Equal requests have equal texts."""
         allowed = self.allow_source if isinstance(self.allow_source, bool) else sorted(self.allow_source)
-        return json.dumps(
-            {
-                "python": self.python,
-                "pins": sorted(self.pins.items()),
-                "packages": sorted(self.packages),
-                "dependencies": self.dependencies,
-                "overrides": sorted(self.overrides),
-                "allow_source": allowed,
-                "index": self.index,
-                **({"indexes": [astuple(one) for one in self.indexes]} if self.indexes else {}),
-                **({"sources": sorted(self.sources.items())} if self.sources else {}),
-                **({"find_links": self.find_links} if self.find_links else {}),
-                "platform": self.platform,
-                "exclude_newer": self.exclude_newer_text,
-                "conda": self.conda.facts() if self.conda else None,
-                **({"image": self.image} if self.image else {}),
-                **({"archives": sorted(self.archives)} if self.archives else {}),
-                **({"commits": sorted(one.url for one in self.commits)} if self.commits else {}),
-            },
-            separators=(",", ":"),
-        )
+        facts = asdict(self) | {
+            "packages": sorted(self.packages),
+            "overrides": sorted(self.overrides),
+            "allow_source": allowed,
+            "exclude_newer": self.exclude_newer_text,
+            "archives": sorted(self.archives),
+            "commits": sorted(one.url for one in self.commits),
+        }
+        if self.conda is not None:
+            facts["conda"] = asdict(self.conda) | {"packages": sorted(self.conda.packages)}
+        return json.dumps(facts, sort_keys=True)
 
     def may_build(self, name: str) -> bool:
         """Return whether this package may be built from its source distribution."""
@@ -178,26 +159,25 @@ def _check_requirement(text: str) -> None:
 
 
 # --------------------------------------------------------------------------------------------------
-# Describes a package that is built from a commit, with everything that a build needs. Pure.
+# Packages that are built from commits, and the settings of their builds. Pure.
 
 _PREFIX = "git+"
 
 
 @dataclass(frozen=True, slots=True)
 class CommitRecipe:
-    """A recipe for building commits.
+    """The settings for building a package from a commit.
 
     Attributes:
-        subdirectory: Where in the repository the package is; "" for its root.
-        env: Environment variables, sorted.
-        requires: What the build is made with instead of what the commit asks for.
-        exclude_newer: First instant (RFC 3339) that is too new for what the build is made with; "" for that
-            of the commit.
-        time_limit: Seconds. Like `memory` no part of what is built: a build that ends within one limit gives
-            the same wheel within another.
-        memory: Bytes that one process of the build may take; 0 for no limit.
-        partial: Whether to build without submodules and files of git-lfs.
-        index: Address of the package index that builds are made from; "" for the configured one.
+        subdirectory: Path of the package in the repository; "" for the root.
+        env: Environment variables of the build, as sorted pairs.
+        requires: Build requirements to install instead of those that the commit states.
+        exclude_newer: Time (RFC 3339). Build requirements uploaded at or after it are ignored. If "", it is
+            derived from the date of the commit.
+        time_limit: Time limit of the build in seconds. Does not affect the content of the wheel.
+        memory: Memory limit of each build process in bytes; 0 for no limit. Does not affect the wheel.
+        partial: Whether to build even if submodules or git-lfs files are missing, which are never fetched.
+        index: URL of the package index for build requirements; "" for the configured one.
     """
 
     subdirectory: str = ""
@@ -211,7 +191,7 @@ class CommitRecipe:
 
     @property
     def fragment(self) -> str:
-        """Return what changes a wheel and differs from the default, without secrets, in pip's URL format."""
+        """Return the non-default build settings as a URL fragment in pip's format, without secrets."""
         facts: list[tuple[str, str]] = []
         if self.subdirectory:
             facts.append(("subdirectory", self.subdirectory))
@@ -227,10 +207,10 @@ class CommitRecipe:
 
     @classmethod
     def of(cls, fragment: str) -> CommitRecipe:
-        """Read what `fragment` wrote.
+        """Create a recipe from the text that `fragment` returned.
 
         Raises:
-            ValueError: It did not.
+            ValueError: The text has another format.
         """
         facts = parse_qsl(fragment, keep_blank_values=True)
         plain = {name: value for name, value in facts if not name.startswith("env.") and name != "requires"}
@@ -246,13 +226,13 @@ class CommitRecipe:
 
 @dataclass(frozen=True, slots=True)
 class CommitSource:
-    """A package that is to be built from a commit.
+    """A package to build from a commit.
 
     Attributes:
-        package: Name, which may carry extras.
-        repository: Address, or absolute path of a clone.
-        commit: Full hash.
-        build: How.
+        package: Name of the package, optionally with extras (`dask[array]`).
+        repository: URL of the repository, or absolute path of a local clone.
+        commit: Full hash of the commit.
+        build: Settings of the build.
     """
 
     package: str
@@ -262,12 +242,12 @@ class CommitSource:
 
     @property
     def name(self) -> str:
-        """Return the normalised name."""
+        """Return the normalised name of the package, without extras."""
         return str(canonicalize_name(self.package.partition("[")[0]))
 
     @property
     def url(self) -> str:
-        """Return the address for a lock in pip's format, with all settings of the build."""
+        """Return the URL for a lock, in pip's format: `git+https://…@<commit>#<settings of the build>`."""
         is_path = "://" not in self.repository
         place = Path(self.repository).as_uri() if is_path else without_credentials(self.repository)
         fragment = self.build.fragment
@@ -275,28 +255,32 @@ class CommitSource:
 
     @property
     def limit(self) -> BuildLimit:
-        """Return the time and memory limits of its build."""
+        """Return the time and memory limits for building the package."""
         return BuildLimit(self.name, self.build.time_limit, self.build.memory)
 
     @property
     def digest(self) -> str:
-        """Return the hash of commit and recipe, which replaces an archive's hash in a lock."""
+        """Return the hash of the commit and build settings, which a lock records as the package's hash."""
         return hashlib.sha256(f"{self.commit}#{self.build.fragment}".encode()).hexdigest()
 
     def locked(self, version: str) -> LockedPackage:
-        """Return the source as a package of a lock."""
+        """Return the package built from this commit as an entry of a lock.
+
+        Args:
+            version: Version of the package at this commit.
+        """
         return LockedPackage(self.name, version, "pip", self.url, self.digest)
 
     @classmethod
     def of(cls, package: LockedPackage, limits: Iterable[BuildLimit] = ()) -> CommitSource:
-        """Read what `locked` wrote.
+        """Create a `CommitSource` from the `LockedPackage` that `locked` returned.
 
         Args:
-            package: As it stands in a lock.
-            limits: What builds may take; the defaults for packages without an entry.
+            package: A package that is built from a commit.
+            limits: Time and memory limits of builds; packages without an entry get the defaults.
 
         Raises:
-            UnbuildableError: The package is no commit, or says more than one may.
+            UnbuildableError: The URL names no commit, or its subdirectory leaves the repository.
         """
         address, _, fragment = package.url.removeprefix(_PREFIX).partition("#")
         place, at, commit = address.rpartition("@")

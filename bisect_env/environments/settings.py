@@ -1,9 +1,7 @@
-"""Finds our cache directory, and the indexes and channels that uv, pip and conda are configured with."""
+"""Reads environment variables and the configuration of uv, pip and conda: cache, indexes and channels."""
 
 from __future__ import annotations
 
-import ast
-import importlib.util
 import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -20,7 +18,7 @@ from bisect_env.secrets import public_channel
 
 
 def default_cache_dir() -> Path:
-    """Return `BISECT_ENV_CACHE`, or the user's cache directory."""
+    """Return the cache directory: the variable `BISECT_ENV_CACHE`, or `bisect-env` in the user's cache."""
     configured = os.environ.get("BISECT_ENV_CACHE")
     return (
         Path(configured).expanduser().absolute() if configured else platformdirs.user_cache_path("bisect-env")
@@ -28,48 +26,42 @@ def default_cache_dir() -> Path:
 
 
 def default_offline() -> Path | None:
-    """Return `BISECT_ENV_OFFLINE`: a directory of `bisect-env env fetch`, the only source of builds."""
+    """Return `BISECT_ENV_OFFLINE`: the `env fetch` directory to use instead of a network, if set."""
     configured = os.environ.get("BISECT_ENV_OFFLINE")
     return Path(configured).expanduser().absolute() if configured else None
 
 
 def default_cache_limit() -> int:
-    """Return `BISECT_ENV_CACHE_SIZE` in bytes: above it, environments that were used longest ago go.
+    """Return `BISECT_ENV_CACHE_SIZE` in bytes; beyond it the least recently used environments are removed.
 
     Raises:
-        UsageError: It is no size.
+        UsageError: The variable is not a size.
     """
-    configured = os.environ.get("BISECT_ENV_CACHE_SIZE")
-    return parse_size(configured, "BISECT_ENV_CACHE_SIZE") if configured else _CACHE_LIMIT
-
-
-_CACHE_LIMIT = 50_000_000_000
-_BUILD_LIMIT = 64 << 30
+    return parse_size(os.environ.get("BISECT_ENV_CACHE_SIZE") or "50GB", "BISECT_ENV_CACHE_SIZE")
 
 
 def default_build_limit() -> int:
-    """Return `BISECT_ENV_BUILD_SIZE` in bytes: what one file of a fetched directory may have.
+    """Return `BISECT_ENV_BUILD_SIZE` in bytes: the largest file that a fetched directory may hold.
 
-    The largest archives in use have about 3 GB.
+    The default is 64 GiB. The largest archives in use have about 3 GB.
 
     Raises:
-        UsageError: It is no size.
+        UsageError: The variable is not a size.
     """
-    configured = os.environ.get("BISECT_ENV_BUILD_SIZE")
-    return parse_size(configured, "BISECT_ENV_BUILD_SIZE") if configured else _BUILD_LIMIT
+    return parse_size(os.environ.get("BISECT_ENV_BUILD_SIZE") or "64GiB", "BISECT_ENV_BUILD_SIZE")
 
 
 def parse_size(text: str, name: str) -> int:
-    """Return the bytes of a text such as `20GB` or `512MiB`.
+    """Convert a size such as `20GB` or `512MiB` to bytes.
 
     Args:
-        text: What was given.
-        name: Name of the option or variable, for the message.
+        text: The size.
+        name: Name of the option or variable, for the error message.
 
     Raises:
-        UsageError: It is no size.
+        UsageError: The text is not a size.
     """
-    # Here, as below: every worker imports this module, few call these functions, and a trial waits for both.
+    # Imported here because every worker imports this module but few call this function.
     from pydantic import ByteSize, TypeAdapter, ValidationError
 
     try:
@@ -78,29 +70,17 @@ def parse_size(text: str, name: str) -> int:
         raise UsageError(f"{name}: {text!r} is not a size", remedy="write it like 20GB or 512MiB") from None
 
 
-def configured_index(environ: Mapping[str, str] | None = None) -> str:
-    """Return the package index to use when a matrix names none.
-
-    uv's configuration comes first (environment, then `uv.toml`), then pip's (environment, then
-    `pip.conf`), then the public index as the library pypi-simple knows it.
-
-    Raises:
-        InfrastructureError: A configuration file cannot be read.
-    """
-    return configured_places(environ).default
-
-
 @dataclass(frozen=True, slots=True)
 class PackagePlaces:
-    """The configured package sources of uv and pip.
+    """The package sources that uv or pip is configured with.
 
     Attributes:
-        default: Address of the default index, with the login that was configured in it.
-        indexes: Further indexes, in the order in which they are asked.
-        find_links: Folders and pages with further archives.
-        are_pips: Whether further places are from pip's settings. pip asks all indexes, the default one first,
-            and takes the best version; uv takes the first index that has a package, the default one last.
-        no_index: Whether indexes are not to be asked at all, but only `find_links`.
+        default: URL of the default index, including credentials; "" for the public index that uv knows.
+        indexes: Additional indexes in order of priority.
+        find_links: Directories and web pages with additional archives.
+        are_pips: Whether `indexes` and `find_links` come from pip's configuration. pip takes the best version
+            of all indexes; uv takes the first index that has the package, and the default index last.
+        no_index: Whether only `find_links` may be used and no index.
     """
 
     default: str
@@ -111,15 +91,20 @@ class PackagePlaces:
 
 
 def configured_places(environ: Mapping[str, str] | None = None) -> PackagePlaces:
-    """Return the package sources that uv's configuration names, or else pip's.
+    """Return the package sources from uv's configuration, or from pip's if uv's names none.
+
+    Of each program, the environment comes before the configuration files.
+
+    Args:
+        environ: Environment variables; those of this process if None.
 
     Raises:
         InfrastructureError: A configuration file cannot be read.
     """
     environ = os.environ if environ is None else environ
-    default = _without_name(environ.get("UV_DEFAULT_INDEX") or environ.get("UV_INDEX_URL") or "")
-    indexes = [_named_index(word) for word in environ.get("UV_INDEX", "").split()]
-    indexes += [_named_index(word) for word in environ.get("UV_EXTRA_INDEX_URL", "").split()]
+    default = named_index(environ.get("UV_DEFAULT_INDEX") or environ.get("UV_INDEX_URL") or "").url
+    indexes = [named_index(word) for word in environ.get("UV_INDEX", "").split()]
+    indexes += [named_index(word) for word in environ.get("UV_EXTRA_INDEX_URL", "").split()]
     links = [word for word in environ.get("UV_FIND_LINKS", "").split(",") if word]
     no_index = False
     uv_files = list(uv_config_files(environ))
@@ -142,44 +127,27 @@ def configured_places(environ: Mapping[str, str] | None = None) -> PackagePlaces
         links = _of_pip(environ, "find-links")
         if not uv_files:
             no_index = any(word.lower() in _TRUE for word in _of_pip(environ, "no-index"))
-    default = default or "".join(_of_pip(environ, "index-url")) or _public_index()
+    default = default or "".join(_of_pip(environ, "index-url"))
     return PackagePlaces(default, tuple(indexes), tuple(links), are_pips, no_index)
 
 
-def _public_index() -> str:
-    """Return the address of the public index as the library pypi-simple states it, without its import.
-
-    The library brings an HTML parser, a tenth of a second that every study would wait for.
-    """
-    found = importlib.util.find_spec("pypi_simple")
-    source = Path(found.origin).read_text("utf-8") if found is not None and found.origin else ""
-    for line in ast.parse(source).body:
-        match line:
-            case (
-                ast.AnnAssign(
-                    target=ast.Name(id="PYPI_SIMPLE_ENDPOINT"), value=ast.Constant(value=str(address))
-                )
-                | ast.Assign(
-                    targets=[ast.Name(id="PYPI_SIMPLE_ENDPOINT")], value=ast.Constant(value=str(address))
-                )
-            ):
-                return address
-    from pypi_simple import PYPI_SIMPLE_ENDPOINT
-
-    return PYPI_SIMPLE_ENDPOINT
-
-
 _TRUE = ("1", "true", "yes", "on", "t", "y")
-"""How pip writes that an option is set."""
+"""Values that pip accepts as "true"."""
 
 
-def _named_index(text: str) -> PackageIndex:
-    url = _without_name(text)
-    return PackageIndex(text.removesuffix(url).rstrip("="), url)
+def named_index(text: str) -> PackageIndex:
+    """Return the package index that a text such as `https://…` or `name=https://…` describes."""
+    # uv allows `name=url`. An equals sign after `://` is part of the URL.
+    name, equals, url = text.partition("=")
+    return (
+        PackageIndex(name, url)
+        if equals and "://" not in name and "/" not in name
+        else PackageIndex("", text)
+    )
 
 
 def _of_pip(environ: Mapping[str, str], key: str) -> list[str]:
-    """Return the words of a setting of pip."""
+    """Return the value of one of pip's settings, split into words."""
     if found := environ.get(f"PIP_{key.upper().replace('-', '_')}"):
         return found.split()
     for path in pip_config_files(environ):
@@ -189,7 +157,7 @@ def _of_pip(environ: Mapping[str, str], key: str) -> list[str]:
 
 
 def uv_config_files(environ: Mapping[str, str]) -> Iterator[Path]:
-    """Yield the existing `uv.toml` files that uv reads outside of projects, strongest first."""
+    """Yield the existing `uv.toml` files that uv reads outside of projects, highest priority first."""
     if environ.get("UV_CONFIG_FILE"):
         yield Path(environ["UV_CONFIG_FILE"])
         return
@@ -201,14 +169,8 @@ def uv_config_files(environ: Mapping[str, str]) -> Iterator[Path]:
             yield path
 
 
-def _without_name(text: str) -> str:
-    # uv allows `name=url`; an equals sign in the URL itself comes after its scheme.
-    name, equals, url = text.partition("=")
-    return url if equals and "://" not in name and "/" not in name else text
-
-
 def _read_toml(path: Path) -> dict[str, Any]:
-    import tomllib  # as below: a report asks only where the cache is
+    import tomllib  # imported here because some commands only need the cache directory
 
     try:
         return tomllib.loads(path.read_text("utf-8"))
@@ -219,8 +181,8 @@ def _read_toml(path: Path) -> dict[str, Any]:
 
 
 def pip_config_files(environ: Mapping[str, str]) -> Iterator[Path]:
-    """Yield the paths of pip's configuration files."""
-    # pip's own order, strongest first: PIP_CONFIG_FILE, the virtual environment, the user, the host.
+    """Yield the possible paths of pip's configuration files, highest priority first."""
+    # pip's own order: PIP_CONFIG_FILE, the virtual environment, the user, the host.
     configured = environ.get("PIP_CONFIG_FILE")
     if configured == os.devnull:
         return
@@ -237,7 +199,7 @@ def pip_config_files(environ: Mapping[str, str]) -> Iterator[Path]:
 
 
 def _of_pip_conf(path: Path, key: str) -> str | None:
-    import configparser
+    import configparser  # imported here because few hosts configure pip
 
     parser = configparser.RawConfigParser(strict=False)
     try:
@@ -255,23 +217,23 @@ def _of_pip_conf(path: Path, key: str) -> str | None:
 
 
 # --------------------------------------------------------------------------------------------------
-# Reads the user's conda configuration: what channel names mean, and where channels are fetched from.
+# The user's conda configuration, which maps channel names to URLs and mirrors.
 #
-# A lock names channels by addresses without credentials; mirrors and tokens are this host's affair.
+# A lock contains channel URLs without credentials. Mirrors and tokens come from this host's configuration.
 
 _MAPPINGS = ("custom_channels", "custom_multichannels", "mirrored_channels")
 
 
 @dataclass(frozen=True, slots=True)
 class CondaConfig:
-    """The keys of conda's configuration that say where channels are.
+    """The settings in conda's configuration that determine the URLs of channels.
 
     Attributes:
-        channel_alias: What stands before a channel's bare name; "" until rattler says what is usual.
-        default_channels: Channels that `defaults` means; empty if not configured.
-        custom_channels: Name to the address that stands before it.
-        custom_multichannels: Name to the channels that it stands for.
-        mirrored_channels: Name to the addresses that have its content (micromamba's key).
+        channel_alias: URL that precedes the bare name of a channel; "" if not configured.
+        default_channels: Channels that the name `defaults` stands for; empty if not configured.
+        custom_channels: Maps channel names to the URL that precedes the name.
+        custom_multichannels: Maps names to the list of channels that they stand for.
+        mirrored_channels: Maps channel names to URLs of mirrors (a setting of micromamba).
     """
 
     channel_alias: str = ""
@@ -283,11 +245,11 @@ class CondaConfig:
 
 @dataclass(frozen=True, slots=True)
 class ChannelPlaces:
-    """The addresses of the channels of a request.
+    """The URLs of the channels of a request.
 
     Attributes:
-        urls: Without credentials, most important first; what locks name.
-        mirrors: Such an address to the addresses that are asked in its place, credentials included.
+        urls: Channel URLs without credentials, highest priority first. Locks contain these.
+        mirrors: Maps such a URL to the URLs that are used instead, including credentials.
     """
 
     urls: tuple[str, ...]
@@ -295,14 +257,14 @@ class ChannelPlaces:
 
 
 def channel_places(names: Sequence[str], config: CondaConfig) -> ChannelPlaces:
-    """Resolve the channels of a matrix. Pure.
+    """Return the URLs of the channels that a matrix names. Pure.
 
     Args:
-        names: Names, addresses or absolute paths.
-        config: Of this host.
+        names: Names, URLs or absolute paths of channels.
+        config: conda's configuration on this host.
 
     Raises:
-        UsageError: A name that can be none.
+        UsageError: A name cannot be resolved or is not a valid channel.
     """
     urls: list[str] = []
     mirrors: dict[str, tuple[str, ...]] = {}
@@ -318,13 +280,16 @@ def channel_places(names: Sequence[str], config: CondaConfig) -> ChannelPlaces:
 
 
 def mirrors_of_urls(urls: Sequence[str], config: CondaConfig) -> dict[str, list[str]]:
-    """Return the mirrors of this host for the addresses in a lock. Pure.
+    """Return the mirrors that this host uses for the channel URLs of a lock. Pure.
 
-    The lock knows no channel names; every name that the configuration knows is tried on it.
+    A lock contains no channel names, so every name in the configuration is resolved and compared.
 
     Args:
-        urls: Addresses of channels.
-        config: Of this host.
+        urls: Channel URLs.
+        config: conda's configuration on this host.
+
+    Returns:
+        A map from channel URLs to the URLs that are used instead; URLs without mirrors are left out.
     """
     names = [*config.mirrored_channels, *config.custom_channels, *config.custom_multichannels]
     names += ["defaults"] if config.default_channels else []
@@ -369,17 +334,17 @@ def _addresses(name: str, config: CondaConfig, seen: frozenset[str]) -> Iterator
     elif name.startswith("/"):
         yield Path(name).as_uri().rstrip("/")
     else:
-        # `custom_channels: {mine: https://host}` serves `mine` and `mine/label/dev` below https://host/.
+        # `custom_channels: {mine: https://host}` also applies to the name `mine/label/dev`.
         known = [own for own in config.custom_channels if name == own or name.startswith(f"{own}/")]
         base = config.custom_channels[max(known, key=len)] if known else config.channel_alias
         yield f"{base.rstrip('/')}/{name}"
 
 
 def read_conda_config() -> CondaConfig:
-    """Read the configuration files that conda and micromamba read, the most specific last.
+    """Return the merged configuration from all files that conda and micromamba read on this host.
 
     Raises:
-        InfrastructureError: One of them cannot be read.
+        InfrastructureError: A file cannot be read or has an invalid value.
     """
     merged: dict[str, Any] = {}
     for path in conda_config_files(os.environ):
@@ -406,12 +371,19 @@ def read_conda_config() -> CondaConfig:
 
 
 def certificates(environ: Mapping[str, str]) -> dict[str, str]:
-    """Return variables that make rattler trust the certificate authorities that conda trusts here.
+    """Return environment variables that make rattler use the certificate authorities configured for conda.
 
-    `ssl_verify` of the configuration decides, then rattler's own variables, then those that conda knows.
+    The setting `ssl_verify` is used if it names a file or directory. Otherwise `SSL_CERT_FILE` and
+    `SSL_CERT_DIR` are left as they are; if neither is set, `REQUESTS_CA_BUNDLE` or `CURL_CA_BUNDLE` is used.
+
+    Args:
+        environ: The current environment variables.
+
+    Returns:
+        The variables to set; empty if nothing needs to be changed.
 
     Raises:
-        InfrastructureError: The configuration cannot be read.
+        InfrastructureError: conda's configuration cannot be read.
     """
     stated: Any = None
     for path in conda_config_files(environ):
@@ -428,7 +400,7 @@ def certificates(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def conda_config_files(environ: Mapping[str, str]) -> Iterator[Path]:
-    """Return conda's existing configuration files, in the order in which conda reads them."""
+    """Yield conda's existing configuration files. Settings of later files override those of earlier ones."""
     home = Path(environ.get("HOME", "/"))
     own = Path(environ.get("XDG_CONFIG_HOME") or home / ".config")
     places = [Path("/etc/conda"), Path("/var/lib/conda")]
@@ -445,7 +417,7 @@ def conda_config_files(environ: Mapping[str, str]) -> Iterator[Path]:
 
 
 def _read(path: Path) -> dict[str, Any]:
-    import yaml
+    import yaml  # imported here because only matrices with conda packages need it
 
     try:
         data = yaml.safe_load(path.read_text("utf-8"))
@@ -458,7 +430,7 @@ def _read(path: Path) -> dict[str, Any]:
         raise InfrastructureError(
             f"conda's configuration {path} holds no `key: value` lines", remedy="correct or remove that file"
         )
-    # conda lets its files name variables, in which tokens are kept.
+    # conda expands environment variables in its files; users keep tokens in them.
     return {str(key): _expanded(value) for key, value in (data or {}).items()}
 
 

@@ -1,8 +1,9 @@
-"""Runs uv and other tools to their end, within their time."""
+"""Runs uv and other tools with a time limit and a controlled environment."""
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import hashlib
 import json
 import os
@@ -23,21 +24,22 @@ from urllib.parse import unquote, urlsplit
 import uv
 
 from bisect_env.environments.settings import (
-    configured_index,
     configured_places,
+    default_cache_dir,
+    named_index,
     uv_config_files,
 )
 from bisect_env.errors import InfrastructureError
 from bisect_env.matrix.versions import PackageIndex
-from bisect_env.secrets import passed_on, without_credentials
-from bisect_env.temporary import FULL, full_file_system, read_limited, replacing, temporary
+from bisect_env.secrets import passed_on, without_credentials, without_passwords
+from bisect_env.temporary import FULL, full_file_system, read_limited, temporary, write_atomically
 
 # --------------------------------------------------------------------------------------------------
-# Running a tool to its end, or to its time limit, with everything that it started.
+# Running a tool until it ends or exceeds its time limit.
 
-_LISTEN = 0.2  # seconds between two looks at what a tool says
-_KEEP = 400_000  # bytes of output: a failing C++ build can write gigabytes
-_NICE = 10  # niceness of what nobody waits for
+_LISTEN = 0.2  # seconds between two reads of a tool's output
+_KEEP = 400_000  # bytes of output that are kept; a failing C++ build can write gigabytes
+_NICE = 10  # niceness of background work
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,10 +47,10 @@ class Finished:
     """The result of running a tool.
 
     Attributes:
-        returncode: As `subprocess` gives it.
-        stdout: The end of its output.
-        stderr: The end of its errors.
-        timed_out: Whether we ended it for its time.
+        returncode: Exit code as in `subprocess`, negative for a signal.
+        stdout: Standard output, possibly only its end.
+        stderr: Standard error, possibly only its end.
+        timed_out: Whether the tool was killed because of its time limit.
     """
 
     returncode: int
@@ -67,20 +69,20 @@ def run_tool(
     keep: int | None = _KEEP,
     holding: int | None = None,
 ) -> Finished:
-    """Run a command without a shell in its own process group.
+    """Run a command in its own process group, wait for it, and return its result.
 
-    Output goes to files, not pipes: a build back end may leave a server behind that keeps a pipe open
-    for ever.
+    Output goes to files instead of pipes, because a build back end may start a server process that would keep
+    a pipe open forever.
 
     Args:
         argv: The program and its arguments.
-        env: All of its environment variables.
-        cwd: Its working directory.
-        timeout: Seconds after which its process group is killed.
-        on_line: Called with each line of its errors, a moment after it was written.
-        keep: Bytes of output that are kept, from its end; None for all.
-        holding: A descriptor that it inherits: what is locked by it stays so until the command has ended,
-            even if this process is killed before.
+        env: All environment variables of the command.
+        cwd: Working directory.
+        timeout: Time limit in seconds. After it the process group is killed.
+        on_line: Called with each line of standard error, shortly after it was written.
+        keep: Number of bytes kept from the end of each output; None for all.
+        holding: File descriptor of a locked file that the command inherits. The lock thus stays held until
+            the command has ended, even if this process is killed.
 
     Raises:
         OSError: The command cannot be started.
@@ -99,17 +101,16 @@ def run_tool(
         with _lock:
             _running.add(process.pid)
         if nice := getattr(_here, "nice", 0):
-            with contextlib.suppress(OSError):
+            with contextlib.suppress(OSError):  # it has ended already
                 os.setpriority(os.PRIO_PROCESS, process.pid, nice)
         ended = False
         try:
-            lines = None if on_line is None else _Lines(err.fileno(), on_line)
-            ended = _ended_in(process, timeout, lines)
+            ended = _ended_in(process, timeout, err.fileno(), on_line)
         finally:
             with _lock:
-                # Until it is reaped, which is below, its group id cannot belong to anyone else.
+                # The process is reaped below. Until then, no other process group can have this ID.
                 _running.discard(process.pid)
-            # Also on Ctrl-C: in its own session the tool does not hear of it.
+            # Also on Ctrl-C, which does not reach the tool because it has its own session.
             if not ended:
                 os.killpg(process.pid, signal.SIGKILL)
             process.wait()
@@ -123,7 +124,10 @@ _here = threading.local()
 
 @contextlib.contextmanager
 def giving_way() -> Iterator[None]:
-    """Run the tools of this thread at a low priority, so that tools that somebody waits for get the cores."""
+    """Give low priority to the tools that this thread starts inside the `with` block.
+
+    This is for work in the background, for which no user waits.
+    """
     _here.nice = _NICE
     try:
         yield
@@ -132,64 +136,58 @@ def giving_way() -> Iterator[None]:
 
 
 def end_running() -> None:
-    """Kill all tools that other threads are waiting for, because the command ends."""
+    """Kill all tools that threads of this process are running.
+
+    Called when the command ends.
+    """
     with _lock:
         for pid in _running:
             os.killpg(pid, signal.SIGKILL)
 
 
-def _ended(process: subprocess.Popen[bytes], timeout: float, lines: _Lines | None) -> bool:
-    """Wait for a process without reaping it; `Popen.wait` would notice its end up to 50 ms late."""
-    pidfd = os.pidfd_open(process.pid)
+def _ended_in(
+    process: subprocess.Popen[bytes], timeout: float, errors: int, on_line: Callable[[str], None] | None
+) -> bool:
+    """Wait for the end of a process, and return whether the process ended within `timeout` seconds.
+
+    Meanwhile `on_line` is called with each line that the process writes to the file `errors`.
+
+    The process is not reaped.
+
+    `Popen.wait` is not used because it may notice the end 50 ms late.
+    """
     deadline = time.monotonic() + timeout
+    pidfd, at = os.pidfd_open(process.pid), 0
     try:
         poll = select.poll()
         poll.register(pidfd, select.POLLIN)
-        if lines is None:
-            return bool(poll.poll(timeout * 1000))
-        while not (ended := poll.poll(1000 * min(_LISTEN, max(0.0, deadline - time.monotonic())))):
-            lines.pass_on()
-            if time.monotonic() >= deadline:
-                break
-        lines.pass_on()
-        return bool(ended)
+        while True:
+            ended = bool(poll.poll(1000 * max(0.0, min(_LISTEN, deadline - time.monotonic()))))
+            if on_line is not None:
+                at = _pass_on(errors, at, on_line)
+            if ended or time.monotonic() >= deadline:
+                return ended
     finally:
         os.close(pidfd)
 
 
-def _ended_in(process: subprocess.Popen[bytes], timeout: float, lines: _Lines | None) -> bool:
-    """Wait as `_ended` does, and wake a process that somebody has stopped."""
-    deadline = time.monotonic() + timeout
-    while not _ended(process, max(0.0, min(_LISTEN, deadline - time.monotonic())), lines):
-        if time.monotonic() >= deadline:
-            return False
-        if _is_stopped(process.pid):
-            # In its own session no terminal does that; stopped, it would hold its locks until the time limit.
-            os.killpg(process.pid, signal.SIGCONT)
-    return True
+def _pass_on(fd: int, at: int, on_line: Callable[[str], None]) -> int:
+    """Call a function with each complete line that a running process has written to a file.
 
+    The file position of the process does not change.
 
-def _is_stopped(pid: int) -> bool:
-    with contextlib.suppress(OSError):
-        stat = Path(f"/proc/{pid}/stat").read_bytes()
-        return stat[stat.rindex(b")") + 2 :].startswith(b"T")
-    return False
+    Args:
+        fd: File descriptor of the file.
+        at: Position of the first line to pass on.
+        on_line: The function to call.
 
-
-class _Lines:
-    """A reader that forwards the lines that a process writes into a file, while it writes."""
-
-    def __init__(self, fd: int, on_line: Callable[[str], None]) -> None:
-        self._fd = fd
-        self._on_line = on_line
-        self._at = 0
-
-    def pass_on(self) -> None:
-        """Forward new complete lines, without moving the position at which the process writes."""
-        text, end, _ = os.pread(self._fd, _KEEP, self._at).rpartition(b"\n")
-        self._at += len(text) + len(end)
-        for line in text.decode("utf-8", "replace").splitlines():
-            self._on_line(line)
+    Returns:
+        The position after the last complete line.
+    """
+    text, end, _ = os.pread(fd, _KEEP, at).rpartition(b"\n")
+    for line in text.decode("utf-8", "replace").splitlines():
+        on_line(line)
+    return at + len(text) + len(end)
 
 
 def _tail(stream: IO[bytes], keep: int | None) -> str:
@@ -199,30 +197,33 @@ def _tail(stream: IO[bytes], keep: int | None) -> str:
 
 
 # --------------------------------------------------------------------------------------------------
-# The uv executable with an environment of our own: same inputs, same answer, wherever we are started.
+# The uv executable, with a controlled environment, so that results do not depend on where it is started.
 
-# What of the user's UV_* settings says where packages and interpreters come from. All others
-# (UV_CONSTRAINT, UV_EXCLUDE_NEWER, UV_PYTHON, ...) would change a lock without being seen in it.
+# The user's UV_* variables that are kept: they say where packages and interpreters come from. All others
+# (UV_CONSTRAINT, UV_EXCLUDE_NEWER, UV_PYTHON, ...) would change a lock without being recorded in it.
 _KEPT = re.compile(
-    r"UV_(INDEX|EXTRA_INDEX_URL|INDEX_STRATEGY|FIND_LINKS|KEYRING_PROVIDER|OFFLINE|INSECURE_HOST"
+    r"UV_(INDEX_STRATEGY|KEYRING_PROVIDER|OFFLINE|INSECURE_HOST"
     r"|SYSTEM_CERTS|NATIVE_TLS|HTTP_TIMEOUT|HTTP_RETRIES|CONFIG_FILE|PYTHON_INSTALL_MIRROR"
     r"|PYTHON_INSTALL_DIR|PYTHON_CACHE_DIR|PYTHON_DOWNLOADS_JSON_URL|INDEX_[A-Z0-9_]+_(USERNAME|PASSWORD))"
 )
-# Variables that would make uv or a build back end see another Python environment.
+_FURTHER_PLACES = ("UV_INDEX", "UV_EXTRA_INDEX_URL", "UV_FIND_LINKS")
+"""Variables that are kept too where uv is told the package indexes."""
+# Variables that would make uv or a build back end use another Python environment.
 _DROPPED = ("VIRTUAL_ENV", "CONDA_PREFIX", "PYTHONPATH", "PYTHONHOME", "PYTHONSTARTUP", "__PYVENV_LAUNCHER__")
 
 _LOGIN = re.compile(r"UV_INDEX_[A-Z0-9_]+_(USERNAME|PASSWORD)")
-_ADDRESSES = ("UV_DEFAULT_INDEX", "UV_INDEX_URL", "UV_INDEX", "UV_EXTRA_INDEX_URL", "UV_FIND_LINKS")
+_ADDRESSES = ("UV_DEFAULT_INDEX", "UV_INDEX_URL", *_FURTHER_PLACES)
 
 CACHE_CONTROL = 'cache-control = { api = "max-age=600", files = "max-age=365000000, immutable" }'
-"""Of an index in uv's settings: ten minutes is what the public index itself allows; files never change."""
-_NETRC = 1 << 20  # bytes of a netrc file
-# Longest silence that is taken for an answer on its way; uv tries four times in all.
+"""Cache settings of an index in `uv.toml`: pages for ten minutes, as on PyPI; files forever."""
+_NETRC = 1 << 20  # maximum size of a netrc file in bytes
+# Seconds without data after which uv gives up a download; it tries four times.
 _HTTP_TIMEOUT = "30"
+_PUBLIC_INDEX_TIMEOUT = 60.0
 
-# Runs the command within a limit, and ends it with all that it started when the process that asked for it is
-# gone: a build that nobody waits for would go on for hours. It leads the process group, and is told of the
-# death of its parent by the kernel (PR_SET_PDEATHSIG is 1).
+# Runs a command with a memory limit, and kills its process group when the parent process ends; otherwise an
+# abandoned build could go on for hours. The kernel sends SIGTERM to this program when its parent ends
+# (PR_SET_PDEATHSIG is 1).
 _WATCHED = """
 import ctypes, os, resource, signal, subprocess, sys
 signal.signal(signal.SIGTERM, lambda *_: os.killpg(0, signal.SIGKILL))
@@ -242,14 +243,15 @@ sys.exit(status)
 
 @contextlib.contextmanager
 def _told_once(pipe: Path, text: str) -> Iterator[None]:
-    """Give a text to uv through a pipe, once, while the block runs; then the pipe is gone.
+    """Offer a text to uv through a named pipe inside the `with` block. The text can be read once.
 
-    uv reads its netrc file once, before it asks an index for the first time. What it builds inherits the path
-    of the pipe: it finds nothing there, and is told nothing if it comes first.
+    uv reads its netrc file once, before its first request. Builds that uv starts inherit the path. But the
+    pipe is removed when it is opened, and nothing is written if a process other than uv has opened it.
     """
     os.mkfifo(pipe, 0o600)
 
     def tell() -> None:
+        # uv says itself that it lacks a login if it closed the pipe before reading.
         with contextlib.suppress(OSError), pipe.open("w", encoding="utf-8") as stream:
             is_uv = _is_open_in_uv_alone(stream.fileno())
             pipe.unlink(missing_ok=True)
@@ -261,9 +263,9 @@ def _told_once(pipe: Path, text: str) -> Iterator[None]:
     try:
         yield
     finally:
-        # Where uv needed no index nobody has opened it, and the thread still waits for somebody.
+        # If uv made no request, nobody has opened the pipe, and the thread is still waiting for a reader.
         while teller.is_alive():
-            with contextlib.suppress(FileNotFoundError):
+            with contextlib.suppress(FileNotFoundError):  # uv has opened it meanwhile
                 end = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
                 teller.join(_LISTEN)
                 os.close(end)
@@ -271,13 +273,13 @@ def _told_once(pipe: Path, text: str) -> Iterator[None]:
 
 
 def _is_open_in_uv_alone(pipe: int) -> bool:
-    """Return whether no other process than one of uv has the pipe open that this one writes to."""
+    """Return whether uv has the pipe open, and no other process except this one does."""
     ours, program = os.fstat(pipe), os.path.realpath(uv.find_uv_bin())
     found = False
     for pid in filter(str.isdigit, os.listdir("/proc")):  # noqa: PTH208 -- names
         if int(pid) == os.getpid():
             continue
-        with contextlib.suppress(OSError):  # another user's, or ended
+        with contextlib.suppress(OSError):  # the process belongs to another user, or has ended
             for fd in os.listdir(f"/proc/{pid}/fd"):  # noqa: PTH208 -- names
                 with contextlib.suppress(OSError):
                     if os.path.samestat(os.stat(f"/proc/{pid}/fd/{fd}"), ours):  # noqa: PTH116 -- many
@@ -288,7 +290,7 @@ def _is_open_in_uv_alone(pipe: int) -> bool:
 
 
 def no_room_error(place: Path) -> InfrastructureError:
-    """Return the error to raise when the file system of a place is full."""
+    """Return the error that the file system of `place` is full."""
     return InfrastructureError(
         f"no space left on the file system of {place}",
         remedy="make room there, or name another place: TMPDIR for temporary files, "
@@ -297,15 +299,16 @@ def no_room_error(place: Path) -> InfrastructureError:
 
 
 class Uv:
-    """uv with one cache and one index.
+    """The uv executable, configured with a cache and package indexes.
 
     Args:
-        cache_dir: Our cache directory; uv's own lies in it, so that prefixes beside it can be hardlinked.
-        index: URL of the package index, None for the configured one.
-        environ: The environment to start from, ours by default.
-        indexes: Further indexes, which are asked before it and before those that are configured.
-        find_links: Folders and pages with further archives.
-        holding: A descriptor that every run inherits that is not watched; see `run_tool`.
+        cache_dir: The cache directory of bisect-env. uv's cache is a subdirectory, on the same file system as
+            the prefixes, so that files can be hardlinked.
+        index: URL of the package index; None for the configured one.
+        environ: Environment variables to start from; those of this process if None.
+        indexes: Additional indexes with higher priority than `index` and the configured ones.
+        find_links: Directories and web pages with additional archives.
+        holding: File descriptor that runs inherit unless they are watched; see `run_tool`.
     """
 
     def __init__(
@@ -324,7 +327,16 @@ class Uv:
         self._holding = holding
         self._environ = dict(os.environ if environ is None else environ)
         self._explicit = index
-        self.index = index or configured_index(self._environ)
+        self._places = configured_places(self._environ)
+
+    @functools.cached_property
+    def index(self) -> str:
+        """The URL of the default index, for which uv may have to be asked.
+
+        Raises:
+            InfrastructureError: uv does not state its public index.
+        """
+        return self._explicit or self._places.default or public_index()
 
     def run(
         self,
@@ -337,36 +349,40 @@ class Uv:
         extra: Mapping[str, str] | None = None,
         watched: bool = False,
         memory: int = 0,
+        with_indexes: bool = True,
     ) -> Finished:
-        """Run `uv ARGS` in a directory.
+        """Run uv, wait for it, and return its result.
 
         Args:
-            args: For uv.
-            cwd: The directory.
-            timeout: Seconds.
-            builds: Whether uv may run code of source distributions, which inherits its environment. Then that
-                is what a trial gets, and what uv itself has to know; passwords come through a pipe.
-            on_line: Called with each line of uv's errors.
-            extra: Environment variables besides.
-            watched: Whether all of it ends when this process does, however that ends.
-            memory: Of what is watched, bytes of address space that each process may take; 0 for no limit.
+            args: Arguments for uv.
+            cwd: Working directory.
+            timeout: Time limit in seconds.
+            builds: Whether uv may run code of source distributions, which inherits uv's environment. If so,
+                the environment is reduced to what trials get and what uv needs, and uv receives passwords
+                through a pipe.
+            on_line: Called with each line of uv's standard error.
+            extra: Additional environment variables.
+            watched: Whether uv and its child processes are killed when this process ends.
+            memory: Limit of the address space of each process in bytes, if `watched`; 0 for no limit.
+            with_indexes: Whether uv is told the package indexes; asking uv for its own may take 0.1 s.
 
         Raises:
-            InfrastructureError: uv cannot be started, or its cache cannot be made.
+            InfrastructureError: uv cannot be started, its cache cannot be created, or it does not state its
+                public index.
         """
         try:
             with contextlib.ExitStack() as held:
-                env = self.variables()
+                env = self.variables() if with_indexes else self._variables_without_indexes()
                 if builds:
                     env, logins = self._for_builds(env)
                     if logins:
                         pipe = held.enter_context(temporary("uv")) / "netrc"
                         held.enter_context(_told_once(pipe, logins))
                         env["NETRC"] = str(pipe)
-                # uv's locks are open to everybody, and who holds one makes it wait.
+                # Only this user may enter the directory: a user who can open uv's lock files could block uv.
                 Path(env["UV_CACHE_DIR"]).mkdir(mode=0o700, parents=True, exist_ok=True)
-                # Without a project uv would read a `uv.toml` of any directory above `cwd`: others may write
-                # to the one for temporary files.
+                # `--project /` keeps uv from reading a `uv.toml` in a parent directory of `cwd`, to which
+                # other users may be able to write.
                 argv: list[str | Path] = [uv.find_uv_bin(), "--project", "/", *args]
                 if watched:
                     argv = [sys.executable, "-I", "-S", "-c", _WATCHED, str(os.getpid()), str(memory), *argv]
@@ -382,8 +398,8 @@ class Uv:
                 f"{self.cache_dir} can be written (BISECT_ENV_CACHE names another)",
             ) from error
 
-    def variables(self) -> dict[str, str]:
-        """Return the environment variables that uv is run with."""
+    def _variables_without_indexes(self) -> dict[str, str]:
+        """Return the environment variables with which uv is run, without package indexes."""
         env = {
             name: value
             for name, value in self._environ.items()
@@ -396,11 +412,16 @@ class Uv:
             "NO_COLOR": "1",
         }
         env.setdefault("UV_HTTP_TIMEOUT", _HTTP_TIMEOUT)
-        env.pop("UV_INDEX_URL", None)
+        return env
+
+    def variables(self) -> dict[str, str]:
+        """Return the environment variables with which uv is run, including package indexes."""
+        env = self._variables_without_indexes()
+        env |= {name: self._environ[name] for name in _FURTHER_PLACES if name in self._environ}
         env["UV_DEFAULT_INDEX"] = self.index
         further = self._further(env)
-        if configured_places(self._environ).no_index and not any(uv_config_files(self._environ)):
-            # Set for pip, which uv would not know.
+        if self._places.no_index and not any(uv_config_files(self._environ)):
+            # `no-index` was set for pip. Pass it on to uv.
             env.pop("UV_DEFAULT_INDEX")
             env["UV_CONFIG_FILE"] = str(self._own_config("no-index = true\n"))
             further = []
@@ -409,7 +430,7 @@ class Uv:
             env["UV_CONFIG_FILE"] = str(self._own_config(_indexes_text(self.index, further)))
             further = []
         elif self._explicit is None and any(uv_config_files(self._environ)):
-            # The user's uv.toml knows more about the index than its URL, so that it has to speak itself.
+            # The user's uv.toml may contain further settings of the index, so let uv read it.
             env.pop("UV_DEFAULT_INDEX")
             for name in ("UV_DEFAULT_INDEX", "UV_INDEX_URL"):
                 if self._environ.get(name):
@@ -420,12 +441,13 @@ class Uv:
         return env
 
     def _further(self, env: dict[str, str]) -> list[PackageIndex]:
-        """Return the indexes that uv does not know of by itself: of the matrix, and of pip's settings.
+        """Return the indexes of the matrix and of pip's settings, which must be passed on to uv.
 
         Args:
-            env: For uv; folders of archives are added to it, and pip's way of choosing among indexes.
+            env: uv's environment variables. `UV_FIND_LINKS` and, for pip's indexes, `UV_INDEX_STRATEGY` are
+                set in it.
         """
-        configured = configured_places(self._environ)
+        configured = self._places
         indexes = [one for one in self._indexes if not one.explicit]
         links = [*self._find_links, *filter(None, [env.get("UV_FIND_LINKS", "")])]
         if configured.are_pips:
@@ -438,10 +460,11 @@ class Uv:
         return indexes
 
     def _for_builds(self, env: Mapping[str, str]) -> tuple[dict[str, str], str]:
-        """Return what of uv's environment the code of a source distribution may see.
+        """Return uv's environment variables that build scripts may see, and the credentials for uv alone.
 
         Returns:
-            The variables; and what uv alone is to know, in the form of a netrc file, "" if nothing.
+            The variables, and the text of a netrc file with the credentials that only uv may see; "" if there
+            are none.
         """
         kept = passed_on(env)
         own_bin = str(Path(sys.executable).parent)
@@ -454,32 +477,31 @@ class Uv:
                 words = (self._public(word, env, logins) for word in value.split())
                 kept[name] = " ".join(words) if name in _ADDRESSES else value
         if "UV_DEFAULT_INDEX" in kept and self._may_configure():
-            # Without its settings for this index uv would fetch, and build, each archive again and again.
+            # Without cache settings for this index, uv would download and build each archive every time.
             text = _indexes_text(kept.pop("UV_DEFAULT_INDEX"), ())
             kept["UV_CONFIG_FILE"] = str(self._own_config(text))
         if not logins and "NETRC" not in env:
             return kept, ""  # uv looks into the file of the home directory itself
         own = Path(env.get("NETRC") or Path(env.get("HOME", "/")) / ".netrc")
         lines = [f"machine {host} login {user} password {password}\n" for host, user, password in logins]
+        # Most users have no such file; uv itself says if a login is missing.
         with contextlib.suppress(OSError, ValueError):
             lines.append(read_limited(own, _NETRC))
         return kept, "".join(lines)
 
     def _public(self, word: str, env: Mapping[str, str], logins: list[tuple[str, str, str]]) -> str:
-        """Return an address, `name=address` or path of uv's settings without its login, which is noted."""
-        name, equals, address = word.partition("=")
-        if not equals or "://" in name:
-            name, equals, address = "", "", word
-        if "://" not in address:
+        """Return an index URL or path without credentials, and add the credentials to `logins`."""
+        index = named_index(word)
+        if "://" not in index.url:
             return word
-        parts = urlsplit(address)
-        prefix = f"UV_INDEX_{re.sub(r'[^A-Z0-9]', '_', name.upper())}_"
+        parts = urlsplit(index.url)
+        prefix = f"UV_INDEX_{re.sub(r'[^A-Z0-9]', '_', index.name.upper())}_"
         user = unquote(parts.username or "") or env.get(f"{prefix}USERNAME", "")
         password = unquote(parts.password or "") or env.get(f"{prefix}PASSWORD", "")
-        # A netrc file has no quotes: what cannot stand in one is left to uv's own store of credentials.
+        # A netrc file cannot contain spaces in values. uv must find such credentials in its own store.
         if parts.hostname and (user or password) and not re.search(r"\s", user + password):
             logins.append((parts.hostname, user or "__token__", password or user))
-        return name + equals + without_credentials(address)
+        return word.removesuffix(index.url) + without_credentials(index.url)
 
     def _own_config_fits(self, further: Sequence[PackageIndex]) -> bool:
         urls = [self.index, *(one.url for one in further)]
@@ -490,21 +512,70 @@ class Uv:
         return urlsplit(self.index).scheme in ("http", "https") and not has_user_config
 
     def _own_config(self, text: str) -> Path:
-        folder = self.cache_dir / "uv-config"
-        path = folder / f"{hashlib.sha256(text.encode()).hexdigest()[:16]}.toml"
+        name = f"{hashlib.sha256(text.encode()).hexdigest()[:16]}.toml"
+        path = self.cache_dir / "uv-config" / name
         if not path.exists():
-            folder.mkdir(parents=True, exist_ok=True)
-            # Threads of one process get here at the same time, too.
-            with replacing(path) as beside:
-                beside.write_text(text, "utf-8")
+            # Several threads may write this file at the same time.
+            write_atomically(path, text)
         return path
 
 
-def _indexes_text(default: str, further: Sequence[PackageIndex]) -> str:
-    """Return settings of uv that name indexes. Pure.
+def usable_cache(aside: Path) -> Path:
+    """Return the default cache directory, or `aside` if it cannot be written, as that of another user."""
+    cache = default_cache_dir()
+    return cache if any(os.access(place, os.W_OK) for place in (cache, cache.parent)) else aside
 
-    Indexes without cache headers are asked again for every package of every combination: 0.8 s a lock instead
-    of 0.02 s.
+
+def configured_index() -> str:
+    """Return the URL of the package index to use if a matrix names none.
+
+    This is the default index in uv's configuration, in pip's, or the public index that uv knows.
+
+    Raises:
+        InfrastructureError: A configuration file cannot be read, or uv does not state its public index.
+    """
+    return configured_places().default or public_index()
+
+
+@functools.cache
+def public_index() -> str:
+    """Ask uv for the URL of the package index that it uses if nothing is configured.
+
+    Importing pypi-simple, which states the URL too, takes longer: 0.12 s instead of 0.02 s.
+
+    Raises:
+        InfrastructureError: uv failed, or its answer holds no URL.
+    """
+    with temporary("index") as aside:
+        requirements = aside / "requirements.in"
+        requirements.touch()
+        args = ["pip", "compile", "--emit-index-url", "--no-header", "--no-config", "--offline", "--quiet"]
+        # uv reads a file of this variable in spite of `--no-config`.
+        environ = {name: value for name, value in os.environ.items() if name != "UV_CONFIG_FILE"}
+        finished = Uv(usable_cache(aside), environ=environ).run(
+            [*args, "--python", sys.executable, requirements],
+            cwd=aside,
+            timeout=_PUBLIC_INDEX_TIMEOUT,
+            builds=False,
+            with_indexes=False,
+        )
+    match finished.stdout.split():
+        case ["--index-url", address]:
+            return address
+    why = plain_words(finished.stderr) or finished.stdout[:200] or "no answer in time"
+    raise InfrastructureError(
+        f"uv does not state its public index: {without_passwords(why)}",
+        remedy="install bisect-env again (it brings uv), or name an index in uv's or pip's configuration",
+    )
+
+
+def _indexes_text(default: str, further: Sequence[PackageIndex]) -> str:
+    """Return the text of a `uv.toml` that lists indexes and how long their responses are cached.
+
+    This function is pure.
+
+    Without these cache settings, uv would query indexes without cache headers again for each package of each
+    combination, which takes 0.8 s per lock instead of 0.02 s.
     """
     lines = []
     for one in further:
@@ -528,15 +599,18 @@ _TRANSIENT = re.compile(
 
 
 def is_transient(words: str) -> bool:
-    """Return whether an error of uv or rattler comes from the network, the disk or a corrupted download.
+    """Return whether an error of uv or rattler may be temporary, such as a network or disk failure.
 
-    A file that is gone for good (404, 410) is not transient: no other attempt would find it.
+    A retry may succeed after such errors. A file that does not exist (status 404 or 410) is not included.
     """
     return _TRANSIENT.search(words) is not None
 
 
 def plain_words(stderr: str, limit: int = 4000) -> str:
-    """Return uv's error without progress and prefixes, and with both ends of a long build log."""
+    """Return uv's error output without progress lines, shortened to about `limit` characters.
+
+    A shortened text keeps its beginning and its end.
+    """
     lines: list[str] = []
     for line in stderr.splitlines():
         if line.startswith(("warning:", "Using ", "Resolved ", "Prepared ", "   Building", "      Built")):

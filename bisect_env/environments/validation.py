@@ -1,4 +1,4 @@
-"""Checks that an environment is what was asked for: CUDA and hosts of its lock, packages of its prefix."""
+"""Checks that an environment is consistent, for example that all its packages use the same CUDA version."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from packaging.version import InvalidVersion, Version
 from bisect_env.environments.lock import Lock, LockedPackage
 
 # --------------------------------------------------------------------------------------------------
-# Which of PyPI's packages a conda environment already has. Pure.
+# PyPI packages that a conda environment already provides. Pure.
 
 _OTHER_NAMES = {
     "brotli-python": "brotli",
@@ -36,14 +36,14 @@ _OTHER_NAMES = {
     "seaborn-base": "seaborn",
     "tensorflow-base": "tensorflow",
 }
-"""conda-forge's names that are not PyPI's; all other packages for Python go by the same name in both."""
+"""Maps names of conda-forge packages to PyPI names, if they differ. Other Python packages have one name."""
 
 
 def provided_to_pypi(packages: Iterable[LockedPackage]) -> dict[str, str]:
-    """Map the PyPI names that conda packages provide to their versions.
+    """Return the PyPI packages that conda packages provide, as a map from PyPI name to version.
 
-    Only packages that depend on Python are Python packages: the C library `zlib` is not the module of that
-    name. Versions that PEP 440 cannot read constrain nothing.
+    Conda packages that do not depend on Python are left out: the C library `zlib` is not a Python package.
+    Versions that are invalid under PEP 440 are left out too.
     """
     provided: dict[str, str] = {}
     for package in packages:
@@ -55,20 +55,21 @@ def provided_to_pypi(packages: Iterable[LockedPackage]) -> dict[str, str]:
             version = Version(package.version)
         except InvalidVersion:
             continue
-        # conda's `2025b` is the second release of a year, not PEP 440's second-to-last try.
+        # conda's version `2025b` is a normal release, but PEP 440 reads it as a beta (`2025b0`).
         if not version.is_prerelease or str(version) == package.version:
             provided[_OTHER_NAMES.get(name, name)] = str(version)
     return provided
 
 
 # --------------------------------------------------------------------------------------------------
-# What conda is to take the hosts to have: the same for every host that locks, so that locks are. Pure.
+# Virtual packages, which describe the host to conda's solver. They do not depend on this host, so that locks
+# do not either. Pure.
 
 CUDA_PACKAGES = ("cuda-version", "cudatoolkit", "cuda-toolkit", "cuda")
-"""conda packages whose version is that of CUDA itself."""
+"""Names of conda packages whose version is the CUDA version."""
 
 NONE = "none"
-"""Written in place of a version, takes a virtual package away."""
+"""Value in a matrix that removes a virtual package, in place of its version."""
 
 _ARCHITECTURES = {"64": "x86_64", "aarch64": "aarch64", "arm64": "arm64", "ppc64le": "ppc64le"}
 _CUDA_SPEC = re.compile(
@@ -79,15 +80,15 @@ _CUDA_SPEC = re.compile(
 def virtual_packages(
     platform: str, cuda: str | None, overrides: Mapping[str, str] | None = None
 ) -> dict[str, str]:
-    """Return the version of every virtual package by name.
+    """Return conda's virtual packages for a platform, as a map from name to version.
 
-    A Linux as conda-lock assumes it: glibc 2.28 (that of the oldest systems that today's CUDA supports)
-    and the baseline of the architecture. There is CUDA only where the matrix says so.
+    For Linux, the defaults are those of conda-lock: glibc 2.28 (of the oldest systems that current CUDA
+    versions support) and the baseline microarchitecture.
 
     Args:
-        platform: conda's name of it.
-        cuda: Version of CUDA, None for hosts without it.
-        overrides: From the matrix; `none` takes one away.
+        platform: conda's name of the platform, such as `linux-64`.
+        cuda: CUDA version; None for hosts without CUDA.
+        overrides: Versions from the matrix that replace the defaults; `none` removes a package.
     """
     system, _, architecture = platform.partition("-")
     packages = {"__archspec": _ARCHITECTURES.get(architecture, architecture)}
@@ -104,11 +105,11 @@ def virtual_packages(
 
 
 def cuda_version(pins: Mapping[str, str], specs: Iterable[str]) -> str | None:
-    """Return the version of CUDA (major and minor) that packages pin, None if none does.
+    """Return the pinned CUDA version, such as `12.8`; None if no conda package pins one.
 
     Args:
-        pins: conda package to exact version.
-        specs: Further conda specs; one that names a version of CUDA counts.
+        pins: Maps conda package names to exact versions.
+        specs: Additional match specs, such as `cuda-version 12.8`.
     """
     for name in CUDA_PACKAGES:
         if name in pins:
@@ -120,10 +121,9 @@ def cuda_version(pins: Mapping[str, str], specs: Iterable[str]) -> str | None:
 
 
 # --------------------------------------------------------------------------------------------------
-# Whether an environment is what was asked for: what a lock and a prefix say of CUDA.
+# Warnings about CUDA in a lock or a prefix.
 #
-# A solver that may choose takes a CPU-only build, or puts the libraries of two CUDA versions side by side,
-# and calls it a solution.
+# A solver may choose CPU-only builds, or libraries of two CUDA versions, without an error.
 
 _CONDA_BUILD = re.compile(r"(?:^|_)cuda_?(\d{2})\d?(?:_|$|py|h)")
 _CPU_BUILD = re.compile(r"(?:^|_)cpu(?:_|$|py)")
@@ -139,7 +139,10 @@ _SHOWN = 3
 
 
 def cuda_majors(packages: Iterable[LockedPackage]) -> dict[int, list[str]]:
-    """Return the CUDA major versions that packages are built for, with these packages' names. Pure."""
+    """Return a map from each CUDA major version to the names of the packages built for that version.
+
+    This function is pure.
+    """
     found: dict[int, list[str]] = {}
     for package in packages:
         if (major := _major(package)) is not None:
@@ -160,21 +163,24 @@ def _major(package: LockedPackage) -> int | None:
 
 
 def lock_warnings(lock: Lock, *, asked: Iterable[str] = (), cuda: bool = False) -> tuple[str, ...]:
-    """Return warnings about an environment that should be read before its trials are trusted. Pure.
+    """Return warnings if a lock mixes two CUDA versions or contains CPU-only builds.
+
+    This function is pure.
 
     Args:
-        lock: As solved.
-        asked: Packages that the matrix names. That libraries below them have no CUDA is mostly as it should
-            be; that these, or a framework for GPUs, have none is not.
-        cuda: Whether the matrix has an axis, or a package, that is CUDA's version.
+        lock: The solved lock.
+        asked: Packages that the matrix names. Only these and known GPU frameworks are checked for CPU-only
+            builds, because many of their dependencies rightly have no CUDA.
+        cuda: Whether the matrix has an axis or a package that determines the CUDA version. If not, CPU-only
+            builds are not reported.
 
     Returns:
-        A sentence each.
+        One text per warning.
     """
     warnings = []
     majors = cuda_majors(lock.packages)
     if len(majors) > 1:
-        # The first names alone, so that environments that differ elsewhere are warned of together.
+        # Show only the first name, so that equal warnings of different environments are merged.
         sides = "; ".join(f"{major} ({names[0]}, ...)" for major, names in majors.items())
         warnings.append(f"two major versions of CUDA in one environment: {sides}")
     if cuda:
@@ -198,21 +204,40 @@ def _some(names: list[str]) -> str:
 
 
 def prefix_warnings(lock: Lock, prefix: Path) -> tuple[str, ...]:
-    """Return what a prefix says about itself that does not go together, without running any of its code.
+    """Return warnings about contradictions in the metadata of an installed environment.
 
-    That it holds the packages of its lock, the installers see to.
+    Examples are a torch without CUDA in a CUDA environment, or a package whose metadata states another
+    version. Only metadata files are read; no code of the prefix is run.
 
     Args:
-        lock: What it was made from.
-        prefix: Its directory.
+        lock: The lock that was installed.
+        prefix: Directory of the prefix.
     """
-    return tuple(_odd(lock, *_distributions(prefix)))
+    wheels, torch_cuda = _distributions(prefix)
+    conda = [package for package in lock.packages if package.is_conda]
+    warnings = [
+        f"the conda package of {name} is {version}, and calls itself {wheels[name]}"
+        for name, version in provided_to_pypi(conda).items()
+        if name in wheels and not _same(wheels[name], version)
+    ]
+    majors = cuda_majors(p for p in lock.packages if p.name in ("torch", "pytorch")) or cuda_majors(
+        lock.packages
+    )
+    if torch_cuda == "" and majors and not any(_CPU_BUILD.search(p.build) for p in conda):
+        warnings.append(
+            f"torch was built without CUDA, and the environment is one for CUDA {_either(majors)}"
+        )
+    elif torch_cuda and majors and int(torch_cuda.split(".")[0]) not in majors:
+        warnings.append(
+            f"torch was built with CUDA {torch_cuda}, and the environment is one for {_either(majors)}"
+        )
+    return tuple(warnings)
 
 
 def _distributions(prefix: Path) -> tuple[dict[str, str], str | None]:
-    """Return the version of each distribution by name, and the CUDA version that torch was built with.
+    """Return the version of each installed distribution, and the CUDA version of torch.
 
-    That is "" for a torch without CUDA, and None without torch.
+    The CUDA version is "" if torch was built without CUDA, and None if torch is not installed.
     """
     wheels: dict[str, str] = {}
     torch_cuda = None
@@ -227,30 +252,13 @@ def _distributions(prefix: Path) -> tuple[dict[str, str], str | None]:
     return wheels, torch_cuda
 
 
-def _odd(lock: Lock, wheels: Mapping[str, str], torch_cuda: str | None) -> Iterable[str]:
-    conda = [package for package in lock.packages if package.is_conda]
-    for name, version in provided_to_pypi(conda).items():
-        found = wheels.get(name)
-        if found is not None and not _same(found, version):
-            yield f"the conda package of {name} is {version}, and calls itself {found}"
-    if torch_cuda is None:
-        return
-    majors = cuda_majors(p for p in lock.packages if p.name in ("torch", "pytorch")) or cuda_majors(
-        lock.packages
-    )
-    if torch_cuda == "" and majors and not any(_CPU_BUILD.search(p.build) for p in conda):
-        yield f"torch was built without CUDA, and the environment is one for CUDA {_either(majors)}"
-    elif torch_cuda and majors and int(torch_cuda.split(".")[0]) not in majors:
-        yield f"torch was built with CUDA {torch_cuda}, and the environment is one for {_either(majors)}"
-
-
 def _either(majors: Iterable[int]) -> str:
     return " and ".join(str(major) for major in majors)
 
 
 def _same(found: str, locked: str) -> bool:
     try:
-        # Directory names write `1.0+cu128` as `1.0_cu128` in old wheels, and leave zeros out.
+        # In old wheels, directory names have `1.0_cu128` for `1.0+cu128`, and trailing zeros may be missing.
         return Version(found.replace("_", "+")) == Version(locked)
-    except InvalidVersion:
+    except InvalidVersion:  # old packages; compare the texts
         return canonicalize_name(found) == canonicalize_name(locked)

@@ -1,4 +1,4 @@
-"""Chooses the wheel of a release that an interpreter on this host would install. Pure but for the libc."""
+"""Chooses the wheel of a release that a given interpreter on this host would install."""
 
 from __future__ import annotations
 
@@ -11,27 +11,34 @@ from packaging import tags
 from bisect_env.environments.interpreters import Interpreter
 
 Ranks = Mapping[tags.Tag, int]
-"""Tag to preference, 0 first."""
+"""Maps a wheel tag to its rank; 0 is the most preferred."""
 
 
 MAX_FILENAME = 255
-"""Bytes of a file name on every file system in use; an index that lists longer ones is broken, or hostile."""
+"""Longest file name in bytes that file systems support. Longer names on an index are ignored."""
 _INTERPRETER = re.compile(r"(?:cp|py)(\d)(\d+)?")
 _LAST_MINOR = 30
-"""The stable ABI has no end; this one is years away."""
+"""Highest minor version of Python 3 assumed for wheels of the stable ABI, which support all later ones."""
 
 
 @functools.cache
 def host_platforms() -> tuple[str, ...]:
-    """Return the platform tags of this host, most specific first (manylinux by its glibc)."""
+    """Return the platform tags of wheels that this host supports, most specific first.
+
+    The manylinux tags depend on the host's glibc.
+    """
     return tuple(tags.platform_tags())
 
 
 @functools.cache
 def tag_ranks(interpreter: Interpreter, platforms: Sequence[str] | None = None) -> Ranks:
-    """Return the tags that an interpreter accepts, in its order of preference.
+    """Return the rank of every wheel tag that an interpreter accepts; 0 is the most preferred.
 
-    The interpreter is not asked for them: that of a conda environment is not there yet.
+    The interpreter is not run, since that of a conda environment may not be installed yet.
+
+    Args:
+        interpreter: The interpreter.
+        platforms: Platform tags, most specific first; those of this host if None.
     """
     platforms = host_platforms() if platforms is None else platforms
     version = interpreter.release[:2]
@@ -45,9 +52,13 @@ def tag_ranks(interpreter: Interpreter, platforms: Sequence[str] | None = None) 
 
 
 def choose_wheel(filenames: Iterable[str], ranks: Ranks) -> str | None:
-    """Return the wheel that an installer would take: best tag, then highest build number, then name.
+    """Return the file name of the wheel that an installer would choose; None if no wheel fits.
 
-    Names that are no wheels are passed over, so that a page's whole listing can be given.
+    The best tag wins, then the highest build number, then the first name in alphabetical order.
+
+    Args:
+        filenames: File names of a release; names of other files than wheels are ignored.
+        ranks: Accepted tags, from `tag_ranks`.
     """
     best: tuple[int, tuple[int, str], str] | None = None
     for filename in sorted(filenames):
@@ -65,14 +76,17 @@ def choose_wheel(filenames: Iterable[str], ranks: Ranks) -> str | None:
 
 
 def fits_platform(filename: str, platforms: Sequence[str] | None = None) -> bool:
-    """Return whether a wheel can be used on this host by some interpreter."""
+    """Return whether a wheel is for the platform of this host, with any Python version."""
     parts = _split(filename)
     accepted = {"any", *(host_platforms() if platforms is None else platforms)}
     return parts is not None and any(tag.platform in accepted for tag in parts[1])
 
 
 def pythons_of(filename: str) -> frozenset[str] | None:
-    """Return the minor versions of Python (`3.11`) that a wheel is for; None for every Python 3."""
+    """Return the minor versions of Python, such as `3.11`, that a wheel supports.
+
+    Return None if the wheel supports every Python 3.
+    """
     parts = _split(filename)
     found: set[str] = set()
     for tag in parts[1] if parts is not None else ():
@@ -88,8 +102,8 @@ def pythons_of(filename: str) -> frozenset[str] | None:
 
 
 def _split(filename: str) -> tuple[tuple[int, str], frozenset[tags.Tag]] | None:
-    # By hand, because names and versions of old wheels are not in the form that parse_wheel_filename asks
-    # for, and only the tags matter here.
+    # Not `parse_wheel_filename`: it rejects the names and versions of some old wheels, and only the tags
+    # matter here.
     if not filename.endswith(".whl") or len(filename) > MAX_FILENAME:
         return None
     parts = filename.removesuffix(".whl").split("-")
@@ -104,4 +118,4 @@ def _split(filename: str) -> tuple[tuple[int, str], frozenset[tags.Tag]] | None:
     try:
         return build, tags.parse_tag("-".join(parts[-3:]))
     except ValueError:
-        return None
+        return None  # no installer accepts such tags either

@@ -1,4 +1,4 @@
-"""Reads YAML that others may have written: locks of a shared database, and files of other tools."""
+"""Reads untrusted YAML, such as locks from a shared database and files of other tools."""
 
 from __future__ import annotations
 
@@ -8,20 +8,20 @@ import yaml
 
 _Loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 _DEEPEST = 100
-"""Levels of lists and mappings. Real locks have six."""
+"""Maximum depth of nested lists and mappings. Real locks have six levels."""
 
 
 def read_yaml(text: str) -> Any:
-    """Read YAML as plain lists, dictionaries and scalars.
+    """Parse YAML and return plain lists, dicts and scalars.
 
-    The depth is looked at first: libyaml builds nested values by recursion in C, and tens of thousands of
-    levels end the process with a segmentation fault.
+    The nesting depth is checked before parsing, because libyaml crashes with a segmentation fault on tens of
+    thousands of levels.
 
     Args:
-        text: The content of a file.
+        text: The YAML text.
 
     Raises:
-        yaml.YAMLError: It is no YAML, or is nested too deeply.
+        yaml.YAMLError: The text is not valid YAML or has more than 100 levels.
     """
     depth = 0
     for event in yaml.parse(text, Loader=_Loader):

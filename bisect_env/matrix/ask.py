@@ -1,4 +1,7 @@
-"""Makes the plain data of matrix files from the words of a command line, or from two environments. Pure."""
+"""Builds the data of a matrix file from the options of a command line, or from two environments. Pure.
+
+The data is a dict with the same keys as the YAML of a matrix file. It is validated later.
+"""
 
 from __future__ import annotations
 
@@ -20,37 +23,39 @@ from bisect_env.matrix.versions import fitting_python
 
 _UNSAFE = re.compile(r"[^a-z0-9_-]+")
 GOOD, BAD = "good", "bad"
-"""Keys of stated ends, and values of the axis of two environments."""
+"""Keys of a matrix file for the combination that works and the one that fails. They are also the values of
+the axis of two environments."""
 ENVIRONMENT = "environment"
+"""Name of the axis whose values are two environments."""
 _RARELY = 4
-"""The search looks for failures down to this fraction of the stated rate: a quarter of it."""
+"""The search looks for failures down to the stated failure rate divided by this number."""
 
 
 # --------------------------------------------------------------------------------------------------
-# A question in words.
+# A matrix from the options of a command line.
 
 
 @dataclass(frozen=True, slots=True)
 class AskedQuestion:
-    """A question given on the command line.
+    """The options of a command line that asks for a bisection: packages, a command and settings.
 
     Attributes:
-        packages: Axes: `torch>=2.5`, or a name for every release.
+        packages: Packages to bisect, each with a range (`torch>=2.5`), or only a name for all releases.
         command: Program and arguments, as given.
-        settings: Further keys of the matrix file, such as `index` or `search`; empty ones are left out.
-        trial: Further keys of `trial`; empty ones are left out.
-        name: Name of the study; "" for one made from the packages.
-        inline: The metadata in the script's header.
-        channels: conda channels; with any, packages come from there.
+        settings: Further keys of the matrix file, such as `index` or `search`; empty values are left out.
+        trial: Further keys of `trial` in the matrix file; empty values are left out.
+        name: Name of the study; if "", a name is made from the packages.
+        inline: Inline metadata (PEP 723) in the header of the script.
+        channels: conda channels; if there are any, packages are taken from them.
         with_packages: Additional requirements of every environment.
         pythons: Versions of Python; empty for the running one.
-        good: Normalised package to a version that works.
-        bad: Normalised package to a version that fails.
-        since: First day of a date axis, "" for none.
+        good: Normalised name of a package to its version that works.
+        bad: Normalised name of a package to its version that fails.
+        since: First day of a date axis, such as `2026-01-31`; "" for no date axis.
         until: Last day of the date axis.
-        prereleases: Whether pre-releases are tried.
-        yanked: Whether withdrawn releases are tried.
-        step: Which releases of a range are tried; "" for every one.
+        prereleases: Whether pre-releases are included.
+        yanked: Whether withdrawn (yanked) releases are included.
+        step: Which releases of a range are included; "" for all.
         commits: Commits to bisect instead of releases, not validated yet; None to bisect releases.
     """
 
@@ -74,18 +79,18 @@ class AskedQuestion:
 
 
 def stated_ends(texts: Iterable[str], axes: Sequence[str], flag: str) -> dict[str, str]:
-    """Read `--good` or `--bad`: `torch=2.6.0,cuml=24.04`, or only a version if there is one axis.
+    """Parse the values of the option `--good` or `--bad` into a dict of package name to version.
 
     Args:
-        texts: As given.
-        axes: Packages of the question.
-        flag: The option's name, for messages.
+        texts: Values of the option, such as `torch=2.6.0,cuml=24.04`; with one package, also only a version.
+        axes: Names of the packages that are bisected.
+        flag: Name of the option, for messages.
 
     Returns:
-        Normalised package to version.
+        A dict from the normalised name of each package to its version.
 
     Raises:
-        UsageError: A text names none of the packages, or no version.
+        UsageError: A value names a package that is not bisected, or no version.
     """
     known = [_normal(name) for name in axes]
     found: dict[str, str] = {}
@@ -105,10 +110,10 @@ def stated_ends(texts: Iterable[str], axes: Sequence[str], flag: str) -> dict[st
 
 
 def package_name(spec: str) -> str:
-    """Return the package name of a `-p` option.
+    """Return the name of the package in a value of the option `-p`, such as `torch>=2.5`.
 
     Raises:
-        UsageError: The option is no package with a range.
+        UsageError: The value is not a name with an optional range.
     """
     return _name_and_range(spec)[0]
 
@@ -116,19 +121,20 @@ def package_name(spec: str) -> str:
 def question_data(
     question: AskedQuestion, *, here: str = "", installed: Callable[[], Iterable[str]] = tuple
 ) -> dict[str, Any]:
-    """Return a question as the plain data of a matrix file. Pure.
+    """Build the content (a dict) of a matrix file from the options of a command line.
 
-    Without a good or a bad version, the failure may have come and gone along an axis (`either`). With
-    both, the axis goes from one to the other.
+    If a package has both a good and a bad version, its axis contains the releases between them, and the
+    direction follows from their order. Otherwise the direction is `either`: the failure may begin and end
+    within the axis.
 
     Args:
-        question: As given.
-        here: The running Python, as `3.12`; that of this process if "".
-        installed: Returns the Python versions on this machine; called if the script's header excludes the
-            running one.
+        question: The options that the user gave.
+        here: Version of the running Python, such as `3.12`; if "", that of the current process.
+        installed: Function that returns the Python versions on this machine; called only if the script's
+            header excludes the running one.
 
     Raises:
-        UsageError: Some part of the question is not possible; the message names the option.
+        UsageError: An option is invalid; the message names it.
     """
     commits = question.commits
     asked = [_name_and_range(spec) for spec in question.packages]
@@ -153,7 +159,7 @@ def question_data(
         package = _normal(commits.package)
         good, bad, names = {package: commits.from_}, {package: commits.to}, [f"{commits.package}-commits"]
         if runs_pytest(question.command):
-            # The tests of a project ask for it, and nobody thinks of it as a package of the environment.
+            # The user hardly thinks of listing pytest as a package of the environment.
             given.append("pytest")
     moving = {_normal(axis["package"]): key for key, axis in axes.items() if "package" in axis}
     pythons = question.pythons or (_python(question.inline.requires_python, here, installed),)
@@ -175,32 +181,37 @@ def question_data(
 
 
 def runs_pytest(command: Sequence[str]) -> bool:
-    """Return whether a command is pytest."""
+    """Return whether a command starts pytest, as `pytest` or `python -m pytest`."""
     return command[:1] == ("pytest",) or tuple(command[:3]) == ("python", "-m", "pytest")
 
 
 def search_data(rate: float | None, confidence: float | None) -> dict[str, float]:
-    """Return the value of the key `search`, empty if both arguments are None. Pure.
+    """Build the content (a dict) of the key `search` of a matrix file.
+
+    The dict is empty if both arguments are None.
 
     Args:
-        rate: Approximate failure rate where it fails.
-        confidence: Confidence of the answer.
+        rate: Approximate failure rate (0 to 1) of bad combinations.
+        confidence: Probability (0 to 1) that the verdict must reach.
     """
     found = {} if confidence is None else {"confidence": confidence}
     if rate is not None:
         found |= {"crash_rate": rate, "min_crash_rate": float(f"{max(rate / _RARELY, 0.001):.3g}")}
-        # What fails half as often as was said is another failure: so much is excluded at the last good one.
+        # At the last good combination, failure rates down to half of the stated rate are ruled out.
         found["clean_rate"] = float(f"{max(rate / 2, 0.001):.3g}")
     return found
 
 
 def data_of(model: BaseModel) -> dict[str, Any]:
-    """Return what a matrix file says to get a model: the keys that differ from their defaults."""
+    """Convert a pydantic model to a dict from which an equal model can be built.
+
+    Keys whose values are the defaults are left out.
+    """
     return model.model_dump(mode="json", by_alias=True, exclude_defaults=True)
 
 
 # --------------------------------------------------------------------------------------------------
-# Two environments, and the releases of what lies between them.
+# A matrix from two environments, and one over the releases of packages that differ between them.
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,11 +219,11 @@ class Pair:
     """Two environments and the command to run in them.
 
     Attributes:
-        good: The environment in which the command works, not validated yet.
-        bad: The environment in which it fails, not validated yet.
-        question: The command and its options; the question's packages, Pythons and ends are ignored.
+        good: Environment in which the command works, not validated yet.
+        bad: Environment in which the command fails, not validated yet.
+        question: The command and its settings; its packages, Pythons and good and bad versions are ignored.
         channels: conda channels.
-        dependencies: `none` if the installed packages contradict their metadata.
+        dependencies: `resolve`, or `none` to install the packages although they contradict their metadata.
         allow_source: Whether source distributions may be built.
     """
 
@@ -225,17 +236,16 @@ class Pair:
 
     @property
     def solver(self) -> dict[str, Any]:
-        """Return the value of the key `solver`."""
+        """Return the content of the key `solver` for a matrix file with these two environments."""
         return _filled({"dependencies": self.dependencies, "allow_source": self.allow_source})
 
 
 def pair_data(pair: Pair) -> dict[str, Any]:
-    """Return the plain data of a matrix file that asks which of two environments fails. Pure.
+    """Build the content (a dict) of a matrix file that compares two environments.
 
-    Requirements common to both are listed under `packages`, the others on the axis.
+    The file has one axis, and the two environments are its values.
 
-    Args:
-        pair: The environments.
+    Requirements that are common to both environments are listed under `packages`, the others on the axis.
     """
     ends = {GOOD: data_of(pair.good), BAD: data_of(pair.bad)}
     common = {}
@@ -257,14 +267,14 @@ def pair_data(pair: Pair) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class Moving:
-    """A package whose releases are bisected.
+    """A package whose releases are bisected between two versions.
 
     Attributes:
         name: Name of the package.
-        good: The version that works.
-        bad: The version that fails.
-        is_conda: Whether it comes from a conda channel.
-        yanked: Whether to include withdrawn releases, because an end is one.
+        good: Version that works.
+        bad: Version that fails.
+        is_conda: Whether the package comes from a conda channel.
+        yanked: Whether withdrawn releases are included; needed if one of the two versions is withdrawn.
     """
 
     name: str
@@ -275,17 +285,17 @@ class Moving:
 
 
 def releases_data(moving: Sequence[Moving], rest: WholeEnvironment, pair: Pair) -> dict[str, Any]:
-    """Return the plain data of a matrix file over the releases of some packages. Pure.
+    """Build the content (a dict) of a matrix file that bisects the releases of several packages.
 
-    All other packages stay as they are.
+    Each package gets an axis with its releases between the good and the bad version.
 
     Args:
-        moving: The packages, with their versions at both ends.
-        rest: The other packages of every environment.
-        pair: The two environments that contain the versions.
+        moving: Packages to bisect, with their good and bad versions.
+        rest: All other packages, which are the same in every environment.
+        pair: The two environments from which the versions were taken; it has the command and its settings.
 
     Raises:
-        UsageError: A version is invalid.
+        UsageError: A version is invalid, or the good and the bad version of a package are equal.
     """
     packages = data_of(rest)
     python = packages.pop("python", "")
@@ -295,7 +305,7 @@ def releases_data(moving: Sequence[Moving], rest: WholeEnvironment, pair: Pair) 
             one.name, "", one.good, one.bad, conda=one.is_conda, yanked=one.yanked
         )
     uses_conda = bool(rest.conda) or any(one.is_conda for one in moving)
-    # The study of the two environments has the name that was given; this one needs another.
+    # The given name belongs to the study of the two environments, so this study needs a different one.
     given = pair.question.name
     return _document(
         replace(pair.question, name=f"{given}-releases" if given else ""),
@@ -310,30 +320,30 @@ def releases_data(moving: Sequence[Moving], rest: WholeEnvironment, pair: Pair) 
 
 
 # --------------------------------------------------------------------------------------------------
-# Pieces of the data.
+# Parts of the data of a matrix file.
 
 
 def _document(
     question: AskedQuestion, names: Sequence[str], axes: Mapping[str, Any], **keys: Any
 ) -> dict[str, Any]:
-    """Return the data of a matrix file.
+    """Assemble the whole content (a dict) of a matrix file from its parts.
 
     Args:
-        question: Has the command, its settings, and perhaps the name.
-        names: What the study is named after if the question has no name.
-        axes: The axes.
-        keys: Further keys of the file; empty ones are left out.
+        question: Question with the command, the settings and perhaps a name of the study.
+        names: Words from which the study's name is made if the question has none.
+        axes: Axis name to the data of the axis.
+        keys: Further keys of the file; empty values are left out.
     """
     name = _UNSAFE.sub("-", (question.name or "-".join(names) or "since").lower()).strip("_-")
     trial = {"command": [_literal(word, axes) for word in question.command], **question.trial}
-    # The days of an axis say what is newest.
+    # With a date axis, its days limit the releases, so `exclude_newer` must not be set.
     newest = "" if question.since else question.inline.exclude_newer
     known = {"version": 1, "name": (name or "study")[:60], "axes": axes, "exclude_newer": newest}
     return _filled({**known, **_filled(question.settings), **keys, "trial": _filled(trial)})
 
 
 def _filled(data: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the data without keys that say nothing."""
+    """Return a copy of a dict without the keys whose values are empty, None, 0 or False."""
     return {key: value for key, value in data.items() if value not in ("", [], (), {}, None, 0)}
 
 
@@ -350,7 +360,11 @@ def _name_and_range(spec: str) -> tuple[str, str]:
 
 
 def _requirements(texts: Iterable[str], axes: Collection[str]) -> list[str]:
-    """Return one requirement per package, the first that names it, without the packages of axes."""
+    """Return the additional requirements of an environment, without those for packages that have an axis.
+
+    If several requirements name the same package, only the first is kept, unless their environment markers
+    differ.
+    """
     found: dict[str, str] = {}
     for text in texts:
         requirement = read_requirement(text, "--with")
@@ -401,7 +415,21 @@ def _releases_axis(
     prereleases: bool = False,
     step: str = "",
 ) -> dict[str, Any]:
-    """Return an axis of releases: those within a range, and between both ends if both are stated."""
+    """Build the data (a dict) of an axis whose values are the releases of a package.
+
+    Args:
+        name: Name of the package.
+        within: Range of the releases, such as `>=2.5`; "" for all.
+        good: Version that works; "" if unknown.
+        bad: Version that fails; "" if unknown. With both versions, only releases between them are included.
+        conda: Whether the package comes from a conda channel.
+        yanked: Whether withdrawn releases are included.
+        prereleases: Whether pre-releases are included.
+        step: Which releases of the range are included; "" for all.
+
+    Raises:
+        UsageError: A version is invalid, or both versions are equal.
+    """
     ends = sorted((_version(end), end) for end in (good, bad) if end)
     bounds, direction = [within] if within else [], "either"
     if len(ends) == 2:
@@ -446,13 +474,19 @@ def _normal(name: str) -> str:
 
 
 def _key(name: str) -> str:
-    """Return the axis name of a package; a name that does not begin with a letter gets the prefix `p`."""
+    """Return the name of the axis for a package.
+
+    If the name of the package does not begin with a letter, `p` is put in front of it.
+    """
     key = name.lower().replace(".", "-")
     return key if key[:1].isalpha() else f"p{key}"
 
 
 def _literal(word: str, axes: Collection[str]) -> str:
-    """Return a word with its braces doubled, unless the braces hold only names of axes."""
+    """Double the braces in a word of a command, unless they are placeholders such as `{python}`.
+
+    A word is left unchanged only if all of its placeholders are names of axes.
+    """
     try:
         named = placeholders(word)
     except ValueError:

@@ -1,4 +1,4 @@
-"""Finds keys of a matrix file that contradict each other, each of which is right by itself. Pure."""
+"""Finds contradictions between keys of a matrix file that are valid on their own. Pure."""
 
 from __future__ import annotations
 
@@ -23,7 +23,12 @@ from bisect_env.matrix.signatures import FROM_BAD_END
 
 
 def cross_checks(file: MatrixFile, lines: Mapping[Path, int]) -> list[Problem]:
-    """Return all contradictions between the keys of a file."""
+    """Return all contradictions between the keys of a matrix file.
+
+    Args:
+        file: The validated matrix file.
+        lines: Path of each key to its line number, for the messages.
+    """
     found = [
         *_axes_among_themselves(file),
         *_packages_once(file),
@@ -37,12 +42,13 @@ def cross_checks(file: MatrixFile, lines: Mapping[Path, int]) -> list[Problem]:
     ]
     pypi = ("packages", "pypi")
     if pypi not in lines:
-        # A plain list is short for {pypi: [...]}.
+        # `packages: [...]` is a short form of `packages: {pypi: [...]}`.
         found = [((path[0], *path[2:]) if path[:2] == pypi else path, text) for path, text in found]
     return [Problem(text, line_of(path, lines)) for path, text in found]
 
 
 Contradiction = tuple[Path, str]
+"""Path of the key to blame, and the message."""
 
 
 def _axes_among_themselves(file: MatrixFile) -> Iterator[Contradiction]:
@@ -67,7 +73,7 @@ def _axes_among_themselves(file: MatrixFile) -> Iterator[Contradiction]:
 
 
 def _packages_once(file: MatrixFile) -> Iterator[Contradiction]:
-    """Yield packages that two places of the file name."""
+    """Yield a contradiction for each package that is named in two places of the file."""
     axes: dict[str, str] = {}
     for name, axis in file.axes.items():
         if isinstance(axis, PackageAxis | CommitAxis):
@@ -75,7 +81,7 @@ def _packages_once(file: MatrixFile) -> Iterator[Contradiction]:
             if other != name:
                 text = f"the axes {other!r} and {name!r} are both about {axis.package!r}; merge them into one"
                 yield ("axes", name, "package"), text
-    # conda's own names may have an underscore.
+    # Compare names in a common spelling, because names of conda packages may contain underscores.
     by_axis = {package_of(package): f"the axis {name!r}" for package, name in axes.items()}
     lists: list[tuple[Path, Packages, dict[str, str]]] = [(("packages",), file.packages, by_axis)]
     anywhere = {package_of(text): "`packages`" for text in (*file.packages.pypi, *file.packages.conda)}
@@ -167,7 +173,7 @@ def _ends(file: MatrixFile) -> Iterator[Contradiction]:
 
 
 def _commits(file: MatrixFile) -> Iterator[Contradiction]:
-    """Yield problems of axes of commits, which exclude some other settings."""
+    """Yield a contradiction for each commit axis that is unordered or used together with conda packages."""
     for name, axis in file.axes.items():
         if not isinstance(axis, CommitAxis):
             continue
@@ -188,14 +194,16 @@ def _target(file: MatrixFile) -> Iterator[Contradiction]:
 def end_value_problem(
     end: str, name: str, values: tuple[str, ...] | None, axis: Axis, value: str | None
 ) -> str | None:
-    """Return the problem with one value of `good` or `bad`; None if there is none.
+    """Return an error message if the key `good` or `bad` gives a wrong value for an axis.
+
+    Return None if the value is right, or if the values of the axis are not known yet.
 
     Args:
-        end: `good` or `bad`.
-        name: The axis's name.
-        values: Its concrete values, or None if they are not known yet.
+        end: Key of the matrix file, `good` or `bad`, for the message.
+        name: Name of the axis.
+        values: Values of the axis; None if they are not known yet.
         axis: The axis.
-        value: The value stated for this axis, or None.
+        value: Value stated for the axis; None if the key does not name the axis.
     """
     if values is None:
         return None
@@ -211,7 +219,11 @@ def end_value_problem(
 def _ends_agree(
     file: MatrixFile, stated_good: Mapping[str, str], stated_bad: Mapping[str, str]
 ) -> Iterator[Contradiction]:
-    """Yield a problem if the good end lies at least as far to the bad side as the bad end, on every axis."""
+    """Yield a contradiction if `good` and `bad` are equal, or if the axis directions imply that `good` fails.
+
+    By the directions of the axes, the good combination must fail if each of its values equals the bad value
+    or lies further in the direction of failure.
+    """
     good: dict[str, int] = {}
     bad: dict[str, int] = {}
     for name, axis in file.axes.items():

@@ -1,9 +1,12 @@
-"""Expands a matrix file into concrete combinations. Pure, except for what the catalogue does."""
+"""Expands a matrix file into a grid of concrete combinations. Pure, except for calls of the catalogue.
+
+The *catalogue* looks up the releases of packages and the commits of repositories.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
 
@@ -19,6 +22,7 @@ from bisect_env.matrix.rules import RuleSet, named_value
 from bisect_env.matrix.scalars import cutoff
 from bisect_env.matrix.schema import Axis, CommitAxis, PackageAxis
 from bisect_env.matrix.versions import (
+    Manager,
     Release,
     VersionCatalogue,
     between,
@@ -28,13 +32,14 @@ from bisect_env.matrix.versions import (
 )
 
 MAX_COMBINATIONS = 250_000
-"""Limit of a matrix: each combination is locked, stored and reported."""
+"""Maximum number of combinations of a matrix, because each of them is locked, stored and reported."""
 MAX_VALUES = 4_000
-"""Limit of one axis: the search keeps a list of all values for each place where it may turn bad."""
+"""Maximum number of values of an axis. The search stores one hypothesis over all values for each value."""
 WITHDRAWN = "withdrawn (yanked)"
-"""Why a range leaves a release out that its index has withdrawn."""
+"""Reason shown for a release that is left out because its index has withdrawn it."""
 MAX_EITHER = 400
-"""Limit of one axis that may turn bad and good again: the search keeps every interval of values."""
+"""Maximum number of values of an axis with `direction: either`. The search stores one hypothesis for each
+interval of values."""
 
 
 def expand(
@@ -42,25 +47,30 @@ def expand(
     catalogue: VersionCatalogue,
     as_of: datetime | None = None,
     settled: Mapping[str, tuple[str, str]] | None = None,
+    known: Mapping[str, Collection[str]] | None = None,
 ) -> Grid:
-    """Expand a matrix: the values of every axis, the excluded combinations, and the stated ends.
+    """Build the grid of a matrix: find the values of all axes, and which combinations rules exclude.
 
     Args:
-        matrix: As loaded.
-        catalogue: Queried for ranges only.
-        as_of: For a matrix without `exclude_newer`, releases of a range from this instant on are ignored, so
-            that a study that is resumed next week does not grow.
-        settled: For axes of commits, the hashes of both ends that a study has already fixed; branches move.
+        matrix: Matrix, as loaded from its file.
+        catalogue: Source of releases and commits; used only for axes that do not list their values.
+        as_of: If the matrix has no `exclude_newer`, releases uploaded at or after this time are left out, so
+            that a study that is resumed later keeps the same axes. None for no limit.
+        settled: Name of a commit axis to the hashes of its first and last commit, if a study has fixed them
+            already. Otherwise they are looked up, and a branch may have moved.
+        known: Name of a range axis to the releases that a resumed study has found. Others without an upload
+            date are left out, since they may be newer than the study.
 
     Returns:
-        Values ascending on package and date axes, as written on value axes.
+        The grid. Values are in ascending order on axes of packages and dates, and in the order of the file on
+        axes of values.
 
     Raises:
-        MatrixError: A range holds no version, an end is not on the axes or is excluded, every combination
-            is excluded, or there are more than `MAX_COMBINATIONS`.
-        IndexUnavailableError: From the catalogue.
+        MatrixError: A range contains no version; `good` or `bad` is not on the axes or is excluded; every
+            combination is excluded; or a limit on the size is exceeded.
+        IndexUnavailableError: The catalogue could not reach a package index.
     """
-    axes = _axes(matrix, catalogue, as_of, settled or {})
+    axes = _axes(matrix, catalogue, as_of, settled or {}, known or {})
     size = math.prod(len(axis.values) for axis in axes)
     if size > MAX_COMBINATIONS:
         text = f"the axes make {size} combinations, more than {MAX_COMBINATIONS}; shorten an axis"
@@ -83,17 +93,20 @@ def _axes(
     catalogue: VersionCatalogue,
     as_of: datetime | None,
     settled: Mapping[str, tuple[str, str]],
+    known: Mapping[str, Collection[str]],
 ) -> tuple[GridAxis, ...]:
-    """Return the axes with their values.
+    """Return the axes of a matrix with their values.
+
+    For the arguments, see `expand`.
 
     Raises:
-        MatrixError: An axis has no value, or too many.
+        MatrixError: An axis has no values, or too many.
     """
     problems: list[Problem] = []
     expanded: dict[str, GridAxis] = {}
     limit = cutoff(matrix.file.exclude_newer) if matrix.file.exclude_newer else as_of
     pythons: tuple[str, ...] | None = None
-    # Python first: of the other packages, what has no build for any of these is no value.
+    # Expand the axis of Python first: releases without a build for any of its versions are left out.
     for name, axis in sorted(matrix.file.axes.items(), key=lambda item: not _is_python(item[1])):
         if isinstance(axis, CommitAxis):
             ends = settled.get(name, (axis.from_, axis.to))
@@ -102,9 +115,18 @@ def _axes(
         elif isinstance(axis, PackageAxis) and axis.listed is None:
             releases = _releases(matrix, axis, catalogue)
             needs_wheel = not axis.is_python and not matrix.file.solver.allows_source(axis.canonical_package)
-            found = select_releases(name, axis, releases, limit, needs_wheel=needs_wheel, pythons=pythons)
+            found = select_releases(
+                name,
+                axis,
+                releases,
+                limit,
+                needs_wheel=needs_wheel,
+                pythons=pythons,
+                # Interpreters have no upload date, and hosts that share a study have different ones.
+                known=None if axis.is_python else known.get(name),
+            )
             if not found.values:
-                text = _nothing_left(axis, releases, found)
+                text = _nothing_left(axis, releases, found, matrix.file.index)
                 problems.append(Problem(text, matrix.line("axes", name, "versions")))
         else:
             found = GridAxis(name, axis.kind, axis.listed or (), axis.direction)
@@ -118,16 +140,19 @@ def _axes(
 
 
 def to_refine(matrix: Matrix, axis: GridAxis, good: str, bad: str) -> tuple[str, ...]:
-    """Return the releases to add to an axis so that a boundary lies between two neighbouring releases.
+    """Return the releases between a good and a bad version that an axis left out because of its `step`.
+
+    After they are added to the axis, the study can find two neighbouring releases between which the failure
+    begins.
 
     Args:
-        matrix: The matrix; it may say `refine: false`.
-        axis: The axis, with the releases that `step` passed over.
-        good: Its value on the good side of the boundary.
-        bad: Its value on the bad side.
+        matrix: Matrix that defines the axis.
+        axis: Axis to refine.
+        good: Last good value of the axis.
+        bad: First bad value of the axis.
 
     Returns:
-        The releases between the two, ascending; empty if none was passed over.
+        The releases in ascending order; empty if there are none, or if the axis has `refine: false`.
     """
     source = matrix.file.axes[axis.name]
     if not isinstance(source, PackageAxis) or not source.refine:
@@ -136,12 +161,15 @@ def to_refine(matrix: Matrix, axis: GridAxis, good: str, bad: str) -> tuple[str,
 
 
 def refined(matrix: Matrix, grid: Grid, added: Mapping[str, Sequence[str]]) -> Grid:
-    """Return a grid with more values on some axes; rules and stated ends are kept.
+    """Return a copy of a grid in which some axes have additional values.
+
+    The rules of the matrix are applied to the new combinations; the good and bad end stay the same.
 
     Args:
-        matrix: The matrix from which the grid was expanded.
-        grid: The grid, possibly refined before.
-        added: Axis to releases from `to_refine`; for an axis of commits, all its values in their order.
+        matrix: Matrix from which the grid was expanded.
+        grid: Grid, perhaps refined before.
+        added: Name of an axis to the releases to add (see `to_refine`). For a commit axis, all of its new
+            values in order.
     """
     axes = []
     for axis in grid.axes:
@@ -162,13 +190,13 @@ def refined(matrix: Matrix, grid: Grid, added: Mapping[str, Sequence[str]]) -> G
 
 
 def commit_axis(name: str, direction: Direction, history: History, values: Iterable[str]) -> GridAxis:
-    """Return an axis with some commits of a history as its values.
+    """Build an axis of a grid whose values are the given commits.
 
     Args:
         name: Name of the axis.
-        direction: How the failure changes along it.
-        history: All commits between its ends.
-        values: The commits to look at, in their order.
+        direction: Direction of the axis.
+        history: All commits between the first and the last one.
+        values: Commits that become values of the axis, in order.
     """
     chosen = tuple(values)
     known = set(chosen)
@@ -193,14 +221,17 @@ def _is_python(axis: Axis) -> bool:
 
 
 def _releases(matrix: Matrix, axis: PackageAxis, catalogue: VersionCatalogue) -> list[Release]:
-    """Return all releases of the package of an axis."""
+    """Return all releases of the package that an axis names.
+
+    They come from conda channels, from the Python interpreters of this host or from a package index.
+    """
     if axis.uses_conda or (axis.is_python and matrix.file.uses_conda):
         return catalogue.conda_versions(
             axis.canonical_package, channels=matrix.channels, platform=matrix.platform, build=axis.build
         )
     if axis.is_python:
         return [Release(version) for version in catalogue.python_versions()]
-    return catalogue.versions(axis.canonical_package, manager=axis.manager, index=matrix.index_of(axis))
+    return catalogue.versions(axis.canonical_package, index=matrix.index_of(axis))
 
 
 def select_releases(
@@ -211,16 +242,21 @@ def select_releases(
     *,
     needs_wheel: bool,
     pythons: Sequence[str] | None = None,
+    known: Collection[str] | None = None,
 ) -> GridAxis:
-    """Return an axis with the releases of a range, from which it may have chosen none.
+    """Return an axis whose values are the usable releases in its version range.
+
+    The axis has no values if no release can be used. Releases that were left out are recorded in the axis
+    with the reason.
 
     Args:
         name: Name of the axis.
-        axis: Axis with a range as its `versions`.
-        releases: All releases on the index; duplicates count once.
-        limit: First instant that is too new, or None.
-        needs_wheel: Whether to leave out releases without a built archive.
-        pythons: Leave out releases that fit none of these versions of Python; None to keep them all.
+        axis: Axis of the matrix file, with a range as its `versions`.
+        releases: All releases of the package; duplicates count once.
+        limit: Releases uploaded at or after this time are left out; None for no limit.
+        needs_wheel: Whether releases without a wheel are left out.
+        pythons: Versions of Python; releases that fit none of them are left out. None for no condition.
+        known: Only these releases may be without an upload date; None for no condition.
     """
     assert isinstance(axis.versions, str)
     specifier = parse_range(axis.versions)
@@ -233,12 +269,15 @@ def select_releases(
         except InvalidVersion:
             dropped[release.version] = "not a PEP 440 version; a list can name it"
             continue
-        # The flag alone decides about pre-releases; packaging's own rule depends on what else there is.
+        # Only the key `prereleases` decides about pre-releases. The rule of `packaging` would admit them if
+        # there were no other releases.
         if not specifier.contains(version, prereleases=True):
             continue
         reason = _why_dropped(axis, release, version, limit, needs_wheel) or _fits_no_python(
             release, pythons, needs_wheel
         )
+        if known is not None and release.uploaded is None and release.version not in known:
+            reason = "the study does not know it, and the index gives no upload date"
         if reason is None:
             kept.setdefault(version, release.version)
             for python in pythons or ():
@@ -275,7 +314,7 @@ def _fits_no_python(release: Release, pythons: Sequence[str] | None, needs_wheel
         asked = SpecifierSet(release.requires_python or "")
     except InvalidSpecifier:
         asked = SpecifierSet()
-    # 3.11 stands for its newest patch release.
+    # A version such as 3.11 means its newest patch release.
     newest = [python if python.count(".") > 1 else f"{python}.99" for python in pythons]
     if not any(asked.contains(python, prereleases=True) for python in newest):
         return f"asks for Python {release.requires_python}, not for {shown}"
@@ -285,16 +324,27 @@ def _fits_no_python(release: Release, pythons: Sequence[str] | None, needs_wheel
     return None
 
 
-def _nothing_left(axis: PackageAxis, releases: Sequence[Release], found: GridAxis) -> str:
+def _nothing_left(axis: PackageAxis, releases: Sequence[Release], found: GridAxis, index: str | None) -> str:
+    """Return an error message for an axis without values: the reason, and what the user can do.
+
+    Args:
+        axis: Axis of the matrix file.
+        releases: All releases of the package.
+        found: The axis without values.
+        index: Address of the package index that the matrix names.
+    """
     what = f"axes.{found.name}: no version of {axis.package!r} is in the range {axis.versions!r}"
     if found.dropped:
         version, reason = list(found.dropped.items())[-1]
         more = f" and {len(found.dropped) - 1} more" if len(found.dropped) > 1 else ""
         return f"{what} (left out: {version}, {reason}{more}); widen the range, or name versions in a list"
-    # Whatever is no PEP 440 version would have been left out.
+    # All versions are valid here: invalid ones would be in `dropped`.
     known = sorted({Version(release.version) for release in releases})
     if not known:
-        source = "no interpreter was found" if axis.is_python else "the index does not know the package"
+        where = f" {index}" if index and axis.manager is not Manager.CONDA else ""
+        source = (
+            "no interpreter was found" if axis.is_python else f"the index{where} does not know the package"
+        )
         return f"{what}, for {source}; correct the name or the index"
     shown = str(known[0]) if len(known) == 1 else f"{known[0]} to {known[-1]} ({len(known)} versions)"
     return f"{what}; {'this machine' if axis.is_python else 'the index'} has {shown}"
@@ -313,10 +363,12 @@ def _excluded(matrix: Matrix, grid: Grid) -> dict[Index, str]:
 def _no_such_release(
     matrix: Matrix, end: str, axis: PackageAxis, value: str, catalogue: VersionCatalogue
 ) -> str | None:
-    """Return the problem with a stated end that is no release, with the release that was probably meant.
+    """Return an error message if the version that `good` or `bad` names was never released.
 
-    That is the nearest one away from the other end, where nobody expects the change: the older one for the
-    good end of a regression. None if the axis lists its versions, or the text is no version.
+    For the good end of a regression, the next older release is suggested, and for its bad end the next newer
+    one, so that the change still lies between the two ends.
+
+    Return None if the axis lists its versions, if the release exists, or if nothing can be suggested.
     """
     if isinstance(axis.versions, tuple):
         return None

@@ -1,4 +1,4 @@
-"""Finds and reads the files that a trial needs."""
+"""Finds and reads the files that a trial needs, such as its script, named by a matrix or a command."""
 
 from __future__ import annotations
 
@@ -15,24 +15,25 @@ from bisect_env.matrix.interpreter import is_python, python_options
 from bisect_env.matrix.problems import near
 
 MAX_TOTAL = 16 * 1024 * 1024
-"""Limit of all files of a trial, in bytes: they are copied for every trial."""
+"""Maximum total size in bytes of the files of a trial, because they are copied for every trial."""
 _SHELLS = {".sh": "bash", ".bash": "bash"}
 _PASSED_OVER = {"__pycache__", "node_modules", "build", "dist", "lockfiles"}
 
 
 @dataclass(frozen=True, slots=True)
 class StudyFile:
-    """A file that the script needs.
+    """The name and content of a file that a trial needs, such as its script.
 
     Attributes:
-        name: Relative path with forward slashes, the same beside the matrix file and in a trial.
-        content: The bytes.
-        executable: Whether the owner may execute it.
+        name: Relative path with forward slashes. It is relative to the folder of the matrix file, and to the
+            working directory of a trial.
+        content: Content of the file.
+        executable: Whether the file may be executed.
     """
 
     name: str
     content: bytes
-    executable: bool
+    executable: bool = False
 
 
 # --------------------------------------------------------------------------------------------------
@@ -40,10 +41,10 @@ class StudyFile:
 
 
 def name_problem(name: str) -> str | None:
-    """Return why a file cannot be copied into trials under this path, or None.
+    """Return an error message if a file with the path `name` cannot be copied into trials.
 
-    A trial runs in a fresh folder, into which the files are written under the same relative paths.
-    Therefore files outside the matrix's own folder are refused.
+    The path must be relative and must not leave the folder of the matrix, because the file gets the same
+    relative path in the working directory of a trial. Return None if the path is valid.
     """
     path = PurePosixPath(name)
     if not name.isprintable():
@@ -60,14 +61,15 @@ def name_problem(name: str) -> str | None:
 def read_files(
     names: Iterable[str], read: Callable[[str, int], StudyFile]
 ) -> tuple[tuple[StudyFile, ...], dict[str, str]]:
-    """Read the files of a study.
+    """Read the files of a study, and collect an error message for each file that cannot be read.
 
     Args:
-        names: Relative paths.
-        read: Returns the file of a name that has at most so many bytes; see `beside` and `among`.
+        names: Relative paths of the files.
+        read: Function that takes a name and a maximum size in bytes, and returns the file (see `beside` and
+            `among`).
 
     Returns:
-        The files that could be read, and name to problem for the others.
+        The files that could be read, and a dict from the name of each other file to a message.
     """
     files: list[StudyFile] = []
     problems: dict[str, str] = {}
@@ -76,91 +78,94 @@ def read_files(
         if problem is None:
             try:
                 files.append(read(name, MAX_TOTAL - sum(len(file.content) for file in files)))
-            except (OSError, ValueError) as error:
+            except OSError as error:
                 problem = _why(name, error)
+            except ValueError as error:
+                problem = str(error)
         if problem is not None:
             problems[name] = problem
     return tuple(files), problems
 
 
-class _TooLargeError(ValueError):
-    pass
-
-
-class _OutsideError(ValueError):
-    pass
-
-
 def beside(folder: Path) -> Callable[[str, int], StudyFile]:
-    """Return a function that reads files from the folder of a matrix file."""
+    """Return a function that reads a file in `folder`; pass the function to `read_files`.
+
+    The function raises an error if the file is larger than the given size, is no regular file, or if a link
+    leads out of the folder.
+    """
 
     def read(name: str, room: int) -> StudyFile:
         path = folder / name
         status = path.stat()
-        # A matrix that somebody sent may bring a link to `~/.ssh`, and a trial shows what it is given.
+        # A matrix from somebody else may come with a link to `~/.ssh`, whose files a trial could reveal.
         if not path.resolve().is_relative_to(folder.resolve()):
-            raise _OutsideError
+            raise ValueError(
+                f"{name!r} is, or lies behind, a link that leaves the folder of the matrix; "
+                "put the file itself beside the matrix or below it"
+            )
         if stat.S_ISDIR(status.st_mode):
-            raise IsADirectoryError
+            raise ValueError(f"{name!r} is a folder; list the files in it")
         if not stat.S_ISREG(status.st_mode):
-            # Opening a pipe would wait for its other end.
-            raise ValueError("neither a file nor a folder")
-        if status.st_size > room:
-            raise _TooLargeError
+            # Opening a named pipe would block until its other end is opened.
+            raise ValueError(f"{name!r} cannot be read (neither a file nor a folder); name a regular file")
+        _check_room(name, status.st_size, room)
         return file_at(name, path)
 
     return read
 
 
 def among(files: Iterable[StudyFile]) -> Callable[[str, int], StudyFile]:
-    """Return a function that finds files among the given ones."""
+    """Return a function that finds a file by name in `files`; pass the function to `read_files`.
+
+    No file is read from the disk.
+    """
     known = {str(PurePosixPath(file.name)): file for file in files}
 
     def read(name: str, room: int) -> StudyFile:
         file = known.get(str(PurePosixPath(name)))
         if file is None:
             raise FileNotFoundError
-        if len(file.content) > room:
-            raise _TooLargeError
+        _check_room(name, len(file.content), room)
         return file
 
     return read
 
 
 def file_at(name: str, place: Path) -> StudyFile:
-    """Read one file that a trial needs.
+    """Read one file, and return it with the name that it will have in a trial.
 
     Args:
-        name: Relative path in a trial.
-        place: Where the file is now.
+        name: Relative path that the file will have in a trial.
+        place: Path of the file on this machine.
     """
     return StudyFile(name, place.read_bytes(), os.access(place, os.X_OK))
 
 
-def _why(name: str, error: Exception) -> str:
+def _check_room(name: str, size: int, room: int) -> None:
+    if size > room:
+        limit = MAX_TOTAL // (1024 * 1024)
+        raise ValueError(
+            f"with {name!r} the files exceed {limit} MiB in all; let the script fetch its data itself"
+        )
+
+
+def _why(name: str, error: OSError) -> str:
     match error:
         case FileNotFoundError() | NotADirectoryError():
             return f"the file {name!r} does not exist beside the matrix; correct the path or add the file"
-        case IsADirectoryError():
-            return f"{name!r} is a folder; list the files in it"
         case PermissionError():
             return f"the file {name!r} may not be read; change its permissions"
-        case _OutsideError():
-            return (
-                f"{name!r} is, or lies behind, a link that leaves the folder of the matrix; "
-                "put the file itself beside the matrix or below it"
-            )
-        case _TooLargeError():
-            size = MAX_TOTAL // (1024 * 1024)
-            return f"with {name!r} the files exceed {size} MiB in all; let the script fetch its data itself"
-        case OSError():
-            return f"the file {name!r} cannot be read ({error.strerror}); correct the path"
         case _:
-            return f"{name!r} cannot be read ({error}); name a regular file"
+            return f"the file {name!r} cannot be read ({error.strerror}); correct the path"
 
 
 def near_file(place: Path, suffixes: Sequence[str]) -> str:
-    """Return a remedy for a path that does not exist: the name of a file in its folder, if there is any."""
+    """Return advice for a path that does not exist, such as the name of a similar file in the folder.
+
+    Args:
+        place: The path that does not exist.
+        suffixes: Suffixes of files to suggest, such as `.yaml`.
+    """
     folder = place.parent
     others = sorted(one.name for one in folder.iterdir() if one.suffix in suffixes) if folder.is_dir() else []
     return near(place.name, others) if others else "correct the path"
@@ -171,14 +176,14 @@ def near_file(place: Path, suffixes: Sequence[str]) -> str:
 
 
 def full_command(words: Sequence[str], folder: Path) -> tuple[str, ...]:
-    """Return the command to run; a script without a program gets its interpreter.
+    """Return the command to run. If it starts with a script, the interpreter is added before the script.
 
     Args:
-        words: As given.
-        folder: Base of relative paths.
+        words: Command as the user gave it, such as `["repro.py", "--fast"]`.
+        folder: Folder to which the path of the script is relative.
 
     Raises:
-        UsageError: There is no command, or the script does not exist.
+        UsageError: There is no command, it begins with a range of a package, or the script does not exist.
     """
     if not words:
         raise UsageError(
@@ -188,8 +193,8 @@ def full_command(words: Sequence[str], folder: Path) -> tuple[str, ...]:
     if _is_range(words[0]):
         raise UsageError(
             f"{words[0]!r} is a package with a range, and stands where a script or a command is expected",
-            remedy='with several packages `-p` names each: -p "A>=1" -p "B>=2" -- COMMAND; what every '
-            "environment holds besides is given with `--with`",
+            remedy='with several packages `-p` names each: -p "A>=1" -p "B>=2" -- COMMAND; '
+            "`--with` adds a package to every environment",
         )
     suffix = Path(words[0]).suffix
     script = words[0] if suffix in (".py", ".pyw", *_SHELLS) else ""
@@ -214,18 +219,22 @@ def _is_range(word: str) -> bool:
 def travelling(
     command: Sequence[str], extra: Iterable[str], folder: Path
 ) -> tuple[tuple[str, ...], dict[str, Path]]:
-    """Return the command with the files that have to be copied into trials.
+    """Find the files to copy into trials: those that a command names, and the additional ones in `extra`.
+
+    Words that name files outside the folder are replaced, because these files get other paths in a trial.
 
     Args:
-        command: Words of the command; existing files among them are copied, also those named as `FILE::TEST`.
+        command: Words of the command. Words that name existing files or directories are copied; `FILE::TEST`
+            names `FILE`.
         extra: Additional files and directories to copy.
-        folder: Base of relative paths.
+        folder: Folder to which paths are relative.
 
     Returns:
-        The command, in which files from outside the folder have their bare names, and name to file.
+        The command to run in a trial, in which files from outside `folder` have names without directories;
+        and a dict from the name of each file in a trial to its path on this machine.
 
     Raises:
-        UsageError: Two files would have the same name, or a named file does not exist.
+        UsageError: Two files would get the same name in a trial, or a file in `extra` does not exist.
     """
     files: dict[str, Path] = {}
     words = [*command[:1]]
@@ -247,7 +256,10 @@ def travelling(
 
 
 def _take(files: dict[str, Path], place: Path, folder: Path) -> str:
-    """Add a file to `files` and return its name: the relative path, or the bare name outside the folder."""
+    """Add the file at `place` to `files`, and return its name in a trial.
+
+    The name is the path relative to `folder` or, for a file outside `folder`, only the file name.
+    """
     whole, base = place.resolve(), folder.resolve()
     name = whole.relative_to(base).as_posix() if whole.is_relative_to(base) else whole.name
     if files.setdefault(name, whole) != whole:
@@ -258,7 +270,10 @@ def _take(files: dict[str, Path], place: Path, folder: Path) -> str:
 
 
 def _take_below(files: dict[str, Path], place: Path, folder: Path) -> bool:
-    """Add the files of a directory that a trial may need; return False if there is no such directory."""
+    """Add all files in a directory to `files`, and return whether `place` is a directory.
+
+    Some files are left out (see `_below`).
+    """
     if not os.path.isdir(place):  # noqa: PTH112 -- a word may be too long for a path
         return False
     for one in sorted(_below(place)):
@@ -267,7 +282,10 @@ def _take_below(files: dict[str, Path], place: Path, folder: Path) -> bool:
 
 
 def _below(folder: Path) -> Iterable[Path]:
-    """Yield the files of a directory that a trial may need, without hidden files, environments and caches."""
+    """Yield all files in a directory and its subdirectories, except hidden and generated files.
+
+    Hidden files, caches, build outputs, environments and linked directories are left out.
+    """
     for one in folder.iterdir():
         if one.name.startswith(".") or one.name in _PASSED_OVER or one.name.endswith((".pyc", ".egg-info")):
             continue

@@ -1,4 +1,4 @@
-"""Combinations, the expanded grid, and the selection of one by `--at`. Pure."""
+"""Combinations of versions, the grid of all combinations of a matrix, and the option `--at`. Pure."""
 
 from __future__ import annotations
 
@@ -14,31 +14,37 @@ from bisect_env.matrix.history import History, readable
 from bisect_env.matrix.problems import near
 
 # --------------------------------------------------------------------------------------------------
-# One point of the matrix: a value for every axis.
+# One combination of a matrix: a value for every axis.
 
 
 @dataclass(frozen=True, slots=True)
 class Combination:
-    """One value per axis, in the matrix's axis order; hashable.
+    """One value for each axis of a matrix, such as `python=3.11 torch=2.3.1`.
+
+    Instances are hashable.
 
     Attributes:
-        items: Pairs (axis name, value). Values are text: `3.10` is a version, not a number.
+        items: Pairs of axis name and value, in the order of the axes. Values are text (`3.10` is a version,
+            not a number).
     """
 
     items: tuple[tuple[str, str], ...]
 
     @classmethod
     def of(cls, values: Mapping[str, str]) -> Combination:
-        """Return a combination with the axes in the mapping's order."""
+        """Build a combination from a mapping of axis name to value, in the order of the mapping."""
         return cls(tuple(values.items()))
 
     @property
     def key(self) -> str:
-        """Return a canonical JSON text, equal for equal combinations in every process and release."""
+        """Return the combination as JSON text, which identifies it.
+
+        Equal combinations have equal text in all releases of bisect-env.
+        """
         return json.dumps(self.items, separators=(",", ":"), ensure_ascii=False)
 
     def as_dict(self) -> dict[str, str]:
-        """Return axis name to value, in axis order."""
+        """Return a dict of axis name to value, in the order of the axes."""
         return dict(self.items)
 
     def __getitem__(self, axis: str) -> str:
@@ -55,55 +61,55 @@ class Combination:
 
 
 # --------------------------------------------------------------------------------------------------
-# The expanded matrix: concrete values on every axis, and which combinations a rule takes out.
+# The grid: the values of every axis, and the combinations that rules exclude.
 
 Index = tuple[int, ...]
-"""A combination as positions on the axes, in axis order."""
+"""The place of a combination in a grid: the position of its value on each axis, in the order of the axes."""
 
 
 class AxisKind(StrEnum):
-    """A kind of axis: what changes along it."""
+    """The kind of an axis, which says what changes along it."""
 
     PACKAGE = "package"
     """The exact version of one package (or of Python itself)."""
     VALUE = "value"
-    """A value handed to the script; the environment stays the same."""
+    """A value that is passed to the script; the environment stays the same."""
     DATE = "date"
-    """The day as of which everything not pinned is resolved."""
+    """A day; packages are resolved as if it were that day, unless their version is pinned."""
     ENVIRONMENT = "environment"
-    """A whole list of packages, such as what a lock of another tool says."""
+    """A whole list of packages, for example from the lock file of another tool."""
     COMMIT = "commit"
-    """The commit that one package is built from."""
+    """A commit of a repository from which one package is built."""
 
 
 class Direction(StrEnum):
-    """A direction of an axis: where along it the bad values may lie."""
+    """The assumption about which values of an axis are bad."""
 
     REGRESSION = "regression"
-    """From some value on."""
+    """All values from some value on are bad."""
     FIXED = "fixed"
-    """Up to some value."""
+    """All values up to some value are bad."""
     EITHER = "either"
-    """Any run of neighbouring values: broken, then fixed."""
+    """Any run of neighbouring values may be bad: the failure may begin and end within the axis."""
     UNORDERED = "unordered"
-    """Values without an order: one of them, all but one, or all."""
+    """The values have no order. One of them is bad, or all but one, or all."""
 
 
 @dataclass(frozen=True, slots=True)
 class GridAxis:
-    """One axis with its values in ascending order (oldest version or date first).
+    """An axis of a grid with its values. Versions and dates are in ascending order.
 
     Attributes:
-        name: The axis's name in the matrix file.
-        kind: What it changes.
-        values: At least one, without duplicates.
-        direction: Where the bad values may lie.
-        dropped: Value to reason, for values of a range that were left out (withdrawn, no wheel for this
-            platform, pre-release).
-        passed_over: Releases of a range that `step` skipped in favour of the newest of their group,
-            ascending; empty if the range is not to be refined.
-        history: For an axis of commits, the history that its values are chosen from.
-        unfit: Value to Python version to reason, for values that have no release for that Python.
+        name: Name of the axis in the matrix file.
+        kind: Kind of the axis.
+        values: Values, without duplicates.
+        direction: Assumption about which values are bad.
+        dropped: Release of the range that was left out to the reason (such as withdrawn, pre-release or no
+            wheel for this platform).
+        passed_over: Releases of the range, ascending, that `step` left out because a newer release
+            represents their group.
+        history: For a commit axis, the history from which its values are chosen; else None.
+        unfit: Value, then Python version, to the reason why the value cannot be installed for that Python.
     """
 
     name: str
@@ -118,13 +124,13 @@ class GridAxis:
 
 @dataclass(frozen=True, slots=True)
 class Grid:
-    """The lattice of combinations that a study is about.
+    """The axes of a matrix with all combinations of their values, and the excluded combinations.
 
     Attributes:
-        axes: In matrix order.
-        excluded: Index to reason, for combinations that an `exclude` rule takes out.
-        good: Index of the stated good end, if the matrix states one.
-        bad: Index of the stated bad end, if the matrix states one.
+        axes: Axes in the order of the matrix.
+        excluded: Index of each combination that a rule of the matrix excludes to the reason.
+        good: Index of the good end, the combination that the matrix says works; None if it names none.
+        bad: Index of the bad end, the combination that the matrix says fails; None if it names none.
     """
 
     axes: tuple[GridAxis, ...]
@@ -139,9 +145,11 @@ class Grid:
 
     @property
     def ends(self) -> tuple[Index, Index] | None:
-        """Return the good and the bad end, stated or else implied by the directions.
+        """Return the indices of the combinations assumed to work (good end) and to fail (bad end).
 
-        None if neither applies.
+        An end that the matrix does not name follows from the directions of the axes: for `regression` the
+        oldest value is good and the newest bad, for `fixed` the reverse. Return None if an end is unknown, or
+        if both are the same combination.
         """
         good, bad = self.good, self.bad
         if good is None or bad is None:
@@ -158,7 +166,10 @@ class Grid:
         return (good, bad) if good != bad else None
 
     def indices(self) -> Iterator[Index]:
-        """Return every index, including excluded ones, in row-major order."""
+        """Return the indices of all combinations, including the excluded ones.
+
+        The position on the last axis changes fastest.
+        """
         return itertools.product(*(range(size) for size in self.shape))
 
     def combination(self, index: Index) -> Combination:
@@ -168,43 +179,47 @@ class Grid:
         )
 
     def find(self, combination: Combination) -> Index | None:
-        """Return the index of a combination, None if it has other axes or a value is not on its axis."""
+        """Return the index of a combination, or None if the combination is not in this grid.
+
+        A combination is not in the grid if it lacks an axis, or if one of its values is not on the axis.
+        """
         try:
             return self.index(combination)
         except (KeyError, ValueError):
             return None
 
     def index(self, combination: Combination) -> Index:
-        """Return the index of a combination of this grid.
+        """Return the index of a combination, which must be in this grid.
 
         Raises:
+            KeyError: The combination lacks an axis.
             ValueError: A value is not on its axis.
         """
         return tuple(axis.values.index(combination[axis.name]) for axis in self.axes)
 
 
 # --------------------------------------------------------------------------------------------------
-# Which combination a user means by `--at torch=2.3,cuml=24.04`.
+# Finding the combination for a value of `--at`, such as `torch=2.3,cuml=24.04`.
 
 NAMED = ("first-bad", "last-good")
-"""Names of combinations of a study that has an answer."""
+"""Names that a user can give instead of values: the two combinations of a study's verdict."""
 
 _BETWEEN = re.compile(r"[,\s]+(?=[\w.-]+=)")
 
 
 def parse_at(text: str, flag: str = "--at") -> dict[str, str]:
-    """Read `axis=value,axis=value`.
+    """Parse a text that names the values of a combination, such as `torch=2.3.1,cuml=24.04`.
 
     Args:
-        text: As the user gave it; blanks may replace commas, as reports write combinations. Text that no
-            `name=` follows belongs to the value.
-        flag: The option's name, for messages; "" if there is none.
+        text: Text from the user. Pairs are separated by commas or, as in reports, by blanks. A comma or blank
+            that is not followed by `name=` is part of the value.
+        flag: Name of the option, for messages; "" if there is none.
 
     Returns:
-        Axis to value, in the order given.
+        A dict of axis name to value, in the order of the text.
 
     Raises:
-        UsageError: The text cannot be read, or names an axis twice.
+        UsageError: The text has another form, or names an axis twice.
     """
     of, option = _words(flag)
     remedy = f"write it like {option}torch=2.3.1,cuml=24.04"
@@ -228,20 +243,21 @@ def find_combination(
     *,
     flag: str = "--at",
 ) -> Combination:
-    """Return the combination that a user means.
+    """Return the combination that a text from the user names, such as the value of `--at`.
 
-    An axis with one value need not be named; a version may be shortened where that is unique (`2.3` for
-    2.3.1).
+    An axis with one value need not be named. A version may be shortened if the result is unique (`2.3` for
+    `2.3.1`).
 
     Args:
-        grid: As expanded.
-        text: `axis=value,...`, or a value alone if one axis has several; `first-bad` or `last-good`; `good`
-            or `bad` for the stated ends of the matrix; None if every axis has only one value.
-        named: The combinations `first-bad` and `last-good`, if the study has an answer.
-        flag: The option's name, for messages; "" if there is none.
+        grid: Grid with the combinations.
+        text: Text from the user: `axis=value,...`; only a value, if just one axis has several; `first-bad` or
+            `last-good`, from the study's verdict; or `good` or `bad`, as stated in the matrix. None means the
+            only combination, if every axis has one value.
+        named: `first-bad` and `last-good` to their combinations, if the study has a verdict.
+        flag: Name of the option, for messages; "" if there is none.
 
     Raises:
-        UsageError: No such axis or value, an axis is missing, or there is no answer yet.
+        UsageError: An axis or value does not exist, an axis is missing, or the study has no verdict yet.
     """
     of, option = _words(flag)
     ends = {"good": grid.good, "bad": grid.bad}
@@ -279,7 +295,10 @@ def find_combination(
 
 
 def _words(flag: str) -> tuple[str, str]:
-    """Return how messages refer to an option: a prefix of the problem, and a prefix of an example."""
+    """Return an option's name in two forms: `--at: ` to begin a message and `--at ` for an example.
+
+    Both are "" if `flag` is "".
+    """
     return (f"{flag}: ", f"{flag} ") if flag else ("", "")
 
 

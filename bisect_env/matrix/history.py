@@ -1,8 +1,9 @@
-"""Orders the commits between two ends, and chooses values of an axis among them. Pure.
+"""Orders the commits between a first and a last commit, and selects values of a commit axis among them. Pure.
 
-Parents come before their children, and what a merge brings in comes between its first parent and the merge.
-Values are chosen from one line of first parents at a time: that of the range, and then, if a merge is the
-first bad commit, that of the branch that it merged.
+In this order, parents precede their children, and the commits of a merged branch lie between the merge's
+first parent and the merge. Values are selected from one *line* at a time, a chain of first parents. The first
+line leads from the first to the last commit. If the first bad commit of a line is a merge, the next line is
+the branch that it merged.
 """
 
 from __future__ import annotations
@@ -14,22 +15,22 @@ from datetime import datetime
 from functools import cached_property
 
 AT_ONCE = 500
-"""Lines with at most so many commits are tried commit by commit."""
+"""Maximum length of a line of which all commits become values at once."""
 FEWER = 250
-"""Number of commits chosen from a longer line; the others are added around the answer."""
+"""Number of commits selected from a longer line. Others are added later, near the first bad commit."""
 SHORT = 10
-"""Digits of a shortened hash."""
+"""Number of digits of a shortened hash."""
 
 _HASH = re.compile(r"\b[0-9a-f]{40}(?:[0-9a-f]{24})?\b")
 
 
 @dataclass(frozen=True, slots=True)
 class Commit:
-    """A commit with the facts that place it in a history.
+    """The parents and the subject of a commit.
 
     Attributes:
-        parents: Hashes of its parents, the first parent first.
-        subject: First line of its message.
+        parents: Hashes of the parents, the first parent first.
+        subject: First line of the commit message.
     """
 
     parents: tuple[str, ...]
@@ -38,13 +39,14 @@ class Commit:
 
 @dataclass(frozen=True)
 class History:
-    """The commits between two ends.
+    """The commits of a repository between an older and a newer commit.
 
     Attributes:
-        first: The older end, or the commit where the newer end's line left the older end's history.
-        last: The newer end.
+        first: Hash of the older commit. If it is not on the line of the newer commit, the hash of the commit
+            at which that line branched off.
+        last: Hash of the newer commit.
         commits: Hash to commit, for all commits after `first` up to `last`, in the order of `git log`.
-        every: Whether commits that a merge brought in are looked at, too.
+        every: Whether commits of merged branches may be values, not only commits on the line of `last`.
         first_subject: Subject of the commit `first`.
     """
 
@@ -56,15 +58,21 @@ class History:
 
     @cached_property
     def line(self) -> tuple[str, ...]:
-        """Return the first parents from `first` to `last`."""
+        """Return the hashes of the commits from `first` to `last`, following first parents only.
+
+        Both ends are included.
+        """
         return (self.first, *self._below(self.last), self.last)
 
     @cached_property
     def place(self) -> dict[str, int]:
-        """Return the position of each commit that may be a value."""
+        """Return the position of each commit that can be a value of the axis, as a dict by hash.
+
+        Parents come before their children. Without `every`, only the commits of `line` are in the dict.
+        """
         if not self.every:
             return {commit: i for i, commit in enumerate(self.line)}
-        # Depth first, parents in their order, each commit after what it was made from.
+        # Depth-first search: parents in their order, and each commit after its parents.
         place = {self.first: 0}
         seen = {self.first}
         stack: list[tuple[str, int]] = [(self.last, 0)]
@@ -82,22 +90,26 @@ class History:
         return place
 
     def chosen(self) -> tuple[str, ...]:
-        """Return the commits to begin with, oldest first, both ends among them."""
+        """Return the hashes of the commits that are values of the axis at the start, oldest first.
+
+        `first` and `last` are included.
+        """
         return thinned(self.line)
 
     def inside(self, older: Iterable[str], newer: str, listed: Collection[str] = ()) -> tuple[str, ...]:
-        """Return which commits to look at next between the two sides of a boundary.
+        """Return further commits to try, in order to find the commit at which the behaviour changes.
 
-        The first parents of the newer side come first. Once all of them are listed, the commits that one
-        of their merges brought in follow, the newest merge first.
+        They are taken from the line of `newer`. If all commits of that line are already values of the axis,
+        they are taken from a branch that the line merged, beginning with the newest merge.
 
         Args:
-            older: Commits that behave as the older end; their ancestors count as such, too.
-            newer: A commit that behaves as the newer end.
-            listed: Commits that are values of the axis already, whether they could be tried or not.
+            older: Commits that behave like `first` (both good, or both bad). Their ancestors are assumed to
+                behave in the same way.
+            newer: A commit that behaves like `last`.
+            listed: Commits that are already values of the axis, whether they could be tested or not.
 
         Returns:
-            The commits, oldest first; a selection if there are more than `AT_ONCE`.
+            Hashes of the commits, oldest first; only a selection if there are more than `AT_ONCE`.
         """
         known = self._made_from(older)
         tips, seen = [newer], {*known}
@@ -106,25 +118,25 @@ class History:
             line = [one for one in (*self._below(tip), tip) if one not in known]
             if found := [one for one in line if one != newer and one not in listed]:
                 return thinned(found)
-            # The newest merge of the line is the next to be gone into.
+            # Continue with the branch of the newest merge.
             branches = [one for merge in line for one in self.parents(merge)[1:] if one in self.commits]
             tips += [one for one in dict.fromkeys(branches) if one not in seen]
             seen.update(branches)
         return ()
 
     def around(self, values: Sequence[str], older: Iterable[str], newer: str) -> tuple[str, ...]:
-        """Return the values of an axis with further commits around a boundary, in an order that fits trials.
+        """Return the values of an axis with commits added where the behaviour changes.
 
-        Ancestors of older commits come before every commit that may still be the culprit. Otherwise a
-        commit that cannot be built would seem good if it came before a good one of another branch.
+        In the new order, the commits of `older` and their ancestors precede all other commits. Otherwise a
+        commit that cannot be built might precede a good commit of another branch, and be assumed good, too.
 
         Args:
             values: Present values of the axis.
-            older: Commits that behave as the older end.
-            newer: The first commit that behaves as the newer end.
+            older: Commits that behave like `first` (both good, or both bad).
+            newer: First commit that behaves like `last`.
 
         Returns:
-            The same values if no commit is left to look at.
+            The new values; if no commit is left to add, the same values, perhaps in another order.
         """
         older = [*older]
         known = self._made_from(older)
@@ -132,71 +144,61 @@ class History:
         return tuple(sorted(wanted, key=lambda one: (one not in known, self.place[one])))
 
     def left_out(self, values: Iterable[str]) -> dict[str, int]:
-        """Return how many commits directly before each value are no values.
+        """Return how many commits the axis skips directly before each of its values.
 
-        Zero counts are left out.
+        Values before which no commit is skipped are not in the result.
 
         Args:
-            values: Values of an axis, in their order.
+            values: Values of an axis, in order.
         """
         counts: dict[str, int] = {}
         known: set[str] = set()
         for value in values:
-            if known and (number := len(self._between(known, value))):
-                counts[value] = number
-            self._made_from([value], known)
+            new = self._made_from([value], known)
+            skipped = len(new & self.commits.keys()) - 1
+            if known and skipped > 0:
+                counts[value] = skipped
+            known |= new
         return counts
 
     def parents(self, commit: str) -> tuple[str, ...]:
-        """Return the parents of a commit that may be values."""
+        """Return the parents of a commit, or only the first parent if `every` is false."""
         known = self.commits.get(commit)
         return () if known is None else known.parents[: None if self.every else 1]
 
-    def _made_from(self, commits: Iterable[str], known: set[str] | None = None) -> set[str]:
-        """Return the given commits and all their ancestors within the range.
+    def _made_from(self, commits: Iterable[str], known: Collection[str] = ()) -> set[str]:
+        """Return the given commits together with all of their ancestors, except those in `known`.
 
         Args:
-            commits: The commits.
-            known: Set to which they are added; its members are not followed again.
+            commits: Hashes of commits.
+            known: Hashes of commits to leave out. Their ancestors must be in it, too.
         """
-        found = set() if known is None else known
+        found: set[str] = set()
         stack = list(commits)
         while stack:
             one = stack.pop()
-            if one not in found:
+            if one not in found and one not in known:
                 found.add(one)
                 stack += self.parents(one)
         return found
 
-    def _between(self, known: Collection[str], value: str) -> tuple[str, ...]:
-        if value in known:
-            return ()
-        found = tuple(one for one in self._below(value) if one not in known)
-        merged = (one for line in self._merged(value) for one in line if one not in known)
-        return found or tuple(dict.fromkeys(merged))
-
-    def _merged(self, commit: str) -> list[tuple[str, ...]]:
-        """Return the commits of each branch that a merge brought in, oldest first.
-
-        Empty for other commits.
-        """
-        tips = [one for one in self.parents(commit)[1:] if one in self.commits]
-        return [(*self._below(tip), tip) for tip in tips]
-
     def subject(self, commit: str) -> str:
-        """Return the first line of a commit's message."""
+        """Return the first line of the message of a commit in this history; "" if it is not known."""
         known = self.commits.get(commit)
         return known.subject if known else self.first_subject
 
     def label(self, commit: str) -> str:
-        """Return a readable name of a commit: its shortened hash and its subject."""
+        """Return a readable name of a commit, such as `1a2b3c4d5e (Fix the cache)`.
+
+        The name is the shortened hash and, in parentheses, the first line of the message, if that is known.
+        """
         subject = self.subject(commit)
         return f"{commit[:SHORT]} ({subject})" if subject else commit[:SHORT]
 
     def _below(self, commit: str) -> tuple[str, ...]:
-        """Return the first-parent ancestors of a commit within the range, oldest first.
+        """Return the chain of first parents of a commit, oldest first.
 
-        The commit itself and `first` are left out.
+        `commit` itself and `first` are left out.
         """
         return tuple(self._down(commit))[::-1]
 
@@ -211,16 +213,17 @@ class History:
 
 @dataclass(frozen=True, slots=True)
 class CommitDetails:
-    """A commit as git describes it: author, dates, subject, changed files and tags.
+    """The author, dates, subject, changed files and tags of a commit, for reports.
 
     Attributes:
-        commit: Its hash.
+        commit: Hash of the commit.
         author: Name of the author.
-        authored: Time of writing.
-        committed: Time of the commit.
-        subject: First line of its message.
-        parents: Hashes of its parents.
-        files: Changes from its first parent: path, lines added and removed, None for binary files.
+        authored: Author date.
+        committed: Committer date.
+        subject: First line of the commit message.
+        parents: Hashes of the parents.
+        files: Path, number of lines added and number of lines removed, for each file that differs from the
+            first parent. The numbers are None for binary files.
         tags: Tags of the commit.
     """
 
@@ -235,7 +238,10 @@ class CommitDetails:
 
 
 def thinned(line: Iterable[str]) -> tuple[str, ...]:
-    """Return a line of commits, thinned evenly if it is long; both ends are kept."""
+    """Return the given commits. If there are more than `AT_ONCE`, only `FEWER` are kept, evenly spaced.
+
+    The first and the last commit are always included.
+    """
     whole = tuple(line)
     if len(whole) <= AT_ONCE:
         return whole
@@ -249,11 +255,11 @@ def is_commit(text: str) -> bool:
 
 
 def readable(text: str, labels: Mapping[str, str] | None = None) -> str:
-    """Return a text with readable names instead of commit hashes.
+    """Replace all full commit hashes in a text by readable names.
 
     Args:
-        text: May hold any number of full hashes.
-        labels: Hash to readable name; other hashes are shortened.
+        text: Text with any number of full hashes.
+        labels: Hash to readable name; hashes that are not in it are shortened.
     """
     known = labels or {}
     return _HASH.sub(lambda found: known.get(found[0], found[0][:SHORT]), text)

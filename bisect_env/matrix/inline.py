@@ -1,4 +1,4 @@
-"""Reads the header of a script, which names what the script needs (PEP 723). Pure."""
+"""Reads the inline metadata of a script: its requirements, in a comment at the top (PEP 723). Pure."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ _REMEDY = "write it as PEP 723 has it: `# /// script`, TOML behind `# `, and `# 
 
 @dataclass(frozen=True, slots=True)
 class InlineMetadata:
-    """The metadata in the header of a script (PEP 723).
+    """The metadata that a script declares in its header (PEP 723), such as its requirements.
 
     Attributes:
-        dependencies: Requirements.
-        requires_python: Range of Python versions, "" for any.
-        exclude_newer: Value of uv's `exclude-newer`, "" for none.
+        dependencies: Requirements, such as `numpy<2`.
+        requires_python: Range of Python versions; "" for any.
+        exclude_newer: Value of `exclude-newer` in `[tool.uv]`; "" if there is none.
     """
 
     dependencies: tuple[str, ...] = ()
@@ -31,7 +31,7 @@ class InlineMetadata:
 
 
 def inline_metadata(text: str, name: str = "the script") -> InlineMetadata:
-    """Read a script's header (PEP 723).
+    """Parse the inline metadata (PEP 723) of a script.
 
     Args:
         text: Text of the script.
@@ -71,14 +71,14 @@ def inline_metadata(text: str, name: str = "the script") -> InlineMetadata:
 
 
 def read_requirement(text: str, where: str) -> Requirement:
-    """Read a requirement.
+    """Parse a requirement such as `torch>=2.5,<2.9`.
 
     Args:
-        text: As given.
-        where: What gave it, for messages.
+        text: Text of the requirement.
+        where: Place where the user wrote it, for messages, such as `--with`.
 
     Raises:
-        UsageError: It is none.
+        UsageError: The text is not a valid requirement.
     """
     try:
         return Requirement(text)

@@ -1,4 +1,4 @@
-"""Reads a command line of Python: where its own options end, and which it has. Pure."""
+"""Parses command lines that start Python, such as `python -u script.py`. Pure."""
 
 from __future__ import annotations
 
@@ -7,20 +7,22 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 _PYTHON = re.compile(r"(?:.*/)?python(?:\d+(?:\.\d+)?|\{\w+\})?")
-"""In a matrix file the version may be the placeholder of an axis."""
+"""Names of the interpreter; in a matrix file the version may be a placeholder, as in `python{python}`."""
 _WITH_VALUE = frozenset("WX")
 _RUNS_NOTHING = frozenset("Vh?")
 
 
 @dataclass(frozen=True, slots=True)
 class PythonOptions:
-    """The interpreter's own options on a command line that runs a script, a module or code.
+    """The options in a command line of the Python interpreter, such as `-u` in `python -u script.py`.
+
+    The command line runs a script, a module or code.
 
     Attributes:
-        end: Position of the script, of `-m` or of `-c`; None where `-m` or `-c` shares its word with
-            something else (`-uc`, `-mmodule`), so that nothing can be put before it.
-        flags: Letters of the options without a value.
-        settings: Values of `-X`.
+        end: Index of the script, of `-m` or of `-c` in the arguments. None if `-m` or `-c` is part of a
+            longer word (`-uc`, `-mmodule`), so that no argument can be inserted before it.
+        flags: Letters of the options that take no value, such as `u` for `-u`.
+        settings: Values of the option `-X`.
     """
 
     end: int | None
@@ -29,12 +31,15 @@ class PythonOptions:
 
 
 def is_python(program: str) -> bool:
-    """Return whether a first word names the interpreter: `python`, `python3`, `/p/bin/python3.11`."""
+    """Return whether a program is a Python interpreter, judging by a name such as `/usr/bin/python3.11`."""
     return _PYTHON.fullmatch(program) is not None
 
 
 def python_options(arguments: Sequence[str]) -> PythonOptions | None:
-    """Parse the words after the interpreter; None if it would run no script, module or code."""
+    """Parse the arguments of a Python interpreter, such as `-u script.py`.
+
+    Return None if the arguments run no script, module or code.
+    """
     flags: set[str] = set()
     settings: list[str] = []
     position = 0

@@ -1,4 +1,4 @@
-"""Loads and checks a matrix with its files, or reports everything that is wrong with it."""
+"""Loads and checks a matrix and the files that it names. All problems are reported in one error."""
 
 from __future__ import annotations
 
@@ -34,26 +34,29 @@ from bisect_env.matrix.versions import host_platform
 from bisect_env.secrets import keep_for_builds
 
 # --------------------------------------------------------------------------------------------------
-# From a path to a checked matrix, or to everything that is wrong with it.
+# Loading and checking a matrix.
 
 MAX_BYTES = 256 * 1024
+"""Maximum size of a matrix file in bytes."""
 
 
 @dataclass(frozen=True, slots=True)
 class Matrix:
-    """A checked question with the files of its trial: of a matrix file, of words, or of a stored study.
+    """A validated matrix, together with the contents of the files that its trials need.
+
+    It was read from a matrix file, from the words of a command line or from a stored study.
 
     Attributes:
-        file: The parsed file.
-        path: Path of the file, as the user named it; None if the question comes from no file.
-        text: Its raw text; JSON, which is YAML, if it comes from no file.
-        files: Files copied into the working directory of every trial.
-        platform: conda's name of the platform: the file's, else this machine's.
-        digest: sha256 (hex) of everything that decides what a trial does and what it means: equal digests
-            may share trials. Descriptions and the search's own settings are left out, so that a study can be
-            resumed with a larger budget.
-        lines: Path of a key to its line, for messages.
-        folder: Base of relative paths of channels, repositories and folders of wheels.
+        file: Parsed content of the matrix file.
+        path: Path of the matrix file, as the user named it; None if the matrix comes from a command line.
+        text: Text of the matrix file; JSON (which is valid YAML) if the matrix comes from a command line.
+        files: Files that are copied into the working directory of every trial.
+        platform: conda's name of the platform, such as `linux-64`: that of the file, else this machine's.
+        digest: SHA-256 (hexadecimal) of everything that determines what trials do and what their outcomes
+            mean. Studies with equal digests can share trials. Descriptions and settings of the search are
+            left out, so that a study can be resumed with a larger budget.
+        lines: Path of each key to its line number, for messages.
+        folder: Folder to which channels, repositories and folders of wheels are relative.
     """
 
     file: MatrixFile
@@ -72,59 +75,75 @@ class Matrix:
 
     @property
     def shown(self) -> str:
-        """Return what messages and commands call the question: the path of its file, or its name."""
+        """Return the name by which messages and commands refer to the matrix.
+
+        This is the path of the matrix file or, if there is none, the name of the study.
+        """
         return self.name if self.path is None else str(self.path)
 
     @property
     def channels(self) -> tuple[str, ...]:
-        """Return the conda channels; paths such as `./channel` are resolved relative to the matrix file."""
+        """Return the conda channels of the matrix.
+
+        Paths such as `./channel` are resolved relative to the folder of the matrix file.
+        """
         return tuple(
             str((self.folder / name).resolve()) if name.startswith(("./", "../")) else name
             for name in self.file.channels
         )
 
     def command(self, combination: Combination) -> tuple[str, ...]:
-        """Return the argument vector of a trial of this combination."""
+        """Return the command that a trial of a combination runs: the program and its arguments."""
         return fill(self.file.trial.effective_command, combination.as_dict())
 
     def image(self, combination: Combination) -> str:
-        """Return the name of the container image of a combination; "" if trials do not use containers."""
+        """Return the name of the container image in which a combination is tried.
+
+        Return "" if trials do not use containers.
+        """
         if self.file.executor is None:
             return ""
         return fill([self.file.executor.image], combination.as_dict())[0]
 
     def environment(self, combination: Combination) -> dict[str, str]:
-        """Return the environment variables of a trial: `trial.env`, and one for each axis."""
+        """Return the environment variables that are set for a trial of a combination.
+
+        They are those of `trial.env`, and one for each axis with its value.
+        """
         axes = {variable(axis): value for axis, value in combination.items}
         return {**self.file.trial.env, **axes}
 
     def repository(self, axis: CommitAxis) -> str:
-        """Return the repository of an axis of commits: an address, or the absolute path of a clone."""
+        """Return the address of the repository of a commit axis or, for a local clone, its absolute path."""
         return repository_at(axis.git, self.folder)
 
     @property
     def find_links(self) -> tuple[str, ...]:
-        """Return addresses, and absolute paths of folders, that contain wheels."""
+        """Return the places to search for wheels: addresses of web pages and absolute paths of folders."""
         return tuple(
             text if "://" in text else os.path.normpath(self.folder / Path(text).expanduser())
             for text in self.file.find_links
         )
 
     def index_of(self, axis: PackageAxis) -> str | None:
-        """Return the address of the index that an axis's package must come from; None for any index."""
+        """Return the address of the index that must provide the package of an axis; None for any index."""
         return None if axis.index is None else self.file.indexes[axis.index].url
 
     def line(self, *loc: str | int) -> int | None:
-        """Return the line of the deepest known key on the way to `loc`."""
+        """Return the number of the line at which a key stands in the matrix file.
+
+        If the file lacks the key, the line of its nearest parent is returned, or None if that is missing,
+        too.
+        """
         return line_of(loc, self.lines)
 
 
 def repository_at(text: str, folder: Path) -> str:
-    """Return the repository that a text names: an address, or the absolute path of a clone.
+    """Return the address of a repository or, for a clone on this machine, its absolute path.
 
     Args:
-        text: An address, `host:path` in ssh's form, or a path.
-        folder: Base of relative paths.
+        text: Address, `host:path` as for ssh, or path of a clone.
+        folder: Folder to which the path is relative.
     """
     if text.startswith("file://"):
         text = unquote(urlsplit(text).path)
@@ -139,55 +158,57 @@ def repository_at(text: str, folder: Path) -> str:
 
 
 def load_matrix(path: str | os.PathLike[str]) -> Matrix:
-    """Read and check a matrix file and the files that it names.
+    """Load and check the matrix file at `path` and the files that it names.
 
     Raises:
-        MatrixError: With every problem found, each with its line and remedy.
+        MatrixError: The matrix is invalid; the error lists all problems, with lines and remedies.
     """
     where = Path(path)
     return _checked(_read_text(where), where, where.parent, beside(where.parent))
 
 
 def stored_matrix(text: str, files: Iterable[StudyFile], path: str) -> Matrix:
-    """Check the question of a study again.
+    """Build the matrix of a study from the stored text of its matrix file, and check it again.
 
     Args:
-        text: Text of the matrix file, or JSON.
+        text: Stored text of the matrix (YAML or JSON).
         files: Files that are stored with it.
-        path: Path of the matrix file, "" if there was none.
+        path: Path of the original matrix file; "" if there was none.
 
     Raises:
-        MatrixError: With every problem found.
+        MatrixError: The matrix is invalid; the error lists all problems.
     """
     folder = Path(path).absolute().parent if path else Path.cwd()
     return _checked(text, Path(path) if path else None, folder, among(files))
 
 
 def asked_matrix(data: Mapping[str, Any], files: Iterable[StudyFile]) -> Matrix:
-    """Check a question that is given as plain data.
+    """Build a matrix from a dict, such as the result of `question_data`, and check it.
 
     Args:
-        data: What a matrix file would hold.
+        data: Content of a matrix file, as a mapping.
         files: All files that the trial needs.
 
     Raises:
-        MatrixError: With every problem found.
+        MatrixError: The matrix is invalid; the error lists all problems.
     """
     text = json.dumps(data, indent=1, ensure_ascii=False)
-    # Read as text, as every file and every stored question is: the same check, and the same digest.
+    # Convert it to text first: so it is checked like a file, and gets the same digest as when it is stored.
     return stored_matrix(text, files, "")
 
 
 def skipping(matrix: Matrix, words: Iterable[str]) -> Matrix:
-    """Return a matrix that leaves out further values, as if `skip` of their axes named them.
+    """Return a copy of a matrix in which some values of its axes are skipped, that is, never tried.
+
+    The values are added to the key `skip` of their axes.
 
     Args:
-        matrix: As loaded.
-        words: Each `axis=value`, where the value may be a comparison; or only a value, if just one axis has
-            several.
+        matrix: Matrix to copy.
+        words: Values of the option `--skip`: `axis=value`, where the value may be a comparison (`<3.2`); or
+            only a value, if just one axis has several.
 
     Raises:
-        UsageError: A word names no axis of the matrix.
+        UsageError: A word names no axis, or a value that is not on its axis.
     """
     several = [name for name, axis in matrix.file.axes.items() if len(axis.listed or "ab") > 1]
     axes = dict(matrix.file.axes)
@@ -243,7 +264,7 @@ def _read_text(path: Path) -> str:
 def _checked(text: str, path: Path | None, folder: Path, read: Callable[[str, int], StudyFile]) -> Matrix:
     shown = str(path or "the question")
     source = yaml_source.parse(text)
-    # Nobody has seen the lines of a question that comes from no file.
+    # Without a file there are no lines that the user could look up.
     lines = {} if path is None else source.lines
     problems = [*source.problems]
     if not isinstance(source.data, dict):
@@ -251,7 +272,7 @@ def _checked(text: str, path: Path | None, folder: Path, read: Callable[[str, in
     try:
         file = MatrixFile.model_validate(source.data)
     except ValidationError as error:
-        # What could not be read as YAML was left empty; that it is empty is not a second problem.
+        # A value that is not valid YAML is None in the data; do not report it a second time as empty.
         unread = {problem.line for problem in problems if problem.line is not None}
         found = of_validation(error, MatrixFile, source.lines)
         problems += [problem for problem in found if problem.line not in unread]
@@ -273,7 +294,7 @@ def _file_names(trial: Trial) -> tuple[str, ...]:
     try:
         return tuple(trial.file_names)
     except ValueError:
-        # A brace in the command that is no placeholder: noted by the cross checks.
+        # The command has a brace that is no placeholder; `cross_checks` reports it.
         return tuple(trial.files)
 
 
@@ -289,18 +310,18 @@ def _digest(file: MatrixFile, files: tuple[StudyFile, ...], platform: str) -> st
     for key in ("exclude", "include"):
         content[key] = [rule["when"] for rule in content[key]]
     if file.search.amplify:
-        # Its trials run under other circumstances: they are not those of the study without.
+        # With `amplify`, trials run under other circumstances and cannot be shared with a study without it.
         content["amplify"] = True
     content["platform"] = platform
     content["files"] = [(f.name, hashlib.sha256(f.content).hexdigest(), f.executable) for f in files]
-    # Axes are ordered, every other mapping is not; both are kept apart by listing the axes as pairs.
+    # The order of the axes matters, the order of other keys does not: axes become a list, keys are sorted.
     for axis in content["axes"].values():
-        # What they say is which combinations are looked at, not what a trial of one is.
+        # These keys determine which combinations are tried, not what a trial does.
         axis.pop("refine", None)
         axis.pop("skip", None)
         if isinstance(build := axis.get("build"), dict):
-            # Of how much is built at a time the wheels know nothing. Limits count: what one of them ended is
-            # tried again by the study with another, which takes over all trials.
+            # How many commits are built at a time does not change the wheels. Limits of a build do count: a
+            # study with another limit must try again to build what exceeded the old one.
             build.pop("ahead", None)
     content["axes"] = list(content["axes"].items())
     canonical = json.dumps(content, sort_keys=True, separators=(",", ":"), ensure_ascii=False)

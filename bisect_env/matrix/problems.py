@@ -1,4 +1,4 @@
-"""Problems of a matrix file with their lines, and pydantic's errors in plain words. Pure."""
+"""Messages about problems of a matrix file, with line numbers; pydantic's errors are translated. Pure."""
 
 from __future__ import annotations
 
@@ -10,21 +10,22 @@ from typing import Any, get_args, get_origin
 from pydantic import BaseModel, Tag, ValidationError
 from pydantic_core import ErrorDetails
 
-from bisect_env.errors import MatrixError
+from bisect_env.errors import MatrixError, without_kind
 
 Path = tuple[str | int, ...]
+"""The path of a key or list item in a matrix file, such as `("axes", "python", "versions", 0)`."""
 
 MAX_TEXT = 600
-"""Characters of one problem; a file can hold values of any length."""
+"""Maximum number of characters of a message, because it may quote a value of any length."""
 
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """One problem of a file.
+    """A message about a mistake in a matrix file, with the number of the line.
 
     Attributes:
-        text: What is wrong; remedy.
-        line: Line number from 1, or None if no line is to blame.
+        text: What is wrong and, after a semicolon, the remedy.
+        line: Line number, counted from 1; None if the problem belongs to no line.
     """
 
     text: str
@@ -33,21 +34,29 @@ class Problem:
     def __str__(self) -> str:
         text = self.text
         if len(text) > MAX_TEXT:
-            # The remedy stands at the end.
+            # Keep the end of the text, too: it has the remedy.
             text = f"{text[: MAX_TEXT // 2]} ... {text[-MAX_TEXT // 2 :]}"
         return text if self.line is None else f"line {self.line}: {text}"
 
 
 def matrix_error(path: str, problems: Iterable[Problem]) -> MatrixError:
-    """Return an error with all problems in the order of their lines, without duplicates."""
+    """Return an error that lists all problems of the file at `path`, sorted by line.
+
+    Each problem is listed only once.
+    """
     ordered = sorted(dict.fromkeys(problems), key=lambda problem: problem.line or 0)
     return MatrixError(path, [str(problem) for problem in ordered])
 
 
 def known_part(loc: Iterable[str | int], lines: Mapping[Path, int]) -> Path:
-    """Return the longest path of the file that a pydantic location names.
+    """Return the path of the key in the matrix file to which a pydantic error refers.
 
-    pydantic inserts the names of union members and of validators between the keys; these are left out.
+    pydantic inserts names of union members and validators between the keys; these are left out. If the key
+    is not in the file, the path of its nearest parent is returned.
+
+    Args:
+        loc: Location of the error.
+        lines: Path of each key in the file to its line number.
     """
     path: Path = ()
     for step in loc:
@@ -57,14 +66,17 @@ def known_part(loc: Iterable[str | int], lines: Mapping[Path, int]) -> Path:
 
 
 def line_of(path: Path, lines: Mapping[Path, int]) -> int | None:
-    """Return the line of the deepest known key on the way to a path; None if there is none."""
+    """Return the number of the line at which the key with a given path stands in the file.
+
+    If the file lacks the key, the line of its nearest parent is returned, or None if that is missing, too.
+    """
     while path and path not in lines:
         path = path[:-1]
     return lines.get(path)
 
 
 def dotted(path: Path) -> str:
-    """Return a path in the form `axes.python.versions[0]`."""
+    """Return a path as text, such as `axes.python.versions[0]`."""
     text = ""
     for step in path:
         text += f"[{step}]" if isinstance(step, int) else f".{step}" if text else step
@@ -72,7 +84,10 @@ def dotted(path: Path) -> str:
 
 
 def near(word: str, known: Iterable[str]) -> str:
-    """Return a remedy: the known name that was probably meant, else all of them."""
+    """Return advice about an unknown name, such as "did you mean 'torch'?".
+
+    The advice names the most similar known name or, if none is similar, lists the known names.
+    """
     names = list(known)
     close = difflib.get_close_matches(word, names, n=1)
     if close:
@@ -82,19 +97,19 @@ def near(word: str, known: Iterable[str]) -> str:
 
 
 def of_validation(error: ValidationError, model: type[BaseModel], lines: Mapping[Path, int]) -> list[Problem]:
-    """Translate pydantic's errors into problems.
+    """Translate a validation error of pydantic into a list of problems with plain messages.
 
     Args:
-        error: As raised for the whole file.
-        model: The model of the file.
-        lines: Path to line.
+        error: Error from the validation of the whole file.
+        model: Model of the whole file.
+        lines: Path of each key in the file to its line number.
     """
     found = error.errors(include_url=False)
     places = {details["loc"] for details in found}
     return [
         _of_one(details, model, lines)
         for details in found
-        # pydantic does not count items that are wrong themselves: a list of those is "too short" to it.
+        # pydantic does not count invalid items, so a list of them would also be reported as too short.
         if details["type"] != "too_short" or not any(_below(place, details["loc"]) for place in places)
     ]
 
@@ -118,16 +133,21 @@ def _of_one(details: ErrorDetails, model: type[BaseModel], lines: Mapping[Path, 
 
 
 def _keys(annotation: Any, loc: Sequence[str | int]) -> list[str]:
-    """Return the keys of the model that pydantic names by a location below an annotation."""
+    """Return the keys that a file may have at the place to which a pydantic error refers.
+
+    Args:
+        annotation: Type at which the location begins.
+        loc: Location below that type.
+    """
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         fields = {info.alias or name: info for name, info in annotation.model_fields.items()}
         return _keys(fields[str(loc[0])].annotation, loc[1:]) if loc else list(fields)
     if get_origin(annotation) in (dict, tuple):
-        # Of a mapping the values, of a list the items.
+        # Continue with the type of a mapping's values, or of a list's items.
         inside = [one for one in get_args(annotation) if one is not ...]
         return _keys(inside[-1], loc[1:])
     for option in get_args(annotation):
-        # Of a union with tags, the location names the option's tag.
+        # In a union with tags, the location contains the tag of the chosen member.
         tags = [one.tag for one in getattr(option, "__metadata__", ()) if isinstance(one, Tag)]
         if not tags or tags[0] in loc[:1]:
             return _keys(option, loc[len(tags) :])
@@ -138,7 +158,7 @@ def _sentence(kind: str, details: ErrorDetails) -> str:
     value = details["input"]
     context: Mapping[str, Any] = details.get("ctx", {})
     if kind in {"value_error", "axis_kind"}:
-        return str(context.get("error", details["msg"]))
+        return without_kind(details["msg"])
     if value is None:
         return "nothing is written here; write a value or remove the key"
     shown = _shown(value)
@@ -161,7 +181,7 @@ def _sentence(kind: str, details: ErrorDetails) -> str:
     if kind in limits:
         key, word = limits[kind]
         return f"{shown} is out of range; choose a number {word} {context[key]:g}"
-    return f"{shown} is not accepted ({details['msg']}); see docs/reference/matrix.md"
+    return f"{shown} is not accepted ({without_kind(details['msg'])}); see docs/reference/matrix.md"
 
 
 _WANTED = {

@@ -1,4 +1,7 @@
-"""How the conditions of `exclude`, `include` and `skip` choose values and combinations. Pure."""
+"""Applies the rules of a matrix (`exclude`, `include` and `skip`) to values and combinations. Pure.
+
+A rule consists of *conditions*. A condition is a value of an axis, or a comparison such as `>=2.1,<2.6`.
+"""
 
 from __future__ import annotations
 
@@ -24,19 +27,21 @@ _COMPARE = {
 }
 
 _LEAST_DIGITS = 4
-"""Digits of a hash that name a commit."""
+"""Minimum number of digits of a shortened commit hash in a condition."""
 
 
 def matching(axis: Axis, values: Iterable[str], condition: str) -> tuple[str, ...]:
-    """Return the values of an axis that a condition of a rule names, in their order.
+    """Return the values of an axis that meet a condition, such as `2.3.1` or `>=2.1,<2.6`.
+
+    The result has the order of `values`.
 
     Args:
-        axis: The axis as the file has it.
-        values: Its concrete values.
-        condition: A value or a comparison. A text that is itself a value of the axis always means that value.
+        axis: Axis as defined in the matrix file.
+        values: Values of the axis.
+        condition: Value or comparison. Text that is equal to a value of the axis always means that value.
 
     Raises:
-        ValueError: The axis knows no such comparison or date; the message names a remedy.
+        ValueError: The comparison or date is invalid for this axis; the message names a remedy.
     """
     known = tuple(values)
     if condition in known:
@@ -50,7 +55,7 @@ def matching(axis: Axis, values: Iterable[str], condition: str) -> tuple[str, ..
             instant = cutoff(condition)
             return tuple(v for v in known if cutoff(v) == instant)
         case CommitAxis():
-            # Both ends by the words of the file, any commit by the beginning of its hash.
+            # The first and last commit can be named as in the file, any commit by the beginning of its hash.
             ends = {axis.from_: known[:1], axis.to: known[-1:]}
             if condition in ends:
                 return ends[condition]
@@ -60,7 +65,11 @@ def matching(axis: Axis, values: Iterable[str], condition: str) -> tuple[str, ..
 
 
 def _compared(axis: Axis, values: Sequence[str], condition: str) -> tuple[str, ...]:
-    """Return the values that a comparison such as `>=2.1,<2.6` names."""
+    """Return the values of an axis that meet a comparison such as `>=2.1,<2.6`.
+
+    Raises:
+        ValueError: The comparison is invalid, or the values of the axis have no order.
+    """
     if isinstance(axis, PackageAxis):
         specifier = parse_range(condition)
 
@@ -69,7 +78,7 @@ def _compared(axis: Axis, values: Sequence[str], condition: str) -> tuple[str, .
                 order_key(version, axis.manager)
                 return specifier.contains(version, prereleases=True)
             except ValueError:
-                # A conda version outside PEP 440 compares with nothing; it can be named exactly.
+                # A conda version that is not valid in PEP 440 meets no comparison; it can be named exactly.
                 return False
 
         return tuple(value for value in values if contains(value))
@@ -84,7 +93,10 @@ def _compared(axis: Axis, values: Sequence[str], condition: str) -> tuple[str, .
 
 
 def named_value(axis: Axis, values: Sequence[str], text: str) -> str | None:
-    """Return the value of an axis that a text names; None if there is none, or if the text compares."""
+    """Return the value of an axis that `text` names, or None if there is no such value.
+
+    A comparison such as `>=2.1` names no value.
+    """
     if _COMPARISON.match(text) and text not in values:
         return None
     try:
@@ -94,12 +106,14 @@ def named_value(axis: Axis, values: Sequence[str], text: str) -> str | None:
 
 
 def condition_problem(axis: Axis, name: str, condition: str) -> str | None:
-    """Return why a condition cannot be one of a rule about an axis, or None.
+    """Return an error message if a condition of a rule is invalid for an axis, or None if it is valid.
+
+    Package indexes are not queried, so values of a range are not checked.
 
     Args:
-        axis: The axis as the file has it; nothing is asked of an index.
-        name: Its name.
-        condition: A value or a comparison.
+        axis: Axis as defined in the matrix file.
+        name: Name of the axis.
+        condition: Value or comparison.
     """
     values = axis.listed
     if _COMPARISON.match(condition):
@@ -114,11 +128,11 @@ def condition_problem(axis: Axis, name: str, condition: str) -> str | None:
 
 @dataclass(frozen=True, slots=True)
 class Exclusion:
-    """The rule that excludes a combination.
+    """The reason why a combination is excluded, and the key of the matrix file that excludes it.
 
     Attributes:
-        key: Path of the key in the matrix file that excludes it.
-        why: The reason that is shown.
+        key: Path of the key in the matrix file, such as `("exclude", 0)`.
+        why: Reason to show to the user.
     """
 
     key: Path
@@ -126,13 +140,14 @@ class Exclusion:
 
 
 class RuleSet:
-    """All rules of a matrix, with their conditions resolved to values once for each axis.
+    """All rules of a matrix, prepared so that many combinations can be checked quickly.
 
     Args:
-        axes: Name to axis, in order.
-        values: Name to concrete values.
+        axes: Name to axis, in the order of the matrix.
+        values: Name of each axis to its values.
         exclude: Rules that exclude combinations.
-        include: Rules that include them again; without `exclude`, the only combinations to keep.
+        include: Rules that keep combinations although a rule of `exclude` matches. If `exclude` is empty, all
+            combinations that match no rule of `include` are excluded.
     """
 
     def __init__(
@@ -153,7 +168,7 @@ class RuleSet:
         self._include = [allowed(rule) for rule in include]
 
     def excluding(self, combination: Combination) -> Exclusion | None:
-        """Return what excludes a combination, or None."""
+        """Return why a combination is excluded, and by which key of the file, or None if it is allowed."""
         for axis, values in self._skip.items():
             if combination[axis] in values:
                 return Exclusion(

@@ -1,7 +1,7 @@
-"""The types of text and dates in a matrix file, each with its check and remedy. Pure.
+"""The pydantic types, with their checks, of single values in a matrix file (names, versions, dates). Pure.
 
-The loader hands every scalar over as the text that stands in the file (`3.10` stays `3.10`), so each type
-here reads text; numbers and booleans are read by pydantic itself.
+The YAML parser returns every value as the text in the file (`3.10` stays `3.10`), so these types validate
+text. pydantic itself converts text to numbers and booleans. Messages about invalid values include a remedy.
 """
 
 from __future__ import annotations
@@ -19,20 +19,20 @@ from packaging.utils import canonicalize_name
 from pydantic import AfterValidator, BeforeValidator, ByteSize, Field, WithJsonSchema
 
 # --------------------------------------------------------------------------------------------------
-# Days and instants of `exclude_newer` and of date axes. Pure; nothing here reads a clock.
+# Days and instants of `exclude_newer` and of date axes. Pure: the current time is not used.
 
 _DAY = re.compile(r"\d{4}-\d{2}-\d{2}")
 _STEP = re.compile(r"(\d+)\s*(d|w|days?|weeks?)?")
 
 MAX_DATES = 10_000
-"""Limit of a range of days."""
+"""Maximum number of days in a date range."""
 
 
 def cutoff(text: str) -> datetime:
-    """Return the first instant that is too new, in UTC.
+    """Convert a value of `exclude_newer` to a time in UTC; packages uploaded from then on are excluded.
 
-    A day includes all uploads of that day (`2020-09-22`, as in uv); an instant such as
-    `2020-09-22T12:00:00Z` is itself the limit. An instant without an offset is UTC.
+    For a day such as `2020-09-22`, the limit is the end of that day, as in uv. An instant such as
+    `2020-09-22T12:00:00Z` is itself the limit; without an offset it is in UTC.
 
     Raises:
         ValueError: The text is neither a day nor an instant; the message names a remedy.
@@ -51,7 +51,7 @@ def cutoff(text: str) -> datetime:
 
 
 def parse_day(text: str) -> date:
-    """Read a day such as `2026-01-31`.
+    """Parse a day such as `2026-01-31`.
 
     Raises:
         ValueError: The text is no day; the message names a remedy.
@@ -65,10 +65,10 @@ def parse_day(text: str) -> date:
 
 
 def parse_step(text: str) -> int:
-    """Read the step of a date range, in days: `3`, `1d`, `2w`.
+    """Parse the step of a date range, such as `3`, `1d` or `2w`, and return the number of days.
 
     Raises:
-        ValueError: The text is no step; the message names a remedy.
+        ValueError: The text is not a step; the message names a remedy.
     """
     match = _STEP.fullmatch(text.strip())
     if match is None or int(match[1]) < 1:
@@ -77,12 +77,13 @@ def parse_step(text: str) -> int:
 
 
 def days_between(first: str, last: str, step: str) -> tuple[str, ...]:
-    """Return every `step`-th day from `first` on; `last` is always included.
+    """Return the days from `first` to `last` at intervals of `step`, each as text like `2026-01-31`.
 
-    The last day is included even if the step would miss it because the user saw the failure on that day.
+    `last` is always included, even if the step would miss it, because the user may have seen the failure on
+    that day.
 
     Raises:
-        ValueError: The days cannot be read, are in the wrong order, or are too many.
+        ValueError: An argument is invalid, the days are in the wrong order, or there are over `MAX_DATES`.
     """
     start, end, width = parse_day(first), parse_day(last), parse_step(step)
     if end < start:
@@ -97,7 +98,7 @@ def days_between(first: str, last: str, step: str) -> tuple[str, ...]:
 
 
 # --------------------------------------------------------------------------------------------------
-# The kinds of text that a matrix file is made of, each with its check and its remedy.
+# The types of values in a matrix file, with their checks. A message has the problem and a remedy.
 
 _SECONDS = {"": 1.0, "ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 _DURATION_PIECE = re.compile(r"(\d+(?:\.\d+)?)\s*(ms|s|m|h|d|)\s*")
@@ -107,10 +108,11 @@ MAX_SECONDS = 30 * 86400.0
 
 
 def parse_duration(text: str) -> float:
-    """Read seconds from `90`, `90s`, `2m`, `1h30m`.
+    """Parse a duration such as `90`, `90s`, `2m` or `1h30m`, and return it in seconds.
 
     Raises:
-        ValueError: The text is no duration, or not above zero, or above 30 days; the message names a remedy.
+        ValueError: The text is not a duration, or not above zero and up to 30 days; the message names a
+            remedy.
     """
     pieces = _DURATION_PIECE.findall(text.strip())
     whole = "".join(match.group(0) for match in _DURATION_PIECE.finditer(text.strip()))
@@ -123,11 +125,7 @@ def parse_duration(text: str) -> float:
 
 
 def _duration(value: Any) -> Any:
-    if isinstance(value, str):
-        return parse_duration(value)
-    if isinstance(value, int | float) and not isinstance(value, bool):
-        return parse_duration(repr(value))
-    return value
+    return parse_duration(value) if isinstance(value, str) else value
 
 
 def _not_blank(value: str) -> str:
@@ -145,7 +143,12 @@ def _one_line(value: str) -> str:
 
 
 def _like(pattern: str, words: str) -> AfterValidator:
-    """Return a validator that requires the whole text to match; `words` complete its "... is not" message."""
+    """Return a validator that rejects a text unless all of it matches a regular expression.
+
+    Args:
+        pattern: Regular expression.
+        words: End of the message, after "... is not"; it names what is expected and the remedy.
+    """
 
     def check(value: str) -> str:
         if not re.fullmatch(pattern, value):
@@ -156,7 +159,10 @@ def _like(pattern: str, words: str) -> AfterValidator:
 
 
 def _readable(read: Callable[[str], Any]) -> AfterValidator:
-    """Return a validator that keeps a text which a function can read."""
+    """Return a validator that rejects a text if the function `read` raises an error for the text.
+
+    Accepted texts are left unchanged.
+    """
 
     def check(value: str) -> str:
         read(value)
@@ -172,7 +178,16 @@ def _is_free(value: str) -> str:
 
 
 def _no_login(url: SplitResult, what: str, remedy: str, *, may_name_user: bool = False) -> None:
-    """Refuse an address with a password, and one with a user name that may be a token."""
+    """Raise ValueError if an address contains a password or a user name.
+
+    A user name may be a token; it is accepted only if `may_name_user` is true and there is no password.
+
+    Args:
+        url: Parsed address.
+        what: What the address belongs to, for the message.
+        remedy: Where the user should store the password instead, for the message.
+        may_name_user: Whether a user name without a password is allowed.
+    """
     if url.password or (url.username and not may_name_user):
         raise ValueError(
             f"the address of the {what} holds a user name or password, and this file is shared; "
@@ -195,7 +210,7 @@ def _requirement(value: str) -> str:
 
 
 def _channel(value: str) -> str:
-    # It stands in lock files and in command lines: nothing that means something to a shell.
+    # The name is written into lock files and command lines, so characters special to a shell are refused.
     if not re.fullmatch(r"[\w./][\w.~:/@%+=&?#,!\[\]-]*", value):
         raise ValueError(f"{value!r} is not a channel; write a name, an address or a folder")
     if "://" in value:
@@ -220,11 +235,11 @@ def _index_url(value: str) -> str:
     try:
         url = urlsplit(value)
         host = url.hostname
-        _ = url.port  # of one above 65535 it raises
+        _ = url.port  # raises ValueError if the port is above 65535
     except ValueError:
         url, host = urlsplit(""), None
     is_address = url.scheme == "file" or (url.scheme in {"http", "https"} and host)
-    # `urlsplit` takes line breaks out in silence, and a shell knows what `;` means: they have no place here.
+    # `urlsplit` silently removes line breaks, and `;` is special to a shell, so both are refused.
     if not is_address or not re.fullmatch(r"[\w.~:/?#\[\]@!&,=%+-]+", value):
         raise ValueError(f"{value!r} is not the address of an index; write one that begins with https://")
     _no_login(url, "index", "~/.netrc or a keyring")
@@ -240,7 +255,7 @@ def _find_links(value: str) -> str:
 
 
 def _repository(value: str) -> str:
-    # Nothing that git would take for an option, or for a transport that runs a program.
+    # Refuse text that git would interpret as an option, or as a transport that runs a program.
     if value.startswith("-") or "::" in value or any(ord(c) < 32 or c == "\x7f" for c in value):
         raise ValueError(f"{value!r} is no repository; write an address that begins with https://, or a path")
     if "://" in value:
@@ -272,15 +287,12 @@ def _enough_memory(value: ByteSize) -> ByteSize:
     return value
 
 
-def _step_of_days(value: Any) -> Any:
-    text = str(value) if isinstance(value, int) else value
-    if isinstance(text, str):
-        parse_step(text)
-    return text
-
-
 def _signal(value: Any) -> Any:
-    """Read a signal from its name (`SIGSEGV`, `segv`) or number."""
+    """Convert the name of a signal, such as `SIGSEGV` or `segv`, to the number of the signal.
+
+    A number is checked and returned as `int`. Values that are neither text nor numbers are returned
+    unchanged. Raise ValueError if there is no such signal.
+    """
     if not isinstance(value, str | int):
         return value
     text = str(value).upper()
@@ -293,7 +305,7 @@ def _signal(value: Any) -> Any:
 
 
 def package_of(requirement: str) -> str:
-    """Return the normalised package name of a requirement or conda spec that was checked before."""
+    """Return the normalised name of the package in a requirement or conda spec: `numpy` for `NumPy>=2`."""
     match = re.match(r"\s*([A-Za-z0-9._-]+)", requirement)
     return str(canonicalize_name(match[1])) if match else ""
 
@@ -350,7 +362,7 @@ Regex = Annotated[str, AfterValidator(_regex)]
 ImageName = Annotated[
     str,
     AfterValidator(_not_blank),
-    # As `docker run` takes it, where a leading hyphen would be an option.
+    # The name becomes an argument of `docker run`, where a leading hyphen would make it an option.
     _like(r"[A-Za-z0-9{][A-Za-z0-9._:/@{}-]*", "the name of an image; write one like python:3.12-slim"),
 ]
 IndexUrl = Annotated[str, AfterValidator(_index_url)]
@@ -364,7 +376,7 @@ IndexName = Annotated[
 FindLinks = Annotated[str, AfterValidator(_not_blank), AfterValidator(_find_links)]
 DateText = Annotated[str, _readable(cutoff)]
 DayText = Annotated[str, _readable(parse_day)]
-StepText = Annotated[str, BeforeValidator(_step_of_days), WithJsonSchema({"type": ["string", "integer"]})]
+StepText = Annotated[str, _readable(parse_step), WithJsonSchema({"type": ["string", "integer"]})]
 Seconds = Annotated[
     float,
     BeforeValidator(_duration),

@@ -1,6 +1,6 @@
-"""The matrix file, version 1, as a whole: its axes, its trial, its search, and its JSON schema.
+"""The pydantic models of a matrix file (version 1), and its JSON schema.
 
-A model refuses what one key alone can get wrong. `contradictions` finds keys that do not fit each other.
+The models check each key on its own. The module `contradictions` finds keys that contradict each other.
 """
 
 from __future__ import annotations
@@ -80,22 +80,14 @@ from bisect_env.matrix.versions import (
 
 
 class StrictModel(BaseModel):
-    """A frozen model that refuses unknown keys: a misspelt key must never be ignored."""
+    """The base class of immutable models that reject unknown keys, such as misspelt ones."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, defer_build=True)
 
 
-def _list_or_text(value: Any) -> str:
-    return "range" if isinstance(value, str) else "list"
-
-
-def _list_or_mapping(value: Any) -> str:
-    return "range" if isinstance(value, Mapping | BaseModel) else "list"
-
-
 Versions = Annotated[
     Annotated[tuple[VersionText, ...], Field(min_length=1), Tag("list")] | Annotated[Text, Tag("range")],
-    Discriminator(_list_or_text),
+    Discriminator(lambda value: "range" if isinstance(value, str) else "list"),
 ]
 
 
@@ -109,12 +101,15 @@ OneOrMany = Annotated[
     BeforeValidator(_texts),
     WithJsonSchema({"type": ["string", "number", "array"], "items": {"type": ["string", "number"]}}),
 ]
-"""A list of texts, or one text, which stands for a list of one."""
+"""A list of texts, or a single text, which is read as a list with one item."""
 
 
 def _refuse_twice(what: str, values: Iterable[str], key: Callable[[str], Any]) -> None:
-    """Raise an error if two values have the same key."""
-    # Sorting is stable: of two equal values the one written first comes first.
+    """Raise ValueError if the function `key` returns the same result for two of the values.
+
+    `what` names the kind of the values in the message.
+    """
+    # Sorting is stable: of two equal values, the one that is written first in the file comes first.
     ordered = sorted(((key(value), value) for value in values), key=lambda pair: pair[0])
     for (known, earlier), (found, value) in itertools.pairwise(ordered):
         if found == known:
@@ -123,19 +118,24 @@ def _refuse_twice(what: str, values: Iterable[str], key: Callable[[str], Any]) -
 
 
 class AxisModel(StrictModel):
-    """The keys that axes of all kinds have."""
+    """The base class of axes: the keys that all kinds of axes share."""
 
     kind: ClassVar[AxisKind]
 
-    direction: Direction = Field(default=Direction.REGRESSION, description="Where the bad values may lie.")
+    direction: Direction = Field(
+        default=Direction.REGRESSION, description="Assumption about which values of the axis are bad."
+    )
     skip: OneOrMany[Value] = Field(
         default=(),
-        description="Values that are not to be tried, such as ['3.1.2'] or '<3.2'; what was measured stays.",
+        description="Values to leave out, such as ['3.1.2'] or '<3.2'. Trials already stored are still used.",
     )
 
     @property
     def listed(self) -> tuple[str, ...] | None:
-        """Return the values in their final order; None if an index or a repository has to be queried."""
+        """Return the values of the axis in order, or None if they must first be looked up.
+
+        They are looked up in a package index or a repository.
+        """
         return None
 
     @property
@@ -150,26 +150,29 @@ class PackageAxis(AxisModel):
     kind: ClassVar = AxisKind.PACKAGE
 
     package: PackageName = Field(description="Name of the package; `python` is the interpreter itself.")
-    manager: Manager = Field(default=Manager.PYPI, description="Where the package comes from.")
+    manager: Manager = Field(default=Manager.PYPI, description="Package manager that installs the package.")
     build: BuildPattern | None = Field(
-        default=None, description="Of a conda package: a pattern for its build string, such as 'cuda*'."
+        default=None, description="Pattern for the build string, such as 'cuda*'; conda packages only."
     )
     versions: Versions = Field(
-        description="A list of exact versions (withdrawn ones too), or a range such as '>=2.1,<2.6'."
+        description="A list of exact versions, which may include withdrawn ones, or a range such as "
+        "'>=2.1,<2.6'."
     )
     index: IndexName | None = Field(
         default=None, description="Name of the index in `indexes` that the package comes from."
     )
     step: Step = Field(
         default=Step.MINOR,
-        description="Of a range: the newest release of each major, minor or patch version, or every one.",
+        description="Which releases of a range to take: the newest of each major, minor or patch version, "
+        "or all of them.",
     )
     refine: bool = Field(
         default=True,
-        description="Of a range: look at the releases that `step` left out between last good and first bad.",
+        description="Whether to search the releases between last good and first bad that `step` left out; "
+        "ranges only.",
     )
-    prereleases: bool = Field(default=False, description="Of a range: take pre-releases too.")
-    yanked: bool = Field(default=False, description="Of a range: take withdrawn releases too.")
+    prereleases: bool = Field(default=False, description="Whether a range includes pre-releases.")
+    yanked: bool = Field(default=False, description="Whether a range includes withdrawn (yanked) releases.")
 
     @field_validator("versions")
     @classmethod
@@ -202,7 +205,7 @@ class PackageAxis(AxisModel):
 
     @property
     def listed(self) -> tuple[str, ...] | None:
-        """Return the versions of a list, ascending; None for a range."""
+        """Return the versions that the file lists, in ascending order, or None if it names a range."""
         if isinstance(self.versions, str):
             return None
         return tuple(sorted(self.versions, key=lambda version: order_key(version, self.manager)))
@@ -214,22 +217,26 @@ class PackageAxis(AxisModel):
 
     @property
     def is_python(self) -> bool:
-        """Return whether this axis is the interpreter."""
+        """Return whether the values of this axis are versions of the Python interpreter."""
         return self.canonical_package == "python"
 
     @property
     def canonical_package(self) -> str:
-        """Return the package's name as its manager writes it; to conda `a_b` and `a-b` are two packages."""
+        """Return the package name, normalised by the rules of its package manager.
+
+        PyPI treats `a_b` and `a-b` as the same name, conda does not.
+        """
         return self.package.lower() if self.manager is Manager.CONDA else str(canonicalize_name(self.package))
 
 
 class ValueAxis(AxisModel):
-    """An axis whose values reach the script and leave the environment as it is."""
+    """An axis whose values are passed to the script; the environment stays the same."""
 
     kind: ClassVar = AxisKind.VALUE
 
     values: Annotated[tuple[Value, ...], Field(min_length=1)] = Field(
-        description="The values in their order; they reach the script as BISECT_ENV_<AXIS> and as {axis}."
+        description="Values in order. The script receives one as the variable BISECT_ENV_<AXIS>; a "
+        "command can use {axis}."
     )
 
     @field_validator("values")
@@ -240,7 +247,7 @@ class ValueAxis(AxisModel):
 
     @property
     def listed(self) -> tuple[str, ...]:
-        """Return the values, as written."""
+        """Return the values, in the order of the file."""
         return self.values
 
 
@@ -248,8 +255,10 @@ class DateRange(StrictModel):
     """A range of days, both ends included."""
 
     from_: DayText = Field(alias="from", description="First day.")
-    to: DayText = Field(description="Last day; it belongs to the axis even where the step would miss it.")
-    step: StepText = Field(default="1d", description="Days between two values: 1d, 2w, or a number of days.")
+    to: DayText = Field(description="Last day; always included, even if `step` does not reach it.")
+    step: StepText = Field(
+        default="1d", description="Interval between two values: 1d, 2w, or a number of days."
+    )
 
     @model_validator(mode="after")
     def _days_make_sense(self) -> Self:
@@ -258,20 +267,20 @@ class DateRange(StrictModel):
 
     @property
     def days(self) -> tuple[str, ...]:
-        """Return all days, ascending."""
+        """Return all days of the range, such as `2026-01-31`, in ascending order."""
         return days_between(self.from_, self.to, self.step)
 
 
 class DateAxis(AxisModel):
-    """An axis of days: what is not pinned is resolved as the index stood then."""
+    """An axis whose values are days: packages are resolved as on that day, unless their version is pinned."""
 
     kind: ClassVar = AxisKind.DATE
 
     dates: Annotated[
         Annotated[tuple[DateText, ...], Field(min_length=1), Tag("list")]
         | Annotated[DateRange, Tag("range")],
-        Discriminator(_list_or_mapping),
-    ] = Field(description="A list of days or instants, or {from, to, step}. A day counts whole.")
+        Discriminator(lambda value: "range" if isinstance(value, Mapping | BaseModel) else "list"),
+    ] = Field(description="A list of days or instants, or {from, to, step}. A day includes all its uploads.")
 
     @field_validator("dates")
     @classmethod
@@ -282,21 +291,21 @@ class DateAxis(AxisModel):
 
     @property
     def listed(self) -> tuple[str, ...]:
-        """Return all dates, ascending."""
+        """Return all dates of the axis, in ascending order."""
         if isinstance(self.dates, DateRange):
             return self.dates.days
         return tuple(sorted(self.dates, key=cutoff))
 
 
 class Packages(StrictModel):
-    """Packages in an environment, beside those of the axes."""
+    """Packages of an environment, in addition to those of the axes."""
 
     pypi: tuple[PypiRequirement, ...] = Field(default=(), description="Requirements such as 'numpy<2'.")
     conda: tuple[CondaSpec, ...] = Field(default=(), description="Specs such as 'cuda-version 12.8'.")
 
 
 class WholeEnvironment(Packages):
-    """One value of an environment axis: packages that stand in it, beside those of the file."""
+    """A value of an environment axis: its packages, in addition to those of the key `packages`."""
 
     python: VersionText | None = Field(
         default=None, description="Version of Python; with conda, name it among the packages instead."
@@ -304,22 +313,23 @@ class WholeEnvironment(Packages):
 
 
 class EnvironmentAxis(AxisModel):
-    """An axis whose values are whole lists of packages, such as two locks between which something broke."""
+    """An axis whose values are whole lists of packages, such as a lock that works and one that fails."""
 
     kind: ClassVar = AxisKind.ENVIRONMENT
 
     environments: Annotated[dict[Value, WholeEnvironment], Field(min_length=1)] = Field(
-        description="Name to {python, pypi, conda}, in their order; `bisect-env between` writes such an axis."
+        description="Environments in order: name to {python, pypi, conda}. `bisect-env between` writes "
+        "such an axis."
     )
 
     @property
     def listed(self) -> tuple[str, ...]:
-        """Return the names, in their order."""
+        """Return the names of the environments, in the order of the file."""
         return tuple(self.environments)
 
     @property
     def uses_conda(self) -> bool:
-        """Return whether an environment names conda packages."""
+        """Return whether at least one environment contains conda packages."""
         return any(one.conda for one in self.environments.values())
 
 
@@ -328,53 +338,58 @@ class CommitBuild(StrictModel):
 
     env: dict[EnvName, Value] = Field(
         default_factory=dict,
-        description="Environment variables of the build, such as {CC: 'ccache gcc'}. "
-        "Values of those named like secrets are kept out of locks and the database.",
+        description="Environment variables for the build, such as {CC: 'ccache gcc'}. Values of variables "
+        "with names like secrets are not stored in locks or in the database.",
     )
     requires: tuple[PypiRequirement, ...] = Field(
-        default=(), description="What builds are made with, instead of what each commit asks for itself."
+        default=(), description="Build requirements, which replace those that each commit declares."
     )
     exclude_newer: DateText | None = Field(
         default=None,
-        description="Builds are made with what was uploaded by then; default: by the day of the commit, or "
-        "by the release of the Python that builds it, if that is later.",
+        description="Ignore build requirements that were uploaded later. Default: the day of the commit, "
+        "or the release day of the building Python, whichever is later.",
     )
     time_limit: Seconds = Field(
-        default=1800.0, description="Of one build: seconds, or a text like 20m; what takes longer fails."
+        default=1800.0,
+        description="Time limit for one build: seconds, or a text like 20m. A build that takes longer fails.",
     )
     memory: Bytes | None = Field(
-        default=None, description="That one process of a build may take: bytes, or a text like 8GB."
+        default=None, description="Memory limit for each process of a build: bytes, or a text like 8GB."
     )
     partial: bool = Field(
         default=False,
-        description="Build although submodules or files of git-lfs, which are not fetched, are missing.",
+        description="Whether to build commits that use submodules or git-lfs. Neither is fetched.",
     )
     ahead: bool = Field(
         default=False,
-        description="Build what may be wanted next beside what is: sooner done where cores are idle, with up "
-        "to twice as many builds.",
+        description="Whether to build likely next commits in advance. This is faster if cores are idle, "
+        "but makes up to twice as many builds.",
     )
 
 
 class CommitAxis(AxisModel):
-    """An axis whose values are commits that one package is built from."""
+    """An axis whose values are commits of a repository, from which one package is built."""
 
     kind: ClassVar = AxisKind.COMMIT
 
     git: RepositoryName = Field(
-        description="Address of the repository, or path of a clone, relative to this file; it is read alone."
+        description="Address of the repository, or path of a clone relative to this file. The repository "
+        "is never changed."
     )
     package: PackageName = Field(description="Name of the package that the repository builds.")
-    from_: Revision = Field(alias="from", description="Older end: a tag, branch, hash, or day.")
-    to: Revision = Field(default="HEAD", description="Newer end.")
+    from_: Revision = Field(
+        alias="from", description="Older end of the history: a tag, branch, hash, or day."
+    )
+    to: Revision = Field(default="HEAD", description="Newer end of the history: a tag, branch, hash, or day.")
     history: Literal["first-parent", "all"] = Field(
         default="first-parent",
-        description="`first-parent` stops at the merge that brought the failure in, `all` goes on into it.",
+        description="`first-parent` stops at the merge that introduced the failure; `all` also searches "
+        "the merged commits.",
     )
     subdirectory: Subdirectory = Field(
-        default="", description="Where in the repository the package is built."
+        default="", description="Directory of the package within the repository."
     )
-    build: CommitBuild = Field(default_factory=CommitBuild, description="How commits are built.")
+    build: CommitBuild = Field(default_factory=CommitBuild, description="Settings for building commits.")
 
     @property
     def canonical_package(self) -> str:
@@ -393,7 +408,10 @@ _TOLD_BY: dict[str, type[AxisModel]] = {
 
 
 def _axis_kind(value: Any) -> str:
-    """Return the name of an axis's model, told by a key that only this kind of axis has; "" if none is."""
+    """Return the name of the model class that describes an axis of a matrix file.
+
+    The class is found by a key that only this kind of axis has. Return "" if the axis has no such key.
+    """
     if isinstance(value, BaseModel):
         return type(value).__name__
     keys = value if isinstance(value, Mapping) else {}
@@ -416,17 +434,17 @@ Axis = Annotated[
 
 
 # --------------------------------------------------------------------------------------------------
-# What the matrix file says about one trial, and how its command is filled in. Pure.
+# The settings of one trial in a matrix file, and the placeholders in its command. Pure.
 
 TargetOutcome = Literal[
     "crash", "hang", "cuda-fault", "cuda-oom", "cuda-init", "import-error", "exit-fail", "host-oom"
 ]
-"""The outcomes that may be what a study looks for. A pass, a skip and trouble of the machine may not."""
+"""The outcomes that a study can look for. Passes, skips and failures of the machine are not among them."""
 
 DEFAULT_TARGET: tuple[TargetOutcome, ...] = ("crash", "hang", "cuda-fault", "import-error", "exit-fail")
 
 SKIP_EXIT_CODE = 125
-"""git's convention: the script says that it can learn nothing here."""
+"""Exit code with which a script asks to skip the combination, as in `git bisect run`."""
 
 
 class TargetRule(StrictModel):
@@ -437,29 +455,30 @@ class TargetRule(StrictModel):
     """
 
     outcomes: Annotated[tuple[TargetOutcome, ...], Field(min_length=1)] = Field(
-        default=DEFAULT_TARGET, description="The outcome is one of these."
+        default=DEFAULT_TARGET, description="Outcomes that count as bad."
     )
     signals: tuple[SignalNumber, ...] = Field(
-        default=(), description="A crash counts only when it died by one of these signals (all, when empty)."
+        default=(), description="Signals whose crashes count as bad; empty means every signal."
     )
     exit_codes: tuple[ExitStatus, ...] = Field(
-        default=(), description="A failed exit counts only with one of these codes (all, when empty)."
+        default=(), description="Exit codes that count as bad; empty means every code."
     )
     output: tuple[Regex, ...] = Field(
         default=(),
-        description="The failure counts only when stdout or stderr matches one of these regular expressions.",
+        description="Regular expressions. If there are any, a failure counts only if stdout or stderr "
+        "matches one of them.",
     )
 
     signature: Text = Field(
         default="",
-        description="The failure counts only when its signature matches this one, copied from a report; "
-        "`from-bad-end`: that of the first failure at the known bad end (any, when empty).",
+        description="Signature that a failure must match, copied from a report. `from-bad-end` takes it "
+        "from the first failure at the known bad end. Empty means any failure.",
     )
 
     @field_validator("signature", mode="after")
     @classmethod
     def _of_this_version(cls, text: str) -> str:
-        # Reports leave out the version where it is this one.
+        # Reports show a signature of the current version without its version, so add it here.
         known = text.partition(":")[0].partition(" ")[0] in get_args(TargetOutcome)
         return f"{text} (v{SIGNATURE_VERSION})" if known and not re.search(r" \(v\d+\)$", text) else text
 
@@ -513,11 +532,17 @@ def _split_command(value: Any) -> Any:
 
 _MOST_ON_A_GPU = 32
 SHARING_DISTURBS = frozenset({"cuda-oom", "cuda-init"})
-"""Outcomes that trials beside others on one GPU can cause; they cannot be the target there."""
+"""Outcomes that other trials on the same GPU can cause. They cannot be the target if trials share a GPU."""
 
 
 def _whole_or_share(value: float) -> float:
-    """Return a number of GPUs; whole numbers as `int`, so that they are written as such."""
+    """Check and return the number of GPUs of a trial, which must be whole or a share of one GPU.
+
+    A whole number is returned as `int`, so that it is shown as `1`.
+
+    Raises:
+        ValueError: The number is above 1 and not whole, or the share of a GPU is too small.
+    """
     if value >= 1 and value != int(value):
         raise ValueError(
             "a trial needs whole GPUs (1, 2, ...) or a share of one (0.5, 0.25, ...); write either"
@@ -536,38 +561,44 @@ class Trial(StrictModel):
         WithJsonSchema({"type": ["string", "array"], "items": {"type": ["string", "number"]}}),
     ] = Field(
         default=(),
-        description="Program and arguments, as one text (split as a shell would) or a list. "
-        "`{axis}` stands for the axis's value, `{{` and `}}` for braces. Default: python and the first file.",
+        description="Program and arguments, as a list or as one text that is split like a shell command. "
+        "`{axis}` is replaced by the value of the axis; write `{{` and `}}` for braces. "
+        "Default: python and the first file.",
     )
     files: OneOrMany[Text] = Field(
         default=(),
         description="Files the script needs, relative to the matrix file; they keep their relative paths.",
     )
     timeout: Seconds = Field(
-        default=60.0, description="Limit of wall-clock time: seconds, or a text like 90s or 2m."
+        default=60.0,
+        description="Wall-clock limit per trial: seconds, or a text like 90s or 2m. A longer trial counts "
+        "as a hang.",
     )
     concurrency: int = Field(
-        default=1, ge=1, le=1024, description="Copies started at once on one worker; together one trial."
+        default=1,
+        ge=1,
+        le=1024,
+        description="Number of copies of the script that one trial runs at the same time.",
     )
     repeat_within: int = Field(
         default=1,
         ge=1,
         le=100_000,
-        description="How often the script is run within one process, until it fails: for scripts that "
-        "take longer to start than to run.",
+        description="Maximum number of times to run the script within one process; stops at the first "
+        "failure. Saves time if the script takes longer to start than to run.",
     )
     env: dict[EnvName, Value] = Field(default_factory=dict, description="Environment variables to add.")
     gpus: Annotated[float, AfterValidator(_whole_or_share)] = Field(
         default=0,
         ge=0,
         le=64,
-        description="GPUs that one trial needs; below 1, the share of one, such as 0.25 for four trials on "
-        "each GPU at the same time. Nothing divides its memory among them.",
+        description="Number of GPUs per trial. A number below 1 is a share: 0.25 runs four trials on each "
+        "GPU at the same time. GPU memory is not divided.",
     )
     allow_host: OneOrMany[Text] = Field(
         default=(),
-        description="Programs that are meant to be the host's, such as [make]: names or paths. Any other "
-        "program of `command` has to be the environment's; shells may always be the host's.",
+        description="Names or paths of programs that `command` may take from the host, such as [make]. "
+        "All other programs must come from the environment, except shells.",
     )
     bad: TargetRule = Field(default_factory=TargetRule, description="Which failures count as bad.")
 
@@ -590,12 +621,18 @@ class Trial(StrictModel):
 
     @property
     def effective_command(self) -> tuple[str, ...]:
-        """Return the command with its default filled in, placeholders as they are."""
+        """Return the command of a trial, which by default is `python` with the first of `files`.
+
+        Placeholders are not replaced.
+        """
         return self.command or ("python", braces_kept(self.files[0]))
 
     @property
     def scripts(self) -> tuple[str, ...]:
-        """Return the arguments that name a script; they are copied even if `files` lacks them."""
+        """Return the words of the command that are paths of scripts.
+
+        These files are copied into trials, too.
+        """
         return tuple(
             word
             for word in self.effective_command
@@ -607,26 +644,30 @@ class Trial(StrictModel):
 
     @property
     def file_names(self) -> tuple[str, ...]:
-        """Return every file to copy, `files` first, in normal form and without duplicates."""
+        """Return the paths of all files to copy into trials, without duplicates.
+
+        `files` come first, then `scripts`.
+        """
         names = (*self.files, *(unbraced(script) for script in self.scripts))
         return tuple(dict.fromkeys(str(PurePosixPath(name)) for name in names))
 
 
 def braces_kept(text: str) -> str:
-    """Return a text with its braces doubled, so that none of them begins a placeholder."""
+    """Double the braces in a text, so that they are not taken for placeholders in a command."""
     return text.replace("{", "{{").replace("}", "}}")
 
 
 def unbraced(word: str) -> str:
-    """Return a word without placeholders as the script's command line will have it."""
+    """Replace doubled braces in a word by single ones; the reverse of `braces_kept`."""
     return word.replace("{{", "{").replace("}}", "}")
 
 
 def placeholders(word: str) -> tuple[str, ...]:
-    """Return the axis names between braces.
+    """Return the names between braces in a word of a command: `("cuda",)` for `image-{cuda}`.
 
     Raises:
-        ValueError: A brace stands alone, or more than a name stands between two; the message names a remedy.
+        ValueError: A brace has no counterpart, or a placeholder is not a plain name; the message names a
+            remedy.
     """
     refusal = f"{word!r} has a brace that is no placeholder; write {{axis}}, or {{{{ and }}}} for braces"
     try:
@@ -642,10 +683,14 @@ def placeholders(word: str) -> tuple[str, ...]:
 
 
 def fill(command: Sequence[str], values: Mapping[str, str]) -> tuple[str, ...]:
-    """Put the values of a combination into a command; each word stays one word.
+    """Replace the placeholders in a command, such as `{cuda}`, by the values of a combination.
+
+    Args:
+        command: Program and arguments with placeholders.
+        values: Axis name to value.
 
     Raises:
-        KeyError: A placeholder names no axis (the loader has refused that).
+        KeyError: A placeholder names no axis. A loaded matrix has no such placeholder.
     """
     filled = []
     for word in command:
@@ -659,7 +704,7 @@ def fill(command: Sequence[str], values: Mapping[str, str]) -> tuple[str, ...]:
 
 
 def variable(axis: str) -> str:
-    """Return the environment variable that carries an axis's value: `cuda-arch` is `BISECT_ENV_CUDA_ARCH`."""
+    """Return the name of the environment variable for an axis: `BISECT_ENV_CUDA_ARCH` for `cuda-arch`."""
     return "BISECT_ENV_" + axis.upper().replace("-", "_")
 
 
@@ -676,7 +721,12 @@ def _list_is_pypi(value: Any) -> Any:
 
 
 def _names_or_flag(value: Any) -> Any:
-    """Refuse early what is neither, so that a union does not report one mistake twice."""
+    """Check that a value is a boolean or a list of names, and return it.
+
+    The texts "true" and "false" are converted. Raise ValueError for other values.
+
+    Without this check, pydantic would report the mistake twice, once for each member of the union.
+    """
     if isinstance(value, str):
         value = {"true": True, "false": False}.get(value.lower(), value)
     if not isinstance(value, bool | list | tuple):
@@ -689,17 +739,18 @@ def _names_or_flag(value: Any) -> Any:
 class ContainerExecutor(StrictModel):
     """Settings for running trials in containers."""
 
-    kind: Literal["container"] = Field(description="In containers of podman or docker.")
+    kind: Literal["container"] = Field(description="`container` runs trials with podman or docker.")
     image: ImageName = Field(
         description="Name of the image, such as 'rapidsai/base:{rapids}-cuda{cuda}-py{python}'; `{axis}` "
-        "stands for the axis's value. Without package axes, dates and packages it is the environment; "
-        "with them the locked environment is mounted into it."
+        "is replaced by the value of the axis. If the matrix names packages or dates, the "
+        "locked environment is mounted into the image; otherwise the image is the "
+        "environment."
     )
-    network: bool = Field(default=False, description="Whether trials have a network.")
+    network: bool = Field(default=False, description="Whether trials have network access.")
 
 
 class _OrListOfRequirements:
-    """Adds to the JSON schema the list that `_list_is_pypi` allows."""
+    """An annotation that makes the JSON schema of the key `packages` accept a list of texts, too."""
 
     def __get_pydantic_json_schema__(self, core: CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:
         return {"anyOf": [handler(core), {"type": "array", "items": {"type": "string"}}]}
@@ -710,17 +761,17 @@ class Solver(StrictModel):
 
     engine: Literal["rattler", "conda-lock"] = Field(
         default="rattler",
-        description="What solves conda packages: rattler, or conda-lock with the conda or micromamba here.",
+        description="Solver for conda packages: rattler, or conda-lock with this host's conda or micromamba.",
     )
 
     dependencies: Literal["resolve", "newest", "none"] = Field(
         default="resolve",
-        description="`resolve` keeps what a neighbour has where that fits, `newest` solves each combination "
-        "afresh, as an upgrade does, `none` installs the axes and `packages` alone, for combinations that "
-        "metadata forbids.",
+        description="How dependencies are chosen. `resolve` prefers the versions of a combination that is "
+        "already locked, `newest` solves each combination independently, and `none` installs "
+        "only the axes and `packages`, for combinations that package metadata forbids.",
     )
     overrides: tuple[PypiRequirement, ...] = Field(
-        default=(), description="Requirements that replace whatever packages ask for under the same name."
+        default=(), description="Requirements that replace those which packages declare for the same name."
     )
     allow_source: Annotated[
         Annotated[bool, Tag("flag")] | Annotated[tuple[PackageName, ...], Tag("names")],
@@ -733,7 +784,10 @@ class Solver(StrictModel):
     )
 
     def allows_source(self, package: str) -> bool:
-        """Return whether a source distribution of this package (normalised name) may be built."""
+        """Return whether a package may be built from a source distribution.
+
+        `package` is the normalised name of the package.
+        """
         if isinstance(self.allow_source, bool):
             return self.allow_source
         return package in {canonicalize_name(name) for name in self.allow_source}
@@ -743,9 +797,10 @@ class Rule(StrictModel):
     """A rule that excludes combinations, or includes them again."""
 
     when: Annotated[dict[str, Annotated[OneOrMany[Value], Field(min_length=1)]], Field(min_length=1)] = Field(
-        description="Axis to a value, a list of values, or a comparison; all axes named must match."
+        description="Axis name to a value, a list of values, or a comparison. A combination matches if "
+        "all named axes match."
     )
-    why: Text = Field(description="The reason, shown wherever the combination is missing.")
+    why: Text = Field(description="Reason for the exclusion; shown for each combination left out.")
 
 
 class SearchLimits(StrictModel):
@@ -755,38 +810,41 @@ class SearchLimits(StrictModel):
         default=0.95,
         gt=0.5,
         le=0.9999,
-        description="Probability with which the verdict should be right: above 0.5 and up to 0.9999.",
+        description="Required probability that the verdict is right: above 0.5 and up to 0.9999.",
     )
     min_crash_rate: float = Field(
         default=0.02,
         ge=0.0001,
         le=0.5,
-        description="Failure rates below this need not be found: from 0.0001 to 0.5.",
+        description="Lowest failure rate that the search must find: from 0.0001 to 0.5.",
     )
     clean_rate: float = Field(
         default=0.05,
         ge=0.0001,
         le=0.5,
-        description="Once the answer stands, the last good combination is tried until a failure rate as high "
-        "as this is excluded: from 0.0001 to 0.5.",
+        description="Failure rate to rule out at the last good combination, which is tried until that is "
+        "done: from 0.0001 to 0.5.",
     )
     crash_rate: float | None = Field(
         default=None,
         gt=0,
         le=1,
-        description="About how often it fails where it does, if that is known: 1 for always. The search "
-        "starts from it, and goes by what it sees.",
+        description="Expected failure rate of bad combinations, if known; 1 means always. The search "
+        "starts from this rate and adjusts it to the trials.",
     )
-    max_trials: int = Field(default=5000, ge=1, description="Trials after which the search gives up.")
+    max_trials: int = Field(
+        default=5000, ge=1, description="Maximum number of trials, after which the search stops."
+    )
     budget: Seconds | None = Field(
         default=None,
-        description="Wall-clock time after which it gives up, all commands that went on with the study "
-        "together: seconds, or a text like 2h.",
+        description="Wall-clock limit for the study, summed over all commands that continued it: seconds, "
+        "or a text like 2h.",
     )
     amplify: bool = Field(
         default=False,
-        description="Find first what makes the failure more frequent without changing the script's meaning "
-        "(copies at once, load, allocators, ...), and run all trials under it.",
+        description="Whether to look first for circumstances that make the failure more frequent "
+        "(simultaneous copies, load, allocators, ...), and then run all trials under the best "
+        "one.",
     )
 
 
@@ -797,11 +855,13 @@ def _known_version(value: Any) -> Any:
 
 
 class FurtherIndex(StrictModel):
-    """A package index that is asked beside the default one."""
+    """A package index that is used in addition to the default one."""
 
-    url: IndexUrl = Field(description="Its address.")
+    url: IndexUrl = Field(description="Address of the index.")
     explicit: bool = Field(
-        default=False, description="Ask it only for the packages of axes that name it, as uv does."
+        default=False,
+        description="Whether only packages of axes that name this index come from it, as with uv's "
+        "`explicit`.",
     )
 
 
@@ -809,12 +869,12 @@ class MatrixFile(StrictModel):
     """A matrix file for bisect-env: which versions to combine, what to run, and what counts as bad."""
 
     version: Annotated[Literal[1], BeforeValidator(_known_version)] = Field(
-        description="Version of this format."
+        description="Version of the matrix format."
     )
-    name: Slug = Field(description="Names the study and its folder of locks.")
-    description: str = Field(default="", description="What is being looked for, for people.")
+    name: Slug = Field(description="Name of the study and of its lock directory.")
+    description: str = Field(default="", description="Free text about the question; shown in reports.")
     axes: Annotated[dict[AxisName, Axis], Field(min_length=1)] = Field(
-        description="The axes in their order: name to package axis, value axis or date axis."
+        description="Axes in order: name to a package, value, date, environment or commit axis."
     )
     packages: Annotated[
         Packages,
@@ -822,34 +882,37 @@ class MatrixFile(StrictModel):
         _OrListOfRequirements(),
     ] = Field(
         default_factory=Packages,
-        description="In every environment: a list of PyPI requirements, or {pypi: [...], conda: [...]}.",
+        description="Additional packages to install in every environment: a list of PyPI requirements, or "
+        "{pypi: [...], conda: [...]}.",
     )
     solver: Solver = Field(default_factory=Solver, description="How environments are solved.")
     channels: tuple[ChannelName, ...] = Field(
-        default=(), description="conda channels, most important first; a package comes from the first."
+        default=(),
+        description="conda channels by priority; a package comes from the first channel that has it.",
     )
     virtual_packages: dict[VirtualPackage, Value] = Field(
         default_factory=dict,
-        description="What conda takes the hosts to have, such as {__glibc: 2.17}; `none` takes one away. "
-        "Default: __cuda as the CUDA axis says, and a Linux of today.",
+        description="Virtual packages that conda assumes, such as {__glibc: 2.17}; `none` removes one. "
+        "Default: __cuda from the CUDA axis, and a current Linux.",
     )
     index: IndexUrl | None = Field(
-        default=None, description="Address of the PyPI-like index; default: the one uv and pip use."
+        default=None, description="Address of the package index; default: the index configured for uv or pip."
     )
     indexes: dict[IndexName, FurtherIndex] = Field(
         default_factory=dict,
-        description="Further indexes: name to {url, explicit}. They come before `index`, and a package comes "
-        "from the first that has it.",
+        description="Additional indexes: name to {url, explicit}. They are asked in order, before "
+        "`index`; a package comes from the first that has it.",
     )
     find_links: tuple[FindLinks, ...] = Field(
         default=(),
-        description="Folders (relative to this file) and pages with wheels, beside what indexes have.",
+        description="Additional folders (relative to this file) and web pages with wheels.",
     )
     platform: Platform | None = Field(
-        default=None, description="conda's name of the platform; default: this machine's."
+        default=None, description="Platform, as conda names it; default: the platform of this machine."
     )
     exclude_newer: DateText | None = Field(
-        default=None, description="Ignore what was uploaded later: a day (counted whole) or an instant."
+        default=None,
+        description="Ignore packages uploaded later: a day, including all its uploads, or an instant.",
     )
     exclude: tuple[Rule, ...] = Field(default=(), description="Combinations to leave out.")
     include: tuple[Rule, ...] = Field(
@@ -864,19 +927,19 @@ class MatrixFile(StrictModel):
         default=None, description="A combination known to be bad; axes with one value may be left out."
     )
     executor: ContainerExecutor | None = Field(
-        default=None, description="Run trials in containers: {kind: container, image: NAME}."
+        default=None, description="Settings for trials in containers: {kind: container, image: NAME}."
     )
-    trial: Trial = Field(description="How the script is run once.")
+    trial: Trial = Field(description="How one trial runs the script.")
     search: SearchLimits = Field(default_factory=SearchLimits, description="When the search may stop.")
 
     @property
     def package_indexes(self) -> tuple[PackageIndex, ...]:
-        """Return the further indexes."""
+        """Return the indexes of the key `indexes`, which are used in addition to the default index."""
         return tuple(PackageIndex(name, one.url, one.explicit) for name, one in self.indexes.items())
 
     @property
     def image_is_environment(self) -> bool:
-        """Return whether the image is the environment, so that no packages are locked."""
+        """Return whether trials use the packages in a container image instead of locked environments."""
         return self.executor is not None and not (
             any(not isinstance(axis, ValueAxis) for axis in self.axes.values())
             or self.packages.pypi
@@ -885,20 +948,26 @@ class MatrixFile(StrictModel):
 
     @property
     def uses_conda(self) -> bool:
-        """Return whether environments are conda's; Python then comes from a channel, too."""
+        """Return whether any environment contains conda packages.
+
+        If so, Python comes from a conda channel, too.
+        """
         return bool(self.packages.conda) or any(axis.uses_conda for axis in self.axes.values())
 
 
 # --------------------------------------------------------------------------------------------------
-# The JSON schema of matrix files, for editors; `matrices/schema.json` is its committed form.
+# The JSON schema of matrix files, for editors; it is committed as `matrices/schema.json`.
 
 
 def matrix_json_schema() -> dict[str, Any]:
-    """Return the schema of matrix file version 1 (JSON Schema, draft 2020-12)."""
+    """Return the JSON schema (draft 2020-12) of matrix files, version 1."""
     schema = MatrixFile.model_json_schema(by_alias=True, mode="validation")
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema}
 
 
 def schema_text() -> str:
-    """Return the schema as it is written to a file: the same bytes for the same schema."""
+    """Return the JSON schema of matrix files as text for a file.
+
+    Equal schemas give equal text.
+    """
     return json.dumps(matrix_json_schema(), indent=2, ensure_ascii=False) + "\n"

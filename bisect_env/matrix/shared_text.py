@@ -9,13 +9,15 @@ from bisect_env.secrets import MASK, is_secret, may_be_stored, without_passwords
 
 
 def shared_matrix_text(text: str) -> str:
-    """Return a matrix file's text without secrets.
+    """Return the text of a matrix file in which secrets are replaced by `***`.
 
-    Line numbers are kept. Passwords of addresses, values of `trial.env` that are not on the allow-list,
-    and values of `build.env` that look like secrets become `***`; so does an `env` that is no mapping.
+    Line numbers stay the same.
+
+    Secrets are passwords in addresses, values of `trial.env` whose names are not on the allow-list, values of
+    `build.env` that look like secrets, and the whole value of an `env` that is not a mapping.
 
     Raises:
-        UsageError: The text is no YAML, so that its secrets cannot be found.
+        UsageError: The text is not valid YAML, so that its secrets cannot be found.
     """
     for start, end in sorted(_secret_values(text), reverse=True):
         lines = "\n" * text.count("\n", start, end)
@@ -24,14 +26,16 @@ def shared_matrix_text(text: str) -> str:
 
 
 def _secret_values(text: str) -> set[tuple[int, int]]:
-    # A key can be spelt otherwise by escapes alone. Most files have no `env`, and need not be parsed again.
+    # Most files have no key `env`, and need not be parsed again. Only with escapes (a backslash) could the
+    # key be spelt differently.
     if "env" not in text and "\\" not in text:
         return set()
+    # Imported here and below because the commands that only read results do not need this parser.
     from ruamel.yaml import YAML
     from ruamel.yaml.error import YAMLError
 
     try:
-        # The parser that reads matrices: what another one refuses would be stored as it is.
+        # Use the same parser as for loading: text that a different one rejects would be stored with secrets.
         root = YAML(typ="safe", pure=True).compose(text)
     except (YAMLError, ValueError, OverflowError, RecursionError) as error:
         raise UsageError(
@@ -53,7 +57,10 @@ def _secret_values(text: str) -> set[tuple[int, int]]:
 
 
 def _variables(env: Any) -> list[tuple[Any, Any]]:
-    """Return name and node of each variable; what is no mapping counts as one variable, named by itself."""
+    """Return the variables in the YAML node of an `env`, each as a pair of name and value node.
+
+    A node that is not a mapping is returned as one variable, whose name is the node's value.
+    """
     from ruamel.yaml.nodes import MappingNode
 
     if isinstance(env, MappingNode):
@@ -62,7 +69,10 @@ def _variables(env: Any) -> list[tuple[Any, Any]]:
 
 
 def _values(node: Any, name: str | None = None) -> list[Any]:
-    """Return the nodes of all values of a mapping, or of one key; empty if the node is no mapping."""
+    """Return the YAML nodes of the values in a mapping, or only those for the key `name`.
+
+    Return an empty list if `node` is not a mapping.
+    """
     from ruamel.yaml.nodes import MappingNode
 
     pairs = node.value if isinstance(node, MappingNode) else ()

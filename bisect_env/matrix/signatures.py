@@ -1,9 +1,13 @@
-"""The signatures of failures as text that reports show and matrices name. Pure.
+"""Converts signatures of failures between their displayed and their stored form. Pure.
+
+A signature identifies a failure: equal failures have equal signatures. Reports and matrix files have its
+displayed form:
 
     crash:SIGSEGV in teardown, at ctypes/__init__.py:string_at < main.py:crash (v2)
 
-The text is the whole signature: kind, phase, the innermost frames, and the version of the algorithm that made
-it. In the database a signature is a JSON list of the same parts.
+This contains the kind of failure, the phase of the script, the innermost frames of the stack, and the
+version of the algorithm that computed the signature. The stored form in the database is a JSON list of the
+same parts.
 """
 
 from __future__ import annotations
@@ -13,9 +17,9 @@ import re
 from dataclasses import dataclass
 
 SIGNATURE_VERSION = 2
-"""To be raised with every change by which the same failure gets another signature, or matches others."""
+"""Version of the algorithm. Increase it with every change that alters signatures, or which of them match."""
 FROM_BAD_END = "from-bad-end"
-"""What a matrix says to take the signature of the first failure at its known bad end."""
+"""Value of `signature` in a matrix that means the signature of the first failure of its `bad` combination."""
 _BETWEEN = " < "
 _TEXT = re.compile(
     r"(?P<kind>\S.*?)(?: in (?P<phase>start|import|body|teardown|unknown))?"
@@ -25,13 +29,13 @@ _TEXT = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class SignatureParts:
-    """The parts of a failure signature.
+    """A failure signature split into its parts, such as the kind of failure and the stack frames.
 
     Attributes:
-        version: Version of the algorithm.
-        kind: `crash:SIGSEGV`, `exit-fail:ValueError`, `hang`; it begins with the outcome.
-        phase: Phase of the process, or "" if stacks do not show it (CUDA).
-        frames: Normalised frames, innermost first.
+        version: Version of the algorithm that computed the signature.
+        kind: Kind of failure, which begins with the outcome: `crash:SIGSEGV`, `exit-fail:ValueError`, `hang`.
+        phase: Phase of the script in which it failed; "" for CUDA errors.
+        frames: Innermost frames of the stack, innermost first, such as `main.py:crash`.
     """
 
     version: int
@@ -41,11 +45,11 @@ class SignatureParts:
 
     @property
     def outcome(self) -> str:
-        """Return the outcome that the kind begins with."""
+        """Return the outcome of the failure, such as `crash` if the kind is `crash:SIGSEGV`."""
         return self.kind.partition(":")[0]
 
     def stored(self) -> str:
-        """Return the signature in the form that the database stores."""
+        """Return the stored form of the signature, a JSON list of its parts."""
         parts = [self.version, self.kind, self.phase, *self.frames]
         return json.dumps(parts, separators=(",", ":"), ensure_ascii=False)
 
@@ -77,12 +81,18 @@ def read_signature(text: str) -> SignatureParts:
 
 
 def as_part(text: str) -> str:
-    """Return a kind or frame on one line and without the separator of parts."""
+    """Convert a kind of failure or a stack frame to text that can be part of a signature.
+
+    The result is one line without ` < `, because this text separates frames in the displayed form.
+    """
     return re.sub(r"\s+", " ", text).replace(_BETWEEN, "<").strip()
 
 
 def shown(signature: str) -> str:
-    """Return a stored signature in its displayed form; the text itself if it is no signature."""
+    """Return a stored failure signature as text for people to read.
+
+    Text that is no signature is returned unchanged.
+    """
     try:
         return str(read_signature(signature))
     except (ValueError, TypeError):

@@ -1,4 +1,4 @@
-"""Versions: parsed, ordered and compared as pip and conda do, and the contract of indexes that list them."""
+"""Parses and compares versions as pip and conda do, and defines the interface of a catalogue of releases."""
 
 from __future__ import annotations
 
@@ -20,47 +20,52 @@ from bisect_env.matrix.history import CommitDetails, History
 
 
 class Manager(StrEnum):
-    """A package manager that packages can come from."""
+    """A source of packages: conda channels, or PyPI and similar indexes."""
 
     CONDA = "conda"
     PYPI = "pypi"
 
 
 class Step(StrEnum):
-    """A size of groups of releases; the newest release of each group represents the group."""
+    """A rule that selects releases of a range: the newest release of each major, minor or patch version."""
 
     MAJOR = "major"
     MINOR = "minor"
     PATCH = "patch"
     EVERY = "every"
-    """Every release."""
+    """All releases of the range."""
 
 
 _CONDA_VERSION = re.compile(r"(\d+!)?[a-z0-9_.\-]*[a-z0-9][a-z0-9_.\-]*(\+[a-z0-9_.]+)?", re.IGNORECASE)
 _CONDA_PIECE = re.compile(r"\d+|[a-z]+")
+_LONGEST_SHOWN = 80
+"""Maximum number of characters of a wrong version that a message quotes."""
 
 
 def parse_pypi(text: str) -> Version:
-    """Read a PEP 440 version.
+    """Parse a PEP 440 version.
 
     Raises:
-        ValueError: The text is no version; the message names a remedy.
+        ValueError: The text is not a PEP 440 version; the message names a remedy.
     """
     try:
         return Version(text)
-    except InvalidVersion:
-        raise ValueError(f"{text!r} is not a version; write one like 2.1.0") from None
+    except ValueError:
+        # Besides `InvalidVersion`: Python reads no number of more than 4,300 digits.
+        shown = text if len(text) <= _LONGEST_SHOWN else f"{text[:_LONGEST_SHOWN]}…"
+        raise ValueError(f"{shown!r} is not a version; write one like 2.1.0") from None
 
 
 _LONGEST_RANGE = 1000
-"""Characters. Python refuses numbers of more than 4,300 digits, but only when versions are compared."""
+"""Maximum number of characters of a range. Without it, a version in the range could have a number of more
+than 4,300 digits, at which Python would fail later, when versions are compared."""
 
 
 def check_version(text: str, manager: Manager) -> str:
-    """Return the text if it is a version in the manager's format.
+    """Check that a text is a valid version for a package manager, and return the text unchanged.
 
     Raises:
-        ValueError: It is not; the message names a remedy.
+        ValueError: The version is not valid; the message names a remedy.
     """
     if manager is Manager.PYPI:
         parse_pypi(text)
@@ -70,10 +75,10 @@ def check_version(text: str, manager: Manager) -> str:
 
 
 def parse_range(text: str) -> SpecifierSet:
-    """Read a range such as `>=2.1,<2.6`.
+    """Parse a version range such as `>=2.1,<2.6`.
 
     Raises:
-        ValueError: The text is no range; the message names a remedy.
+        ValueError: The text is not a range, or is too long; the message names a remedy.
     """
     if not text.strip():
         raise ValueError("the range is empty; write one like '>=2.1,<2.6', or a list of versions")
@@ -88,12 +93,18 @@ def parse_range(text: str) -> SpecifierSet:
 
 
 def order_key(version: str, manager: Manager) -> Any:
-    """Return a sort key, comparable with keys of the same manager and equal for the same version."""
+    """Return a sort key for a version, by the rules of a package manager.
+
+    Different spellings of a version (`1.0` and `1.0.0`) have equal keys.
+
+    Raises:
+        ValueError: The text is not a PEP 440 version, for `Manager.PYPI`.
+    """
     return parse_pypi(version) if manager is Manager.PYPI else CondaVersion(version)
 
 
 def same_version(a: str, b: str, manager: Manager) -> bool:
-    """Return whether two texts name one version (`1.0` and `1.0.0` do)."""
+    """Return whether two texts mean the same version, as `1.0` and `1.0.0` do."""
     if a == b:
         return True
     try:
@@ -126,13 +137,14 @@ def _ranks(text: str) -> tuple[tuple[Rank, ...], ...]:
 
 @functools.total_ordering
 class CondaVersion:
-    """A version in conda's order: within a part, dev < letters < numbers < post, and what is missing is 0.
+    """A version that is compared by the rules of conda's `VersionOrder`.
 
-    A part that begins with letters gets a 0 before them (`1.1.a1` is `1.1.0a1`), as in conda's own
-    `VersionOrder`; so `1.1.dev1` < `1.1a` < `1.1` = `1.1.0` < `1.1.post1` < `1.1.1`.
+    Example: `1.1.dev1` < `1.1a` < `1.1` = `1.1.0` < `1.1.post1` < `1.1.1`. Versions are compared part by
+    part. Within a part, `dev` precedes other letters, letters precede numbers, and numbers precede `post`.
+    Missing parts count as 0. A part that begins with letters gets a 0 in front: `1.1.a1` is `1.1.0a1`.
 
     Args:
-        text: Checked with `check_version`.
+        text: Valid conda version (see `check_version`).
     """
 
     def __init__(self, text: str) -> None:
@@ -151,17 +163,19 @@ class CondaVersion:
     def __lt__(self, other: CondaVersion) -> bool:
         return next((a < b for a, b in self._padded(other) if a != b), False)
 
-    # Equal versions may be written with different numbers of zeros; nothing here needs them as keys.
+    # Not hashable: equal versions can have different numbers of zeros, and no caller needs a hash.
     __hash__ = None  # type: ignore[assignment]
 
 
 def between(versions: Iterable[str], one: str, other: str) -> tuple[str, ...]:
-    """Return the versions strictly between two others, ascending; empty if an end is no version.
+    """Return the versions strictly between `one` and `other`, in ascending order.
+
+    Return an empty tuple if `one` or `other` is not a PEP 440 version.
 
     Args:
         versions: PEP 440 versions in any order.
-        one: One end.
-        other: The other end.
+        one: Lower or upper limit.
+        other: The other limit.
     """
     try:
         low, high = sorted((Version(one), Version(other)))
@@ -172,14 +186,11 @@ def between(versions: Iterable[str], one: str, other: str) -> tuple[str, ...]:
 
 
 def newest_of_each(versions: Iterable[str], step: Step) -> tuple[str, ...]:
-    """Return the newest version of each group that `step` defines.
+    """Return only the newest version of each group, such as 2.1.3 of all 2.1.x, in ascending order.
 
     Args:
         versions: PEP 440 versions in any order, without duplicates.
-        step: The size of a group.
-
-    Returns:
-        The versions, ascending.
+        step: Which versions form a group; with `Step.EVERY`, all versions are returned.
     """
     width = {Step.MAJOR: 1, Step.MINOR: 2, Step.PATCH: 3}.get(step)
     parsed = sorted((Version(text), text) for text in versions)
@@ -187,29 +198,34 @@ def newest_of_each(versions: Iterable[str], step: Step) -> tuple[str, ...]:
         return tuple(text for _, text in parsed)
     newest: dict[tuple[int, ...], str] = {}
     for version, text in parsed:
-        # Ascending, so that the last one of a group stays; dicts keep the place of the first.
+        # In ascending order, the newest version of a group overwrites the others.
         newest[(version.epoch, *(*version.release, 0, 0, 0)[:width])] = text
     return tuple(newest.values())
 
 
 _PYTHONS = tuple(f"3.{minor}" for minor in range(6, 31))
-"""Minor versions of Python that environments can be made for; uv may fetch those that are not here."""
+"""Minor versions of Python for which environments can be made; uv can download those not installed."""
 _LATE_PATCH = 99
+"""A patch number above all existing ones, to check whether a range includes the newest patch release."""
 
 
 def fitting_python(
     wanted: SpecifierSet, *, here: str = "", installed: Callable[[], Iterable[str]] = tuple
 ) -> str:
-    """Return the Python version to use for a stated range.
+    """Choose the version of Python to use for a range of allowed versions, such as `>=3.10`.
+
+    In order of preference: the running version, the newest installed version that fits, the nearest older
+    minor version, a newer one.
 
     Args:
-        wanted: The range.
-        here: The running Python, as `3.12`; that of this process if "". It is used if it fits.
-        installed: Returns the full versions on this machine, called only if needed; the newest that fits is
-            used. If none fits, the nearest older minor version is used, else a newer one.
+        wanted: Range of allowed versions.
+        here: Version of the running Python, such as `3.12`; if "", that of the current process.
+        installed: Function that returns the full versions installed on this machine; called only if the
+            running version does not fit.
 
     Returns:
-        A minor version if the range includes its late patch releases, else a full one; "" if none fits.
+        A minor version (`3.12`) if the range includes its newest patch releases, else a full version
+        (`3.12.1`); "" if no version fits.
     """
     here = here or f"{sys.version_info.major}.{sys.version_info.minor}"
     fitting = [one for one in _PYTHONS if wanted.contains(f"{one}.{_LATE_PATCH}", prereleases=True)]
@@ -227,7 +243,7 @@ def fitting_python(
 
 
 def host_platform() -> str:
-    """Return conda's name of the platform that this process runs on, such as `linux-64`."""
+    """Return conda's name of this machine's platform, such as `linux-64`."""
     system = {"linux": "linux", "darwin": "osx", "win32": "win"}.get(sys.platform, sys.platform)
     machine = platform.machine().lower()
     if machine in ("x86_64", "amd64"):
@@ -240,21 +256,21 @@ def host_platform() -> str:
 
 
 # --------------------------------------------------------------------------------------------------
-# The contract of the package indexes that a matrix is expanded with; `environments` fulfils it.
+# The interface through which releases and commits are looked up. The package `environments` implements it.
 
 
 @dataclass(frozen=True, slots=True)
 class Release:
-    """One version of a package on an index.
+    """One release of a package on an index or a conda channel.
 
     Attributes:
-        version: As the index writes it.
-        uploaded: Upload time of its first file, with a time zone; None if the index does not give it.
-        yanked: Whether it was withdrawn.
-        requires_python: The range of interpreters that its metadata names, or None.
-        has_wheel: Whether any built archive exists for the platform.
-        pythons: Minor versions (`3.11`) that it has built archives for; None if it has one for any.
-        lacks: Why it cannot be installed, in the catalogue's words, or "".
+        version: Version, as the index writes it.
+        uploaded: Upload time of its first file, with a time zone; None if the index does not state it.
+        yanked: Whether the release was withdrawn.
+        requires_python: Range of Python versions in its metadata; None if there is none.
+        has_wheel: Whether a built archive for the platform exists.
+        pythons: Minor versions of Python (`3.11`) for which built archives exist; None if one fits all.
+        lacks: Reason why the release cannot be installed; "" if it can.
     """
 
     version: str
@@ -268,12 +284,12 @@ class Release:
 
 @dataclass(frozen=True, slots=True)
 class PackageIndex:
-    """A package index used in addition to the default one.
+    """A package index that is used in addition to the default one.
 
     Attributes:
-        name: Its name in matrix files and uv's settings; "" for none.
-        url: Its address.
-        explicit: Whether it is used only for packages that name it.
+        name: Name of the index in matrix files and in uv's settings; "" if it has none.
+        url: Address of the index.
+        explicit: Whether the index is used only for packages that name it.
     """
 
     name: str
@@ -282,16 +298,20 @@ class PackageIndex:
 
 
 class VersionCatalogue(Protocol):
-    """An interface that lists available versions; used for ranges only, so that lists need no network."""
+    """The interface for looking up the releases of packages and the commits of repositories.
 
-    def versions(self, package: str, *, manager: Manager, index: str | None) -> list[Release]:
-        """Return every release of a package, in any order; empty when the index does not know it.
+    It is called only for axes that do not list their values, so that other matrices need no network.
+    """
+
+    def versions(self, package: str, *, index: str | None) -> list[Release]:
+        """Return all releases of a package on package indexes, in any order.
+
+        The list is empty if the index does not know the package.
 
         Args:
-            package: Normalised name.
-            manager: Which kind of index.
-            index: Address of the only PyPI-like index to ask, or None for all that the matrix and this host
-                name.
+            package: Normalised name of the package.
+            index: Address of the only index to query; None for all indexes that are configured in the matrix
+                and on this host.
 
         Raises:
             IndexUnavailableError: The index cannot be reached or read.
@@ -301,13 +321,15 @@ class VersionCatalogue(Protocol):
     def conda_versions(
         self, package: str, *, channels: Sequence[str], platform: str, build: str | None
     ) -> list[Release]:
-        """Return every version of a conda package, in any order; empty when no channel has it.
+        """Return all releases of a conda package, in any order.
+
+        The list is empty if no channel has the package.
 
         Args:
-            package: As conda writes it.
-            channels: Names or addresses, most important first.
-            platform: conda's name of it.
-            build: Pattern that build strings have to match, or None.
+            package: Name of the package in conda.
+            channels: Names or addresses of channels, most important first.
+            platform: conda's name of the platform, such as `linux-64`.
+            build: Pattern that the build string must match, such as `cuda*`; None for any.
 
         Raises:
             IndexUnavailableError: A channel cannot be reached or read.
@@ -315,32 +337,34 @@ class VersionCatalogue(Protocol):
         ...
 
     def python_versions(self) -> list[str]:
-        """Return every interpreter version that trials can have here (`3.11.7`), in any order."""
+        """Return all versions of Python (`3.11.7`) that trials on this host can use, in any order."""
         ...
 
     def commits(self, repository: str, first: str, last: str, *, every: bool) -> History:
-        """Return the commits of a repository between two of them.
+        """Return the commits of a repository between an older and a newer commit.
 
         Args:
-            repository: Address, or absolute path of a clone.
-            first: Tag, branch, hash or day of the older end.
-            last: Tag, branch, hash or day of the newer end.
-            every: Whether what was merged is looked at, too.
+            repository: Address of the repository, or absolute path of a clone.
+            first: Tag, branch, hash or day of the older commit.
+            last: Tag, branch, hash or day of the newer commit.
+            every: Whether commits of merged branches are included.
 
         Raises:
-            UsageError: There is no such repository or commit, or nothing lies between the two.
+            UsageError: The repository or a commit does not exist, or no commits lie between the two.
             InfrastructureError: The repository cannot be reached, or git is missing.
         """
         ...
 
     def commit_details(self, repository: str, commits: Sequence[str]) -> tuple[list[CommitDetails], str]:
-        """Return commits as git describes them, and the web address of their repository.
+        """Return details of some commits, and the web address of their repository.
+
+        The details are the author, dates, subject, parents, changed files and tags of each commit.
 
         Args:
-            repository: As for `commits`, which must have been called before.
-            commits: Hashes.
+            repository: Repository, as for `commits`, which must have been called before.
+            commits: Hashes of the commits.
 
         Raises:
-            InfrastructureError: The mirror cannot be read.
+            InfrastructureError: The local mirror of the repository cannot be read.
         """
         ...

@@ -1,8 +1,8 @@
-"""Parses YAML into plain data that knows the line of every key and item, and writes data as YAML. Pure.
+"""Parses YAML into dicts, lists and text, with the line number of every key and item; also writes YAML. Pure.
 
-Scalars stay the text that stands in the file, because a version is text: YAML would read `3.10` as the
-number 3.1 and `2020-09-22` as a date. The tree is built from the parser's events, so that nothing is ever
-constructed, expanded or resolved: no tags, no aliases (a few lines of them can mean gigabytes).
+All scalars stay text as written in the file, because versions are text: YAML would convert `3.10` to the
+number 3.1, and `2020-09-22` to a date. The data is built from the events of the parser, so tags are never
+interpreted, and aliases never expanded (a few lines with aliases could expand to gigabytes).
 """
 
 from __future__ import annotations
@@ -23,12 +23,13 @@ _NULLS = {"", "~", "null", "Null", "NULL"}
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """A parsed YAML file.
+    """The content of a parsed YAML file, with line numbers and the problems that were found.
 
     Attributes:
-        data: Mappings, lists, text and None.
-        lines: Path of a key or item to its line, counted from 1; the empty path is the document.
-        problems: Problems of the YAML itself; `data` holds the readable part.
+        data: Content of the file as nested dicts, lists, text and None.
+        lines: Path of each key or item to its line number, counted from 1. The empty path is the whole
+            document.
+        problems: Problems of the YAML syntax. If there are any, `data` has only the parts that could be read.
     """
 
     data: Any
@@ -37,7 +38,7 @@ class Source:
 
 
 def parse(text: str) -> Source:
-    """Read one YAML document."""
+    """Parse a text as one YAML document. Syntax problems are returned in the result, not raised."""
     reader = _TreeBuilder()
     data: Any = None
     try:
@@ -52,7 +53,7 @@ def parse(text: str) -> Source:
         line = None if position is None else text.count("\n", 0, position) + 1
         reader.problem(_explain(error), line)
     except (ValueError, OverflowError):
-        # The parser makes characters of whatever number an escape gives.
+        # The parser fails if an escape has a number that is no character.
         reader.problem(
             "here or below an escape such as \\U00110000 stands for no character; correct it", reader.line
         )
@@ -60,13 +61,13 @@ def parse(text: str) -> Source:
 
 
 def dump(data: Mapping[str, Any], comment: str = "") -> str:
-    """Return the text of a matrix file.
+    """Return the text of a matrix file in YAML.
 
     Args:
-        data: What it holds.
-        comment: First line, "" for none.
+        data: Content of the file.
+        comment: Comment for the first line; "" for none.
     """
-    import yaml  # only those who want a file pay for it
+    import yaml  # imported only when needed, to start faster
 
     head = f"# {comment}\n" if comment else ""
     text = yaml.safe_dump(data, sort_keys=False, allow_unicode=True, width=1000, default_flow_style=None)
@@ -74,7 +75,7 @@ def dump(data: Mapping[str, Any], comment: str = "") -> str:
 
 
 class _StopReadingError(Exception):
-    """A signal to stop reading because further problems would only repeat the last one."""
+    """Raised to stop parsing after a problem, because the rest of the file would repeat that problem."""
 
 
 class _TreeBuilder:

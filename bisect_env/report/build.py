@@ -6,16 +6,22 @@ import math
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
-from typing import TYPE_CHECKING, Any
+from typing import Any, TypeVar
 
 from bisect_env.answers.axes import AxesByName, AxisInfo
 from bisect_env.answers.chapters import CommitReport, TracedReport
 from bisect_env.answers.explanation import Explanation
-from bisect_env.answers.origins import Origin
 from bisect_env.answers.phrases import and_more, first_few
+from bisect_env.answers.remedies import Asked
 from bisect_env.answers.sentence import bad_values_in_words, sentence, side_names
 from bisect_env.answers.untrusted import clean, command_line
-from bisect_env.answers.verdict_document import IterationRate, MeasuredRate, VerdictDocument, calls_bad
+from bisect_env.answers.verdict_document import (
+    AnswerPart,
+    IterationRate,
+    MeasuredRate,
+    VerdictDocument,
+    calls_bad,
+)
 from bisect_env.environments.difference import counted, difference, project_urls
 from bisect_env.environments.lock import Lock
 from bisect_env.environments.settings import default_cache_dir
@@ -57,6 +63,7 @@ from bisect_env.report.model import (
     labels,
 )
 from bisect_env.search.numeric import clopper_pearson
+from bisect_env.search.space import Hypothesis, is_large
 from bisect_env.storage.entries import (
     BUILD_FAILED,
     BUILT,
@@ -78,52 +85,38 @@ from bisect_env.storage.entries import (
     machines_of,
 )
 from bisect_env.storage.store import Store
-from bisect_env.trials.judge import Target
-from bisect_env.trials.records import UNKNOWN_MACHINE, Evidence, Machine, Outcome
+from bisect_env.trials.records import UNKNOWN_MACHINE, Evidence, Machine
 
-if TYPE_CHECKING:
-    from bisect_env.search.space import Hypothesis
+_Part = TypeVar("_Part", bound=AnswerPart)
+_COUNTED = (Evidence.GOOD, Evidence.BAD)
 
 # --------------------------------------------------------------------------------------------------
-# Under what circumstances a study's trials ran: perturbations, iterations repeated in a process. Pure.
+# The circumstances of trials: perturbations, and iterations within a process. Pure.
 
 
 def with_iterations(verdict: VerdictDocument, trials: Sequence[StoredTrial]) -> VerdictDocument:
-    """Add the rates of single iterations to both sides of the boundary, if scripts are repeated.
+    """Return the verdict with failure rates per iteration, if each process runs the script several times.
 
     Args:
         verdict: Verdict of the study.
         trials: All trials of the study.
     """
-    return verdict.model_copy(
-        update={
-            "bad_rate": _with_iterations(verdict.bad_rate, verdict.first_bad, trials),
-            "good_rate": _with_iterations(verdict.good_rate, verdict.last_good, trials),
-        }
-    )
-
-
-def _with_iterations(
-    rate: MeasuredRate | None, combination: Mapping[str, str] | None, trials: Sequence[StoredTrial]
-) -> MeasuredRate | None:
-    if rate is None or not combination or not (iterations := _iterations(combination, trials)):
-        return rate
-    low, high = clopper_pearson(min(rate.hits, iterations), iterations)
-    single = IterationRate(rate=rate.hits / iterations, low=low, high=high)
-    return rate.model_copy(update={"iterations": iterations, "per_iteration": single})
-
-
-def _iterations(combination: Mapping[str, str], trials: Sequence[StoredTrial]) -> int:
-    counted = (Evidence.GOOD, Evidence.BAD)
-    return sum(
-        trial.iterations
-        for trial in trials
-        if trial.evidence in counted and trial.combination.as_dict() == dict(combination)
-    )
+    found = {}
+    for side, cell in (("bad_rate", verdict.first_bad), ("good_rate", verdict.last_good)):
+        rate: MeasuredRate | None = getattr(verdict, side)
+        own = [t for t in trials if t.evidence in _COUNTED and t.combination.as_dict() == cell]
+        iterations = sum(trial.iterations for trial in own)
+        if rate is not None and iterations:
+            # The rate's own hits may include trials of combinations that are the same environment.
+            hits = min(sum(trial.evidence is Evidence.BAD for trial in own), iterations)
+            low, high = clopper_pearson(hits, iterations)
+            single = IterationRate(rate=hits / iterations, low=low, high=high)
+            found[side] = rate.model_copy(update={"iterations": iterations, "per_iteration": single})
+    return verdict.model_copy(update=found)
 
 
 def amplified(decisions: Sequence[Decision]) -> list[str]:
-    """Return the note on a study whose trials ran under a perturbation."""
+    """Return a note if trials ran under a perturbation (a change that makes the failure more frequent)."""
     for decision in decisions:
         if decision.kind == "amplify" and (name := decision.payload.get("perturbation", {}).get("name")):
             why = decision.payload.get("reason", "")
@@ -133,16 +126,16 @@ def amplified(decisions: Sequence[Decision]) -> list[str]:
 
 
 # --------------------------------------------------------------------------------------------------
-# What ran when: trials and builds on one clock. Pure.
+# The timeline of trials and builds. Pure.
 
 LIMIT = 2000
-"""Trials that are listed; of more every second, third, … one."""
+"""Maximum number of trials in the timeline; of more trials, only every second, third, … is included."""
 
 
 def timeline(
     states: Sequence[CombinationState], trials: Sequence[StoredTrial], decisions: Sequence[Decision]
 ) -> TimelineReport:
-    """Put trials and builds on one time axis.
+    """Return the trials and builds of a study with their start times, in seconds after the first start.
 
     Args:
         states: Every combination, in the report's order.
@@ -205,26 +198,26 @@ def _seconds(delta: timedelta) -> float:
 
 
 # --------------------------------------------------------------------------------------------------
-# How the posterior moved: what the store holds, told to a search again. Pure.
+# The history of the posterior, from a replay of stored trials. Pure.
 
 _CAN_RUN = (CombinationStatus.SOLVABLE, CombinationStatus.UNLOCKED)
 POINTS = 200
-"""At most; a study of more trials is looked at now and then."""
+"""Maximum number of points at which the probabilities are recorded."""
 ANSWERS = 6
-"""Answers that are followed."""
+"""Number of answers whose probabilities are recorded."""
 
 
-def posterior(
+def _posterior(
     study: Study,
     states: Sequence[CombinationState],
     trials: Sequence[StoredTrial],
     *,
     every_configuration: bool,
 ) -> PosteriorReport:
-    """Replay the trials in a new search and record the probabilities of the leading answers.
+    """Replay the trials in a new search, and return the probabilities of the leading answers over time.
 
     Args:
-        study: As stored.
+        study: The stored study.
         states: Every combination.
         trials: All trials of the study, in the order in which the study received them.
         every_configuration: Whether the study looked for further failing configurations.
@@ -235,14 +228,22 @@ def posterior(
     """
     if not study.definition.grid:
         return PosteriorReport()
-    # Most formats do not show it, and the search takes as long to import as a short report takes to be made.
+    # Imported here, because most formats do not need the search, and importing it is slow.
     from bisect_env.matrix.schema import SearchLimits
     from bisect_env.search.goals import Goal, search_towards
-    from bisect_env.search.space import is_large
     from bisect_env.search.trace import trace
 
     grid = study.grid
-    groups = groups_of(grid, states)
+    same = measurements(states, study.definition.grid)
+    groups: dict[Index, Index] = {}
+    for state in states:
+        index, first = grid.find(state.combination), grid.find(same[state.combination][0])
+        if (
+            index is not None
+            and first is not None
+            and (state.lock_hash or state.status == CombinationStatus.UNLOCKED)
+        ):
+            groups[index] = first
     if not groups or is_large(grid.shape, [axis.direction for axis in grid.axes]):
         return PosteriorReport()
     settings = study.definition.settings
@@ -256,7 +257,7 @@ def posterior(
     told = []
     for trial in trials:
         index = grid.find(trial.combination)
-        if index in groups and trial.evidence in (Evidence.GOOD, Evidence.BAD):
+        if index in groups and trial.evidence in _COUNTED:
             told.append((groups[index], trial.evidence is Evidence.BAD))
     if not told:
         return PosteriorReport()
@@ -270,21 +271,22 @@ def posterior(
     )
 
 
-def groups_of(grid: Grid, states: Sequence[CombinationState]) -> dict[Index, Index]:
-    """Map each runnable combination to the first one with the same lock and the same values of value axes."""
-    values = [i for i, axis in enumerate(grid.axes) if axis.kind is AxisKind.VALUE]
-    first: dict[tuple[Any, ...], Index] = {}
-    groups: dict[Index, Index] = {}
+def measurements(
+    states: Sequence[CombinationState], axes: Sequence[AxisInfo]
+) -> dict[Combination, list[Combination]]:
+    """Map each combination to all combinations that share its trials.
+
+    Combinations share trials if they have the same lock and equal values on the axes of kind `value`.
+    """
+    value_axes = {axis.name for axis in axes if axis.kind is AxisKind.VALUE}
+    shared: defaultdict[tuple[str, ...], list[Combination]] = defaultdict(list)
+    found = {}
     for state in states:
-        index = grid.find(state.combination)
-        if index is None:
-            continue
-        if state.lock_hash is not None:
-            measurement = (state.lock_hash, *(index[i] for i in values))
-            groups[index] = first.setdefault(measurement, index)
-        elif state.status == CombinationStatus.UNLOCKED:
-            groups[index] = index
-    return groups
+        values = [value for axis, value in state.combination.items if axis in value_axes]
+        key = (state.lock_hash, *values) if state.lock_hash else ("", state.combination.key)
+        shared[key].append(state.combination)
+        found[state.combination] = shared[key]
+    return found
 
 
 def _answer(hypothesis: Hypothesis, grid: Grid) -> AnswerReport:
@@ -311,21 +313,24 @@ _SHORT_ID = 12
 def steps(
     study: Study, axes: Sequence[AxisInfo], verdict: VerdictDocument, lock: Lock | None
 ) -> tuple[StepReport, ...]:
-    """Return commands that reproduce the failure: the bare failure first, the whole study last.
+    """Return the commands with which a user can reproduce the failure, the simplest first.
+
+    The last one repeats the whole study.
 
     Args:
-        study: As stored.
-        axes: Its axes.
-        verdict: Its verdict.
+        study: The stored study.
+        axes: Axes of the study.
+        verdict: Verdict of the study.
         lock: Lock of the first bad combination.
     """
-    # A question that comes from no file is named by its study.
+    # A question without a matrix file is named by its study.
     path = clean(study.definition.matrix_path) or study.id[:_SHORT_ID]
     if path.startswith("-"):
-        # A database names it: it is no option.
+        # Paths come from the database; this one must not be read as an option.
         path = f"./{path}"
     found = []
     if lock is not None:
+        # Imported here because it brings a YAML parser, which most reports do not need.
         from bisect_env.environments.lockfiles import plain_lists
 
         made = command_line(*("bisect-env", "reproduce", study.id[:_SHORT_ID], "--output", "repro"))
@@ -345,12 +350,12 @@ def steps(
     if alone:
         found.append(StepReport(title="Run one combination by itself", commands=tuple(alone)))
     if verdict.kind == "explanation":
-        # Its environments are none of the matrix's: another command made them.
+        # The environments of an explanation were made by `explain` and are not combinations of the matrix.
         found.append(StepReport(title="Look for the culprit again", commands=("bisect-env explain",)))
         return tuple(found)
     asked = "run" if verdict.table is None else "map"
     if study.status is not StudyStatus.FINISHED:
-        # `--fresh` would throw away what is there.
+        # Without `--fresh`, because the stored trials are still needed.
         found.append(
             StepReport(title="Go on with the search", commands=(command_line("bisect-env", asked, path),))
         )
@@ -364,7 +369,10 @@ def steps(
 
 
 def _by_hand(lock: Lock) -> list[str]:
-    """Return the commands from the README of a reproduction directory."""
+    """Return the shell commands that build the environment of a lock and run the script in it.
+
+    The README of a directory made by `bisect-env reproduce` lists the same commands.
+    """
     if lock.image:
         return ["docker build --tag repro .", "docker run --rm repro"]
     if lock.is_conda:
@@ -378,156 +386,43 @@ def _by_hand(lock: Lock) -> list[str]:
 
 
 def own_date(study: Study) -> datetime | None:
-    """Return the moment that the matrix names in `exclude_newer`, None if it names none."""
+    """Return the time given as `exclude_newer` in the matrix file, or None if there is none."""
     data = yaml_source.parse(study.definition.matrix_text).data
     named = data.get("exclude_newer") if isinstance(data, dict) else None
     try:
         return cutoff(str(named)) if named else None
     except ValueError:
-        # What a newer release may write there.
+        # A newer release may store a form that this one cannot read.
         return None
 
 
 def at(cell: Mapping[str, str], axes: Sequence[AxisInfo]) -> str:
-    """Return a combination as `--at` takes it; axes with one value are left out."""
+    """Return a combination as text for the option `--at`, without the axes that have only one value."""
     several = {axis.name for axis in axes if len(axis.values) > 1}
     return ",".join(f"{axis}={value}" for axis, value in cell.items() if axis in several)
 
 
 # --------------------------------------------------------------------------------------------------
-# From what the store holds to the report. Pure.
+# From stored data to the report. Pure.
 
 STACK_LIMIT = 12_000
-"""Characters of a stack in the document; the database has all of it."""
+"""Maximum number of characters of a stack; the database has the whole stack."""
 OUTPUT_LINES = 15
-"""Last lines of what a failure without a stack wrote."""
+"""Number of last output lines that are shown for a failure without a stack."""
 _SHOWN = 3
-"""Combinations that one warning names."""
+"""Maximum number of combinations that a warning names."""
 
 _STATUS = {
-    # That nobody asked for its environment shows in that it has no lock, and no trials.
+    # An unlocked combination is shown as solvable; it has neither a lock nor trials.
     CombinationStatus.UNLOCKED: str(CombinationStatus.SOLVABLE),
-    CombinationStatus.UNSOLVABLE: str(Outcome.ENV_UNSOLVABLE),
-    CombinationStatus.UNBUILDABLE: str(Outcome.ENV_UNBUILDABLE),
 }
 
 
-def build_report(
-    study: Study,
-    states: Sequence[CombinationState],
-    trials: Sequence[StoredTrial],
-    target: Target,
-    failures: Sequence[tuple[FailureGroup, WholeTrial]],
-    origins: Sequence[Origin] = (),
-    decisions: Sequence[Decision] = (),
-    difference: DifferenceReport | None = None,
-    lock: Lock | None = None,
-    question: QuestionReport = QuestionReport(),  # noqa: B008 - never changed
-    *,
-    with_posterior: bool = True,
-) -> Report:
-    """Build a report.
-
-    Args:
-        study: With its verdict, if it has one.
-        states: Its combinations.
-        trials: All of its trials, in the order in which it received them.
-        target: The failure that it is about.
-        failures: Kinds of failure with an example each, the most frequent first.
-        origins: Users whose earlier trials it reuses.
-        decisions: Decisions made during the study.
-        difference: Between the environments of last good and first bad.
-        lock: Lock of the first bad combination.
-        question: Matrix and script.
-        with_posterior: Whether to record the probabilities of answers trial by trial.
-    """
-    axes = study.definition.grid
-    states = _in_matrix_order(states, axes)
-    counts, machines = counts_of(trials), machines_of(trials)
-    own = [trial for trial in trials if not trial.reused]
-    total = _sum(counts.values())
-    verdict = with_iterations(study.verdict or VerdictDocument(trials=total.counted), trials)
-    combinations = _combinations(states, counts, axes, verdict, own)
-    said = sentence(
-        verdict,
-        axes,
-        _outcome_at(verdict.first_bad, counts, failures),
-        _changed(difference, _explanation(decisions)),
-    )
-    said = readable(said, labels(axes))
-    steady = stability(own)
-    traced = _traced(decisions)
-    if traced is not None:
-        # That the one environment is bad and the other is not was only the first step.
-        said = traced.sentence
-    commit = _commit(decisions)
-    if commit is not None and commit.study:
-        said = f"{said}; by its commits: {commit.sentence}"
-    verdict = verdict.model_copy(update={"sentence": said})
-    ways = tuple(_failure(group, example) for group, example in failures)
-    return Report(
-        study=StudyInfo(
-            id=study.id,
-            name=study.name,
-            status=str(study.status),
-            description=study.definition.description,
-            matrix=study.definition.matrix_path,
-            created_at=study.created_at,
-            finished_at=study.finished_at,
-            exclude_newer=stated if (stated := own_date(study)) is not None else study.exclude_newer,
-            version=study.definition.version,
-            user=study.definition.user,
-        ),
-        axes=axes,
-        verdict=verdict,
-        target="" if target.is_open else shown(target.signature),
-        trials=total.counted,
-        trial_counts=TrialCounts.model_validate(total, from_attributes=True),
-        environments=environments_of(trials),
-        reused=tuple(origins),
-        combinations=combinations,
-        failures=ways,
-        stability=steady,
-        advice=tuple(
-            advice(verdict, axes, ways, own, study.definition.settings, _scripts(study), _unbuilt(states))
-        ),
-        warnings=(
-            *amplified(decisions),
-            *verdict_warnings(verdict),
-            *withdrawn_warnings(verdict, axes),
-            *speed_warnings(verdict, axes, trials),
-            *several_failures(verdict, axes, trials),
-            *rate_warnings(study.definition.settings.get("crash_rate"), *_of_bad_ones(verdict, counts)),
-            *_good_side(verdict, axes, counts, study.definition.settings),
-            *stability_warnings(steady),
-            *machine_warnings(own),
-            *_warnings(counts),
-            *other_failures(trials, "" if target.is_open else shown(target.signature)),
-            *_environment_warnings(states),
-            *_mixed(machines),
-        ),
-        posterior=posterior(
-            study,
-            states,
-            trials,
-            every_configuration=verdict.others is not None,
-        )
-        # The answers that are followed are rules: of a staircase, or of two neighbours, they say nothing.
-        if with_posterior and verdict.table is None and verdict.kind not in ("frontier", "pair")
-        else PosteriorReport(),
-        timeline=timeline(states, own, decisions),
-        machines=tuple(one for one in machines if one != UNKNOWN_MACHINE),
-        difference=difference,
-        explanation=_explanation(decisions),
-        traced=traced,
-        commit=commit,
-        question=question,
-        reproduce=steps(study, axes, verdict, lock),
-    )
-
-
 def _changed(difference: DifferenceReport | None, explanation: Explanation | None) -> list[str]:
-    """Return the culprit packages with their versions if they are known, else all packages that differ."""
+    """Return the packages that cause the failure, each with its old and new version.
+
+    If these packages are not known, return all packages that differ between last good and first bad.
+    """
     if explanation is not None and explanation.culprits:
         culprits = [explanation.changes[i] for i in explanation.culprits]
         return [f"{one.name} {one.old} → {one.new}" for one in culprits]
@@ -540,7 +435,7 @@ def _changed(difference: DifferenceReport | None, explanation: Explanation | Non
 
 
 def _scripts(study: Study) -> list[str]:
-    """Return `trial.files` of a study's matrix as a list."""
+    """Return the files that the matrix names in `trial.files`."""
     data = yaml_source.parse(study.definition.matrix_text).data
     trial = data.get("trial") if isinstance(data, dict) else None
     files = trial.get("files") if isinstance(trial, dict) else None
@@ -548,13 +443,16 @@ def _scripts(study: Study) -> list[str]:
 
 
 def _unbuilt(states: Sequence[CombinationState]) -> list[str]:
-    """Return why environments could not be built, one reason per combination."""
+    """Return the reasons why environments could not be built, one for each combination that has a reason."""
     failed = [state for state in states if state.status == CombinationStatus.UNBUILDABLE]
     return [state.reason for state in failed if state.reason.strip()]
 
 
 def _in_matrix_order(states: Sequence[CombinationState], axes: Sequence[AxisInfo]) -> list[CombinationState]:
-    """Return the combinations in matrix order; storage may hold some out of order."""
+    """Return the combinations in the order of the matrix.
+
+    The database may hold some in another order.
+    """
     places = [(axis.name, {value: place for place, value in enumerate(axis.values)}) for axis in axes]
 
     def place(state: CombinationState) -> tuple[int, ...]:
@@ -571,33 +469,48 @@ def _combinations(
     verdict: VerdictDocument,
     trials: Sequence[StoredTrial],
 ) -> tuple[CombinationReport, ...]:
-    # Equal locks and equal values of value axes are one measurement, recorded for one of them.
-    value_axes = {axis.name for axis in axes if axis.kind == "value"}
-
-    def measurement(state: CombinationState) -> tuple[str, ...]:
-        if state.lock_hash is None:
-            return ("", state.combination.key)
-        values = (value for axis, value in state.combination.items if axis in value_axes)
-        return (state.lock_hash, *values)
-
-    members: defaultdict[tuple[str, ...], list[Combination]] = defaultdict(list)
-    for state in states:
-        members[measurement(state)].append(state.combination)
+    members = measurements(states, axes)
     seconds: defaultdict[Combination, float] = defaultdict(float)
     for trial in trials:
         seconds[trial.combination] += trial.duration
     is_bad = calls_bad(verdict)
     reports = []
     for state in states:
-        measured = [one for one in members[measurement(state)] if one in counts]
-        own = state.combination in measured or not measured
+        combination = state.combination
+        measured = [one for one in members[combination] if one in counts]
         total = _sum([counts[one] for one in measured])
-        took = round(seconds[state.combination], 3)
-        called = is_bad(state.combination.as_dict())
-        if called is None and verdict.kind in ("frontier", "pair") and total.counted:
-            # No sets of values say what is bad: what was seen does.
-            called = total.bad > 0
-        reports.append(_combination(state, total, called, None if own else measured[0], took))
+        outcomes: Counter[str] = Counter()
+        for (_, outcome), number in total.by_outcome.items():
+            outcomes[str(outcome)] += number
+        status = CombinationStatus(state.status)
+        called_bad = is_bad(combination.as_dict()) if status in _CAN_RUN else None
+        if (
+            called_bad is None
+            and status in _CAN_RUN
+            and verdict.kind in ("frontier", "pair")
+            and total.counted
+        ):
+            # Such a verdict has no sets of bad values, so the trials of the combination decide.
+            called_bad = total.bad > 0
+        reports.append(
+            CombinationReport(
+                combination=combination.as_dict(),
+                status=_STATUS.get(status, str(status)),
+                reason=state.reason,
+                lock=state.lock_hash,
+                good=total.good,
+                bad=total.bad,
+                other=total.other,
+                void=total.void,
+                skip=total.skip,
+                outcomes=dict(sorted(outcomes.items())),
+                rate=total.bad / total.counted if total.counted else None,
+                interval=clopper_pearson(total.bad, total.counted),
+                verdict=None if called_bad is None else "bad" if called_bad else "good",
+                same_as=measured[0].as_dict() if measured and combination not in measured else None,
+                seconds=round(seconds[combination], 3),
+            )
+        )
     return tuple(reports)
 
 
@@ -608,46 +521,14 @@ def _sum(counts: Iterable[EvidenceCounts]) -> EvidenceCounts:
     return total
 
 
-def _combination(
-    state: CombinationState,
-    counts: EvidenceCounts,
-    called_bad: bool | None,
-    same_as: Combination | None,
-    seconds: float,
-) -> CombinationReport:
-    status = CombinationStatus(state.status)
-    outcomes: Counter[str] = Counter()
-    for (_, outcome), number in counts.by_outcome.items():
-        outcomes[str(outcome)] += number
-    if status not in _CAN_RUN:
-        called_bad = None
-    return CombinationReport(
-        combination=state.combination.as_dict(),
-        status=_STATUS.get(status, str(status)),
-        reason=state.reason,
-        lock=state.lock_hash,
-        good=counts.good,
-        bad=counts.bad,
-        other=counts.other,
-        void=counts.void,
-        skip=counts.skip,
-        outcomes=dict(sorted(outcomes.items())),
-        rate=counts.bad / counts.counted if counts.counted else None,
-        interval=clopper_pearson(counts.bad, counts.counted),
-        verdict=None if called_bad is None else "bad" if called_bad else "good",
-        same_as=same_as.as_dict() if same_as else None,
-        seconds=seconds,
-    )
-
-
 def _outcome_at(
     first_bad: Mapping[str, str] | None,
     counts: Mapping[Combination, EvidenceCounts],
     failures: Sequence[tuple[FailureGroup, WholeTrial]],
 ) -> str | None:
-    """Return the outcome of the bad trials if all have the same one, else None.
+    """Return the outcome that all bad trials have in common, or None if their outcomes differ.
 
-    The bad trials are those at the first bad combination, or all of them if it has none.
+    Only bad trials at the first bad combination are compared. If there are none, all bad trials are compared.
     """
     here = counts.get(Combination.of(first_bad)) if first_bad else None
     if here is not None and here.bad:
@@ -687,7 +568,7 @@ def _good_side(
 
 
 def _of_bad_ones(verdict: VerdictDocument, counts: Mapping[Combination, EvidenceCounts]) -> tuple[int, int]:
-    """Return the numbers of bad and of counted trials of the combinations that a verdict calls bad."""
+    """Return the number of bad and of counted trials at the combinations that the verdict calls bad."""
     if not verdict.is_decided:
         return 0, 0
     is_bad = calls_bad(verdict)
@@ -695,46 +576,31 @@ def _of_bad_ones(verdict: VerdictDocument, counts: Mapping[Combination, Evidence
     return sum(count.bad for count in found), sum(count.counted for count in found)
 
 
-def _explanation(decisions: Sequence[Decision]) -> Explanation | None:
-    found = [decision.payload for decision in decisions if decision.kind == EXPLAINED]
-    return Explanation.model_validate(found[-1]) if found else None
+def _latest(decisions: Sequence[Decision], kind: str, model: type[_Part]) -> _Part | None:
+    """Return the content of the latest stored decision of the given kind, or None if there is none.
+
+    The content is validated with the pydantic class `model`.
+    """
+    found = [decision.payload for decision in decisions if decision.kind == kind]
+    return model.model_validate(found[-1]) if found else None
 
 
-def _traced(decisions: Sequence[Decision]) -> TracedReport | None:
-    found = [decision.payload for decision in decisions if decision.kind == TRACED]
-    return TracedReport.model_validate(found[-1]) if found else None
-
-
-def _commit(decisions: Sequence[Decision]) -> CommitReport | None:
-    found = [decision.payload for decision in decisions if decision.kind == COMMIT]
-    return CommitReport.model_validate(found[-1]) if found else None
-
-
-def _warnings(counts: Mapping[Combination, EvidenceCounts]) -> list[str]:
-    often = [
-        (combination, count)
-        for combination, count in counts.items()
-        if count.other >= 3 and count.other >= 0.1 * (count.other + count.counted)
-    ]
-    often.sort(key=lambda item: -item[1].other)
-    told = [
-        f"{combination}: {count.other} of {count.other + count.counted} trials failed in another way "
-        f"({_outcomes(count, Evidence.OTHER)}); they are not counted, and can hide the answer"
-        for combination, count in often
-    ]
-    warnings = first_few(told, _SHOWN, more="more combinations often failed in another way")
-    total = _sum(counts.values())
+def _lost(total: EvidenceCounts) -> list[str]:
+    """Return a warning if many trials are void, that is, lost to problems of the infrastructure."""
     everything = sum(total.by_outcome.values())
-    if total.void >= 3 and total.void >= 0.1 * everything:
-        warnings.append(
-            f"{total.void} of {everything} trials were lost to the infrastructure "
-            f"({_outcomes(total, Evidence.VOID)}); they say nothing about the script"
-        )
-    return warnings
+    if total.void < max(3, everything / 10):
+        return []
+    outcomes = [(n, str(outcome)) for (said, outcome), n in total.by_outcome.items() if said is Evidence.VOID]
+    named = ", ".join(f"{outcome} {number}" for number, outcome in sorted(outcomes, reverse=True))
+    lost = f"{total.void} of {everything} trials were lost to the infrastructure ({named})"
+    return [f"{lost}; they say nothing about the script"]
 
 
 def _environment_warnings(states: Sequence[CombinationState]) -> list[str]:
-    """Return the solver's warnings about environments that can be run, each text once."""
+    """Return the solver's warnings about runnable environments.
+
+    Equal warnings about several combinations are merged into one.
+    """
     groups: dict[str, list[Combination]] = {}
     for state in states:
         if state.status is CombinationStatus.SOLVABLE and state.reason:
@@ -752,29 +618,21 @@ def _mixed(machines: Sequence[Machine]) -> list[str]:
     return [f"{text}if the failure depends on the machine, their rates do not belong together"]
 
 
-def _outcomes(counts: EvidenceCounts, evidence: Evidence) -> str:
-    found = sorted(
-        ((number, str(outcome)) for (said, outcome), number in counts.by_outcome.items() if said is evidence),
-        reverse=True,
-    )
-    return ", ".join(f"{outcome} {number}" for number, outcome in found)
-
-
 # --------------------------------------------------------------------------------------------------
-# From the store to the report: the only part of this package with effects.
+# Reading the store: the only part of this package with side effects.
 
 QUESTION_LIMIT = 64 * 1024
-"""Bytes of the files that a report holds."""
+"""Maximum total size in bytes of the files in a report."""
 FAILURES = 5
-"""Ways of failing that a report gives examples of."""
+"""Maximum number of kinds of failures in a report."""
 
 
 def load_report(store: Store, study_id: str, *, posterior: bool = True) -> Report:
-    """Return the report of a study from one consistent state of the database, even while others write.
+    """Return the report of a study, read from one consistent state of the database.
 
     Args:
-        store: The storage.
-        study_id: Its whole id.
+        store: Store with the study.
+        study_id: Full id of the study.
         posterior: Whether to record the probabilities of answers trial by trial, which takes as long as the
             search did.
 
@@ -784,27 +642,112 @@ def load_report(store: Store, study_id: str, *, posterior: bool = True) -> Repor
     """
     with store.snapshot():
         study = store.study(study_id)
-        # Other failures are shown too, but never crowd out the ones that the study is about.
         known = store.study_trials(study.id)
-        trials = known.look()
+        trials, target = known.look(), known.target
+        # Failures that the study is about come first, so that others never displace them.
         groups = sorted(failures_of(trials), key=lambda group: group.evidence is not Evidence.BAD)
         examples = [(group, store.trial(group.trial_id)) for group in groups[:FAILURES]]
+        failures = [(group, example) for group, example in examples if example is not None]
         states = store.combinations(study.id)
         verdict = study.verdict or VerdictDocument()
         good, bad = (_lock(store, states, cell) for cell in (verdict.last_good, verdict.first_bad))
-        return build_report(
+        origins, decisions = store.origins(study.id), store.decisions(study.id)
+        question = _question(study, *store.files(study.id))
+    axes = study.definition.grid
+    asked = Asked.of(study.definition.matrix_path, [axis.name for axis in axes])
+    states = _in_matrix_order(states, axes)
+    difference = _difference(study, good, bad)
+    counts, machines = counts_of(trials), machines_of(trials)
+    own = [trial for trial in trials if not trial.reused]
+    total = _sum(counts.values())
+    verdict = with_iterations(study.verdict or VerdictDocument(trials=total.counted), trials)
+    combinations = _combinations(states, counts, axes, verdict, own)
+    explanation = _latest(decisions, EXPLAINED, Explanation)
+    said = sentence(
+        verdict,
+        axes,
+        _outcome_at(verdict.first_bad, counts, failures),
+        _changed(difference, explanation),
+    )
+    said = readable(said, labels(axes))
+    steady = stability(own)
+    traced = _latest(decisions, TRACED, TracedReport)
+    if traced is not None:
+        # `between` first confirms that one environment fails; its real answer is in this chapter.
+        said = traced.sentence
+    commit = _latest(decisions, COMMIT, CommitReport)
+    if commit is not None and commit.study:
+        said = f"{said}; by its commits: {commit.sentence}"
+    verdict = verdict.model_copy(update={"sentence": said})
+    ways = tuple(_failure(group, example) for group, example in failures)
+    return Report(
+        study=StudyInfo(
+            id=study.id,
+            name=study.name,
+            status=str(study.status),
+            description=study.definition.description,
+            matrix=study.definition.matrix_path,
+            created_at=study.created_at,
+            finished_at=study.finished_at,
+            exclude_newer=stated if (stated := own_date(study)) is not None else study.exclude_newer,
+            version=study.definition.version,
+            user=study.definition.user,
+        ),
+        axes=axes,
+        verdict=verdict,
+        target="" if target.is_open else shown(target.signature),
+        trials=total.counted,
+        trial_counts=TrialCounts.model_validate(total, from_attributes=True),
+        environments=environments_of(trials),
+        reused=tuple(origins),
+        combinations=combinations,
+        failures=ways,
+        stability=steady,
+        advice=tuple(
+            advice(
+                verdict,
+                axes,
+                ways,
+                own,
+                study.definition.settings,
+                _scripts(study),
+                _unbuilt(states),
+                asked,
+            )
+        ),
+        warnings=(
+            *amplified(decisions),
+            *verdict_warnings(verdict, asked),
+            *withdrawn_warnings(verdict, axes),
+            *speed_warnings(verdict, axes, trials),
+            *several_failures(verdict, axes, trials, asked),
+            *rate_warnings(study.definition.settings.get("crash_rate"), *_of_bad_ones(verdict, counts)),
+            *_good_side(verdict, axes, counts, study.definition.settings),
+            *stability_warnings(steady),
+            *machine_warnings(own),
+            *other_failures(trials, "" if target.is_open else shown(target.signature)),
+            *_lost(total),
+            *_environment_warnings(states),
+            *_mixed(machines),
+        ),
+        posterior=_posterior(
             study,
             states,
             trials,
-            known.target,
-            [(group, example) for group, example in examples if example is not None],
-            store.origins(study.id),
-            store.decisions(study.id),
-            _difference(study, good, bad),
-            bad,
-            _question(study, *store.files(study.id)),
-            with_posterior=posterior,
+            every_configuration=verdict.others is not None,
         )
+        # The replay follows answers that are simple rules, so it cannot show frontiers, pairs or tables.
+        if posterior and verdict.table is None and verdict.kind not in ("frontier", "pair")
+        else PosteriorReport(),
+        timeline=timeline(states, own, decisions),
+        machines=tuple(one for one in machines if one != UNKNOWN_MACHINE),
+        difference=difference,
+        explanation=explanation,
+        traced=traced,
+        commit=commit,
+        question=question,
+        reproduce=steps(study, axes, verdict, bad),
+    )
 
 
 def report_document(store: Store, study_id: str, *, posterior: bool = True) -> dict[str, Any]:
@@ -813,7 +756,10 @@ def report_document(store: Store, study_id: str, *, posterior: bool = True) -> d
 
 
 def _question(study: Study, files: Sequence[StudyFile], missing: Sequence[str]) -> QuestionReport:
-    """Return the matrix with as many files as there is room for, the smallest first."""
+    """Return the matrix and those of its files that fit into a report.
+
+    The smallest files are chosen first, up to `QUESTION_LIMIT` bytes in total.
+    """
     kept: dict[str, QuestionFile] = {}
     room = QUESTION_LIMIT
     for file in sorted(files, key=lambda file: len(file.content)):
@@ -838,7 +784,7 @@ def _lock(store: Store, states: Sequence[CombinationState], cell: Mapping[str, s
 
 
 def _difference(study: Study, good: Lock | None, bad: Lock | None) -> DifferenceReport | None:
-    """Return the packages that differ between last good and first bad; None if either is unknown.
+    """Return the packages that differ between last good and first bad, or None if one of these is unknown.
 
     Project pages are included if the prefixes are on this host.
     """

@@ -1,4 +1,4 @@
-"""Lists what speaks against a verdict, and what would lead to a better one. Pure."""
+"""Lists warnings about a verdict, and advice on how to get a better one. Pure."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import json
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from statistics import median
 from typing import Any
 
@@ -13,84 +14,71 @@ from packaging.version import Version
 
 from bisect_env.answers.axes import AxisInfo
 from bisect_env.answers.phrases import and_more, duration, first_few, how_many, interval, percent
+from bisect_env.answers.remedies import Asked
 from bisect_env.answers.untrusted import clean, command_line, shortened
 from bisect_env.answers.verdict_document import VerdictDocument
-from bisect_env.matrix.grid import Direction
+from bisect_env.matrix.grid import Combination, Direction
+from bisect_env.matrix.import_names import package_of_module
 from bisect_env.matrix.signatures import read_signature, shown
 from bisect_env.matrix.versions import between
-from bisect_env.report.model import FailureReport
+from bisect_env.report.model import EffectReport, FailureReport, StabilityReport
 from bisect_env.search.numeric import clopper_pearson
 from bisect_env.search.stability import Effect, Told, drift, host_effect
-from bisect_env.storage.entries import StoredTrial
+from bisect_env.storage.entries import StoredTrial, counts_of
 from bisect_env.trials.records import Evidence, Outcome
 
 _SHOWN = 3
 _REASON = 200
-"""Characters of a reason that advice quotes."""
+"""Maximum number of characters of a reason that advice quotes."""
 
 
-def stability(trials: Sequence[StoredTrial]) -> dict[str, dict[str, Any]]:
-    """Return whether rates changed over time, between hosts, or between GPUs.
+def stability(trials: Sequence[StoredTrial]) -> StabilityReport:
+    """Test whether the failure rate changed over time, between hosts, or between GPUs.
 
     Args:
-        trials: All of a study, in the order of recording.
-
-    Returns:
-        `drift`, `host` and `gpu`, as far as there was anything to compare: the part that deviates most, the
-        Bayes factor for it, the ratio of its rate to that of the rest, its trials, and whether that is
-        noteworthy.
+        trials: All trials of a study, in the order of recording.
     """
     counted = [t for t in trials if t.evidence in (Evidence.GOOD, Evidence.BAD)]
-
-    def told(place: str) -> list[Told]:
-        return [
-            Told(t.combination.key, t.evidence is Evidence.BAD, t.gpu if place == "gpu" else t.host)
-            for t in counted
-        ]
-
-    effects: dict[str, Effect | None] = {"drift": drift(told("host")), "host": host_effect(told("host"))}
-    if all(t.gpu for t in counted):
-        effects["gpu"] = host_effect(told("gpu"))
-    return {
-        name: {
-            "part": effect.part,
-            "bayes_factor": effect.bayes_factor,
-            "ratio": effect.ratio,
-            "hits": effect.hits,
-            "trials": effect.trials,
-            "noteworthy": effect.noteworthy,
-        }
-        for name, effect in effects.items()
-        if effect is not None
-    }
+    by_host = [Told(t.combination.key, t.evidence is Evidence.BAD, t.host) for t in counted]
+    by_gpu = [replace(one, host=t.gpu) for one, t in zip(by_host, counted, strict=True) if t.gpu]
+    return StabilityReport(
+        drift=_reported(drift(by_host)),
+        host=_reported(host_effect(by_host)),
+        gpu=_reported(host_effect(by_gpu)) if len(by_gpu) == len(by_host) else None,
+    )
 
 
-def stability_warnings(found: Mapping[str, Mapping[str, Any]]) -> list[str]:
-    """Return a sentence for each noteworthy effect."""
+def _reported(effect: Effect | None) -> EffectReport | None:
+    return None if effect is None else EffectReport.model_validate(effect, from_attributes=True)
+
+
+def stability_warnings(found: StabilityReport) -> list[str]:
+    """Return a warning for each clear change of the failure rate over time, between hosts or between GPUs."""
     warnings = []
-    for name, effect in found.items():
-        if not effect["noteworthy"]:
+    for name, effect in (("drift", found.drift), ("host", found.host), ("GPU", found.gpu)):
+        if effect is None or not effect.noteworthy:
             continue
         seen = (
-            f"{effect['hits']} of {effect['trials']} trials were bad, about {effect['ratio']:g} times the "
-            f"rate of the same combinations elsewhere (Bayes factor {effect['bayes_factor']:.0f})"
+            f"{effect.hits} of {effect.trials} trials were bad, about {effect.ratio:g} times the "
+            f"rate of the same combinations elsewhere (Bayes factor {effect.bayes_factor:.0f})"
         )
         if name == "drift":
             warnings.append(
-                f"the failure's rate changed during the study: after {float(effect['part']):.0%} of the "
+                f"the failure's rate changed during the study: after {float(effect.part):.0%} of the "
                 f"trials {seen.replace('elsewhere', 'before')}; something beside the versions changed"
             )
         else:
-            place = "host" if name == "host" else "GPU"
-            warnings.append(f"{place} {effect['part']} differs from the others: {seen}")
+            warnings.append(f"{name} {effect.part} differs from the others: {seen}")
     return warnings
 
 
 def machine_warnings(trials: Sequence[StoredTrial]) -> list[str]:
-    """Return warnings about GPUs and hosts that were lost during trials, none of which were counted.
+    """Return a warning for each GPU and each host that was lost during trials.
+
+    These trials are void.
 
     Args:
-        trials: All of a study.
+        trials: All trials of a study.
     """
     sick: dict[tuple[str, str], list[str]] = {}
     lost: Counter[str] = Counter()
@@ -105,41 +93,47 @@ def machine_warnings(trials: Sequence[StoredTrial]) -> list[str]:
         for (gpu, host), details in sorted(sick.items())
     ]
     warnings += [
-        f"host {host} lost its worker or a GPU under {how_many(count, 'trial')}, void and run again"
+        f"host {host} lost its worker or a GPU during {how_many(count, 'trial')}; void and run again"
         for host, count in sorted(lost.items())
     ]
-    return first_few(warnings, _SHOWN, more="more GPUs or hosts were lost under trials")
+    return first_few(warnings, _SHOWN, more="more GPUs or hosts were lost during trials")
 
 
 def other_failures(trials: Sequence[StoredTrial], target: str = "") -> list[str]:
-    """Return a warning if trials failed in other ways than the target, since these may be two problems.
+    """Return warnings about combinations that often showed another failure than the study is about.
+
+    A combination that also shows the study's failure is included even if it seldom failed in another way,
+    since these may be two problems.
 
     Args:
         trials: All trials of a study, with their evidence.
-        target: Signature of the failure that it is about, "" if it is about any.
+        target: Signature of the failure that the study is about; "" for any failure.
     """
-    bad = {trial.combination for trial in trials if trial.evidence is Evidence.BAD}
-    others: dict[str, Counter[str]] = {}
+    others: dict[Combination, Counter[str]] = {}
     for trial in trials:
-        if trial.evidence is Evidence.OTHER and trial.combination in bad:
-            what = shown(trial.signature) if trial.signature else str(trial.outcome)
-            others.setdefault(str(trial.combination), Counter())[what] += 1
+        if trial.evidence is Evidence.OTHER:
+            what = _way(trial.signature) if trial.signature else str(trial.outcome)
+            others.setdefault(trial.combination, Counter())[what] += 1
+    counts = counts_of(trials)
+    often = {
+        one: ways
+        for one, ways in others.items()
+        if counts[one].bad or ways.total() >= max(3, (ways.total() + counts[one].counted) / 10)
+    }
     warnings = [
-        f"{combination}: besides the failure that the study is about, "
-        + ", ".join(
-            f"{how_many(number, 'trial')} failed as {what}" for what, number in counts.most_common(_SHOWN)
-        )
-        + "; not counted"
-        for combination, counts in sorted(others.items(), key=lambda item: -item[1].total())
+        f"{one}: {ways.total()} of {ways.total() + counts[one].counted} trials failed in another way "
+        f"({', '.join(f'{number} as {what}' for what, number in ways.most_common(_SHOWN))}); they are not "
+        "counted, and can hide the answer"
+        for one, ways in sorted(often.items(), key=lambda item: -item[1].total())
     ]
     return [
-        *first_few(warnings, _SHOWN, more="more combinations failed in another way as well"),
+        *first_few(warnings, _SHOWN, more="more combinations also failed in another way"),
         *(_other_problems(trials) if target else ()),
     ]
 
 
 def _other_problems(trials: Sequence[StoredTrial]) -> Iterator[str]:
-    """Yield, for each kind of failure other than the target, the combinations in which only it was seen."""
+    """Yield a sentence for each kind of failure seen at combinations without any good or bad trial."""
     counted = {trial.combination for trial in trials if trial.evidence in (Evidence.GOOD, Evidence.BAD)}
     ways: dict[str, dict[str, int]] = {}
     for trial in trials:
@@ -158,30 +152,32 @@ def rate_warnings(stated: float | None, bad: int, trials: int) -> list[str]:
     """Return a warning if bad combinations fail clearly more or less often than the user stated.
 
     Args:
-        stated: `search.crash_rate`, None if it was not stated.
-        bad: Bad trials of the combinations that the verdict calls bad.
-        trials: All of their counted trials.
+        stated: `search.crash_rate`, or None if the user did not state a rate.
+        bad: Number of bad trials at the combinations that the verdict calls bad.
+        trials: Number of counted trials at these combinations.
     """
     if stated is None or not trials:
         return []
     low, high = clopper_pearson(bad, trials)
-    # Nobody means "one in ten" to the digit: half and double are the same in words.
+    # A stated rate is an estimate, so half and double of it count as equal.
     if low <= 2 * stated and high >= stated / 2 and not (stated == 1 and bad < trials):
         return []
     seen = f"failed in {bad} of {trials} ({interval(low, high)})"
-    return [f"it was said to fail in {percent(stated)} of runs, and {seen}: the answer goes by what was seen"]
+    return [
+        f"the stated failure rate is {percent(stated)}, but what is bad {seen}; the answer uses the latter"
+    ]
 
 
 def good_side_warnings(
     verdict: VerdictDocument, axes: Sequence[AxisInfo], bad: int, trials: int, least: float
 ) -> list[str]:
-    """Return a warning if the last good combination fails, too, though less often.
+    """Return a warning if the last good combination also fails, but less often than the first bad one.
 
     Args:
         verdict: Verdict of the study.
         axes: Axes of the study.
-        bad: Bad trials of the last good combination.
-        trials: All of its counted trials.
+        bad: Number of bad trials of the last good combination.
+        trials: Number of counted trials of the last good combination.
         least: `search.min_crash_rate`; lower rates are ignored.
     """
     culprits, good = verdict.culprit_axes, verdict.last_good
@@ -196,25 +192,36 @@ def good_side_warnings(
     return [f"{seen}: the answer is where that becomes more frequent; {remedy}"]
 
 
-def verdict_warnings(verdict: VerdictDocument) -> list[str]:
-    """Return the warnings that follow from the verdict itself."""
+def verdict_warnings(verdict: VerdictDocument, asked: Asked = Asked.IN_FILE) -> list[str]:
+    """Return the warnings that follow from the verdict without looking at trials.
+
+    For example, the verdict may leave combinations unexplained.
+
+    Args:
+        verdict: Verdict of the study.
+        asked: How the question was asked.
+    """
     warnings = []
     if verdict.kind == "never" and verdict.trials and verdict.table is None:
         warnings.append(
             "nothing failed often enough; if something should have: see whether it does where it is known to "
             "(`bisect-env trial --at … -n 100`), look for what makes it more frequent "
             "(`bisect-env trial --amplify`), let dependencies move as in an upgrade "
-            "(`solver: {dependencies: newest}`), or state a lower `min_crash_rate` or a higher `max_trials` "
-            "in `search`"
+            f"({asked.setting('solver: {dependencies: newest}')}), or state {_lower_rate(asked)} or a higher "
+            "`max_trials` in `search`"
         )
     if not verdict.monotone:
-        # `either` speaks of one window, or of one gap.
+        # `direction: either` allows one range of bad values or one of good values, so two changes at most.
         changes = Counter(boundary.axis for boundary in verdict.boundaries)
         directions = verdict.directions.values()
         hint = max(changes.values(), default=0) <= 2 and Direction.EITHER not in directions
         warnings.append(
             "the history is not monotone: what was broken was fixed and broken again, or the other way round"
-            + ("; `direction: either` says so beforehand, which saves trials" if hint else "")
+            + (
+                f"; {asked.setting('direction: either')} says so beforehand, which saves trials"
+                if hint
+                else ""
+            )
         )
     strange = [
         "the verdict does not explain "
@@ -225,8 +232,12 @@ def verdict_warnings(verdict: VerdictDocument) -> list[str]:
     return warnings + first_few(strange, _SHOWN, more="more combinations are not explained by the verdict")
 
 
+def _lower_rate(asked: Asked) -> str:
+    return "a lower `min_crash_rate`" if asked is Asked.IN_FILE else "a lower `--rate`"
+
+
 def withdrawn_warnings(verdict: VerdictDocument, axes: Sequence[AxisInfo]) -> list[str]:
-    """Return a sentence for each boundary that has withdrawn releases in it, which were not tried.
+    """Return a warning for each boundary with withdrawn (yanked) releases between its good and bad end.
 
     Args:
         verdict: Verdict of the study.
@@ -249,22 +260,22 @@ def withdrawn_warnings(verdict: VerdictDocument, axes: Sequence[AxisInfo]) -> li
 
 
 # --------------------------------------------------------------------------------------------------
-# Whether the failure is one of speed: then load decides, not versions alone.
+# Whether a failure depends on speed, and so on the load of the machine.
 
 _LEAST_TIMED = 3
-"""Trials from which a median is told."""
+"""Minimum number of trials for a median."""
 _SLOWER = 1.2
-"""Ratio of medians from which durations differ."""
+"""Minimum ratio of medians at which durations count as different."""
 _BY_SPEED = (Outcome.PASS, Outcome.EXIT_FAIL, Outcome.HANG)
-"""Outcomes that a run has because of a limit of time, met or missed."""
+"""Outcomes of runs that meet or miss a time limit."""
 
 
 def speed_warnings(
     verdict: VerdictDocument, axes: Sequence[AxisInfo], trials: Sequence[StoredTrial]
 ) -> list[str]:
-    """Return a warning if the failure looks like a limit on the duration that some runs meet.
+    """Return a warning if runs seem to fail because they are too slow.
 
-    That is so where slower runs of one combination fail and faster ones pass; or where everything fails and
+    This is assumed if slower runs of a combination fail and faster ones pass, or if all runs fail and
     durations differ by version.
 
     Args:
@@ -296,12 +307,15 @@ def _slower_ones_fail(by: Mapping[Evidence, Sequence[float]]) -> bool:
     good, bad = by.get(Evidence.GOOD, ()), by.get(Evidence.BAD, ())
     if min(len(good), len(bad)) < 2 or len(good) + len(bad) < 2 * _LEAST_TIMED:
         return False
-    # What hangs now and then takes far longer than what does not; a limit is missed narrowly.
+    # Hangs last far longer than passes; runs that miss a time limit last only slightly longer.
     return median(good) < min(bad) and 1.02 * median(good) < median(bad) < 3 * max(good)
 
 
 def _medians(axes: Sequence[AxisInfo], trials: Sequence[StoredTrial]) -> list[str]:
-    """Return how long runs of the fastest and slowest value of an axis take, if no durations overlap."""
+    """Return for each axis how long trials with its fastest and its slowest value take.
+
+    An axis is included only if the two values differ clearly and none of their durations overlap.
+    """
     texts = []
     for axis in axes:
         durations: dict[str, list[float]] = {}
@@ -319,7 +333,7 @@ def _medians(axes: Sequence[AxisInfo], trials: Sequence[StoredTrial]) -> list[st
 
 
 # --------------------------------------------------------------------------------------------------
-# Why there is no answer, as far as the trials tell, each with a line to paste.
+# Likely reasons for a missing answer, each with a line to paste.
 
 _NO_MODULE = re.compile(r"No module named '?([A-Za-z_]\w*)")
 _NO_FILE = re.compile(r"No such file or directory: b?'([^'/][^']*)'")
@@ -327,20 +341,6 @@ _NO_NETWORK = re.compile(
     r"URLError|ConnectionError|ConnectTimeout|gaierror|Name or service not known|Network is unreachable"
     r"|Temporary failure in name resolution|Max retries exceeded"
 )
-_BROUGHT_BY = {
-    "Crypto": "pycryptodome",
-    "OpenSSL": "pyopenssl",
-    "PIL": "pillow",
-    "attr": "attrs",
-    "bs4": "beautifulsoup4",
-    "cv2": "opencv-python-headless",
-    "dateutil": "python-dateutil",
-    "pkg_resources": "setuptools",
-    "skimage": "scikit-image",
-    "sklearn": "scikit-learn",
-    "yaml": "pyyaml",
-}
-"""Modules whose packages are called otherwise."""
 
 
 def advice(
@@ -351,8 +351,9 @@ def advice(
     settings: Mapping[str, Any],
     scripts: Sequence[str] = (),
     unbuilt: Sequence[str] = (),
+    asked: Asked = Asked.IN_FILE,
 ) -> list[str]:
-    """Return the likely reasons why a study has no answer, and the lines of the matrix to change.
+    """Return the likely reasons why a study has no answer, each with what to change.
 
     Args:
         verdict: Verdict of the study.
@@ -362,6 +363,7 @@ def advice(
         settings: Settings of its search.
         scripts: `trial.files` of the matrix.
         unbuilt: Why environments could not be built, one reason per combination.
+        asked: How the question was asked.
 
     Returns:
         One sentence per reason, the likeliest first; empty if there is an answer.
@@ -371,14 +373,20 @@ def advice(
     bad = [failure for failure in failures if failure.evidence == "bad"]
     kind, reason = verdict.kind, verdict.reason
     if kind == "always" or "good combination is bad" in reason:
-        return [*_two_failures(axes, trials), *(_passed_elsewhere(axes, trials) or _why_always(bad, scripts))]
+        return [
+            *_two_failures(axes, trials, asked),
+            *(_passed_elsewhere(axes, trials, asked) or _why_always(bad, scripts, asked)),
+        ]
     if kind == "never" or "bad combination is not bad" in reason:
-        return [*_untried(unbuilt), *_why_never(verdict, failures, settings)]
-    return list(_why_open(verdict, bad, settings))
+        return [*_untried(unbuilt), *_why_never(verdict, failures, settings, asked)]
+    return list(_why_open(verdict, bad, settings, asked))
 
 
-def _passed_elsewhere(axes: Sequence[AxisInfo], trials: Sequence[StoredTrial]) -> list[str]:
-    """Return advice if a stated good combination is bad while others passed: the statement is wrong."""
+def _passed_elsewhere(axes: Sequence[AxisInfo], trials: Sequence[StoredTrial], asked: Asked) -> list[str]:
+    """Return advice if the stated good combination fails but another combination passed.
+
+    The stated ends may have been swapped.
+    """
     counts: dict[tuple[str, ...], Counter[Evidence]] = {}
     several = [axis.name for axis in axes if len(axis.values) > 1]
     for trial in trials:
@@ -392,42 +400,40 @@ def _passed_elsewhere(axes: Sequence[AxisInfo], trials: Sequence[StoredTrial]) -
     cell, times = max(passed.items(), key=lambda one: one[1])
     named = " ".join(f"{name}={value}" for name, value in zip(several, cell, strict=True))
     said = f"{named} passed in {how_many(times, 'trial')}: it can be stated as the good one"
-    swap = "if you mixed them up, swap `--good` and `--bad` (`good` and `bad` in a matrix), or leave both out"
-    return [f"{said}; {swap}"]
+    leave = "" if asked is Asked.BETWEEN else ", or leave both out"
+    return [f"{said}; if you mixed them up, swap {asked.ends}{leave}"]
 
 
-def _why_always(bad: Sequence[FailureReport], scripts: Sequence[str]) -> Iterator[str]:
+def _why_always(bad: Sequence[FailureReport], scripts: Sequence[str], asked: Asked) -> Iterator[str]:
     if not bad:
         return
     total, first = sum(failure.trials for failure in bad), bad[0]
     said = f"{first.detail}\n{first.stack}"
     often = "every bad trial" if first.trials == total else f"{first.trials} of {total} bad trials"
     if match := _NO_MODULE.search(said):
-        package = _BROUGHT_BY.get(match[1], match[1].lower().replace("_", "-"))
+        package = package_of_module(match[1])
         yield (
-            f"in {often} the module {match[1]} is missing: if no axis is to bring it, add "
-            f"`--with {package}`, or `packages: [{package}]` in a matrix file"
+            f"in {often} the module {match[1]} is missing: if no axis is to bring it, "
+            f"{asked.add_package(package)}"
         )
     elif match := _NO_FILE.search(said):
         files = json.dumps([*scripts, match[1]], ensure_ascii=False).replace('"', "")
-        yield (
-            f"in {often} the file {match[1]} is missing: add `--files {match[1]}`, or "
-            f"`files: {files}` in `trial`"
-        )
+        option = command_line("--files", match[1])
+        yield f"in {often} the file {match[1]} is missing: {asked.add_option(option, f'files: {files}')}"
     elif first.outcome == "hang":
         yield (
-            f"{often} reached the time limit: if the script takes so long, add `--timeout 5m` or more, or "
-            "`timeout: 5m` in `trial`"
+            f"{often} reached the time limit: if the script takes so long, "
+            f"{asked.add_option('--timeout 5m', 'timeout: 5m')}, or more"
         )
     elif _NO_NETWORK.search(said):
         yield (
             f"in {often} something on the network could not be reached, which no version decides: give the "
-            "script what it fetches in `files`"
+            f"script what it fetches {'in `files`' if asked is Asked.IN_FILE else 'with `--files`'}"
         )
     elif len(bad) > 1:
         yield (
-            f"there are {len(bad)} kinds of failures; to look for one of them, say "
-            f"`bad: {{signature: {_quoted(shown(bad[-1].signature))}}}` in `trial`"
+            f"there are {len(bad)} kinds of failures; to look for one of them, write "
+            + asked.setting(f"bad: {{signature: {_quoted(shown(bad[-1].signature))}}}", "trial")
             if bad[-1].signature
             else f"there are {len(bad)} kinds of failures"
         )
@@ -439,73 +445,80 @@ def _why_always(bad: Sequence[FailureReport], scripts: Sequence[str]) -> Iterato
         )
 
 
-def _two_failures(axes: Sequence[AxisInfo], trials: Sequence[StoredTrial]) -> Iterator[str]:
-    """Yield advice if trials at the two ends of the only axis fail in different ways: two problems."""
+def _two_failures(axes: Sequence[AxisInfo], trials: Sequence[StoredTrial], asked: Asked) -> list[str]:
+    """Return advice if a study has one axis with several values and its two ends fail in unrelated ways."""
     several = [axis for axis in axes if len(axis.values) > 1]
-    if len(several) != 1:
-        return
-    (axis,) = several
+    return [
+        f"the failures at the two ends are unrelated: {text}"
+        for axis in several
+        if len(several) == 1
+        for text in _unrelated(axis, axis.values, trials, asked)
+    ]
+
+
+def _unrelated(
+    axis: AxisInfo, values: Sequence[str], trials: Sequence[StoredTrial], asked: Asked
+) -> list[str]:
+    """Return a warning if the first and the last failing value of an axis fail in unrelated ways.
+
+    The warning says how to search for only one of the two failures.
+
+    Args:
+        axis: The axis with these values.
+        values: Values in ascending order.
+        trials: All trials of the study.
+        asked: How the question was asked.
+
+    Returns:
+        One sentence; [] if both values have an outcome and exception in common.
+    """
     ways: dict[str, Counter[str]] = {}
     for trial in trials:
-        if trial.evidence is Evidence.BAD and trial.signature:
-            ways.setdefault(trial.combination[axis.name], Counter())[trial.signature] += 1
-    seen = [value for value in axis.values if value in ways]
-    if len(seen) < 2:
-        return
-    low, high = seen[0], seen[-1]
-    if set(ways[low]) & set(ways[high]):
-        return
-    good, bad = (high, low) if axis.direction == "fixed" else (low, high)
-    told = {value: shown(ways[value].most_common(1)[0][0]) for value in (good, bad)}
-    yield (
-        f"two failures that have nothing to do with each other: {axis.name} {good} fails as {told[good]}, "
-        f"and {axis.name} {bad} as {told[bad]}; to look for the latter, say "
-        f"`bad: {{signature: {_quoted(told[bad])}}}` in `trial`"
-    )
+        value = trial.combination[axis.name]
+        if trial.evidence is Evidence.BAD and trial.signature and value in values:
+            ways.setdefault(value, Counter())[trial.signature] += 1
+    seen = [value for value in values if value in ways]
+    if len(seen) < 2 or set(map(_way, ways[seen[0]])) & set(map(_way, ways[seen[-1]])):
+        return []
+    # For the direction `fixed`, the stated bad end is the lower one.
+    meant, other = (seen[0], seen[-1]) if axis.direction is Direction.FIXED else (seen[-1], seen[0])
+    kinds = {value: ways[value].most_common(1)[0][0] for value in (meant, other)}
+    return [
+        f"{axis.name} {other} fails as {_way(kinds[other])}, and {axis.name} {meant} as "
+        f"{_way(kinds[meant])}; if these are two problems, look for the latter alone with "
+        + asked.setting(f"bad: {{signature: {_quoted(shown(kinds[meant]))}}}", "trial")
+    ]
 
 
 def several_failures(
-    verdict: VerdictDocument, axes: Sequence[AxisInfo], trials: Sequence[StoredTrial]
+    verdict: VerdictDocument,
+    axes: Sequence[AxisInfo],
+    trials: Sequence[StoredTrial],
+    asked: Asked = Asked.IN_FILE,
 ) -> list[str]:
-    """Return a warning if the combinations that an answer calls bad fail in two unrelated ways.
+    """Return a warning if the combinations that the verdict calls bad fail in two unrelated ways.
 
     Args:
         verdict: Verdict of the study.
         axes: Axes of the study.
         trials: All trials of the study.
+        asked: How the question was asked.
 
     Returns:
         One sentence, with the line of the matrix that restricts the study to one of them; empty if one
         outcome and exception was seen from one end of the bad values to the other.
     """
-    culprits = verdict.culprit_axes
-    if not verdict.is_decided or len(culprits) != 1:
-        return []
-    axis = next((one for one in axes if one.name == culprits[0]), None)
-    if axis is None or axis.direction == "unordered":
-        return []
-    called = set(verdict.bad_values.get(axis.name, ()))
-    ways: dict[str, dict[str, str]] = {}
-    for trial in trials:
-        value = trial.combination[axis.name]
-        if trial.evidence is Evidence.BAD and trial.signature and value in called:
-            ways.setdefault(value, {}).setdefault(_way(trial.signature), trial.signature)
-    seen = [value for value in axis.values if value in ways]
-    if len(seen) < 2 or set(ways[seen[0]]) & set(ways[seen[-1]]):
-        return []
-    # The stated bad end is the lower one where something was fixed.
-    meant, other = (seen[0], seen[-1]) if axis.direction == "fixed" else (seen[-1], seen[0])
-    kinds = {value: next(iter(ways[value])) for value in (meant, other)}
-    text = (
-        f"what is bad fails in two ways: {axis.name} {other} as {kinds[other]}, {axis.name} {meant} as "
-        f"{kinds[meant]}; if these are two problems, look for the latter alone with "
-        f"`bad: {{signature: {_quoted(shown(ways[meant][kinds[meant]]))}}}` in `trial`"
-    )
-    return [text]
+    return [
+        f"what is bad fails in two ways: {text}"
+        for axis in axes
+        if verdict.is_decided and verdict.culprit_axes == (axis.name,)
+        if axis.direction is not Direction.UNORDERED
+        for text in _unrelated(axis, verdict.bad_values.get(axis.name, ()), trials, asked)
+    ]
 
 
 def _way(signature: str) -> str:
-    """Return outcome and exception of a signature; the text itself if it is no valid signature."""
+    """Return the outcome and exception of a failure's signature, or the signature itself if it is invalid."""
     try:
         return read_signature(signature).kind
     except (ValueError, TypeError):
@@ -521,36 +534,48 @@ def _untried(unbuilt: Sequence[str]) -> Iterator[str]:
 
 
 def _why_never(
-    verdict: VerdictDocument, failures: Sequence[FailureReport], settings: Mapping[str, Any]
+    verdict: VerdictDocument,
+    failures: Sequence[FailureReport],
+    settings: Mapping[str, Any],
+    asked: Asked,
 ) -> Iterator[str]:
     others = [failure for failure in failures if failure.evidence == "other"]
     if others:
         first = others[0]
         yield (
             f"{how_many(sum(failure.trials for failure in others), 'trial')} failed in a way that is not "
-            f"counted, most as {shown(first.signature) or first.outcome}: to count it, say "
-            f"`bad: {{outcomes: [{first.outcome}]}}` in `trial`, without a `signature`"
+            f"counted, most as {shown(first.signature) or first.outcome}: to count it, write "
+            + asked.setting(f"bad: {{outcomes: [{first.outcome}]}}", "trial")
+            + ", without a `signature`"
         )
     elif verdict.trials:
         rate = float(settings.get("min_crash_rate") or 0.02)
+        # The search looks for failures several times as rare as `--rate` says.
+        lower = f"`search: {{min_crash_rate: {rate / 10:.2g}}}`"
+        if asked is not Asked.IN_FILE:
+            lower = f"`--rate {rate / 3:.1g}`"
         yield (
-            f"failures in fewer than {percent(rate)} of the runs were not looked for: say "
-            f"`search: {{min_crash_rate: {rate / 10:.2g}}}`, or make the failure more frequent with "
-            "`search: {amplify: true}`; if it should fail for certain, see whether the script ends with "
-            "another status than 0 then"
+            f"failures in fewer than {percent(rate)} of the runs were not looked for: use {lower}, or make "
+            f"the failure more frequent with {asked.setting('search: {amplify: true}')}; if it should fail "
+            "for certain, see whether the script ends with another status than 0 then"
         )
 
 
 def _why_open(
-    verdict: VerdictDocument, bad: Sequence[FailureReport], settings: Mapping[str, Any]
+    verdict: VerdictDocument,
+    bad: Sequence[FailureReport],
+    settings: Mapping[str, Any],
+    asked: Asked,
 ) -> Iterator[str]:
     most, trials = int(settings.get("max_trials") or 0), verdict.trials
     if trials and most and trials >= most:
-        yield (f"the trials are used up: say `search: {{max_trials: {2 * most}}}`, then run it again")
+        more = asked.setting(f"search: {{max_trials: {2 * most}}}")
+        yield f"the trials are used up: write {more}, and run the same command again"
     elif settings.get("budget") and trials:
         yield "the time is used up: give `search.budget` more, and run the same command again"
     if trials and bad and sum(failure.trials for failure in bad) * 5 < trials:
-        yield "the failure is rare: `search: {amplify: true}` looks first for what makes it more frequent"
+        lines = asked.setting("search: {amplify: true}")
+        yield f"the failure is rare: {lines} looks first for what makes it more frequent"
 
 
 def _quoted(text: str) -> str:

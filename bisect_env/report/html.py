@@ -1,8 +1,7 @@
 """`--format html`: a single self-contained page with its heat map, posterior and timeline. Pure.
 
-Whatever others wrote goes through Jinja's escaping, and the page forbids every script but its own: a trial
-that prints one shows it as text, and could not run it if it did not. The geometry of the pictures is worked
-out here; `page/` holds a template for each, whose colours are the page's own (light or dark).
+Jinja escapes all text from other people, and the page's security policy allows only its own script. This
+module computes the geometry of the pictures; `page/` has a template for each, with light and dark colours.
 """
 
 from __future__ import annotations
@@ -37,18 +36,18 @@ from bisect_env.report.model import (
     TimelineReport,
     labels,
 )
-from bisect_env.report.shared_question import question_files
+from bisect_env.report.shared_question import address_of, question_files
 
 LISTED = 3000
-"""Combinations in the table; of more, those that were tried or could not be."""
+"""Maximum number of combinations in the table; in larger matrices, untried runnable ones are left out."""
 
 
 def html_text(report: Report, *, served: bool = False) -> str:
-    """Return the report as a page, with a final newline.
+    """Return the report as an HTML page with a final newline.
 
     Args:
-        report: What to show.
-        served: Whether it is shown by `bisect-env serve`, whose other pages it then links to.
+        report: The report to show.
+        served: Whether `bisect-env serve` shows the page, which then has links to the other served pages.
     """
     fixed = heat_map(report)
     text: str = _template("report.html.j2").render(
@@ -66,7 +65,7 @@ def html_text(report: Report, *, served: bool = False) -> str:
         requirements=words.constraints(report),
         rules=words.exclude_rules(report),
         map=fixed,
-        chosen=_chosen(report),
+        chosen=report.verdict.first_bad or {},
         listed=_listed(report),
         labels=labels(report.axes),
         posterior=posterior_picture(report),
@@ -77,13 +76,13 @@ def html_text(report: Report, *, served: bool = False) -> str:
         facts=_facts(report.verdict),
         question_files=question_files(report.question),
     )
-    # Characters that UTF-8 cannot hold come from scripts that print bytes.
+    # Scripts print arbitrary bytes, which become characters that UTF-8 cannot encode.
     return text.encode("utf-8", "replace").decode("utf-8") + "\n"
 
 
 @cache
 def policy() -> str:
-    """Return the content security policy of the page: its own script, inline styles, and nothing else."""
+    """Return the content security policy of the page, which allows only its own script and inline styles."""
     digest = base64.b64encode(hashlib.sha256(_own("script.js").encode()).digest()).decode()
     return (
         f"default-src 'none'; script-src 'sha256-{digest}'; style-src 'unsafe-inline'; "
@@ -120,6 +119,7 @@ def _environment() -> Environment:
         diffstat=lambda found: words.diffstat(found, 200),
         cell_note=cell_note,
         is_address=_is_address,
+        address_of=address_of,
     )
     return environment
 
@@ -134,8 +134,8 @@ def _rendered(name: str, **values: Any) -> Markup:
 
 
 def _prose(text: str) -> Markup:
-    """Return one line of text with what stands in backticks as code."""
-    # Escaped first: what is replaced then holds no markup of others.
+    """Return a line of text as escaped HTML, in which text in backticks becomes code."""
+    # Escape before replacing backticks, so that the text contains no other markup.
     return Markup(re.sub("`([^`]+)`", r"<code>\1</code>", str(escape(shortened(clean(text), LINE_WIDTH)))))
 
 
@@ -149,11 +149,6 @@ def _is_address(text: str) -> bool:
         return urlsplit(text).scheme in ("http", "https")
     except ValueError:
         return False
-
-
-def _chosen(report: Report) -> Mapping[str, str]:
-    """Return the combination whose slice is shown first: the first bad one, if any."""
-    return report.verdict.first_bad or {}
 
 
 def _listed(report: Report) -> list[CombinationReport]:
@@ -180,7 +175,7 @@ def _lanes(report: Report) -> list[dict[str, Any]]:
 
 
 def _facts(verdict: VerdictDocument) -> list[tuple[str, str]]:
-    """Return the details of the verdict beyond its sentence, with titles."""
+    """Return details of the verdict that its sentence does not contain, as pairs of title and text."""
 
     def number(value: float | None) -> str:
         return "" if value is None else f"{value:.3g}"
@@ -202,7 +197,13 @@ def _facts(verdict: VerdictDocument) -> list[tuple[str, str]]:
 
 
 def _odds(log10: float | None) -> str:
-    """Return a Bayes factor in words: how many times better the answer explains the trials."""
+    """Return a Bayes factor as odds such as `100 to 1`.
+
+    The odds say how many times better the answer explains the trials than the alternative does.
+
+    Args:
+        log10: Decimal logarithm of the factor; None gives "".
+    """
     if log10 is None:
         return ""
     if log10 < 0:
@@ -220,18 +221,18 @@ def _rate(value: float | None) -> str:
 
 
 # --------------------------------------------------------------------------------------------------
-# The posterior as it moved, and what ran when. Lengths are pixels of the page.
+# Plots of the posterior and of the timeline. Lengths are in pixels.
 
 _WIDTH = 1000.0
 _LETTER = 7.0
-"""Width of a letter."""
+"""Width of a letter in pixels."""
 _DASHES = ("", "8 4", "8 3 2 3", "2 3", "12 2", "2 2 8 2")
 LANES = 40
-"""Workers that have a lane of their own; with more, each host has one."""
+"""Maximum number of lanes for workers; with more workers, each host has one lane."""
 _GAP = 60.0
-"""Seconds in which nothing ran that are drawn as they were; longer pauses are cut."""
+"""Longest pause in seconds that is drawn in full; longer pauses are shortened."""
 _CUT = 12.0
-"""Seconds that a cut takes."""
+"""Width of a shortened pause, in seconds of the time axis."""
 _LANE = 30.0
 _TICKS = 8
 _NICE_SECONDS = (0.1, 0.2, 0.5, 1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 1800, 3600, 7200, 21600, 43200)
@@ -239,7 +240,7 @@ _NICE_SECONDS = (0.1, 0.2, 0.5, 1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 1800, 36
 
 @dataclass(frozen=True, slots=True)
 class _PlotArea:
-    """The position of the plot within a picture."""
+    """The size of a picture and the edges of the plot in it, in pixels."""
 
     width: float
     height: float
@@ -250,14 +251,14 @@ class _PlotArea:
 
 
 def posterior_picture(report: Report) -> Markup | None:
-    """Return a plot of the probability of each answer against the number of trials.
+    """Return a plot of the probability of each answer against the number of trials, with a legend below it.
 
-    None if no trial was counted.
+    Return None if no trial was counted.
     """
     trace = report.posterior
     if not trace.points or not trace.answers:
         return None
-    frame = _PlotArea(_WIDTH, 320, 62, 700, 14, 270)
+    frame = _PlotArea(_WIDTH, 320, 62, _WIDTH - 30, 14, 270)
     most = max(trace.points[-1].trials, 1)
 
     def x(trials: float) -> float:
@@ -269,11 +270,11 @@ def posterior_picture(report: Report) -> Markup | None:
     curves = []
     for i, answer in enumerate(trace.answers):
         points = " ".join(f"{x(one.trials):.1f},{y(one.probabilities[i]):.1f}" for one in trace.points)
-        label = shortened(clean(answer.label), 34)
+        label = shortened(clean(answer.label), LINE_WIDTH)
         curves.append({"points": points, "label": label, "series": i % 6, "dash": _DASHES[i % len(_DASHES)]})
     step = nice_step(most / _TICKS)
     return _rendered(
-        "posterior.svg.j2",
+        "posterior.html.j2",
         frame=frame,
         curves=curves,
         across=[(x(number), number) for number in range(0, most + 1, step)],
@@ -282,7 +283,7 @@ def posterior_picture(report: Report) -> Markup | None:
 
 
 def nice_step(least: float) -> int:
-    """Return the smallest of 1, 2, 5, 10, 20, 50, ... that is at least `least`."""
+    """Return the smallest of 1, 2, 5, 10, 20, 50, ... that is no smaller than `least`."""
     power = 1
     while True:
         for factor in (1, 2, 5):
@@ -292,7 +293,7 @@ def nice_step(least: float) -> int:
 
 
 def timeline_picture(report: Report) -> Markup | None:
-    """Return a picture with lanes of builds and workers; None if nothing ran."""
+    """Return an SVG timeline with lanes for builds and workers, or None if nothing ran."""
     line = report.timeline
     if not line.trials and not line.builds:
         return None
@@ -309,7 +310,7 @@ def timeline_picture(report: Report) -> Markup | None:
         return frame.left + (frame.right - frame.left) * drawn / end
 
     def bars(row: int, spans: Sequence[tuple[float, float]]) -> str:
-        """Return all bars of one colour in one lane, as one path."""
+        """Return an SVG path that draws all bars of one colour in one lane."""
         upper, high = frame.top + _LANE * row + 4, _LANE - 8
         found = []
         for start, length in spans:
@@ -321,7 +322,7 @@ def timeline_picture(report: Report) -> Markup | None:
     if line.builds:
         for failed, colour in ((False, "build"), (True, "failed")):
             spans = [_span(at, build) for build in line.builds if bool(build.failed) == failed]
-            # Of a failed build only its end is known.
+            # Only the end of a failed build is known.
             spans = [(start, max(length, 0.4) if failed else length) for start, length in spans]
             paths.append((colour, bars(0, spans)))
     for row, lane in enumerate(lanes.values(), start=len(names) - len(lanes)):
@@ -351,7 +352,10 @@ def _span(at: Clock, one: TimedTrial | TimedBuild) -> tuple[float, float]:
 
 
 def lanes_of(line: TimelineReport) -> dict[str, list[int]]:
-    """Return the positions of trials by worker, or by host if there are too many workers."""
+    """Return the indexes of the trials in each lane of the timeline.
+
+    Each worker has a lane. With more than `LANES` workers, each host has one.
+    """
     by_worker: dict[str, list[int]] = {}
     by_host: dict[str, list[int]] = {}
     for i, trial in enumerate(line.trials):
@@ -361,23 +365,15 @@ def lanes_of(line: TimelineReport) -> dict[str, list[int]]:
     return dict(sorted((by_worker if len(by_worker) <= LANES else by_host).items()))
 
 
-class Clock:
-    """A mapping from seconds of the study to seconds on the picture, with long pauses shortened."""
-
-    def __init__(self, cuts: Sequence[tuple[float, float]]) -> None:
-        self._cuts = cuts
-
-    def __call__(self, moment: float) -> float:
-        """Return the position of a moment on the picture."""
-        shift = 0.0
-        for start, length in self._cuts:
-            if moment > start:
-                shift += min(moment - start, length) - min(_CUT, moment - start)
-        return moment - shift
+Clock = Callable[[float], float]
+"""A function from seconds since the study's start to seconds on the time axis, with pauses shortened."""
 
 
 def clock(line: TimelineReport) -> tuple[Clock, list[tuple[float, float]]]:
-    """Return a clock that shortens pauses, and the pauses as pairs of begin and length."""
+    """Return a function that converts times to positions in the timeline, and a list of the long pauses.
+
+    Long pauses are drawn shortened. Each is a pair of start and length in seconds.
+    """
     spans = sorted(_spans(line))
     cuts = []
     end = spans[0][0] if spans else 0.0
@@ -385,27 +381,32 @@ def clock(line: TimelineReport) -> tuple[Clock, list[tuple[float, float]]]:
         if start - end > _GAP:
             cuts.append((end, start - end))
         end = max(end, stop)
-    return Clock(cuts), cuts
+
+    def at(moment: float) -> float:
+        since = [(moment - start, length) for start, length in cuts if moment > start]
+        return moment - sum(min(passed, length) - min(_CUT, passed) for passed, length in since)
+
+    return at, cuts
 
 
 # --------------------------------------------------------------------------------------------------
-# The matrix as tables, one for each value of further axes: rates by colour and in words, and compatibility.
+# The matrix as tables, one for each combination of further axes: heat map and compatibility table.
 
 MOST_CELLS = 2500
-"""Cells that are drawn; of larger matrices the slices that say most, the table of combinations has all."""
+"""Maximum number of drawn cells; in larger matrices, only the most informative slices are drawn."""
 _LONGEST = 24
-"""Letters of a value on an axis."""
+"""Maximum number of letters of an axis value."""
 _REASON = 400
-"""Letters of a reason."""
+"""Maximum number of letters of a reason."""
 
 
 @dataclass(frozen=True, slots=True)
 class DrawnSlice:
-    """One table.
+    """An HTML table of combinations that differ only on the row axis and the column axis.
 
     Attributes:
         fixed: Further axes and their values here.
-        title: What of them is worth saying.
+        title: Values of the further axes that have several.
         picture: The `<table>`.
     """
 
@@ -416,12 +417,12 @@ class DrawnSlice:
 
 @dataclass(frozen=True, slots=True)
 class Drawn:
-    """All tables of the matrix.
+    """The HTML tables of a matrix, and the number of tables that were left out.
 
     Attributes:
         controls: Further axes with several values.
         slices: In matrix order.
-        left_out: Slices that are not drawn.
+        left_out: Number of slices that are not drawn.
     """
 
     controls: tuple[AxisInfo, ...]
@@ -431,7 +432,7 @@ class Drawn:
 
 @dataclass(frozen=True, slots=True)
 class _Cell:
-    """One cell of a table.
+    """One cell of an HTML table.
 
     Attributes:
         label: Description, read aloud and shown on hovering.
@@ -447,7 +448,7 @@ class _Cell:
 
 
 def heat_map(report: Report) -> Drawn | None:
-    """Draw the rates; return None if the report has no axes or combinations."""
+    """Draw the failure rates as coloured tables, or return None if the report has no axes or combinations."""
     grid = words.matrix_grid(report)
     if grid is None:
         return None
@@ -459,7 +460,7 @@ def heat_map(report: Report) -> Drawn | None:
 
 
 def compatibility(report: Report) -> Drawn | None:
-    """Draw the compatibility table; return None unless the study was to complete one."""
+    """Draw the compatibility table, or return None if the study was not run by `bisect-env map`."""
     grid = words.table_grid(report)
     if grid is None:
         return None
@@ -482,14 +483,14 @@ def _drawn(
     what: str,
     cell: Callable[[CombinationReport | None], _Cell | None],
 ) -> Drawn:
-    """Draw slices of a grid as tables.
+    """Draw some slices of a grid as HTML tables.
 
     Args:
         grid: The whole grid.
-        slices: Those to draw.
-        style: Style of the page for these tables.
-        what: What their cells show.
-        cell: Returns the cell of a combination, None for none.
+        slices: The slices to draw.
+        style: Name of the CSS style of the tables.
+        what: What the cells show, for the title.
+        cell: Function that returns the cell of a combination, or None for an empty cell.
     """
     across, down = grid.across, grid.down
     title = f"{what} by {clean(across.name)}" + (f" and {clean(down.name)}" if down else "")
@@ -513,7 +514,7 @@ def _drawn(
 
 
 def _mark_cell(one: CombinationReport | None) -> _Cell:
-    """Return the cell of a compatibility table."""
+    """Return the cell that shows a combination in a compatibility table."""
     said = words.called(one)
     label = {"good": "works", "bad": "fails", "out": "cannot be tried"}.get(said, "not known")
     tried = one is not None and one.counted > 0
@@ -523,7 +524,7 @@ def _mark_cell(one: CombinationReport | None) -> _Cell:
 
 
 def cell_words(one: CombinationReport, report: Report) -> str:
-    """Return a cell's full description in one line."""
+    """Return one line that describes a combination fully: its values, rate, remarks and verdict."""
     parts = [words.named(one.combination), words.side_of(one, report)]
     if one.rate is not None:
         shown = f"{percent(one.rate)}, 95 % interval {interval(*one.interval)}"
@@ -533,7 +534,7 @@ def cell_words(one: CombinationReport, report: Report) -> str:
 
 
 def cell_note(one: CombinationReport) -> str:
-    """Return remarks on a cell: why it has no rate, uncounted trials, and whose trials it shows."""
+    """Return remarks on a combination, such as why it has no rate or how many trials were not counted."""
     parts = []
     if not one.is_runnable:
         parts.append(f"{one.status}: {shortened(clean(one.reason), _REASON) or 'no reason given'}")

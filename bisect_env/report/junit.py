@@ -1,8 +1,8 @@
-"""`--format junit`: one test suite a study, one test case a combination. Pure.
+"""`--format junit`: one test suite per study, one test case per combination. Pure.
 
-A combination that the verdict calls bad is a failure; one that could not be tried is skipped; one whose
-trials all failed in a way that the study is not about is an error. Combinations that nobody tried, and those
-whose trials are another one's, have no test case.
+A combination that the verdict calls bad is a failure. A combination that could not be tried is skipped. A
+combination is an error if all its trials failed in ways that the study is not about. Untried combinations,
+and those whose trials belong to an equal combination, have no test case.
 """
 
 from __future__ import annotations
@@ -17,16 +17,13 @@ from bisect_env.answers.phrases import how_many, interval, percent
 from bisect_env.answers.untrusted import LINE_WIDTH, clean, clean_lines, shortened, shown_lines
 from bisect_env.report import words
 from bisect_env.report.model import CombinationReport, Report
+from bisect_env.report.text import report_text
 
 
 class _Suite(TestSuite):
-    """A test suite with the number of its study, for which the library has no attribute."""
+    """A `<testsuite>` element with the additional attribute `id`, which holds the id of the study."""
 
     id = Attr()
-
-
-FILES = 50
-"""Of a commit that are listed."""
 
 
 def junit_text(report: Report) -> str:
@@ -37,7 +34,7 @@ def junit_text(report: Report) -> str:
     for name, value in _properties(report):
         suite.add_property(name, _legal(clean(value)))
     suite.add_testcases([_case(one, report) for one in report.combinations if _is_told(one)])
-    suite.append(SystemOut(_legal(_told(report))))  # type: ignore[no-untyped-call]
+    suite.append(SystemOut(_legal(report_text(report))))  # type: ignore[no-untyped-call]
     document = JUnitXml()
     document.add_testsuite(suite)
     written = io.BytesIO()
@@ -102,7 +99,10 @@ def _result(result: FinalResult, text: str) -> FinalResult:
 
 
 def _stack(one: CombinationReport, report: Report) -> str:
-    """Return the failures seen at a combination, else the same kind of failure elsewhere."""
+    """Return the failures seen at a combination as text with their stacks.
+
+    If the report has no failure from this combination, the most frequent one of the study is returned.
+    """
     wanted = "bad" if one.bad else "other"
     known = [failure for failure in report.failures if failure.evidence == wanted]
     here = [failure for failure in known if failure.combination == one.combination]
@@ -115,26 +115,6 @@ def _stack(one: CombinationReport, report: Report) -> str:
     )
 
 
-def _told(report: Report) -> str:
-    """Return the text about the study as a whole."""
-    lines = [clean(report.sentence), words.summary(report)]
-    lines += [line for line in (words.reused(report), words.timing(report), words.trace(report)) if line]
-    lines += [f"{title}: {what}" for title, what in words.ends(report)]
-    lines += [f"or ({chance}): {what}" for chance, what in words.alternatives(report)]
-    if report.difference is not None:
-        lines.append(report.difference.summary)
-        for one in report.difference.changes:
-            name, before, after, beside = words.change(one)
-            lines.append(f"  {name} {before} → {after}{f' ({beside})' if beside else ''}")
-    if report.commit is not None:
-        lines.append("the first bad commit:")
-        lines += [f"  {title}: {what}" for title, what in words.commit(report.commit)]
-        lines += [f"  {line}" for line in words.diffstat(report.commit, FILES)]
-    for step in report.reproduce:
-        lines += [f"{clean(step.title)}:", *(f"  {clean(command)}" for command in step.commands)]
-    return "\n".join(lines)
-
-
 def _legal(text: str) -> str:
-    """Return a text without the characters that XML 1.0 cannot hold."""
+    """Return a text without the characters that XML 1.0 does not allow."""
     return "".join(c for c in text if c in "\n\t" or unicodedata.category(c) not in ("Cc", "Cs", "Cn"))

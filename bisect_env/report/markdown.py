@@ -1,7 +1,7 @@
 """`--format md`: a report that can be pasted into a bug report. Pure.
 
-What others wrote stands in code, where nothing of it is a link, a mention or markup; what must stand outside
-is escaped.
+Text from other people is shown as code, so that it cannot be a link, a mention or markup. Where code is not
+possible, the text is escaped.
 """
 
 from __future__ import annotations
@@ -18,28 +18,31 @@ from bisect_env.report.text import stack_lines
 from bisect_env.report.words import MARKS, columns, rows
 
 MOST = 60_000
-"""Characters of the whole: GitHub takes 65 536."""
+"""Maximum number of characters of the report; GitHub accepts 65,536."""
 CHANGES = 60
-"""Packages of a difference that are listed; the matrix's own come first."""
+"""Maximum number of changed packages that are listed; packages of axes come first."""
 _STACK_LINES = (60, 20)
-"""Of the most frequent failure, and of the others."""
+"""Maximum number of stack lines of the most frequent failure, and of each other failure."""
 _FILE_LINES = 120
-"""Lines of a file up to which it is part of the report."""
+"""Maximum number of lines of a file that is included."""
 _LINE = 4_000
-"""Characters of a sentence."""
+"""Maximum number of characters of a sentence."""
 _NOTE = 400
-"""Characters kept for a note on what is left out."""
+"""Characters reserved for the note on omitted sections."""
 _OPEN = 12
-"""Packages of a difference up to which they are shown without a click."""
+"""Maximum number of changed packages that are shown without a click."""
 
 
 def markdown_text(report: Report) -> str:
-    """Return the report as GitHub-flavoured Markdown, with a final newline, in at most `MOST` characters."""
+    """Return the report as GitHub-flavoured Markdown of at most `MOST` characters.
+
+    Sections that do not fit are left out. The text ends with a newline.
+    """
     sections = [*_sections(report, _STACK_LINES)]
     if sum(len(text) for _, text in sections) > MOST:
-        # Stacks are the long part, and the database keeps them.
+        # Shorten stacks first: they are the longest part, and the database has them.
         sections = [*_sections(report, (10, 4))]
-    # The later sections of what is left are the larger ones: each is shown if it finds room.
+    # Keep each section for which there is room; the largest sections come last.
     room, kept, left_out = MOST - _NOTE, [], []
     for name, text in sections:
         if len(text) <= room:
@@ -47,12 +50,15 @@ def markdown_text(report: Report) -> str:
             kept.append(text)
         elif name not in left_out:
             left_out.append(name)
-    note = f"Left out, for it is too long here: {', '.join(left_out)}. `--format html` has it.\n"
+    note = f"Left out, because it is too long here: {', '.join(left_out)}. `--format html` has it.\n"
     return "".join([*kept, *([note] if left_out else [])])
 
 
 def _sections(report: Report, stacks: tuple[int, int]) -> Iterator[tuple[str, str]]:
-    """Yield the parts of the report, each with the name of its section and whole by itself."""
+    """Yield the name and the Markdown text of each section of the report.
+
+    Each text is valid Markdown without the other sections.
+    """
     parts = (
         ("the answer", _answer(report)),
         *(("the compatibility table", lines) for lines in _compatibility(report)),
@@ -97,7 +103,7 @@ def _versions(report: Report) -> Iterator[str]:
 
 
 def _compatibility(report: Report) -> Iterator[Iterator[str]]:
-    """Yield the lines of each table, and of what is said below them."""
+    """Yield an iterator of lines for each compatibility table, and for the notes on the tables."""
     grid = words.table_grid(report)
     if grid is None:
         return
@@ -135,18 +141,10 @@ def _rates(report: Report) -> Iterator[str]:
     names = columns(report)
     found = rows(report)
     yield "### Rates\n"
-    lines = []
-    for row in found.shown:
-        known = row.members[0].is_runnable
-        lines.append(
-            (
-                *(cell(row.values[name]) for name in names),
-                str(row.bad) if known else "",
-                str(row.counted) if known else "",
-                words.rate(row) if known else "",
-                escaped(words.note(row, report)),
-            )
-        )
+    lines = [
+        (*(cell(row.values[name]) for name in names), *row.numbers(), escaped(words.note(row, report)))
+        for row in found.shown
+    ]
     heads = (*(escaped(clean(name)) for name in names), "bad", "trials", "rate (95 % interval)", "")
     yield from _table(heads, lines)
     if found.hidden:
@@ -243,14 +241,14 @@ def _reproduce(report: Report) -> Iterator[str]:
 
 
 def _question(report: Report) -> Iterator[str]:
-    """Yield the matrix and the script, with which anybody can ask again."""
+    """Yield the lines of the section with the matrix, the script and its other files."""
     files = question_files(report.question)
     if not files:
         return
     yield "### Ask again\n"
     yield "Save these files into one folder, and run there `bisect-env run matrix.yaml`.\n"
     for file in files:
-        yield f"<details><summary>{escaped(file.name)}</summary>\n"
+        yield f"<details><summary>{escaped(clean(file.name))}</summary>\n"
         yield from fenced([clean_lines(line) for line in file.text.rstrip("\n").split("\n")], "")
         yield "\n</details>\n"
     if report.question.left_out:
@@ -259,7 +257,10 @@ def _question(report: Report) -> Iterator[str]:
 
 
 def _files(step: StepReport) -> Iterator[str]:
-    """Yield the files of the environment, for readers without the database or the directory."""
+    """Yield Markdown lines that show the package lists of an environment.
+
+    These lines are for readers without the database or the directory of files.
+    """
     for name, content in step.files.items():
         lines = [clean(line) for line in content.splitlines()]
         if len(lines) > _FILE_LINES:
@@ -280,7 +281,7 @@ def _table(heads: Sequence[str], lines: Sequence[Sequence[str]]) -> Iterator[str
 
 
 def code(text: str) -> str:
-    """Return one line of text as code, for use outside of tables."""
+    """Return a text as Markdown code on one line, for use outside of tables."""
     text = clean(text)
     if not text:
         return ""
@@ -291,25 +292,25 @@ def code(text: str) -> str:
 
 
 def cell(text: str) -> str:
-    """Return one line of text as code in a table, with its vertical bars escaped."""
+    """Return a text as Markdown code for a table cell, with vertical bars escaped."""
     return code(text).replace("|", "\\|")
 
 
 def prose(text: str) -> str:
-    """Return one line of text with what stands in backticks as code, and everything else escaped."""
+    """Return a line of text as Markdown, in which text in backticks becomes code and the rest is escaped."""
     parts = re.split("`([^`]+)`", text)
     return "".join(code(part) if number % 2 else escaped(part) for number, part in enumerate(parts))
 
 
 def fenced(lines: Sequence[str], language: str) -> list[str]:
-    """Return lines as a block of code with a fence longer than any in the lines."""
+    """Return lines as a Markdown code block whose fence is longer than any run of backticks in the lines."""
     longest = max((len(run) for line in lines for run in re.findall("`+", line)), default=0)
     fence = "`" * max(3, longest + 1)
     return [f"{fence}{language}", *lines, fence]
 
 
 def _linked(address: str) -> str:
-    """Return an address as a link, or "" if it cannot be one."""
+    """Return a web address as a Markdown link, or "" if the address is not valid."""
     cleaned = clean(address)
     if not re.fullmatch(r"https?://[^\s<>|`\\]+", cleaned):
         return ""

@@ -1,7 +1,7 @@
 """The model of a report: the data behind every format. Pure.
 
-The models are also the JSON document, version 1: `document` of a report and `read` of a document are
-inverses, so that a report can be shown again from what was written once.
+The models also define the JSON document, version 1. `Report.read` restores a report from what
+`Report.document` returned.
 """
 
 from __future__ import annotations
@@ -22,8 +22,7 @@ from bisect_env.environments.difference import PackageChange
 from bisect_env.trials.records import Machine
 
 # --------------------------------------------------------------------------------------------------
-# The parts of a report that stand for themselves: packages, the trace of the posterior, the timeline, ways
-# on. Pure.
+# Independent parts of a report: packages, history of the posterior, timeline, next steps. Pure.
 
 
 class Frozen(BaseModel):
@@ -38,7 +37,7 @@ class DifferenceReport(Frozen):
     Attributes:
         before: The last good combination.
         after: The first bad one.
-        summary: In a few words.
+        summary: Numbers of changed, added and removed packages, in words.
         changes: Packages of axes first, the others by name.
     """
 
@@ -49,10 +48,10 @@ class DifferenceReport(Frozen):
 
 
 class AnswerReport(Frozen):
-    """An answer whose probability is followed.
+    """One possible answer of a study, a line in the plot of the posterior.
 
     Attributes:
-        label: In words: `orjson ≥ 3.9.11`, `nothing is bad`.
+        label: The answer in words: `orjson ≥ 3.9.11`, `nothing is bad`.
         kind: `all`, `any`, `never` or `always`.
         bad_values: Culprit axis to its bad values.
     """
@@ -63,11 +62,11 @@ class AnswerReport(Frozen):
 
 
 class PointReport(Frozen):
-    """The posterior after some trials.
+    """The probabilities of the leading answers after some number of trials.
 
     Attributes:
         trials: Counted trials.
-        probabilities: Of each answer, in their order.
+        probabilities: Probability of each answer, in the order of `answers`.
     """
 
     trials: int
@@ -75,11 +74,11 @@ class PointReport(Frozen):
 
 
 class PosteriorReport(Frozen):
-    """How the posterior moved: the stored trials told again, one after the other.
+    """The probabilities of the leading answers after each trial, from a replay of the trials.
 
     Attributes:
-        answers: The one that leads in the end, then those that held the most on the way.
-        points: From no trial to the last; of many trials not every one.
+        answers: The most probable answer at the end, then those with the highest probabilities before.
+        points: Points from no trial to all trials; for long studies, not after every trial.
     """
 
     answers: tuple[AnswerReport, ...] = ()
@@ -87,18 +86,18 @@ class PosteriorReport(Frozen):
 
 
 class TimedTrial(Frozen):
-    """When and where one trial ran.
+    """Start, end and place of one trial.
 
     Attributes:
-        trial: Id.
+        trial: Id of the trial.
         combination: Position in the report's `combinations`.
-        outcome: What it did.
-        evidence: What that says.
+        outcome: Outcome of the trial.
+        evidence: Evidence of the trial in this study.
         start: Seconds after the timeline's beginning.
-        seconds: How long it ran.
-        host: Where.
-        worker: By which worker.
-        gpu: On which GPUs, or "".
+        seconds: Duration in seconds.
+        host: Host that ran the trial.
+        worker: Worker that ran the trial.
+        gpu: GPUs of the trial, or "".
     """
 
     trial: str
@@ -113,14 +112,14 @@ class TimedTrial(Frozen):
 
 
 class TimedBuild(Frozen):
-    """When an environment was made.
+    """Start, end and place of the building of one environment.
 
     Attributes:
-        lock: Its hash.
-        combinations: Positions of those that live in it.
+        lock: Hash of the environment's lock.
+        combinations: Positions of its combinations in the report's `combinations`.
         start: Seconds after the timeline's beginning.
-        seconds: On the slowest host; 0 where only the end is known.
-        failed: Why it could not be made, "" if it was.
+        seconds: Duration on the slowest host; 0 if only the end is known.
+        failed: Why the build failed; "" if it succeeded.
     """
 
     lock: str
@@ -131,13 +130,13 @@ class TimedBuild(Frozen):
 
 
 class TimelineReport(Frozen):
-    """When trials ran and environments were built.
+    """The times at which the trials and builds of a study started and ended.
 
     Attributes:
-        begin: UTC; None where nothing ran.
-        trials: In the order of their beginnings.
-        builds: In the order of their beginnings.
-        left_out: Trials that are not listed, because there are so many.
+        begin: Time of the first start, in UTC; None if nothing ran.
+        trials: Trials, ordered by start.
+        builds: Builds, ordered by start.
+        left_out: Number of trials that are not listed because there are too many.
     """
 
     begin: datetime | None = None
@@ -147,13 +146,13 @@ class TimelineReport(Frozen):
 
 
 class StepReport(Frozen):
-    """A step towards seeing the failure again.
+    """One command of the instructions for reproducing the failure.
 
     Attributes:
-        title: What it does.
-        commands: To be given in a shell, a line each.
-        files: Name to content of files with which the commands can be followed where the study is not known:
-            the environment, as pip's requirements or conda's explicit list.
+        title: Purpose of the commands.
+        commands: Shell commands, one per line.
+        files: File name to content, for readers without the database: the environment as pip requirements or
+            as a conda explicit list.
     """
 
     title: str
@@ -165,8 +164,8 @@ class QuestionFile(Frozen):
     """A file that the script needs, or the script itself.
 
     Attributes:
-        name: Relative path, the same beside the matrix.
-        text: Its content.
+        name: Path relative to the matrix.
+        text: Content of the file.
         executable: Whether its owner may execute it.
     """
 
@@ -176,12 +175,12 @@ class QuestionFile(Frozen):
 
 
 class QuestionReport(Frozen):
-    """The matrix and its files, with which anybody can ask again.
+    """The question of a study: its matrix and the files of its trials.
 
     Attributes:
         matrix: Text of the matrix file, without secrets.
-        files: The script and what it needs, as far as there is room for it.
-        left_out: Names of files that are too large, no text, or hold a password.
+        files: The script and its files, up to a total size.
+        left_out: Names of files that are too large, are not text, or contain a password.
     """
 
     matrix: str = ""
@@ -190,27 +189,58 @@ class QuestionReport(Frozen):
 
 
 # --------------------------------------------------------------------------------------------------
-# The model of a report: everything that any format shows, as data. Pure.
+# The report itself. Pure.
 
 SCHEMA = 1
 """Version of the document; raised when a key changes its meaning or goes away."""
 
 
 def labels(axes: Sequence[AxisInfo]) -> dict[str, str]:
-    """Return the readable names of commit hashes that are values."""
+    """Return a dict from commit hashes to readable names, for all axes whose values are commits."""
     return {value: label for axis in axes for value, label in axis.labels.items()}
 
 
-class StudyInfo(Frozen):
-    """Which study this is about."""
+class EffectReport(Frozen):
+    """How much the failure's rate differs in one part of the trials from the rest."""
 
-    id: str = Field(description="32 hex digits.")
+    part: str = Field(
+        description="The part that deviates most: a host, a GPU, or the share of trials before the change."
+    )
+    bayes_factor: float = Field(
+        description="Bayes factor of the rate differing in some part against being equal in all."
+    )
+    ratio: float = Field(description="The most likely factor between the rate in that part and in the rest.")
+    hits: int = Field(description="Bad trials of that part.")
+    trials: int = Field(description="Counted trials of that part.")
+    noteworthy: bool = Field(description="Whether the effect is a warning of this report.")
+
+
+class StabilityReport(Frozen):
+    """Differences in the failure rate that versions do not explain."""
+
+    drift: EffectReport | None = Field(
+        default=None, description="Change over time; null if trials cannot be compared."
+    )
+    host: EffectReport | None = Field(
+        default=None, description="Difference between hosts; null if trials cannot be compared."
+    )
+    gpu: EffectReport | None = Field(
+        default=None, description="Difference between GPUs; null if trials cannot be compared."
+    )
+
+
+class StudyInfo(Frozen):
+    """The identity of a study: its name, owner, host, times and status."""
+
+    id: str = Field(description="Id of the study: 32 hex digits.")
     name: str = Field(description="As the matrix says.")
     status: str = Field(description="`open`, `finished`, `interrupted` or `failed`.")
     description: str = Field(default="", description="As the matrix says.")
     matrix: str = Field(default="", description="Path of the matrix file as the user named it.")
-    created_at: datetime = Field(description="UTC.")
-    finished_at: datetime | None = Field(default=None, description="UTC, None while it is open.")
+    created_at: datetime = Field(description="When the study was created, in UTC.")
+    finished_at: datetime | None = Field(
+        default=None, description="When the study ended, in UTC; null while it is open."
+    )
     exclude_newer: datetime | None = Field(
         default=None, description="The moment as of which the index was seen."
     )
@@ -219,7 +249,7 @@ class StudyInfo(Frozen):
 
 
 class TrialCounts(Frozen):
-    """How many trials said what."""
+    """The numbers of good, bad, other, void and skipped trials."""
 
     good: int = 0
     bad: int = 0
@@ -229,7 +259,7 @@ class TrialCounts(Frozen):
 
     @property
     def counted(self) -> int:
-        """Return the number of trials that are evidence."""
+        """Return the number of good and bad trials."""
         return self.good + self.bad
 
 
@@ -239,16 +269,16 @@ class CombinationReport(Frozen):
     Attributes:
         combination: Axis to value, in matrix order.
         status: `solvable`, `excluded`, `env-unsolvable`, `env-unbuildable` or `set-aside`.
-        reason: Why; of a solvable one what its environment warns of, mostly "". Others' words, line breaks
-            included.
-        lock: Hash of its environment's lock, or None.
-        good, bad, other, void, skip: Trials of it, or of the combination that it is the same as.
+        reason: Reason of the status; for a solvable combination, warnings about its environment, mostly "".
+            Quotes solvers, with their line breaks.
+        lock: Hash of the environment's lock, or None.
+        good, bad, other, void, skip: Numbers of trials of the combination, or of `same_as`.
         outcomes: Outcome to number of these trials.
-        rate: Bad ones of those that count, None without any.
-        interval: 95 % interval of that rate, (0, 1) without trials.
-        verdict: What the verdict says of it: `bad`, `good`, or None without a verdict or an environment.
-        same_as: The combination whose trials these are, if its environment and values are the same.
-        seconds: What the study's own trials of it took together.
+        rate: Bad trials divided by counted trials; None without counted trials.
+        interval: 95 % interval of the rate; (0, 1) without counted trials.
+        verdict: `bad` or `good` by the verdict; None without a verdict or an environment.
+        same_as: The combination with the same environment and values whose trials are shown, or None.
+        seconds: Total duration of the study's own trials of the combination.
     """
 
     combination: dict[str, str]
@@ -269,27 +299,27 @@ class CombinationReport(Frozen):
 
     @property
     def counted(self) -> int:
-        """Return the number of trials that are evidence."""
+        """Return the number of good and bad trials."""
         return self.good + self.bad
 
     @property
     def is_runnable(self) -> bool:
-        """Return whether trials of the combination are possible."""
+        """Return whether trials of the combination can be run."""
         return self.status == "solvable"
 
 
 class FailureReport(Frozen):
-    """A way in which trials failed, with one of them as the example.
+    """A group of equal failures, with one trial as the example.
 
     Attributes:
-        outcome: What they did.
+        outcome: Outcome of these trials.
         evidence: `bad` or `other`.
-        trials: How many.
-        signature: What makes them the same, or "".
+        trials: Number of trials.
+        signature: Common signature of these trials, or "".
         trial: Id of the example.
-        combination: Of the example.
-        detail: Why this outcome, one line.
-        stack: Of the example; without one, the end of what it wrote.
+        combination: Combination of the example.
+        detail: Reason of the outcome, in one line.
+        stack: Stack of the example; without one, the last lines of its output.
     """
 
     outcome: str
@@ -303,32 +333,32 @@ class FailureReport(Frozen):
 
 
 class Report(Frozen):
-    """Everything that a report shows.
+    """A report on one study.
 
     Attributes:
         schema_version: `schema` in the document.
-        study: Which study.
-        axes: In matrix order.
+        study: Identity of the study.
+        axes: Axes in matrix order.
         target: Signature of the failure that the study is about, in words; "" where any failure counts.
-        verdict: The answer; its `sentence` is that of this report.
+        verdict: The verdict; its `sentence` is the sentence of this report.
         trials: Number of trials that are evidence.
-        trial_counts: Of all trials, by what they said.
+        trial_counts: Number of trials for each kind of evidence.
         environments: Number of distinct locks in which trials ran.
-        reused: From whom trials were taken that had been measured before; they are among `trials`.
-        combinations: Every one, in matrix order.
-        failures: The most frequent first.
-        stability: `drift`, `host` and `gpu`: whether rates changed over time or between machines.
-        advice: Where there is no answer: the likely reason, and a line to paste; a sentence each.
-        warnings: What should be known before the verdict is believed; a sentence each.
-        posterior: How the probability of the answers moved.
-        timeline: What ran when, and where.
-        machines: On which classes of machines trials ran.
+        reused: Studies whose trials are reused; `trials` includes these trials.
+        combinations: All combinations, in matrix order.
+        failures: Groups of equal failures, the most frequent first.
+        stability: Whether rates changed over time or between machines.
+        advice: If there is no answer, likely reasons with an option or a line to paste; one sentence each.
+        warnings: Doubts about the verdict; one sentence each.
+        posterior: Probabilities of the leading answers after each trial.
+        timeline: Times and places of trials and builds.
+        machines: Classes of machines on which trials ran.
         difference: Packages that differ between last good and first bad; None without both.
-        explanation: Which of them carry the failure; None until `bisect-env explain` was asked.
-        traced: Where that led, in studies that `bisect-env between` began.
-        commit: The first bad commit, where commits were asked about, here or by `bisect-env explain --git`.
+        explanation: The packages that cause the failure; None until `bisect-env explain` has run.
+        traced: Result of `bisect-env between`; None for other studies.
+        commit: The first bad commit, found by this study or by `bisect-env explain --git`; None otherwise.
         question: The matrix and the script.
-        reproduce: How to see the failure again.
+        reproduce: Commands that reproduce the failure.
     """
 
     schema_version: int = Field(default=SCHEMA, alias="schema")
@@ -342,7 +372,7 @@ class Report(Frozen):
     reused: tuple[Origin, ...] = ()
     combinations: tuple[CombinationReport, ...] = ()
     failures: tuple[FailureReport, ...] = ()
-    stability: dict[str, Any] = Field(default_factory=dict)
+    stability: StabilityReport = StabilityReport()
     advice: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()
     posterior: PosteriorReport = PosteriorReport()
@@ -357,12 +387,12 @@ class Report(Frozen):
 
     @property
     def has_verdict(self) -> bool:
-        """Return whether there is an answer, confirmed or likely."""
+        """Return whether the study has an answer, either confirmed or likely."""
         return self.verdict.is_decided
 
     @property
     def side_names(self) -> tuple[str, str]:
-        """Return what the bad and the good side of the boundary are called: `first bad`, `last good`."""
+        """Return the names of the two sides of the boundary, such as `first bad` and `last good`."""
         return side_names(self.verdict, self.axes)
 
     @property
@@ -376,9 +406,9 @@ class Report(Frozen):
 
     @classmethod
     def read(cls, document: Mapping[str, Any]) -> Report:
-        """Return a report from its document; keys that this release does not know are left out.
+        """Parse a report's JSON object; unknown keys are ignored.
 
         Raises:
-            ValueError: It is no such document (pydantic's `ValidationError`).
+            ValueError: The object is not a report (pydantic's `ValidationError`).
         """
         return cls.model_validate(document)

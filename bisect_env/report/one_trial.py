@@ -11,11 +11,11 @@ LOGS = ("stdout", "stderr", "stack")
 
 
 def trial_facts(trial: WholeTrial, evidence: Evidence) -> dict[str, object]:
-    """Return the facts of a trial by their names, without its logs.
+    """Return everything known about a trial except its logs, as a dict from names to values.
 
     Args:
         trial: The trial.
-        evidence: What it means for its study.
+        evidence: Evidence of the trial in its study.
     """
     record = trial.record
     return {
@@ -41,12 +41,12 @@ def trial_facts(trial: WholeTrial, evidence: Evidence) -> dict[str, object]:
 
 
 def trial_logs(trial: WholeTrial) -> dict[str, str]:
-    """Return what a trial printed, and its stack, by their names."""
+    """Return the stdout, stderr and stack of a trial as a dict with these keys."""
     return {name: str(getattr(trial.record, name)) for name in LOGS}
 
 
 def trial_text(trial: WholeTrial, evidence: Evidence) -> str:
-    """Return facts and logs of a trial as lines that are safe to print."""
+    """Return everything known about a trial, with its logs, as text that is safe to print."""
     facts = trial_facts(trial, evidence).items()
     lines = [f"{name:<12} {clean(str(value))}" for name, value in facts if value not in ("", None)]
     if trial.collected:

@@ -1,4 +1,4 @@
-"""Shows the question in reports, reads it back from them, and hides what is of no use to other people."""
+"""Writes the question into reports, reads it back, and removes home directories before reports are shared."""
 
 from __future__ import annotations
 
@@ -6,72 +6,49 @@ import base64
 import binascii
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
 from html.parser import HTMLParser
 from pathlib import Path
 
 from bisect_env.answers.untrusted import clean, command_line
 from bisect_env.errors import UsageError
 from bisect_env.matrix.files import StudyFile, name_problem
-from bisect_env.report.model import QuestionReport, Report, StepReport
+from bisect_env.report.model import QuestionFile, QuestionReport, Report, StepReport
 
 MATRIX = "matrix.yaml"
 """Name of the matrix beside its files."""
 _SHORT_ID = 8
 _ADDRESS = "data:text/plain;charset=utf-8;base64,"
 _LARGEST = 64 * 1024 * 1024
-"""Bytes of a report that is read back."""
-# A page in a browser never has a slash before such a path: addresses of the web stay.
+"""Maximum size in bytes of a report that is read back."""
+# Home directories of users. Paths in web addresses do not match, because another character precedes them.
 _HOMES = re.compile(
     r"(?<![\w/.:~-])(?:/home/[^/\s\"'\\:<>]+|/Users/[^/\s\"'\\:<>]+|/root)(?=[/\"'\s\\:,;)]|$)"
 )
 
 
-@dataclass(frozen=True, slots=True)
-class ShownFile:
-    """A file of the question as a page shows it.
-
-    Attributes:
-        name: Relative path.
-        text: Content.
-        executable: Whether its owner may execute it.
-        address: The content as a link to save.
-    """
-
-    name: str
-    text: str
-    executable: bool
-    address: str
-
-
-def question_files(question: QuestionReport) -> list[ShownFile]:
-    """Return the matrix and its files for a page; empty if the matrix is not known."""
+def question_files(question: QuestionReport) -> list[QuestionFile]:
+    """Return the matrix and its files, or an empty list if the matrix is not known."""
     if not question.matrix:
         return []
-    given = [(MATRIX, question.matrix, False)]
-    given += [(file.name, file.text, file.executable) for file in question.files]
-    return [
-        ShownFile(
-            clean(name),
-            text,
-            executable,
-            _ADDRESS + base64.b64encode(text.encode("utf-8", "replace")).decode(),
-        )
-        for name, text, executable in given
-    ]
+    return [QuestionFile(name=MATRIX, text=question.matrix), *question.files]
+
+
+def address_of(text: str) -> str:
+    """Return a `data:` URL that contains a text, for a link with which readers save the text."""
+    return _ADDRESS + base64.b64encode(text.encode("utf-8", "replace")).decode()
 
 
 def question_of_report(path: Path) -> tuple[str, tuple[StudyFile, ...]]:
-    """Read the question out of a report.
+    """Read the matrix and the files of its trials from a report in HTML or JSON format.
 
     Args:
         path: A report as HTML or JSON.
 
     Returns:
-        Text of the matrix, and the files of the trial. Nothing of it has been checked but the names.
+        Text of the matrix, and the files of the trial. Only the file names have been checked.
 
     Raises:
-        UsageError: It is no such report, or lacks a file of the question.
+        UsageError: The file is not a report, or it lacks a file of the question.
     """
     try:
         if path.stat().st_size > _LARGEST:
@@ -102,9 +79,8 @@ def _from_json(text: str) -> tuple[list[StudyFile], Sequence[str]]:
         question = Report.model_validate_json(text).question
     except ValueError:
         return [], ()
-    given = [StudyFile(MATRIX, question.matrix.encode(), executable=False)] if question.matrix else []
-    given += [StudyFile(one.name, one.text.encode(), one.executable) for one in question.files]
-    return given, question.left_out
+    files = question_files(question)
+    return [StudyFile(one.name, one.text.encode(), one.executable) for one in files], question.left_out
 
 
 def _from_page(text: str) -> tuple[list[StudyFile], Sequence[str]]:
@@ -114,7 +90,7 @@ def _from_page(text: str) -> tuple[list[StudyFile], Sequence[str]]:
 
 
 class _Links(HTMLParser):
-    """Collects the files of the question from the links of a page."""
+    """A parser that collects the question's files from the links of an HTML report."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -122,25 +98,26 @@ class _Links(HTMLParser):
         self.left_out: list[str] = []
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        """Keep a link to save a file, and the name of a file that is left out."""
+        """Record a link that holds a file, or the name of a file that was left out."""
         values = {name: value or "" for name, value in attrs}
         if values.get("class") == "left-out":
             self.left_out.append(values.get("data-name", ""))
         if tag != "a" or values.get("class") != "question" or not values.get("href", "").startswith(_ADDRESS):
             return
+        name, executable = values.get("download", ""), values.get("data-executable") == "yes"
         try:
             content = base64.b64decode(values["href"].removeprefix(_ADDRESS), validate=True)
         except binascii.Error:
+            self.left_out.append(name)
             return
-        name, executable = values.get("download", ""), values.get("data-executable") == "yes"
         self.files.append(StudyFile(name, content, executable))
 
 
 def shared(report: Report) -> Report:
-    """Return a report for other people: without paths of anybody's home, with commands that they can paste.
+    """Return a copy of a report without the paths of home directories, to be shown to other people.
 
-    The script stays as it is. A matrix that lies outside of the folder where the command was given is named
-    by its study, which everybody with the database knows.
+    The script is not changed. If the matrix file is outside the current folder, commands name the study
+    instead, which works for everybody with the database.
     """
     path, question = clean(report.study.matrix), report.question
     steps, matrix = report.reproduce, path
@@ -149,7 +126,7 @@ def shared(report: Report) -> Report:
     study = report.study.model_copy(update={"matrix": matrix})
     plain = report.model_copy(update={"question": QuestionReport(), "reproduce": steps, "study": study})
     found = Report.model_validate_json(_HOMES.sub("~", plain.model_dump_json()))
-    # Only comments of the matrix: the rest of it is the question.
+    # Change only comments of the matrix, because the other lines are the question itself.
     lines = question.matrix.splitlines(keepends=True)
     text = "".join(_HOMES.sub("~", line) if line.startswith("#") else line for line in lines)
     return found.model_copy(update={"question": question.model_copy(update={"matrix": text})})

@@ -1,6 +1,6 @@
 """The report for terminals: formatted by rich there, and plain lines elsewhere.
 
-Everything that others wrote goes through `clean` first, and is printed as text, never as rich's markup.
+Text from other people is cleaned by `clean` and printed literally, never as rich markup.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from rich.table import Table
 from rich.text import Text
 
 from bisect_env.answers.phrases import first_few, how_many
-from bisect_env.answers.untrusted import clean, clean_lines, command_line, shortened
+from bisect_env.answers.untrusted import clean, clean_lines, command_line, shortened, write
 from bisect_env.report import words
 from bisect_env.report.model import FailureReport, Report
 from bisect_env.report.words import Rows, columns, rows
@@ -27,13 +27,13 @@ _IN_SHORT = (
     *("commit", "pull request", "or one of", "compare"),
 )
 LAST_LINES = 5
-"""Lines of the failure in the short answer."""
+"""Maximum number of lines of the failure in the short answer."""
 WARNINGS = 3
-"""Warnings in the short answer."""
+"""Maximum number of warnings in the short answer."""
 ADVICE = 2
-"""Reasons for having no answer that the short one names."""
+"""Maximum number of pieces of advice in the short answer."""
 CHANGES = 12
-"""Packages of a difference that are listed."""
+"""Maximum number of changed packages that are listed."""
 _PLAIN_WIDTH = 200
 _COLOURS = {"bad": "red", "good": "green"}
 
@@ -45,10 +45,10 @@ def print_report(
     details: bool = False,
     completed: Callable[[str], str] = lambda text: text,
 ) -> None:
-    """Print the answer, or all that a report has for terminals.
+    """Print a short version of a report, or the whole report if `details` is true.
 
     Args:
-        report: What to show: a report or its document.
+        report: The report, as an object or as its JSON document.
         stream: Output; stdout if None. Characters that it cannot encode become `?`.
         details: Whether to print everything.
         completed: Function applied to the text first, for example to add options to its commands.
@@ -56,37 +56,24 @@ def print_report(
     stream = sys.stdout if stream is None else stream
     whole = report if isinstance(report, Report) else Report.read(report)
     terminal = stream.isatty()
-    shown = report_text if details else answer_text
-    text = shown(whole, terminal=terminal, width=shutil.get_terminal_size().columns if terminal else None)
-    text = completed(text)
-    encoding = stream.encoding or "utf-8"
-    stream.write(text.encode(encoding, "replace").decode(encoding))
-    stream.flush()
+    width = shutil.get_terminal_size().columns if terminal else None
+    text = completed(report_text(whole, details=details, terminal=terminal, width=width))
+    write(text, stream)
 
 
-def report_text(report: Report, *, terminal: bool = False, width: int | None = None) -> str:
-    """Return everything that a report has for terminals.
-
-    Args:
-        report: What to show.
-        terminal: Whether to use colours, as far as the environment (`NO_COLOR`, `TERM`) allows.
-        width: Columns to wrap at; None wraps nothing.
-    """
-    return _printed(_parts(report), terminal=terminal, width=width)
-
-
-def answer_text(report: Report, *, terminal: bool = False, width: int | None = None) -> str:
-    """Return the answer on one screen: sentence, neighbours of the boundary, end of the failure, what next.
+def report_text(
+    report: Report, *, details: bool = True, terminal: bool = False, width: int | None = None
+) -> str:
+    """Return a report as text for terminals.
 
     Args:
         report: What to show.
+        details: Whether to return the whole report. If False, the text fits a screen: the sentence, the
+            combinations on both sides of the boundary with their rates, the last lines of the failure, and
+            the commands that may come next.
         terminal: Whether to use colours, as far as the environment (`NO_COLOR`, `TERM`) allows.
         width: Columns to wrap at; None wraps nothing.
     """
-    return _printed(_answer(report), terminal=terminal, width=width)
-
-
-def _printed(parts: Iterator[RenderableType], *, terminal: bool, width: int | None) -> str:
     target = io.StringIO()
     console = Console(
         file=target,
@@ -97,7 +84,7 @@ def _printed(parts: Iterator[RenderableType], *, terminal: bool, width: int | No
         emoji=False,
         legacy_windows=False,
     )
-    for part in parts:
+    for part in _parts(report) if details else _answer(report):
         console.print(part, soft_wrap=width is None)
     lines = (line.rstrip() for line in target.getvalue().splitlines())
     return "\n".join(lines) + "\n"
@@ -139,7 +126,10 @@ def _answer(report: Report) -> Iterator[RenderableType]:
 
 
 def next_commands(report: Report) -> list[str]:
-    """Return two commands that tell more, each with a comment: one about the failure, one with everything."""
+    """Return one or two commands that the user may give next, each with a comment.
+
+    The last one shows the full report.
+    """
     study = report.study.id[: words.SHORT_ID]
     details = command_line("bisect-env", "report", study, "--details")
     everything = f"{details}  # everything; a page to share: --format html -o report.html"
@@ -147,7 +137,8 @@ def next_commands(report: Report) -> list[str]:
     if report.has_verdict and len(changes) > 1 and report.explanation is None:
         explain = command_line("bisect-env", "explain", study)
         return [f"{explain}  # which of the {len(changes)} packages that changed matter", everything]
-    steps = [f"{clean(step.commands[0]).partition(' # ')[0]}  # to see it again" for step in report.reproduce]
+    why = "to ask again, with new trials" if report.verdict.kind == "never" else "to see it again"
+    steps = [f"{clean(step.commands[0]).partition(' # ')[0]}  # {why}" for step in report.reproduce]
     return [*steps[:1], everything]
 
 
@@ -157,9 +148,8 @@ def _parts(report: Report) -> Iterator[RenderableType]:
         yield Text(f"  → {clean(line)}", style="yellow")
     yield Text()
     yield Text(words.summary(report))
-    for line in (words.reused(report), words.timing(report)):
-        if line:
-            yield Text(f"  {line}")
+    for line in filter(None, (words.reused(report), words.timing(report), words.trace(report))):
+        yield Text(f"  {line}")
     for title, what in words.ends(report):
         yield Text(f"  {title}   {what}")
     for chance, what in words.alternatives(report):
@@ -184,7 +174,7 @@ def _parts(report: Report) -> Iterator[RenderableType]:
 
 
 def _requirements(report: Report) -> Iterator[Text]:
-    """Yield texts to paste: requirements, and rules that exclude what fails."""
+    """Yield package requirements and `exclude` rules that users can paste into their own files."""
     for when, needs in words.constraints(report):
         yield Text(f"  {when + ': ' if when else ''}{', '.join(needs)}")
     if rules := words.exclude_rules(report):
@@ -203,12 +193,9 @@ def _table(report: Report, lines: Rows) -> Table:
     shown.add_column("")
     for row in lines.shown:
         style = _COLOURS.get(row.members[0].verdict or "", "dim")
-        known = row.members[0].is_runnable
         shown.add_row(
             *(Text(clean(row.values[name])) for name in names),
-            str(row.bad) if known else "",
-            str(row.counted) if known else "",
-            words.rate(row) if known else "",
+            *row.numbers(),
             Text(words.note(row, report), style=style),
         )
     return shown
@@ -244,7 +231,10 @@ def _shown_by(failure: FailureReport) -> str:
 
 
 def stack_lines(stack: str, limit: int = STACK_LINES) -> list[str]:
-    """Return the beginning and end of a stack, safe to print, with a line that counts the omitted lines."""
+    """Return the first and last lines of a stack, with a line between them that counts the omitted lines.
+
+    The lines are safe to print. A stack of at most `limit` lines is returned whole.
+    """
     lines = [shortened(line, words.REASON_WIDTH) for line in clean_lines(stack).splitlines() if line.strip()]
     if len(lines) <= limit:
         return lines
@@ -276,9 +266,9 @@ def _commit(report: Report) -> Iterator[Text]:
 
 def _ways_on(report: Report) -> Iterator[Text]:
     if report.reproduce:
-        yield Text("\nHow to reproduce (more in the other formats):", style="dim")
+        yield Text("\nHow to reproduce:", style="dim")
     for step in report.reproduce:
-        yield Text(f"  {clean(step.commands[0])}", style="dim")
+        yield Text("\n".join(f"  {clean(command)}" for command in step.commands), style="dim")
     shown = ("bisect-env", "report", report.study.id[: words.SHORT_ID], "--format")
     yield Text(f"\nTo read in a browser: {command_line(*shown, 'html', '-o', 'report.html')}", style="dim")
     yield Text(f"Everything as data: {command_line(*shown, 'json')}", style="dim")

@@ -1,7 +1,6 @@
 """Phrases and tables that several formats share. Pure.
 
-Everything returned is plain text on one line, made harmless for a terminal; each format escapes it for
-itself.
+Every function returns plain text on one line that is safe for a terminal; each format escapes it further.
 """
 
 from __future__ import annotations
@@ -15,10 +14,11 @@ from bisect_env.answers.axes import AxisInfo
 from bisect_env.answers.chapters import CommitReport, NamedCommit
 from bisect_env.answers.explanation import Explanation
 from bisect_env.answers.origins import origins_text
-from bisect_env.answers.phrases import and_more, duration, how_many, interval, percent, probability
+from bisect_env.answers.phrases import aligned, and_more, duration, how_many, interval, percent, probability
 from bisect_env.answers.sentence import do_not_matter
 from bisect_env.answers.untrusted import clean, comma_separated, shortened
-from bisect_env.environments.difference import PackageChange, PackageState
+from bisect_env.environments.difference import PackageChange
+from bisect_env.environments.lock import LockedPackage
 from bisect_env.matrix.history import SHORT, is_commit, readable
 from bisect_env.matrix.signatures import SIGNATURE_VERSION, shown
 from bisect_env.report.model import (
@@ -32,26 +32,28 @@ from bisect_env.search.numeric import clopper_pearson
 # --------------------------------------------------------------------------------------------------
 # The table of combinations, short enough for a terminal. Pure.
 #
-# Neighbours along the culprit axis that say the same become one row; the more rows there would be, the less
-# must be the same. What the verdict rests on, the combinations on either side of a boundary, always has a
-# row of its own.
+# Neighbours along the culprit axis with equal results share one row; in large tables, results need only be on
+# the same side of the verdict. Combinations next to a boundary always have their own row.
 
 ROWS = 40
-"""Rows that a table has at most, boundaries apart."""
+"""Maximum number of rows of a table, without those next to a boundary."""
 
 
 class Detail(IntEnum):
-    """A condition under which neighbouring combinations become one row."""
+    """How much detail a table shows.
+
+    The value is the smallest number of similar neighbouring combinations that share a row.
+    """
 
     ALL = 4
-    """Four or more that were not tried, or four or more that only passed."""
+    """Four or more untried combinations share a row, and so do four or more that only passed."""
     SIDE = 2
-    """Two or more on the same side of the verdict, whether tried or not."""
+    """Two or more combinations on the same side of the verdict share a row, tried or not."""
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One line of the table.
+    """One row of the table of combinations.
 
     Attributes:
         values: Axis to its readable value, or to `first … last`.
@@ -63,18 +65,24 @@ class Row:
 
     @property
     def counted(self) -> int:
-        """Return the number of trials that are evidence; equal environments count once."""
+        """Return the number of good and bad trials in the row. Trials that combinations share count once."""
         return sum(m.counted for m in self._measured())
 
     @property
     def bad(self) -> int:
-        """Return the number of bad trials among the counted ones."""
+        """Return the number of bad trials in the row. Trials that combinations share count once."""
         return sum(m.bad for m in self._measured())
 
-    @property
-    def interval(self) -> tuple[float, float]:
-        """Return the 95 % interval of the rate."""
-        return clopper_pearson(self.bad, self.counted)
+    def numbers(self) -> tuple[str, str, str]:
+        """Return the number of bad trials, the number of counted trials and the failure rate, as texts.
+
+        A text is "" if the row has no such number.
+        """
+        if not self.members[0].is_runnable:
+            return "", "", ""
+        bad, counted = self.bad, self.counted
+        ends = clopper_pearson(bad, counted)
+        return str(bad), str(counted), f"{percent(bad / counted)} ({interval(*ends)})" if counted else ""
 
     def _measured(self) -> list[CombinationReport]:
         own = [m for m in self.members if m.same_as is None]
@@ -83,10 +91,10 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """A table's rows.
+    """The rows of the table of combinations, and how many combinations were left out.
 
     Attributes:
-        shown: In order.
+        shown: The rows, in order.
         hidden: Number of combinations that have no row.
     """
 
@@ -95,7 +103,10 @@ class Rows:
 
 
 def rows(report: Report) -> Rows:
-    """Return the rows of the table, with the culprit axes moving fastest."""
+    """Return the rows of the table of combinations.
+
+    The table is sorted so that the values of the culprit axes change from row to row.
+    """
     ordered = _ordered(report)
     kept = boundary_cells(report)
     known = labels(report.axes)
@@ -114,14 +125,14 @@ def rows(report: Report) -> Rows:
 
 
 NEIGHBOURS = 8
-"""Rows of the short answer."""
+"""Maximum number of rows of the short answer."""
 
 
 def neighbours(report: Report) -> Rows:
-    """Return the combinations next to the boundary, nearest first chosen, shown in the table's order.
+    """Return the table rows of the combinations nearest to the boundary between good and bad.
 
-    Combinations that were not tried have no row, boundaries apart. Without a verdict those that failed most
-    are chosen.
+    Untried combinations are included only at a boundary. Without a verdict, the combinations with the most
+    bad trials are chosen.
     """
     ordered = _ordered(report)
     kept = boundary_cells(report)
@@ -146,12 +157,12 @@ def neighbours(report: Report) -> Rows:
 
 
 def _distance(one: CombinationReport, other: CombinationReport) -> int:
-    """Return in how many axes two combinations differ."""
+    """Return the number of axes on which two combinations differ."""
     return sum(other.combination.get(axis) != value for axis, value in one.combination.items())
 
 
 def boundary_cells(report: Report) -> list[Mapping[str, str]]:
-    """Return the combinations on which the verdict rests."""
+    """Return the combinations on both sides of each boundary between good and bad."""
     verdict = report.verdict
     if not report.has_verdict:
         return []
@@ -162,7 +173,10 @@ def boundary_cells(report: Report) -> list[Mapping[str, str]]:
 
 
 def columns(report: Report) -> list[str]:
-    """Return the axes to show as columns: those with several values, or all if none has."""
+    """Return the names of the axes with several values, or of all axes if none has several.
+
+    These axes are the columns of the table of combinations.
+    """
     names = [axis.name for axis in report.axes if len(axis.values) > 1]
     return names or [axis.name for axis in report.axes]
 
@@ -180,12 +194,15 @@ def _ordered(report: Report) -> list[CombinationReport]:
 
 
 def _kind(one: CombinationReport, detail: Detail) -> tuple[str, ...] | None:
-    """Return what neighbours must share to become one row; None for a row of its own."""
+    """Return the kind of a combination, or None if the combination needs a table row of its own.
+
+    Neighbouring combinations of equal kind may share a row.
+    """
     if not one.is_runnable:
         return (one.status,)
     untried = not one.counted and not one.other and not one.skip
     if detail is Detail.SIDE:
-        # Without a verdict there are no sides, and what failed is told from what passed.
+        # Without a verdict, group by whether a trial failed.
         return ("side", one.verdict or ("untried" if untried else "failing" if one.bad else "passing"))
     if untried:
         return ("untried", str(one.verdict))
@@ -214,7 +231,10 @@ def _collapsed(
 
 
 def _is_line(run: Sequence[CombinationReport]) -> bool:
-    """Return whether exactly one axis varies within a run, so that `a … b` is unambiguous."""
+    """Return whether neighbouring combinations differ on exactly one axis.
+
+    Only then a row with `a … b` describes them without doubt.
+    """
     first, second = run[0].combination, run[1].combination
     moved = {axis for axis, value in first.items() if second.get(axis) != value}
     last = run[-1].combination
@@ -238,15 +258,15 @@ def _rows_of(run: Sequence[CombinationReport], detail: Detail, known: Mapping[st
 
 
 # --------------------------------------------------------------------------------------------------
-# What several formats say in the same words. Pure.
+# Phrases that several formats share. Pure.
 
 _COMPARISON = re.compile(r" \(v\d+\)$")
 REASON_WIDTH = 160
 SIGNATURE_WIDTH = 500
-"""A signature that was cut could not be copied into a matrix."""
+"""Maximum number of characters of a signature; long, because a cut signature is useless in a matrix."""
 SHORT_ID = 8
 _REASONS = 3
-"""Reasons of one kind that a short format quotes."""
+"""Maximum number of reasons that are quoted for each status."""
 _STATUS_WORDS = {
     "open": "not ended",
     "finished": "ended",
@@ -256,12 +276,12 @@ _STATUS_WORDS = {
 
 
 def named(cell: Mapping[str, str]) -> str:
-    """Return a combination as text: `python=3.11 orjson=3.9.11`."""
+    """Return a combination as text such as `python=3.11 orjson=3.9.11`."""
     return clean(readable(" ".join(f"{axis}={value}" for axis, value in cell.items())))
 
 
 def summary(report: Report) -> str:
-    """Return a line with the study, the number of trials, and the number of environments."""
+    """Return one line with the study's name and its numbers of trials and environments."""
     study, counts = report.study, report.trial_counts
     uncounted = [
         f"{number} {name}"
@@ -277,7 +297,7 @@ def summary(report: Report) -> str:
 
 
 def reused(report: Report) -> str:
-    """Return a sentence on the trials that were reused, "" if there are none."""
+    """Return a sentence about trials that were reused from earlier studies, or "" if there are none."""
     if not report.reused:
         return ""
     number = sum(origin.trials for origin in report.reused)
@@ -292,8 +312,8 @@ def reused(report: Report) -> str:
 
 
 def ends(report: Report) -> list[tuple[str, str]]:
-    """Return target, first bad, last good and the rest of the verdict, each with its title."""
-    # The version of the comparison is of use where a signature is copied from: at the failures.
+    """Return the main facts of the verdict, such as first bad and last good, as pairs of title and text."""
+    # Omit the version of the comparison here; it is shown at the failures, where signatures are copied.
     target = _COMPARISON.sub("", report.target)
     found = [("target", shortened(clean(target), SIGNATURE_WIDTH))] if target else []
     if not report.has_verdict:
@@ -320,7 +340,7 @@ def ends(report: Report) -> list[tuple[str, str]]:
 
 
 def untested(report: Report) -> str:
-    """Return the versions that the verdict judges with few or no trials; "" if there are none."""
+    """Return a text about versions called good or bad after few or no trials, or "" if there are none."""
     texts = []
     for one in report.verdict.untested:
         axis, trials = one.axis, one.trials
@@ -334,7 +354,7 @@ def untested(report: Report) -> str:
 
 
 def commit(found: CommitReport) -> list[tuple[str, str]]:
-    """Return facts about the first bad commit, each with its title."""
+    """Return details of the first bad commit as pairs of title and text."""
     lines = [
         ("commit", f"{clean(found.commit)}{' (a merge)' if found.is_merge else ''}"),
         ("subject", shortened(clean(found.subject), REASON_WIDTH)),
@@ -354,7 +374,10 @@ def commit(found: CommitReport) -> list[tuple[str, str]]:
 
 
 def diffstat(found: CommitReport, limit: int) -> list[str]:
-    """Return the files that a commit changes, one line each, at most `limit` of them."""
+    """Return one line for each file that a commit changes, up to `limit` files.
+
+    A last line counts the other files.
+    """
     lines = []
     for path, added, removed in found.files:
         size = "binary" if added is None or removed is None else f"+{added} −{removed}"
@@ -368,7 +391,11 @@ def _short(one: NamedCommit) -> str:
 
 
 def between(found: Explanation) -> list[tuple[str, str, str]]:
-    """Return the environments between last good and first bad: moved packages, bad trials, and interval."""
+    """Return the environments tried between last good and first bad.
+
+    Each is a tuple of texts: the packages that are as in the bad environment, the number of bad trials, and
+    the interval of the failure rate.
+    """
     lines = []
     for one in sorted(found.intermediates, key=lambda one: (len(one.moved), one.moved)):
         names = clean(", ".join(found.changes[i].name for i in one.moved if i < len(found.changes)))
@@ -378,7 +405,7 @@ def between(found: Explanation) -> list[tuple[str, str, str]]:
 
 
 def alternatives(report: Report) -> list[tuple[str, str]]:
-    """Return other possible answers with their probabilities; empty for a confirmed verdict."""
+    """Return other possible answers as pairs of probability and text, or [] if the verdict is confirmed."""
     found = []
     for candidate in report.verdict.candidates[1:4] if report.verdict.status != "confirmed" else ():
         chance, bad = candidate.probability, candidate.first_bad
@@ -391,15 +418,8 @@ def alternatives(report: Report) -> list[tuple[str, str]]:
     return found
 
 
-def rate(row: Row) -> str:
-    """Return the rate of a row's counted trials, with the interval; "" if it has none."""
-    if not row.counted:
-        return ""
-    return f"{percent(row.bad / row.counted)} ({interval(*row.interval)})"
-
-
 def note(row: Row, report: Report) -> str:
-    """Return further remarks on a row: its label by the verdict and the combinations in it."""
+    """Return remarks on a table row, such as whether the verdict calls it good or bad."""
     first = row.members[0]
     parts = []
     if not first.is_runnable:
@@ -421,7 +441,10 @@ def note(row: Row, report: Report) -> str:
 
 
 def side_of(one: CombinationReport, report: Report) -> str:
-    """Return `first bad` or `last good` (of a fix `last bad` or `first good`) if it is one, else ""."""
+    """Return `first bad` or `last good` if a combination is one of these, or "" for all others.
+
+    The titles may differ with the direction of the axes (see `Report.side_names`).
+    """
     if not report.has_verdict:
         return ""
     sides = (report.verdict.first_bad, report.verdict.last_good)
@@ -430,11 +453,14 @@ def side_of(one: CombinationReport, report: Report) -> str:
 
 
 def left_out(report: Report) -> list[tuple[str, str, str]]:
-    """Return combinations that could not be tried: some per status with reasons, then how many more."""
+    """Return the combinations that could not be tried, as tuples of status, combinations and reason.
+
+    At most `_REASONS` reasons are listed for each status. A further tuple counts the others.
+    """
     groups: dict[tuple[str, str], list[CombinationReport]] = {}
     for one in report.combinations:
         if not one.is_runnable:
-            # What is the same of one commit as of another is one reason.
+            # Remove the commit's hash, so that equal reasons of several commits are grouped.
             said = one.reason
             for value in one.combination.values():
                 said = said.replace(value[:SHORT], "") if is_commit(value) else said
@@ -454,13 +480,13 @@ def left_out(report: Report) -> list[tuple[str, str, str]]:
 
 
 def described(failure: FailureReport) -> str:
-    """Return a failure's signature as a matrix names it, or its outcome."""
+    """Return the signature of a failure as written in matrix files, or its outcome if it has no signature."""
     text = shown(failure.signature).removesuffix(f" (v{SIGNATURE_VERSION})")
     return shortened(clean(text or failure.outcome), SIGNATURE_WIDTH)
 
 
 def change(one: PackageChange) -> tuple[str, str, str, str]:
-    """Return name, old and new version of a changed package, and changes that versions do not show."""
+    """Return the name, old version and new version of a changed package, and a note on other changes."""
     old, new = one.before, one.after
     told = []
     if old is not None and new is not None:
@@ -477,12 +503,15 @@ def change(one: PackageChange) -> tuple[str, str, str, str]:
     return clean(one.name), _version(old), _version(new), clean(", ".join(told))
 
 
-def _version(state: PackageState | None) -> str:
+def _version(state: LockedPackage | None) -> str:
     return "—" if state is None else clean(state.label)
 
 
 def trace(report: Report) -> str:
-    """Return the answer's probability after some numbers of trials; "" if no trial was counted."""
+    """Return a line that shows how the probability of the answer changed with the number of trials.
+
+    Return "" if no trial was counted.
+    """
     points = report.posterior.points
     if not points or not report.posterior.answers:
         return ""
@@ -492,7 +521,10 @@ def trace(report: Report) -> str:
 
 
 def timing(report: Report) -> str:
-    """Return how long trials and builds took, and where; "" if nothing ran."""
+    """Return a line that says how long trials and builds took and how many workers ran.
+
+    Return "" if nothing ran.
+    """
     line = report.timeline
     if not line.trials and not line.builds:
         return ""
@@ -503,7 +535,7 @@ def timing(report: Report) -> str:
     if workers:
         parts[0] += f", by {how_many(len(workers), 'worker')} on {how_many(len(hosts), 'host')}"
     if line.builds:
-        # One that failed was tried again.
+        # A failed build is tried again, and counts as failed only if no attempt succeeded.
         made = [b.lock for b in line.builds if not b.failed]
         failed = len({b.lock for b in line.builds}.difference(made))
         built = f"{how_many(len(made), 'environment')} built in "
@@ -513,7 +545,7 @@ def timing(report: Report) -> str:
 
 
 def machines(report: Report) -> list[str]:
-    """Return the classes of machines on which trials ran."""
+    """Return a description (CPU, GPU and driver) of each kind of machine on which trials ran."""
     return [
         clean(" ".join(part for part in (m.cpu, m.gpu_model, m.driver and f"driver {m.driver}") if part))
         for m in report.machines
@@ -523,19 +555,18 @@ def machines(report: Report) -> list[str]:
 # --------------------------------------------------------------------------------------------------
 # The compatibility table, for a page, a bug report or a spreadsheet. Pure.
 #
-# Heat maps and compatibility tables share one grid: rows and columns are the two axes that matter most, and
-# each combination of the others has a table of its own. A combination that was not tried itself stands in
-# brackets.
+# Heat maps and compatibility tables share one grid: its rows and columns are the two most important axes, and
+# there is one table for each combination of the other axes. Untried combinations are in brackets.
 
 WORDS = {"good": "works", "bad": "fails", "": "?", "out": "-"}
 MARKS = {"good": "✓", "bad": "✗", "": "?", "out": "–"}
 MOST_SLICES = 30
-"""Tables that a report shows."""
+"""Maximum number of tables in a report."""
 
 
 @dataclass(frozen=True, slots=True)
 class GridSlice:
-    """The matrix at one combination of the further axes.
+    """One table of a grid: the combinations that differ only on the row axis and the column axis.
 
     Attributes:
         fixed: Further axes and their values.
@@ -547,13 +578,13 @@ class GridSlice:
 
     @property
     def members(self) -> list[CombinationReport]:
-        """Return the combinations of the slice."""
+        """Return all combinations in this table."""
         return [one for row in self.rows for one in row if one is not None]
 
 
 @dataclass(frozen=True, slots=True)
 class MatrixGrid:
-    """The matrix as tables of two axes.
+    """All combinations of a matrix, arranged in tables with two axes each.
 
     Attributes:
         across: Axis of the columns.
@@ -569,7 +600,10 @@ class MatrixGrid:
 
 
 def matrix_grid(report: Report) -> MatrixGrid | None:
-    """Return the matrix as tables; culprits come first as rows and columns, then the longest axes."""
+    """Arrange all combinations in tables with two axes each, or return None if there are none.
+
+    Rows and columns are the culprit axes if possible, then the axes with the most values.
+    """
     if not report.axes or not report.combinations:
         return None
     culprits = set(report.verdict.culprit_axes)
@@ -597,17 +631,22 @@ def matrix_grid(report: Report) -> MatrixGrid | None:
 
 
 def table_grid(report: Report) -> MatrixGrid | None:
-    """Return the compatibility table; None unless the study was to complete one."""
+    """Return the compatibility table, or None if the study was not run by `bisect-env map`."""
     return None if report.verdict.table is None else matrix_grid(report)
 
 
 def called(one: CombinationReport | None) -> str:
-    """Return what a table calls a combination: `good`, `bad`, `out` (cannot be tried), or "" (not known)."""
+    """Return `good`, `bad`, `out` (cannot be tried) or "" (unknown) for a combination in a table."""
     return "out" if one is None or not one.is_runnable else one.verdict or ""
 
 
 def cell_text(one: CombinationReport | None, marks: Mapping[str, str]) -> str:
-    """Return the text of a combination in a compatibility table: `✓`, `(✗)`, `✗ 3/10`."""
+    """Return what a compatibility table shows for a combination, such as `✓`, `(✗)` or `✗ 3/10`.
+
+    Args:
+        one: The combination; None if the matrix has none at this place.
+        marks: Sign for each result of `called`.
+    """
     said = called(one)
     if one is None or said not in ("good", "bad"):
         return marks[said]
@@ -617,11 +656,11 @@ def cell_text(one: CombinationReport | None, marks: Mapping[str, str]) -> str:
 
 
 def table_rows(grid: MatrixGrid, one: GridSlice, marks: Mapping[str, str]) -> list[list[str]]:
-    """Return a compatibility table as rows of texts, the first one with the names of the columns."""
+    """Return a compatibility table as rows of texts. The first row holds the titles of the columns."""
     across = [clean(value) for value in grid.across.values]
     cells = [[cell_text(cell, marks) for cell in row] for row in one.rows]
     if grid.down is None:
-        # One axis alone is read from top to bottom.
+        # A single axis is shown as a column.
         return [[clean(grid.across.name), ""], *map(list, zip(across, cells[0], strict=True))]
     head = f"{clean(grid.down.name)} \\ {clean(grid.across.name)}"
     body = [[clean(value), *row] for value, row in zip(grid.down.values, cells, strict=True)]
@@ -629,23 +668,20 @@ def table_rows(grid: MatrixGrid, one: GridSlice, marks: Mapping[str, str]) -> li
 
 
 def table_title(grid: MatrixGrid, one: GridSlice) -> str:
-    """Return the values at which a table is seen; "" if it is the only one."""
+    """Return the axis values that distinguish a table from the other tables, or "" if there is only one."""
     several = {axis.name for axis in grid.further if len(axis.values) > 1}
     return named({axis: value for axis, value in one.fixed.items() if axis in several})
 
 
 def table_lines(report: Report) -> Iterator[str]:
-    """Yield the tables in plain text."""
+    """Yield the lines of all compatibility tables in plain text."""
     grid = table_grid(report)
     if grid is None:
         return
     for one in grid.slices[:MOST_SLICES]:
         if title := table_title(grid, one):
             yield title
-        rows = table_rows(grid, one, WORDS)
-        widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
-        for row in rows:
-            yield "  ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)).rstrip()
+        yield from aligned(table_rows(grid, one, WORDS))
         yield ""
     if len(grid.slices) > MOST_SLICES:
         yield f"… and {len(grid.slices) - MOST_SLICES} more tables"
@@ -653,7 +689,7 @@ def table_lines(report: Report) -> Iterator[str]:
 
 
 def constraints(report: Report) -> list[tuple[str, list[str]]]:
-    """Return requirements to paste into a package's metadata, each with the values it applies to."""
+    """Return requirements for a package's metadata, each with the axis values for which they apply."""
     if report.verdict.compatibility is None:
         return []
     found = []
@@ -670,7 +706,7 @@ def _specifier(span: str) -> str:
 
 
 def exclude_rules(report: Report) -> list[str]:
-    """Return lines for the `exclude` of a matrix file that leave out failing combinations."""
+    """Return the lines of an `exclude` section that removes the failing combinations from a matrix file."""
     rules = () if report.verdict.compatibility is None else report.verdict.compatibility.exclude
     found = ["exclude:"] if rules else []
     for rule in rules:

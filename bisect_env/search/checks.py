@@ -1,15 +1,19 @@
-"""What to check of an answer that stands: its last good side, and a look where nobody looked. Pure.
+"""Choose trials that check an answer after it was found. Pure.
+
+There are two kinds of check: the last good combinations get more trials, and combinations far from the
+boundary that nobody tried get one.
 
 Regressions often come in two steps: a first release fails in a tenth of runs, the next one always. A search
-that finds the second may have seen the first one pass once or twice. So the last good combinations are
-tried until a failure rate is excluded: with y failures in n trials the rates above the end of the one-sided
-interval
+that finds the second may have seen the first pass once or twice. The last good combinations are therefore
+tried until a failure rate (`clean_rate`) is excluded: with y failures in n trials, this is the upper bound of
+the one-sided interval
 
     Beta(y + 1, n − y) at the stated confidence   (Clopper and Pearson; y = 0: 1 − (1 − confidence)^(1/n))
 
-The trial by which the search came to call it good does not count: had it failed, another combination would
-stand here. Where a last good combination did fail, a control farther on the good side is tried as often: a
-background shows there as well, a first step of the regression does not.
+One pass is left out of n: the one by which the search came to call the combination good. If it had failed,
+another combination would be the last good one. If a last good combination did fail, *controls* are tried as
+often: combinations farther on the good side, and at other values of axes that the answer does not blame. A
+background failure occurs there, too, but a first step of the regression does not, nor does a second cause.
 """
 
 from __future__ import annotations
@@ -17,41 +21,30 @@ from __future__ import annotations
 import itertools
 import math
 from dataclasses import dataclass
-from typing import Any, Protocol
 
 import numpy as np
-from numpy.typing import NDArray
 
 from bisect_env.matrix.grid import Direction, Grid, Index
 from bisect_env.matrix.schema import SearchLimits
+from bisect_env.search.numeric import binomial_at_most
 from bisect_env.search.rate_test import share, upper_bound
-from bisect_env.search.untested_intervals import Tally
+from bisect_env.search.tallies import Tallies
 from bisect_env.search.untested_intervals import checks as interval_checks
-from bisect_env.search.verdict import Answer, Cleared
+from bisect_env.search.verdict import Answer, Cleared, further
 
 _PATIENCE = 3
-"""How many times the passes that would do without a failure are spent on a combination that failed."""
-
-
-class Runnable(Protocol):
-    """An array-like that tells which combinations can be run, in the shape of the lattice."""
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """Return the shape of the lattice."""
-
-    def __getitem__(self, index: Index, /) -> Any:
-        """Return whether the combination can be run."""
+"""A last good combination that failed gets at most this many times the trials that would suffice without a
+failure."""
 
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """Additional trials of one combination that check a standing answer.
+    """A request for more trials of one combination, to confirm the answer of the search.
 
     Attributes:
         cell: The combination.
-        wanted: How many more trials are wanted.
-        why: `first bad`, `last good`, `control`, or `untested` for a combination without a trial.
+        wanted: Number of additional trials.
+        why: `first bad`, `last good`, `control`, or `untested` for a combination without trials.
     """
 
     cell: Index
@@ -60,106 +53,122 @@ class Check:
 
 
 def clean_passes(rate: float, confidence: float) -> int:
-    """Return the number of passes in a row that exclude a rate, plus the pass that made it the last good."""
+    """Return how many passes in a row show that a good combination fails less often than `rate`.
+
+    This includes the one pass from which the search concluded that the combination is good.
+    """
     return 1 + math.ceil(math.log(1.0 - sure_of(0, confidence)) / math.log1p(-rate) - 1e-9)
 
 
 def sure_of(hits: int, confidence: float) -> float:
-    """Return the confidence of the interval after `hits` failures.
+    """Return the confidence level for the upper bound of a failure rate after `hits` failures.
 
-    The errors over all numbers of failures add up to 1 − `confidence`.
+    The level is chosen so that the errors for all possible numbers of failures add up to 1 − `confidence`.
     """
     return 1.0 - (1.0 - confidence) * share(hits)
 
 
-def clean_checks(best: Answer, can_run: Runnable, tally: Tally, limits: SearchLimits) -> list[Check]:
-    """Return the checks that the last good combinations and their controls still need.
+def clean_checks(best: Answer, tallies: Tallies, limits: SearchLimits) -> list[Check]:
+    """Return the trials still needed at the last good combinations and at control combinations.
+
+    A control is a combination that should be good, too; it is tried if a last good combination failed.
 
     Args:
         best: The answer.
-        can_run: Which combinations can be run, shape of the grid.
-        tally: Hits and trials of a combination.
-        limits: How sure the answer has to be.
+        tallies: The counts, and which combinations can be run.
+        limits: The failure rate to exclude (`clean_rate`), and the confidence.
     """
     return [
-        Check(one.index, one.wanted, "last good")
-        for one in cleared(best, can_run, tally, limits)
-        if one.wanted
-    ] + _controls(best, can_run, tally, limits)
+        Check(one.index, one.wanted, "last good") for one in cleared(best, tallies, limits) if one.wanted
+    ] + _controls(best, tallies, limits)
 
 
-def _controls(best: Answer, can_run: Runnable, tally: Tally, limits: SearchLimits) -> list[Check]:
-    """Return a check of the control of each last good combination that failed.
+def _controls(best: Answer, tallies: Tallies, limits: SearchLimits) -> list[Check]:
+    """Return trials of control combinations for each last good combination that failed at least once.
 
-    The control is the farthest good combination on the same line.
+    If those failures are a background, they also occur at combinations farther on the good side, and at other
+    values of axes that the answer does not blame. One control is the good combination on the same line that
+    is farthest from the boundary, another has each of the other axes at its farther end.
     """
     enough = clean_passes(limits.clean_rate, limits.confidence)
     found = []
     for boundary in best.boundaries:
         axis, good = boundary.axis, boundary.good
-        if not tally(good)[0]:
+        if not tallies.counts(good)[0]:
             continue
         step = 1 if good[axis] > boundary.bad[axis] else -1
-        control, place = good, good[axis] + step
-        while 0 <= place < can_run.shape[axis]:
-            cell = (*good[:axis], place, *good[axis + 1 :])
-            if can_run[cell] and best.hypothesis.is_bad(cell):
-                break
-            control = cell if can_run[cell] else control
-            place += step
+        beyond = filter(tallies.can_run, further(good, axis, step, len(best.hypothesis.sets[axis])))
+        good_side = itertools.takewhile(lambda cell: not best.hypothesis.is_bad(cell), beyond)
+        control = [good, *good_side][-1]
         # As often as the other: few passes here would leave open whether good ones fail as well.
-        lacking = max(enough, tally(good)[1]) - tally(control)[1]
-        if control != good and lacking > 0:
-            found.append(Check(control, lacking, "control"))
+        wanted = max(enough, tallies.counts(good)[1])
+        controls = dict.fromkeys((control, _with_others_apart(good, best, tallies)))
+        found += [
+            Check(cell, wanted - tallies.counts(cell)[1], "control")
+            for cell in controls
+            if cell != good and tallies.counts(cell)[1] < wanted
+        ]
     return found
 
 
-def apart_checks(best: Answer, tally: Tally, limits: SearchLimits, tried: int) -> list[Check]:
-    """Return checks of first bad combinations that differ from the last good ones only in their failures.
+def _with_others_apart(good: Index, best: Answer, tallies: Tallies) -> Index:
+    """Move `good` as far as possible along each axis that the answer does not blame.
 
-    Where the last good combination failed as well, y failures in n trials of the first bad one must be
-    unlikely at the last good one's rate r. The probability is multiplied by the number of combinations
-    that were tried:
+    The result can be run and is still good according to the answer.
+    """
+    cell = good
+    for axis, size in enumerate(map(len, best.hypothesis.sets)):
+        if axis in best.hypothesis.culprits:
+            continue
+        for place in sorted(range(size), key=lambda one: -abs(one - good[axis])):
+            moved = (*cell[:axis], place, *cell[axis + 1 :])
+            if tallies.can_run(moved) and not best.hypothesis.is_bad(moved):
+                cell = moved
+                break
+    return cell
+
+
+def apart_checks(best: Answer, tallies: Tallies, limits: SearchLimits, tried: int) -> list[Check]:
+    """Return more trials for first bad combinations not yet shown to fail more often than last good ones.
+
+    Used if the last good combination failed, too. The y failures in n trials of the first bad combination
+    must be improbable at the last good one's rate r. The probability is multiplied by the number of
+    combinations that were tried:
 
         P(at least y of n | r) · tried ≤ 1 − confidence
 
     Args:
-        best: The answer: a pair that no rule over all combinations supports.
-        tally: Hits and trials of a combination.
-        limits: The confidence, and the rate that sets the maximum number of trials.
-        tried: How many combinations were tried.
+        best: The answer: a pair of neighbours, where no rule describes all combinations.
+        tallies: The counts.
+        limits: The confidence, and the rate that determines the maximum number of trials.
+        tried: Number of combinations that were tried.
     """
     most = _PATIENCE * clean_passes(limits.clean_rate, limits.confidence)
     found = []
     for boundary in best.boundaries:
-        (failed, of), (hits, trials) = tally(boundary.good), tally(boundary.bad)
+        (failed, of), (hits, trials) = tallies.counts(boundary.good), tallies.counts(boundary.bad)
         if not failed or trials >= most:
             continue
-        if _at_least(hits, trials, (failed + 1) / (of + 2)) * tried > 1.0 - limits.confidence:
+        rate = np.array((failed + 1) / (of + 2))
+        if float(1.0 - binomial_at_most(hits - 1, trials, rate)) * tried > 1.0 - limits.confidence:
             found.append(Check(boundary.bad, min(max(trials, 1), most - trials), "first bad"))
     return found
 
 
-def _at_least(hits: int, trials: int, rate: float) -> float:
-    """Return the probability of at least `hits` failures in `trials` at a rate."""
-    k = np.arange(hits, trials + 1)
-    ways = math.lgamma(trials + 1) - np.array([math.lgamma(n + 1) + math.lgamma(trials - n + 1) for n in k])
-    return float(np.exp(ways + k * math.log(rate) + (trials - k) * math.log1p(-rate)).sum())
+def cleared(best: Answer, tallies: Tallies, limits: SearchLimits) -> tuple[Cleared, ...]:
+    """Return an upper bound of the failure rate of each last good combination, and the trials it needs.
 
-
-def cleared(best: Answer, can_run: Runnable, tally: Tally, limits: SearchLimits) -> tuple[Cleared, ...]:
-    """Return for each last good combination its counts, the upper bound of its rate and the trials it lacks.
+    These are the trials that are still needed to exclude the failure rate `clean_rate`.
 
     Args:
         best: The answer.
-        can_run: Which combinations can be run, shape of the lattice.
-        tally: Hits and trials of a combination.
-        limits: The rate to be excluded, and the confidence.
+        tallies: The counts, and which combinations can be run.
+        limits: The failure rate to exclude, and the confidence.
     """
     enough = clean_passes(limits.clean_rate, limits.confidence)
     found = []
-    for cell in last_good(best, can_run, tally):
-        hits, trials = tally(cell)
+    for cell in last_good(best, tallies):
+        hits, trials = tallies.counts(cell)
         below = upper_bound(hits, max(trials - 1, hits), sure_of(hits, limits.confidence))
         done = below <= limits.clean_rate + 1e-12 or trials >= _PATIENCE * enough
         # Without a failure the number is known; with one, as many again as would do without.
@@ -168,55 +177,56 @@ def cleared(best: Answer, can_run: Runnable, tally: Tally, limits: SearchLimits)
     return tuple(found)
 
 
-def last_good(best: Answer, can_run: Runnable, tally: Tally) -> list[Index]:
-    """Return the good side of each boundary, each once; for a bad interval also its other side, if tried."""
+def last_good(best: Answer, tallies: Tallies) -> list[Index]:
+    """Return the last good combinations of an answer: the good side of each boundary, without duplicates.
+
+    A bad interval has two good sides; the second one is included only if it was tried.
+    """
     found: dict[Index, None] = {}
     for boundary in best.boundaries:
         found[boundary.good] = None
-        axis, pivot = boundary.axis, boundary.bad
         for step in (-1, 1):
-            place = pivot[axis] + step
-            while 0 <= place < can_run.shape[axis]:
-                cell = (*pivot[:axis], place, *pivot[axis + 1 :])
-                if can_run[cell] and not best.hypothesis.is_bad(cell):
-                    if tally(cell)[1]:
-                        found[cell] = None
-                    break
-                place += step
+            line = further(boundary.bad, boundary.axis, step, len(best.hypothesis.sets[boundary.axis]))
+            good_ones = (c for c in line if tallies.can_run(c) and not best.hypothesis.is_bad(c))
+            if (nearest := next(good_ones, None)) is not None and tallies.counts(nearest)[1]:
+                found[nearest] = None
     return list(found)
 
 
-def untested_checks(best: Answer, grid: Grid, can_run: NDArray[np.bool_], tally: Tally) -> list[Check]:
-    """Return the next look where the answer says most without a trial, if it says much.
-
-    On a single axis that is the middle of its longest untested interval. On several it is, for each culprit
-    axis in turn, its last good value at the far end of the others: a corner is good there, a frontier is
-    bad beyond one of them. Of an axis that may change either way it is at both ends.
+def untested_checks(best: Answer, grid: Grid, tallies: Tallies) -> list[Check]:
+    """Return at most one check: the next untried combination that could contradict the answer.
 
     Args:
         best: The answer.
         grid: The lattice.
-        can_run: Which combinations can be run, shape of the grid.
-        tally: Hits and trials of a combination.
+        tallies: The counts, and which combinations can be run.
+
+    Returns:
+        On a single axis, the middle of its longest untested interval. On several axes, a combination at the
+        far end of the lattice where another kind of answer (a corner instead of a frontier, for example)
+        would give another label. Empty if nothing is left to check.
     """
     if sum(n > 1 for n in grid.shape) == 1:
-        found = interval_checks(best, grid, can_run, tally, 1.0)
+        found = interval_checks(best, grid, tallies, 1.0)
         return [Check(cell, 1, "untested") for cell, _ in found[:1]]
     if best.hypothesis.kind in ("any", "frontier") and best.first_bad is not None:
         # Where one axis alone should suffice, and where none does: beyond a second frontier it is otherwise.
         ends = [*_mixed_ends(best, best.first_bad), *_other_ends(best, grid)]
-        untried = [cell for cell in ends if can_run[cell] and not tally(cell)[1]]
+        untried = [cell for cell in ends if tallies.can_run(cell) and not tallies.counts(cell)[1]]
         return [Check(cell, 1, "untested") for cell in untried[:1]]
     if best.hypothesis.kind != "all" or best.first_bad is None:
         return []
-    far = [cell for cell in [*_far_cells(best, grid), *_other_ends(best, grid)] if can_run[cell]]
+    far = [cell for cell in [*_far_cells(best, grid), *_other_ends(best, grid)] if tallies.can_run(cell)]
     sides = {cell for b in best.boundaries for cell in (b.bad, b.good)}
-    untried = [cell for cell in far if cell not in sides and not tally(cell)[1]]
+    untried = [cell for cell in far if cell not in sides and not tallies.counts(cell)[1]]
     return [Check(cell, 1, "untested") for cell in untried[:1]]
 
 
 def _mixed_ends(best: Answer, first_bad: Index) -> list[Index]:
-    """Return all combinations of the two ends of the culprit axes, other axes as at the first bad one."""
+    """Return all combinations of the lowest and the highest value of each culprit axis.
+
+    All other axes have the value of `first_bad`.
+    """
     ends = [
         (0, len(best.hypothesis.sets[axis]) - 1) if axis in best.hypothesis.culprits else (place,)
         for axis, place in enumerate(first_bad)
@@ -225,9 +235,10 @@ def _mixed_ends(best: Answer, first_bad: Index) -> list[Index]:
 
 
 def _other_ends(best: Answer, grid: Grid) -> list[Index]:
-    """Return both sides of each boundary, moved to both ends of every two-way axis called irrelevant.
+    """Return combinations beside each boundary, with one irrelevant axis moved to either of its ends.
 
-    If such an axis matters after all, one of its ends is bad and the other good: a change that nobody saw.
+    Irrelevant axes are those that the answer does not blame; only axes with the direction `EITHER` are moved.
+    If one of these axes matters after all, one of the combinations shows it.
     """
     found: dict[Index, None] = {}
     for boundary in best.boundaries:
@@ -240,7 +251,11 @@ def _other_ends(best: Answer, grid: Grid) -> list[Index]:
 
 
 def _far_cells(best: Answer, grid: Grid) -> list[Index]:
-    """Return, per culprit axis, its last good value with all other axes at their bad ends, and vice versa."""
+    """Return combinations far from the boundary that the answer predicts to be good.
+
+    For each culprit axis: its last good value, with all other axes at their bad ends. In addition: the
+    culprit axes at their bad ends, with all other axes at their good ends.
+    """
     assert best.first_bad is not None
     hypothesis = best.hypothesis
     ordered = [i for i, axis in enumerate(grid.axes) if axis.direction is not Direction.UNORDERED]

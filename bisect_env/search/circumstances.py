@@ -1,16 +1,19 @@
-r"""Finds circumstances that make a failure frequent enough for what they cost. Pure.
+"""Find circumstances (perturbations) that make a failure more frequent, relative to their cost. Pure.
 
-A trial that fails with probability `p` and costs `c` seconds tells good from bad at the rate
+A perturbation is, for example, running several copies of the script at once. Each passing trial lowers the
+chance that the combination is bad after all: after `n` passes it is `(1 − p)^n = exp(−n · c · r)`, where `p`
+is the failure rate of bad combinations, `c` the cost of a trial in seconds, and
 
-    r = −log(1 − p) / c,
+    r = −log(1 − p) / c
 
-for `n` passes leave a chance of `(1 − p)^n = exp(−n · c · r)` that the combination is bad all the same. So
-the perturbation with the highest `r` is wanted, not the one with the highest `p`: ten copies at once that
-fail three times as often, and take ten times as long, lose.
+the rate at which trials separate good from bad. The best perturbation is therefore the one with the highest
+`r`, not the one with the highest `p`: if ten copies at once fail three times as often but cost ten times as
+much, they are worse.
 
-Few trials tell little, and the best of fifteen is best partly by luck. Arms are therefore halved: all get a
-few trials, the better half more, and so on (Jamieson and Talwalkar, 2016). What is left has to beat the
-script as it is with a stated probability under Jeffreys' prior, on fresh trials, for which it was not chosen.
+The best of fifteen perturbations after a few trials is best partly by luck. The candidates (*arms*) are
+therefore halved repeatedly: all get a few trials, the better half gets more, and so on (successive halving;
+Jamieson and Talwalkar, 2016). The winner must then beat the unperturbed script with a stated probability
+under Jeffreys' prior, on fresh trials that were not used to select it.
 """
 
 from __future__ import annotations
@@ -22,15 +25,15 @@ from dataclasses import dataclass
 import numpy as np
 
 ENOUGH = 0.9
-"""Rate from which nothing is worth looking for."""
+"""Failure rate from which on no perturbation is searched for."""
 SURE = 0.95
-"""Probability with which the winner has to be better than the script as it is."""
+"""Minimum probability that the winner is better than the unperturbed script."""
 _DRAWS = 20_000
 
 
 @dataclass(frozen=True, slots=True)
 class Arm:
-    """Counts and cost of the trials of one perturbation.
+    """Counts and cost of the trials under one perturbation (such as several copies run at once).
 
     Attributes:
         trials: Number of counted trials.
@@ -52,31 +55,32 @@ class Arm:
 
     @property
     def speed(self) -> float:
-        """Return how fast trials separate good from bad: `r` of the module, in 1/s.
+        """Return how fast trials under this perturbation separate good from bad combinations, in 1/s.
 
-        0 before the first trial.
+        This is the rate `r` of the module; 0 before the first trial.
         """
         return -math.log1p(-self.rate) * self.trials / self.seconds if self.seconds else 0.0
 
 
 def better_half(arms: Sequence[Arm], least: int = 1) -> list[int]:
-    """Return the positions of the faster half of the arms, the fastest first.
+    """Return the positions of the arms with the highest `speed`, the fastest first.
 
-    The half is rounded up and has at least `least` arms.
+    This is half of the arms, rounded up, but at least `least` of them.
     """
     order = sorted(range(len(arms)), key=lambda i: -arms[i].speed)
     return order[: max(least, (len(arms) + 1) // 2)]
 
 
 def probability_faster(arm: Arm, base: Arm, rng: np.random.Generator) -> float:
-    """Return the probability that an arm separates good from bad faster than a base arm.
+    """Return the probability that `arm` separates good from bad combinations faster than `base`.
 
-    Costs are means of many trials and treated as known; rates have Jeffreys' prior.
+    The costs are treated as known, because they are means of many trials; the failure rates have Jeffreys'
+    prior.
 
     Args:
-        arm: The arm in question.
-        base: The arm to compare with.
-        rng: Random generator for the draws.
+        arm: The arm to judge.
+        base: The arm to compare it with.
+        rng: Random generator for draws from the posterior of the rates.
     """
     speeds = []
     for one in (arm, base):
@@ -87,10 +91,10 @@ def probability_faster(arm: Arm, base: Arm, rng: np.random.Generator) -> float:
 
 
 def clean_trials(rate: float, error: float = 0.02, least: int = 8) -> int:
-    """Return how many passes of the good end show that a perturbation does not make it fail, too.
+    """Return how many passes of the good end show that a perturbation alone does not cause failures.
 
-    If the perturbation made the good end fail as often as the bad one, all of these trials would pass with
-    probability `error`.
+    If the good end failed as often as the bad end, all these trials would pass with probability at most
+    `error`.
 
     Args:
         rate: Failure rate of the bad end under the perturbation.

@@ -1,26 +1,20 @@
-"""Finds which changed packages carry the failure, by a search over sets of changes. Pure.
+"""Find which changed packages cause the failure, by a search over sets of changes. Pure.
 
-Between a good environment and a bad one n packages changed. An *intermediate environment* is the good one
-with a set S of the changes made. A hypothesis is a smallest set C that carries the failure:
+Between the good and the bad environment n packages changed. An *intermediate environment* is the good one
+with a set S of the changes applied. A hypothesis names the smallest set C of changes that causes the failure:
 
-    all of C:  S is bad iff C ⊆ S        (one package, or two or three that have to meet)
-    any of C:  S is bad iff C ∩ S ≠ ∅    (either of two packages does it)
-    whole:     S is bad iff it has every change
+    all of C:  S is bad iff C ⊆ S        (one package, or two or three packages together)
+    any of C:  S is bad iff C ∩ S ≠ ∅    (either of two packages)
+    whole:     S is bad iff it contains every change
 
-The counts of all intermediate environments give the posterior as they do for combinations: with the rates of
-bad intermediate environments drawn around a common one (see `rates.py`), and the trials at both ends known
-beforehand,
+The hypotheses are rows of a belief (`belief.py`) over cells: the good and the bad environment with their
+trials, the intermediate environments that were tried, and those that may come next. Not every intermediate
+environment can be built; one that the package solver refuses is not asked for again. Hypotheses that no
+buildable environment can tell apart are reported together.
 
-    P(C | counts) ∝ P(C) · Σ_{j,k} P(m_j, σ_j, p0_k | ends) · Π_{S bad under C} B_j(S) · Π_{others} G_k(S)
-
-which is a product of three small matrices for all hypotheses at once. Not every intermediate environment
-can be made; what a solver refuses is never asked again, and hypotheses that no intermediate environment
-tells apart end as one answer.
-
-Next is tried what tells most per cost: the mutual information between "S is bad" and the number of failures
-in a block of trials, over the block's length plus the price of building S. Delta debugging (A. Zeller and
-R. Hildebrandt, *Simplifying and isolating failure-inducing input*, IEEE TSE 28 (2002)) tests the same halves
-and complements, but takes each answer for certain.
+The next environment is the one whose trials are expected to tell most for their cost (`choice.py`). Delta
+debugging (A. Zeller and R. Hildebrandt, *Simplifying and isolating failure-inducing input*, IEEE TSE 28
+(2002)) tests similar sets, but assumes that each result is certain.
 """
 
 from __future__ import annotations
@@ -28,38 +22,43 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
 
+from bisect_env.search.belief import Belief, CellCounts, believe
+from bisect_env.search.choice import Choice
 from bisect_env.search.families import FloatArray
-from bisect_env.search.numeric import beta_binomial
+from bisect_env.search.hypotheses import HypothesisRows
 from bisect_env.search.rates import RateGrid
 
 Changes = frozenset[int]
-"""A set of changes, by their positions."""
+"""A set of changes, each given by its position in the list of changed packages."""
 
 _SIZES = {1: 0.75, 2: 0.15, 3: 0.04}
 _ANY = 0.04
 _WHOLE = 0.02
 _THREES_UP_TO = 45
-"""Changes up to which three that have to meet are considered: beyond it there are too many threes."""
-_LEADERS = 40
-"""Hypotheses for which intermediate environments are thought up."""
+"""Maximum number of changes for which sets of three are considered; beyond it there are too many sets."""
 _BLOCKS = (1, 2, 4, 8, 16, 32, 64, 128)
+"""Numbers of trials among which the next step chooses."""
+_LEADERS = 40
+"""Number of the most probable hypotheses for which intermediate environments are proposed."""
 _WORTH = 0.01
-"""Tied hypotheses are named if they are at least so probable, as a share of the first."""
+"""Minimum probability of a tied hypothesis that is reported, as a share of the probability of the best
+one."""
 _NOTHING = 1e-3
-"""Bits below which an intermediate environment is not worth making."""
+"""Minimum expected information, in bits, of an intermediate environment that is worth trying."""
 
 
 @dataclass(frozen=True, slots=True)
 class Try:
-    """A step that asks for trials of an intermediate environment, if it can be built.
+    """A step of the search: run trials in an environment with only some of the changes applied.
 
     Attributes:
-        intermediate: The environment.
-        trials: Number of trials; the answer may be found before all of them have run.
+        intermediate: The changes that the environment contains.
+        trials: Number of trials to run; the search may end before all of them have run.
     """
 
     intermediate: Changes
@@ -68,10 +67,10 @@ class Try:
 
 @dataclass(frozen=True, slots=True)
 class Done:
-    """The end of the search: no step is left.
+    """The last step of the search: there is nothing left to try.
 
     Attributes:
-        is_sure: Whether the confidence is reached.
+        is_sure: Whether the answer reaches the stated confidence.
     """
 
     is_sure: bool
@@ -82,13 +81,13 @@ class Culprit:
     """A hypothesis about which changes cause the failure, with its probability.
 
     Attributes:
-        kind: `all`, `any` or `whole`.
-        changes: The changes; every change for `whole`.
-        probability: Posterior.
-        tied: Further hypotheses that no intermediate environment can tell from this one, the most probable
-            first; the probability covers all of them.
-        perhaps: Further changes that the failure may need as well: no intermediate environment has `changes`
-            without them. The probability covers that.
+        kind: `all`, `any` or `whole` (see the module).
+        changes: The changes; every change if `kind` is `whole`.
+        probability: Posterior of this hypothesis, including those in `tied` and `perhaps`.
+        tied: Changes of other hypotheses that no buildable environment can tell from this one, the most
+            probable first.
+        perhaps: Further changes that the failure may also need: no buildable environment contains `changes`
+            without them.
     """
 
     kind: str
@@ -98,35 +97,31 @@ class Culprit:
     perhaps: Changes = frozenset()
 
 
-@dataclass(slots=True)
-class _Hypotheses:
-    members: NDArray[np.bool_]
-    kinds: NDArray[np.int8]
-    prior: FloatArray
-
-
 _ALL, _EITHER, _TOGETHER = 0, 1, 2
 _NAMES = {_ALL: "all", _EITHER: "any", _TOGETHER: "whole"}
 
 
 @dataclass
 class CulpritSearch:
-    """A search for the changes between two environments that cause a failure; see the module.
+    """A search for the changes between two environments that cause a failure.
+
+    See the module.
 
     Args:
         size: Number of changes, at least 1.
-        good: Bad trials and trials of the good end.
-        bad: Bad trials and trials of the bad end.
-        forced: For each change those that a solver has to make along with it, itself included.
-        released: For each change those that it has to take back along with it, itself included.
-        weights: How likely each change is a culprit before any trial, up to a factor.
-        confidence: Posterior at which the search ends.
-        min_rate: The smallest crash rate that is looked for.
-        stated_rate: How often the bad end fails, if the user says so.
-        is_sound: Returns at once whether an intermediate environment can be built; True if unknown.
+        good: Number of failing trials and of all trials in the good environment.
+        bad: Number of failing trials and of all trials in the bad environment.
+        forced: For each change, the changes that the package solver must apply together with it, including
+            itself.
+        released: For each change, the changes that it must revert together with it, including itself.
+        weights: Prior weight of each change being a culprit, up to a common factor.
+        confidence: Posterior probability at which the search ends.
+        min_rate: The smallest failure rate to search for.
+        stated_rate: Failure rate of the bad environment, if the user states it.
+        is_sound: Returns quickly whether an intermediate environment can be built; True if unknown.
 
     Attributes:
-        counts: Bad trials and trials of each intermediate environment tried.
+        counts: Number of failing trials and of all trials of each intermediate environment tried.
     """
 
     size: int
@@ -148,46 +143,40 @@ class CulpritSearch:
         self._grid = RateGrid.default(self.min_rate, self.stated_rate, two_steps=False)
         self._feasible: dict[Changes, bool] = {}
         self._sound: dict[Changes, bool] = {}
-        self._built: set[Changes] = set()
-        self._hypotheses = _hypotheses(self.size, self.weights or [1.0] * self.size)
-        self._refresh()
+        self._members, self._kinds, self._prior = _hypotheses(self.size, self.weights or [1.0] * self.size)
 
     # -- telling -------------------------------------------------------------------------------------------
 
     def set_aside(self, intermediate: Changes) -> None:
-        """Record that an intermediate environment cannot be built, or that nothing can be learnt in it."""
+        """Record that an intermediate environment cannot be built, or that its trials are useless."""
         self._feasible[intermediate] = False
 
     def tell(self, intermediate: Changes, *, hits: int, trials: int) -> None:
-        """Add trials of an intermediate environment.
+        """Record the results of trials in an intermediate environment.
 
         Raises:
-            ValueError: No such counts.
+            ValueError: `hits` is not between 0 and `trials`.
         """
         if not 0 <= hits <= trials:
             raise ValueError(f"{hits} of {trials} are no counts")
         before = self.counts.get(intermediate, (0, 0))
         self.counts[intermediate] = (before[0] + hits, before[1] + trials)
         self._feasible[intermediate] = True
-        self._built.add(intermediate)
-        self._refresh()
+        self.__dict__.pop("_posterior", None)
 
     # -- asking --------------------------------------------------------------------------------------------
 
     def next_step(self, *, build_cost: float = 5.0) -> Try | Done:
-        """Return the next step of the search.
+        """Return the next step of the search: trials to run (`Try`), or the end (`Done`).
 
         Args:
-            build_cost: Price of a new environment, in trials.
+            build_cost: Cost of building a new environment, expressed as a number of trials.
         """
         if self.best.probability >= self.confidence:
             return Done(is_sure=True)
         candidates = [c for c in self._candidates() if self._may_be_had(c)]
-        best = self._most_telling(candidates, build_cost)
-        if best is None:
-            return Done(is_sure=self.answer.probability >= self.confidence)
-        _, intermediate, block = best
-        return Try(intermediate, block)
+        following = self._most_telling(candidates, build_cost)
+        return following or Done(is_sure=self.answer.probability >= self.confidence)
 
     def _may_be_had(self, intermediate: Changes) -> bool:
         if intermediate in self._feasible:
@@ -198,13 +187,19 @@ class CulpritSearch:
 
     @property
     def best(self) -> Culprit:
-        """Return the most probable hypothesis with the probability that its changes cause the failure."""
+        """Return the most probable hypothesis with the probability that its changes cause the failure.
+
+        The probability includes hypotheses that name further causes in addition.
+        """
         top = int(self._posterior.argmax())
         return self._culprit(top, float(self._posterior[self._agreeing(top)].sum()))
 
     @property
     def answer(self) -> Culprit:
-        """Return the best hypothesis with those that no environment can tell from it."""
+        """Return the most probable hypothesis, with all indistinguishable ones as alternatives.
+
+        Hypotheses are indistinguishable if they agree on every environment that is known to be buildable.
+        """
         known = [intermediate for intermediate, feasible in self._feasible.items() if feasible]
         best = self.best
         if not known or best.probability >= self.confidence:
@@ -213,134 +208,122 @@ class CulpritSearch:
         labels = self._labels(known)
         agreeing = self._agreeing(top)
         same = (labels == labels[:, [top]]).all(axis=0) | agreeing
-        size = self._hypotheses.members.sum(axis=1)
+        size = self._members.sum(axis=1)
         others = same & ~agreeing & (self._posterior > _WORTH * self._posterior[top])
         alike = others & (size == size[top])
-        wider = others & (size > size[top]) & (self._hypotheses.kinds != _EITHER)
+        wider = others & (size > size[top]) & (self._kinds != _EITHER)
         ordered = sorted(np.flatnonzero(alike).tolist(), key=lambda i: -self._posterior[i])
         mass = float(self._posterior[same].sum())
-        found = self._culprit(top, mass, tuple(self._members(i) for i in ordered))
+        found = self._culprit(top, mass, tuple(self._changes(i) for i in ordered))
         if found.tied or found.kind != _NAMES[_ALL]:
             return found
-        perhaps = frozenset[int]().union(*(self._members(int(i)) for i in np.flatnonzero(wider)))
+        perhaps = frozenset[int]().union(*(self._changes(int(i)) for i in np.flatnonzero(wider)))
         return replace(found, perhaps=perhaps - found.changes)
 
     def _agreeing(self, top: int) -> NDArray[np.bool_]:
-        """Return which hypotheses agree that the top one's changes cause the failure and no fewer do.
+        """Return which hypotheses say that the changes of `top` suffice and are all needed.
 
-        They may name further causes besides.
+        These hypotheses may name further causes in addition. The result is a boolean array, shape
+        (hypotheses,).
         """
         itself = np.zeros(len(self._posterior), dtype=np.bool_)
         itself[top] = True
-        if self._hypotheses.kinds[top] != _ALL:
+        if self._kinds[top] != _ALL:
             return itself
-        changes = self._members(top)
+        changes = self._changes(top)
         fewer = [changes - {one} for one in changes if len(changes) > 1]
         labels = self._labels([changes, *fewer])
         says_so = (labels[0] > 0) & (labels[1:] == 0).all(axis=0)
         return np.asarray(itself | says_so, dtype=np.bool_)
 
     def _culprit(self, position: int, probability: float, tied: tuple[Changes, ...] = ()) -> Culprit:
-        kind = _NAMES[int(self._hypotheses.kinds[position])]
-        return Culprit(kind, self._members(position), min(1.0, probability), tied)
+        kind = _NAMES[int(self._kinds[position])]
+        return Culprit(kind, self._changes(position), min(1.0, probability), tied)
 
-    def _members(self, position: int) -> Changes:
-        return frozenset(int(i) for i in np.flatnonzero(self._hypotheses.members[position]))
+    def _changes(self, position: int) -> Changes:
+        return frozenset(int(i) for i in np.flatnonzero(self._members[position]))
 
     @property
     def infeasible(self) -> int:
-        """Return the number of intermediate environments that cannot be built."""
+        """Return the number of intermediate environments found so far that cannot be built."""
         return sum(not feasible for feasible in (self._sound | self._feasible).values())
 
     # -- the posterior -------------------------------------------------------------------------------------
 
-    def _refresh(self) -> None:
-        grid = self._grid
-        with np.errstate(divide="ignore"):
-            log_joint = np.log(grid.joint)
-        log_joint += grid.if_bad(*self.bad)[0][:, None] + grid.if_good(*self.good)[None, :]
-        # One intermediate environment is the bad end itself; its trials are known twice over then, never
-        # counted twice.
-        tried = [h for h in self.counts if h not in (self._everything, frozenset())]
-        ends = {self._everything: 0, frozenset(): 1}
-        for end, which in ends.items():
-            if end in self.counts:
-                more = self.counts[end]
-                log_joint += grid.if_good(*more)[None, :] if which else grid.if_bad(*more)[0][:, None]
-        weight = np.exp(log_joint - log_joint.max())
-        hypotheses = self._hypotheses
-        bad = np.zeros((len(hypotheses.prior), len(grid.m)))
-        good = np.zeros((len(hypotheses.prior), len(grid.p0)))
-        if tried:
-            labels = self._labels(tried)
-            bad += labels.T @ np.stack([grid.if_bad(*self.counts[h])[0] for h in tried])
-            good += (1.0 - labels).T @ np.stack([grid.if_good(*self.counts[h]) for h in tried])
-        bad_top, good_top = bad.max(axis=1), good.max(axis=1)
-        by_column = np.exp(bad - bad_top[:, None])
-        by_background = np.exp(good - good_top[:, None])
-        evidence = ((by_column @ weight) * by_background).sum(axis=1)
-        with np.errstate(divide="ignore"):
-            score = np.log(hypotheses.prior) + np.log(evidence) + bad_top + good_top
-        posterior = np.exp(score - score.max())
-        self._posterior: FloatArray = posterior / posterior.sum()
-        top = int(self._posterior.argmax())
-        columns = (weight * by_background[top][None, :]).sum(axis=1) * by_column[top]
-        background = (weight * by_column[top][:, None]).sum(axis=0) * by_background[top]
-        self._columns: FloatArray = columns / columns.sum()
-        self._background: FloatArray = background / background.sum()
+    def _believe(self, candidates: Sequence[Changes] = ()) -> Belief:
+        """Return the posterior (`Belief`) for all environments with trials and the given candidates.
+
+        Its cells are in this order: the good and the bad environment, the other ones with trials, then the
+        candidates.
+        """
+        counts = self._counts_with_ends()
+        cells = [*counts, *(one for one in candidates if one not in counts)]
+        hits, trials = np.array([counts.get(one, (0, 0)) for one in cells], dtype=np.int64).T
+        says = self._labels(cells).T > 0
+        rows = HypothesisRows(says, self._prior, np.zeros(len(says), dtype=np.int8))
+        return believe(rows, CellCounts(self._grid, hits, trials))
+
+    def _counts_with_ends(self) -> dict[Changes, tuple[int, int]]:
+        """Return failures and trials of each environment, the good and the bad one first."""
+        counts = {frozenset[int](): self.good, self._everything: self.bad}
+        for changes, (hits, trials) in self.counts.items():
+            before = counts.get(changes, (0, 0))
+            counts[changes] = before[0] + hits, before[1] + trials
+        return counts
+
+    @cached_property
+    def _posterior(self) -> FloatArray:
+        """Return the posterior of each hypothesis."""
+        return self._believe().weight
 
     def _labels(self, intermediates: Sequence[Changes]) -> FloatArray:
-        """Return whether each hypothesis calls each environment bad: shape (intermediates, hypotheses)."""
+        """Return whether each hypothesis calls each environment bad, as 1 or 0.
+
+        The shape is (intermediates, hypotheses).
+        """
         inside = np.zeros((len(intermediates), self.size))
         for row, intermediate in enumerate(intermediates):
             inside[row, list(intermediate)] = 1.0
-        members = self._hypotheses.members.astype(np.float64)
+        members = self._members.astype(np.float64)
         missing = (1.0 - inside) @ members.T
         common = inside @ members.T
-        either = self._hypotheses.kinds == _EITHER
+        either = self._kinds == _EITHER
         return np.where(either[None, :], common > 0, missing == 0).astype(np.float64)
 
-    def _most_telling(
-        self, candidates: Sequence[Changes], build_cost: float
-    ) -> tuple[float, Changes, int] | None:
-        """Return score, environment and block size of the best candidate; None if no candidate is useful.
+    def _most_telling(self, candidates: Sequence[Changes], build_cost: float) -> Try | None:
+        """Return the trials that promise the most information for their cost, or None if none do.
 
-        The best candidate has the highest expected information per cost.
-
-        A block tells the mutual information between whether the intermediate environment is bad and its
-        number of failures. The rate of a bad intermediate environment is taken beta-distributed with the
-        mean and the variance of the posterior.
+        Args:
+            candidates: Intermediate environments to choose from.
+            build_cost: Cost of building a new environment, expressed as a number of trials.
         """
         if not candidates:
             return None
-        chance = self._labels(candidates) @ self._posterior
-        price = np.array([0.0 if intermediate in self._built else build_cost for intermediate in candidates])
-        # Intermediate environments with equal counts have equal rates, and mostly these are none.
-        alike: dict[tuple[int, int], list[int]] = {}
-        for position, intermediate in enumerate(candidates):
-            alike.setdefault(self.counts.get(intermediate, (0, 0)), []).append(position)
-        background = _mean_and_variance(self._grid.p0, self._background)
-        best: tuple[float, Changes, int] | None = None
-        for counts, positions in alike.items():
-            _, rates = self._grid.if_bad(*counts)
-            moments = _mean_and_variance(self._grid.rates, self._columns @ rates)
-            for block in _BLOCKS:
-                if_bad = _of_hits(block, *moments)
-                if_good = _of_hits(block, *background)
-                told = _information(chance[positions], if_bad, if_good)
-                scores = np.where(told > _NOTHING, told / (price[positions] + block), 0.0)
-                top = int(scores.argmax())
-                if scores[top] > (0.0 if best is None else best[0]):
-                    best = (float(scores[top]), candidates[positions[top]], block)
-        return best
+        belief = self._believe(candidates)
+        places = {one: place for place, one in enumerate(self._counts_with_ends())}
+        for one in candidates:
+            places.setdefault(one, len(places))
+        choice = Choice(belief, np.array([places[one] for one in candidates], dtype=np.intp))
+        prices = np.array([0.0 if one in self.counts else build_cost for one in candidates])
+        told = {block: choice.information(block) for block in _BLOCKS}
+        score = {
+            block: np.where(bits > _NOTHING, bits / (prices + block), 0.0) for block, bits in told.items()
+        }
+        block = max(_BLOCKS, key=lambda one: float(score[one].max()))
+        if not score[block].any():
+            return None
+        return Try(candidates[int(score[block].argmax())], block)
 
     # -- intermediate environments ---------------------------------------------------------------------------
 
     def _candidates(self) -> list[Changes]:
-        """Return the environments that may separate the leading hypotheses, each once, without the ends."""
+        """Return environments whose trials may separate the most probable hypotheses.
+
+        Each occurs once; the good and the bad environment are left out.
+        """
         leaders = np.argsort(-self._posterior)[:_LEADERS].tolist()
-        sets = [self._members(i) for i in leaders]
-        share = self._posterior @ self._hypotheses.members
+        sets = [self._changes(i) for i in leaders]
+        share = self._posterior @ self._members
         order = [int(i) for i in np.argsort(-share, kind="stable")]
         prefixes = [frozenset(order[: k + 1]) for k in range(len(order))]
         singles = [frozenset([i]) for i in order]
@@ -351,7 +334,7 @@ class CulpritSearch:
             for member in one:
                 rest = self._everything - {member}
                 wanted += [rest, self._up(one - {member}), self._everything - self._down(frozenset([member]))]
-        found = dict.fromkeys([*wanted, *self._built])
+        found = dict.fromkeys([*wanted, *self.counts])
         return [one for one in found if one and one != self._everything]
 
     def _up(self, changes: Iterable[int]) -> Changes:
@@ -368,7 +351,13 @@ def _closed(changes: Iterable[int], along: Sequence[Changes]) -> Changes:
     return frozenset(found)
 
 
-def _hypotheses(size: int, weights: Sequence[float]) -> _Hypotheses:
+def _hypotheses(
+    size: int, weights: Sequence[float]
+) -> tuple[NDArray[np.bool_], NDArray[np.int8], FloatArray]:
+    """Return all hypotheses about `size` changes: their changes, their kinds and their prior.
+
+    The shapes are (hypotheses, changes), (hypotheses,) and (hypotheses,).
+    """
     each = np.array(weights, dtype=np.float64) / sum(weights)
     rows: list[tuple[tuple[int, ...], int, float]] = []
     sizes = [k for k in _SIZES if k <= min(size, 3 if size <= _THREES_UP_TO else 2)]
@@ -385,33 +374,4 @@ def _hypotheses(size: int, weights: Sequence[float]) -> _Hypotheses:
     for position, (one, _, _) in enumerate(rows):
         members[position, list(one)] = True
     prior = np.array([weight for _, _, weight in rows])
-    return _Hypotheses(members, np.array([kind for _, kind, _ in rows], dtype=np.int8), prior / prior.sum())
-
-
-def _mean_and_variance(values: FloatArray, weights: FloatArray) -> tuple[float, float]:
-    mean = float(values @ weights / weights.sum())
-    return mean, float(((values - mean) ** 2) @ weights / weights.sum())
-
-
-def _of_hits(trials: int, mean: float, variance: float) -> FloatArray:
-    """Return the probability of each number of hits for a beta-distributed rate.
-
-    Mean and variance of the rate are given.
-    """
-    mean = min(max(mean, 1e-9), 1 - 1e-9)
-    # Almost no variance is a plain binomial; a beta with huge parameters is one, to many digits.
-    total = mean * (1 - mean) / max(variance, 1e-12 * mean) - 1.0
-    return beta_binomial(trials, max(total, 1e-3) * mean, max(total, 1e-3) * (1 - mean))
-
-
-def _information(chance: FloatArray, if_bad: FloatArray, if_good: FloatArray) -> FloatArray:
-    """Return the mutual information, in bits, of a label and a count, for each chance of the label.
-
-    The result has shape (C,).
-    """
-    bad, good = chance[:, None] * if_bad[None, :], (1.0 - chance)[:, None] * if_good[None, :]
-    mixed = bad + good
-    with np.errstate(divide="ignore", invalid="ignore"):
-        terms = np.where(bad > 0, bad * np.log2(if_bad[None, :] / mixed), 0.0)
-        terms += np.where(good > 0, good * np.log2(if_good[None, :] / mixed), 0.0)
-    return np.asarray(terms.sum(axis=1), dtype=np.float64)
+    return members, np.array([kind for _, kind, _ in rows], dtype=np.int8), prior / prior.sum()

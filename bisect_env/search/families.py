@@ -1,11 +1,13 @@
-"""Sets of values on one axis that may be bad, as 0/1 matrices.
+"""Families of value sets: the sets of values on one axis that may be bad, as 0/1 matrices.
 
-A hypothesis picks one set per axis. The first set of every family is the whole axis ("this axis does not
-matter"), so that simple hypotheses are those with many first sets.
+A hypothesis picks one set per axis. The first set of every family contains the whole axis, which means "this
+axis does not matter". In a simple hypothesis most axes have their first set.
 """
 
 from __future__ import annotations
 
+import functools
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -22,16 +24,18 @@ _SUFFIX_SHARE = 0.35
 _PREFIX_SHARE = 0.25
 # Broken, fixed, and broken again: rare, but a history that is so must not be reported as something else.
 _GAP_SHARE = 0.04
+MOST_SETS = 20_000
+"""Maximum number of combinations of value sets in a space that is recomputed after every trial."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Family:
-    """Candidate sets of bad values on one axis.
+    """The candidate sets of bad values on one axis, with their prior probabilities.
 
     Attributes:
-        sets: 0/1, shape (sets, values); row 0 is all ones.
-        prior: Shape (sets,); `prior[0]` is 0 and the others, the sets that do matter, sum to 1
-            (an axis with a single value has the first row alone).
+        sets: 0/1, shape (sets, values); 1 for the values in a set. Row 0 is all ones.
+        prior: Prior of each set if the axis matters, shape (sets,). `prior[0]` is 0 and the others sum to 1.
+            An axis with a single value has only row 0.
     """
 
     sets: FloatArray
@@ -39,27 +43,44 @@ class Family:
 
     @property
     def spared(self) -> FloatArray:
-        """Return which values each set leaves good in an *any of* hypothesis: 0/1, shape (sets, values).
+        """Return the complement of each set of bad values: 1 for each value outside the set.
 
-        Each row is the complement of the set. Row 0 is all ones: an axis that does not matter makes no
-        value bad.
+        The shape is (sets, values). Hypotheses of the kind *any of* use these rows.
+        Row 0 is all ones: an axis that does not matter makes no value bad.
         """
         spared = 1.0 - self.sets
         spared[0] = 1.0
         return spared
 
 
+def families_of(shape: Sequence[int], directions: Sequence[Direction]) -> list[Family]:
+    """Return the family of each axis of a lattice.
+
+    If there were more than `MOST_SETS` combinations of sets, no family contains complements of intervals.
+
+    Args:
+        shape: Number of values on each axis.
+        directions: Where the bad values may lie, one per axis.
+    """
+    found = [family(d, n) for d, n in zip(directions, shape, strict=True)]
+    if math.prod(len(one.sets) for one in found) > MOST_SETS:
+        found = [family(d, n, gaps=False) for d, n in zip(directions, shape, strict=True)]
+    return found
+
+
+@functools.lru_cache(maxsize=64)
 def family(direction: Direction, size: int, *, gaps: bool = True) -> Family:
-    """Return the candidate sets of bad values for a direction.
+    """Return the candidate sets of bad values on an axis with the given direction and size.
 
     Args:
         direction: Where the bad values may lie.
         size: Number of values on the axis, at least 1.
-        gaps: Whether `either` has the complements of intervals, too: broken, fixed, broken again.
+        gaps: Whether the family of `EITHER` also contains the complements of intervals (broken, fixed, broken
+            again).
 
     Returns:
-        Suffixes {>= a} for a regression, prefixes {< a} for a fix, all intervals [a, b) for either, and
-        for values without order every single value and every all-but-one.
+        For `REGRESSION` all suffixes (values at or above some value), for `FIXED` all prefixes, for `EITHER`
+        all suffixes, prefixes and intervals, and for `UNORDERED` each single value and each all-but-one set.
     """
     values = np.arange(size)
     rows: list[NDArray[np.bool_]] = []
@@ -96,39 +117,3 @@ def family(direction: Direction, size: int, *, gaps: bool = True) -> Family:
     if len(rows):
         prior /= prior.sum()
     return Family(sets, prior)
-
-
-@dataclass(frozen=True)
-class CoarseAxis:
-    """One axis of which the search looks at some values only.
-
-    Attributes:
-        active: The values looked at, ascending.
-        of: Coarse set of each fine set, shape (fine sets,).
-        coarse: The family over the active values.
-    """
-
-    active: NDArray[np.intp]
-    of: NDArray[np.intp]
-    coarse: Family
-
-    @classmethod
-    def over(cls, fine: Family, active: Sequence[int]) -> CoarseAxis:
-        """Return the axis with a family of value sets reduced to the active values."""
-        columns = np.array(sorted(active), dtype=np.intp)
-        of = alike(fine.sets, columns)
-        first = np.unique(of, return_index=True)[1]
-        prior = np.asarray(np.bincount(of, weights=fine.prior), dtype=np.float64)
-        return cls(columns, of, Family(fine.sets[np.ix_(first, columns)], prior))
-
-
-def alike(sets: FloatArray, columns: NDArray[np.intp]) -> NDArray[np.intp]:
-    """Group sets that agree on the given columns, and return the group number of each set.
-
-    Group 0 contains only set 0, "does not matter".
-    """
-    of = np.zeros(len(sets) - 1, dtype=np.intp)
-    for column in columns:
-        code = 2 * of + (sets[1:, column] > 0)
-        of = (np.cumsum(np.bincount(code) > 0) - 1)[code]
-    return np.concatenate([[0], of + 1]).astype(np.intp)

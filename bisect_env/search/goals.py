@@ -1,4 +1,4 @@
-"""The goals of a study, and the search that belongs to each."""
+"""The goals of a study, and the search for each goal."""
 
 from __future__ import annotations
 
@@ -7,34 +7,34 @@ from enum import StrEnum
 
 from bisect_env.matrix.grid import Grid, Index
 from bisect_env.matrix.schema import SearchLimits
-from bisect_env.search.coarsening import search_for
 from bisect_env.search.corners import CornerSearch
-from bisect_env.search.searcher import StudySearch
-from bisect_env.search.table import TableSearch
+from bisect_env.search.study_search import StudySearch
+from bisect_env.search.table_search import TableSearch
+from bisect_env.search.zoom import search_for
 
 
 class Goal(StrEnum):
-    """A goal that a study can have."""
+    """The goal of a study: what the search has to find."""
 
     FIRST_BAD = "first-bad"
-    """Where it begins to fail."""
+    """The change at which the failure begins (for example: the first bad version of torch)."""
     EVERY_CONFIGURATION = "every-configuration"
-    """The same, and where else it does."""
+    """The same, and in addition every other minimal failing configuration."""
     TABLE = "table"
-    """Which combinations fail, and which do not."""
+    """A label for every combination: does it fail or not?"""
 
 
 def search_towards(
     goal: Goal, grid: Grid, groups: Mapping[Index, Index], limits: SearchLimits, *, quick: bool = False
 ) -> StudySearch:
-    """Return the search for a goal.
+    """Return a new search for the given goal.
 
     Args:
         goal: What the study is to find.
-        grid: As for `Search`.
-        groups: As for `Search`.
-        limits: As for `Search`.
-        quick: As for `Search`; only a search for the first bad combination uses it.
+        grid: The lattice of combinations, as for `Search`.
+        groups: The representative of each combination that can be run, as for `Search`.
+        limits: When to stop, as for `Search`.
+        quick: Whether to skip the final checks, as for `Search`; only `Goal.FIRST_BAD` uses it.
     """
     match goal:
         case Goal.TABLE:

@@ -1,4 +1,4 @@
-"""The interface between what chooses trials and the runner that carries them out. Pure."""
+"""The interface between a search, which chooses trials, and the runner, which carries them out. Pure."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from bisect_env.matrix.grid import Index
 class Plan(Protocol):
     """An object that chooses which combinations to try next, and when to stop.
 
-    The same results, reported in any order, lead to the same choices, so that a plan is resumed by reporting
-    what is stored.
+    Its choices depend only on which results were reported, not on their order. A study is therefore resumed
+    by reporting all stored results to a new plan.
     """
 
     @property
@@ -22,7 +22,7 @@ class Plan(Protocol):
 
     @property
     def finished(self) -> bool:
-        """Return whether no more trials are wanted."""
+        """Return True if the plan wants no more trials."""
         ...
 
     def ask(
@@ -34,24 +34,26 @@ class Plan(Protocol):
         only: Collection[Index] | None = None,
         worth: float = 0.0,
     ) -> list[Index]:
-        """Return the combinations of the next trials.
+        """Return the combinations to try next.
 
         Args:
             count: Maximum number of trials.
             pending: Number of running trials of each combination.
-            build_cost: Cost of each environment that does not exist yet, in trials.
-            only: The combinations to choose among; None for all.
-            worth: Omit trials with less than this share of the best trial's expected information.
+            build_cost: Cost of each environment that does not exist yet, expressed as a number of trials.
+            only: Combinations to choose from; None for all.
+            worth: With `only`: return nothing if the best of these trials is expected to tell less than this
+                share of what the best trial of all combinations tells.
 
         Returns:
-            One entry per trial; fewer than `count`, or none, if no further trial is worth its time.
+            One entry per trial. The list has fewer than `count` entries, or none, if no further trial is
+            worth its time.
         """
         ...
 
     def foresee(
         self, pending: Mapping[Index, int], build_cost: Mapping[Index, float] | None = None
     ) -> list[Index]:
-        """Return the combinations that may follow the pending trials, the likeliest first.
+        """Return the combinations that may be tried after the pending trials, the likeliest first.
 
         Their environments are worth building while those trials run.
 
@@ -62,9 +64,9 @@ class Plan(Protocol):
         ...
 
     def tell(self, index: Index, *, hit: bool) -> None:
-        """Count one trial of a combination, which was bad (`hit`) or good."""
+        """Record one trial of the combination `index`: a failure if `hit` is True, otherwise a pass."""
         ...
 
     def set_aside(self, index: Index) -> None:
-        """Exclude a combination: no more trials of it are possible or useful."""
+        """Exclude a combination from further trials, because no trials of it are possible or useful."""
         ...

@@ -1,23 +1,23 @@
-"""Tests whether a failure rate is below a limit, trial by trial, with exact error probabilities.
+"""Test whether a failure rate is below a limit, trial by trial, with exact error probabilities.
 
-Trials come one after another, and one looks after each; the error has to hold however long one goes on. Let
-`r` be the limit, `α` the allowed error, and let the trials be throws with rate `r` exactly, the hardest case.
-Two families of boundaries end the test:
+The test looks at the result after every trial, so the error must hold no matter how many trials follow. Let
+`r` be the limit and `α` the allowed error; the hardest case is a true rate of exactly `r`. Two families of
+boundaries end the test:
 
-* *below*: with k failures, once that has become improbable. Let f(n, k) be the probability of k failures in n
-  trials without having ended before. The boundary for k is the first n with f(n, k) ≤ α_k, where
-  α_0 = (1 − q)α and α_k = qα / (k(k + 1)); what is absorbed there sums to at most α.
-* *above*: at the k-th failure, if it comes so early that all such early arrivals together have probability at
-  most β_k = α / (k(k + 1)); these sum to at most α as well.
+* *below*: with k failures, once this has become improbable. Let f(n, k) be the probability of k failures in n
+  trials without having ended before. The boundary for k is the first n with f(n, k) ≤ α_k, where α_0 = (1 −
+  q)α and α_k = qα / (k(k + 1)). The probability of ending at these boundaries is at most α in total.
+* *above*: at the k-th failure, if it comes so early that all such early arrivals together have a probability
+  of at most β_k = α / (k(k + 1)). These also sum to at most α.
 
-f is computed exactly, trial by trial: f(n, k) = (1 − r)·f(n − 1, k) + r·f(n − 1, k − 1), less what was
-absorbed. For a rate beyond the limit the wrong end is rarer still: more failures lead away from it.
+f is computed exactly, trial by trial: f(n, k) = (1 − r)·f(n − 1, k) + r·f(n − 1, k − 1), less the probability
+of having ended. If the true rate is beyond the limit, the wrong result is even less likely.
 
-A fixed number of clean trials, n ≥ ln α / ln(1 − r) (299 for 1 % and 95 %), is the least that any test can do
-without a failure. With q = 0.1 this one needs ln(0.9 α) / ln(1 − r) (309), and in return survives failures.
+A test with a fixed number of trials needs at least n ≥ ln α / ln(1 − r) trials without a failure (299 for 1 %
+and 95 %). With q = 0.1, this test needs ln(0.9 α) / ln(1 − r) (309), and in return it tolerates failures.
 
-Source: the spending of an error over looks is that of K. K. G. Lan and D. L. DeMets, *Discrete sequential
-boundaries for clinical trials*, Biometrika 70 (1983), 659-663, here over failures in place of time.
+Source: spending an error over looks is due to K. K. G. Lan and D. L. DeMets, *Discrete sequential boundaries
+for clinical trials*, Biometrika 70 (1983), 659-663; here it is spent over failures instead of time.
 """
 
 from __future__ import annotations
@@ -27,31 +27,33 @@ from enum import StrEnum
 
 import numpy as np
 
-from bisect_env.search.numeric import beta_quantile
+from bisect_env.search.numeric import rate_of
 
 _LATER = 0.1
-"""q: the share of the error that is kept for tests in which a failure has been seen."""
+"""q of the module: share of the error that is reserved for tests in which a failure was seen."""
 _TINY = 1e-300
 
 
 class RateClaim(StrEnum):
-    """A claim that the test can make."""
+    """The result of a test: whether the failure rate is below or above the limit."""
 
     BELOW = "below"
     ABOVE = "above"
 
 
 class RateTest:
-    """A sequential test of whether a failure rate is below or above a limit; see the module.
+    """A sequential test of whether a failure rate is below or above a limit.
+
+    See the module.
 
     Args:
         max_rate: The limit, between 0 and 1, both excluded.
-        confidence: One minus the error probability of either claim, between 0 and 1, both excluded.
+        confidence: One minus the error probability of either result, between 0 and 1, both excluded.
 
     Attributes:
         trials: Number of trials so far.
-        hits: Failures among them.
-        claim: The first claim that was shown, None before that; later trials do not change it.
+        hits: Number of failures among them.
+        claim: The first result that was reached, None before that. Later trials do not change it.
 
     Raises:
         ValueError: An argument is not between 0 and 1.
@@ -72,17 +74,17 @@ class RateTest:
 
     @property
     def clean_needed(self) -> int:
-        """Return how many trials without a failure show a rate below the limit."""
+        """Return how many trials in a row without a failure show that the rate is below the limit."""
         return math.ceil(math.log((1.0 - _LATER) * self._error) / math.log1p(-self.max_rate))
 
     def tell(self, hit: bool) -> RateClaim | None:
-        """Add a trial.
+        """Add the result of one trial.
 
         Args:
-            hit: Whether it failed.
+            hit: Whether the trial failed.
 
         Returns:
-            The claim, if there is one now.
+            The result of the test if it was reached, else None.
         """
         self.trials += 1
         self.hits += hit
@@ -115,7 +117,14 @@ class RateTest:
         return claim
 
     def _is_early(self, k: int, mass: float) -> bool:
-        """Return whether the k-th failure, arriving now with this probability, still counts as early."""
+        """Return whether a `k`-th failure at the current trial shows that the rate is above the limit.
+
+        If so, its probability is added to the part of the error that is spent on early `k`-th failures.
+
+        Args:
+            k: Number of the failure.
+            mass: Probability that the k-th failure comes at exactly this trial, at the claimed rate.
+        """
         spent = self._early.get(k, 0.0)
         if spent < 0.0:
             return False
@@ -125,18 +134,22 @@ class RateTest:
 
 
 def share(failures: int) -> float:
-    """Return the share of the error spent on the claim *below* after so many failures; shares sum to 1."""
+    """Return what share of the allowed error belongs to the result *below* after `failures` failures.
+
+    The shares of all numbers of failures add up to 1.
+    """
     return 1.0 - _LATER if failures == 0 else _LATER / (failures * (failures + 1))
 
 
 def upper_bound(hits: int, trials: int, confidence: float = 0.95) -> float:
-    """Return the rate above which a result this good has at most probability 1 − confidence.
+    """Return a one-sided upper confidence bound of a failure rate.
 
-    This is a one-sided bound for a single look.
+    If the true rate is higher than this bound, at most `hits` failures in `trials` trials have a probability
+    of at most 1 − `confidence`. The bound is valid for a single look.
 
-    Source: Clopper and Pearson (see `numeric.py`); without hits 1 − (1 − confidence)^(1 / trials), the
-    "rule of three" for 95 %.
+    Source: Clopper and Pearson (see `numeric.py`); without hits 1 − (1 − confidence)^(1 / trials), the "rule
+    of three" for 95 %.
     """
     if hits >= trials:
         return 1.0
-    return beta_quantile(hits + 1, trials - hits, confidence)
+    return rate_of(hits, trials, 1.0 - confidence)

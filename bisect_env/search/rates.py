@@ -1,24 +1,26 @@
-"""The prior for failure rates: a grid of rates with weights, and how combinations may differ.
+"""The prior for failure rates: a grid of rates with weights.
 
 Bad combinations need not share one rate: three bad releases of one package crashed in 14 %, 15 % and 5 % of
 runs. The rate of a bad cell is therefore drawn around a typical rate `m`, log-normally with spread `σ`:
 
     P(r | m, σ) ∝ exp(−(ln r − ln m)² / 2σ²)   on a log-spaced grid of r        (σ = 0: r = m for every cell)
 
-A beta distribution around `m`, the textbook choice, puts much of its mass near zero whenever m is small, and
-then hundreds of clean runs prove little; on a log scale "half or twice as often" is equally far either way.
-Good cells share one background rate `p0`. A bad cell fails clearly more often than that, whatever the others
-do: rates below a floor, which grows with p0, are cut off. Without it no number of trials would tell a good
-cell from one that is "bad at the background rate", and a study with a background would never be sure.
+A beta distribution around `m`, the textbook choice, has much of its mass near zero if m is small; then
+hundreds of passes would prove little. On a log scale, half the rate and twice the rate are equally likely.
+
+Good cells share one background rate `p0`. The rate of a bad cell must be clearly higher: rates below a floor,
+which grows with p0, have no weight. Without the floor, no number of trials could tell a good cell from a bad
+cell that fails at the background rate.
+
+Letters for array shapes: J columns (pairs of m and σ), R rates of a single cell, K background rates.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import lru_cache, partial
 
 import numpy as np
-from numpy.typing import NDArray
 
 from bisect_env.search.families import FloatArray
 from bisect_env.search.numeric import relative_entropy, root
@@ -37,34 +39,35 @@ _LEAST_BACKGROUND = 0.1
 # answers where they do not: at a rate of one half, and where the rates of bad combinations differ. That good
 # combinations never fail is hardly believed beforehand: a study in which they do would take its first lucky
 # passes for proof. Low rates are less likely than high ones, by the square root: the density of Jeffreys'
-# prior near zero. `docs/decisions/search/rates.md` has what each choice costs. Real failures differ more
+# prior near zero. `docs/decisions/search.md` has what each choice costs. Real failures differ more
 # than planted ones (a load axis trebles the rate of one and the same bug), hence the weight on wide spreads.
 _NO_BACKGROUND = 0.04
-_DETERMINISTIC = 0.35
+_DETERMINISTIC = 0.48
 _SPREADS = {0.0: 0.8, 0.7: 0.2}
 # Somebody who says how often it fails has mostly seen that, and may be wrong: typical rates near the stated
 # one get most of the prior (log-normally: half and double are near), others keep a tenth of their share.
 _STATED_SPREAD = 0.7
 _STATED_DOUBT = 0.1
 _SAID_CERTAIN, _SAID_UNCERTAIN = 0.8, 0.05
-# Regressions in two steps: where bad combinations always fail, a few may fail at any rate at all.
-_TWO_STEPS, _OF_THEM = 0.3, 0.2
+# Regressions in two steps: where bad combinations always fail, a few may fail at any rate at all. How few
+# is not known: with one share, each version that always fails would speak against a first one that does not.
+_TWO_STEPS, _OF_THEM = 0.3, (0.04, 0.2)
 _POINTS = 14
 
 
 @dataclass(frozen=True, eq=False)
 class RateGrid:
-    """The prior over failure rates, on a grid.
+    """The prior probabilities of failure rates, on a grid of possible rates.
 
     Attributes:
-        m: Typical target rate of bad cells, shape (J,).
-        spread: σ of each column, shape (J,); 0 = all bad cells have the rate m; infinity = nearly all of them
-            do, and each of the others has any rate.
+        m: Typical failure rate of bad cells in each column, shape (J,).
+        spread: σ of each column, shape (J,). 0 means that all bad cells have the rate m. Infinity means that
+            most of them have it, and each of the others has any rate.
         rates: Rates that a single bad cell can have, shape (R,).
         kernel: P(rate | m, σ, floor), shape (J, R); rows sum to 1.
-        p0: Background rate, shape (K,).
-        joint: Prior of (column, p0), shape (J, K), sums to 1; zero where m < 2·p0, and where a column with a
-            spread has another floor than p0.
+        p0: Background rates, shape (K,).
+        joint: Prior of (column, p0), shape (J, K), sums to 1. Zero where m < 2·p0, and where the floor of a
+            column with a spread is not the floor of p0.
     """
 
     m: FloatArray
@@ -78,11 +81,13 @@ class RateGrid:
     def default(
         cls, min_rate: float = 0.02, stated: float | None = None, *, two_steps: bool = True
     ) -> RateGrid:
-        """Return rates from `min_rate` to 1, uniform on a log scale, with extra weight on exactly 1.
+        """Return the default grid: rates from `min_rate` to 1, spaced evenly on a log scale.
+
+        The rate 1 (every trial fails) gets extra weight.
 
         Args:
-            min_rate: The smallest crash rate that is looked for, in (0, 1).
-            stated: Approximate failure rate of bad combinations, if the user states it.
+            min_rate: The smallest failure rate to search for, in (0, 1).
+            stated: Approximate failure rate of bad combinations if the user states it, else None.
             two_steps: Whether some bad combinations may fail rarely while all others always fail.
         """
         points = np.geomspace(min_rate, 1.0, _POINTS)
@@ -118,78 +123,69 @@ class RateGrid:
         return grid._with_two_steps(p0_prior) if two_steps else grid
 
     def _with_two_steps(self, p0_prior: FloatArray) -> RateGrid:
-        """Return the grid with an added column: nearly all bad cells always fail, the others at any rate."""
-        width = np.gradient(np.log(self.rates))
-        row = _OF_THEM * width / width.sum()
-        row[-1] += 1.0 - _OF_THEM
-        prior = np.where(2.0 * self.p0 <= self.rates.min(), p0_prior, 0.0)
-        joint = np.vstack([(1.0 - _TWO_STEPS) * self.joint, _TWO_STEPS * prior / prior.sum()])
-        return RateGrid(
-            np.append(self.m, 1.0),
-            np.append(self.spread, np.inf),
-            self.rates,
-            np.vstack([self.kernel, row]),
-            self.p0,
-            joint,
-        )
+        """Return the grid with extra columns for regressions that come in two steps.
 
-    @cached_property
-    def too_often(self) -> NDArray[np.bool_]:
-        """Return which background rates reach the smallest bad rate that is looked for, shape (K,)."""
-        return np.asarray(self.p0 >= self.rates.min())
-
-    @cached_property
-    def log_hit(self) -> FloatArray:
-        """Return the logarithm of r, shape (R,)."""
-        return _log(self.rates)
-
-    @cached_property
-    def log_miss(self) -> FloatArray:
-        """Return the logarithm of (1 − r), shape (R,)."""
-        return _log(1.0 - self.rates)
-
-    @cached_property
-    def log_hit_good(self) -> FloatArray:
-        """Return the logarithm of p0, shape (K,)."""
-        return _log(self.p0)
-
-    @cached_property
-    def log_miss_good(self) -> FloatArray:
-        """Return the logarithm of (1 − p0), shape (K,)."""
-        return _log(1.0 - self.p0)
-
-    @cached_property
-    def log_kernel(self) -> FloatArray:
-        """Return the logarithm of the kernel, minus infinity where it is zero, shape (J, R)."""
-        with np.errstate(divide="ignore"):
-            return np.log(self.kernel)
-
-    def if_bad(self, hits: float, trials: float) -> tuple[FloatArray, FloatArray]:
-        """Score a bad cell's counts.
+        There is a column for each share of `_OF_THEM`: this share of bad cells has any failure rate, and all
+        others fail in every trial.
 
         Args:
-            hits: Trials that showed the target.
-            trials: Counted trials.
+            p0_prior: Prior of each background rate, shape (K,).
+        """
+        width, share = np.gradient(np.log(self.rates)), np.array(_OF_THEM)
+        rows = share[:, None] * width / width.sum()
+        rows[:, -1] += 1.0 - share
+        prior = np.where(2.0 * self.p0 <= self.rates.min(), p0_prior, 0.0)
+        of_each = np.tile(_TWO_STEPS / len(share) * prior / prior.sum(), (len(share), 1))
+        return RateGrid(
+            np.append(self.m, np.ones(len(share))),
+            np.append(self.spread, np.full(len(share), np.inf)),
+            self.rates,
+            np.vstack([self.kernel, rows]),
+            self.p0,
+            np.vstack([(1.0 - _TWO_STEPS) * self.joint, of_each]),
+        )
+
+    def if_bad(self, hits: float, trials: float) -> tuple[FloatArray, FloatArray]:
+        """Compute the likelihood of a combination's counts if the combination is bad.
+
+        Args:
+            hits: Number of trials that showed the target failure.
+            trials: Number of counted trials.
 
         Returns:
-            Log marginal likelihood for each column, shape (J,), and the posterior of the cell's own rate
+            The log marginal likelihood for each column, shape (J,), and the posterior of the cell's own rate
             for each column, shape (J, R).
         """
-        log_rate = _times(hits, self.log_hit) + _times(trials - hits, self.log_miss)
+        with np.errstate(divide="ignore"):
+            log_joint = np.log(self.kernel) + _log_likelihood(hits, trials, self.rates)
         # Each column has a peak of its own: after many trials they are too far apart for a common one.
-        log_joint = self.log_kernel + log_rate
         top = log_joint.max(axis=1)
         weighted = np.exp(log_joint - top[:, None])
         total = weighted.sum(axis=1)
         return np.log(total) + top, weighted / total[:, None]
 
     def if_good(self, hits: float, trials: float) -> FloatArray:
-        """Return the log likelihood of a good cell's counts for each p0, shape (K,)."""
-        return _times(hits, self.log_hit_good) + _times(trials - hits, self.log_miss_good)
+        """Return the log likelihood of a good combination's counts at each background rate.
+
+        The shape is (K,).
+        """
+        return _log_likelihood(hits, trials, self.p0)
+
+
+@lru_cache(maxsize=4096)
+def score(grid: RateGrid, hits: int, trials: int) -> tuple[FloatArray, FloatArray, FloatArray]:
+    """Return the results of `grid.if_bad` and `grid.if_good` for the same counts, from a cache if possible.
+
+    The shapes are (J,), (J, R) and (K,).
+    """
+    return (*grid.if_bad(hits, trials), grid.if_good(hits, trials))
 
 
 def _background(min_rate: float) -> tuple[FloatArray, FloatArray]:
-    """Return background rates and their prior: uniform on a log scale, with extra weight on exactly 0."""
+    """Return the possible background rates (failure rates of good combinations) and their prior.
+
+    The prior is uniform on a log scale, with extra weight on exactly 0.
+    """
     octaves = round(np.log2(_OFTEN / (_LEAST_BACKGROUND * min_rate)))
     rare = _OFTEN * 2.0 ** -np.arange(max(octaves, 2), 0, -1)
     steps = round(np.log2(_MOST_OFTEN / _OFTEN) * _STEPS_AN_OCTAVE)
@@ -200,16 +196,21 @@ def _background(min_rate: float) -> tuple[FloatArray, FloatArray]:
 
 
 def _floors(min_rate: float, p0: FloatArray) -> FloatArray:
-    """Return the smallest rate of a single bad cell at each background, 0 where `min_rate` is, shape (K,).
+    """Return the lowest failure rate that a bad combination may have at each background rate.
 
-    A good cell is cleared of a bad rate r in ln(1 / error) / KL(p0 ‖ r) trials on average, where
+    The shape is (K,).
+
+    Returns 0 for a background rate whose floor is not above `min_rate`.
+
+    The number of trials that show a good cell not to fail at rate r is ln(1 / error) / KL(p0 ‖ r) on average,
+    where
 
         KL(p0 ‖ r) = p0 · ln(p0 / r) + (1 − p0) · ln((1 − p0) / (1 − r))     (nats a trial)
 
-    grows with r. Without a background the smallest rate looked for gives −ln(1 − min_rate). The floor gives
-    as much at every background, so that no background makes a cell harder to clear than none does, and is
-    at least 2·p0; to the nearest octave above `min_rate`. Source: A. Wald, *Sequential tests of statistical
-    hypotheses*, Annals of Mathematical Statistics 16 (1945), 117-186.
+    grows with r. Without a background, the smallest rate searched for gives −ln(1 − min_rate). The floor is
+    chosen to give the same value at every background, so that a background does not increase the number of
+    trials; it is at least 2·p0, and is rounded to octaves above `min_rate`. Source: A. Wald, *Sequential
+    tests of statistical hypotheses*, Annals of Mathematical Statistics 16 (1945), 117-186.
     """
     enough = -np.log1p(-min_rate)
 
@@ -235,9 +236,10 @@ def _kernel(m: FloatArray, spread: FloatArray, floor: FloatArray, rates: FloatAr
     return np.asarray(kernel / kernel.sum(axis=1, keepdims=True), dtype=np.float64)
 
 
-def _log(p: FloatArray) -> FloatArray:
-    return np.where(p > 0, np.log(np.where(p > 0, p, 1.0)), IMPOSSIBLE)
+def _log_likelihood(hits: float, trials: float, rates: FloatArray) -> FloatArray:
+    """Return the log probability of one sequence of results at each of the given failure rates."""
+    return _times_log(hits, rates) + _times_log(trials - hits, 1.0 - rates)
 
 
-def _times(count: float, log_p: FloatArray) -> FloatArray:
-    return count * log_p if count else np.zeros_like(log_p)
+def _times_log(count: float, p: FloatArray) -> FloatArray:
+    return count * np.where(p > 0, np.log(np.where(p > 0, p, 1.0)), IMPOSSIBLE) if count else np.zeros_like(p)

@@ -1,7 +1,7 @@
-"""Plays whole studies with a planted truth, to see what they cost and how often they err.
+"""Simulate whole studies with a known truth, to measure their cost and how often their verdict is wrong.
 
-The search is the real one; only the trials are coin tosses. Time is counted in rounds: in each, every worker
-finishes one trial.
+The search is the real one; only the trials are random numbers. Time is counted in rounds: in one round, every
+worker finishes one trial.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ import numpy as np
 
 from bisect_env.matrix.grid import Grid, Index
 from bisect_env.matrix.schema import SearchLimits
-from bisect_env.search.coarsening import search_for
 from bisect_env.search.families import FloatArray
 from bisect_env.search.verdict import Verdict
+from bisect_env.search.zoom import search_for
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +37,7 @@ class Simulated:
 
 
 class TimeIsUpError(Exception):
-    """An error raised when a simulated study did not end before `going_on` returned false."""
+    """Raised if a simulated study is stopped because `going_on` returned False."""
 
 
 def simulate(
@@ -55,18 +55,21 @@ def simulate(
     """Simulate one study to its end.
 
     Args:
-        grid: The lattice.
+        grid: The lattice of combinations.
         groups: As in `Search`.
-        rates: True target rate of each cell, shape of the grid.
+        rates: True failure rate of each cell, shape of the grid.
         rng: Random generator for the results of trials.
         limits: When to stop.
-        quick: Whether the study ends as soon as the answer stands, without checks.
+        quick: Whether to end the study as soon as there is an answer, without checks.
         workers: Number of trials that run at the same time.
-        build_cost: Price of an environment in trials.
-        going_on: Called before each round; the simulation stops if it returns false.
+        build_cost: Cost of building an environment, expressed as a number of trials.
+        going_on: Called before each round; the simulation stops if it returns False.
+
+    Returns:
+        The verdict and the cost of the study.
 
     Raises:
-        TimeIsUpError: `going_on` returned false before there was a verdict.
+        TimeIsUpError: `going_on` returned False before the study ended.
     """
     search = search_for(grid, groups, limits, quick=quick)
     costs = dict.fromkeys(groups.values(), build_cost) if build_cost else {}

@@ -1,63 +1,51 @@
-"""The space of all hypotheses about bad combinations, with sums over it that list no pairs.
+"""Hypotheses made of one set of bad values for each axis: which there are, and their prior.
 
-Four kinds:
+A *cell* is one combination of the lattice: one value per axis. A hypothesis says which cells are *bad* (show
+the failure). There are four kinds:
 
-* *all of* (and): bad iff every axis's value lies in that axis's set. A minimal failing configuration and all
-  beyond it.
-* *any of* (or): bad iff at least one axis's value lies in its set; at least two axes matter. Two causes, or
-  a fix that needs several axes at once.
+* *all of* (and): a cell is bad iff every axis's value lies in that axis's set of bad values. Example: torch
+  is at least 2.6 and Python is at least 3.12.
+* *any of* (or): a cell is bad iff at least one axis's value lies in its set; at least two axes matter.
+  Examples: two independent causes, or a fix that needs several axes at once.
 * *never bad*, *always bad*.
-
-With the sets of axis `i` as a 0/1 matrix `F_i` (sets × values), the total of a cell quantity `q` over the bad
-cells of every *all of* hypothesis is the successive mode product `q ×_1 F_1 ×_2 F_2 …`: `O(d·|lattice|)`
-instead of `|hypotheses|·|lattice|`. *Any of* is one minus *all of* with the sets
-of spared values. Sums in the
-other direction (how much posterior weight calls a cell bad) use the transposes.
 """
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
 
 from bisect_env.matrix.grid import Direction, Grid, Index
-from bisect_env.search.families import Family, FloatArray, family
+from bisect_env.search.families import Family, FloatArray, families_of, family
 
-NEVER_PRIOR = 0.015
-ALWAYS_PRIOR = 0.015
+NEVER_PRIOR = 0.025
+ALWAYS_PRIOR = 0.04
 _ANY_OF_PRIOR = 0.07
 # Odds of one more axis being involved: most regressions have one culprit.
 EXTRA_AXIS_ODDS = 0.4
-# Gaps double the sets of an axis; on several such axes a step would take longer than a trial.
-_MOST_WITH_GAPS = 20_000
 MOST_EXACT = 60_000
-"""Hypotheses up to which every one has a row of its own."""
-
-
-def _mode_products(tensor: FloatArray, matrices: Sequence[FloatArray]) -> FloatArray:
-    """Multiply axis i of `tensor` (…, columns) by `matrices[i]` (out_i × in_i), for every i."""
-    for i, matrix in enumerate(matrices):
-        tensor = np.moveaxis(np.tensordot(matrix, tensor, axes=(1, i)), 0, i)
-    return tensor
+"""Maximum number of hypotheses for which each hypothesis has a row of its own."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Hypothesis:
-    """One hypothesis about which combinations are bad, written out as sets of values.
+    """One hypothesis about which combinations are bad, written as sets of values.
 
     Attributes:
-        kind: `all`, `any`, `never` or `always`; or `frontier` or `pair`, which sets cannot describe: a
-            frontier has its bad combinations beyond a staircase, a pair is known by its table alone.
-        sets: Per axis, 0/1 over its values: the bad values. All ones (for `all`) or all zeros (for `any`)
-            on axes that do not matter.
+        kind: `all`, `any`, `never` or `always` (see the module); or `frontier` or `pair`, which sets cannot
+            describe. In a `frontier` the bad combinations lie beyond a staircase; a `pair` has only its
+            `table`.
+        sets: For each axis a boolean array over its values: True for the bad values. On axes that do not
+            matter it is all True (kind `all`) or all False (kind `any`).
         culprits: Positions of the axes that matter.
-        table: Which combinations are bad, shape of the lattice, where sets do not describe it. The sets are
-            then the values at which anything is bad.
+        table: Boolean array in the shape of the lattice, True for bad combinations, if sets cannot describe
+            the hypothesis; else None. `sets` then contains the values at which at least one combination is
+            bad.
     """
 
     kind: str
@@ -65,20 +53,16 @@ class Hypothesis:
     culprits: tuple[int, ...]
     table: NDArray[np.bool_] | None = None
 
-    def __eq__(self, other: object) -> bool:
+    def _key(self) -> tuple[object, ...]:
         # Generated comparison would ask arrays for one truth value.
-        return (
-            isinstance(other, Hypothesis)
-            and (self.kind, self.culprits) == (other.kind, other.culprits)
-            and all(np.array_equal(mine, its) for mine, its in zip(self.sets, other.sets, strict=True))
-            and self._table_bytes() == other._table_bytes()
-        )
+        table = b"" if self.table is None else self.table.tobytes()
+        return (self.kind, self.culprits, table, *(bad.tobytes() for bad in self.sets))
 
-    def _table_bytes(self) -> bytes:
-        return b"" if self.table is None else self.table.tobytes()
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Hypothesis) and self._key() == other._key()
 
     def __hash__(self) -> int:
-        return hash((self.kind, self.culprits, *(bad.tobytes() for bad in self.sets)))
+        return hash(self._key())
 
     def is_bad(self, index: Index) -> bool:
         """Return whether the combination at `index` is bad under this hypothesis."""
@@ -90,7 +74,7 @@ class Hypothesis:
         return all(inside) if self.kind == "all" else any(inside)
 
     def bad_cells(self) -> NDArray[np.bool_]:
-        """Return which combinations are bad, shape of the lattice."""
+        """Return a boolean array in the shape of the lattice: True for each combination that is bad."""
         shape = tuple(len(bad) for bad in self.sets)
         if self.kind in ("never", "always"):
             return np.full(shape, self.kind == "always")
@@ -103,16 +87,32 @@ class Hypothesis:
         return cells
 
 
+def constant(kind: str, shape: Sequence[int]) -> Hypothesis:
+    """Return the hypothesis that calls every combination bad (`always`) or none (`never`)."""
+    return Hypothesis(kind, tuple(np.full(n, kind == "always") for n in shape), ())
+
+
+def described(kind: str, bad: NDArray[np.bool_]) -> Hypothesis:
+    """Turn a table that is True at bad combinations into a `Hypothesis`.
+
+    Its sets contain, for each axis, the values at which at least one combination is bad.
+    """
+    axes = range(bad.ndim)
+    sets = tuple(np.asarray(bad.any(axis=tuple(a for a in axes if a != axis))) for axis in axes)
+    matters = tuple(axis for axis in axes if (np.diff(bad, axis=axis)).any())
+    return Hypothesis(kind, sets, matters, bad)
+
+
 class HypothesisSpace:
-    """All hypotheses over a lattice, numbered in one flat order.
+    """All hypotheses about which combinations of a lattice are bad, numbered from 0.
 
     Args:
         shape: Number of values on each axis.
         directions: Where the bad values may lie, one per axis.
-        families: Of value sets, one per axis, instead of those that belong to the directions.
+        families: Families of value sets, one per axis; None for those that belong to `directions`.
 
     Attributes:
-        prior: Shape (hypotheses,), sums to 1.
+        prior: Prior probability of each hypothesis, shape (hypotheses,); sums to 1.
     """
 
     def __init__(
@@ -123,28 +123,23 @@ class HypothesisSpace:
         families: Sequence[Family] | None = None,
     ) -> None:
         self.shape = tuple(shape)
-        self._families = list(families or (family(d, n) for d, n in zip(directions, shape, strict=True)))
-        if families is None and np.prod([float(len(f.sets)) for f in self._families]) > _MOST_WITH_GAPS:
-            self._families = [family(d, n, gaps=False) for d, n in zip(directions, shape, strict=True)]
-        self._matrices = [f.sets for f in self._families]
-        self._spared = [f.spared for f in self._families]
+        self._families = list(families or families_of(shape, directions))
         self._set_shape = tuple(len(f.sets) for f in self._families)
         self._all_size = int(np.prod(self._set_shape))
         # "Any of" is a hypothesis of its own only where two axes have something to say.
         self._any = sum(n > 1 for n in self.shape) >= 2
-        self._any_size = self._all_size if self._any else 0
-        self.size = self._all_size + self._any_size + 1
+        self.size = self._all_size * (2 if self._any else 1) + 1
         self.prior = self._prior()
 
     def _prior(self) -> FloatArray:
-        """Return the prior: fewer culprit axes weigh more.
+        """Return the prior of each hypothesis, shape (hypotheses,).
 
-        For given culprits the families' own priors apply.
+        Hypotheses with fewer culprit axes have a higher prior. Among hypotheses with the same culprit axes,
+        the priors of the families apply.
         """
-        involved = _involved_axes(self._families)
-        odds = np.array([EXTRA_AXIS_ODDS**k for k in range(len(self.shape) + 1)])
-        within = _outer([np.where(f.prior > 0, f.prior, 1.0) for f in self._families])
-        weight = within * odds[involved]
+        weight = functools.reduce(np.multiply.outer, map(_weights, self._families), np.ones(()))
+        matters = (np.arange(n) > 0 for n in self._set_shape)
+        involved = functools.reduce(np.add.outer, (m.astype(np.int64) for m in matters), np.zeros((), int))
         all_of = np.where(involved >= 1, weight, 0.0)
         any_of = np.where(involved >= 2, weight, 0.0)
         change = 1.0 - NEVER_PRIOR - ALWAYS_PRIOR
@@ -156,153 +151,62 @@ class HypothesisSpace:
             parts.append(_normalised(any_of).ravel() * any_share)
         return _normalised(np.concatenate([*parts, np.array([NEVER_PRIOR])]))
 
-    def made_of(self, rows: Sequence[NDArray[np.bool_]]) -> NDArray[np.bool_]:
-        """Return which hypotheses use only certain sets.
+    def made_of(self, counts: Sequence[int]) -> NDArray[np.bool_]:
+        """Return which hypotheses use only the first sets of bad values of each axis, shape (hypotheses,).
+
+        *Never bad* uses no set, so it is always True.
 
         Args:
-            rows: Per axis 0/1 over its sets, shape (sets,).
-
-        Returns:
-            Shape (hypotheses,); *never bad* chooses none, hence is one of them.
+            counts: How many sets of each axis.
         """
-        chosen = np.ones((), dtype=bool)
-        for row in rows:
-            chosen = np.logical_and.outer(chosen, row)
+        rows = (np.arange(size) < count for size, count in zip(self._set_shape, counts, strict=True))
+        chosen = functools.reduce(np.logical_and.outer, rows, np.ones((), dtype=bool))
         kinds = [chosen.ravel()] * (2 if self._any else 1)
         return np.concatenate([*kinds, np.ones(1, dtype=bool)])
 
-    def expect(self, index: Index, *, bad: bool, doubt: float) -> None:
-        """Lower the prior of hypotheses that contradict a statement about a combination.
+    def says(self, cells: NDArray[np.intp]) -> NDArray[np.bool_]:
+        """Return whether each hypothesis calls each of the given cells bad.
 
         Args:
-            index: The combination.
-            bad: Whether it is stated to be bad.
-            doubt: Factor for the hypotheses that contradict the statement, in (0, 1].
-        """
-        cell = np.zeros((*self.shape, 1))
-        cell[index] = 1.0
-        called_bad = self.bad_totals(cell)[:, 0] > 0.5
-        self.prior = _normalised(np.where(called_bad == bad, self.prior, doubt * self.prior))
-
-    def bad_totals(self, cells: FloatArray) -> FloatArray:
-        """Return the total of a quantity over the bad cells of every hypothesis.
-
-        Args:
-            cells: Shape (*lattice, columns).
+            cells: Flat positions of the cells on the lattice, shape (X,).
 
         Returns:
-            Shape (hypotheses, columns).
+            Boolean array, shape (hypotheses, X).
         """
-        columns = cells.shape[-1]
-        parts = [_mode_products(cells, self._matrices).reshape(-1, columns)]
-        if self._any:
-            total = cells.reshape(-1, columns).sum(axis=0)
-            parts.append(total - _mode_products(cells, self._spared).reshape(-1, columns))
-        parts.append(np.zeros((1, columns)))
-        return np.concatenate(parts)
-
-    def bad_mass(self, weights: FloatArray) -> FloatArray:
-        """Return the weight of the hypotheses that call each cell bad: the transpose of `bad_totals`.
-
-        Args:
-            weights: Shape (hypotheses, columns).
-
-        Returns:
-            Shape (*lattice, columns).
-        """
-        columns = weights.shape[-1]
-        all_of = weights[: self._all_size].reshape(*self._set_shape, columns)
-        mass = _mode_products(all_of, [m.T for m in self._matrices])
-        if self._any:
-            any_of = weights[self._all_size : -1].reshape(*self._set_shape, columns)
-            spared = _mode_products(any_of, [m.T for m in self._spared])
-            mass = mass + (any_of.reshape(-1, columns).sum(axis=0) - spared)
-        return mass
-
-    def by_set(self, weights: FloatArray) -> list[FloatArray]:
-        """Return the weight of the hypotheses that use each set: per axis, shape (sets,).
-
-        Hypotheses of both kinds, *all of* and *any of*, are added up.
-        """
-        kinds = [weights[: self._all_size]] + ([weights[self._all_size : -1]] if self._any else [])
-        total = np.sum([kind.reshape(self._set_shape) for kind in kinds], axis=0)
-        axes = range(len(self.shape))
-        return [total.sum(axis=tuple(other for other in axes if other != axis)) for axis in axes]
-
-    def calls_bad(self, index: Index) -> NDArray[np.bool_]:
-        """Return which hypotheses call one cell bad, shape (H,)."""
-        inside = np.ones((), dtype=bool)
-        outside = np.ones((), dtype=bool)
-        for sets, spared, place in zip(self._matrices, self._spared, index, strict=True):
-            inside = np.logical_and.outer(inside, sets[:, place] > 0)
-            outside = np.logical_and.outer(outside, spared[:, place] > 0) if self._any else outside
-        kinds = [inside.ravel()] + ([~outside.ravel()] if self._any else [])
-        return np.concatenate([*kinds, np.zeros(1, dtype=bool)])
-
-    def judged(self, hypotheses: NDArray[np.intp], cells: NDArray[np.intp]) -> NDArray[np.bool_]:
-        """Return which cells each of some hypotheses calls bad.
-
-        Args:
-            hypotheses: Positions of the flat order, shape (H,).
-            cells: Flat positions on the lattice, shape (X,).
-
-        Returns:
-            Shape (H, X).
-        """
-        any_of = (hypotheses >= self._all_size) & (hypotheses < self.size - 1)
-        chosen = np.unravel_index(hypotheses % self._all_size, self._set_shape)
         places = np.unravel_index(cells, self.shape)
-        inside = np.ones((len(hypotheses), len(cells)), dtype=bool)
-        outside = inside.copy()
-        for sets, spared, number, place in zip(self._matrices, self._spared, chosen, places, strict=True):
-            inside &= sets[number][:, place] > 0
-            outside &= spared[number][:, place] > 0
-        bad = np.where(any_of[:, None], ~outside, inside)
-        return np.asarray(bad & (hypotheses < self.size - 1)[:, None])
+
+        def within(matrices: Sequence[FloatArray]) -> NDArray[np.bool_]:
+            """Return where the value on every axis lies in the set, for each choice of one set per axis."""
+            found = np.ones((1, len(cells)), dtype=bool)
+            for sets, place in zip(matrices, places, strict=True):
+                both = found[:, None] & (sets[:, place] > 0)
+                found = both.reshape(len(found) * len(sets), len(cells))
+            return found
+
+        parts = [within([f.sets for f in self._families])]
+        if self._any:
+            parts.append(~within([f.spared for f in self._families]))
+        return np.concatenate([*parts, np.zeros((1, len(cells)), dtype=bool)])
 
     def hypothesis(self, number: int) -> Hypothesis:
-        """Return the hypothesis at a position of the flat order."""
+        """Return the hypothesis with a given number."""
         if number == self.size - 1:
-            return self._constant("never")
+            return constant("never", self.shape)
         kind = "all" if number < self._all_size else "any"
         chosen = np.unravel_index(number % self._all_size, self._set_shape)
         culprits = tuple(i for i, s in enumerate(chosen) if s != 0)
         if kind == "all" and not culprits:
-            return self._constant("always")
+            return constant("always", self.shape)
         sets = tuple(
             np.asarray(f.sets[s] > 0) if s != 0 or kind == "all" else np.zeros(f.sets.shape[1], dtype=bool)
             for f, s in zip(self._families, chosen, strict=True)
         )
         return Hypothesis(kind, sets, culprits)
 
-    def _constant(self, kind: str) -> Hypothesis:
-        return Hypothesis(kind, tuple(np.full(n, kind == "always") for n in self.shape), ())
 
-    @cached_property
-    def never(self) -> int:
-        """Return the position of *never bad*."""
-        return self.size - 1
-
-    @cached_property
-    def always(self) -> int:
-        """Return the position of *always bad*."""
-        return 0
-
-
-def _involved_axes(families: Sequence[Family]) -> NDArray[np.int64]:
-    """Return how many axes each choice of sets involves, shape of the set lattice."""
-    counts = np.zeros((1,) * len(families), dtype=np.int64)
-    for axis, f in enumerate(families):
-        matters = (np.arange(len(f.sets)) > 0).astype(np.int64)
-        counts = counts + matters.reshape([-1 if a == axis else 1 for a in range(len(families))])
-    return counts
-
-
-def _outer(vectors: Sequence[FloatArray]) -> FloatArray:
-    out = np.ones(())
-    for vector in vectors:
-        out = np.multiply.outer(out, vector)
-    return out
+def _weights(one: Family) -> FloatArray:
+    """Return the prior weight of each set of an axis relative to the first set (the axis does not matter)."""
+    return np.where(np.arange(len(one.sets)) == 0, 1.0, EXTRA_AXIS_ODDS * one.prior)
 
 
 def _normalised(weights: FloatArray) -> FloatArray:
@@ -311,12 +215,15 @@ def _normalised(weights: FloatArray) -> FloatArray:
 
 
 def is_large(shape: Sequence[int], directions: Sequence[Direction]) -> bool:
-    """Return whether a lattice has more hypotheses than are kept one by one."""
+    """Return whether a lattice has more than `MOST_EXACT` hypotheses: too many to store each separately."""
     return 2 * math.prod(_sets(d, n) for d, n in zip(directions, shape, strict=True)) > MOST_EXACT
 
 
 def _sets(direction: Direction, size: int) -> int:
-    """Return the number of sets in a family without gaps."""
+    """Return the number of candidate sets of bad values on an axis with `size` values.
+
+    Complements of intervals are not counted.
+    """
     match direction:
         case Direction.EITHER:
             return 1 + 2 * (size - 1) + (size - 1) * (size - 2) // 2
@@ -327,12 +234,19 @@ def _sets(direction: Direction, size: int) -> int:
 
 
 def drawn(grid: Grid, rng: np.random.Generator) -> Hypothesis:
-    """Draw a hypothesis from the prior of a large lattice, without "never", "always" and *any of*."""
+    """Draw a random hypothesis of the kind *all of* from the prior.
+
+    At least one axis matters.
+
+    Args:
+        grid: The lattice.
+        rng: Random generator.
+    """
     families = [family(axis.direction, len(axis.values), gaps=False) for axis in grid.axes]
     while True:
         chosen = []
         for one in families:
-            weights = np.where(np.arange(len(one.sets)) == 0, 1.0, EXTRA_AXIS_ODDS * one.prior)
+            weights = _weights(one)
             chosen.append(int(rng.choice(len(weights), p=weights / weights.sum())))
         if any(chosen):
             sets = tuple(one.sets[row] > 0 for one, row in zip(families, chosen, strict=True))

@@ -1,19 +1,21 @@
-"""Tests whether the failure's rate changed over time or between hosts, rather than with versions.
+"""Test whether the failure rate changed over time, or differs between hosts, independently of the versions.
 
-A sick node looks like a flaky test, and a machine that heats up like a regression that comes and goes. Here
-the trials of the same combination are compared with one another: in one part of them (on one host, or after
-some moment) the rate of every combination is `ρ` times what it is in the rest.
+A broken host looks like a flaky test, and a machine that heats up looks like a regression that comes and
+goes. Here the trials of each combination are split into two parts (those on one host and the rest; or those
+before and after some moment). The alternative hypothesis: in one part, the rate of every combination is `ρ`
+times its rate in the other part.
 
     P(y1, y2 | ρ) = Σ_r π(r) · r^y1 (1−r)^(n1−y1) · (ρr)^y2 (1−ρr)^(n2−y2)         for each combination
     BF = mean over ρ ≠ 1 of Π P(· | ρ) / Π P(· | 1)
 
-with `π` even over log r, and ρ from 1/16 to 16. Where every combination has trials in one part alone nothing
-can be said, and BF is 1.
+Here `π` has one half at r = 0, since most combinations never fail, and is uniform over log r otherwise; ρ
+ranges from 1/16 to 16. Without the half at 0, each combination that never fails would speak for a lower rate
+in the part where it has more trials. BF is 1 if no combination has trials in both parts.
 
-The search decides where to try next from what it has seen, which spoils p-values (a series that is stopped
-at its first failure seems to drift). A Bayes factor is untouched: the choice of a trial cancels from the
-ratio, and under "no effect", rates drawn from π, a factor of k or more comes up with probability at most 1/k,
-whenever one looks. Over several hosts or moments the mean of their factors is such a factor again.
+The search chooses the next trial from earlier results. This invalidates p-values (a series that stops at its
+first failure seems to drift) but not a Bayes factor: the choice of a trial cancels from the ratio. Without
+any effect, and with rates drawn from π, a factor of k or more occurs with probability at most 1/k, no matter
+how often one looks. The mean of the factors of several hosts or moments has the same property.
 Source: P. Grünwald, R. de Heide, W. Koolen, *Safe testing*, Journal of the Royal Statistical Society B 86
 (2024), 1091-1128; the bound: J. Ville 1939.
 """
@@ -26,23 +28,28 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from bisect_env.search.numeric import logsumexp, xlog1py, xlogy
+from bisect_env.search.numeric import xlog1py, xlogy
 
 NOTEWORTHY = 20.0
-"""Bayes factor from which on an effect is reported: once in twenty studies without any, at most."""
+"""Minimum Bayes factor of an effect that is reported. Of studies without any effect, at most one in twenty
+has it."""
 _RATES = np.geomspace(0.002, 1.0, 60)
+_NEVER = 0.5
+"""Prior probability that a combination never fails."""
 _RATIOS = np.array([1 / 16, 1 / 8, 1 / 4, 1 / 2, 2, 4, 8, 16])
 _MOMENTS = (0.25, 0.5, 0.75)
 
 
 @dataclass(frozen=True, slots=True)
 class Told:
-    """A counted trial, listed in the order in which trials ended.
+    """The result of one counted trial: its combination, whether it failed, and its host.
+
+    Lists of these are in the order in which the trials ended.
 
     Attributes:
         cell: The combination.
-        hit: Whether it showed the target.
-        host: Host where it ran; with a GPU, host and GPU.
+        hit: Whether it showed the target failure.
+        host: Name of the host on which it ran, with the GPU if it used one.
     """
 
     cell: Hashable
@@ -52,14 +59,15 @@ class Told:
 
 @dataclass(frozen=True, slots=True)
 class Effect:
-    """A comparison of the failure rate in one part of the trials with the rest.
+    """A comparison of the failure rate in one part of the trials with the rate in the rest.
 
     Attributes:
-        part: The part that deviates most: a host, or the share of all trials after which the rate changed.
-        bayes_factor: Bayes factor of "the rate differs in some part" against "in none".
-        ratio: The most likely factor between the rate in that part and in the rest.
-        hits: Trials of that part that showed the target.
-        trials: Trials of that part.
+        part: The part that differs most: the name of a host, or the share of all trials after which the rate
+            changed (for example "0.25").
+        bayes_factor: Bayes factor of "the rate differs in some part" against "it differs in none".
+        ratio: The most likely ratio of the rate in that part to the rate in the rest.
+        hits: Number of trials in that part that showed the target failure.
+        trials: Number of trials in that part.
     """
 
     part: str
@@ -75,7 +83,10 @@ class Effect:
 
 
 def host_effect(told: Sequence[Told]) -> Effect | None:
-    """Return the host whose trials differ most from those of the others; None with a single host."""
+    """Compare each host's failure rate with that of all other hosts, and return the strongest effect.
+
+    Returns None if there is only one host.
+    """
     hosts = sorted({t.host for t in told})
     if len(hosts) < 2:
         return None
@@ -83,9 +94,9 @@ def host_effect(told: Sequence[Told]) -> Effect | None:
 
 
 def drift(told: Sequence[Told]) -> Effect | None:
-    """Return the strongest change of the rate after a quarter, half or three quarters of all trials.
+    """Return the strongest change of the failure rate after a quarter, half or three quarters of all trials.
 
-    None if there are too few trials.
+    Returns None if there are too few trials.
     """
     if len(told) < len(_MOMENTS) + 1:
         return None
@@ -100,7 +111,7 @@ _Table = Counter[tuple[Hashable, bool, bool]]
 
 
 def _part(told: Sequence[Told], inside: Callable[[int, Told], bool]) -> _Table:
-    """Count how often each (cell, in the part, hit) occurs."""
+    """Count trials by combination, by whether they belong to the part, and by whether they failed."""
     return Counter((t.cell, inside(i, t), t.hit) for i, t in enumerate(told))
 
 
@@ -120,7 +131,7 @@ def _effect(name: str, table: _Table) -> Effect:
         same = _log_likelihood(n, np.ones(1))[0]
         logs += _log_likelihood(n, _RATIOS) - same
     inside = {hit: sum(c for (_, there, was), c in table.items() if there and was == hit) for hit in (0, 1)}
-    factor = float(np.exp(min(700.0, logsumexp(logs) - np.log(len(_RATIOS)))))
+    factor = float(np.exp(min(700.0, np.logaddexp.reduce(logs) - np.log(len(_RATIOS)))))
     ratio = float(_RATIOS[logs.argmax()]) if logs.any() else 1.0
     return Effect(name, factor, ratio, inside[1], inside[0] + inside[1])
 
@@ -133,4 +144,6 @@ def _log_likelihood(n: dict[tuple[bool, bool], int], ratios: np.ndarray) -> np.n
         + xlogy(n[True, True], there)
         + xlog1py(n[True, False], -there)
     )
-    return np.asarray(logsumexp(log, axis=1) - np.log(len(_RATES)))
+    rarely = np.logaddexp.reduce(log, axis=1) + np.log((1.0 - _NEVER) / len(_RATES))
+    never = -np.inf if n[False, True] or n[True, True] else np.log(_NEVER)
+    return np.asarray(np.logaddexp(rarely, never))

@@ -1,24 +1,26 @@
-"""Tables that change only a few times on every way upward: frontiers and bands. Pure.
+"""Tables that change only a few times from their low to their high end: frontiers and bands. Pure.
 
-With one orientation for each ordered axis, each combination has a *level*, which never falls on the way
-upward, and is bad at every other level:
+Each ordered axis gets an orientation, which defines what *upward* (*beyond*) means. Each combination has a
+*level*, a whole number that never falls on the way upward. Combinations are bad at every other level:
 
-    one change    a frontier: what lies beyond a bad combination is bad, what lies before a good one good
-    two changes   a band between two frontiers, bad or good; a broken release is one
+    one change    a frontier: everything beyond a bad combination is bad, everything before a good one good
+    two changes   a band between two frontiers, bad or good; for example, a single broken release
     three         a frontier and a band
 
-What was seen bounds the level of every combination from below (by what lies before it) and from above: a
-combination whose bounds agree need not be looked at. A frontier through n × m combinations is known after
-n + m − 1 looks at most (saddleback search: D. Gries, *The Science of Programming* (1981), section 17).
+The labels bound the level of every combination: from below by labels before it, from above by labels beyond
+it. If both bounds of a combination agree, it need not be tried. A frontier through n × m combinations is
+known after at most n + m − 1 trials (saddleback search: D. Gries, *The Science of Programming* (1981),
+section 17).
 """
 
 from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,12 +28,14 @@ from numpy.typing import NDArray
 from bisect_env.matrix.grid import Direction, Grid, Index
 from bisect_env.search.families import FloatArray
 
+_Number = TypeVar("_Number", bound=np.generic)
 _LITTLE, _LITTLE_BITS = 0.75, 0.3
-"""What a look must be worth while others are being looked at: one that waits for them is worth more then.
-In combinations that it decides, and in bits."""
+"""Minimum worth of a cell that is tried while others are pending; once these are known, a cell may be worth
+more. In number of cells that it decides, and in bits."""
 
 _STEPS = (1.0, 0.1)
-"""Weights of a line at which a frontier moves: any frontier, and corners and lines, which are likelier."""
+"""Weights of a line at which a frontier moves, for two priors: all frontiers equally likely; and frontiers
+with few steps (corners and straight lines) preferred."""
 
 
 def ordered_axes(grid: Grid) -> list[int]:
@@ -43,38 +47,45 @@ def ordered_axes(grid: Grid) -> list[int]:
     ]
 
 
+def upward(
+    combine: np.ufunc, values: NDArray[_Number], axes: Iterable[int], back: Collection[int]
+) -> NDArray[_Number]:
+    """Combine each value of an array with all values before it on the way upward.
+
+    Upward means towards higher positions along each axis, but towards lower ones along the axes in `back`.
+
+    Args:
+        combine: What to combine two values with; for example `np.add` for sums.
+        values: The array.
+        axes: The axes with an order. Values at different positions on other axes are not combined.
+        back: Those of `axes` along which upward means towards lower positions.
+    """
+    for axis in axes:
+        turned = np.flip(values, axis) if axis in back else values
+        turned = combine.accumulate(turned, axis=axis)
+        values = np.flip(turned, axis) if axis in back else turned
+    return values
+
+
 def beyond(cells: NDArray[np.bool_], axes: Sequence[int], back: Collection[int]) -> NDArray[np.bool_]:
-    """Return the cells at or beyond the given ones: upward along each axis, downward along axes in `back`."""
-    for axis in axes:
-        if axis in back:
-            cells = np.flip(np.maximum.accumulate(np.flip(cells, axis), axis=axis), axis)
-        else:
-            cells = np.maximum.accumulate(cells, axis=axis)
-    return np.asarray(cells)
-
-
-def _total_beyond(weight: FloatArray, axes: Sequence[int], back: Collection[int]) -> FloatArray:
-    """Return for each cell the total weight of the cells that it is at or beyond, including itself."""
-    for axis in axes:
-        if axis in back:
-            weight = np.flip(np.cumsum(np.flip(weight, axis), axis=axis), axis)
-        else:
-            weight = np.cumsum(weight, axis=axis)
-    return weight
+    """Return all cells at or beyond the given ones on the way upward (see `upward`)."""
+    return upward(np.logical_or, cells, axes, back)
 
 
 @dataclass(frozen=True, eq=False)
 class Staircase:
-    """The tables that agree with the labels and change at most a few times on every way upward.
+    """All tables that agree with the labels and switch between good and bad at most `changes` times.
+
+    The switches are counted along every way upward (see the module).
 
     Attributes:
         changes: Maximum number of changes.
         begins_bad: Whether the lowest level is bad.
         axes: The ordered axes.
-        back: Those of the axes along which upward means towards lower positions.
-        least: Smallest level that each cell can have, shape of the lattice.
-        most: Greatest level.
-        known: Cells that have a label.
+        back: Those of `axes` along which upward means towards lower positions.
+        least: Smallest possible level of each cell, shape of the lattice.
+        most: Greatest possible level of each cell, shape of the lattice.
+        known: True for cells that have a label.
     """
 
     changes: int
@@ -87,12 +98,19 @@ class Staircase:
 
     @property
     def decided(self) -> NDArray[np.bool_]:
-        """Return which cells are known to be bad or good."""
+        """Return which cells have a label that is known or follows from other labels.
+
+        A boolean array in the shape of the lattice.
+        """
         return np.asarray((self.least == self.most) | self.known)
 
     @property
     def lowest(self) -> NDArray[np.bool_]:
-        """Return which cells are bad if every level is as low as possible."""
+        """Return which cells are bad if labels switch as late as possible on the way upward.
+
+        This is the case of the smallest possible levels. The result is a boolean array in the shape of the
+        lattice.
+        """
         return np.asarray((self.least % 2 == 1) != self.begins_bad)
 
     def next(
@@ -106,9 +124,9 @@ class Staircase:
 
         Args:
             count: Maximum number of cells.
-            pending: Cells that are being looked at.
-            visible: Cells that count.
-            allowed: Cells that may be chosen.
+            pending: Cells that are being tried.
+            visible: True for the cells that count: representatives that can be run.
+            allowed: True for the cells to choose from.
         """
         weight = (visible & ~self.decided).astype(np.float64)
         allowed = allowed & (weight > 0)
@@ -137,14 +155,19 @@ class Staircase:
         return chosen
 
     def _worth(self, weight: FloatArray, forth: Sequence[int]) -> FloatArray:
-        """Return how many levels a look at each cell rules out.
+        """Return how much a label of each cell would tell: the number of levels that it would rule out.
 
-        The worse outcome counts fully, the better one a little.
+        The shape is that of the lattice; levels are weighted. Of the two possible labels, the one that rules
+        out less counts fully and the other one a little.
+
+        Args:
+            weight: Weight of each cell.
+            forth: The axes along which upward means towards higher positions.
         """
         raised, lowered = np.zeros_like(weight), np.zeros_like(weight)
         for level in range(self.changes + 1):
-            above = _total_beyond(weight * (self.least <= level), self.axes, forth)
-            below = _total_beyond(weight * (self.most >= level), self.axes, self.back)
+            above = upward(np.add, weight * (self.least <= level), self.axes, forth)
+            below = upward(np.add, weight * (self.most >= level), self.axes, self.back)
             raised = np.where(self.least == level, above, raised)
             lowered = np.where(self.most == level, below, lowered)
         odd = (self.most - self.least) % 2 == 1
@@ -155,10 +178,9 @@ class Staircase:
 
     @cached_property
     def bits(self) -> float:
-        """Return an upper bound of the bits the labels needed to single out this staircase among all.
+        """Return an upper bound of the bits of information that single out this staircase among all others.
 
-        A table that is no staircase agrees with the first labels by chance, as with any description of as
-        many bits.
+        A random table agrees with some staircase on about this many labels by chance.
         """
         sizes = [n for axis, n in enumerate(self.least.shape) if axis in self.axes]
         if self.changes == 1 and len(self.axes) == 2:
@@ -170,9 +192,10 @@ class Staircase:
 
     @cached_property
     def _places(self) -> FloatArray:
-        """Return where the bad values can begin on each line of the first of two axes, as 0 or 1.
+        """Return where the bad values of each line may begin: 1 for a possible place, 0 for others.
 
-        Shape (…, lines, places); the lattice is turned so that upward is towards higher positions.
+        Only for two ordered axes. The shape is (…, lines, places): one line per value of the first axis. The
+        lattice is turned so that upward is towards higher positions.
         """
         turn = tuple(axis for axis in self.axes if axis in self.back)
         both = (np.flip(one, turn) for one in (self.least, self.most))
@@ -187,10 +210,11 @@ class Staircase:
 
     @cached_property
     def _frontiers(self) -> tuple[float, FloatArray]:
-        """Return how many bits the labels say about frontiers of two axes, and each place's share per line.
+        """Return how many bits the labels tell about frontiers of two axes, and each place's probability.
 
-        The prior gives one half to equally likely frontiers, the other half prefers frontiers with fewer
-        steps.
+        A place is where the bad values of a line begin; the probabilities have the shape of `_places`. The
+        prior is a mixture: one half for equally likely frontiers, the other half for a preference of
+        frontiers with fewer steps.
         """
         bits, shares = [], []
         for step in _STEPS:
@@ -203,7 +227,10 @@ class Staircase:
         return named, np.asarray(sum(w * share for w, share in zip(weight, shares, strict=True)))
 
     def _chance(self) -> FloatArray:
-        """Return, for two axes, the share of the frontiers that call each cell bad."""
+        """Return the probability that each cell of a lattice with two axes is bad.
+
+        It is the average over all frontiers (borders between good and bad that only rise or only fall).
+        """
         share = self._frontiers[1]
         turn = tuple(axis for axis in self.axes if axis in self.back)
         bad = np.moveaxis(np.cumsum(share, axis=-1)[..., :-1], (-2, -1), self.axes)
@@ -211,11 +238,13 @@ class Staircase:
 
 
 def _chain(fits: FloatArray, step: float) -> tuple[float, FloatArray]:
-    """Sum over all frontiers, as chains: bad values begin on line r no higher than on line r − 1.
+    """Sum the weights of all possible frontiers (borders between good and bad) of two axes.
+
+    On line r, bad values begin no higher than on line r − 1.
 
     Args:
-        fits: 1 for each place at which they can begin, else 0; shape (…, lines, places).
-        step: Weight of a line at which the place moves, relative to one at which it stays.
+        fits: 1 for each place at which bad values may begin, else 0; shape (…, lines, places).
+        step: Weight of a line at which the place moves, relative to a line at which it stays.
 
     Returns:
         log2 of the total weight, and the share of each place on each line.
@@ -240,11 +269,16 @@ def _chain(fits: FloatArray, step: float) -> tuple[float, FloatArray]:
 
 
 def _log2_frontiers(sizes: Sequence[int]) -> float:
-    """Return log2 of the number of frontiers; an upper bound for more than three axes.
+    """Return log2 of the number of possible frontiers (borders between good and bad).
 
-    One axis with n values has n + 1 frontiers, n × m values have the binomial of n + m over n, and three
-    axes as many as there are plane partitions in a box: the product of (i + j + k − 1) / (i + j + k − 2)
-    (P. A. MacMahon, *Combinatory Analysis*, 1916).
+    For more than three axes, the result is an upper bound.
+
+    One axis with n values has n + 1 frontiers. Two axes with n × m values have as many as the binomial
+    coefficient of n + m over n. Three axes have as many as there are plane partitions in a box: the product
+    of (i + j + k − 1) / (i + j + k − 2) (P. A. MacMahon, *Combinatory Analysis*, 1916).
+
+    Args:
+        sizes: Number of values of each ordered axis.
     """
     *rest, a, b, c = [*(1 for _ in range(3 - len(sizes))), *sorted(sizes)]
     places = itertools.product(range(1, a + 1), range(1, b + 1), range(1, c + 1))
@@ -259,13 +293,15 @@ def staircases(
     *,
     anyway: bool = False,
 ) -> list[Staircase]:
-    """Return the staircases that the labels allow, in every orientation; the most decided one first.
+    """Return the staircases that agree with the labels, in every orientation of the axes.
+
+    Those that decide the most cells come first.
 
     Args:
-        table: 1 bad, 0 good, -1 not known; shape of the lattice.
-        grid: The lattice. A frontier that runs against stated directions comes after one that does not.
+        table: Labels: 1 bad, 0 good, -1 unknown; shape of the lattice.
+        grid: The lattice. Frontiers that contradict a stated direction come last.
         changes: Maximum number of changes of the table.
-        visible: Cells that count.
+        visible: True for the cells that count: representatives that can be run.
         anyway: Whether to ignore stated directions.
     """
     ordered = tuple(ordered_axes(grid))
@@ -290,7 +326,15 @@ def staircases(
 def _bounded(
     table: NDArray[np.int8], axes: tuple[int, ...], back: tuple[int, ...], changes: int, *, begins_bad: bool
 ) -> Staircase | None:
-    """Return a staircase with the bounds that the labels set; None if the labels contradict each other."""
+    """Return the staircase whose bounds follow from the labels, or None if no staircase fits the labels.
+
+    Args:
+        table: Labels: 1 bad, 0 good, -1 unknown; shape of the lattice.
+        axes: The ordered axes.
+        back: Those of `axes` along which upward means towards lower positions.
+        changes: Maximum number of changes.
+        begins_bad: Whether the lowest level is bad.
+    """
     forth = [axis for axis in axes if axis not in back]
     odd = np.where(table < 0, -1, (table == 1) != begins_bad).astype(np.int8)
     least = np.zeros(table.shape, dtype=np.int8)

@@ -1,4 +1,4 @@
-"""Decides when an answer is sure, when it is confirmed, and what is said until then. Pure."""
+"""Decide when an answer is sure, when it is confirmed, and which reason to report until then. Pure."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from bisect_env.search.families import FloatArray
 from bisect_env.search.verdict import Answer, Status
 
 MISS = 0.05
-"""How likely a bad combination may still have shown nothing where a confirmed verdict says last good."""
+"""Probability that a combination reported as last good is bad and only passed by chance, at most."""
 CAUTION = 0.05
-"""Quantile of the bad rate at which that is reckoned. The mean would let a failure that was seen in three
-trials of three count as certain, and one pass at the last good combination as proof."""
+"""Quantile of the posterior of the bad rate with which `MISS` is computed. With the mean, three failures in
+three trials would count as a rate of 100 %, and one pass of the last good combination as proof."""
 FAILURES = 2
-"""How often the first bad combination must have failed: one failure of one trial convinces no reader."""
+"""Number of times that the first bad combination must have failed before a verdict is confirmed."""
 
 # The posterior averages over rates. Where background and bad rate lie close together, the truth is on the
 # unlucky side of that average more often than the stated error: the error allowed shrinks with their ratio,
@@ -25,19 +25,27 @@ _LEAST_ERROR_SHARE = 0.2
 
 
 def quantile(values: FloatArray, chances: FloatArray, share: float) -> float:
-    """Return the smallest of ascending values at which the cumulative chance reaches a share of the whole."""
+    """Return the smallest value at which the cumulative probability reaches `share` of the total.
+
+    Args:
+        values: Ascending values.
+        chances: Probability of each value, up to a common factor.
+        share: The share, between 0 and 1.
+    """
     cumulative = np.cumsum(chances)
     place = int(np.searchsorted(cumulative, share * cumulative[-1]))
     return float(values[min(place, len(values) - 1)])
 
 
 def required_confidence(stated: float, bad_rate: float, background: float) -> float:
-    """Return the posterior that an answer must reach: the stated confidence, or more where noise is high.
+    """Return the posterior probability that an answer must reach to count as sure.
+
+    This is the stated confidence, or more if good combinations fail nearly as often as bad ones.
 
     Args:
         stated: Confidence that the user asked for.
-        bad_rate: Typical target rate of bad combinations, above 0.
-        background: Target rate of good ones.
+        bad_rate: Typical failure rate of bad combinations, above 0.
+        background: Failure rate of good combinations.
     """
     share = max(_LEAST_ERROR_SHARE, 1.0 - _NOISE_SLOPE * background / bad_rate)
     return 1.0 - (1.0 - stated) * share
@@ -46,41 +54,62 @@ def required_confidence(stated: float, bad_rate: float, background: float) -> fl
 def clean_trials(rate: float) -> int:
     """Return how many passes in a row show that a combination does not fail at `rate`.
 
-    At that rate it would have failed with probability 1 − `MISS`: `(1 − rate)^n ≤ MISS`. The number is at
-    least one.
+    The result is at least 1.
+
+    With that rate, all these trials would pass with probability at most `MISS`: `(1 − rate)^n ≤ MISS`.
     """
     # One trial is exactly enough at the highest rate, whatever rounding makes of the quotient.
     return math.ceil(math.log(MISS) / math.log1p(-min(rate, 1.0 - MISS)) - 1e-9)
 
 
-def judge(best: Answer, *, required: float, agreed: bool, lacking: bool) -> tuple[Status, str]:
+def usual_trials(rate: float, background: float) -> int:
+    """Return about how many trials a combination needs before it can be called good or bad.
+
+    Args:
+        rate: Failure rate of bad combinations.
+        background: Failure rate of good combinations.
+    """
+    return math.ceil(clean_trials(rate) * (1.0 + 4.0 * min(background / max(rate, 1e-9), 0.5)))
+
+
+def judge(
+    best: Answer, *, required: float, stands: bool, certain: bool, rule: bool, tried: bool = True
+) -> tuple[Status, str]:
     """Return the status of an answer and the reason for it.
 
     Args:
         best: The most probable answer.
         required: Posterior at which the answer counts as sure.
-        agreed: Whether it is the best answer under every model of the rates that is still plausible.
-        lacking: Whether a side of its boundary, or an interval far from it, was tried too little.
+        stands: Whether the answer is sure and both sides of its boundary were tried.
+        certain: Whether each tried combination always failed or always passed.
+        rule: Whether a rule describes what fails.
+        tried: Whether anything was tried.
     """
-    sure = best.probability >= required
-    if best.hypothesis.kind == "never":
+    kind, chance = best.hypothesis.kind, best.probability
+    if not tried:
+        return Status.NONE, "nothing was tried yet"
+    if kind == "never":
         return Status.NONE, (
-            "never bad: no combination shows the failure" if sure else "no failure was seen often enough"
+            "never bad: no combination shows the failure" if stands else "no failure was seen often enough"
         )
-    if best.hypothesis.kind == "always":
+    if kind == "always":
         return Status.NONE, (
-            "always bad: every combination shows the failure" if sure else "no combination was seen to pass"
+            "always bad: every combination shows the failure" if stands else "no combination was seen to pass"
         )
-    if best.probability <= 0.5:
-        return Status.NONE, "no answer is likely enough yet"
-    if not best.boundaries:
+    if stands and not best.boundaries:
         return Status.LIKELY, (
             "of combinations that can be run, no two that differ on one axis alone lie on both sides"
         )
-    if not sure:
-        return Status.LIKELY, f"probability {best.probability:.3f}, below the {required:.3g} asked for"
-    if lacking:
-        return Status.LIKELY, "both sides of the boundary, or versions far from it, need more trials"
-    if not agreed:
-        return Status.LIKELY, "the answer depends on whether bad combinations share one crash rate"
-    return Status.CONFIRMED, f"probability {best.probability:.3f}, and both sides of the boundary were tried"
+    if stands and not rule:
+        return Status.CONFIRMED, (
+            "no simple rule describes what fails; these two neighbours differ, whatever the rest does"
+        )
+    if stands and certain:
+        return Status.CONFIRMED, "every bad combination failed and every good one passed"
+    if stands:
+        return Status.CONFIRMED, f"probability {chance:.3f}, and both sides of the boundary were tried"
+    if chance <= 0.5:
+        return Status.NONE, "no answer is likely enough yet"
+    if chance < required:
+        return Status.LIKELY, f"probability {chance:.3f}, below the {required:.3g} asked for"
+    return Status.LIKELY, "both sides of the boundary, or versions far from it, need more trials"

@@ -1,29 +1,31 @@
-"""Calls every combination of a table good or bad, with as few environments as possible. Pure.
+"""Labels every combination of a table good or bad, by its own trials or by a description of the table. Pure.
 
-Asked and told like `Search`. A combination that was tried carries a *label*, from one trial where failures
-are certain, else from as many as its counts need (`labels.py`). What was not tried is called what a
-description says that agrees with all labels; of those that do the simplest is used:
+A combination that was tried has a *label*: after one trial if the failure is certain, else once its
+probability to be bad or good, without any rule (`independent.py`), is high enough. The other combinations get
+their label from a *description* that agrees with all labels. The simplest such description is used:
 
-* a frontier, a band, or a frontier and a band (`staircase.py`): the same one at all values of axes without
-  order, else one of their own at each;
-* none: then every combination is tried. No table takes more environments than there are combinations.
+* a frontier, a band, or a frontier and a band (`staircase.py`): the same one at all values of the unordered
+  axes, or, if that contradicts the labels, a separate one at each;
+* no description: then every combination is tried.
 
-A description that agrees is not yet true. To name one of 2^b takes b labels, which agree with one by chance;
-labels beyond these are its *proofs*, n of them. A table without order has as many with chance 2^−n. If the
-description holds without exception with probability π, and else each combination is an exception with some
-probability ε of which nothing is known (Jeffreys' prior, Beta(½, ½)), the next one is an exception with
+A description that agrees with the labels need not be true. Singling out one of 2^b descriptions takes b
+labels, which agree with some description by chance; the n labels beyond these are its *proofs*. A table
+without any order agrees with n proofs with probability 2^−n. Suppose that the description holds without
+exception with probability π, and that otherwise each combination is an exception with an unknown probability
+ε (Jeffreys' prior, Beta(½, ½)). Then the next combination is an exception with probability
 
     P = (1 − π) E[ε (1 − ε)^n] / (π + (1 − π) E[(1 − ε)^n])
 
-and combinations are tried where most is taken for granted until P is below what the confidence leaves. Each
-release has to have passed at least once where it is called good: one that is broken altogether is the
-commonest exception. π is ½ for the first description, and half as much for each that was given up before it.
+Combinations far from all tried ones are tried until P is below one minus the confidence. In addition, each
+value of an axis that is called good somewhere must have passed at least once, because a release that is
+broken everywhere is the most common exception. π is ½ for the first description, and is halved for each
+description that was contradicted before it.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import product
@@ -33,56 +35,56 @@ from numpy.typing import NDArray
 
 from bisect_env.matrix.grid import Grid, Index
 from bisect_env.matrix.schema import SearchLimits
-from bisect_env.search.bisect import described
+from bisect_env.search.belief import CellCounts, believe
 from bisect_env.search.families import FloatArray
-from bisect_env.search.labels import chances, labels, usual_trials
-from bisect_env.search.rates import RateGrid
-from bisect_env.search.searcher import StudySearch
-from bisect_env.search.space import Hypothesis
+from bisect_env.search.hypotheses import HypothesisRows
+from bisect_env.search.independent import independent
+from bisect_env.search.space import constant, described
 from bisect_env.search.staircase import Staircase, beyond, ordered_axes, staircases
-from bisect_env.search.stopping import clean_trials
-from bisect_env.search.tallies import Tallies
+from bisect_env.search.stopping import clean_trials, usual_trials
 from bisect_env.search.verdict import Answer, Status, Verdict, answer
-
-__all__ = ["TableSearch"]
+from bisect_env.search.view import LatticeView
 
 MOST_CALLED = 20_000
-"""Combinations of a table, each of which is called good or bad after every trial."""
+"""Maximum number of combinations of a table; each is labelled again after every trial."""
 _CHANGES = 3
-"""Changes on the way upward up to which a table is described."""
+"""Maximum number of changes, on a way from the low to the high end, of a description."""
 _FAILURES, _REPEATED = 3, 6
-"""How often one combination must have failed before failures are taken to be certain, and how many failures
-in all must have been repeated: in environments that exist, and what fails in half of runs does not pass for
-certain."""
+"""Failures are assumed to be certain only after one combination has failed `_FAILURES` times, and `_REPEATED`
+failures were repeated in total. A failure in half of all runs is then unlikely to look certain."""
 _AGAIN, _MOST_AGAIN = 3, 10
-"""Trials of a combination that alone speaks against a description; and where failures are certain how many
-trials at most there are beside the first of each combination."""
+"""Number of trials of a combination that alone contradicts a description; and, if failures are certain, the
+maximum number of trials in addition to the first one of each combination."""
 _ALONE = 2
-"""Combinations that may be wrong when a description is contradicted; more of them are right."""
+"""Maximum number of labels that are doubted if they contradict a description; if more do, the description is
+wrong."""
 _SURE, _SURER = 0.2, 0.1
-"""Share of the error that a label may have, for it says what others are, too; and of that the share of the
-label of such a combination."""
-_RARE, _MOST = 0.1, 6
-"""A combination that fails no more often than this is not tried on before others were, and none more than so
-many times as often as one usually is."""
+"""Share of the allowed error that one label may have, because it also determines the labels of others; and
+the share of this for a label that contradicts a description."""
+_RARE = 0.1
+"""A combination that was tried so often that a failure at this rate would have shown gets the likelier label,
+so that others are tried."""
+_PATIENCE = 6
+"""After this many times the usual number of trials, a combination gets the likelier label in any case."""
 _CORNERS = 4
-"""Ordered axes up to which every corner of the lattice is tried first."""
+"""Maximum number of ordered axes for which every corner of the lattice is tried first."""
 _HOLDS = 0.5
-"""π of the first description."""
+"""π of the first description (see the module)."""
 _NO_ORDER = 0.125
-"""Share of the error that is left to tables without order, of which a part agrees with every description."""
+"""Share of the allowed error for tables without any order, some of which agree with a description by
+chance."""
 
 
 @dataclass(frozen=True, eq=False)
 class _Described:
-    """A description of the table that agrees with all labels.
+    """A rule about which combinations are bad that agrees with all labels known so far.
 
     Attributes:
-        bad: Which cells it calls bad, where it is decided.
-        decided: Which cells it decides.
-        holds: Prior that it holds without exception.
-        stairs: The staircase, followed by others that the labels allow.
-        alike: Axes without order along which the description is constant.
+        bad: True for the cells that it calls bad; valid where `decided` is True.
+        decided: True for the cells whose label it determines.
+        holds: Prior probability that it holds without exception (π of the module).
+        stairs: The staircase in use, followed by others that agree with the labels.
+        alike: Unordered axes along which the description is constant.
     """
 
     bad: NDArray[np.bool_]
@@ -94,7 +96,7 @@ class _Described:
 
 @dataclass(frozen=True, slots=True)
 class Called:
-    """The label that the table gives to one combination, and its probability.
+    """The label of one combination of the table.
 
     Attributes:
         bad: Whether it is called bad.
@@ -107,125 +109,137 @@ class Called:
     probability: float
 
 
-class TableSearch(StudySearch):
-    """A search that calls every combination good or bad.
+@dataclass(frozen=True, eq=False)
+class Table:
+    """The good or bad label of every combination, and the trials that are still needed.
 
-    Args:
-        grid: The lattice, with stated ends if there are any.
-        groups: As for `Search`.
+    Everything is calculated from the counts.
+
+    Attributes:
+        view: The lattice; may contain a stated good and bad end.
+        counts: Failures and trials by position in the view.
+        can_run: Which positions can still be tried, shape (X,).
         limits: When to stop.
     """
 
-    def __init__(self, grid: Grid, groups: Mapping[Index, Index], limits: SearchLimits | None = None) -> None:
-        self.limits = limits or SearchLimits()
-        self._grid = grid
-        rates = RateGrid.default(self.limits.min_crash_rate, self.limits.crash_rate)
-        self._known = Tallies(grid, groups, rates)
-        self._ordered = ordered_axes(grid)
+    view: LatticeView
+    counts: CellCounts
+    can_run: NDArray[np.bool_]
+    limits: SearchLimits
 
-    # -- telling -----------------------------------------------------------------------------------------
+    @property
+    def grid(self) -> Grid:
+        """Return the lattice (the grid of all combinations)."""
+        return self.view.grid
 
-    def tell(self, index: Index, *, hit: bool) -> None:
-        """Count one trial of a combination: good or bad."""
-        self._known.tell(index, hit=hit)
-        self.forget()
+    @cached_property
+    def ordered(self) -> tuple[int, ...]:
+        """Return the axes whose values have an order."""
+        return tuple(ordered_axes(self.grid))
 
-    def set_aside(self, index: Index) -> None:
-        """Exclude a combination at any time: no more trials of it are possible."""
-        self._known.set_aside(index)
-        self.__dict__.pop("_first", None)
-        self.forget()
+    @cached_property
+    def visible(self) -> NDArray[np.bool_]:
+        """Return which combinations can be tried and are the representatives of their groups.
 
-    def forget(self) -> None:
-        """Drop cached results."""
-        for name in (
-            "_labels",
-            "_doubtful",
-            "_said",
-            "_table",
-            "_description",
-            "_again",
-            "_checks",
-            "called",
-            "table_verdict",
-            "verdict",
-        ):
-            self.__dict__.pop(name, None)
+        A boolean array in the shape of the lattice. Combinations with the same measurement form a group.
+        """
+        return self.view.standing(self.can_run)
+
+    @cached_property
+    def feasible(self) -> NDArray[np.bool_]:
+        """Return which combinations can be tried, as a boolean array in the shape of the lattice."""
+        return self.view.spread(self.can_run)
+
+    def trials(self, cell: Index) -> int:
+        """Return the number of trials of the group that the combination `cell` represents."""
+        return int(self.counts.trials[self.view.position[cell]])
+
+    def _is_left(self, cell: Index) -> bool:
+        return bool(self.can_run[self.view.position[cell]])
+
+    @cached_property
+    def tried(self) -> tuple[Index, ...]:
+        """Return the combinations that have trials, one for each group, in row-major order."""
+        return tuple(self.view.cells[place] for place in self.counts.tried)
 
     # -- labels ------------------------------------------------------------------------------------------
 
     @cached_property
-    def _said(self) -> tuple[dict[Index, float], int]:
-        """Return the probability that each tried combination is bad, and how many trials one needs."""
-        counts = self._known.seen
-        unanimous = self._known.unanimous()
-        if unanimous is not None:
-            return {cell: float(bad) for cell, bad in unanimous.items()}, 1
-        chance = chances(counts)
-        sure = [cell for cell, p in chance.items() if p >= 0.5]
-        hits, trials = (sum(float(of[cell]) for cell in sure) for of in (counts.hits, counts.trials))
-        rate = max(hits / trials if trials else 0.0, self.limits.min_crash_rate)
-        rest = [cell for cell in chance if cell not in sure]
-        hits, trials = (sum(float(of[cell]) for cell in rest) for of in (counts.hits, counts.trials))
-        return chance, usual_trials(min(rate, 1.0), hits / trials if trials else 0.0)
-
-    @property
-    def _is_certain(self) -> bool:
-        return self._known.unanimous() is not None
+    def chances(self) -> dict[Index, float]:
+        """Return the probability that each tried combination is bad, judged by its own trials."""
+        if self.counts.unanimous:
+            return {cell: float(self.counts.hits[self.view.position[cell]] > 0) for cell in self.tried}
+        return dict(zip(self.tried, independent(self.counts)[1].tolist(), strict=True))
 
     @cached_property
-    def _labels(self) -> dict[Index, bool]:
-        """Return the label of each runnable combination that was tried enough: true means bad."""
-        chance, usual = self._said
-        if self._is_certain:
-            return {cell: p >= 0.5 for cell, p in chance.items()}
-        rate = 1.0 - 0.05 ** (1.0 / usual)
+    def usual_trials(self) -> int:
+        """Return about how many trials a combination needs before it gets a label."""
+        if self.counts.unanimous:
+            return 1
+        bad = np.array([p >= 0.5 for p in self.chances.values()])
+        hits, trials = self.counts.hits[self.counts.tried], self.counts.trials[self.counts.tried]
+        rate = float(hits[bad].sum()) / max(float(trials[bad].sum()), 1.0)
+        rate = min(max(rate, self.limits.min_crash_rate), 1.0)
+        background = float(hits[~bad].sum()) / max(float(trials[~bad].sum()), 1.0)
+        return usual_trials(rate, background)
+
+    @cached_property
+    def labels(self) -> dict[Index, bool]:
+        """Return the labels of the combinations that were tried often enough; True means bad."""
+        if self.counts.unanimous:
+            return {cell: p >= 0.5 for cell, p in self.chances.items()}
         error = _SURE * (1.0 - self.limits.confidence)
-        found = labels(self._known.seen, chance, 1.0 - error, rate)
-        surer = labels(self._known.seen, chance, 1.0 - _SURER * error, rate)
+        found, surer = self._sure_labels(error), self._sure_labels(_SURER * error)
         for cell in self._alone(found):
             if cell not in surer:
                 del found[cell]
         # Before anything is known to be bad, a background looks like a rare failure: then others say more.
-        often = {cell for cell in chance if self._known.seen.trials[cell] >= self._often}
-        return {cell: p >= 0.5 for cell, p in chance.items() if cell in often and cell not in found} | found
+        enough = 2 * clean_trials(max(_RARE, self.limits.min_crash_rate))
+        often = {
+            cell: p >= 0.5
+            for cell, p in self.chances.items()
+            if cell not in found and self.trials(cell) >= enough
+        }
+        return often | found
 
-    @property
-    def _often(self) -> int:
-        """Return after how many trials a combination gets the likelier label while no others are known."""
-        return 2 * clean_trials(max(_RARE, self.limits.min_crash_rate))
+    def _sure_labels(self, error: float) -> dict[Index, bool]:
+        """Return the labels that are wrong with a probability of at most `error`.
 
-    @cached_property
-    def _doubtful(self) -> list[Index]:
-        """Return combinations whose label is merely the likelier one and may change."""
-        if self._is_certain:
-            return []
-        chance, usual = self._said
-        error, trials = _SURE * (1.0 - self.limits.confidence), self._known.seen.trials
-        return [
-            cell
-            for cell, p in chance.items()
-            if min(p, 1.0 - p) > error and trials[cell] < _MOST * usual and self._known.can_run(cell)
-        ]
+        A combination that was tried very often gets its likelier label in any case.
+        """
+        rate = 1.0 - 0.05 ** (1.0 / self.usual_trials)
+        enough = _PATIENCE * clean_trials(rate)
+        return {
+            cell: p >= 0.5
+            for cell, p in self.chances.items()
+            if min(p, 1.0 - p) <= error or self.trials(cell) >= enough
+        }
 
     def _in_table(self, known: Mapping[Index, bool]) -> NDArray[np.int8]:
-        """Return labels in the shape of the lattice, applied to whole groups: 1 bad, 0 good, -1 unknown."""
-        flat = np.full(self._known.group.size, -1, dtype=np.int8)
+        """Return labels as an array in the shape of the lattice: 1 bad, 0 good, -1 unknown.
+
+        A label applies to all combinations of a group.
+        """
+        labels = np.full(len(self.view.cells), -1, dtype=np.int8)
         for cell, bad in known.items():
-            flat[np.ravel_multi_index(cell, self._grid.shape)] = bad
-        group = self._known.group.ravel()
-        shown = np.where(group >= 0, flat[np.maximum(group, 0)], flat)
-        return np.asarray(shown.reshape(self._grid.shape), dtype=np.int8)
+            labels[self.view.position[cell]] = bad
+        return self.view.spread(labels, -1)
 
     @cached_property
-    def _table(self) -> NDArray[np.int8]:
-        return self._in_table(self._labels)
+    def labelled(self) -> NDArray[np.int8]:
+        """Return the labels in the shape of the lattice: 1 bad, 0 good, -1 unknown."""
+        return self._in_table(self.labels)
 
     def _alone(self, known: Mapping[Index, bool]) -> list[Index]:
-        """Return the few labelled combinations without which the labels would form a frontier."""
+        """Return the few combinations that must lose their labels for the others to form a frontier.
+
+        A frontier is a border between good and bad that never turns back.
+
+        Returns an empty list if none or too many must be left out.
+        """
         table = self._in_table(known)
-        axes = self._ordered
-        if not axes or staircases(table, self._grid, 1, self._known.visible):
+        axes = self.ordered
+        if not axes or staircases(table, self.grid, 1, self.visible):
             return []
         fewest: list[Index] = []
         for turned in product((False, True), repeat=len(axes)):
@@ -241,59 +255,60 @@ class TableSearch(StudySearch):
         return fewest if len(fewest) <= _ALONE else []
 
     @cached_property
-    def _again(self) -> list[tuple[Index, int]]:
-        """Return combinations to try again before their labels are trusted, and the trials to reach."""
-        counts = self._known.seen
-        chance, usual = self._said
+    def again(self) -> list[tuple[Index, int]]:
+        """Return pairs (combination, required trials): these must be run before labels are trusted."""
         found: dict[Index, int] = {}
-        if self._is_certain:
-            bad = self._failing
+        if self.counts.unanimous:
+            bad = self.failing
             if bad:
-                found[max(bad, key=lambda cell: counts.trials[cell])] = _FAILURES
-            if self._repeats_left:
-                found |= {cell: 2 for cell in bad if counts.trials[cell] < 2}
-            room = _MOST_AGAIN - (self.trials - len(chance)) - self._repeats_left
-            for cell in self._alone(self._labels):
-                lacking = max(0, _AGAIN - int(counts.trials[cell]))
+                found[max(bad, key=self.trials)] = _FAILURES
+            if self.repeats_left:
+                found |= {cell: 2 for cell in bad if self.trials(cell) < 2}
+            room = _MOST_AGAIN - (int(self.counts.trials.sum()) - len(self.tried)) - self.repeats_left
+            for cell in self._alone(self.labels):
+                lacking = max(0, _AGAIN - self.trials(cell))
                 if lacking <= room:
                     found[cell] = _AGAIN
                     room -= lacking
         else:
-            chunk = max(1, usual // 2)
+            chunk = max(1, self.usual_trials // 2)
             found = {
-                cell: int(counts.trials[cell]) + chunk
-                for cell in chance
-                if cell not in self._labels and self._known.can_run(cell)
+                cell: self.trials(cell) + chunk
+                for cell in self.tried
+                if cell not in self.labels and self._is_left(cell)
             }
-        return [(cell, wanted) for cell, wanted in found.items() if counts.trials[cell] < wanted]
+        return [(cell, wanted) for cell, wanted in found.items() if self.trials(cell) < wanted]
+
+    @cached_property
+    def failing(self) -> list[Index]:
+        """Return the combinations that always failed; empty if any combination both failed and passed."""
+        if not self.counts.unanimous:
+            return []
+        return [cell for cell, p in self.chances.items() if p and self._is_left(cell)]
 
     @property
-    def _failing(self) -> list[Index]:
-        """Return the combinations that always failed; empty if some combination both failed and passed."""
-        labels = self._known.unanimous() or {}
-        return sorted(cell for cell, bad in labels.items() if bad and self._known.can_run(cell))
-
-    @property
-    def _repeats_left(self) -> int:
-        """Return how many failures still have to be repeated before failures count as certain."""
-        failing = self._failing
-        repeated = sum(int(self._known.seen.trials[cell]) - 1 for cell in failing)
-        return max(0, _REPEATED - repeated) if failing else 0
+    def repeats_left(self) -> int:
+        """Return how many more repeated failures are needed before failures are assumed to be certain."""
+        repeated = sum(self.trials(cell) - 1 for cell in self.failing)
+        return max(0, _REPEATED - repeated) if self.failing else 0
 
     # -- descriptions ------------------------------------------------------------------------------------
 
     @cached_property
-    def _description(self) -> _Described | None:
-        """Return the simplest description that agrees with all labels; None if there is none."""
+    def description(self) -> _Described | None:
+        """Return the simplest rule that agrees with all labels, or None if no rule does.
+
+        The possible rules (descriptions) are listed in the module.
+        """
         holds = _HOLDS
-        unordered = tuple(i for i, n in enumerate(self._grid.shape) if n > 1 and i not in self._ordered)
+        unordered = tuple(i for i, n in enumerate(self.grid.shape) if n > 1 and i not in self.ordered)
         for alike in dict.fromkeys((unordered, ())):
-            table = _joined(self._table, alike)
+            table = _joined(self.labelled, alike)
             if table is None:
                 continue
-            visible = _any(self._known.visible, alike)
+            visible = along(self.visible, alike)
             for changes in range(1, _CHANGES + 1):
-                found = staircases(table, self._grid, changes, visible, anyway=True)
+                found = staircases(table, self.grid, changes, visible, anyway=True)
                 if found:
                     found.sort(key=lambda one: one.bits)
                     return self._described(found, holds, alike)
@@ -308,25 +323,23 @@ class TableSearch(StudySearch):
         decided = best.decided
         for other in others:
             decided = decided & other.decided & (other.lowest == best.lowest)
-        shape = self._grid.shape
+        shape = self.grid.shape
         bad, everywhere = (np.broadcast_to(one, shape) for one in (best.lowest, decided))
         return _Described(bad, everywhere, holds, (best, *others), alike)
 
-    def _proofs(self, description: _Described) -> float:
-        """Return the number of labels beyond those that were needed to single out the description."""
-        return max(0.0, len(self._labels) - description.stairs[0].bits)
-
     @cached_property
-    def _checks(self) -> tuple[list[Index], float]:
-        """Return the combinations to try although the description decides them, best first.
+    def checks(self) -> tuple[list[Index], float]:
+        """Return combinations to try to test the description, and the probability of an exception.
 
-        And P of the module.
+        The description already determines the labels of these combinations; the most useful one comes first.
+        The probability is P of the module.
         """
-        description = self._description
-        open_ = self._cells(self._known.visible & (self._table < 0))
+        description = self.description
+        open_ = cells_of(self.visible & (self.labelled < 0))
         if description is None or not open_:
             return [], 0.0
-        proofs = self._proofs(description)
+        # Labels that confirm the description, without those needed to choose it.
+        proofs = max(0.0, len(self.labels) - description.stairs[0].bits)
         chance = exception(description.holds, proofs)
         error, wanted = 1.0 - self.limits.confidence, 0
         while (
@@ -334,19 +347,24 @@ class TableSearch(StudySearch):
             or 2.0 ** -(proofs + wanted) > error * _NO_ORDER
         ):
             wanted += 1
-        passed = self._known.visible & (self._table == 0)
-        several = sum(n > 1 for n in self._grid.shape) > 1
-        axes = [axis for axis in range(len(self._grid.shape)) if several]
+        passed = self.visible & (self.labelled == 0)
+        several = sum(n > 1 for n in self.grid.shape) > 1
+        axes = [axis for axis in range(len(self.grid.shape)) if several]
         lacking = [self._lacking(description, axis, passed) for axis in axes]
         # How far each is from what was tried, as a share of the axes: where most is taken for granted.
-        scale = np.maximum(np.array(self._grid.shape, dtype=np.float64) - 1.0, 1.0)
+        scale = np.maximum(np.array(self.grid.shape, dtype=np.float64) - 1.0, 1.0)
         places = np.array(open_, dtype=np.float64) / scale
         apart = np.full(len(open_), np.inf)
-        for cell in self._labels:
+        for cell in self.labels:
             apart = np.minimum(apart, np.abs(places - np.array(cell) / scale).sum(axis=1))
         chosen: list[Index] = []
         while len(chosen) < len(open_):
-            new = [0 if description.bad[cell] else self._covers(cell, lacking) for cell in open_]
+            new = [
+                0
+                if description.bad[cell]
+                else sum(place in some for place, some in zip(cell, lacking, strict=False))
+                for cell in open_
+            ]
             if not any(new) and len(chosen) >= wanted:
                 break
             place = int((len(scale) * np.array(new) + apart).argmax())
@@ -357,135 +375,26 @@ class TableSearch(StudySearch):
             apart[place] = -np.inf
         return chosen, chance
 
-    @staticmethod
-    def _covers(cell: Index, lacking: list[set[int]]) -> int:
-        return sum(place in some for place, some in zip(cell, lacking, strict=False))
-
     def _lacking(self, description: _Described, axis: int, passed: NDArray[np.bool_]) -> set[int]:
-        """Return values of an axis that are called good somewhere but have not passed anywhere."""
-        across = tuple(other for other in range(len(self._grid.shape)) if other != axis)
-        called_good = np.asarray((self._known.visible & ~description.bad).any(axis=across))
+        """Return the values of an axis that the description calls good somewhere but that never passed."""
+        across = tuple(other for other in range(len(self.grid.shape)) if other != axis)
+        called_good = np.asarray((self.visible & ~description.bad).any(axis=across))
         good = called_good & ~np.asarray(passed.any(axis=across))
         return {int(value) for value in np.flatnonzero(good)}
 
-    def _cells(self, mask: NDArray[np.bool_]) -> list[Index]:
-        return list(map(tuple, np.argwhere(mask).tolist()))
-
-    # -- asking ------------------------------------------------------------------------------------------
-
-    def ask(
-        self,
-        count: int,
-        *,
-        pending: Mapping[Index, int] | None = None,
-        build_cost: Mapping[Index, float] | None = None,
-        only: Collection[Index] | None = None,
-        worth: float = 0.0,
-    ) -> list[Index]:
-        """Return the next trials, at most `count`; arguments as for `Search.ask`."""
-        if count <= 0 or not self._known.visible_count:
-            return []
-        running = self._known.by_cell(pending or {})
-        allowed = self._known.visible
-        if only is not None:
-            allowed = np.zeros_like(allowed)
-            for cell in only:
-                allowed[cell] = self._known.visible[cell]
-        chosen: list[Index] = []
-
-        def take(cell: Index, wanted: int) -> None:
-            if allowed[cell] and len(chosen) < count:
-                chosen.extend([cell] * min(max(wanted - running.get(cell, 0), 0), count - len(chosen)))
-
-        for cell, wanted in self._again:
-            take(cell, wanted - self.counts(cell)[1])
-        chunk = max(1, self._said[1] // 2)
-        looking = {cell for cell in (*running, *chosen) if cell not in self._labels}
-        cost = self._known.prices(build_cost) if build_cost else None
-        for cell in self._new(-(-(count - len(chosen)) // chunk), looking, cost, allowed):
-            take(cell, chunk)
-        if not chosen and not looking:
-            for cell in self._suspects:
-                take(cell, self._enough_passes - self.counts(cell)[1])
-            for cell in self._doubtful:
-                take(cell, chunk)
-            if left := self._repeats_left:
-                cell = min(self._failing, key=lambda one: self.counts(one)[1])
-                take(cell, left)
-        return chosen
-
-    def _new(
-        self,
-        count: int,
-        looking: Collection[Index],
-        cost: FloatArray | None,
-        allowed: NDArray[np.bool_],
-    ) -> list[Index]:
-        """Return the unlabelled combinations to try next."""
-        if count <= 0:
-            return []
-        unknown = allowed & (self._table < 0)
-        for cell in looking:
-            unknown[cell] = False
-        first = [cell for cell in self._first if cell not in self._labels]
-        if waiting := [cell for cell in first if cell not in looking]:
-            return [cell for cell in waiting if unknown[cell]][:count]
-        if any(cell in looking for cell in first):
-            return []
-        description = self._description
-        if description is None:
-            price = np.zeros(self._grid.shape) if cost is None else cost
-            return sorted(self._cells(unknown), key=lambda cell: price[cell])[:count]
-        open_ = self._known.visible & (self._table < 0) & ~description.decided
-        if not open_.any():
-            return [cell for cell in self._checks[0] if unknown[cell]][:count]
-        chosen: list[Index] = []
-        for stairs in description.stairs:
-            if len(chosen) < count:
-                taken = [*looking, *chosen]
-                chosen += self._cuts(count - len(chosen), stairs, description.alike, taken, unknown & open_)
-        return chosen
-
-    def _cuts(
-        self,
-        count: int,
-        stairs: Staircase,
-        alike: tuple[int, ...],
-        taken: Collection[Index],
-        open_: NDArray[np.bool_],
-    ) -> list[Index]:
-        """Return combinations that decide most of a staircase, each at the least tried unordered values."""
-        flat = [tuple(0 if i in alike else place for i, place in enumerate(cell)) for cell in taken]
-        visible = _any(self._known.visible, alike)
-        allowed = open_.copy()
-        for cell in taken:
-            allowed[cell] = False
-        cells = stairs.next(count, list(dict.fromkeys(flat)), visible, _any(allowed, alike))
-        chosen: list[Index] = []
-        for cell in cells:
-            line = tuple(slice(None) if i in alike else place for i, place in enumerate(cell))
-            here = np.zeros_like(allowed)
-            here[line] = allowed[line]
-            tried = [*self._labels, *taken, *chosen]
-            chosen.append(
-                min(
-                    self._cells(here),
-                    key=lambda one: sum(one[i] == other[i] for other in tried for i in alike),
-                )
-            )
-        return chosen
+    # -- what comes first --------------------------------------------------------------------------------
 
     @cached_property
-    def _first(self) -> list[Index]:
+    def first(self) -> list[Index]:
         """Return the combinations to try first: the stated ends and the corners of the lattice."""
-        axes, last = self._ordered, [n - 1 for n in self._grid.shape]
+        axes, last = self.ordered, [n - 1 for n in self.grid.shape]
         if len(axes) <= _CORNERS:
             corners = list(product(*({0, n} if i in axes else {0} for i, n in enumerate(last))))
         else:
             corners = [(0,) * len(last), tuple(last)]
-        stated = [end for end in (self._grid.good, self._grid.bad) if end is not None]
-        ends = [self._known.representative_of(end) for end in stated if self._known.can_run(end)]
-        places = np.argwhere(self._known.visible)
+        stated = [end for end in (self.grid.good, self.grid.bad) if end is not None]
+        ends = [self.view.cells[self.view.group[end]] for end in stated if self.feasible[end]]
+        places = np.argwhere(self.visible)
         if not len(places):
             return ends
         near = [
@@ -494,110 +403,93 @@ class TableSearch(StudySearch):
         return list(dict.fromkeys([*ends, *near]))
 
     @property
-    def _suspects(self) -> list[Index]:
-        """Return, if nothing failed, the ends and corners with too few passes, in reverse order."""
-        if self._known.total_hits or not self._known.visible_count:
+    def suspects(self) -> list[Index]:
+        """Return the stated ends and corners of the lattice that have not yet passed often enough.
+
+        The order is the reverse of `first`. The list is empty once a trial failed.
+        """
+        if self.counts.hits.any():
             return []
-        return [cell for cell in self._first[::-1] if self.counts(cell)[1] < self._enough_passes]
+        return [cell for cell in self.first[::-1] if self.trials(cell) < self.enough_passes]
 
     @property
-    def _enough_passes(self) -> int:
+    def enough_passes(self) -> int:
+        """Return how many passes show that an end or corner of the lattice is good.
+
+        This holds as long as nothing failed.
+        """
         rate = min(self.limits.crash_rate or 1.0, 1.0)
         return clean_trials(max(min(rate, self.limits.clean_rate), self.limits.min_crash_rate))
 
-    def foresee(
-        self, pending: Mapping[Index, int], build_cost: Mapping[Index, float] | None = None
-    ) -> list[Index]:
-        """Return combinations that may come next, so that their environments can be built meanwhile."""
-        if not self._known.visible_count:
-            return []
-        looking = set(self._known.by_cell(pending))
-        cost = self._known.prices(build_cost) if build_cost else None
-        return self._new(1, looking, cost, self._known.visible)
-
     # -- answering ---------------------------------------------------------------------------------------
 
-    @property
+    @cached_property
     def is_complete(self) -> bool:
-        """Return whether every combination is called good or bad at the stated confidence."""
+        """Return whether every combination that can be run has a label at the stated confidence."""
         if (
-            self._again
-            or self._suspects
-            or self._repeats_left
-            or any(cell not in self._labels for cell in self._first)
+            self.again
+            or self.suspects
+            or self.repeats_left
+            or any(cell not in self.labels for cell in self.first)
         ):
             return False
-        unknown = self._known.visible & (self._table < 0)
-        description = self._description
+        unknown = self.visible & (self.labelled < 0)
+        description = self.description
         if not unknown.any():
             return True
         if description is None or (unknown & ~description.decided).any():
             return False
-        return not self._checks[0]
+        return not self.checks[0]
 
-    @property
-    def finished(self) -> bool:
-        """Return whether no more trials are wanted."""
-        if self.trials >= self.limits.max_trials or not self._known.visible_count:
-            return True
-        return self.is_complete
+    @cached_property
+    def calls(self) -> NDArray[np.int8]:
+        """Return what each combination is called: 1 bad, 0 good, -1 if it has no label or cannot be run.
 
-    @property
-    def answered(self) -> bool:
-        """Return whether the table is complete."""
-        return self.is_complete
-
-    @property
-    def trials(self) -> int:
-        """Return the number of counted trials so far."""
-        return self._known.trials
-
-    def counts(self, index: Index) -> tuple[int, int]:
-        """Return hits and counted trials of a combination's group."""
-        return self._known.counts(index)
+        The shape is that of the lattice.
+        """
+        calls = np.where(self.feasible, self.labelled, np.int8(-1))
+        if self.description is not None:
+            bad, decided = (
+                self.view.spread(of.ravel()[self.view.flat])
+                for of in (self.description.bad, self.description.decided)
+            )
+            calls = np.where(self.feasible & (calls < 0) & decided, bad, calls)
+        return calls.astype(np.int8)
 
     @cached_property
     def called(self) -> dict[Index, Called]:
-        """Return the label of each combination that has one so far."""
-        chance, _ = self._said
-        description = self._description
+        """Return the label of each combination that has one so far, with its probability."""
+        described = 1.0 - (self.checks[1] if self.is_complete else 0.5)
         found: dict[Index, Called] = {}
-        exceptional = self._checks[1] if description is not None and self.is_complete else 0.5
-        for index in self._cells(self._known.group >= 0):
-            cell = self._known.representative_of(index)
-            if cell in self._labels:
-                bad = self._labels[cell]
-                sure = chance[cell] if bad else 1.0 - chance[cell]
-                found[index] = Called(bad, tried=True, probability=sure)
-            elif description is not None and description.decided[cell]:
-                found[index] = Called(bool(description.bad[cell]), tried=False, probability=1.0 - exceptional)
+        for index in cells_of(self.calls >= 0):
+            bad = bool(self.calls[index])
+            chance = self.chances.get(self.view.cells[self.view.group[index]], 0.5)
+            tried = bool(self.labelled[index] >= 0)
+            sure = (chance if bad else 1.0 - chance) if tried else described
+            found[index] = Called(bad, tried, sure)
         return found
 
     def probability_bad(self) -> FloatArray:
-        """Return the probability that each combination is bad, shape of the grid; 0.5 if it has no label."""
-        bad = np.full(self._grid.shape, 0.5)
+        """Return the probability that each combination is bad, or 0.5 if it has no label.
+
+        The shape is that of the grid.
+        """
+        bad = np.full(self.grid.shape, 0.5)
         for cell, one in self.called.items():
             bad[cell] = one.probability if one.bad else 1.0 - one.probability
         return bad
 
     @cached_property
     def verdict(self) -> Verdict:
-        """Return the answer so far; a pure function of the counts."""
-        return self.table_verdict
-
-    @cached_property
-    def table_verdict(self) -> Verdict:
-        """Return the answer about the table as a whole."""
+        """Return the verdict about the table as a whole."""
         complete = self.is_complete
-        called = self.called
-        bad = np.zeros(self._grid.shape, dtype=bool)
-        for cell, one in called.items():
-            bad[cell] = one.bad
-        best = self._answer(bad)
-        bad_rate, background = self._known.rates_under(best.hypothesis)
-        sure = min((one.probability for one in called.values()), default=0.0)
+        best = self._answer(self.calls == 1)
+        says = best.hypothesis.bad_cells().ravel()[self.view.flat]
+        alone = HypothesisRows(says[None], np.ones(1), np.zeros(1, dtype=np.int8))
+        bad_rate, background = believe(alone, self.counts).typical_rates
+        sure = min((one.probability for one in self.called.values()), default=0.0)
         best = replace(best, probability=sure if complete else 0.0)
-        unknown = int(np.count_nonzero(self._known.group >= 0)) - len(called)
+        unknown = int(np.count_nonzero(self.feasible & (self.calls < 0)))
         status, reason = Status.NONE, f"{unknown} combinations are not called good or bad yet"
         if complete:
             status, reason = (
@@ -615,46 +507,47 @@ class TableSearch(StudySearch):
             background=background,
             expected_left=0.0 if complete else float(math.isqrt(unknown) + 1),
             expected_environments=0 if complete else math.isqrt(unknown) + 1,
-            certain=self._is_certain,
+            certain=self.counts.unanimous,
         )
 
     def _answer(self, bad: NDArray[np.bool_]) -> Answer:
-        """Return the table as an answer: the bad combinations and their boundaries."""
-        feasible = self._known.group >= 0
-        counts = self._known.seen
-        flat = np.where(feasible, self._known.group, 0)
-        kind = "never" if not bad.any() else "always" if bad[feasible].all() else "table"
-        hypothesis = described(kind, bad)
-        if kind != "table":
-            everywhere = tuple(np.full(n, kind == "always") for n in self._grid.shape)
-            hypothesis = Hypothesis(kind, everywhere, ())
-        hits, trials = counts.hits.ravel()[flat], counts.trials.ravel()[flat]
-        return answer(hypothesis, 1.0, feasible, hits, trials)
+        """Turn the table `bad` (True at bad combinations) into an `Answer` with boundaries."""
+        kind = "never" if not bad.any() else "always" if bad[self.feasible].all() else "table"
+        hypothesis = described(kind, bad) if kind == "table" else constant(kind, bad.shape)
+        hits, trials = self.view.spread(self.counts.hits), self.view.spread(self.counts.trials)
+        return answer(hypothesis, 1.0, self.feasible, hits, trials)
 
 
-def _any(cells: NDArray[np.bool_], axes: tuple[int, ...]) -> NDArray[np.bool_]:
-    """Reduce some axes to one place each: true where any of their values is."""
+def along(cells: NDArray[np.bool_], axes: tuple[int, ...]) -> NDArray[np.bool_]:
+    """Combine a boolean array along the given axes with *or*, keeping these axes with length 1."""
     return np.asarray(cells.any(axis=axes, keepdims=True))
 
 
+def cells_of(mask: NDArray[np.bool_]) -> list[Index]:
+    """Return the positions at which a boolean array is True, in row-major order."""
+    return list(map(tuple, np.argwhere(mask).tolist()))
+
+
 def _joined(table: NDArray[np.int8], axes: tuple[int, ...]) -> NDArray[np.int8] | None:
-    """Merge the labels of all values of some axes; None if they contradict each other."""
-    bad, good = (_any(table == label, axes) for label in (1, 0))
+    """Merge the labels along the given axes, or return None if merged labels contradict each other."""
+    bad, good = (along(table == label, axes) for label in (1, 0))
     if (bad & good).any():
         return None
     return np.asarray(np.where(bad, 1, np.where(good, 0, -1)), dtype=np.int8)
 
 
 def exception(holds: float, proofs: float) -> float:
-    """Return P of the module: the probability that the next combination is an exception.
+    """Return the probability that the next combination is an exception to the description of the table.
+
+    This is P of the module.
 
     Args:
-        holds: π.
-        proofs: n, the number of combinations so far that were no exception.
+        holds: π, the prior probability that the description has no exception.
+        proofs: n, the number of proofs so far.
     """
 
     def mean(exceptions: float) -> float:
-        """Return E[ε^exceptions (1 − ε)^proofs] under Beta(½, ½)."""
+        """Return the expected value of ε^exceptions · (1 − ε)^proofs if ε has the prior Beta(½, ½)."""
         a, b = 0.5 + exceptions, 0.5 + proofs
         return math.exp(math.lgamma(a) + math.lgamma(b) - math.lgamma(a + b)) / math.pi
 

@@ -1,4 +1,4 @@
-"""Shows how the posterior of a study moved, by telling a search its trials again. Pure."""
+"""Show how the posterior of a study changed, by feeding its trials to a new search one by one. Pure."""
 
 from __future__ import annotations
 
@@ -9,19 +9,20 @@ import numpy as np
 
 from bisect_env.matrix.grid import Index
 from bisect_env.search.families import FloatArray
-from bisect_env.search.searcher import StudySearch
 from bisect_env.search.space import Hypothesis
+from bisect_env.search.study_search import StudySearch
 
 
 @dataclass(frozen=True, slots=True)
 class Trace:
-    """The probabilities of some answers after increasing numbers of trials.
+    """A record of how the probabilities of several answers changed as trials were added.
 
     Attributes:
-        answers: The answers that are, or once were, the most probable; the final best one comes first.
-        trials: Numbers of trials, ascending: the points.
-        probabilities: Posterior of each answer at each point, shape (points, answers); 0 where it was not
-            among the answers of the verdict at that time.
+        answers: Hypotheses that were the most probable at some time; the most probable one at the end is
+            first.
+        trials: The numbers of trials (points) at which probabilities were recorded, ascending.
+        probabilities: Posterior of each answer at each point, shape (points, answers); 0 if the verdict at
+            that point did not list the answer.
     """
 
     answers: tuple[Hypothesis, ...]
@@ -30,16 +31,16 @@ class Trace:
 
 
 def trace(search: StudySearch, told: Sequence[tuple[Index, bool]], *, points: int, answers: int) -> Trace:
-    """Feed trials to a search and record the answers of its verdict on the way.
+    """Replay trials in a new search and record how the probabilities of its answers change.
 
-    Which answers a verdict compares depends on the counts. Answers of different moments are therefore
-    matched by the combinations that they call bad.
+    Verdicts at different points list different answers. Answers are matched by the combinations that they
+    call bad.
 
     Args:
-        search: A search without trials, with all exclusions already made.
-        told: Pairs of a combination and whether the trial showed the target, in order.
+        search: A search without trials from which combinations were already excluded (`set_aside`).
+        told: Pairs (combination, whether the trial showed the target failure), in order.
         points: Maximum number of points.
-        answers: Maximum number of answers to follow.
+        answers: Maximum number of answers to record.
     """
     moments = [_probabilities(search)]
     looks = _looks(len(told), points)
@@ -63,11 +64,14 @@ def trace(search: StudySearch, told: Sequence[tuple[Index, bool]], *, points: in
 
 
 def _probabilities(search: StudySearch) -> dict[bytes, tuple[Hypothesis, float]]:
-    """Return the answers of a verdict, the best one first, keyed by the combinations that they call bad."""
+    """Return the answers of the current verdict with their probabilities, the most probable answer first.
+
+    Keys are the bytes of the table of bad combinations.
+    """
     candidates = search.verdict.candidates
     return {one.hypothesis.bad_cells().tobytes(): (one.hypothesis, one.probability) for one in candidates}
 
 
 def _looks(trials: int, points: int) -> set[int]:
-    """Return the numbers of trials after which to record: all, or evenly spread ones including the last."""
+    """Return the numbers of trials after which to record probabilities, evenly spaced up to `trials`."""
     return {int(n) for n in np.linspace(1, trials, min(points, trials)).round()} if trials else set()

@@ -1,16 +1,18 @@
-"""Finds versions that an answer covers and that were hardly tried, to check or to admit them. Pure.
+"""Find versions that an answer labels although they were hardly tried. Pure.
 
-An answer about an ordered axis rests on trials at its boundary. Far from it, whole intervals of versions are
-called good or bad because histories seldom turn back. Along each culprit axis, on the line through the
-boundary:
+An answer about an ordered axis rests on trials at its boundary. Far from the boundary, whole intervals of
+versions are called good or bad only because histories seldom change back. For each culprit axis, on the line
+through the boundary, this module returns:
 
-* *checks*: combinations whose few trials say otherwise, and the middle of each interval longer than a quarter
-  of the axis without one combination that was tried enough, as long as that is cheap. Where nothing can be
-  learnt in the middle, its neighbours are seldom better: the middle of what is left on one side comes next,
-  `_GAPS` times at most;
-* *untested*: the longest interval whose trials would all have passed with a probability above
-  `MISS` if its combinations failed as often as bad ones do, `(1 − r)^n`. Called good, it may hide a window
-  that fails; called bad and without a failure, it may hide one that does not.
+* *checks*: combinations to try. These are combinations whose few trials contradict the answer, and one
+  combination of each interval that is longer than a quarter of the axis and contains no combination with
+  enough trials: the end of the axis if the interval reaches it, else the middle. If failures are so rare
+  that a check takes more than `_MOST_TRIALS`, only ends are tried, that often. If the middle cannot be run,
+  the interval is divided into the parts beside it, at most `_GAPS` times.
+* *untested intervals*, to be reported: the longest interval whose trials would all have passed with a
+  probability `(1 − r)^n` above `MISS` if its combinations failed as often as bad ones do (rate r, n trials).
+  An interval called good may contain a window that fails; one called bad, without a failure, may contain a
+  window that passes.
 """
 
 from __future__ import annotations
@@ -19,105 +21,114 @@ import itertools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
-import numpy as np
-from numpy.typing import NDArray
-
 from bisect_env.matrix.grid import Direction, Grid, Index
 from bisect_env.search.stopping import MISS, clean_trials
+from bisect_env.search.tallies import Tallies
 from bisect_env.search.verdict import Answer, UntestedInterval
 
 _MOST_TRIALS = 6
-"""Passes that a check may ask for; rarer failures make it too dear."""
+"""Maximum number of passes that a check may need; if failures are rarer, only ends are tried, so often."""
 _LONG = 0.25
-"""Share of an axis that is left unchecked."""
+"""Share of an axis up to which an interval is left unchecked."""
 _LEAST = 2
-"""On short axes so many combinations are."""
+"""Number of combinations up to which an interval is left unchecked, on short axes."""
 _GAPS = 2
-"""Places in an interval of which nothing can be learnt, beyond which none of its short parts is looked at."""
-
-Tally = Callable[[Index], tuple[int, int]]
-"""Hits and trials of a combination, those of its whole group."""
+"""If an interval is interrupted by more gaps (combinations that cannot be run) than this, its short parts are
+left unchecked."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Run:
-    """A run of neighbouring runnable combinations on one line that an answer labels alike."""
+    """Neighbouring combinations on one line that an answer calls all good or all bad.
+
+    Combinations that cannot be run are left out.
+
+    Attributes:
+        axis: Axis along which the line runs.
+        cells: The combinations, in order.
+        called_bad: The label.
+        ends: First and last combination of the whole line that can be run.
+    """
 
     axis: int
     cells: tuple[Index, ...]
     called_bad: bool
+    ends: tuple[Index, Index]
 
 
 def passes(bad_rate: float) -> int | None:
-    """Return after how many passes a check is complete; None if failures are too rare for checks.
+    """Return how many passes complete a check, or None if failures are too rare for such checks.
 
     Args:
-        bad_rate: Typical target rate of bad combinations.
+        bad_rate: Typical failure rate of bad combinations.
     """
     enough = clean_trials(bad_rate)
     return enough if enough <= _MOST_TRIALS else None
 
 
-def checks(
-    best: Answer, grid: Grid, can_run: NDArray[np.bool_], tally: Tally, bad_rate: float
-) -> list[tuple[Index, int]]:
-    """Return combinations to try before an answer is confirmed, with the number of trials of each.
+def checks(best: Answer, grid: Grid, tallies: Tallies, bad_rate: float) -> list[tuple[Index, int]]:
+    """Return combinations to try before an answer is confirmed, with the number of trials each must reach.
 
     Args:
         best: The answer.
         grid: The lattice.
-        can_run: Which combinations can be run, shape of the lattice.
-        tally: Hits and trials of a combination.
-        bad_rate: Typical target rate of bad combinations.
+        tallies: The counts, and which combinations can be run.
+        bad_rate: Typical failure rate of bad combinations.
 
     Returns:
-        First combinations whose trials contradict the answer, then those of the longest untested intervals;
-        empty where failures are rare. Each check halves its interval, so that an axis needs three at most.
+        First the combinations whose trials contradict the answer, then one combination of each long untested
+        interval, the longest interval first: the end of the line if the interval reaches it, else the middle.
+        Only ends if failures are rare. Each check of a middle halves its interval, so that an axis needs at
+        most five.
     """
     enough = passes(bad_rate)
-    if enough is None:
-        return []
-    runs = list(_runs(best, grid, can_run))
+    runs = list(_runs(best, grid, tallies))
     strange = [
         (cell, needed)
         for run in runs
         for cell in run.cells
-        if tally(cell)[1] < (needed := _if_strange(tally(cell), run.called_bad, enough))
+        if enough is not None
+        and tallies.counts(cell)[1] < (needed := _if_strange(tallies.counts(cell), run.called_bad, enough))
     ]
+    looks = _MOST_TRIALS if enough is None else enough
     found = []
     for run in runs:
         most = max(_LEAST, _LONG * grid.shape[run.axis])
-        for interval in _untested(run, lambda cell, bad: _is_known(tally(cell), bad, enough)):
+        for interval in _untested(run, lambda cell, bad: _is_known(tallies.counts(cell), bad, looks)):
             parts = _without_gaps(interval, run.axis)
             longest = max(parts, key=len)
             if len(longest) > most or (len(interval) > most and len(parts) <= _GAPS + 1):
-                found.append((len(interval), longest[len(longest) // 2]))
+                ends = [cell for cell in (interval[0], interval[-1]) if cell in run.ends]
+                if ends or enough is not None:
+                    found.append((len(interval), ends[0] if ends else longest[len(longest) // 2]))
     longest_first = sorted(found, key=lambda one: (-one[0], one[1]))
-    return list(dict.fromkeys([*strange, *((cell, enough) for _, cell in longest_first)]))
+    return list(dict.fromkeys([*strange, *((cell, looks) for _, cell in longest_first)]))
 
 
 def untested_intervals(
-    best: Answer, grid: Grid, can_run: NDArray[np.bool_], tally: Tally, bad_rate: float
+    best: Answer, grid: Grid, tallies: Tallies, bad_rate: float
 ) -> tuple[UntestedInterval, ...]:
-    """Return, for each ordered culprit axis, the longest interval that an answer labels without trials.
+    """Return the longest interval on each ordered culprit axis that was tried too little.
+
+    The answer labels the combinations of an interval, but their few trials do not show that the label is
+    right.
 
     Args:
         best: The answer.
         grid: The lattice.
-        can_run: Which combinations can be run, shape of the grid.
-        tally: Hits and trials of a combination.
-        bad_rate: How often bad combinations fail.
+        tallies: The counts, and which combinations can be run.
+        bad_rate: Failure rate of bad combinations.
     """
     longest: dict[int, UntestedInterval] = {}
-    for run in _runs(best, grid, can_run):
-        for one in _hardly_tried(run, tally, bad_rate):
+    for run in _runs(best, grid, tallies):
+        for one in _hardly_tried(run, tallies, bad_rate):
             before = longest.get(run.axis)
             if before is None or (one.length, -one.trials) > (before.length, -before.trials):
                 longest[run.axis] = one
     return tuple(longest[axis] for axis in sorted(longest))
 
 
-def _runs(best: Answer, grid: Grid, can_run: NDArray[np.bool_]) -> Iterator[_Run]:
+def _runs(best: Answer, grid: Grid, tallies: Tallies) -> Iterator[_Run]:
     seen = set()
     for boundary in best.boundaries:
         axis = boundary.axis
@@ -126,24 +137,23 @@ def _runs(best: Answer, grid: Grid, can_run: NDArray[np.bool_]) -> Iterator[_Run
         seen.add(axis)
         pivot = boundary.bad
         line = [(*pivot[:axis], i, *pivot[axis + 1 :]) for i in range(grid.shape[axis])]
-        cells: list[Index] = []
-        was = False
-        for cell in (cell for cell in line if can_run[cell]):
-            is_bad = best.hypothesis.is_bad(cell)
-            if cells and is_bad != was:
-                yield _Run(axis, tuple(cells), was)
-                cells = []
-            cells.append(cell)
-            was = is_bad
-        yield _Run(axis, tuple(cells), was)
+        line = [cell for cell in line if tallies.can_run(cell)]
+        for is_bad, cells in itertools.groupby(line, best.hypothesis.is_bad):
+            yield _Run(axis, tuple(cells), is_bad, (line[0], line[-1]))
 
 
 def _if_strange(counts: tuple[int, int], bad: bool, enough: int) -> int:
-    """Return how many trials a combination needs if its trials so far contradict the answer, else 0."""
+    """Return how many trials a combination needs if its results contradict the answer, otherwise 0.
+
+    Args:
+        counts: Hits and trials of the combination.
+        bad: Whether the answer calls it bad.
+        enough: Number of passes that complete a check.
+    """
     hits, trials = counts
     if bad:
         return enough if trials and not hits else 0
-    return 2 * enough if hits else 0
+    return 3 * enough if hits else 0
 
 
 def _is_known(counts: tuple[int, int], bad: bool, enough: int) -> bool:
@@ -152,7 +162,7 @@ def _is_known(counts: tuple[int, int], bad: bool, enough: int) -> bool:
 
 
 def _untested(run: _Run, is_known: Callable[[Index, bool], bool]) -> Iterator[tuple[Index, ...]]:
-    """Yield the longest parts of a run that contain no known combination."""
+    """Yield each series of neighbouring combinations of a run for which `is_known` is False."""
     start = 0
     for place, cell in enumerate(run.cells):
         if is_known(cell, run.called_bad):
@@ -164,7 +174,7 @@ def _untested(run: _Run, is_known: Callable[[Index, bool], bool]) -> Iterator[tu
 
 
 def _without_gaps(interval: Sequence[Index], axis: int) -> list[list[Index]]:
-    """Return the parts of an interval between combinations that cannot be run."""
+    """Split an interval at combinations that cannot be run, and return its parts."""
     parts = [[interval[0]]]
     for before, cell in itertools.pairwise(interval):
         if cell[axis] != before[axis] + 1:
@@ -173,9 +183,13 @@ def _without_gaps(interval: Sequence[Index], axis: int) -> list[list[Index]]:
     return parts
 
 
-def _hardly_tried(run: _Run, tally: Tally, bad_rate: float) -> Iterator[UntestedInterval]:
-    """Yield, for each start, the longest interval whose trials could all have passed by chance."""
-    counts = [tally(cell) for cell in run.cells]
+def _hardly_tried(run: _Run, tallies: Tallies, bad_rate: float) -> Iterator[UntestedInterval]:
+    """Yield intervals of `run` with too few trials to show whether their combinations fail.
+
+    For each start, this is the longest interval whose trials would all pass with a probability above `MISS`
+    if its combinations failed at `bad_rate`.
+    """
+    counts = [tallies.counts(cell) for cell in run.cells]
     end = total = 0
     for start in range(len(run.cells)):
         if end < start:

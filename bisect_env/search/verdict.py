@@ -1,8 +1,8 @@
-"""The answer as data, made from a class of hypotheses: first bad, last good, culprit axes."""
+"""Verdicts and answers as data: first bad and last good combination, culprit axes, probability."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -10,7 +10,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bisect_env.matrix.grid import Index
-from bisect_env.search.classes import boundary_pairs
 from bisect_env.search.families import FloatArray
 from bisect_env.search.goodness_of_fit import Unexplained
 from bisect_env.search.space import Hypothesis
@@ -20,26 +19,26 @@ _PAIRED = 500
 
 
 class Status(StrEnum):
-    """A level of certainty of an answer."""
+    """How certain a verdict is."""
 
     CONFIRMED = "confirmed"
-    """The stated confidence is reached, whether bad combinations share a rate or not, and both sides of
-    the boundary were tried."""
+    """The answer reaches the stated confidence, whether bad combinations share one failure rate or not, and
+    both sides of the boundary were tried."""
     LIKELY = "likely"
-    """One answer holds more than half of the posterior, but one of the conditions above is missing, or no
-    two combinations that can be run show which axis is to blame."""
+    """One answer has more than half of the posterior probability, but one of the conditions above is not met,
+    or no two runnable combinations show which axis is the culprit."""
     NONE = "none"
 
 
 @dataclass(frozen=True, slots=True)
 class Boundary:
-    """A bad cell and its good neighbour along one culprit axis.
+    """A bad combination and its good neighbour along one culprit axis.
 
     Attributes:
         axis: Position of the axis.
         bad: The bad cell.
-        good: The good cell; the two differ on `axis` alone.
-        between: Cells between them that could not be tried.
+        good: The good cell; it differs from `bad` only on `axis`.
+        between: Cells between the two, which could not be tried.
     """
 
     axis: int
@@ -50,16 +49,16 @@ class Boundary:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """The answer of one class of hypotheses.
+    """One possible answer of a study; it may stand for several hypotheses that no trial can distinguish.
 
     Attributes:
         hypothesis: The hypothesis that represents the class.
-        boundaries: One per culprit axis that has a feasible boundary; if a history changes more often than
-            the axis's direction allows, one per change.
-        first_bad: The bad cell of the boundary, None when nothing or everything is bad. Where no boundary can
-            be run, the bad and the good cell that are nearest to each other.
-        last_good: Its good neighbour.
-        probability: Posterior of the class.
+        boundaries: One boundary per culprit axis that has one among runnable cells; if the history changes
+            more often than the axis's direction says, one per change.
+        first_bad: The bad cell of the main boundary; None if nothing or everything is bad. Without any
+            boundary among runnable cells, the nearest pair of a bad and a good cell is used.
+        last_good: The good cell of the same boundary.
+        probability: Posterior probability of the class.
     """
 
     hypothesis: Hypothesis
@@ -72,10 +71,10 @@ class Answer:
     def culprits(self) -> tuple[int, ...]:
         """Return the axes whose value at `first_bad` causes the failure.
 
-        For *all of*, these are all axes that matter. For *any of*, each axis that matters makes
-        combinations bad by itself; only the axis between `first_bad` and `last_good` is returned, and the
-        others have boundaries of their own. Without any boundary, these are the axes among which the
-        trials cannot decide.
+        For *all of*, these are all axes that matter. For *any of*, each axis that matters makes combinations
+        bad by itself; only the axis between `first_bad` and `last_good` is returned, and the others have
+        boundaries of their own. Without any boundary, these are the axes on which `first_bad` and `last_good`
+        differ: the trials cannot decide among them.
         """
         if (
             (self.hypothesis.kind in ("all", "frontier", "table") and self.boundaries)
@@ -89,16 +88,16 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class UntestedInterval:
-    """An interval of combinations along one axis that an answer labels with too few trials to show it.
+    """A range of combinations along one axis that an answer labels without enough trials.
 
     Attributes:
         axis: Position of the axis.
         first: The lowest combination.
-        last: The highest combination; the two differ on `axis` alone.
+        last: The highest combination; it differs from `first` only on `axis`.
         called_bad: Whether the answer calls the combinations bad.
-        length: Number of combinations, without those that cannot be run.
-        trials: Counted trials there, none of which failed if they are called bad.
-        chance: Probability that so many trials all pass although the combinations are bad.
+        length: Number of combinations that can be run.
+        trials: Number of counted trials there. If the combinations are called bad, none of these failed.
+        chance: Probability that this many trials of bad combinations all pass.
     """
 
     axis: int
@@ -112,14 +111,14 @@ class UntestedInterval:
 
 @dataclass(frozen=True, slots=True)
 class Cleared:
-    """The failure rate that the trials of a last good combination exclude.
+    """A last good combination, with the failure rate that its trials exclude.
 
     Attributes:
         index: The combination.
-        hits: Trials that showed the target.
-        trials: Counted trials.
+        hits: Number of trials that showed the target failure.
+        trials: Number of counted trials.
         below: Upper bound of its failure rate, at the stated confidence.
-        wanted: Trials still needed to exclude the requested rate, 0 when done.
+        wanted: Number of trials still needed to exclude the requested rate, 0 if it is excluded.
     """
 
     index: Index
@@ -131,27 +130,30 @@ class Cleared:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """The state of the answer after some trials.
+    """The most probable answer after some trials, how sure it is, and further measures.
 
     Attributes:
-        status: How sure it is.
-        reason: One sentence: why this status.
+        status: How sure the answer is.
+        reason: One sentence: why it has this status.
         best: The most probable answer.
-        candidates: Answers in order of probability that together hold the stated confidence (at most ten).
-        sharing: Posterior of `best` if all bad combinations have one rate.
+        candidates: The most probable answers, which together have the stated confidence (at most ten).
+        sharing: Posterior of `best` if all bad combinations share one failure rate.
         differing: Posterior of `best` if their rates differ.
-        bad_rate: Posterior mean of the target rate of bad combinations.
-        background: Posterior mean of the target rate of good ones.
-        ends_wrong: Stated ends that turned out otherwise ("good" and "bad"), empty normally.
-        expected_left: Estimate of trials still needed, 0 when done.
-        expected_environments: Estimate of environments that are still to be built, 0 when done.
-        against_nothing: Decimal logarithm of the Bayes factor of `best` against *never* and *always bad*.
-        against_next: The same against the second answer.
-        unexplained: Combinations whose trials `best` does not explain.
-        monotone: Whether ordered axes change as their directions say under `best`.
-        untested: Per ordered culprit axis the longest interval that `best` takes for granted, if any.
-        cleared: Of a confirmed answer the last good combinations, with what their trials exclude.
-        certain: Whether every bad combination failed and every good one passed, each time.
+        bad_rate: Posterior mean of the failure rate of bad combinations.
+        background: Posterior mean of the failure rate of good combinations.
+        ends_wrong: Which of the stated ends, `good` and `bad`, are not as stated; normally empty.
+        expected_left: Estimated number of trials still needed, 0 if none are.
+        expected_environments: Estimated number of environments still to be built.
+        against_nothing: Decimal logarithm of the Bayes factor of `best` against *never* and *always bad*;
+            None if unknown.
+        against_next: Decimal logarithm of the Bayes factor of `best` against the second answer; None if
+            unknown.
+        unexplained: Combinations whose trials contradict `best`.
+        monotone: Whether `best` changes along ordered axes as their directions say.
+        untested: For each ordered culprit axis, the longest interval that `best` labels with too few trials.
+        cleared: The last good combinations of a confirmed answer, with the failure rates that their trials
+            exclude.
+        certain: Whether every bad combination always failed and every good one always passed.
     """
 
     status: Status
@@ -178,25 +180,26 @@ def answer(
     hypothesis: Hypothesis,
     probability: float,
     feasible: NDArray[np.bool_],
-    hits: FloatArray,
-    trials: FloatArray,
+    hits: NDArray[np.int64],
+    trials: NDArray[np.int64],
     *,
     every_change: bool = False,
 ) -> Answer:
-    """Find where a hypothesis's boundary runs through combinations that can be run.
+    """Build the answer for a hypothesis, with its boundaries between bad and good cells that can be run.
 
-    One cell is the pivot, the same for all culprit axes if possible: for *all of* the first bad cell,
-    whose good neighbours show that every culprit axis is needed; for *any of* the last good cell, whose
-    bad neighbours show that each alone suffices. The beginning of a window comes before its end, tried
-    pairs before untried ones, then the pair nearest to the low end of every axis.
+    One cell, the pivot, is shared by the boundaries of all culprit axes if possible. For *all of* it is the
+    first bad cell, whose good neighbours show that every culprit axis is needed. For *any of* it is the last
+    good cell, whose bad neighbours show that each axis alone suffices. Among several possible boundaries, the
+    beginning of a window is preferred to its end, then tried cells to untried ones, then cells near the low
+    end of every axis.
 
     Args:
         hypothesis: The hypothesis.
-        probability: Probability of its class.
-        feasible: Which cells can be run, shape of the lattice.
-        hits: Target outcomes of each cell's whole group, same shape.
-        trials: Counted trials of each cell's whole group, same shape.
-        every_change: Whether each place at which an axis changes is a boundary, instead of one per axis.
+        probability: Posterior probability of its class.
+        feasible: True for each cell that can be run, shape of the lattice.
+        hits: Hits of each cell's whole group, shape of the lattice.
+        trials: Counted trials of each cell's whole group, shape of the lattice.
+        every_change: Whether to return a boundary for each change along an axis, instead of one per axis.
     """
     if not hypothesis.culprits:
         return Answer(hypothesis, (), None, None, probability)
@@ -208,7 +211,8 @@ def answer(
             found = Boundary(axis, *pair, between(axis, *pair))
             by_pivot.setdefault(pair[pivot_side], []).append(found)
     if not by_pivot:
-        return Answer(hypothesis, (), *_nearest(bad, feasible), probability)
+        first_bad, last_good = nearest(bad & feasible, ~bad & feasible) or (None, None)
+        return Answer(hypothesis, (), first_bad, last_good, probability)
 
     def pair_rank(b: Boundary) -> tuple[bool, bool, Index, Index]:
         # Below before above: of a window, its beginning is the first bad version.
@@ -253,21 +257,22 @@ def answer(
     return Answer(hypothesis, tuple(boundaries), first.bad, first.good, probability)
 
 
-def _nearest(bad: NDArray[np.bool_], feasible: NDArray[np.bool_]) -> tuple[Index | None, Index | None]:
-    """Return a bad and a good cell that differ on as few axes as possible, then by as few steps."""
-    bad_cells, good_cells = np.argwhere(bad & feasible), np.argwhere(~bad & feasible)
-    if not len(bad_cells) or not len(good_cells):
-        return None, None
+def nearest(bad: NDArray[np.bool_], good: NDArray[np.bool_]) -> tuple[Index, Index] | None:
+    """Return the closest pair of a cell that is True in `bad` and one that is True in `good`.
+
+    The closest cells differ on the fewest axes and, among these, by the fewest steps. Returns None if one of
+    the arrays is False everywhere.
+    """
+    bad_cells, good_cells = np.argwhere(bad), np.argwhere(good)
     best: tuple[int, int, Index, Index] | None = None
-    for cell in bad_cells[:_PAIRED]:
+    for cell in bad_cells[:_PAIRED] if len(good_cells) else ():
         apart = np.abs(good_cells - cell)
         differing, steps = np.count_nonzero(apart, axis=1), apart.sum(axis=1)
-        nearest = int(np.lexsort((steps, differing))[0])
-        pair = tuple(map(int, cell)), tuple(map(int, good_cells[nearest]))
-        rank = (int(differing[nearest]), int(steps[nearest]), *pair)
+        near = int(np.lexsort((steps, differing))[0])
+        pair = tuple(map(int, cell)), tuple(map(int, good_cells[near]))
+        rank = (int(differing[near]), int(steps[near]), *pair)
         best = rank if best is None else min(best, rank)
-    assert best is not None
-    return best[2], best[3]
+    return None if best is None else best[2:]
 
 
 def _same_line(axis: int, one: Index, other: Index) -> bool:
@@ -275,16 +280,20 @@ def _same_line(axis: int, one: Index, other: Index) -> bool:
 
 
 def between(axis: int, bad: Index, good: Index) -> tuple[Index, ...]:
-    """Return the cells strictly between two cells that differ on one axis alone."""
+    """Return the cells strictly between two cells that differ only on one axis."""
     low, high = sorted((bad[axis], good[axis]))
     return tuple((*bad[:axis], i, *bad[axis + 1 :]) for i in range(low + 1, high))
 
 
 def capacity(p0: float, p1: float) -> float:
-    """Return the bits of information of one ideally placed trial when both rates are known.
+    """Return the maximum information of one trial, in bits, if both failure rates are known.
 
-    The capacity of the binary channel with crossover rates p0 and 1 − p1:
+    This is the capacity of the binary channel with crossover rates p0 and 1 − p1:
     `C = (p0·h(p1) − p1·h(p0)) / (p1 − p0) + log2(1 + 2^−s)`, `s = (h(p1) − h(p0)) / (p1 − p0)`.
+
+    Args:
+        p0: Failure rate of good combinations.
+        p1: Failure rate of bad combinations.
     """
     if p1 - p0 < 1e-9:
         return 0.0
@@ -297,7 +306,47 @@ def capacity(p0: float, p1: float) -> float:
 
 
 def entropy_bits(masses: Sequence[float] | FloatArray) -> float:
-    """Return the entropy of a distribution in bits."""
+    """Return the entropy, in bits, of a distribution given by its probabilities."""
     p = np.asarray(masses, dtype=np.float64)
     p = p[p > 0]
     return float(-(p * np.log2(p)).sum())
+
+
+def further(cell: Index, axis: int, step: int, size: int) -> Iterator[Index]:
+    """Yield the cells after `cell` along an axis of `size` values, towards higher or lower positions.
+
+    Args:
+        cell: The cell.
+        axis: The axis.
+        step: 1 for towards higher positions, -1 for towards lower ones.
+        size: Number of values of the axis.
+    """
+    for place in range(cell[axis] + step, size if step > 0 else -1, step):
+        yield (*cell[:axis], place, *cell[axis + 1 :])
+
+
+def boundary_pairs(
+    bad: NDArray[np.bool_], feasible: NDArray[np.bool_], axis: int
+) -> list[tuple[Index, Index]]:
+    """Return pairs (bad cell, good cell) that are neighbours along one axis and can be run.
+
+    Args:
+        bad: Which cells a hypothesis calls bad, shape of the lattice.
+        feasible: Which cells can be run, shape of the lattice.
+        axis: The axis along which the two differ.
+
+    Returns:
+        Pairs with nothing but infeasible cells in between, in row-major order of the line they lie on.
+    """
+    values, can_run = np.moveaxis(bad, axis, -1), np.moveaxis(feasible, axis, -1)
+    reached = np.maximum.accumulate(np.where(can_run, np.arange(can_run.shape[-1]), -1), axis=-1)
+    # Where each cell's nearest feasible neighbour below lies; -1 if there is none.
+    below = np.concatenate([np.full_like(reached[..., :1], -1), reached[..., :-1]], axis=-1)
+    differs = values != np.take_along_axis(values, np.maximum(below, 0), axis=-1)
+    pairs: list[tuple[Index, Index]] = []
+    for place in np.argwhere(can_run & (below >= 0) & differs):
+        *rest, high = (int(i) for i in place)
+        low = int(below[tuple(place)])
+        here, there = ((*rest[:axis], position, *rest[axis:]) for position in (low, high))
+        pairs.append((there, here) if bad[there] else (here, there))
+    return pairs

@@ -1,4 +1,4 @@
-"""Opens the database that a user names, and holds what both back ends share: schema, views, messages."""
+"""Holds what both database back ends share: the schema, views, locations and messages."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import contextlib
 import json
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -20,14 +20,13 @@ from sqlalchemy.exc import ArgumentError, DBAPIError, IntegrityError, Operationa
 from bisect_env import __version__
 from bisect_env.errors import StorageError, UsageError
 from bisect_env.storage.tables import APPLICATION_ID, METADATA, SCHEMA_VERSION, MetaRow, TrialRow
-from bisect_env.storage.values import DamageError, read_json
+from bisect_env.storage.values import ANOTHER, CHANGED, DamageError, read_json
 
 # --------------------------------------------------------------------------------------------------
-# What goes wrong with a database, in words for people.
+# Messages for errors of the database.
 
 VARIABLE = "BISECT_ENV_DB"
 """Environment variable that names the database where `--db` does not."""
-ANOTHER = "name another database with `--db` or BISECT_ENV_DB"
 
 # Beginnings of SQLite's own error names (https://sqlite.org/rescode.html).
 _BY_NAME: tuple[tuple[str, str, str], ...] = (
@@ -98,7 +97,7 @@ def _of_server(shown: str, error: DBAPIError) -> StorageError | None:
 
 
 def storage_error(shown: str, error: DBAPIError) -> StorageError:
-    """Return an error with a message for a driver's error.
+    """Convert an error of the database driver to an error with a message for the user.
 
     Args:
         shown: The database as messages name it, without a password.
@@ -116,7 +115,7 @@ def storage_error(shown: str, error: DBAPIError) -> StorageError:
         return StorageError(
             f"the database {shown} lacks a part that it should have",
             tried=f"{error.orig}",
-            remedy="another program changed it: take it from a backup, or " + ANOTHER,
+            remedy=CHANGED,
         )
     return StorageError(f"the database {shown} failed", tried=f"{error.orig}", remedy=ANOTHER)
 
@@ -125,13 +124,15 @@ def _no_text(shown: str, tried: str) -> StorageError:
     return StorageError(
         f"the database {shown} is damaged: it holds text that is not UTF-8",
         tried=tried,
-        remedy="another program changed it: take it from a backup, or " + ANOTHER,
+        remedy=CHANGED,
     )
 
 
 @contextlib.contextmanager
 def speaking(shown: str) -> Iterator[None]:
-    """Turn the driver's errors into readable errors, except broken constraints, which callers explain.
+    """Convert errors of the database driver in the `with` block to readable errors.
+
+    Errors about violated constraints stay unchanged; callers explain them.
 
     Raises:
         StorageError: Instead of what the driver raised.
@@ -147,8 +148,7 @@ def speaking(shown: str) -> Iterator[None]:
         raise _no_text(shown, str(error)) from error
     except DamageError as damage:
         raise StorageError(
-            f"the database {shown} is damaged: {damage.where}, column {damage.column}: {damage.why}",
-            remedy="another program changed it: take it from a backup, or " + ANOTHER,
+            f"the database {shown} is damaged: {damage.what}", remedy=damage.remedy
         ) from damage
 
 
@@ -161,13 +161,12 @@ _REMEDY = (
 )
 
 
-def database_location(reference: str | None, environ: Mapping[str, str] | None = None) -> Path | URL:
-    """Return the location of the database that a user means.
+def database_location(reference: str | None) -> Path | URL:
+    """Return the path or URL of the results database, given the reference of a user.
 
     Args:
         reference: A path or a URL; if None, `BISECT_ENV_DB` is used, else a file in the user's data
             directory.
-        environ: Environment variables, `os.environ` if None.
 
     Returns:
         The absolute path of a SQLite file, or the URL of a PostgreSQL database; nothing is opened.
@@ -175,9 +174,8 @@ def database_location(reference: str | None, environ: Mapping[str, str] | None =
     Raises:
         UsageError: The reference is empty, or a URL that this release does not support.
     """
-    environ = os.environ if environ is None else environ
     if reference is None:
-        reference = environ.get(VARIABLE) or None
+        reference = os.environ.get(VARIABLE) or None
     if reference is None:
         return platformdirs.user_data_path("bisect-env") / "results.sqlite"
     if "\0" in reference or not reference.strip():
@@ -187,7 +185,7 @@ def database_location(reference: str | None, environ: Mapping[str, str] | None =
     try:
         url = make_url(reference)
     except (ArgumentError, ValueError):
-        # Not quoted: whatever this is, it may hold a password.
+        # The reference is not quoted, because it may contain a password.
         raise UsageError("the database URL cannot be read", remedy=_REMEDY) from None
     match url.get_backend_name():
         case "sqlite":
@@ -202,7 +200,9 @@ def database_location(reference: str | None, environ: Mapping[str, str] | None =
 
 
 def shown_location(reference: str | None) -> str:
-    """Return the location of a user's database in the form for messages; nothing is opened.
+    """Return the path or URL of a user's database as text for messages, without a password.
+
+    The database is not opened.
 
     Raises:
         UsageError: As for `database_location`.
@@ -212,7 +212,10 @@ def shown_location(reference: str | None) -> str:
 
 
 def shown_url(url: URL) -> str:
-    """Return a URL for messages: `***` for the password, and no options, which may hold another one."""
+    """Return the URL of a database as text for messages, without the password.
+
+    The password becomes `***`. Query options are left out, because they may contain a password too.
+    """
     return url.set(query={}).render_as_string(hide_password=True)
 
 
@@ -245,13 +248,13 @@ def _server_of(url: URL) -> URL:
 # --------------------------------------------------------------------------------------------------
 # The views that people and other programs may rely on; `docs/reference/database.md` documents them.
 #
-# A column may be added; none is renamed, removed or given another meaning while the tables change beneath.
+# Columns may be added. No column is renamed, removed or given another meaning, even if the tables change.
 
 _EVIDENCE = ("good", "bad", "other", "void", "skip")
 
 
 def _count(evidence: str) -> str:
-    # A count for each combination that is asked for, from an index: a join would count all of them.
+    # A subquery counts, with an index, only the requested combinations; a join would count all.
     return (
         "  (SELECT count(*) FROM study_trials m"
         f" WHERE m.combination_id = c.id AND m.evidence = '{evidence}') AS {evidence}"
@@ -266,9 +269,9 @@ FROM combinations c
 JOIN studies s ON s.id = c.study_id
 """
 
-# A subquery for a column costs nothing where the column is not asked for, while a join would be made for
-# every row of a count. The study is joined, because people choose by its name; LEFT, so that PostgreSQL may
-# leave the join out. Every row has its partners.
+# A subquery costs nothing if its column is not requested, while a join would run for every counted row. The
+# study is joined because users select by its name. LEFT allows PostgreSQL to drop an unused join; every trial
+# has a study, so the result is the same.
 _OF_MEMBER = "FROM study_trials m WHERE m.study_id = t.study_id AND m.trial_sequence = t.sequence"
 _LOCK_OF_TRIAL = "FROM locks l WHERE l.content_hash = t.lock_hash"
 _HIDDEN = {"sequence", "killed_by_us", "hash_seed", "copies", "iterations"}
@@ -327,28 +330,26 @@ ONE_ROW = {
 
 
 def make_views(connection: Connection) -> None:
-    """Create all views."""
+    """Create all views in the database."""
     bodies = (_COMBINATIONS, _TRIALS, _verdicts(connection.dialect.name), _PACKAGES)
-    schema = _schema_of(connection)
+    schema = f"{PUBLIC}." if schema_name(connection) else ""
     for name, body in zip(NAMES, bodies, strict=True):
         qualified = re.sub(r"\b(FROM|JOIN) (?=\w)", rf"\1 {schema}", body)
         connection.exec_driver_sql(f"CREATE VIEW {schema}{name} AS {qualified}")
 
 
 def schema_name(connection: Connection) -> str | None:
-    """Return the schema that holds our tables: `public` in PostgreSQL, None in SQLite."""
+    """Return the name of the schema that holds our tables: `public` in PostgreSQL, None in SQLite."""
     return PUBLIC if connection.dialect.name == "postgresql" else None
 
 
 def name_public(connection: Connection) -> None:
-    """Let names without a schema mean our tables until the transaction ends, for SQL of users."""
+    """Make table names without a schema mean our tables, until the transaction ends.
+
+    This is needed for SQL that users write.
+    """
     if schema_name(connection) is not None:
         connection.exec_driver_sql(f"SET LOCAL search_path = pg_catalog, {PUBLIC}, pg_temp")
-
-
-def _schema_of(connection: Connection) -> str:
-    schema = schema_name(connection)
-    return "" if schema is None else f"{schema}."
 
 
 # --------------------------------------------------------------------------------------------------
@@ -364,8 +365,8 @@ def make_schema(connection: Connection) -> None:
     """Create all tables and views of an empty database in the given transaction."""
     METADATA.create_all(connection)
     make_views(connection)
-    # The limit is there from the beginning, as none: else a user who may only insert could set one, and have
-    # the owner's next collection drop the logs of others.
+    # Store an empty limit at once. Otherwise a user who may only insert rows could set the limit, and the
+    # owner's next collection would drop other users' logs.
     facts = {"schema": str(SCHEMA_VERSION), "created_by": f"{CREATED_BY} {__version__}", LOG_LIMIT: ""}
     connection.execute(insert(MetaRow), [{"name": name, "value": value} for name, value in facts.items()])
     if connection.dialect.name == "sqlite":
@@ -373,7 +374,9 @@ def make_schema(connection: Connection) -> None:
 
 
 def has_schema(connection: Connection, shown: str) -> bool:
-    """Return whether our tables are in a database; False if it has no tables.
+    """Return whether a database contains the tables of bisect-env.
+
+    Return False if it has no tables.
 
     Raises:
         StorageError: It holds tables of another program.
@@ -384,7 +387,7 @@ def has_schema(connection: Connection, shown: str) -> bool:
         if connection.exec_driver_sql("PRAGMA application_id").scalar_one() == APPLICATION_ID:
             return True
     else:
-        # A server's database may hold tables of other programs beside ours.
+        # A database on a server may also contain tables of other programs.
         here &= set(METADATA.tables)
         found = inspect(connection).get_columns("meta", schema) if "meta" in here else []
         columns = {column["name"] for column in found}
@@ -400,7 +403,7 @@ def has_schema(connection: Connection, shown: str) -> bool:
 
 
 def no_results(shown: str) -> StorageError:
-    """Return the error for a database that is to be read but does not exist."""
+    """Return the error to raise if a database that should be read does not exist."""
     return StorageError(
         f"there are no results in {shown}",
         remedy="start `bisect-env run MATRIX` first, or name another with `--db` or BISECT_ENV_DB",
@@ -408,35 +411,25 @@ def no_results(shown: str) -> StorageError:
 
 
 def fact(connection: Connection, name: str) -> str | None:
-    """Return a fact that the database stores about itself, None if it is missing."""
+    """Return a stored property of the database, such as its schema version, or None if it is missing."""
     query = select(MetaRow.value).where(MetaRow.name == name)  # type: ignore[call-overload]
     value = connection.execute(query).scalar_one_or_none()
     return None if value is None else str(value)
 
 
-def stored_version(connection: Connection, shown: str) -> int:
-    """Return the version of a database's schema.
+def check_version(connection: Connection, shown: str) -> None:
+    """Raise an error if the schema version of a database is not that of this release.
 
     Raises:
-        StorageError: The database does not state it.
+        StorageError: It is another version, or the database does not state it.
     """
-    with speaking(shown):
-        value = fact(connection, "schema")
+    value = fact(connection, "schema")
     if value is None or not re.fullmatch(r"[0-9]{1,9}", value):
         raise StorageError(
             f"the database {shown} does not say which schema it has",
-            remedy="another program changed it: take it from a backup, or " + ANOTHER,
+            remedy=CHANGED,
         )
-    return int(value)
-
-
-def check_version(found: int, shown: str) -> None:
-    """Raise an error unless a schema's version is this release's. Pure.
-
-    Raises:
-        StorageError: It is another version.
-    """
-    if found != SCHEMA_VERSION:
+    if (found := int(value)) != SCHEMA_VERSION:
         is_newer = found > SCHEMA_VERSION
         which = "a newer" if is_newer else "an older"
         remedy = "install the newest release of bisect-env" if is_newer else "use the release that wrote it"
@@ -448,7 +441,7 @@ def check_version(found: int, shown: str) -> None:
 
 
 # --------------------------------------------------------------------------------------------------
-# What both back ends have in common: an open database, and the words for its two kinds of transactions.
+# Shared by both back ends: an open database, and its two kinds of transactions.
 
 BUSY_SECONDS = 60.0
 """How long a writer waits for other writers; each holds the lock for milliseconds."""
@@ -468,63 +461,13 @@ class Database:
 
     Attributes:
         engine: Engine for writing; its transactions hold the write lock from their beginning.
-        reader: Engine for reading from the same pool; its transactions see one state and block nobody.
         shown: The database as messages name it, without a password.
     """
 
     engine: Engine
-    reader: Engine
     shown: str
 
-    @classmethod
-    def of(cls, engine: Engine, shown: str) -> Database:
-        """Return the database of an engine, with its reader."""
-        return cls(engine, engine.execution_options(**{READING: True}), shown)
-
-
-# --------------------------------------------------------------------------------------------------
-# Opening the database that a user names.
-
-
-def open_database(reference: str | None, *, read_only: bool) -> Database:
-    """Open the results database; create it if it does not exist and is not opened for reading only.
-
-    Args:
-        reference: As `database_location` takes it.
-        read_only: Whether to open it for reading only; it must exist then.
-
-    Raises:
-        UsageError: The reference cannot be understood.
-        StorageError: There is no database that this release can use.
-    """
-    location = database_location(reference)
-    # The back ends import this module; and a user has one of the two.
-    if isinstance(location, Path):
-        from bisect_env.storage.sqlite import open_file
-
-        database = open_file(location, read_only=read_only)
-    else:
-        from bisect_env.storage.postgres import open_server
-
-        database = open_server(location, read_only=read_only)
-    try:
-        with speaking(database.shown):
-            _find_or_make(database, read_only=read_only)
-            with database.reader.connect() as connection:
-                check_version(stored_version(connection, database.shown), database.shown)
-    except BaseException:
-        database.engine.dispose()
-        raise
-    return database
-
-
-def _find_or_make(database: Database, *, read_only: bool) -> None:
-    with database.reader.connect() as connection:
-        if has_schema(connection, database.shown):
-            return
-    if read_only:
-        raise no_results(database.shown)
-    with database.engine.begin() as connection:
-        # The process that held the write lock before may have made the tables.
-        if not has_schema(connection, database.shown):
-            make_schema(connection)
+    @property
+    def reader(self) -> Engine:
+        """Return an engine for reading, whose transactions see one state of the database and block nobody."""
+        return self.engine.execution_options(**{READING: True})

@@ -7,26 +7,18 @@ import re
 import zlib
 from collections.abc import Sequence
 
-from sqlalchemy import bindparam, insert, select, update
-from sqlmodel import Session
+from sqlmodel import Session, col, select
 
 from bisect_env.errors import StorageError
-from bisect_env.storage.tables import METADATA, BlobRow
+from bisect_env.storage.tables import ArtefactRow, BlobRow, TrialRow
 
 LARGEST = 64 * 1024 * 1024
-"""Bytes of one content: a core file of a CUDA process does not belong into a database."""
+"""Maximum size of one content in bytes, to keep files such as CUDA core dumps out of the database."""
 _DIGEST = re.compile(r"[0-9a-f]{64}")
-BLOBS = METADATA.tables["blobs"]
-
-
-_HERE = select(BLOBS.c.content_hash, BLOBS.c.collected).where(
-    BLOBS.c.content_hash.in_(bindparam("digests", expanding=True))
-)
-_AGAIN = update(BLOBS).where(BLOBS.c.content_hash == bindparam("digest"))
 
 
 def put(session: Session, contents: Sequence[bytes]) -> list[str]:
-    """Store contents in the given writing session.
+    """Compress contents and store each one once; return their hashes.
 
     Args:
         session: A writing session, which holds the write lock.
@@ -36,34 +28,27 @@ def put(session: Session, contents: Sequence[bytes]) -> list[str]:
         The sha256 of each as hex digits.
     """
     digests = [hashlib.sha256(content).hexdigest() for content in contents]
-    wanted = dict(zip(digests, contents, strict=True))
-    if not wanted:
-        return digests
-    connection = session.connection()
-    collected = {row.content_hash: row.collected for row in connection.execute(_HERE, {"digests": [*wanted]})}
-    new: list[dict[str, object]] = []
-    again: list[dict[str, object]] = []
-    for digest, content in wanted.items():
-        if digest in collected and not collected[digest]:
+    query = select(BlobRow.content_hash, BlobRow.collected).where(col(BlobRow.content_hash).in_(digests))
+    collected = dict(session.exec(query).all())
+    for digest, content in dict(zip(digests, contents, strict=True)).items():
+        if not collected.get(digest, True):
             continue
-        packed = zlib.compress(content, 6)
-        row = {"stored": len(packed), "collected": False, "data": packed}
+        data = zlib.compress(content, 6)
+        size, stored = len(content), len(data)
+        row = BlobRow(content_hash=digest, size=size, stored=stored, collected=False, data=data)
         if digest in collected:
-            again.append({"digest": digest, **row})
+            session.merge(row)
         else:
-            new.append({"content_hash": digest, "size": len(content), **row})
-    if new:
-        connection.execute(insert(BLOBS), new)
-    if again:
-        connection.execute(_AGAIN, again)
+            session.add(row)
+    session.flush()
     return digests
 
 
 def get(row: BlobRow) -> bytes | None:
-    """Return a content; None if it was collected.
+    """Return the unpacked content of a row, or None if the content was deleted to save space.
 
-    It is unpacked at most to the size that its row states, and that size is limited to what we would
-    store: four megabytes that somebody else wrote may unpack to four gigabytes.
+    At most as many bytes are unpacked as the row states, and that number is limited to what we would store:
+    four megabytes that somebody else wrote may unpack to four gigabytes.
 
     Raises:
         StorageError: The content does not match its hash and size.
@@ -80,7 +65,7 @@ def get(row: BlobRow) -> bytes | None:
         raise _broken(digest, "it is no binary data")
     unpacker = zlib.decompressobj()
     try:
-        # One byte more than there should be: zero would mean without a limit.
+        # Allow one byte more than stated, because a limit of zero would mean no limit.
         content = unpacker.decompress(row.data, size + 1)
     except zlib.error as error:
         raise _broken(digest, str(error)) from error
@@ -89,6 +74,23 @@ def get(row: BlobRow) -> bytes | None:
     if hashlib.sha256(content).hexdigest() != digest:
         raise _broken(digest, "its content has changed")
     return content
+
+
+def left_by(session: Session, trial: TrialRow) -> list[tuple[str, BlobRow, bytes | None]]:
+    """Return the name, row and content of each file that a trial left, sorted by name.
+
+    The content is None if it was deleted to save space.
+
+    Raises:
+        StorageError: A content does not match its hash and size.
+    """
+    query = (
+        select(ArtefactRow.name, BlobRow)
+        .join(BlobRow, col(BlobRow.content_hash) == col(ArtefactRow.content_hash))
+        .where(ArtefactRow.trial_sequence == trial.sequence)
+        .order_by(col(ArtefactRow.name))
+    )
+    return [(name, blob, get(blob)) for name, blob in session.exec(query)]
 
 
 def _broken(digest: str, why: str) -> StorageError:

@@ -18,7 +18,7 @@ from bisect_env.trials.records import Evidence, Machine, Outcome, TrialFacts, Tr
 
 
 class StudyStatus(StrEnum):
-    """A stage in the life of a study."""
+    """The status of a study, such as open or finished."""
 
     OPEN = "open"
     """Running, or ended by something that left it no time to say so."""
@@ -31,7 +31,7 @@ class StudyStatus(StrEnum):
 
 
 class CombinationStatus(StrEnum):
-    """A state of a combination: whether trials of it are possible, and why not."""
+    """The status of a combination: whether it can be tried, and if not, why."""
 
     UNLOCKED = "unlocked"
     """Nobody has asked for its environment yet."""
@@ -39,22 +39,22 @@ class CombinationStatus(StrEnum):
     """It has a lock."""
     EXCLUDED = "excluded"
     """A rule of the matrix takes it out."""
-    UNSOLVABLE = "unsolvable"
+    UNSOLVABLE = "env-unsolvable"
     """No environment satisfies it."""
-    UNBUILDABLE = "unbuildable"
+    UNBUILDABLE = "env-unbuildable"
     """Its environment cannot be built."""
     SET_ASIDE = "set-aside"
     """Its trials say nothing about the question."""
 
     @property
     def is_learnt(self) -> bool:
-        """Return whether the status was found by running something, not by solving."""
+        """Return whether the status was found by a build or a trial, and not by the solver."""
         return self in (CombinationStatus.UNBUILDABLE, CombinationStatus.SET_ASIDE)
 
 
 @dataclass(frozen=True, slots=True)
 class StudyDefinition:
-    """The question of a study and its settings.
+    """The definition of a study: its axes, its matrix and the settings of its search.
 
     Attributes:
         name: Name in the matrix.
@@ -90,8 +90,8 @@ class StudyDefinition:
 
     @property
     def packages(self) -> list[str]:
-        """Return the packages of the axes, in matrix order."""
-        # Where an axis names no package, it is called as what it moves.
+        """Return the names of the packages that the axes of the matrix vary, in matrix order."""
+        # If an axis names no package, its own name is the package.
         named = (axis.name if axis.package is None else axis.package for axis in self.grid)
         return [name for name in named if name]
 
@@ -120,17 +120,20 @@ class Study:
 
     @property
     def name(self) -> str:
-        """Of the matrix."""
+        """Return the name that the matrix gives this study."""
         return self.definition.name
 
     @property
     def exclude_newer(self) -> datetime | None:
-        """Return the moment as of which the index is seen, UTC."""
+        """Return the time (UTC) up to which releases in the package index are considered, or None."""
         return self.definition.exclude_newer
 
     @property
     def grid(self) -> Grid:
-        """Return the combinations of the study when it was last opened, with its stated ends."""
+        """Return the version matrix of the study, with the stated good and bad end.
+
+        The matrix is the one with which the study was last opened.
+        """
         grid = Grid(tuple(GridAxis(a.name, a.kind, a.values, a.direction) for a in self.definition.grid))
         ends = self.definition.settings.get("ends") or {}
         stated = {end: grid.find(Combination.of(ends[end])) for end in ("good", "bad") if ends.get(end)}
@@ -139,7 +142,7 @@ class Study:
 
 @dataclass(frozen=True, slots=True)
 class CombinationState:
-    """One combination of a study.
+    """One combination of a study, with its status and its lock.
 
     Attributes:
         combination: The combination.
@@ -176,14 +179,10 @@ class StoredTrial(TrialFacts):
     recorded_at: datetime
     evidence: Evidence = Evidence.VOID
 
-    def judged(self, evidence: Evidence) -> StoredTrial:
-        """Return the trial with its evidence."""
-        return replace(self, evidence=evidence)
-
 
 @dataclass(frozen=True, slots=True)
 class WholeTrial:
-    """A trial with its logs, as the study that recorded it stores it.
+    """A trial with its logs, as stored by the study that recorded the trial.
 
     Attributes:
         study_id: The study that recorded it.
@@ -198,25 +197,9 @@ class WholeTrial:
     collected: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Want:
-    """A trial that a command wants to run.
-
-    Attributes:
-        trial_id: Id that it will have.
-        combination: Its combination in the study.
-        believed: Number of trials of this combination that the command knows to be recorded or running; of
-            the recorded ones, only those that count, see `Store.claim`.
-    """
-
-    trial_id: str
-    combination: Combination
-    believed: int
-
-
 @dataclass(slots=True)
 class EvidenceCounts:
-    """Numbers of trials of one combination, or of several, by what they are evidence of.
+    """The numbers of good, bad, other, skipped and void trials of some combinations.
 
     Attributes:
         good: Passes.
@@ -235,18 +218,18 @@ class EvidenceCounts:
     by_outcome: Counter[tuple[Evidence, Outcome]] = field(default_factory=Counter)
 
     def add(self, evidence: Evidence, outcome: Outcome, number: int = 1) -> None:
-        """Add trials."""
+        """Add a number of trials with the same evidence and outcome to the counts."""
         setattr(self, str(evidence), getattr(self, str(evidence)) + number)
         self.by_outcome[evidence, outcome] += number
 
     def add_all(self, other: EvidenceCounts) -> None:
-        """Add the trials of another combination."""
+        """Add the counts of another object to these counts."""
         for kind, number in other.by_outcome.items():
             self.add(*kind, number)
 
     @property
     def counted(self) -> int:
-        """Return the number of trials that are evidence: good and bad."""
+        """Return the number of trials that were good or bad."""
         return self.good + self.bad
 
 
@@ -270,7 +253,10 @@ class FailureGroup:
 
 
 def counts_of(trials: Collection[StoredTrial]) -> dict[Combination, EvidenceCounts]:
-    """Count the trials of each combination by evidence and outcome; combinations without any are left out."""
+    """Count the trials of each combination by evidence (good, bad, ...) and outcome.
+
+    Combinations without trials are left out.
+    """
     found: defaultdict[Combination, EvidenceCounts] = defaultdict(EvidenceCounts)
     for trial in trials:
         found[trial.combination].add(trial.evidence, trial.outcome)
@@ -278,23 +264,32 @@ def counts_of(trials: Collection[StoredTrial]) -> dict[Combination, EvidenceCoun
 
 
 def failures_of(trials: Collection[StoredTrial]) -> list[FailureGroup]:
-    """Group failures (bad and other ones) by signature, outcome and evidence, the most frequent first."""
+    """Group failures with equal signature, outcome and evidence, the largest group first.
+
+    Failures are trials with the evidence bad or other.
+    """
     found: dict[tuple[str, Outcome, Evidence], list[str]] = {}
     for trial in trials:
         if trial.evidence in (Evidence.BAD, Evidence.OTHER):
             found.setdefault((trial.signature, trial.outcome, trial.evidence), []).append(trial.trial_id)
-    # Stable: of groups of the same size the one that was seen first stays first.
+    # Sorting is stable: of groups with the same size, the one seen first stays first.
     ordered = sorted(found.items(), key=lambda item: -len(item[1]))
     return [FailureGroup(*kind, trials=len(ids), trial_id=ids[0]) for kind, ids in ordered]
 
 
 def environments_of(trials: Collection[StoredTrial]) -> int:
-    """Count the environments in which trials that are not void ran."""
+    """Return the number of different environments in which the trials ran.
+
+    Void trials are not counted.
+    """
     return len({trial.lock_hash for trial in trials if trial.evidence is not Evidence.VOID})
 
 
 def machines_of(trials: Collection[StoredTrial]) -> list[Machine]:
-    """List the classes of machines on which a study's own trials ran, without void ones."""
+    """Return the kinds of machines on which a study's own trials ran.
+
+    Reused and void trials are left out.
+    """
     own = (trial for trial in trials if not trial.reused and trial.evidence is not Evidence.VOID)
     return sorted({trial.machine for trial in own}, key=str)
 
@@ -316,7 +311,7 @@ counts."""
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """A decision made during a study, recorded so that the study can be followed.
+    """A stored note about something that was decided or found during a study.
 
     Attributes:
         at: UTC.

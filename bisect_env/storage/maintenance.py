@@ -12,9 +12,10 @@ from sqlmodel import select as select_rows
 
 from bisect_env.errors import StorageError
 from bisect_env.storage import backend, rows
-from bisect_env.storage.backend import open_database, speaking
+from bisect_env.storage.connecting import opened
 from bisect_env.storage.tables import (
     METADATA,
+    SCHEMA_VERSION,
     ChangedRow,
     CombinationRow,
     DecisionRow,
@@ -24,22 +25,17 @@ from bisect_env.storage.tables import (
     StudyRow,
     TrialRow,
 )
-from bisect_env.storage.values import DamageError
 
 
 def problems(reference: str | None) -> tuple[str, list[str]]:
-    """Return the database's name for messages, and its problems, one sentence each.
+    """Check a database; return its name for messages, and one sentence for each problem found.
 
     Raises:
         StorageError: It cannot be opened, or has another schema.
     """
-    database = open_database(reference, read_only=True)
-    try:
-        with speaking(database.shown), database.reader.connect() as connection:
-            found = _problems(connection)
-            return database.shown, found or _damages(connection)
-    finally:
-        database.engine.dispose()
+    with opened(reference, read_only=True) as database, database.reader.connect() as connection:
+        found = _problems(connection)
+        return database.shown, found or _damages(connection)
 
 
 def _problems(connection: Connection) -> list[str]:
@@ -64,7 +60,10 @@ _NAMED = 10
 
 
 def _damages(connection: Connection) -> list[str]:
-    """Return descriptions of rows with invalid content; logs are not read."""
+    """Check the rows of all tables, and return a description of each damaged row.
+
+    Logs are not read.
+    """
     found: list[str] = []
     with Session(connection) as session:
         packages: defaultdict[str, list[PackageRow]] = defaultdict(list)
@@ -84,8 +83,6 @@ def _damages(connection: Connection) -> list[str]:
             for row in session.exec(select_rows(table).execution_options(yield_per=1000)):
                 try:
                     look(row)
-                except DamageError as damage:
-                    damaged.append(f"damaged: {damage.where}, column {damage.column}: {damage.why}")
                 except StorageError as error:
                     damaged.append(f"damaged: {error.what}")
                 if len(damaged) >= _NAMED:
@@ -96,27 +93,23 @@ def _damages(connection: Connection) -> list[str]:
 
 
 def stats(reference: str | None) -> tuple[str, dict[str, int | str]]:
-    """Return the database's name for messages, and its schema, rows per table and size in bytes.
+    """Return the database's name for messages, and its schema version, row counts and size in bytes.
 
     Raises:
         StorageError: It cannot be opened, or has another schema.
     """
-    database = open_database(reference, read_only=True)
-    try:
-        with speaking(database.shown), database.reader.connect() as connection:
-            measured: dict[str, int | str] = {
-                "back end": connection.dialect.name,
-                "schema": backend.stored_version(connection, database.shown),
-                "written by": backend.fact(connection, "created_by") or "",
-            }
-            for name, table in METADATA.tables.items():
-                if name != "meta":
-                    query = select(func.count()).select_from(table)
-                    measured[name] = int(connection.execute(query).scalar_one())
-            measured["bytes"] = _size(connection)
-            return database.shown, measured
-    finally:
-        database.engine.dispose()
+    with opened(reference, read_only=True) as database, database.reader.connect() as connection:
+        measured: dict[str, int | str] = {
+            "back end": connection.dialect.name,
+            "schema": SCHEMA_VERSION,
+            "written by": backend.fact(connection, "created_by") or "",
+        }
+        for name, table in METADATA.tables.items():
+            if name != "meta":
+                query = select(func.count()).select_from(table)
+                measured[name] = int(connection.execute(query).scalar_one())
+        measured["bytes"] = _size(connection)
+        return database.shown, measured
 
 
 def _size(connection: Connection) -> int:

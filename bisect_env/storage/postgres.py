@@ -27,13 +27,13 @@ def open_server(url: URL, *, read_only: bool) -> Database:
             f"{shown}: the driver of PostgreSQL is not installed",
             remedy="pip install 'bisect-env[postgres]'",
         )
-    return Database.of(_engine(url, read_only=read_only), shown)
+    return Database(_engine(url, read_only=read_only), shown)
 
 
 def _engine(url: URL, *, read_only: bool) -> Engine:
     engine = create_engine(
         url,
-        # A server may have been restarted since the last trial, hours ago.
+        # Check pooled connections: the server may have been restarted since the last trial.
         pool_pre_ping=True,
         connect_args={"connect_timeout": _CONNECT_SECONDS, "application_name": "bisect-env"},
         hide_parameters=True,
@@ -41,7 +41,7 @@ def _engine(url: URL, *, read_only: bool) -> Engine:
         **backend.ENGINE_OPTIONS,
     )
 
-    # First, because SQLAlchemy runs statements of its own on the first connection.
+    # Registered first, because SQLAlchemy runs its own statements on the first connection.
     @event.listens_for(engine, "connect", insert=True)
     def connected(connection: Any, _record: Any) -> None:
         milliseconds = int(backend.BUSY_SECONDS * 1000)
@@ -51,7 +51,7 @@ def _engine(url: URL, *, read_only: bool) -> Engine:
             cursor.execute("SET search_path = ''")
             cursor.execute(f"SET lock_timeout = {milliseconds}")
             cursor.execute("SET TimeZone = 'UTC'")
-            # Under a stricter level the lock would be waited for with yesterday's view of the tables.
+            # Under a stricter isolation level, a transaction that waited for the lock would see old tables.
             cursor.execute("SET SESSION CHARACTERISTICS AS TRANSACTION ISOLATION LEVEL READ COMMITTED")
         connection.commit()
 
@@ -60,7 +60,7 @@ def _engine(url: URL, *, read_only: bool) -> Engine:
         if read_only or connection.get_execution_options().get(READING, False):
             connection.exec_driver_sql("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ READ ONLY")
             return
-        # A writer whose host vanished, or that was stopped, must not keep the lock for ever.
+        # Without a limit, a writer that was suspended or lost its host would keep the lock forever.
         seconds = int(backend.BUSY_SECONDS)
         connection.exec_driver_sql(f"SET LOCAL idle_in_transaction_session_timeout = '{seconds}s'")
         connection.exec_driver_sql(f"SELECT pg_advisory_xact_lock({APPLICATION_ID})")

@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from fnmatch import fnmatchcase
 from typing import Any
 
 from sqlalchemy import Connection
@@ -23,10 +24,10 @@ from bisect_env.storage.backend import (
     TRIAL_COLUMNS,
     Database,
     name_public,
-    open_database,
-    storage_error,
 )
+from bisect_env.storage.connecting import opened
 from bisect_env.storage.tables import METADATA
+from bisect_env.trials.records import Evidence
 
 # --------------------------------------------------------------------------------------------------
 # From what a person types to a condition in SQL on `v_trials`. Pure.
@@ -37,7 +38,7 @@ _SQL_WORDS = re.compile(r"\b(and|or|like|in|is|not|between)\b", re.IGNORECASE)
 
 
 def condition(text: str) -> str:
-    """Return a condition in SQL.
+    """Translate a `--where` condition into SQL.
 
     `outcome=crash`, `gpu_model~H100` (contains), `python=3.1*` and `duration>5` are short forms; a name that
     is no column is an axis (`torch=2.4.1`, `torch=2.4.*`). Everything else is SQL as it stands. Upper and
@@ -46,17 +47,17 @@ def condition(text: str) -> str:
     Raises:
         UsageError: A `*` stands within the value of an axis.
     """
-    short = _SHORT.fullmatch(text)
-    if short is None or _SQL_WORDS.search(short[3]):
+    short = _short_form(text)
+    if short is None:
         return f"({text})"
-    name, operator, value = short.groups()
+    name, operator, value = short
     if name in _NUMBERS and re.fullmatch(r"-?\d+(\.\d+)?", value) and operator != "~":
         return f"({name} {operator} {value})"
     if name in TRIAL_COLUMNS:
         return f"({_compared(name, operator, value)})"
     if operator in ("=", "!="):
         if "*" in value.rstrip("*"):
-            # It could begin in this axis and end in another one.
+            # A wildcard there could match text of the next axis.
             raise UsageError(
                 f"{text.strip()}: `*` can stand only at the end of an axis's value",
                 remedy="write SQL on `combination`, or several conditions",
@@ -66,11 +67,41 @@ def condition(text: str) -> str:
     return f"({text})"
 
 
-def package_condition(text: str) -> str | None:
-    """Return the condition that a lock holds a package, such as `cuml=24.4.*`; None if it cannot be read."""
+def evidence_condition(text: str) -> frozenset[Evidence] | None:
+    """Return the evidence values (good, bad, ...) that a condition such as `evidence=bad` accepts.
+
+    Return None if it is another condition. Evidence is computed when trials are read, so that programs
+    compare it themselves. In SQL that a user writes, `evidence` is the column of the view.
+    """
+    short = _short_form(text)
+    if short is None or short[0] != "evidence" or short[1] not in ("=", "!=", "~"):
+        return None
+    _, operator, value = short
+    pattern = f"*{value}*" if operator == "~" else value
+    found = frozenset(one for one in Evidence if fnmatchcase(one, pattern.lower()))
+    return frozenset(Evidence) - found if operator == "!=" else found
+
+
+def _short_form(text: str) -> tuple[str, str, str] | None:
+    """Split a short condition, such as `outcome=crash`, into name, operator and value.
+
+    Return None if the condition is SQL.
+    """
+    short = _SHORT.fullmatch(text)
+    if short is None or _SQL_WORDS.search(short[3]):
+        return None
+    return short[1], short[2], short[3]
+
+
+def package_condition(text: str) -> str:
+    """Translate a package requirement of `--installed`, such as `cuml=24.4.*`, to an SQL condition on a lock.
+
+    Raises:
+        UsageError: The requirement cannot be read.
+    """
     short = re.fullmatch(r"\s*([\w.-]+)\s*(?:==?\s*([\w.*+!-]+))?\s*", text)
     if short is None:
-        return None
+        raise UsageError(f"--installed: {text!r} names no package", remedy="write it like cuml=24.4.*")
     name = re.sub(r"[-_.]+", "-", short[1]).lower()
     version = "" if short[2] is None else f" AND {_compared('p.version', '=', short[2])}"
     return f"lock_hash IN (SELECT p.lock_hash FROM v_packages p WHERE p.name = {_literal(name)}{version})"
@@ -89,10 +120,11 @@ def _literal(value: str) -> str:
 
 
 def _like(column: str, operator: str, value: str, around: str = "") -> str:
-    """Return the condition that a column is like a value, or with `!=` is not, in whatever case.
+    """Return an SQL condition that compares a column with a pattern, ignoring case.
 
-    In the value `*` matches anything. Both sides are converted by the database, since only PostgreSQL's LIKE
-    is case-sensitive, and databases differ in the letters that they convert.
+    For the operator `!=`, the condition is negated. In the value `*` matches anything. Both sides are
+    converted by the database, since only PostgreSQL's LIKE is case-sensitive, and databases differ in the
+    letters that they convert.
     """
     escaped = value.replace("\\", "\\\\").replace("%", "\\%").replace("_", "\\_").replace("*", "%")
     pattern = _literal(around + escaped + around)
@@ -101,16 +133,16 @@ def _like(column: str, operator: str, value: str, around: str = "") -> str:
 
 
 # --------------------------------------------------------------------------------------------------
-# Questions in SQL, which the database itself keeps from writing anything, and from going on for ever.
+# Running SQL questions read-only and with limits, both enforced by the database itself.
 
 TIMEOUT = 30.0
-"""Seconds that a question may take unless the user gives it more."""
+"""Default time limit for a question, in seconds."""
 MEMORY = 256 * 2**20
-"""Bytes that SQLite may take for a question, and that its rows may take here."""
+"""Memory limit in bytes for SQLite during a question, and for the rows of its answer."""
 _LONGEST_VALUE = 64 * 2**20
-"""Bytes of one value; SQLite makes a gigabyte of `zeroblob(1e9)` in one step, which nothing interrupts."""
+"""Maximum size of a value in bytes. SQLite computes `zeroblob(1e9)` in one step, without interruption."""
 _STEPS = 10_000
-"""Of SQLite's machine between two looks at the clock: about a millisecond."""
+"""Number of steps of SQLite's virtual machine between two checks of the time: about a millisecond."""
 
 _ALLOWED = frozenset(
     {sqlite3.SQLITE_SELECT, sqlite3.SQLITE_READ, sqlite3.SQLITE_FUNCTION, sqlite3.SQLITE_RECURSIVE}
@@ -124,7 +156,10 @@ def _only_reading(action: int, first: str | None, second: str | None, *_: str | 
 
 
 def no_leaks(action: int, first: str | None, second: str | None, *_: str | None) -> int:
-    """Deny SQLite functions that load code or expose memory addresses or paths; used as an authorizer."""
+    """Deny SQLite actions that load code or expose memory addresses or paths.
+
+    SQLite calls this function as an authorizer.
+    """
     if action == sqlite3.SQLITE_FUNCTION:
         return sqlite3.SQLITE_DENY if second in ("load_extension", "fts3_tokenizer") else sqlite3.SQLITE_OK
     is_listed = action == sqlite3.SQLITE_READ and (first or "").lower() == "pragma_database_list"
@@ -135,7 +170,7 @@ def no_leaks(action: int, first: str | None, second: str | None, *_: str | None)
 def ask(
     reference: str | None, question: str, *, timeout: float = TIMEOUT
 ) -> Iterator[tuple[list[str], Iterator[Sequence[Any]]]]:
-    """Run one SELECT; yield the names of the columns, and an iterator of the rows.
+    """Run one SELECT; yield the column names and an iterator over the rows.
 
     SQLite opens the file read-only and allows no other kind of statement; PostgreSQL answers through a
     cursor, which accepts only a query, in a READ ONLY transaction that is always rolled back. Functions
@@ -151,37 +186,33 @@ def ask(
         StorageError: There is no database that this release can use, or it fails.
     """
     limit = _Limit(timeout)
-    database = open_database(reference, read_only=True)
-    try:
-        with (
-            database.reader.connect() as connection,
-            _rolled_back(connection),
-            _held_back(connection, limit, question),
-        ):
-            options = {"stream_results": True, "no_parameters": True}
-            result = connection.execution_options(**options).exec_driver_sql(question)
-            try:
-                if not result.returns_rows:
-                    raise _no_answer("it is no query")
-                yield list(result.keys()), (limit.count(tuple(row)) for row in result)
-            finally:
-                result.close()
-    except MemoryError as error:
-        raise limit.too_large() from error
-    except DBAPIError as error:
-        if limit.is_over or _is_interrupted(error):
-            raise limit.too_long() from error
-        if isinstance(error.orig, sqlite3.DataError):
+    with opened(reference, read_only=True) as database:
+        try:
+            with database.reader.connect() as connection, _held_back(connection, limit, question):
+                options = {"stream_results": True, "no_parameters": True}
+                result = connection.execution_options(**options).exec_driver_sql(question)
+                try:
+                    if not result.returns_rows:
+                        raise _no_answer("it is no query")
+                    yield list(result.keys()), (limit.count(tuple(row)) for row in result)
+                finally:
+                    result.close()
+        except MemoryError as error:
             raise limit.too_large() from error
-        if _is_the_questions(error):
-            raise _no_answer(" ".join(str(error.orig).split()), _columns(database, question)) from error
-        raise storage_error(database.shown, error) from error
-    finally:
-        database.engine.dispose()
+        except DBAPIError as error:
+            if limit.is_over or _is_interrupted(error):
+                raise limit.too_long() from error
+            if isinstance(error.orig, sqlite3.DataError):
+                raise limit.too_large() from error
+            if _is_the_questions(error):
+                raise _no_answer(
+                    " ".join(str(error.orig).split()), _known_names(database, question, error)
+                ) from error
+            raise
 
 
 class _Limit:
-    """A limit on the time and memory of a query's answer.
+    """The time and memory limit of one query, and the amount of memory that its rows took so far.
 
     Args:
         timeout: Seconds from now.
@@ -194,11 +225,11 @@ class _Limit:
 
     @property
     def is_over(self) -> bool:
-        """Return whether the time is over."""
+        """Return whether the time limit has passed."""
         return time.monotonic() > self._deadline
 
     def count(self, row: tuple[Any, ...]) -> tuple[Any, ...]:
-        """Return the row after adding its size to the total.
+        """Add the size of a row to the total, and return the row unchanged.
 
         Raises:
             UsageError: The answer is too large, or the time is over.
@@ -211,14 +242,14 @@ class _Limit:
         return row
 
     def too_long(self) -> UsageError:
-        """Return the error for a question that took longer than its timeout."""
+        """Return the error for a query that exceeded its time limit."""
         return UsageError(
             f"the question was not answered within {self.timeout:g} s",
-            remedy="ask for less, or give it more time with `--timeout SECONDS`",
+            remedy="ask for less, or give it more time with `--time-limit SECONDS`",
         )
 
     def too_large(self) -> UsageError:
-        """Return the error for an answer that takes more memory than allowed."""
+        """Return the error for a query whose rows take more memory than allowed."""
         return UsageError(
             f"the answer takes more than {MEMORY // 2**20} MiB",
             remedy="ask for fewer rows (`LIMIT 1000`) or columns, or let the database count",
@@ -226,18 +257,10 @@ class _Limit:
 
 
 @contextmanager
-def _rolled_back(connection: Connection) -> Iterator[None]:
-    """Open a transaction that is always rolled back."""
-    transaction = connection.begin()
-    try:
-        yield
-    finally:
-        transaction.rollback()
-
-
-@contextmanager
 def _held_back(connection: Connection, limit: _Limit, question: str) -> Iterator[None]:
-    """Restrict the connection to answering a question within the limit, for the time of the block."""
+    """Allow only reading, within the time and memory limit, on a connection during the `with` block."""
+    # Begin the transaction before SQLite refuses such statements. It is rolled back with the connection.
+    connection.begin()
     if connection.dialect.name != "sqlite":
         milliseconds = max(1, int(limit.timeout * 1000))
         connection.exec_driver_sql(f"SET LOCAL statement_timeout = {milliseconds}")
@@ -247,20 +270,18 @@ def _held_back(connection: Connection, limit: _Limit, question: str) -> Iterator
         return
     driver: Any = connection.connection.driver_connection
     limit_memory(driver)
-    # SQLite's own knows ASCII only, other than PostgreSQL's.
-    driver.create_function("lower", 1, _lower, deterministic=True)
+    # SQLite's own `lower` converts only ASCII letters; PostgreSQL's converts all.
+    driver.create_function(
+        "lower", 1, lambda value: None if value is None else str(value).lower(), deterministic=True
+    )
     driver.set_progress_handler(lambda: limit.is_over, _STEPS)
     driver.set_authorizer(_only_reading)
     try:
         yield
     finally:
-        # Before the pool takes the connection back: it rolls back, which is no SELECT.
+        # Lift the restriction before the pool takes the connection back, because the pool rolls back.
         driver.set_authorizer(None)
         driver.set_progress_handler(None, 0)
-
-
-def _lower(value: object) -> str | None:
-    return None if value is None else str(value).lower()
 
 
 _HARMLESS = ("clock_timestamp", "gen_random_uuid", "random", "timeofday")
@@ -289,7 +310,7 @@ _FOREIGN = sql(
 
 
 def _refuse_effects(connection: Connection, question: str) -> None:
-    """Refuse a question for PostgreSQL that could run something with effects, or code of other users.
+    """Refuse PostgreSQL queries that could have side effects or run code of other users.
 
     PostgreSQL's own functions are refused if they are volatile (`lo_create`, `pg_read_file`, `set_config`),
     other functions and relations if the question contains their name. An operator in our schema could be
@@ -331,27 +352,36 @@ def _is_the_questions(error: DBAPIError) -> bool:
     name = str(getattr(error.orig, "sqlite_errorname", "SQLITE_ERROR"))
     state = getattr(error.orig, "sqlstate", None)
     if state is not None:
-        # Syntax and rights, data, features, cardinality, transaction state (writing in a reading one).
+        # Classes: syntax and rights, data, features, cardinality, transaction state (a write while reading).
         return str(state)[:2] in {"42", "22", "0A", "21", "25"}
     return name in {"SQLITE_ERROR", "SQLITE_AUTH", "SQLITE_READONLY"}
 
 
-def _columns(database: Database, question: str) -> str:
-    """Return the columns of the views that a question names, as a sentence; "" if it names none."""
+def _known_names(database: Database, question: str, error: DBAPIError) -> str:
+    """Return text that lists all tables if the question names an unknown one.
+
+    Otherwise the text lists the columns of each table and view that the question names.
+    """
+    if "no such table" in str(error.orig) or getattr(error.orig, "sqlstate", None) == _UNKNOWN_TABLE:
+        return f"the tables behind these views are {', '.join(METADATA.tables)}"
     texts = []
     with contextlib.suppress(DBAPIError), database.reader.connect() as connection:
         if connection.dialect.name != "sqlite":
             name_public(connection)
-        for view in NAMES:
-            if re.search(rf"\b{view}\b", question, re.IGNORECASE):
-                columns = connection.execute(sql(f"SELECT * FROM {view} LIMIT 0")).keys()
-                texts.append(f"{view} has {', '.join(columns)}")
+        for name in (*NAMES, *METADATA.tables):
+            if re.search(rf"\b{name}\b", question, re.IGNORECASE):
+                columns = connection.execute(sql(f"SELECT * FROM {name} LIMIT 0")).keys()
+                texts.append(f"{name} has {', '.join(columns)}")
     return "; ".join(texts)
 
 
-def _no_answer(why: str, columns: str = "") -> UsageError:
+_UNKNOWN_TABLE = "42P01"
+"""PostgreSQL's SQLSTATE for a table that does not exist."""
+
+
+def _no_answer(why: str, names: str = "") -> UsageError:
     return UsageError(
         "the question cannot be answered",
         tried=why,
-        remedy=f"ask one SELECT over {', '.join(NAMES)}" + (f"; {columns}" if columns else ""),
+        remedy=f"ask one SELECT over {', '.join(NAMES)}" + (f"; {names}" if names else ""),
     )

@@ -6,11 +6,11 @@ import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
-from datetime import datetime
+from datetime import UTC, datetime
 from functools import cache
 from typing import Annotated, Any, TypeVar
 
-from pydantic import ConfigDict, TypeAdapter, ValidationError, create_model
+from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError, create_model
 from sqlmodel import SQLModel
 
 from bisect_env.answers.axes import AxisInfo
@@ -18,6 +18,7 @@ from bisect_env.answers.chapters import CommitReport, TracedReport
 from bisect_env.answers.explanation import Explanation
 from bisect_env.answers.verdict_document import AnswerPart, Cell, VerdictDocument
 from bisect_env.environments.lock import Lock, LockFileError
+from bisect_env.errors import without_kind
 from bisect_env.matrix.grid import Combination
 from bisect_env.matrix.shared_text import shared_matrix_text
 from bisect_env.matrix.signatures import read_signature
@@ -57,12 +58,12 @@ from bisect_env.storage.values import (
     read_json,
     shortened,
 )
-from bisect_env.trials.judge import ChangedEnvironment, Target
+from bisect_env.trials.judge import TARGET, ChangedEnvironment
 from bisect_env.trials.records import Evidence, Machine, Outcome, Phase, TrialFacts, TrialRecord
 
 # --------------------------------------------------------------------------------------------------
-# Whether a row holds what its columns should. A column's annotation says its type, of which SQLite keeps
-# none; documents in JSON are read by models, as far as anything of ours relies on them.
+# Checks that rows have valid contents, because SQLite does not enforce types. The annotation of a column
+# states its type; JSON documents are validated by their models.
 
 
 class _Ends(AnswerPart):
@@ -107,12 +108,15 @@ _TRIAL_ID = re.compile(r"[0-9A-Za-z_-]{1,64}")
 
 @cache
 def _columns_of(table: type[SQLModel]) -> TypeAdapter[Any]:
-    """Return a validator for the columns of a table, because SQLite does not enforce their types."""
+    """Return a validator for the values in a row of a table.
+
+    It is needed because SQLite does not enforce the types of columns.
+    """
     columns: dict[str, Any] = {
         name: (Annotated[(field.annotation, *field.metadata)] if field.metadata else field.annotation, ...)
         for name, field in table.model_fields.items()
     }
-    # SQLite makes an infinity of a number that is too large.
+    # SQLite turns numbers that are too large into infinity.
     config = ConfigDict(strict=True, allow_inf_nan=False)
     return TypeAdapter(create_model(f"{table.__name__}Columns", __config__=config, **columns))
 
@@ -120,18 +124,20 @@ def _columns_of(table: type[SQLModel]) -> TypeAdapter[Any]:
 def _damage(error: ValidationError, where: str, column: str) -> DamageError:
     first = error.errors(include_url=False)[0]
     path = ".".join(str(part) for part in (column, *first["loc"]) if part != "")
-    return DamageError(where, path, f"it holds {shortened(first['input'])}: {first['msg']}")
+    return DamageError(where, path, f"it holds {shortened(first['input'])}: {without_kind(first['msg'])}")
 
 
 def check_row(row: SQLModel, where: str) -> None:
-    """Raise an error if a row holds a value of another type than its column has, or NaN or an infinity.
+    """Raise an error if a row contains a value that its column does not allow.
+
+    Such a value has another type than the column, or is NaN or an infinity.
 
     Args:
         row: A row of one of our tables.
         where: Name of the row, for the message.
 
     Raises:
-        DamageError: It does.
+        DamageError: A column of `row` holds a value of the wrong type, NaN or an infinity.
     """
     columns = {name: getattr(row, name) for name in type(row).model_fields}
     try:
@@ -141,7 +147,10 @@ def check_row(row: SQLModel, where: str) -> None:
 
 
 def _named(kind: str, row_id: object) -> str:
-    """Return a name of a row for messages; an invalid id is quoted."""
+    """Return a name of a row for error messages, such as `trial 4f0c`.
+
+    An invalid id is quoted.
+    """
     return (
         f"{kind} {row_id}"
         if isinstance(row_id, str) and _TRIAL_ID.fullmatch(row_id)
@@ -150,7 +159,7 @@ def _named(kind: str, row_id: object) -> str:
 
 
 # --------------------------------------------------------------------------------------------------
-# Rows as plain data, and back.
+# Conversion between rows and plain data.
 
 LOGS = ("stdout", "stderr", "stack")
 """Artefacts that every trial may have."""
@@ -162,27 +171,23 @@ of a combination, and then stored once."""
 _DEFINITION = {one.name for one in fields(StudyDefinition)} & StudyRow.model_fields.keys() - {
     *("grid", "target", "files")
 }
-"""Fields that are stored as they are."""
+"""Fields that are stored without conversion."""
 
 
 def study_of(row: StudyRow) -> Study:
-    """Return a stored study as plain data.
+    """Convert a row of the table of studies to a `Study`.
 
     Raises:
-        DamageError: It is not what we store.
+        DamageError: The stored value is invalid.
     """
     where = _named("study", row.id)
     check_row(row, where)
     _read(_Settings, row.settings, where, "settings")
     _read(_FILES, row.files, where, "files")
-    try:
-        target = Target.from_json(row.target)
-    except (ValueError, TypeError) as error:
-        raise DamageError(where, "target", shortened(str(error))) from None
     definition = StudyDefinition(
         **{name: getattr(row, name) for name in _DEFINITION},
         grid=_read(_GRID, row.grid, where, "grid"),
-        target=target,
+        target=_read(TARGET, row.target, where, "target"),
         user=row.username,
     )
     return Study(
@@ -197,10 +202,10 @@ def study_of(row: StudyRow) -> Study:
 
 
 def verdict_of(document: object, where: str) -> VerdictDocument:
-    """Read a stored verdict.
+    """Convert a stored JSON document to a verdict.
 
     Raises:
-        DamageError: It is not what we store.
+        DamageError: The stored value is invalid.
     """
     return _read(VerdictDocument, document, where, "verdict")
 
@@ -219,21 +224,21 @@ def _read(
         raise _damage(error, where, column) from None
 
 
-def grid_value(grid: Sequence[AxisInfo]) -> list[dict[str, Any]]:
-    """Return the column that axes are stored in."""
-    return [jsonable(axis.model_dump(mode="json")) for axis in grid]
-
-
-def verdict_value(verdict: VerdictDocument) -> dict[str, Any]:
-    """Return the column that a verdict is stored in."""
-    value: dict[str, Any] = jsonable(verdict.model_dump(mode="json"))
+def model_value(model: BaseModel) -> dict[str, Any]:
+    """Convert a model, such as a verdict, to the JSON object that a column stores."""
+    value: dict[str, Any] = jsonable(model.model_dump(mode="json"))
     return value
 
 
-def definition_values(definition: StudyDefinition) -> dict[str, Any]:
-    """Return the columns that may change when a study is resumed.
+def grid_value(grid: Sequence[AxisInfo]) -> list[dict[str, Any]]:
+    """Convert axes to the list of JSON objects that the column `grid` stores."""
+    return [model_value(axis) for axis in grid]
 
-    These are all but its identity and `exclude_newer`.
+
+def definition_values(definition: StudyDefinition) -> dict[str, Any]:
+    """Return the values of those columns of a study that may change when the study is resumed.
+
+    These are all except its identity and `exclude_newer`.
     """
     return {
         **{name: clean(getattr(definition, name)) for name in ("version", "host", "matrix_path")},
@@ -246,20 +251,16 @@ def definition_values(definition: StudyDefinition) -> dict[str, Any]:
     }
 
 
-def lock_row(lock: Lock, now: datetime) -> LockRow:
-    """Return a lock as a row, without its packages."""
-    return LockRow(
+def lock_rows(lock: Lock, now: datetime) -> tuple[LockRow, list[PackageRow]]:
+    """Convert a lock to database rows: that of the lock, and those of its packages."""
+    row = LockRow(
         content_hash=lock.content_hash,
         python=lock.python,
         platform=lock.platform,
         created_at=now,
         text=clean(lock.text),
     )
-
-
-def package_rows(lock: Lock) -> list[PackageRow]:
-    """Return a lock's packages as rows."""
-    return [
+    packages = [
         PackageRow(
             lock_hash=lock.content_hash,
             manager=package.manager,
@@ -271,10 +272,11 @@ def package_rows(lock: Lock) -> list[PackageRow]:
         )
         for package in lock.packages
     ]
+    return row, packages
 
 
 def lock_of(row: LockRow, packages: list[PackageRow]) -> Lock:
-    """Return a stored lock as plain data, after checking it against its hash.
+    """Convert the database rows of a lock to a `Lock`, and check the lock against its hash.
 
     Environments are built from locks, so a lock that somebody else could have written is never used.
 
@@ -307,10 +309,10 @@ def lock_of(row: LockRow, packages: list[PackageRow]) -> Lock:
 
 
 def combination_of(row: CombinationRow) -> CombinationState:
-    """Return a stored combination as plain data.
+    """Convert a row of the table of combinations to a `CombinationState`.
 
     Raises:
-        DamageError: It is not what we store.
+        DamageError: The stored value is invalid.
     """
     where = f"combination {shortened(row.key)} of study {shortened(row.study_id)}"
     check_row(row, where)
@@ -319,7 +321,7 @@ def combination_of(row: CombinationRow) -> CombinationState:
 
 
 def combination_from(key: object, where: str) -> Combination:
-    """Return the combination of a stored key.
+    """Convert the stored text of a combination to a `Combination`.
 
     Raises:
         DamageError: The key is invalid.
@@ -335,16 +337,21 @@ def combination_from(key: object, where: str) -> Combination:
 
 
 def decision_of(row: DecisionRow) -> Decision:
-    """Return a stored decision as plain data.
+    """Convert a row of the table of decisions to a `Decision`.
 
     Raises:
-        DamageError: It is not what we store.
+        DamageError: The stored value is invalid.
     """
     where = f"decision {row.id} of study {shortened(row.study_id)}"
     check_row(row, where)
     if row.kind in _PAYLOADS:
         _read(_PAYLOADS[row.kind], row.payload, where, "payload")
     return Decision(row.at, row.kind, row.payload)
+
+
+def decision_row(study_id: str, kind: str, payload: Mapping[str, Any]) -> DecisionRow:
+    """Convert a decision that is made now to a new database row."""
+    return DecisionRow(study_id=study_id, at=datetime.now(UTC), kind=clean(kind), payload=jsonable(payload))
 
 
 _FACTS = [one.name for one in fields(TrialFacts) if one.name in TrialRow.model_fields]
@@ -359,13 +366,11 @@ _STORED: dict[str, Callable[[Any], Any]] = {
     "copies": lambda copies: {str(Outcome(outcome)): int(number) for outcome, number in copies.items()},
     "iterations": int,
 }
-"""How facts become values of columns, where they are not stored as they are."""
+"""Functions that convert facts to column values, for facts that need conversion."""
 
 
-def trial_values(study_id: str, record: TrialRecord, trial_key: str, now: datetime) -> dict[str, Any]:
-    """Return the columns of a trial's row, without its logs.
-
-    The result is a mapping, which costs a tenth of a `TrialRow`: there is one for each trial.
+def trial_row(study_id: str, record: TrialRecord, trial_key: str, now: datetime) -> TrialRow:
+    """Convert a trial to a new database row, without its logs.
 
     Args:
         study_id: Id of the study that records it.
@@ -373,14 +378,17 @@ def trial_values(study_id: str, record: TrialRecord, trial_key: str, now: dateti
         trial_key: Key under which other studies find it; "" for none.
         now: Time of recording.
     """
-    facts = {name: getattr(record, name) for name in _FACTS}
+    facts: dict[str, Any] = {name: getattr(record, name) for name in _FACTS}
     facts |= {name: convert(facts[name]) for name, convert in _STORED.items()}
-    machine = {name: clean(getattr(record.machine, name)) for name in _MACHINE}
-    return {**facts, **machine, "study_id": study_id, "trial_key": trial_key, "recorded_at": now}
+    facts |= {name: clean(getattr(record.machine, name)) for name in _MACHINE}
+    return TrialRow(**facts, study_id=study_id, trial_key=trial_key, recorded_at=now)
 
 
 def artefacts_of(record: TrialRecord) -> dict[str, bytes]:
-    """Return a trial's texts by name, without passwords; NUL and lone surrogates are kept as bytes."""
+    """Return the logs and other texts of a trial by name, as bytes and without passwords.
+
+    NUL and lone surrogates are kept.
+    """
     texts = {name: getattr(record, name) for name in LOGS}
     if record.imported:
         texts[IMPORTED] = json.dumps(dict(record.imported), sort_keys=True, ensure_ascii=False)
@@ -390,7 +398,9 @@ def artefacts_of(record: TrialRecord) -> dict[str, bytes]:
 
 
 def stored_trial(of_study: MemberRow, row: TrialRow, key: str) -> StoredTrial:
-    """Return a trial of a study without its logs; a `Judge` determines its evidence later.
+    """Convert the database rows of a trial to a `StoredTrial`, without logs.
+
+    A `Judge` determines the evidence of the trial later.
 
     Args:
         of_study: The study's row about the trial.
@@ -413,7 +423,7 @@ def stored_trial(of_study: MemberRow, row: TrialRow, key: str) -> StoredTrial:
 
 
 def change_of(row: ChangedRow) -> ChangedEnvironment:
-    """Return the change of an environment from its row.
+    """Return the `ChangedEnvironment` that a row describes.
 
     Raises:
         DamageError: The row holds invalid content.
@@ -423,10 +433,10 @@ def change_of(row: ChangedRow) -> ChangedEnvironment:
 
 
 def check_member(row: MemberRow) -> None:
-    """Raise an error if a row about a trial of a study holds invalid content.
+    """Raise an error if a row that links a trial to a study holds invalid content.
 
     Raises:
-        DamageError: It does.
+        DamageError: The row holds invalid content.
     """
     where = f"trial {shortened(row.trial_sequence)} of study {shortened(row.study_id)}"
     check_row(row, where)
@@ -438,7 +448,9 @@ def _facts(row: TrialRow, key: str) -> dict[str, Any]:
 
 
 def check_trial(row: TrialRow) -> dict[str, Any]:
-    """Return the facts of a trial, by field of `TrialFacts`, without its combination.
+    """Check the row of a trial, and return its values as arguments for `TrialFacts`.
+
+    The combination is missing, because the row does not contain it.
 
     Raises:
         DamageError: They are not what we store.
@@ -462,7 +474,9 @@ def check_trial(row: TrialRow) -> dict[str, Any]:
 
 
 def whole_trial(row: TrialRow, key: str, logs: Mapping[str, bytes | None]) -> WholeTrial:
-    """Return a trial with its logs; logs that are None were collected.
+    """Convert the row and the logs of a trial to a `WholeTrial`.
+
+    Logs that are None were deleted to save space.
 
     Raises:
         DamageError: The row or its logs hold invalid content.

@@ -13,21 +13,22 @@ from collections.abc import Callable, Iterable
 from pathlib import Path, PurePath
 from typing import Any
 
+import psutil
 from sqlalchemy import Connection, Engine, QueuePool, create_engine, event
 
 from bisect_env.errors import StorageError
 from bisect_env.storage import backend
-from bisect_env.storage.backend import ANOTHER, READING, Database, speaking
+from bisect_env.storage.backend import READING, Database, speaking
+from bisect_env.storage.values import ANOTHER
 
 # --------------------------------------------------------------------------------------------------
-# Whether a file lies on a network file system, where SQLite's WAL is not safe.
+# Detecting network file systems, on which SQLite's write-ahead log (WAL) is not safe.
 #
-# WAL's index is memory shared between processes; two hosts do not share memory, so that both would write as
-# if they were alone (https://sqlite.org/wal.html, "All processes using a database must be on the same
-# host").
+# The index of the WAL is shared memory. Two hosts share no memory, so both would write as if they were
+# alone (https://sqlite.org/wal.html, "All processes using a database must be on the same host").
 
-# Beginnings of types. The last two of the first are cluster file systems: one disk, several hosts, no shared
-# memory.
+# Beginnings of file system types. The last two of the first list are cluster file systems: several hosts
+# use one disk without shared memory.
 _NETWORK = re.compile(
     "nfs|cifs|smb|ncpfs|afs|auristorfs|coda|ceph|lustre|gpfs|beegfs|fhgfs|glusterfs|panfs|pvfs|orangefs|wekafs"
     "|gfs2|ocfs2"
@@ -38,7 +39,9 @@ _NETWORK_FUSE = re.compile(
 
 
 def network_file_system(path: PurePath, mounts: Iterable[tuple[str, str]]) -> str | None:
-    """Return the type of the network file system that holds a path, None if it is a local one. Pure.
+    """Return the type of the network file system that holds a path, such as `nfs`.
+
+    Return None if the path is on a local file system. The function only computes; it does no input or output.
 
     Args:
         path: Absolute and without symbolic links.
@@ -56,19 +59,22 @@ def network_file_system(path: PurePath, mounts: Iterable[tuple[str, str]]) -> st
 
 
 def network_file_system_of(path: Path) -> str | None:
-    """Return the type of the network file system that holds a path of this host, which need not exist."""
-    import psutil
+    """Return the type of the network file system that holds a path of this host.
 
+    Return None if the path is on a local file system. The path need not exist.
+    """
     mounts = [(partition.mountpoint, partition.fstype) for partition in psutil.disk_partitions(all=True)]
     return network_file_system(path.resolve(), mounts)
 
 
 # --------------------------------------------------------------------------------------------------
-# The file: whose it is, and how it is opened.
+# The file: checking its owner program, and opening it.
 
 
 def open_file(path: Path, *, read_only: bool) -> Database:
-    """Open a SQLite file; create it (mode 0600, its directory 0700) unless it is opened for reading only.
+    """Open a SQLite file. A missing file is created unless `read_only` is set.
+
+    A new file gets the mode 0600, and a new directory the mode 0700.
 
     Raises:
         StorageError: It is not ours, is damaged, cannot be reached, or lies on a network file system.
@@ -81,7 +87,7 @@ def open_file(path: Path, *, read_only: bool) -> Database:
     try:
         if not read_only:
             path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-            # The mode is set at birth: between creation and chmod others could open the file.
+            # Set the mode at creation: between creation and `chmod`, other users could open the file.
             with contextlib.suppress(FileExistsError):
                 os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
         status = path.stat()
@@ -97,8 +103,8 @@ def open_file(path: Path, *, read_only: bool) -> Database:
         raise StorageError(f"{path} is not a regular file", remedy=ANOTHER)
     if not os.access(path, os.R_OK):
         raise _unreachable(path, PermissionError(errno.EACCES, os.strerror(errno.EACCES)))
-    # Read first: to open a file for writing changes its journal mode, even if it is another program's.
-    reader = Database.of(_engine(path, read_only=True), str(path))
+    # Open for reading first, because opening for writing changes the journal mode, even of foreign files.
+    reader = Database(_engine(path, read_only=True), str(path))
     if read_only:
         return reader
     try:
@@ -112,7 +118,7 @@ def open_file(path: Path, *, read_only: bool) -> Database:
                 f"{path} cannot be written: {what} is read-only",
                 remedy="make the file and its directory writable, or " + ANOTHER,
             )
-    return Database.of(_engine(path, read_only=False), str(path))
+    return Database(_engine(path, read_only=False), str(path))
 
 
 def _unreachable(path: Path, error: OSError) -> StorageError:
@@ -123,7 +129,10 @@ def _unreachable(path: Path, error: OSError) -> StorageError:
 
 
 def _is_frozen(path: Path) -> bool:
-    """Return whether nobody writes to the file and we cannot create WAL's shared memory beside it."""
+    """Return whether the directory of a database file is read-only and the file has no writers.
+
+    WAL (write-ahead logging) cannot be used then.
+    """
     if os.access(path.parent, os.W_OK):
         return False
     return not Path(f"{path}-wal").exists() and not Path(f"{path}-shm").exists()
@@ -141,7 +150,9 @@ class _Place:
         self._known = {"": path.stat()}
 
     def check(self) -> None:
-        """Check before each transaction that the file is the one that was opened.
+        """Raise an error if the file was deleted or replaced after it was opened.
+
+        This is called before each transaction.
 
         Raises:
             StorageError: It was deleted or replaced.
@@ -172,7 +183,7 @@ class _Place:
 
 
 def connector(path: Path, *, read_only: bool) -> Callable[[], sqlite3.Connection]:
-    """Return a function that opens the file, which must exist.
+    """Return a function that opens a connection to an existing SQLite file.
 
     Args:
         path: The file.
@@ -200,13 +211,16 @@ def _engine(path: Path, *, read_only: bool) -> Engine:
 
 
 def _use_wal(connection: Any) -> str:
-    """Switch to WAL, so that readers and writers do not block each other; return the mode now in use."""
+    """Switch a connection to write-ahead logging (WAL); return the journal mode now in use.
+
+    With WAL, readers and writers do not block each other.
+    """
     until = time.monotonic() + backend.BUSY_SECONDS
     while True:
         try:
             return str(connection.execute("PRAGMA journal_mode = WAL").fetchone()[0])
         except sqlite3.OperationalError as error:
-            # While others open the new file, SQLite refuses this change without waiting.
+            # SQLite refuses this change, without waiting, while other processes open the new file.
             if error.sqlite_errorname != "SQLITE_BUSY" or time.monotonic() > until:
                 raise
             time.sleep(0.01)
@@ -220,7 +234,7 @@ def _set_up(engine: Engine, shown: str, *, read_only: bool) -> None:
         connection.isolation_level = None
         connection.execute(f"PRAGMA busy_timeout = {int(backend.BUSY_SECONDS * 1000)}")
         connection.execute("PRAGMA foreign_keys = ON")
-        # KiB, taken as they are needed; the default of 2 MiB reads large databases again and again.
+        # Cache size in KiB, allocated on demand; the default of 2 MiB would reread large databases.
         connection.execute("PRAGMA cache_size = -65536")
         if read_only:
             connection.execute("PRAGMA query_only = ON")

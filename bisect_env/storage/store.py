@@ -1,20 +1,22 @@
 """The store of everything that a study knows, for many processes that write and read at once.
 
-**Consistency.** A method that writes has committed when it returns; what it wrote is then there for every
-other process, and survives the death of this one at any instant. It either happens as a whole or not at all.
+**Consistency.** A method that writes commits one transaction before it returns. Afterwards every other
+process sees the change, even if this process is killed. If a method raises an error, nothing is changed.
 
-**Idempotence.** Saying the same thing twice is saying it once: a trial is known by its id, a lock by its
-content, a combination by its study and its values.
+**Idempotence.** Storing the same trial, lock or combination again changes nothing. A trial is identified by
+its id, a lock by its content, a combination by its study and its values.
 
 **Immutability.** A recorded trial never changes.
 
 **Order.** `trials` and `decisions` come in the order in which they were recorded.
 
-**Concurrency.** Any number of processes and threads may write at once; they wait for each other, nobody is
-turned away before a minute. Readers see one state of the database, and neither wait nor make others wait.
+**Concurrency.** Any number of processes and threads may write at once; a writer waits up to a minute for
+other writers before it raises an error. Readers see one state of the database; they and writers do not wait
+for each other.
 
-**Exceptions.** `StorageError` when the database cannot do it, with words for the user. `ValueError` when the
-caller names a study, combination or lock that is not there: a defect, except where `UsageError` is named.
+**Exceptions.** `StorageError`, with a message for the user, if the database fails or lacks a study.
+`ValueError`, which means a defect of the caller, if a combination or lock is not stored. `UsageError` if a
+user's reference matches no study.
 """
 
 from __future__ import annotations
@@ -31,8 +33,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, Self
 
-from sqlalchemy import Connection, bindparam, insert, literal_column, union_all
-from sqlalchemy import delete as delete_rows
+from sqlalchemy import ColumnElement, literal_column
 from sqlalchemy import select as select_columns
 from sqlalchemy.exc import IntegrityError
 from sqlmodel import Session, col, delete, func, select
@@ -45,7 +46,8 @@ from bisect_env.errors import UsageError
 from bisect_env.matrix.files import StudyFile
 from bisect_env.matrix.grid import Combination
 from bisect_env.storage import blobs, rows
-from bisect_env.storage.backend import LOG_LIMIT, Database, open_database, speaking
+from bisect_env.storage.backend import LOG_LIMIT, Database, speaking
+from bisect_env.storage.connecting import open_database
 from bisect_env.storage.entries import (
     AMPLIFIED,
     CombinationState,
@@ -55,13 +57,11 @@ from bisect_env.storage.entries import (
     Study,
     StudyDefinition,
     StudyStatus,
-    Want,
     WholeTrial,
     failures_of,
 )
-from bisect_env.storage.study_trials import StudyTrials, end_keys, like_ends, study_row
+from bisect_env.storage.study_trials import StudyTrials, end_keys, like_ends, sequences_of, study_row
 from bisect_env.storage.tables import (
-    METADATA,
     ArtefactRow,
     BlobRow,
     ClaimRow,
@@ -74,54 +74,24 @@ from bisect_env.storage.tables import (
     StudyRow,
     TrialRow,
 )
-from bisect_env.storage.values import DamageError, clean, jsonable, public, shortened
+from bisect_env.storage.values import DamageError, clean, public, shortened
 from bisect_env.trials.judge import Target
 from bisect_env.trials.records import Evidence
 
 # --------------------------------------------------------------------------------------------------
-# Rows that must be there, and constraints in words.
-
-
-def combination_row(session: Session, study_id: str, combination: Combination) -> CombinationRow:
-    """Return the row of a study's combination.
-
-    Raises:
-        ValueError: There is none.
-    """
-    query = select(CombinationRow).where(CombinationRow.study_id == study_id)
-    row = session.exec(query.where(CombinationRow.key == clean(combination.key))).first()
-    if row is None:
-        raise ValueError(f"study {study_id} has no combination {combination}")
-    return row
-
-
-@contextlib.contextmanager
-def constraints(what: str) -> Iterator[None]:
-    """Turn a broken constraint into a `ValueError`: a defect of the caller.
-
-    Raises:
-        ValueError: In place of the driver's error.
-    """
-    try:
-        yield
-    except IntegrityError as error:
-        raise ValueError(f"a row names {what}") from error
-
-
-# --------------------------------------------------------------------------------------------------
-# The collector: it keeps logs within a limit, and never drops what a verdict cites.
+# The collector keeps logs within a size limit, and never drops logs that a verdict cites.
 #
-# Trials themselves stay: to drop some would change the counts that every verdict rests on. A verdict cites
-# the first trial of every way of failing in its study, which reports show with its stack, and of the two
-# combinations between which it draws the line the first bad and the first good trial.
+# Trials are never dropped, because that would change the counts behind verdicts. A verdict cites the first
+# trial of each kind of failure, which reports show with its stack, and the first bad and the first good
+# trial of the two combinations at its boundary.
 
 LIMIT = 10 * 2**30
-"""Bytes that all logs may take together unless the database says otherwise."""
+"""Default limit for the total size of all logs, in bytes."""
 
 
 @dataclass(frozen=True, slots=True)
 class Collected:
-    """The result of collecting garbage, or of a dry run.
+    """The result of deleting old logs to save space, or of a dry run.
 
     Attributes:
         limit: Bytes that logs may take.
@@ -138,20 +108,20 @@ class Collected:
     cited: int
 
 
-def limit_of(session: Session) -> int:
-    """Return the limit on logs that the database stores."""
+def _limit_of(session: Session) -> int:
+    """Return the maximum total size of logs in bytes that the database stores, or the default."""
     value = session.exec(select(MetaRow.value).where(MetaRow.name == LOG_LIMIT)).first()
     return int(value) if value is not None and re.fullmatch(r"[0-9]{1,18}", value) else LIMIT
 
 
-def stored(session: Session) -> int:
-    """Return how many bytes logs take, compressed."""
+def _stored(session: Session) -> int:
+    """Return how many bytes all logs take in the database, after compression."""
     query = select(func.coalesce(func.sum(BlobRow.stored), 0)).where(col(BlobRow.collected).is_(False))
     return int(session.exec(query).one())
 
 
-def _cited_trials(store: Store, session: Session) -> set[int]:
-    """Return `trials.sequence` of every trial that a verdict cites."""
+def _cited_trials(store: Store, session: Session) -> list[str]:
+    """Return the ids of all trials that verdicts cite."""
     cited: list[str] = []
     for study_id, document in session.exec(
         select(StudyRow.id, StudyRow.verdict).where(col(StudyRow.verdict).is_not(None))
@@ -164,45 +134,18 @@ def _cited_trials(store: Store, session: Session) -> set[int]:
                 there = Combination.of(values)
                 found = (t.trial_id for t in trials if t.combination == there and t.evidence is evidence)
                 cited += [*itertools.islice(found, 1)]
-    sequences: set[int] = set()
-    for i in range(0, len(cited), _NAMED):
-        named = session.connection().execute(_NAMED_TRIALS, {"ids": cited[i : i + _NAMED]})
-        sequences.update(row.sequence for row in named)
-    return sequences
+    return cited
 
 
-def collect_logs(sessions: Store, limit: int | None, *, dry: bool) -> Collected:
-    """Collect logs; see `Store.collect`."""
-    with sessions.reading() if dry else sessions.writing() as session:
-        before = stored(session)
-        limit = limit_of(session) if limit is None else limit
-        after = before
-        of_studies = _of_studies(session)
-        cited = _blobs_of(session, _cited_trials(sessions, session)) if after > limit else {}
-        dropped: dict[str, int] = {}
-        for digest, size in _oldest_first(session) if after > limit else ():
-            if after <= limit:
-                break
-            if digest not in cited and digest not in of_studies:
-                dropped[digest] = size
-                after -= size
-        if not dry:
-            session.merge(MetaRow(name=LOG_LIMIT, value=str(limit)))
-            for digest in dropped:
-                row = session.get_one(BlobRow, digest)
-                row.collected, row.data = True, None
-            session.flush()
-    return Collected(limit, before, after, len(dropped), sum(cited.values()))
-
-
-def _blobs_of(session: Session, sequences: set[int]) -> dict[str, int]:
+def _blobs_of(session: Session, trial_ids: Sequence[str]) -> dict[str, int]:
+    """Return the hash and the stored size in bytes of each content that the trials left."""
     found: dict[str, int] = {}
-    ordered = sorted(sequences)
-    for i in range(0, len(ordered), 500):
+    for i in range(0, len(trial_ids), 500):
         query = (
             select(BlobRow.content_hash, BlobRow.stored)
             .join(ArtefactRow, col(ArtefactRow.content_hash) == col(BlobRow.content_hash))
-            .where(col(ArtefactRow.trial_sequence).in_(ordered[i : i + 500]))
+            .join(TrialRow, col(TrialRow.sequence) == col(ArtefactRow.trial_sequence))
+            .where(col(TrialRow.trial_id).in_(trial_ids[i : i + 500]))
             .where(col(BlobRow.collected).is_(False))
         )
         found.update(dict(session.exec(query).all()))
@@ -210,7 +153,7 @@ def _blobs_of(session: Session, sequences: set[int]) -> dict[str, int]:
 
 
 def _oldest_first(session: Session) -> list[tuple[str, int]]:
-    # By the youngest trial that left a content: what still happens is worth more than what happened once.
+    # Order contents by the newest trial that left them, so that contents which still occur are kept longer.
     youngest: Any = func.max(ArtefactRow.trial_sequence)
     query = (
         select(BlobRow.content_hash, BlobRow.stored)
@@ -223,15 +166,15 @@ def _oldest_first(session: Session) -> list[tuple[str, int]]:
 
 
 # --------------------------------------------------------------------------------------------------
-# Which study a user means. Pure.
+# Finding the study that a user refers to. Pure.
 
 _SHOWN = 5
 SHORT = 8
-"""How many digits of an id are shown to people."""
+"""Number of digits of an id in messages."""
 
 
 def find_study(studies: Sequence[Study], reference: str | None, shown: str) -> Study:
-    """Find a study by id, unique beginning of an id, or name.
+    """Find a study by its id, by a unique beginning of its id, or by its name.
 
     Args:
         studies: Every study, the newest first.
@@ -247,15 +190,15 @@ def find_study(studies: Sequence[Study], reference: str | None, shown: str) -> S
             remedy="start `bisect-env run MATRIX` first, or name the database with `--db` or BISECT_ENV_DB",
         )
     if reference is None:
-        # A study about another's culprit is shown when it is asked for.
+        # Studies that explain another study are shown only on request.
         own = (study for study in studies if "explains" not in study.definition.settings)
         return next(own, studies[0])
     for study in studies:
-        # A name comes before a beginning of an id: `cafe` may be both, and the name was chosen by a person.
+        # A name takes precedence over the beginning of an id; `cafe` can be both.
         if reference in (study.id, study.name):
             return study
     for study in studies:
-        # What other commands are given: the matrix file, as it was named then.
+        # Users may also refer to a study by the path of its matrix file.
         if study.definition.matrix_path == reference and "explains" not in study.definition.settings:
             return study
     matching = [study for study in studies if reference and study.id.startswith(reference.lower())]
@@ -293,137 +236,54 @@ def _newest(session: Session, name: str, digest: str, user: str | None) -> Study
 
 
 # --------------------------------------------------------------------------------------------------
-# What runs for each batch of trials: statements that are made once, and run past the unit of work. Making
-# an object for each row, and finding out what changed, would cost several times what the database does.
-
-_TRIALS, _MEMBERS, _CLAIMS = (METADATA.tables[name] for name in ("trials", "study_trials", "claims"))
-_COMBINATIONS, _DECISIONS = METADATA.tables["combinations"], METADATA.tables["decisions"]
-_NAMED_TRIALS = select_columns(_TRIALS.c.trial_id, _TRIALS.c.sequence).where(
-    _TRIALS.c.trial_id.in_(bindparam("ids", expanding=True))
-)
-_OF_TRIALS = delete_rows(_CLAIMS).where(_CLAIMS.c.trial_id.in_(bindparam("ids", expanding=True)))
-
-
-def _add_decision(session: Session, study_id: str, kind: str, payload: Mapping[str, Any]) -> None:
-    values = {
-        "study_id": study_id,
-        "at": datetime.now(UTC),
-        "kind": clean(kind),
-        "payload": jsonable(payload),
-    }
-    _statements(session).execute(insert(_DECISIONS), values)
-
-
-def _statements(session: Session) -> Connection:
-    """Return the session's connection for direct statements, after flushing its objects."""
-    session.flush()
-    return session.connection()
-
-
-# --------------------------------------------------------------------------------------------------
-# Trials: single statements that several methods share.
-
-
-def _whole_trial(session: Session, trial_id: str) -> WholeTrial | None:
-    """Return one trial with its logs, None if it is not stored."""
-    query = (
-        select(TrialRow, CombinationRow.key)
-        .join(MemberRow, col(MemberRow.trial_sequence) == col(TrialRow.sequence))
-        .join(CombinationRow, col(CombinationRow.id) == col(MemberRow.combination_id))
-        .where(TrialRow.trial_id == trial_id, MemberRow.study_id == TrialRow.study_id)
-    )
-    found = session.exec(query).first()
-    if found is None:
-        return None
-    row, key = found
-    assert row.sequence is not None
-    return rows.whole_trial(row, key, _artefacts(session, row.sequence))
-
-
-def _artefacts(session: Session, sequence: int) -> dict[str, bytes | None]:
-    """Return all files that a trial left, by name; None for collected ones."""
-    query = (
-        select(ArtefactRow.name, BlobRow)
-        .join(BlobRow, col(BlobRow.content_hash) == col(ArtefactRow.content_hash))
-        .where(ArtefactRow.trial_sequence == sequence)
-        .order_by(col(ArtefactRow.name))
-    )
-    return {name: blobs.get(blob) for name, blob in session.exec(query)}
-
-
-# --------------------------------------------------------------------------------------------------
 # Claims, by which several commands share trials.
 #
-# **Claims.** Who wants to run a trial says how many trials of that combination it believes to be recorded
-# or running. If that is still so, the trial is its own (compare and swap); if not, somebody was faster, and
-# it looks again before it asks the search again. A claim is a lease by the database's clock: when its
-# holder dies, and nobody who knows it releases it, it lapses, and counts no longer; so does one that ends
-# later than any could, which a clock made that was set back since. A trial is recorded whether its claim
-# still stands or not: to drop results of slow trials would favour quick ones.
+# A command that wants to run a trial states how many trials of that combination it believes to be recorded
+# or running. If the number is right, the command gets the claim (compare and swap). If not, another command
+# was faster, and this one reads the new trials before it asks the search again. A claim is a lease by the
+# database's clock, so it expires if its holder dies. A claim that ends later than any lease could is
+# invalid too: it was made before the clock was set back. Trials are recorded even if their claim has
+# expired, because dropping slow trials would bias the results towards fast ones.
 
 _NAMED = 500
-"""Combinations that are asked for by name; of more, all are read."""
+"""Maximum number of combinations that a query names; for more, it reads all."""
 LONGEST_LEASE = 600.0
-"""Seconds. A claim that would stand longer was made by a clock that has been set back since."""
+"""Maximum lease in seconds. A claim that ends later was made before the clock was set back."""
 _CLOCKS: dict[str, Any] = {
     "sqlite": select_columns(literal_column("(julianday('now') - 2440587.5) * 86400.0")),
     "postgresql": select_columns(literal_column("extract(epoch FROM clock_timestamp())")),
 }
 
 
-_STANDS = _CLAIMS.c.expires_at.between(bindparam("now"), bindparam("latest"))
-"""Whether a claim counts, as a condition."""
-_CLAIMED = (
-    select_columns(_CLAIMS.c.holder, _COMBINATIONS.c.key, func.count())
-    .join(_CLAIMS, _CLAIMS.c.combination_id == _COMBINATIONS.c.id)
-    .where(_CLAIMS.c.study_id == bindparam("study"), _CLAIMS.c.holder != bindparam("holder"), _STANDS)
-    .group_by(_CLAIMS.c.holder, _COMBINATIONS.c.key)
-)
-_LAPSED = delete_rows(_CLAIMS).where(~_STANDS)
-
-
-def _stand_at(now: float) -> dict[str, float]:
-    return {"now": now, "latest": now + LONGEST_LEASE}
-
-
 def time_of_database(session: Session) -> float:
-    """Return the time by the database's clock, in seconds since 1970; clocks of hosts may differ."""
-    connection = _statements(session)
+    """Return the time of the database's clock, in seconds since 1970.
+
+    The clocks of hosts may differ.
+    """
+    connection = session.connection()
     return float(connection.execute(_CLOCKS[connection.dialect.name]).scalar_one())
 
 
-# `+ 0` keeps SQLite from using the index for GROUP BY; with it, it scans the whole study instead of
-# `id > :after`.
-_PLACE = _MEMBERS.c.combination_id + literal_column("0")
-_TAKEN = union_all(
-    select_columns(_PLACE, func.count())
-    .where(_MEMBERS.c.study_id == bindparam("study"), _MEMBERS.c.id > bindparam("after"))
-    .group_by(_PLACE),
-    select_columns(_CLAIMS.c.combination_id, func.count())
-    .where(_CLAIMS.c.study_id == bindparam("study"))
-    .group_by(_CLAIMS.c.combination_id),
-)
-
-
-def _add_claims(
-    session: Session, study_id: str, holder: str, ours: Sequence[tuple[str, int]], until: float
-) -> None:
-    """Store claims of trials, given by id and combination row, that nobody else has claimed."""
-    same = {"study_id": study_id, "holder": clean(holder), "expires_at": until}
-    values = [{"trial_id": trial_id, "combination_id": place, **same} for trial_id, place in ours]
-    _statements(session).execute(insert(_CLAIMS), values)
+def _is_valid(now: float) -> ColumnElement[bool]:
+    """Return the SQL condition for claims that are valid at the database's time `now`."""
+    return col(ClaimRow.expires_at).between(now, now + LONGEST_LEASE)
 
 
 def _taken(session: Session, study_id: str, after: int) -> Counter[int]:
-    """Count a study's trials per combination that are claimed or were added after a `sequence`."""
-    found: Counter[int] = Counter()
-    for place, number in _statements(session).execute(_TAKEN, {"study": study_id, "after": after}):
-        found[place] += number
-    return found
+    """Count for each combination of a study the trials that are claimed, or newer than `after`.
+
+    `after` is a `sequence`, the number of a trial in the order in which the study received them.
+    """
+    new = select(MemberRow.combination_id).where(MemberRow.study_id == study_id, col(MemberRow.id) > after)
+    claimed = select(ClaimRow.combination_id).where(ClaimRow.study_id == study_id)
+    return Counter([*session.exec(new), *session.exec(claimed)])
 
 
 def _kept_files(session: Session, files: Sequence[StudyFile]) -> list[dict[str, Any]]:
-    """Store files of a study; of one that holds an address with a password only the name."""
+    """Store the files of a study, and return the values that describe them.
+
+    Of a file that contains a password in an address, or is too large, only the name is stored.
+    """
     rows_of = []
     for file in files:
         text = file.content.decode("utf-8", "replace")
@@ -435,7 +295,10 @@ def _kept_files(session: Session, files: Sequence[StudyFile]) -> list[dict[str, 
 
 
 def _of_studies(session: Session) -> set[str]:
-    """Return the hashes of the contents that are files of studies, which the collector never drops."""
+    """Return the hashes of all stored contents that are files of studies.
+
+    These contents are never deleted to save space.
+    """
     found: set[str] = set()
     for files in session.exec(select(StudyRow.files)):
         entries = files if isinstance(files, list) else []
@@ -444,7 +307,9 @@ def _of_studies(session: Session) -> set[str]:
 
 
 class Store:
-    """An open results database; see the module for what it promises.
+    """An open results database, with methods to read and write studies, combinations and trials.
+
+    The docstring of this module states what these methods guarantee.
 
     Attributes:
         database: Its connections.
@@ -455,11 +320,9 @@ class Store:
     def __init__(self, database: Database) -> None:
         self.database = database
         self._local = threading.local()
-        self._places: dict[tuple[str, Combination], int] = {}
-        self._studies: set[str] = set()
 
     def close(self) -> None:
-        """Close the connections; may be called twice."""
+        """Close the connections; calling this twice is allowed."""
         self.database.engine.dispose()
 
     def __enter__(self) -> Self:
@@ -475,7 +338,10 @@ class Store:
 
     @contextlib.contextmanager
     def snapshot(self) -> Iterator[None]:
-        """Let this thread read one state of the database inside the block, even while others write."""
+        """Show this thread one unchanging state of the database during the `with` block.
+
+        Others may write meanwhile.
+        """
         if getattr(self._local, "session", None) is not None:
             yield
             return
@@ -488,7 +354,7 @@ class Store:
 
     @contextlib.contextmanager
     def reading(self) -> Iterator[Session]:
-        """Open a session for reading, or reuse the one of this thread."""
+        """Open a session for reading, or reuse the session that this thread has open."""
         if (shared := getattr(self._local, "session", None)) is not None:
             yield shared
             return
@@ -497,7 +363,7 @@ class Store:
 
     @contextlib.contextmanager
     def writing(self) -> Iterator[Session]:
-        """Open a session for writing that is committed at its end."""
+        """Open a session for writing, which is committed at the end of the `with` block."""
         with speaking(self.shown), Session(self.database.engine) as session:
             yield session
             session.commit()
@@ -520,18 +386,21 @@ class Store:
     # -- studies, and what was decided in them ---------------------------------------------------------------
 
     def find_study(self, name: str, digest: str, user: str | None = None) -> Study | None:
-        """Return the newest study with this name and digest, of one user if named, finished or not."""
+        """Return the newest study with this name and digest, finished or not; None if there is none.
+
+        If `user` is given, only studies of this user count.
+        """
         with self.reading() as session:
             row = _newest(session, name, digest, user)
             return rows.study_of(row) if row else None
 
     def open_study(self, definition: StudyDefinition, *, study_id: str | None = None) -> Study:
-        """Resume the study with this name and digest, or create one; a fresh definition always creates one.
+        """Resume the newest study with the same name and digest, or create a study if there is none.
 
-        A resumed study takes over the new definition except `exclude_newer`, which keeps its first value
-        (so that resolved versions stay the same), and `fresh`. An interrupted or failed study is opened
-        again; a finished one stays finished until `reopen`. A `study_id` names the study to resume, and ""
-        creates another one.
+        If the definition is fresh, a study is always created. A resumed study takes over the new definition
+        except `exclude_newer`, which keeps its first value (so that resolved versions stay the same), and
+        `fresh`. An interrupted or failed study is opened again; a finished one stays finished until `reopen`.
+        A `study_id` names the study to resume, and "" creates another one.
         """
         now = datetime.now(UTC)
         values = rows.definition_values(definition)
@@ -564,12 +433,12 @@ class Store:
             if definition.files is not None:
                 row.files = _kept_files(session, definition.files)
             session.flush()
-            # Read back, so that a new study and one that goes on look alike to the last digit.
+            # Read the study back, so that a new and a resumed study have exactly equal values.
             session.refresh(row)
             return rows.study_of(row)
 
     def files(self, study_id: str) -> tuple[tuple[StudyFile, ...], tuple[str, ...]]:
-        """Return the files of a study's trials, and the names of those that were not stored.
+        """Return the stored files of a study, and the names of the files that were not stored.
 
         Raises:
             StorageError: A file is damaged.
@@ -589,19 +458,19 @@ class Store:
             return tuple(found), tuple(missing)
 
     def save_verdict(self, study_id: str, verdict: VerdictDocument) -> None:
-        """Store the verdict so far, for readers of a running study."""
+        """Store the current verdict of a study, so that reports can show it while the study runs."""
         with self.writing() as session:
             row = study_row(session, study_id)
-            row.verdict, row.updated_at = rows.verdict_value(verdict), datetime.now(UTC)
+            row.verdict, row.updated_at = rows.model_value(verdict), datetime.now(UTC)
 
     def set_grid(self, study_id: str, grid: Sequence[AxisInfo]) -> None:
-        """Store new values of a study's axes, after releases were added around its answer."""
+        """Replace the stored axis values of a study, after releases were added to them."""
         with self.writing() as session:
             row = study_row(session, study_id)
             row.grid, row.updated_at = rows.grid_value(grid), datetime.now(UTC)
 
     def finish_study(self, study_id: str, status: str, verdict: VerdictDocument | None) -> None:
-        """End a study.
+        """Store that a study has ended, and how.
 
         Args:
             study_id: Id of the study.
@@ -619,16 +488,19 @@ class Store:
             row = study_row(session, study_id)
             row.status, row.finished_at, row.updated_at = ended.value, now, now
             if verdict is not None:
-                row.verdict = rows.verdict_value(verdict)
+                row.verdict = rows.model_value(verdict)
 
     def reopen(self, study_id: str) -> None:
-        """Set an ended study to open; its verdict stays until the next one."""
+        """Set the status of an ended study to open.
+
+        The verdict stays until the next one is stored.
+        """
         with self.writing() as session:
             row = study_row(session, study_id)
             row.status, row.finished_at, row.updated_at = StudyStatus.OPEN.value, None, datetime.now(UTC)
 
     def study(self, reference: str | None = None) -> Study:
-        """Return the study that a user means.
+        """Return the study that a reference names, or the newest study.
 
         Args:
             reference: An id, a unique beginning of one, or a name (its newest study); None for the newest
@@ -646,13 +518,22 @@ class Store:
             return [rows.study_of(row) for row in session.exec(query)]
 
     def record_decision(self, study_id: str, kind: str, payload: dict[str, Any]) -> None:
-        """Store a decision, so that the study can be followed later."""
+        """Store a decision of a study, so that users can see later what was decided."""
         with self.writing() as session:
-            self._check_study(session, study_id)
-            _add_decision(session, study_id, kind, payload)
+            study_row(session, study_id)
+            session.add(rows.decision_row(study_id, kind, payload))
             if kind == AMPLIFIED:
-                # It says which failure is meant.
-                self.study_trials(study_id).judge_again(session)
+                # This decision affects the target of the study.
+                self.study_trials(study_id).write_evidence(session)
+
+    def payloads(self, study_id: str, kind: str) -> list[dict[str, Any]]:
+        """Return the payloads (data) of a study's decisions of one kind, in order."""
+        return [one.payload for one in self.decisions(study_id) if one.kind == kind]
+
+    def record_if_new(self, study_id: str, kind: str, payload: dict[str, Any]) -> None:
+        """Store a decision unless the last one of its kind has the same payload."""
+        if self.payloads(study_id, kind)[-1:] != [payload]:
+            self.record_decision(study_id, kind, payload)
 
     def decisions(self, study_id: str) -> list[Decision]:
         """Return all decisions of a study, in order."""
@@ -670,13 +551,15 @@ class Store:
             query = select(LockRow.content_hash).where(col(LockRow.content_hash).in_(wanted))
             known = set(session.exec(query))
             now = datetime.now(UTC)
-            new = [lock for content_hash, lock in wanted.items() if content_hash not in known]
-            session.add_all(rows.lock_row(lock, now) for lock in new)
+            new = [rows.lock_rows(lock, now) for lock in wanted.values() if lock.content_hash not in known]
+            session.add_all(row for row, _ in new)
             session.flush()
-            session.add_all(package for lock in new for package in rows.package_rows(lock))
+            session.add_all(package for _, packages in new for package in packages)
 
     def lock(self, content_hash: str) -> Lock | None:
-        """Return a complete stored lock, None if there is none; its hash is verified.
+        """Return the stored lock with this hash, or None if there is none.
+
+        The content is checked against the hash.
 
         Raises:
             StorageError: It does not match its hash, or is no valid lock.
@@ -689,7 +572,7 @@ class Store:
             return rows.lock_of(row, list(session.exec(query)))
 
     def save_combinations(self, study_id: str, states: Iterable[CombinationState]) -> None:
-        """Store the states of combinations before anything runs.
+        """Store the combinations of a study, with their statuses, before anything runs.
 
         A combination that is saved as `unlocked`, or as `solvable` with the lock that it has, keeps its
         status and reason: findings of trials, and warnings of its environment.
@@ -697,12 +580,12 @@ class Store:
         Raises:
             ValueError: An invalid status, or a lock that is not stored.
         """
-        with self.writing() as session, constraints("a lock that is not stored"):
+        with self.writing() as session:
             study = study_row(session, study_id)
             named = [(clean(state.combination.key), state) for state in states]
             query = select(CombinationRow).where(CombinationRow.study_id == study_id)
             if len(named) <= _NAMED:
-                # The others of a large matrix would all be read for one that was locked.
+                # Do not read all combinations of a large matrix for one that was locked.
                 query = query.where(col(CombinationRow.key).in_([key for key, _ in named]))
             known = {row.key: row for row in session.exec(query)}
             locked = set()
@@ -720,16 +603,19 @@ class Store:
                 if state.lock_hash != row.lock_hash:
                     locked.add(key)
                 row.status, row.reason, row.lock_hash = status.value, public(state.reason), state.lock_hash
-            session.flush()
+            try:
+                session.flush()
+            except IntegrityError as error:
+                raise ValueError("a combination names a lock that is not stored") from error
             has_trials = select(MemberRow.id).where(MemberRow.study_id == study_id).limit(1)
             if not locked or session.exec(has_trials).first() is None:
                 return
-            # What fails in the environment of an end decides which failure is meant.
+            # Failures in the environment of a stated end determine the target of the study.
             if locked & like_ends(session, study_id, end_keys(rows.study_of(study))):
-                self.study_trials(study_id).judge_again(session)
+                self.study_trials(study_id).write_evidence(session)
 
     def set_combination(self, study_id: str, combination: Combination, status: str, reason: str) -> None:
-        """Store a combination's status after something was run; its lock stays.
+        """Update the status of a combination after a build or a trial, without changing the lock.
 
         Args:
             study_id: Id of its study.
@@ -742,11 +628,12 @@ class Store:
         """
         checked = CombinationStatus(status)
         with self.writing() as session:
-            row = combination_row(session, study_id, combination)
+            (row_id,) = self.combination_ids(session, study_id, [combination])
+            row = session.get_one(CombinationRow, row_id)
             row.status, row.reason = checked.value, public(reason)
 
     def combinations(self, study_id: str) -> list[CombinationState]:
-        """Return every combination of a study, in the order in which they were saved first."""
+        """Return every combination of a study, in the order in which they were first saved."""
         with self.reading() as session:
             query = select(CombinationRow).where(CombinationRow.study_id == study_id)
             found = [rows.combination_of(row) for row in session.exec(query.order_by(col(CombinationRow.id)))]
@@ -763,36 +650,28 @@ class Store:
 
     # -- trials ----------------------------------------------------------------------------------------------
 
-    def _check_study(self, session: Session, study_id: str) -> None:
-        """Raise an error if there is no such study; cached, because studies are never removed.
-
-        Raises:
-            ValueError: There is none.
-        """
-        if study_id not in self._studies:
-            study_row(session, study_id)
-            self._studies.add(study_id)
-
     def combination_ids(
         self, session: Session, study_id: str, combinations: Sequence[Combination]
     ) -> list[int]:
-        """Return the row ids of combinations; cached, because ids never change.
+        """Return the ids of the database rows of combinations.
 
         Raises:
             ValueError: The study does not have one of them.
         """
-        found = []
-        for combination in combinations:
-            key = (study_id, combination)
-            if key not in self._places:
-                row = combination_row(session, study_id, combination)
-                assert row.id is not None
-                self._places[key] = row.id
-            found.append(self._places[key])
-        return found
+        keys = {combination: clean(combination.key) for combination in combinations}
+        query = select(CombinationRow.key, CombinationRow.id).where(CombinationRow.study_id == study_id)
+        if len(keys) <= _NAMED:
+            query = query.where(col(CombinationRow.key).in_(keys.values()))
+        ids = dict(session.exec(query).all())
+        found = [ids.get(keys[combination]) for combination in combinations]
+        if None in found:
+            raise ValueError(f"study {study_id} has no combination {combinations[found.index(None)]}")
+        return [row_id for row_id in found if row_id is not None]
 
     def study_trials(self, study_id: str) -> StudyTrials:
-        """Return an object to read, judge and record the trials of a study; it has read none yet.
+        """Return an object that reads, judges and records the trials of a study.
+
+        It has read no trials yet.
 
         Raises:
             ValueError: There is no such study.
@@ -800,27 +679,38 @@ class Store:
         return StudyTrials(self, study_id)
 
     def trials(self, study_id: str) -> list[StoredTrial]:
-        """Return the trials of a study with their evidence, including reused ones, without logs.
+        """Return all trials of a study with their evidence, but without logs.
 
-        They are in the order in which the study received them.
+        Reused trials are included. The trials are in the order in which the study received them.
         """
         return self.study_trials(study_id).look()
 
     def target(self, study_id: str) -> Target:
-        """Return the failure that a study is about, as far as its trials show it."""
+        """Return the failure that a study looks for, as determined by its trials so far."""
         trials = self.study_trials(study_id)
         trials.look()
         return trials.target
 
     def evidence(self, trial: WholeTrial) -> Evidence:
-        """Return the evidence of a trial in the study that recorded it."""
+        """Return whether a trial is good, bad, other, skipped or void in the study that recorded it."""
         trials = self.trials(trial.study_id)
         return next(one.evidence for one in trials if one.trial_id == trial.record.trial_id)
 
     def trial(self, trial_id: str) -> WholeTrial | None:
-        """Return one trial with its logs, None if it is not stored."""
+        """Return one trial with its logs, or None if the trial is not stored."""
+        query = (
+            select(TrialRow, CombinationRow.key)
+            .join(MemberRow, col(MemberRow.trial_sequence) == col(TrialRow.sequence))
+            .join(CombinationRow, col(CombinationRow.id) == col(MemberRow.combination_id))
+            .where(TrialRow.trial_id == trial_id, MemberRow.study_id == TrialRow.study_id)
+        )
         with self.reading() as session:
-            return _whole_trial(session, trial_id)
+            found = session.exec(query).first()
+            if found is None:
+                return None
+            row, key = found
+            logs = {name: content for name, _, content in blobs.left_by(session, row)}
+            return rows.whole_trial(row, key, logs)
 
     # -- claims, and trials of other studies -----------------------------------------------------------------
 
@@ -828,51 +718,51 @@ class Store:
         self,
         study_id: str,
         holder: str,
-        wants: Sequence[Want],
+        wanted: Mapping[str, Combination],
+        believed: Mapping[Combination, int],
         *,
         lease: float,
         decision: tuple[str, dict[str, Any]] | None = None,
         after: int = 0,
     ) -> list[bool]:
-        """Claim trials before they run.
+        """Claim (reserve) trials before they run, so that no other command runs them.
 
         Args:
             study_id: Id of their study.
             holder: Id of the claiming command, unique.
-            wants: The trials, in order; each takes the earlier ones into account.
+            wanted: Id that each trial will have to its combination in the study.
+            believed: Number of trials of each combination that the command knows to be recorded or running;
+                combinations without any may be left out. Of the recorded trials, only those after `after`
+                count.
             lease: Seconds for which the claims are valid unless they are renewed, at most `LONGEST_LEASE`.
             decision: Kind and payload of a decision, stored if any trial was claimed.
             after: The `sequence` up to which the holder knows all trials: trials recorded until then are not
                 counted, neither here nor in `believed`.
 
         Returns:
-            For each trial, whether it is claimed for the holder.
+            One boolean per entry of `wanted`: True if `holder` now has the claim, False if other commands
+            have run or claimed trials of that combination that `believed` does not count.
 
         Raises:
             ValueError: The study does not have a combination.
         """
         answers = []
         with self.writing() as session:
-            self._check_study(session, study_id)
             now = time_of_database(session)
-            session.connection().execute(_LAPSED, _stand_at(now))
-            places = self.combination_ids(session, study_id, [want.combination for want in wants])
+            session.exec(delete(ClaimRow).where(~_is_valid(now)))
+            places = self.combination_ids(session, study_id, [*wanted.values()])
             taken = _taken(session, study_id, after)
-            ours: list[tuple[str, int]] = []
-            for place, want in zip(places, wants, strict=True):
-                mine = taken[place] == want.believed
-                answers.append(mine)
-                if mine:
-                    taken[place] += 1
-                    ours.append((want.trial_id, place))
-            if ours:
-                _add_claims(session, study_id, holder, ours, now + lease)
-            if decision is not None and ours:
-                _add_decision(session, study_id, *decision)
+            same: dict[str, Any] = {"study_id": study_id, "holder": clean(holder), "expires_at": now + lease}
+            for (trial_id, combination), place in zip(wanted.items(), places, strict=True):
+                answers.append(taken[place] == believed.get(combination, 0))
+                if answers[-1]:
+                    session.add(ClaimRow(trial_id=trial_id, combination_id=place, **same))
+            if decision is not None and any(answers):
+                session.add(rows.decision_row(study_id, *decision))
         return answers
 
     def renew(self, study_id: str, holder: str, running: Mapping[str, Combination], *, lease: float) -> None:
-        """Renew this holder's claims of the running trials, and drop its other claims.
+        """Extend a holder's claims of running trials, and delete the holder's other claims.
 
         Claims that expired meanwhile (the holder or its host was suspended) become valid again.
 
@@ -883,28 +773,26 @@ class Store:
             lease: Seconds from now for which the claims are valid.
         """
         with self.writing() as session:
-            now = time_of_database(session)
-            session.exec(delete(ClaimRow).where(col(ClaimRow.holder) == clean(holder)))
-            connection = _statements(session)
-            named = {"ids": [*running]}
-            connection.execute(_OF_TRIALS, named)
-            recorded = set(connection.execute(_NAMED_TRIALS, named).scalars())
-            left = {trial: place for trial, place in running.items() if trial not in recorded}
-            places = self.combination_ids(session, study_id, [*left.values()])
-            if left:
-                _add_claims(session, study_id, holder, [*zip(left, places, strict=True)], now + lease)
+            until = time_of_database(session) + lease
+            is_old = (col(ClaimRow.holder) == clean(holder)) | col(ClaimRow.trial_id).in_(running)
+            session.exec(delete(ClaimRow).where(is_old))
+            recorded = sequences_of(session, running)
+            left = [trial_id for trial_id in running if trial_id not in recorded]
+            places = self.combination_ids(session, study_id, [running[trial_id] for trial_id in left])
+            same: dict[str, Any] = {"study_id": study_id, "holder": clean(holder), "expires_at": until}
+            for trial_id, place in zip(left, places, strict=True):
+                session.add(ClaimRow(trial_id=trial_id, combination_id=place, **same))
 
     def release(self, holder: str, trial_ids: Collection[str] | None = None) -> None:
-        """Release claims of this holder: those of some trials, or all."""
+        """Delete a holder's claims of the given trials.
+
+        If `trial_ids` is None, delete all claims of the holder.
+        """
         with self.writing() as session:
             query = delete(ClaimRow).where(col(ClaimRow.holder) == clean(holder))
             if trial_ids is not None:
                 query = query.where(col(ClaimRow.trial_id).in_(trial_ids))
             session.exec(query)
-
-    def end_claims(self, session: Session, trial_ids: Sequence[str]) -> None:
-        """Remove the claims of recorded trials, in the given writing session."""
-        session.connection().execute(_OF_TRIALS, {"ids": [*trial_ids]})
 
     def claimed(self, study_id: str, holder: str) -> dict[str, Counter[Combination]]:
         """Count the trials of a study that other commands are running, by holder and combination.
@@ -915,17 +803,19 @@ class Store:
         """
         found: dict[str, Counter[Combination]] = {}
         with self.reading() as session:
-            now = time_of_database(session)
-            named = {"study": study_id, "holder": clean(holder), **_stand_at(now)}
-            for other, key, number in session.connection().execute(_CLAIMED, named):
-                combination = rows.combination_from(key, f"study {study_id}")
-                found.setdefault(other, Counter())[combination] = number
+            query = (
+                select(ClaimRow.holder, CombinationRow.key)
+                .join(CombinationRow, col(CombinationRow.id) == col(ClaimRow.combination_id))
+                .where(ClaimRow.study_id == study_id, ClaimRow.holder != clean(holder))
+            )
+            for other, key in session.exec(query.where(_is_valid(time_of_database(session)))):
+                found.setdefault(other, Counter())[rows.combination_from(key, f"study {study_id}")] += 1
         return found
 
     # -- trials of other studies ---------------------------------------------------------------------------
 
     def origins(self, study_id: str) -> list[Origin]:
-        """Return the users and studies whose trials a study reuses, the largest share first."""
+        """Return the users and studies whose trials a study reuses, those with the most trials first."""
         with self.reading() as session:
             number: Any = func.count()
             query = (
@@ -956,15 +846,35 @@ class Store:
     # -- logs and other files that trials left ---------------------------------------------------------------
 
     def collect(self, limit: int | None = None, *, dry: bool = False) -> Collected:
-        """Drop the oldest logs beyond a limit; cited logs are kept.
+        """Delete the oldest logs until the rest fits into a size limit.
+
+        Logs that verdicts cite are kept.
 
         Args:
             limit: Bytes that all logs together may take, stored for later; None uses the stored limit.
             dry: Change nothing, only compute the result.
         """
-        return collect_logs(self, limit, dry=dry)
+        with self.reading() if dry else self.writing() as session:
+            before = _stored(session)
+            limit = _limit_of(session) if limit is None else limit
+            after = before
+            of_studies = _of_studies(session)
+            cited = _blobs_of(session, _cited_trials(self, session)) if after > limit else {}
+            dropped: dict[str, int] = {}
+            for digest, size in _oldest_first(session) if after > limit else ():
+                if after <= limit:
+                    break
+                if digest not in cited and digest not in of_studies:
+                    dropped[digest] = size
+                    after -= size
+            if not dry:
+                session.merge(MetaRow(name=LOG_LIMIT, value=str(limit)))
+                for digest in dropped:
+                    row = session.get_one(BlobRow, digest)
+                    row.collected, row.data = True, None
+        return Collected(limit, before, after, len(dropped), sum(cited.values()))
 
     def logs_beyond_limit(self) -> bool:
-        """Return whether the logs take more than the limit that the database keeps."""
+        """Return whether the logs take more bytes than the limit that the database stores."""
         with self.reading() as session:
-            return stored(session) > limit_of(session)
+            return _stored(session) > _limit_of(session)

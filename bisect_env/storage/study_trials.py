@@ -1,68 +1,45 @@
 """The trials of one study as one process knows them: read, judged and recorded.
 
 A study has trials of its own and, with `reuse`, trials that other studies measured. Their facts never change.
-What they are evidence of is computed here, whenever they are read (`trials/judge.py`); the column `evidence`
-repeats it for questions in SQL and is written in the same transaction as the trials on which it depends.
+Their evidence is computed here, whenever they are read (`trials/judge.py`). The column `evidence` repeats it
+for SQL that users write, and is written in the same transaction as the trials on which it depends.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
-from sqlalchemy import bindparam, func, insert
-from sqlalchemy import select as select_columns
-from sqlalchemy import update as update_rows
+from sqlalchemy import update
 from sqlalchemy.exc import IntegrityError
-from sqlmodel import Session, col, select
+from sqlmodel import Session, col, delete, func, select
 
 from bisect_env.errors import StorageError
 from bisect_env.matrix.grid import AxisKind, Combination, Direction, Grid
 from bisect_env.matrix.signatures import read_signature
 from bisect_env.storage import blobs, rows
-from bisect_env.storage.backend import ANOTHER
 from bisect_env.storage.entries import AMPLIFIED, StoredTrial, Study
 from bisect_env.storage.tables import (
-    METADATA,
+    ArtefactRow,
     ChangedRow,
+    ClaimRow,
     CombinationRow,
     DecisionRow,
     MemberRow,
     StudyRow,
     TrialRow,
 )
-from bisect_env.storage.values import clean
+from bisect_env.storage.values import ANOTHER, clean
 from bisect_env.trials.judge import VOID, ChangedEnvironment, Judge, Places, Target, output_matches
 from bisect_env.trials.records import Evidence, Machine, Outcome, TrialRecord
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # that module imports this one
     from bisect_env.storage.store import Store
 
-_TRIALS, _MEMBERS = METADATA.tables["trials"], METADATA.tables["study_trials"]
-_NAMED = select_columns(_TRIALS.c.trial_id, _TRIALS.c.sequence).where(
-    _TRIALS.c.trial_id.in_(bindparam("ids", expanding=True))
-)
-_JUDGED = update_rows(_MEMBERS).where(_MEMBERS.c.id == bindparam("member")).values(evidence=bindparam("said"))
-_CHANGES, _STUDIES, _DECISIONS, _COMBINATIONS = (
-    METADATA.tables[name] for name in ("changed_environments", "studies", "decisions", "combinations")
-)
-_ASKED = select_columns(
-    select_columns(func.max(_CHANGES.c.id)).scalar_subquery(),
-    _STUDIES.c.grid,
-    _STUDIES.c.target,
-    select_columns(func.min(_DECISIONS.c.id))
-    .where(_DECISIONS.c.study_id == bindparam("study"), _DECISIONS.c.kind == AMPLIFIED)
-    .scalar_subquery(),
-).where(_STUDIES.c.id == bindparam("study"))
-_OF_ENDS = select_columns(_COMBINATIONS.c.lock_hash).where(
-    _COMBINATIONS.c.study_id == bindparam("study"),
-    _COMBINATIONS.c.key.in_(bindparam("ends", expanding=True)),
-)
-_LIKE_ENDS = select_columns(_COMBINATIONS.c.key).where(
-    _COMBINATIONS.c.study_id == bindparam("study"), _COMBINATIONS.c.lock_hash.in_(_OF_ENDS)
-)
+_NAMED = 500
+"""Maximum number of keys that a query names."""
 _NEVER_REUSED = VOID | {Outcome.NOT_RUNNABLE}
 """Outcomes that are a matter of the host on which they were seen."""
 
@@ -96,7 +73,7 @@ class StudyTrials:
             self._ask(session)
 
     def _ask(self, session: Session) -> None:
-        """Start again with a judge that has no trials."""
+        """Read the study again, and create a new `Judge` that knows no trials."""
         found = session.exec(select(ChangedRow).order_by(col(ChangedRow.id))).all()
         self.changes = found[-1].id or 0 if found else 0
         changed = [rows.change_of(row) for row in found]
@@ -110,25 +87,35 @@ class StudyTrials:
         self._basis_written: tuple[Target, int] | None = None
 
     def _state(self, session: Session) -> tuple[Any, ...]:
-        """Return what tells whether anything but trials has changed on which their evidence depends."""
-        connection = session.connection()
-        asked = connection.execute(_ASKED, {"study": self._study_id}).one()
-        return (*asked, *sorted(like_ends(session, self._study_id, self._ends)))
+        """Return a value that stays equal as long as the evidence of known trials stays valid."""
+        amplified = select(func.min(DecisionRow.id)).where(
+            DecisionRow.study_id == self._study_id, DecisionRow.kind == AMPLIFIED
+        )
+        query = select(
+            StudyRow.grid,
+            StudyRow.target,
+            amplified.scalar_subquery(),
+            select(func.max(ChangedRow.id)).scalar_subquery(),
+        ).where(StudyRow.id == self._study_id)
+        return (*session.exec(query).one(), *sorted(like_ends(session, self._study_id, self._ends)))
 
     @property
     def basis(self) -> tuple[Target, int]:
-        """Return the target and the number of environment changes, on which all evidence depends."""
+        """Return what determines the evidence of trials: the target, and the number of the last change.
+
+        A change is noted when files of an environment were found changed after its installation.
+        """
         return self.target, self.changes
 
     @property
     def target(self) -> Target:
-        """Return the failure that the study is about, as far as the known trials show it."""
+        """Return the failure that the study looks for, as determined by the known trials."""
         return self.judge.target
 
     def look(self) -> list[StoredTrial]:
-        """Read trials that were added since the last call.
+        """Return the trials that were added since the last call, in order.
 
-        Return them in order, with their present evidence.
+        Each trial has its present evidence.
         """
         with self._store.reading() as session:
             return self._with_evidence(self._catch_up(session))
@@ -138,9 +125,10 @@ class StudyTrials:
         return self._with_evidence(self._known)
 
     def record(self, trials: Sequence[tuple[TrialRecord, str]]) -> list[StoredTrial]:
-        """Store trials, all or none, and end their claims; they are committed when this returns.
+        """Store trials, all or none, and delete the claims of these trials.
 
-        A trial whose id is already stored is not changed.
+        When the method returns, the transaction is committed. A trial whose id is already stored is not
+        changed.
 
         Args:
             trials: Each record with its key, which is equal for equal measurements of other studies; "" if
@@ -154,16 +142,13 @@ class StudyTrials:
         """
         if not trials:
             return []
-        named = {"ids": [record.trial_id for record, _ in trials]}
+        ids = [record.trial_id for record, _ in trials]
         try:
             with self._store.writing() as session:
-                news = self._catch_up(session)
-                connection = session.connection()
-                stored = set(connection.execute(_NAMED, named).scalars())
-                new = [one for one in trials if one[0].trial_id not in stored]
-                self._insert(session, new)
-                self._store.end_claims(session, named["ids"])
-                return self._admitted(session, news)
+                stored = sequences_of(session, ids)
+                self._insert(session, [one for one in trials if one[0].trial_id not in stored])
+                session.exec(delete(ClaimRow).where(col(ClaimRow.trial_id).in_(ids)))
+                return self.write_evidence(session)
         except IntegrityError as error:
             self._begin()
             raise ValueError("a trial names a lock that is not stored") from error
@@ -172,42 +157,35 @@ class StudyTrials:
             raise
 
     def _insert(self, session: Session, new: Sequence[tuple[TrialRecord, str]]) -> None:
-        if not new:
-            return
-        connection = session.connection()
         now, rule = datetime.now(UTC), self.judge.rule
-        values = [rows.trial_values(self._study_id, record, key, now) for record, key in new]
-        connection.execute(insert(_TRIALS), values)
-        found = connection.execute(_NAMED, {"ids": [record.trial_id for record, _ in new]})
-        sequences = {row.trial_id: row.sequence for row in found}
         records = [record for record, _ in new]
+        rows_ = [rows.trial_row(self._study_id, record, key, now) for record, key in new]
+        session.add_all(rows_)
+        session.flush()
         places = self._store.combination_ids(session, self._study_id, [r.combination for r in records])
-        members = [
-            self._member(
-                sequences[record.trial_id], place, matched=output_matches(record, rule), reused=False
-            )
-            for record, place in zip(records, places, strict=True)
-        ]
-        connection.execute(insert(_MEMBERS), members)
-        _keep_artefacts(session, records, sequences)
+        for record, row, place in zip(records, rows_, places, strict=True):
+            session.add(self._member(row, place, matched=output_matches(record, rule), reused=False))
+        _keep_artefacts(session, records, rows_)
 
-    def _member(self, sequence: int, place: int, *, matched: bool, reused: bool) -> dict[str, Any]:
-        return {
-            "study_id": self._study_id,
-            "trial_sequence": sequence,
-            "combination_id": place,
-            "reused": reused,
-            "matched": matched,
-            # Known once the judge was told all that stands before it; until then nobody else sees the row.
-            "evidence": str(Evidence.VOID),
-        }
+    def _member(self, trial: TrialRow, place: int, *, matched: bool, reused: bool) -> MemberRow:
+        assert trial.sequence is not None
+        return MemberRow(
+            study_id=self._study_id,
+            trial_sequence=trial.sequence,
+            combination_id=place,
+            reused=reused,
+            matched=matched,
+            # The evidence is known once the judge has all earlier trials. Until the commit, no other process
+            # sees this row.
+            evidence=str(Evidence.VOID),
+        )
 
     # -- trials of other studies -----------------------------------------------------------------------------
 
     def reuse(
         self, keys: Mapping[str, Combination], machines: Collection[Machine], user: str | None = None
     ) -> list[StoredTrial]:
-        """Add trials that other studies recorded under the same keys on the same machines.
+        """Add trials of other studies that made the same measurement on the same kind of machine.
 
         All trials of a key are taken or none: none if logs that decide the evidence of one of them were
         collected. Infrastructure failures are left out.
@@ -221,79 +199,84 @@ class StudyTrials:
             As `record`; empty if no trial was taken.
         """
         with self._store.reading() as session:
-            if not any(self._measured(session, key, machines, user) for key in keys):
+            if not self._measured(session, keys, machines, user):
                 return []
         with self._store.writing() as session:
-            news = self._catch_up(session)
-            combinations = [*keys.values()]
+            measured = self._measured(session, keys, machines, user)
+            combinations = [keys[row.trial_key] for row, _ in measured]
             places = self._store.combination_ids(session, self._study_id, combinations)
-            members = [
-                self._member(sequence, place, matched=matched, reused=True)
-                for key, place in zip(keys, places, strict=True)
-                for sequence, matched in self._measured(session, key, machines, user)
-            ]
-            if members:
-                session.connection().execute(insert(_MEMBERS), members)
-            return self._admitted(session, news)
+            for (row, matched), place in zip(measured, places, strict=True):
+                session.add(self._member(row, place, matched=matched, reused=True))
+            return self.write_evidence(session)
 
     def _measured(
-        self, session: Session, key: str, machines: Collection[Machine], user: str | None
-    ) -> list[tuple[int, bool]]:
-        """Return number and output match of the other studies' trials with this key."""
-        if not key or key in self._incomplete:
-            return []
-        known = select(MemberRow.trial_sequence).where(MemberRow.study_id == self._study_id)
-        query = (
-            select(TrialRow)
-            .where(TrialRow.trial_key == key, TrialRow.study_id != self._study_id)
-            .where(col(TrialRow.sequence).not_in(known))
-            .order_by(col(TrialRow.sequence))
-        )
-        found: list[tuple[int, bool]] = []
-        if user is not None:
-            query = query.join(StudyRow, col(StudyRow.id) == col(TrialRow.study_id))
-            query = query.where(StudyRow.username == user)
-        for row in session.exec(query):
+        self, session: Session, keys: Iterable[str], machines: Collection[Machine], user: str | None
+    ) -> list[tuple[TrialRow, bool]]:
+        """Return the trials of other studies that have one of these keys and can be reused.
+
+        For each trial, return its row and whether its output matches the target.
+        """
+        wanted = sorted({*keys} - {"", *self._incomplete})
+        rows_: list[TrialRow] = []
+        for i in range(0, len(wanted), _NAMED):
+            known = select(MemberRow.trial_sequence).where(MemberRow.study_id == self._study_id)
+            query = select(TrialRow).where(
+                col(TrialRow.trial_key).in_(wanted[i : i + _NAMED]),
+                TrialRow.study_id != self._study_id,
+                col(TrialRow.sequence).not_in(known),
+            )
+            if user is not None:
+                query = query.join(StudyRow, col(StudyRow.id) == col(TrialRow.study_id))
+                query = query.where(StudyRow.username == user)
+            rows_ += session.exec(query)
+        found: list[tuple[TrialRow, bool]] = []
+        for row in sorted(rows_, key=lambda row: row.sequence or 0):
             if Machine(row.cpu, row.gpu_model, row.driver) not in machines or row.outcome in _NEVER_REUSED:
                 continue
-            assert row.sequence is not None
             matched = True
             if self.judge.rule.output:
                 whole = self._store.trial(row.trial_id)
                 if whole is None or whole.collected:
-                    self._incomplete.add(key)
-                    return []
+                    self._incomplete.add(row.trial_key)
+                    continue
                 matched = output_matches(whole.record, self.judge.rule)
-            found.append((row.sequence, matched))
-        return found
+            found.append((row, matched))
+        return [(row, matched) for row, matched in found if row.trial_key not in self._incomplete]
 
     # -- what both have in common ----------------------------------------------------------------------------
 
-    def admit(self, session: Session, members: Sequence[Mapping[str, Any]]) -> None:
-        """Add trials that are already stored, in the caller's writing session.
+    def write_evidence(self, session: Session) -> list[StoredTrial]:
+        """Write the evidence of all trials of the study to the database column that users query.
 
         Args:
-            session: A writing session.
-            members: `trial_sequence`, `combination_id`, `reused` and `matched` of each.
-        """
-        news = self._catch_up(session)
-        rows_ = [{**one, "study_id": self._study_id, "evidence": str(Evidence.VOID)} for one in members]
-        if rows_:
-            session.connection().execute(insert(_MEMBERS), rows_)
-        self._admitted(session, news)
+            session: A writing session, which has added trials to the study, or has changed a fact on which
+                the evidence depends.
 
-    def judge_again(self, session: Session) -> None:
-        """Write the evidence of all trials, in a writing session that changes what it depends on."""
-        self._admitted(session, self._catch_up(session))
+        Returns:
+            The trials that were not known before, in order, with their evidence.
+        """
+        session.flush()
+        new = self._with_evidence(self._catch_up(session))
+        # Stored evidence was already compared with this basis, except at the first call.
+        among = new if self.basis == self._basis_written else self.everything()
+        said = {trial.sequence: str(trial.evidence) for trial in among}
+        stale = {member: one for member, one in said.items() if self._written[member] != one}
+        if stale:
+            session.execute(update(MemberRow), [{"id": id_, "evidence": one} for id_, one in stale.items()])
+        self._written |= stale
+        self._basis_written = self.basis
+        return new
 
     def note_change(self, changed: ChangedEnvironment) -> bool:
-        """Store that an environment was changed, which makes its trials since then void in all studies.
+        """Store that the files of an environment were changed in a period.
+
+        Trials of the environment in that period become void in all studies.
 
         Args:
             changed: The environment, host and period.
 
         Returns:
-            Whether that was not known.
+            True if the change was stored now, False if the database already had it.
         """
         with self._store.writing() as session:
             here = select(ChangedRow).where(ChangedRow.lock_hash == changed.lock_hash)
@@ -306,11 +289,15 @@ class StudyTrials:
             )
             for study_id in set(session.exec(there.where(TrialRow.lock_hash == changed.lock_hash))):
                 mine = self if study_id == self._study_id else StudyTrials(self._store, study_id)
-                mine.judge_again(session)
+                mine.write_evidence(session)
         return True
 
     def _catch_up(self, session: Session) -> list[StoredTrial]:
-        """Read new trials and return them; if the question has changed, also read the known ones again."""
+        """Read the new trials of the study from the database, and return them.
+
+        If the study has changed so that evidence may be different, the known trials are read again, too, but
+        they are not returned.
+        """
         last = self.last
         if self._state(session) != self._asked:
             self._ask(session)
@@ -320,6 +307,8 @@ class StudyTrials:
             .join(CombinationRow, col(CombinationRow.id) == col(MemberRow.combination_id))
             .where(MemberRow.study_id == self._study_id, col(MemberRow.id) > self.last)
             .order_by(col(MemberRow.id))
+            # Also read new rows of this session again, to get the values as the database returns them.
+            .execution_options(populate_existing=True)
         )
         found = []
         for member, row, key in session.exec(query):
@@ -332,50 +321,41 @@ class StudyTrials:
         self._known += found
         return [trial for trial in found if trial.sequence > last]
 
-    def _admitted(self, session: Session, news: list[StoredTrial]) -> list[StoredTrial]:
-        """Write evidence where it is not what is stored; return all trials not returned before."""
-        session.flush()
-        new = self._with_evidence([*news, *self._catch_up(session)])
-        # What is stored was compared with this basis before, unless this is the first time.
-        among = new if self.basis == self._basis_written else self.everything()
-        said = {trial.sequence: str(trial.evidence) for trial in among}
-        stale = {member: one for member, one in said.items() if self._written[member] != one}
-        if stale:
-            values = [{"member": member, "said": one} for member, one in stale.items()]
-            session.connection().execute(_JUDGED, values)
-        self._written |= stale
-        self._basis_written = self.basis
-        return new
-
     def _with_evidence(self, trials: Sequence[StoredTrial]) -> list[StoredTrial]:
-        return [trial.judged(self.judge.evidence(trial, matched=trial.matched)) for trial in trials]
+        judge = self.judge
+        return [
+            dataclasses.replace(trial, evidence=judge.evidence(trial, matched=trial.matched))
+            for trial in trials
+        ]
 
 
-def _keep_artefacts(session: Session, records: Sequence[TrialRecord], sequences: Mapping[str, int]) -> None:
-    left = {record.trial_id: found for record in records if (found := rows.artefacts_of(record))}
-    if not left:
-        return
-    contents = [content for found in left.values() for content in found.values()]
-    digests = iter(blobs.put(session, contents))
-    session.connection().execute(
-        insert(METADATA.tables["artefacts"]),
-        [
-            {"trial_sequence": sequences[trial_id], "name": name, "content_hash": next(digests)}
-            for trial_id, found in left.items()
-            for name in found
-        ],
-    )
+def _keep_artefacts(session: Session, records: Sequence[TrialRecord], trials: Sequence[TrialRow]) -> None:
+    left = [
+        (row.sequence, name, content)
+        for record, row in zip(records, trials, strict=True)
+        for name, content in rows.artefacts_of(record).items()
+    ]
+    digests = blobs.put(session, [content for _, _, content in left])
+    for (sequence, name, _), digest in zip(left, digests, strict=True):
+        assert sequence is not None
+        session.add(ArtefactRow(trial_sequence=sequence, name=name, content_hash=digest))
+
+
+def sequences_of(session: Session, trial_ids: Iterable[str]) -> dict[str, int]:
+    """Return the `sequence` of each trial that the database contains, by trial id."""
+    query = select(TrialRow.trial_id, TrialRow.sequence).where(col(TrialRow.trial_id).in_([*trial_ids]))
+    return {trial_id: sequence for trial_id, sequence in session.exec(query) if sequence is not None}
 
 
 # --------------------------------------------------------------------------------------------------
-# On what the target of a study depends.
+# The facts on which the target of a study depends.
 
 
 def study_row(session: Session, study_id: str) -> StudyRow:
     """Return the row of a study.
 
     Raises:
-        StorageError: There is none: the file is damaged, or another command has deleted the study.
+        StorageError: There is no such study: the file is damaged, or another command deleted the study.
     """
     row = session.get(StudyRow, study_id)
     if row is None:
@@ -386,15 +366,24 @@ def study_row(session: Session, study_id: str) -> StudyRow:
 
 
 def end_keys(study: Study) -> list[str]:
-    """Return the keys of a study's good and bad end as they are stored; empty if it has none."""
+    """Return the stored keys of the good and the bad end of a study.
+
+    The ends are the combinations that are expected to pass and to fail. The list is empty if an end is
+    unknown.
+    """
     grid = study.grid
     return [clean(grid.combination(end).key) for end in grid.ends or ()]
 
 
 def like_ends(session: Session, study_id: str, ends: Sequence[str]) -> set[str]:
-    """Return the keys of all combinations whose lock is that of an end, including the ends themselves."""
-    named = {"study": study_id, "ends": [*ends]}
-    return set(session.connection().execute(_LIKE_ENDS, named).scalars())
+    """Return the keys of all combinations that have the same lock as one of the given ends.
+
+    These include the ends that have a lock.
+    """
+    own = CombinationRow.study_id == study_id
+    of_ends = select(CombinationRow.lock_hash).where(own, col(CombinationRow.key).in_(ends))
+    query = select(CombinationRow.key).where(own, col(CombinationRow.lock_hash).in_(of_ends))
+    return set(session.exec(query))
 
 
 def _question(session: Session, study: Study) -> tuple[Target, Places]:
@@ -407,12 +396,14 @@ def _question(session: Session, study: Study) -> tuple[Target, Places]:
         first = session.exec(decided.order_by(col(DecisionRow.id))).first()
         signature = rows.decision_of(first).payload.get("signature") if first is not None else ""
         if signature:
-            rule = Target.from_json({**rule.as_json(), "signature": read_signature(str(signature)).stored()})
+            rule = dataclasses.replace(rule, signature=read_signature(str(signature)).stored())
     return rule, places_of(study, locks)
 
 
 def places_of(study: Study, locks: Mapping[Combination, str | None]) -> Places:
-    """Return the combinations on which the target of a study can depend. Pure.
+    """Return the combinations whose trials determine which failure a study looks for.
+
+    The function only computes; it does no input or output.
 
     Args:
         study: As stored.

@@ -22,20 +22,23 @@ from sqlmodel import Field, SQLModel
 
 from bisect_env.storage.values import Bytes, UtcDateTime
 
-SCHEMA_VERSION = 3
-"""Of the tables below."""
+SCHEMA_VERSION = 4
+"""Version of the tables below."""
 
 APPLICATION_ID = 0x62656E76
-"""What SQLite's header says about whose file it is: `benv` in ASCII."""
+"""Application id in the header of SQLite files: `benv` in ASCII."""
 
 
 class _Table(SQLModel):
-    # Our own registry: an application that uses SQLModel as well must not get its tables among ours.
+    # A separate registry keeps our tables apart from those of an application that also uses SQLModel.
     metadata = MetaData()
 
 
 class MetaRow(_Table, table=True):
-    """Facts about the database itself; `schema` is its version."""
+    """A name and a value: one property of the database.
+
+    The property `schema` is the version of the schema.
+    """
 
     __tablename__ = "meta"
     name: str = Field(primary_key=True)
@@ -43,7 +46,7 @@ class MetaRow(_Table, table=True):
 
 
 class StudyRow(_Table, table=True):
-    """One matrix being answered."""
+    """A study: one matrix, its status and its verdict."""
 
     __tablename__ = "studies"
     __table_args__ = (Index("ix_studies_name_digest", "name", "digest"),)
@@ -70,7 +73,7 @@ class StudyRow(_Table, table=True):
 
 
 class LockRow(_Table, table=True):
-    """An exact environment, shared by every combination and study that it satisfies."""
+    """A locked environment, shared by all combinations and studies that resolve to it."""
 
     __tablename__ = "locks"
     content_hash: str = Field(primary_key=True, regex=r"^[0-9a-f]{64}$")
@@ -95,7 +98,7 @@ class PackageRow(_Table, table=True):
 
 
 class CombinationRow(_Table, table=True):
-    """One point of a study's matrix."""
+    """One combination of a study's matrix."""
 
     __tablename__ = "combinations"
     __table_args__ = (UniqueConstraint("study_id", "key", name="uq_combinations_study_id_key"),)
@@ -108,11 +111,11 @@ class CombinationRow(_Table, table=True):
 
 
 class TrialRow(_Table, table=True):
-    """The facts of one trial; never changed once written."""
+    """The result of one trial without its logs; never changed once written."""
 
     __tablename__ = "trials"
     __table_args__ = (
-        # For trials that were measured already.
+        # Used to find trials that other studies have measured.
         Index("ix_trials_trial_key", "trial_key", "cpu"),
         Index("ix_trials_recorded_at", "recorded_at"),
         Index("ix_trials_outcome", "outcome", "lock_hash", "gpu_model", "study_id"),
@@ -145,18 +148,18 @@ class TrialRow(_Table, table=True):
 
 
 class MemberRow(_Table, table=True):
-    """One trial of one study: its own, or one of another study that it reuses.
+    """A link between a trial and a study: the study recorded the trial, or reuses it from another study.
 
-    `evidence` follows from the facts of all trials of the study and is written with them, for questions in
-    SQL, such as lists of trials. Verdicts and reports compute it whenever they read trials.
+    `evidence` follows from the facts of all trials of the study and is written with them, for SQL that users
+    write. The program computes it whenever it reads trials.
     """
 
     __tablename__ = "study_trials"
     __table_args__ = (
         UniqueConstraint("study_id", "trial_sequence", name="uq_study_trials_study_trial"),
-        # For what has been recorded since the last look.
+        # Used to find trials that were recorded since the last look.
         Index("ix_study_trials_study_id", "study_id", "id"),
-        # For `v_combinations`.
+        # Used by `v_combinations`.
         Index("ix_study_trials_combination_evidence", "combination_id", "evidence"),
     )
     id: int | None = Field(default=None, primary_key=True)
@@ -169,7 +172,10 @@ class MemberRow(_Table, table=True):
 
 
 class ChangedRow(_Table, table=True):
-    """A time in which trials of an environment on a host say nothing, because its files were changed."""
+    """A period in which the files of an environment on a host were changed, as a database row.
+
+    Trials of that environment in the period are void.
+    """
 
     __tablename__ = "changed_environments"
     id: int | None = Field(default=None, primary_key=True)
@@ -180,7 +186,10 @@ class ChangedRow(_Table, table=True):
 
 
 class ClaimRow(_Table, table=True):
-    """A trial that a command is running; it is removed when recorded, and void when its lease is over."""
+    """A claim: the reservation of a trial by the command that runs the trial.
+
+    It is removed when the trial is recorded, and void when its lease is over.
+    """
 
     __tablename__ = "claims"
     trial_id: str = Field(primary_key=True)
@@ -191,7 +200,10 @@ class ClaimRow(_Table, table=True):
 
 
 class BlobRow(_Table, table=True):
-    """A compressed content, known by its sha256 and stored once; without `data` it was collected."""
+    """A compressed file content, identified by its sha256.
+
+    `data` is null after the content was deleted to save space.
+    """
 
     __tablename__ = "blobs"
     content_hash: str = Field(primary_key=True)
@@ -202,7 +214,10 @@ class BlobRow(_Table, table=True):
 
 
 class ArtefactRow(_Table, table=True):
-    """A file that a trial left, such as `stdout`, `stderr` or `stack`; empty ones have no row."""
+    """A file that a trial left, such as `stdout`, `stderr` or `stack`.
+
+    Empty files have no row.
+    """
 
     __tablename__ = "artefacts"
     trial_sequence: int = Field(primary_key=True, foreign_key="trials.sequence")
@@ -211,7 +226,7 @@ class ArtefactRow(_Table, table=True):
 
 
 class DecisionRow(_Table, table=True):
-    """Something that was decided during a study."""
+    """A decision that was made during a study."""
 
     __tablename__ = "decisions"
     id: int | None = Field(default=None, primary_key=True)
@@ -222,4 +237,4 @@ class DecisionRow(_Table, table=True):
 
 
 METADATA: MetaData = _Table.metadata
-"""Every table above."""
+"""Metadata of all tables above."""

@@ -1,16 +1,15 @@
 """Copies studies between databases: export into a file, import from one, and merge.
 
-What is there already stays; what is new is added; saying it twice is saying it once. A study that both know,
-because it was copied once and went on in both, gets the trials of both, and the verdict that was stored last.
-Everything is written in small transactions, so that studies which run on the target go on meanwhile. After
-a kill, the same command copies the rest.
+Existing rows are kept and new rows are added, so copying again changes nothing. If a study was continued in
+both databases, it gets the trials of both, and the verdict that was stored last. Rows are written in small
+transactions, so that studies can run on the target meanwhile. After a kill, the same command copies the
+rest.
 """
 
 from __future__ import annotations
 
-import contextlib
 import secrets
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -20,9 +19,11 @@ from sqlmodel import Session, col, select
 
 from bisect_env.errors import StorageError, UsageError
 from bisect_env.storage import blobs, rows
-from bisect_env.storage.backend import ANOTHER, Database, open_database, speaking
+from bisect_env.storage.backend import Database, speaking
+from bisect_env.storage.connecting import opened
 from bisect_env.storage.entries import CombinationStatus
 from bisect_env.storage.store import Store
+from bisect_env.storage.study_trials import sequences_of
 from bisect_env.storage.tables import (
     ArtefactRow,
     BlobRow,
@@ -35,18 +36,19 @@ from bisect_env.storage.tables import (
     StudyRow,
     TrialRow,
 )
-from bisect_env.storage.values import DamageError, shortened
+from bisect_env.storage.values import ANOTHER, DamageError, shortened
+from bisect_env.trials.records import Evidence
 
 # --------------------------------------------------------------------------------------------------
-# From one database into another: export, import and merge are one thing.
+# Copying from one database into another, for export, import and merge.
 
 _CHUNK = 300
-"""Trials of one transaction: long enough to be quick, short enough that nobody waits."""
+"""Number of trials per transaction: large enough to be fast, small enough not to block other writers."""
 
 
 @dataclass(slots=True)
 class Merged:
-    """The result of a merge.
+    """The result of copying one database into another.
 
     Attributes:
         studies: Number of studies that were read.
@@ -84,29 +86,26 @@ def merge(
     if source.shown == target.shown:
         raise UsageError(f"{source.shown} would be merged into itself", remedy="name another database")
     with speaking(source.shown), Session(source.reader) as reading:
-        copier = _Copier(reading, target)
-        wanted = _with_origins(reading, chosen)
+        copier = _Copier(source, reading, target)
+        query = select(StudyRow).order_by(col(StudyRow.created_at), col(StudyRow.id))
+        if chosen is not None:
+            query = query.where(col(StudyRow.id).in_(_with_origins(reading, chosen)))
+        studies = reading.exec(query).all()
         try:
-            copied = [study.id for study in _studies(reading, wanted) if copier.study(study)]
+            copied = [study.id for study in studies if copier.study(study)]
             copier.changes(copied)
             for study_id in copied:
                 copier.members(study_id)
         except IntegrityError as error:
-            # In a damaged file, an index may lead to a row that names a study that is not there.
+            # In a damaged file, an index may lead to a row of a study that does not exist.
             raise StorageError(
                 f"{source.shown} is damaged: {error.orig}", remedy="take it from a backup, or " + ANOTHER
             ) from error
         return copier.merged
 
 
-def _studies(reading: Session, wanted: set[str] | None) -> Iterator[StudyRow]:
-    query = select(StudyRow).order_by(col(StudyRow.created_at), col(StudyRow.id))
-    return (study for study in reading.exec(query).all() if wanted is None or study.id in wanted)
-
-
-def _with_origins(reading: Session, chosen: Sequence[str] | None) -> set[str] | None:
-    if chosen is None:
-        return None
+def _with_origins(reading: Session, chosen: Sequence[str]) -> set[str]:
+    """Return the ids of the chosen studies and of the studies whose trials they reuse."""
     query = (
         select(TrialRow.study_id)
         .join(MemberRow, col(MemberRow.trial_sequence) == col(TrialRow.sequence))
@@ -121,24 +120,24 @@ def _values(row: Any, *without: str) -> dict[str, Any]:
 
 
 class _Copier:
-    def __init__(
-        self,
-        reading: Session,
-        target: Database,
-    ) -> None:
+    def __init__(self, source: Database, reading: Session, target: Database) -> None:
+        self._shown = source.shown
         self._reading = reading
-        self._target = target
+        self._store = Store(target)
         self.merged = Merged()
 
     def study(self, study: StudyRow) -> bool:
-        """Copy a study; if its rows or locks are damaged, report it and copy nothing of it."""
+        """Copy a study, and return whether this was possible.
+
+        If its rows or locks are damaged, this is reported and nothing of the study is copied.
+        """
         try:
             self._check(study)
-        except (DamageError, StorageError) as error:
-            self.merged.damaged.append(_in_words(error))
+        except StorageError as error:
+            self.merged.damaged.append(error.what)
             return False
         self._locks(study.id)
-        with self.writing() as session:
+        with self._store.writing() as session:
             self.merged.studies += 1
             known = session.get(StudyRow, study.id)
             if known is None:
@@ -147,26 +146,18 @@ class _Copier:
             elif study.updated_at > known.updated_at:
                 for name, value in _values(study, "id").items():
                     setattr(known, name, value)
-            for file in study.files:
-                blob = self._reading.get(BlobRow, file["content_hash"]) if file["content_hash"] else None
-                if blob is not None and (content := blobs.get(blob)):
-                    blobs.put(session, [content])
-            session.flush()
+            blobs.put(session, self._contents(study))
             self._combinations(session, study.id)
             self._decisions(session, study.id)
             if known is not None:
                 session.flush()
-                Store(self._target).study_trials(study.id).judge_again(session)
-            session.commit()
+                self._store.study_trials(study.id).write_evidence(session)
         self._trials(study.id)
         return True
 
     def _check(self, study: StudyRow) -> None:
         rows.study_of(study)
-        for file in study.files:
-            blob = self._reading.get(BlobRow, file["content_hash"]) if file["content_hash"] else None
-            if blob is not None:
-                blobs.get(blob)
+        self._contents(study)
         for combination in self._reading.exec(
             select(CombinationRow).where(CombinationRow.study_id == study.id)
         ):
@@ -182,8 +173,11 @@ class _Copier:
             query = select(PackageRow).where(PackageRow.lock_hash == lock_hash)
             rows.lock_of(row, list(self._reading.exec(query)))
 
-    def writing(self) -> Session:
-        return Session(self._target.engine)
+    def _contents(self, study: StudyRow) -> list[bytes]:
+        """Return the stored contents of the files of a study."""
+        digests = [file["content_hash"] for file in study.files if file["content_hash"]]
+        found = (self._reading.get(BlobRow, digest) for digest in digests)
+        return [content for blob in found if blob is not None and (content := blobs.get(blob))]
 
     def _locks_of(self, study_id: str) -> list[str]:
         here = select(CombinationRow.lock_hash).where(CombinationRow.study_id == study_id)
@@ -193,14 +187,13 @@ class _Copier:
 
     def _locks(self, study_id: str) -> None:
         for lock_hash in self._locks_of(study_id):
-            with self.writing() as session:
+            with self._store.writing() as session:
                 if session.get(LockRow, lock_hash) is not None:
                     continue
                 session.add(LockRow(**_values(self._reading.get_one(LockRow, lock_hash))))
                 session.flush()
                 packages = select(PackageRow).where(PackageRow.lock_hash == lock_hash)
                 session.add_all(PackageRow(**_values(p)) for p in self._reading.exec(packages))
-                session.commit()
 
     def _combinations(self, session: Session, study_id: str) -> None:
         query = select(CombinationRow).where(CombinationRow.study_id == study_id)
@@ -230,10 +223,9 @@ class _Copier:
             if not found:
                 return
             last = found[-1].sequence or 0
-            with self.writing() as session:
+            with self._store.writing() as session:
                 self._chunk(session, found)
-                session.commit()
-            # What was copied need not stay in memory.
+            # Free the memory of copied rows.
             self._reading.expunge_all()
 
     def _chunk(self, session: Session, found: Sequence[TrialRow]) -> None:
@@ -247,29 +239,19 @@ class _Copier:
                 if (mine.outcome, mine.lock_hash) != (row.outcome, row.lock_hash):
                     self.merged.conflicts.append(row.trial_id)
                 continue
-            assert row.sequence is not None
-            try:
-                rows.check_trial(row)
-                left = list(self._left_by(row.sequence))
-            except (DamageError, StorageError) as error:
-                self.merged.damaged.append(_in_words(error))
-                continue
+            with speaking(self._shown):
+                try:
+                    rows.check_trial(row)
+                    left = blobs.left_by(self._reading, row)
+                except StorageError as error:
+                    self.merged.damaged.append(error.what)
+                    continue
             self.merged.new_trials += 1
             copy = TrialRow(**_values(row, "sequence"))
             session.add(copy)
             session.flush()
             assert copy.sequence is not None
             self._artefacts(session, left, copy.sequence)
-
-    def _left_by(self, sequence: int) -> Iterator[tuple[str, BlobRow, bytes | None]]:
-        """Yield name, row and content of each file that a trial left; the content's hash is verified."""
-        query = (
-            select(ArtefactRow.name, BlobRow)
-            .join(BlobRow, col(BlobRow.content_hash) == col(ArtefactRow.content_hash))
-            .where(ArtefactRow.trial_sequence == sequence)
-        )
-        for name, blob in self._reading.exec(query):
-            yield name, blob, blobs.get(blob)
 
     def _artefacts(
         self, session: Session, left: Sequence[tuple[str, BlobRow, bytes | None]], ours: int
@@ -283,27 +265,27 @@ class _Copier:
             session.add(ArtefactRow(trial_sequence=ours, name=name, content_hash=blob.content_hash))
 
     def changes(self, study_ids: Sequence[str]) -> None:
-        """Copy the known changes of environments, which make trials void here as well.
+        """Copy the records of changed environments, whose trials thus become void in the target, too.
 
         Args:
             study_ids: Studies whose locks have already been copied.
         """
         wanted = {lock_hash for study_id in study_ids for lock_hash in self._locks_of(study_id)}
-        with self.writing() as session:
+        with self._store.writing() as session:
             known = [rows.change_of(row) for row in session.exec(select(ChangedRow))]
         for row in self._reading.exec(select(ChangedRow).order_by(col(ChangedRow.id))):
             if row.lock_hash not in wanted:
                 continue
             try:
                 changed = rows.change_of(row)
-            except DamageError as error:
-                self.merged.damaged.append(_in_words(error))
+            except StorageError as error:
+                self.merged.damaged.append(error.what)
                 continue
             if changed not in known:
-                Store(self._target).study_trials(study_ids[0]).note_change(changed)
+                self._store.study_trials(study_ids[0]).note_change(changed)
 
     def members(self, study_id: str) -> None:
-        """Add to a study in the target the trials that only the source's study has."""
+        """Add trials to a study in the target that only the source's copy of the study has."""
         query = (
             select(MemberRow, TrialRow.trial_id, CombinationRow.key)
             .join(TrialRow, col(TrialRow.sequence) == col(MemberRow.trial_sequence))
@@ -312,48 +294,39 @@ class _Copier:
             .order_by(col(MemberRow.id))
         )
         there = self._reading.exec(query).all()
-        trials = Store(self._target).study_trials(study_id)
+        for member, _, _ in there:
+            rows.check_row(member, f"a trial of study {study_id}")
+        trials = self._store.study_trials(study_id)
         for i in range(0, len(there), _CHUNK):
             chunk = there[i : i + _CHUNK]
-            with self.writing() as session:
-                sequences = _sequences(session, [trial_id for _, trial_id, _ in chunk])
+            with self._store.writing() as session:
+                sequences = sequences_of(session, [trial_id for _, trial_id, _ in chunk])
                 known = select(MemberRow.trial_sequence).where(
                     MemberRow.study_id == study_id, col(MemberRow.trial_sequence).in_(sequences.values())
                 )
                 missing = {*sequences.values()} - {*session.exec(known)}
                 combinations = select(CombinationRow.key, CombinationRow.id)
-                places = dict(session.exec(combinations.where(CombinationRow.study_id == study_id)).all())
+                combinations = combinations.where(CombinationRow.study_id == study_id)
+                places = {key: id_ for key, id_ in session.exec(combinations) if id_ is not None}
                 lost = {key for _, _, key in chunk} - places.keys()
                 self.merged.damaged += [
                     f"study {study_id} has trials of a combination {shortened(key)} that it does not have"
                     for key in sorted(lost)
                 ]
-                trials.admit(
-                    session,
+                session.add_all(
                     [
-                        {
-                            "trial_sequence": sequences[trial_id],
-                            "combination_id": places[key],
-                            "reused": member.reused,
-                            "matched": member.matched,
-                        }
+                        MemberRow(
+                            **_values(member, "id", "trial_sequence", "combination_id", "evidence"),
+                            trial_sequence=sequences[trial_id],
+                            combination_id=places[key],
+                            evidence=str(Evidence.VOID),
+                        )
                         for member, trial_id, key in chunk
-                        # A trial that is damaged in the source was named and is not here.
+                        # A trial that is damaged in the source was reported and not copied.
                         if sequences.get(trial_id) in missing and key in places
-                    ],
+                    ]
                 )
-                session.commit()
-
-
-def _sequences(session: Session, trial_ids: Sequence[str]) -> dict[str, int]:
-    query = select(TrialRow.trial_id, TrialRow.sequence).where(col(TrialRow.trial_id).in_(trial_ids))
-    return {trial_id: sequence for trial_id, sequence in session.exec(query) if sequence is not None}
-
-
-def _in_words(error: DamageError | StorageError) -> str:
-    if isinstance(error, DamageError):
-        return f"{error.where}, column {error.column}: {error.why}"
-    return error.what
+                trials.write_evidence(session)
 
 
 def _is_learnt(row: CombinationRow) -> bool:
@@ -362,16 +335,6 @@ def _is_learnt(row: CombinationRow) -> bool:
 
 # --------------------------------------------------------------------------------------------------
 # Export into one file, import from one, merge with another: which databases, and how they appear.
-
-
-@contextlib.contextmanager
-def _opened(reference: str | None, *, read_only: bool) -> Iterator[Database]:
-    database = open_database(reference, read_only=read_only)
-    try:
-        with speaking(database.shown):
-            yield database
-    finally:
-        database.engine.dispose()
 
 
 def export(reference: str | None, file: Path, studies: Sequence[str] = ()) -> Merged:
@@ -395,7 +358,7 @@ def export(reference: str | None, file: Path, studies: Sequence[str] = ()) -> Me
         chosen = [store.study(one).id for one in studies] or None
     part = file.with_name(f".{file.name}.{secrets.token_hex(4)}.part")
     try:
-        with _opened(reference, read_only=True) as source, _opened(str(part), read_only=False) as target:
+        with opened(reference, read_only=True) as source, opened(str(part), read_only=False) as target:
             merged = merge(source, target, chosen)
         part.replace(file)
     except OSError as error:
@@ -409,10 +372,12 @@ def export(reference: str | None, file: Path, studies: Sequence[str] = ()) -> Me
 
 
 def merge_databases(reference: str | None, other: str) -> Merged:
-    """Add the contents of another database, which may be in use and is not changed.
+    """Add the contents of another database to this one.
+
+    The other database may be in use; it is not changed.
 
     Raises:
         StorageError: It has another schema than this release's, or cannot be read.
     """
-    with _opened(other, read_only=True) as source, _opened(reference, read_only=False) as target:
+    with opened(other, read_only=True) as source, opened(reference, read_only=False) as target:
         return merge(source, target)

@@ -7,7 +7,7 @@ import math
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from enum import StrEnum
-from typing import Any, NoReturn, TypeVar
+from typing import Any, TypeVar
 
 from sqlalchemy import DateTime, LargeBinary
 from sqlalchemy.engine import Dialect
@@ -16,11 +16,17 @@ from sqlalchemy.types import TypeDecorator
 from bisect_env.errors import StorageError
 from bisect_env.secrets import without_passwords
 
+ANOTHER = "name another database with `--db` or BISECT_ENV_DB"
+CHANGED = f"another program changed it: take it from a backup, or {ANOTHER}"
+"""Remedies, for messages."""
+
 _Member = TypeVar("_Member", bound=StrEnum)
 
 
-class DamageError(Exception):
-    """An error about a stored value with invalid content; `backend.speaking` adds the database's name.
+class DamageError(StorageError):
+    """An error that is raised when a stored value has invalid content.
+
+    `backend.speaking` adds the name of the database.
 
     Args:
         where: The row, in words: `study 1f0c…`.
@@ -29,10 +35,7 @@ class DamageError(Exception):
     """
 
     def __init__(self, where: str, column: str, why: str) -> None:
-        super().__init__(where, column, why)
-        self.where = where
-        self.column = column
-        self.why = why
+        super().__init__(f"{where}, column {column}: {why}", remedy=CHANGED)
 
 
 def shortened(value: object) -> str:
@@ -42,23 +45,19 @@ def shortened(value: object) -> str:
 
 
 def read_json(text: object) -> Any:
-    """Parse JSON from a database; return the text itself if it is invalid or cannot be written again.
+    """Parse JSON from a database; return the text itself if it is invalid.
 
-    It does not raise an error because the damaged row could not be named here: `rows.check_row` finds the
-    text.
+    JSON that could not be written again is invalid, too. The function does not raise an error because the
+    damaged row could not be named here: `rows.check_row` finds the text.
     """
     try:
         if not isinstance(text, str | bytes | bytearray):
             return text
-        value = json.loads(text, parse_constant=_refuse_constant)
+        value = json.loads(text)
         json.dumps(value, ensure_ascii=False, allow_nan=False).encode()
     except (ValueError, RecursionError):
         return text
     return value
-
-
-def _refuse_constant(text: str) -> NoReturn:
-    raise ValueError(f"{text} is not JSON")
 
 
 class Bytes(TypeDecorator[bytes]):
@@ -71,7 +70,10 @@ class Bytes(TypeDecorator[bytes]):
     cache_ok = True
 
     def result_processor(self, dialect: Dialect, coltype: object) -> Callable[[Any], Any]:
-        """Return a function that returns bytes unchanged."""
+        """Return a function that converts a value from the database to `bytes`.
+
+        Values that are no binary data stay unchanged.
+        """
         return lambda value: bytes(value) if isinstance(value, memoryview | bytearray) else value
 
 
@@ -85,10 +87,10 @@ class UtcDateTime(TypeDecorator[datetime]):
     cache_ok = True
 
     def process_bind_param(self, value: datetime | None, dialect: Dialect) -> datetime | None:
-        """Return the moment in UTC.
+        """Convert a moment to UTC, the form in which the database stores it.
 
         Raises:
-            ValueError: The time has no time zone.
+            ValueError: The moment has no time zone.
         """
         if value is None:
             return None
@@ -98,7 +100,10 @@ class UtcDateTime(TypeDecorator[datetime]):
         return value.replace(tzinfo=None) if dialect.name == "sqlite" else value
 
     def result_processor(self, dialect: Dialect, coltype: object) -> Callable[[Any], Any]:
-        """Return a function that adds the time zone to moments; other values stay unchanged."""
+        """Return a function that adds the time zone to a moment from the database.
+
+        Other values stay unchanged.
+        """
 
         def process(value: object) -> object:
             if value is None:
@@ -113,23 +118,26 @@ class UtcDateTime(TypeDecorator[datetime]):
 
 
 def clean(text: str) -> str:
-    """Return a text without NUL and lone surrogates, which databases refuse.
+    """Return a text in which characters that databases refuse are replaced.
 
-    Texts come from crashing processes and undecodable file names; a trial must not be lost because of one.
+    These characters are NUL and lone surrogates. Texts come from crashing processes and undecodable file
+    names; a trial must not be lost because of one.
     """
     return text.replace("\0", "\N{REPLACEMENT CHARACTER}").encode("utf-8", "replace").decode("utf-8")
 
 
 def public(text: str) -> str:
-    """Return a cleaned text without the passwords of addresses in it."""
+    """Return a text without the passwords in addresses, and without characters that databases refuse."""
     return clean(without_passwords(text))
 
 
 def jsonable(value: Any) -> Any:
-    """Return a value for JSON: infinite and NaN numbers become null, texts are cleaned.
+    """Convert a value to types that JSON can represent.
+
+    Infinite and NaN numbers become None. Texts are cleaned, and passwords in addresses are removed.
 
     Raises:
-        TypeError: It holds something that is no JSON value.
+        TypeError: The value contains an object that JSON cannot represent.
     """
     if value is None or isinstance(value, bool | int):
         return value
@@ -145,10 +153,10 @@ def jsonable(value: Any) -> Any:
 
 
 def member(enum: type[_Member], text: str, where: str) -> _Member:
-    """Return the member of an enumeration with a stored value.
+    """Return the member of an enumeration that has the given stored value.
 
     Raises:
-        StorageError: There is none: another program wrote it, or a newer release.
+        StorageError: No member has this value, because another program or a newer release wrote it.
     """
     try:
         return enum(text)

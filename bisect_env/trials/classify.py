@@ -1,7 +1,9 @@
-"""Classifies the end of one process from what was seen of it, by named rules in order. Pure.
+"""Derives the outcome of one process (crash, hang, pass, ...) from its exit record. Pure.
 
-The order is that of the table in `docs/outcomes.md`. Rules that read text look at the last words
-of a process that failed by itself, never at the whole output: a handled error explains nothing.
+Each rule is a function that recognises one outcome. The rules are applied in the order of the table in
+`docs/outcomes.md`, and the first rule that matches decides. Rules that search text read only the *last words*
+of a process that failed by itself: its final traceback, or the end of its output. They never read the whole
+output, because an error that the script handled earlier does not explain why the process failed.
 """
 
 from __future__ import annotations
@@ -25,33 +27,40 @@ from bisect_env.trials.tracebacks import FatalDump, Traceback, final_traceback, 
 
 @dataclass(frozen=True)
 class ExitRecord:
-    """The facts about one process that classification uses, with its parsed output.
+    """The observations about one process of a trial, such as its return code and its output.
+
+    The outcome of the process is derived from them. The traceback, the dump and the last words are parsed
+    when they are first requested, and the results are kept for every rule, the signature and the stored
+    stack.
 
     Attributes:
-        returncode: As `subprocess` gives it, negative for a signal; None when the process never started or
-            could not be ended.
-        stage: Where starting failed (`setup`, `chdir`, `exec`, `lookup`, `outside`), or "".
-        why: Why it was not started, if `errno` cannot say it.
-        timed_out: Whether the deadline passed before the process ended.
-        killed_by_us: Whether we sent a signal before it ended.
-        cpu_rate: CPUs it kept busy just before the deadline; None when not measured.
-        gpu_rate: Share of the time in which its GPUs were busy just before the deadline; None when not
-            measured.
-        oom_kills: Kills for lack of memory that the cgroup counted while it ran.
-        left_over: Number of processes that outlived it and that we ended.
-        unended: Number of processes that even SIGKILL did not end (held by a driver).
-        duration: Seconds from exec to end.
-        peak: Peak memory of the process, or of one that it waited for, in bytes; 0 when not known.
-        stdout: Kept part, decoded.
-        stderr: Kept part, decoded.
-        stacks: What the deadline's stack hook returned, or "".
-        pid: Id of the process; for a container, of the engine's client.
-        iterations: Number of iterations of the script that were begun; 1 if it is not repeated.
-        state: State of the container after its end, as the engine reported it, or "".
-        marks: Notes of the harness inside the interpreter.
-        expected: Distributions that the watched modules should have come from.
-        xids: Xids that the driver reported for the trial's GPUs while it ran.
-        disk_error: Why its file system could not be written to after it, if its output named EIO; else "".
+        returncode: Return code as in `subprocess`: negative for a signal; None if the process never started
+            or could not be ended.
+        stage: Step at which starting the process failed (`setup`, `chdir`, `exec`, `lookup`, `outside`); ""
+            if it started.
+        why: Reason why the process was not started, if `errno` cannot express it; else "".
+        errno: Error number of the system call that failed to start the process; 0 if there was none.
+        timed_out: Whether the time limit passed before the process ended.
+        killed_by_us: Whether bisect-env sent a signal to the process before it ended.
+        cpu_rate: Average number of CPUs in use just before the time limit; None if not measured.
+        gpu_rate: Share of the time (0 to 1) in which its GPUs were busy just before the time limit; None if
+            not measured.
+        oom_kills: Number of kills for lack of memory that the memory cgroup counted while the process ran.
+        left_over: Number of processes that were still running after the process ended and were then killed.
+        unended: Number of processes that survived SIGKILL (for example blocked in a driver).
+        duration: Run time in seconds.
+        peak: Peak memory in bytes of the process, or of a child that it waited for; 0 if not known.
+        stdout: Kept part of standard output, decoded.
+        stderr: Kept part of standard error, decoded.
+        stacks: Stacks that were read from the live process at the time limit, or "".
+        pid: Id of the process; for a container, the id of the engine's client process.
+        iterations: Number of iterations of the script that were begun; 1 if the script is not repeated.
+        state: State of the container after it ended, as the engine reported it; "" outside a container.
+        marks: Notes that the harness wrote inside the interpreter.
+        expected: Watched module to the distribution of the lock that should provide it.
+        xids: Xids (error codes of the NVIDIA driver) reported for the trial's GPUs while the process ran.
+        disk_error: Error of a test write to the trial's file system after the process ended; the test is made
+            only if the output named EIO. "" if there was no error or no test.
     """
 
     returncode: int | None
@@ -80,48 +89,58 @@ class ExitRecord:
 
     @property
     def signal(self) -> int:
-        """Return the signal that ended the process, or 0."""
+        """Return the number of the signal that ended the process; 0 if no signal did."""
         return -self.returncode if self.returncode is not None and self.returncode < 0 else 0
 
     @property
     def failed_alone(self) -> bool:
-        """Return whether the process ended by itself, and not with success."""
+        """Return whether the process failed (non-zero return code) before bisect-env sent it any signal."""
         return self.returncode not in (None, 0) and not self.killed_by_us
 
     @cached_property
     def traceback(self) -> Traceback | None:
-        """Return the last traceback that can explain why the process ended."""
+        """Return the last Python traceback in stderr that can explain the failure; None if there is none."""
         return final_traceback(self.stderr)
 
     @cached_property
     def dump(self) -> FatalDump | None:
-        """Return the last of faulthandler's dumps."""
+        """Return the last stack dump of `faulthandler` in stderr; None if there is none."""
         return parse_fatal_dump(self.stderr)
 
     @cached_property
     def words(self) -> str:
-        """Return the text in which a failed process explains its failure.
+        """Return the *last words* of the process: the text that most likely explains its failure.
 
-        That is its final traceback, else the end of its output. After a signal it is the output before
-        faulthandler's dump, which may be very long.
+        After a signal, these are the last lines of stderr before the dump of `faulthandler`. Otherwise they
+        are the final traceback or, without one, the last lines of stderr (of stdout if stderr is empty).
         """
         if self.signal:
-            return tail(before_dump(self.stderr), LAST_WORDS)
+            before, mark, _ = self.stderr.rpartition("Fatal Python error: ")
+            return tail(before if mark else self.stderr, LAST_WORDS)
         if self.traceback is not None:
             return self.traceback.said
         return tail(self.stderr if self.stderr.strip() else self.stdout, LAST_WORDS)
 
+    @cached_property
+    def abort_cause(self) -> str:
+        """Return the line in which a library said why it aborted the process, or "" if there is none.
+
+        An example is `double free or corruption (out)`.
+        """
+        found = _ABORT.findall(self.words) if self.signal else []
+        return str(found[-1]).strip() if found else ""
+
     @property
     def phase(self) -> Phase:
-        """Return the phase in which the process ended, or failed if it then ended in order.
+        """Return the phase of the script, such as import or teardown, in which the process failed or ended.
 
-        The phases are those of `docs/outcomes.md`: *start* until the interpreter is up, *import* while the
-        main thread imports a module for the first time, *body*, and *teardown* from the first handler of
-        `atexit` on. Waiting for threads belongs to the body.
+        The phases are those of `docs/outcomes.md`: *start* until the interpreter is running, *import* while
+        the main thread imports a module for the first time, *body* for the rest of the script (including
+        waiting for threads), and *teardown* from the first `atexit` handler on.
 
-        A mark of teardown is certain. Otherwise a stack takes precedence over a mark: the stack is that of
-        the thread that failed, whereas marks come from the main thread; after `exec` they come from the
-        replaced program.
+        There are two sources: the marks of the harness and the stacks in stderr. A mark of teardown always
+        decides. Otherwise a stack decides before a mark: the stack belongs to the thread that failed, but
+        marks describe only the main thread and, after `exec`, still the program that was replaced.
         """
         if self.signal or self.timed_out or self.returncode is None:
             if self.marks.phase is Phase.TEARDOWN:
@@ -136,20 +155,12 @@ class ExitRecord:
 
 
 # --------------------------------------------------------------------------------------------------
-# The text in which a failed process says why: the end of what it wrote, of bounded length. Pure.
+# The end of a failed process's output, of limited length, which explains the failure. Pure.
 
 LAST_WORDS = 40
-"""Lines at the end of the output in which a process without a traceback says why it fails."""
+"""Number of lines at the end of the output that are searched for the cause if there is no traceback."""
 LINE_LIMIT = 2000
-"""Characters of a line that are looked at: an endless line must not cost endless time."""
-
-
-def before_dump(stderr: str) -> str:
-    """Return the output before faulthandler's dump."""
-    before, mark, _ = stderr.rpartition("Fatal Python error: ")
-    return before if mark else stderr
-
-
+"""Number of characters of a line that are searched, so that a very long line cannot take very long."""
 _ABORT = re.compile(
     r"^(?:"
     # C++'s terminate handler; assert() in C; glibc's fortify and heap checks; Python's own fatal errors.
@@ -164,37 +175,34 @@ _ABORT = re.compile(
 )
 
 
-def abort_cause(stderr: str) -> str:
-    """Return the line in which a library explains why it called abort(), or ""."""
-    found = _ABORT.findall(tail(before_dump(stderr), LAST_WORDS))
-    return str(found[-1]).strip() if found else ""
-
-
 def tail(text: str, lines: int) -> str:
-    """Return the last lines of an output, cut to the end of each line that is too long."""
+    """Return the last `lines` lines of `text`, each shortened to its last `LINE_LIMIT` characters."""
     end = text[-lines * LINE_LIMIT :].rstrip()
     return "\n".join(line[-LINE_LIMIT:] for line in end.splitlines()[-lines:])
 
 
 # --------------------------------------------------------------------------------------------------
-# What one process did, decided from its exit record alone: named rules, first match wins.
+# The rules that derive the outcome of one process from its exit record; the first match decides.
 
 BUSY_RATE = 0.1
-"""CPUs in use before the deadline above which a hang is a busy loop; on a crowded host it gets few. Of a
-GPU, the share of time in which a kernel ran."""
+"""Threshold from which a hanging process counts as busy instead of idle, measured just before the time limit.
+
+For CPUs: the average number in use; it is low because a busy loop gets little CPU time on a crowded host. For
+GPUs: the share of the time in which a kernel ran."""
 NOTED_LEFT_OVER = "left {} running, ended"
+"""Remark in a trial's detail about processes that were still running after the script and were killed."""
 
 
 @dataclass(frozen=True, slots=True)
 class Classification:
-    """The outcome of a process, with its reason.
+    """The outcome of one process and the reason for it.
 
     Attributes:
-        outcome: The outcome.
-        detail: The reason, in one readable line.
-        phase: The phase in which it ended, as far as known.
-        code: What distinguishes failures of this outcome: the CUDA error, the signal's name, the exception or
-            the exit code; "" if nothing does.
+        outcome: Outcome of the process.
+        detail: Reason for the outcome, in one readable line.
+        phase: Phase of the script in which the process ended, if known.
+        code: Text that tells failures of the same outcome apart: the CUDA error, the signal's name, the
+            exception or the exit code; "" if the outcome needs none.
     """
 
     outcome: Outcome
@@ -204,10 +212,14 @@ class Classification:
 
 
 Rule = Callable[[ExitRecord], Classification | None]
+"""A function that returns the classification of an exit record if its condition holds, else None."""
 
 
 def signal_name(number: int) -> str:
-    """Return the name of a signal: `SIGSEGV` for 11, `signal 40` for a real-time signal."""
+    """Return the name of a signal, such as `SIGSEGV` for 11.
+
+    A signal without a name, such as a real-time signal, becomes `signal 40`.
+    """
     try:
         return signal.Signals(number).name
     except ValueError:
@@ -215,7 +227,7 @@ def signal_name(number: int) -> str:
 
 
 def harness_error(record: ExitRecord) -> Classification | None:
-    """Recognise a process that the host could not start (no memory, no descriptors), or our own failure."""
+    """Recognise a process that the host could not start (no memory, no descriptors), or an internal error."""
     if record.stage in ("setup", "chdir") or (record.stage and record.errno in _RESOURCES):
         return Classification(
             Outcome.HARNESS_ERROR, f"cannot start a process: {os.strerror(record.errno)}", Phase.START
@@ -227,14 +239,14 @@ _RESOURCES = frozenset({errno.EAGAIN, errno.ENOMEM, errno.EMFILE, errno.ENFILE, 
 
 
 def env_mismatch(record: ExitRecord) -> Classification | None:
-    """Recognise an interpreter, or an imported package, of another version than the lock."""
+    """Recognise an interpreter or an imported package whose version differs from the lock."""
     if why := mismatch(record.expected, record.marks.imported):
         return Classification(Outcome.ENV_MISMATCH, why, record.phase)
     return None
 
 
 def _named_by_cuda(record: ExitRecord, *outcomes: Outcome) -> Classification | None:
-    # A signal other than SIGABRT has its own cause; SIGABRT is how an uncaught C++ exception ends.
+    # An uncaught C++ exception may name a CUDA error and ends in SIGABRT; other signals have other causes.
     if not record.failed_alone or record.signal not in (0, signal.SIGABRT):
         return None
     error = find_cuda_error(record.words)
@@ -245,19 +257,19 @@ def _named_by_cuda(record: ExitRecord, *outcomes: Outcome) -> Classification | N
 
 
 def gpu_sick(record: ExitRecord) -> Classification | None:
-    """Recognise a sick Xid while the trial ran, however the script ended."""
+    """Recognise an Xid of sick hardware or a sick driver while the trial ran, however the script ended."""
     if sick := sorted(set(record.xids) & SICK_XIDS):
         return Classification(Outcome.GPU_LOST, described(sick), record.phase, described(sick))
     return None
 
 
 def gpu_lost(record: ExitRecord) -> Classification | None:
-    """Recognise last words that name a CUDA error of a GPU that went away or is sick."""
+    """Recognise output whose last lines name a CUDA error of a lost or defective GPU."""
     return _named_by_cuda(record, Outcome.GPU_LOST)
 
 
 def unsupported(record: ExitRecord) -> Classification | None:
-    """Recognise last words that name a CUDA error by which this driver or GPU cannot run that build."""
+    """Recognise last words that name a CUDA error saying that this driver or GPU cannot run the build."""
     return _named_by_cuda(record, Outcome.UNSUPPORTED)
 
 
@@ -267,7 +279,7 @@ def cuda_failure(record: ExitRecord) -> Classification | None:
 
 
 def killed_external(record: ExitRecord) -> Classification | None:
-    """Recognise SIGKILL or SIGTERM that we did not send, without a kill for lack of memory."""
+    """Recognise SIGKILL or SIGTERM not sent by bisect-env, without a kill for lack of memory."""
     if not record.killed_by_us and record.signal in (signal.SIGKILL, signal.SIGTERM) and not record.oom_kills:
         name = signal_name(record.signal)
         return Classification(Outcome.KILLED_EXTERNAL, f"{name}, not sent by us", record.phase)
@@ -280,13 +292,14 @@ _DISK = re.compile(
 
 _DISK_CAUSE = re.compile(r"^OSError: \[Errno (?:28|116|122)\].*", re.MULTILINE)
 IO_ERROR = re.compile(r"\[Errno 5\]|Input/output error")
-"""What a broken disk gives, and a terminal whose other end is closed, a device or a pipe just as well."""
+"""The error EIO in a text. A broken disk causes it, but also a closed terminal, a device or a pipe."""
 
 
 def disk_full(record: ExitRecord) -> Classification | None:
     """Recognise ENOSPC, EDQUOT or ESTALE in the final exception, one that led to it, or the last three lines.
 
-    EIO alone says nothing of a disk: then nothing can be written where the trial ran.
+    EIO can have other causes than a disk. It counts only if a test write to the trial's file system failed
+    afterwards (`ExitRecord.disk_error`).
     """
     if not record.failed_alone:
         return None
@@ -299,7 +312,7 @@ def disk_full(record: ExitRecord) -> Classification | None:
 
 
 def skip(record: ExitRecord) -> Classification | None:
-    """Exit code 125, as in git: the script says that nothing can be learnt here."""
+    """Recognise exit code 125, with which a script asks to skip the combination, as in `git bisect run`."""
     if record.failed_alone and record.returncode == 125:
         return Classification(Outcome.SKIP, "exit code 125", record.phase)
     return None
@@ -310,18 +323,18 @@ _NO_SCRIPT = re.compile(
 )
 _SYNTAX = re.compile(r"(?:SyntaxError|IndentationError|TabError)\b.*")
 _ENCODING = re.compile(r"SyntaxError: (?:Non-(?:UTF-8|ASCII) \w+ |encoding problem: |unknown encoding: ).*")
-"""Of a script that could not even be read, for which no place in it is given."""
+"""A syntax error about the encoding of the script, for which Python reports no line of the script."""
 _LOADER = re.compile(r"symbol lookup error:.*|error while loading shared libraries:.*")
 
 
 def not_runnable(record: ExitRecord) -> Classification | None:
-    """Recognise a missing command or script, or a host's; no permission, 126, 127, its own syntax error."""
+    """Recognise a command that is missing, forbidden or the host's, 126, 127, or a script's syntax error."""
     if record.stage:
         why = "command not found" if record.stage == "lookup" else os.strerror(record.errno)
         why = record.why or why
         return Classification(Outcome.NOT_RUNNABLE, f"cannot execute the command: {why}", Phase.START)
     if not record.failed_alone or _LOADER.search(tail(record.stderr, 3)):
-        return None  # the dynamic loader exits with 127 too: that is an import that fails
+        return None  # the dynamic loader exits with 127 as well, but that is an import error
     if record.returncode in (126, 127):
         return Classification(Outcome.NOT_RUNNABLE, f"exit code {record.returncode}", Phase.START)
     return _script_unusable(record)
@@ -330,8 +343,8 @@ def not_runnable(record: ExitRecord) -> Classification | None:
 def _script_unusable(record: ExitRecord) -> Classification | None:
     if record.returncode in (1, 2) and (match := _NO_SCRIPT.search(tail(record.stderr, 3))):
         return Classification(Outcome.NOT_RUNNABLE, match[0], Phase.START)
-    # The script's own syntax error has no "Traceback" line: no frame had been entered. One in an imported
-    # module has.
+    # A syntax error of the script itself is printed without a "Traceback" line, because no frame was entered.
+    # A syntax error of an imported module is printed with that line.
     lines = tail(record.stderr, LAST_WORDS).splitlines()
     if record.returncode == 1 and lines and (match := _SYNTAX.match(lines[-1])):
         is_placed = any(line.startswith('  File "') for line in lines) or _ENCODING.match(lines[-1])
@@ -341,19 +354,19 @@ def _script_unusable(record: ExitRecord) -> Classification | None:
 
 
 def host_oom(record: ExitRecord) -> Classification | None:
-    """Recognise SIGKILL not by us (137 from a shell) while the cgroup counted a kill for lack of memory."""
+    """Recognise SIGKILL by the kernel (137 from a shell): the cgroup counted a kill for lack of memory."""
     killed = record.signal == signal.SIGKILL or record.returncode == 128 + signal.SIGKILL
     if killed and not record.killed_by_us and record.oom_kills:
         detail = "killed by the kernel for lack of memory"
         if record.peak:
-            # With several trials at once it tells who had it.
+            # If several trials ran at once, this shows which of them used the memory.
             detail += f", of which it had {record.peak / 1e6:.0f} MB"
         return Classification(Outcome.HOST_OOM, detail, record.phase)
     return None
 
 
 def hang(record: ExitRecord) -> Classification | None:
-    """Recognise a time limit that passed; idle, busy-cpu or busy-gpu by what was used just before."""
+    """Recognise a passed time limit; `idle`, `busy-cpu` or `busy-gpu` by the use of CPU and GPU before it."""
     if not record.timed_out:
         return None
     detail = f"hang ({_hang_kind(record)}) at the deadline"
@@ -363,7 +376,7 @@ def hang(record: ExitRecord) -> Classification | None:
 
 
 def _hang_kind(record: ExitRecord) -> str:
-    # The GPU first: a thread that waits for a kernel may do so by polling, and keeps a CPU busy.
+    # Check the GPU first: a thread that waits for a GPU kernel by polling keeps a CPU busy, too.
     if record.gpu_rate is not None and record.gpu_rate >= BUSY_RATE:
         return "busy-gpu"
     if record.cpu_rate is None:
@@ -372,19 +385,19 @@ def _hang_kind(record: ExitRecord) -> str:
 
 
 def crash(record: ExitRecord) -> Classification | None:
-    """Recognise an end by a signal that no process sent; SIGABRT with the C library's or C++'s reason."""
+    """Recognise death by a signal that bisect-env did not send; SIGABRT with the reason that was printed."""
     if not record.signal or record.killed_by_us:
         return None
     name = signal_name(record.signal)
     where = "" if record.phase is Phase.UNKNOWN else f" in {record.phase}"
-    cause = abort_cause(record.stderr) if record.signal == signal.SIGABRT else ""
+    cause = record.abort_cause if record.signal == signal.SIGABRT else ""
     return Classification(
         Outcome.CRASH, f"{name}{where}" + (f": {cause}" if cause else ""), record.phase, name
     )
 
 
 def import_error(record: ExitRecord) -> Classification | None:
-    """Recognise ImportError, a symbol that the loader does not find, or any exception during an import."""
+    """Recognise ImportError, a symbol that the loader cannot find, or any exception during an import."""
     if not record.failed_alone or record.signal:
         return None
     traceback = record.traceback
@@ -392,7 +405,7 @@ def import_error(record: ExitRecord) -> Classification | None:
         why = match[0]
     elif record.returncode == 1 and traceback is not None and _is_import_failure(traceback):
         why = _one_line(traceback)
-    # `python -m` says it without a traceback.
+    # `python -m` reports a missing module without a traceback.
     elif record.returncode == 1 and (match := _NO_MODULE.search(tail(record.stderr, 1))):
         why = match[1]
     elif match := _COLLECTING.search(record.stdout):
@@ -415,7 +428,7 @@ def _is_import_failure(traceback: Traceback) -> bool:
 
 
 def exit_fail(record: ExitRecord) -> Classification | None:
-    """Recognise any other exit code or exception; above 128 with a note that a shell reports signals so."""
+    """Recognise any other exit code or exception; codes above 128 get a note, as shells report signals so."""
     if record.returncode is None or record.returncode <= 0:
         return None
     traceback = record.traceback
@@ -423,13 +436,16 @@ def exit_fail(record: ExitRecord) -> Classification | None:
         return Classification(Outcome.EXIT_FAIL, _one_line(traceback), record.phase, _failure_code(record))
     detail = f"exit code {record.returncode}"
     if 128 < record.returncode <= 128 + signal.NSIG:
-        # What a shell makes of its child's signal; `exit(139)` looks the same, so it is not called a crash.
+        # A shell whose child died of signal 11 exits with 139, but so does `exit(139)`: no proof of a crash.
         detail += f" (a shell reports {signal_name(record.returncode - 128)} so)"
     return Classification(Outcome.EXIT_FAIL, detail, record.phase, _failure_code(record))
 
 
 def _failure_code(record: ExitRecord) -> str:
-    """Return the exception that ended the process, else its exit code."""
+    """Return the name of the exception that ended the process, or its exit code as text.
+
+    The exit code is returned if there is no traceback, or if the code is not 1.
+    """
     if record.returncode == 1 and record.traceback is not None:
         return record.traceback.exception
     return str(record.returncode)
@@ -460,11 +476,16 @@ RULES: tuple[Rule, ...] = (
     exit_fail,
     passed,
 )
-"""In order of precedence. CUDA failures stand before crashes because an abort that names one is one."""
+"""All rules in order of precedence. `cuda_failure` precedes `crash`: an abort that names a CUDA error is a
+CUDA failure."""
 
 
 def classify(record: ExitRecord) -> Classification:
-    """Return the outcome of a process; every record has one."""
+    """Apply all rules to a process in order, and return the result of the first rule that matches.
+
+    If no rule matches, the outcome is `harness-error`. Remarks about processes killed for lack of memory and
+    about processes left running are appended to the detail.
+    """
     answers = (answer for rule in RULES if (answer := rule(record)) is not None)
     unknown = Classification(Outcome.HARNESS_ERROR, "the process ended in a way that no rule knows")
     found = next(answers, unknown)
@@ -473,7 +494,7 @@ def classify(record: ExitRecord) -> Classification:
 
 def _notes(found: Classification, record: ExitRecord) -> list[str]:
     notes = []
-    # The kernel may have killed a child of the script, which then failed for that reason, or a neighbour.
+    # The kernel may have killed a child of the script, which made the script fail, or an unrelated process.
     if record.oom_kills and record.returncode != 0 and found.outcome is not Outcome.HOST_OOM:
         notes.append(f"the kernel killed {_processes(record.oom_kills)} for lack of memory meanwhile")
     if record.left_over and not record.killed_by_us:

@@ -1,4 +1,8 @@
-"""Keeps the core files of trials that are run for diagnosis, and has debuggers read them."""
+"""Finds the core files (memory images of crashed processes) of trials and reads their stacks with debuggers.
+
+Only trials that are run for diagnosis (`Debug`) leave core files. CPU cores are read by gdb and py-spy, GPU
+cores by cuda-gdb.
+"""
 
 from __future__ import annotations
 
@@ -12,16 +16,16 @@ from pathlib import Path
 
 from bisect_env.trials import stacks
 from bisect_env.trials.classify import ExitRecord
-from bisect_env.trials.stacks import find_tool, go_on, is_stopped, live_stacks, run_tool, with_gdb
+from bisect_env.trials.stacks import find_tool, live_stacks, look_at, run_tool, with_gdb
 
 # --------------------------------------------------------------------------------------------------
-# Core files: where this host leaves them, and what gdb and py-spy read in them.
+# Core files: where this host writes them, and the stacks that gdb and py-spy read from them.
 
 PATTERN = Path("/proc/sys/kernel/core_pattern")
 _JOURNAL_WAIT = 10.0
-"""Seconds for systemd-coredump, which writes after the process has gone."""
+"""Seconds to wait for systemd-coredump, which writes the core after the process has ended."""
 _GDB_LIMIT = 120.0
-"""Seconds for gdb: a process with CUDA has hundreds of libraries whose symbols it reads."""
+"""Time limit for a debugger in seconds, which reads the symbols of hundreds of libraries if CUDA is used."""
 _MARK = "=== all threads\n"
 _SHOW = (
     "-ex",
@@ -37,17 +41,18 @@ _LIBRARY = re.compile(r"/lib(?:64)?/python\d[\d.]*/|^<frozen ")
 _ALLOCATOR = re.compile(
     r"^_*(?:GI_+)?(?:(?:libc_|int_)?(?:free|malloc|realloc|calloc)|malloc_consolidate|unlink_chunk)$"
 )
-"""Functions of malloc: where they find the heap damaged, their caller is of interest."""
+"""Functions of the allocator. If one of them finds the heap damaged, its caller is the guilty frame."""
 
 
 @dataclass(frozen=True, slots=True)
 class Autopsy:
-    """The stacks that a debugger read from a core file.
+    """The stacks of a crashed process, as read by a debugger.
 
     Attributes:
-        guilty: The innermost native frame of the thread that crashed, without the frames of dying itself.
-        python: The innermost Python frame of that thread.
-        text: All threads, with Python and native frames.
+        guilty: Innermost native frame of the thread that crashed, without the frames of signal handling,
+            `abort()` and the allocator; "" if not known.
+        python: Innermost Python frame of the thread that crashed; "" if not known.
+        text: Python and native frames of all threads.
     """
 
     guilty: str = ""
@@ -56,14 +61,21 @@ class Autopsy:
 
     @property
     def sentence(self) -> str:
-        """Return a sentence that names the guilty frame; "" if no tool could read the core."""
+        """Return text that names the function at fault and its Python caller; "" if neither is known."""
         if not self.guilty:
             return f"guilty frame: {self.python}" if self.python else ""
         return f"guilty frame: {self.guilty}" + (f", called from {self.python}" if self.python else "")
 
 
 def core_names(pattern: str, pid: int) -> list[str]:
-    """Return globs for the names that a `core_pattern` may give a core, most exact first. Pure."""
+    """Return glob patterns for the possible names of a process's core file, the most exact first.
+
+    The function only computes; it does no input or output.
+
+    Args:
+        pattern: The kernel's `core_pattern`, such as `core.%p`.
+        pid: Id of the process that crashed.
+    """
 
     def value(match: re.Match[str]) -> str:
         letter = match[1]
@@ -74,9 +86,15 @@ def core_names(pattern: str, pid: int) -> list[str]:
 
 
 def find_core(work: Path, pid: int, pattern: str | None = None) -> tuple[Path | None, str]:
-    """Return the core file of a process, or the reason why there is none.
+    """Find the core file of a crashed process, or the reason why there is none.
 
-    `pattern` is a `core_pattern`; if it is None, this host's is read.
+    Args:
+        work: Working directory of the process.
+        pid: Id of the process.
+        pattern: The kernel's `core_pattern`; if None, the pattern of this host is read.
+
+    Returns:
+        The path of the core file and "", or None and the reason why there is no core file.
     """
     if pattern is None:
         try:
@@ -109,17 +127,20 @@ def _of_journal(work: Path, pid: int, pattern: str) -> tuple[Path | None, str]:
 
 
 def read_core(core: Path, program: str) -> Autopsy:
-    """Read a core file with the debuggers that are installed."""
+    """Read the stacks of a crashed program from its core file with gdb and py-spy.
+
+    A tool that is not installed is skipped; the text says so.
+    """
     native, first, tid = _with_gdb(core, program)
     python, frame = _with_py_spy(core, tid)
     return Autopsy(first, frame, "\n\n".join(part for part in (python, native) if part))
 
 
 def under_gdb() -> tuple[str, ...] | None:
-    """Return the gdb command that runs a program and prints the stacks at a signal; None without gdb.
+    """Return the command prefix that runs a program in gdb and prints the stacks when a signal arrives.
 
-    It is meant for hosts that leave no core file. Under gdb a program runs slower, and its threads are
-    scheduled differently.
+    Use it on hosts that write no core files. In gdb a program runs slower, and its threads are scheduled
+    differently. Return None if gdb is not installed.
     """
     gdb = find_tool("gdb")
     if gdb is None:
@@ -128,7 +149,12 @@ def under_gdb() -> tuple[str, ...] | None:
 
 
 def of_gdb(stdout: str) -> Autopsy:
-    """Read the stacks that gdb printed for a program that it ran; empty if no signal came. Pure."""
+    """Parse the output of a program that ran under gdb, and return the stacks of its crash.
+
+    The program must have been started with the command of `under_gdb`.
+
+    The result is empty if gdb reported no signal. The function only computes; it does no input or output.
+    """
     at = stdout.find("received signal")
     if at < 0:
         return Autopsy()
@@ -137,7 +163,10 @@ def of_gdb(stdout: str) -> Autopsy:
 
 
 def _with_gdb(core: Path, program: str) -> tuple[str, str, int | None]:
-    """Return all threads as text, the guilty frame, and the id of the thread that crashed."""
+    """Read a core file with gdb; return all stacks as text, the frame at fault and the crashed thread's id.
+
+    For the frame at fault, see `guilty_frame`.
+    """
     gdb = find_tool("gdb")
     if gdb is None:
         return "native frames: gdb is not on this machine", "", None
@@ -150,22 +179,30 @@ def _with_gdb(core: Path, program: str) -> tuple[str, str, int | None]:
 
 
 def guilty_frame(backtrace: str) -> str:
-    """Return the innermost failing frame of gdb's backtrace outside of malloc; "" if none is known. Pure."""
+    """Return the innermost frame of a gdb backtrace, not counting signal handling and memory allocation.
+
+    Return "" if there is no such frame, or gdb could not name it. The function only computes; it does no
+    input or output.
+    """
     for frame in stacks.failing_frames(backtrace):
         if not _ALLOCATOR.match(frame.function):
-            # Nothing is known of a container whose libraries are not on this host.
+            # gdb cannot name frames of a container whose libraries are not on this host.
             return "" if str(frame) == "??" else str(frame)
     return ""
 
 
 def _with_py_spy(core: Path, tid: int | None) -> tuple[str, str]:
-    """Return the Python frames of all threads as text, and the innermost frame of one thread."""
+    """Read a core file with py-spy; return all Python stacks as text, and the frame that crashed.
+
+    The frame is the innermost one of the thread that crashed. `tid` is the id of the thread that crashed;
+    None if not known. The second value is "" without that thread.
+    """
     tool = find_tool("py-spy")
     if tool is None:
         return "Python frames: py-spy is not on this machine", ""
     said = run_tool([tool, "dump", "--json", "--core", str(core)], _GDB_LIMIT)
     try:
-        # It tells of the core in a line of its own before.
+        # py-spy prints a line about the core before the JSON.
         found = stacks.of_py_spy(json.loads(said.text[said.text.index("[") :]))
     except (ValueError, KeyError):
         return f"Python frames: py-spy: {said.why or 'none'}", ""
@@ -178,7 +215,10 @@ def _with_py_spy(core: Path, tid: int | None) -> tuple[str, str]:
 
 
 def called_from(thread: stacks.Thread) -> str:
-    """Return a thread's innermost Python frame and, if it differs, the innermost frame of the user's code."""
+    """Return a thread's innermost Python frame as text; "" if it has no Python frames.
+
+    If that frame is in a library, the innermost frame of the user's code is added after `, from`.
+    """
     frames = [frame for frame in thread.frames if not frame.native]
     own = next((frame for frame in frames if not _LIBRARY.search(frame.file)), None)
     innermost = str(frames[0]) if frames else ""
@@ -186,13 +226,19 @@ def called_from(thread: stacks.Thread) -> str:
 
 
 def _thread(found: Sequence[stacks.Thread], tid: int | None) -> stacks.Thread | None:
-    """Return the thread with this id or, if there is no id, the only thread; else None."""
+    """Return the thread with the id `tid`, or None if there is no such thread.
+
+    If `tid` is None, return the only thread, or None if there are several.
+    """
     named = [thread for thread in found if thread.tid == tid]
     return named[0] if named else found[0] if tid is None and len(found) == 1 else None
 
 
 def read_gpu_core(core: Path) -> tuple[str, str]:
-    """Return cuda-gdb's output for a GPU core, and a sentence that sums it up; both "" without cuda-gdb."""
+    """Read a GPU core file with cuda-gdb; return the output and a one-line summary.
+
+    The summary is that of `of_cuda_gdb`. Output and summary are "" if cuda-gdb is not installed.
+    """
     tool = find_tool("cuda-gdb") or shutil.which("cuda-gdb", path="/usr/local/cuda/bin")
     if tool is None:
         return "", ""
@@ -201,11 +247,14 @@ def read_gpu_core(core: Path) -> tuple[str, str]:
 
 
 def of_cuda_gdb(text: str) -> str:
-    """Return the error on the GPU and its place from cuda-gdb's output; "" if there is none. Pure."""
+    """Return a summary of cuda-gdb's output: the CUDA exception and the function where it happened.
+
+    Return "" if the output names no exception. The function only computes; it does no input or output.
+    """
     error = re.search(r"^CUDA Exception: (.+)$", text, re.MULTILINE)
     if error is None:
         return ""
-    # Cores without the GPU's memory have no frames, but name the function.
+    # Cores written without the GPU's memory have no frames, but name the function.
     frame = re.search(r"^#0\s+(?:0x[0-9a-f]+ in )?(.+)$", text, re.MULTILINE) or re.search(
         r"^The exception was triggered at PC 0x[0-9a-f]+[ \t]+(\S.*)$", text, re.MULTILINE
     )
@@ -218,7 +267,7 @@ def of_cuda_gdb(text: str) -> str:
 
 @dataclass(slots=True)
 class Debug:
-    """A debugger of one trial that keeps its findings in a directory.
+    """A collector of the stacks and core files of one trial, which saves them in a directory.
 
     Attributes:
         autopsy: Stacks from the core file, if there was one.
@@ -232,16 +281,17 @@ class Debug:
     notes: list[str] = field(default_factory=list)
 
     def on_deadline(self, pid: int) -> str:
-        """Return the stacks of a hanging process; gdb's stacks are kept in a file as well."""
+        """Return the stacks of a process that has reached its time limit.
+
+        If gdb is installed and these stacks are not from gdb, its stacks are also written to `gdb.txt` in
+        `keep`.
+        """
         text = live_stacks(pid)
         gdb = find_tool("gdb")
         if gdb is None:
             self.notes.append("gdb is not on this machine: no native stacks by it")
         elif "by gdb:" not in text:
-            stopped = is_stopped(pid)
-            said = with_gdb(gdb, pid)
-            if not stopped:
-                go_on(pid)
+            said = look_at(with_gdb, gdb, pid)
             if said.ok:
                 (self.keep / "gdb.txt").write_text(said.text, "utf-8")
             else:
@@ -249,7 +299,14 @@ class Debug:
         return text
 
     def after(self, record: ExitRecord, work: Path, program: str) -> None:
-        """Collect and read the core files that a process left in its directory."""
+        """Move the core files of an ended process to `keep` and read their stacks.
+
+        Args:
+            record: Exit record of the process. A CPU core is looked for only if it died of a signal that
+                bisect-env did not send.
+            work: Working directory of the process.
+            program: Program that the process ran, from which gdb reads symbols.
+        """
         for path in work.glob("*.nvcudmp"):
             kept = self.keep / path.name
             shutil.move(path, kept)

@@ -1,4 +1,4 @@
-"""CUDA errors and Xids of the driver, and what each says about a failure."""
+"""Tables of CUDA errors and of Xids (error codes of the NVIDIA driver), with the outcomes that they imply."""
 
 from __future__ import annotations
 
@@ -11,12 +11,18 @@ from pathlib import Path
 from bisect_env.trials.records import Outcome
 
 # --------------------------------------------------------------------------------------------------
-# Tables that `tools/gpu_tables.py` writes from NVIDIA's sources, in the folder beside this module.
+# Tables in `trials/tables/`, which `tools/gpu_tables.py` generates from NVIDIA's sources.
 
 
 @dataclass(frozen=True, slots=True)
 class ErrorTable:
-    """One table of GPU errors, with its source."""
+    """A table of GPU errors, and the source from which the table was taken.
+
+    Attributes:
+        source: Where the table was taken from.
+        read: When and how it was read.
+        rows: Rows of the table; each maps column names to values.
+    """
 
     source: str
     read: str
@@ -30,19 +36,21 @@ def _load(name: str) -> ErrorTable:
 
 
 # --------------------------------------------------------------------------------------------------
-# CUDA's errors by number, name and text, as far as they say what a failure was.
+# CUDA errors by number, name and text; only those that imply an outcome.
 #
-# They are read from a table that is generated from the CUDA runtime itself (`tables/cuda_errors.csv`);
-# earlier releases differ in no entry used here. What each means for a trial is `docs/outcomes.md`.
+# They are read from `tables/cuda_errors.csv`, which is generated from the CUDA runtime itself. The entries
+# used here are equal in earlier releases. `docs/outcomes.md` explains the outcomes.
 
 
 @dataclass(frozen=True, slots=True)
 class CudaError:
-    """One CUDA error.
+    """A CUDA error, and the outcome of a process that ends with this error.
 
     Attributes:
-        number: Its number, the same in the runtime and in the driver.
-        driver: Name in the driver API, "" if it has none.
+        number: Error number, equal in the runtime API and the driver API.
+        runtime: Name in the runtime API, such as `cudaErrorMemoryAllocation`.
+        driver: Name in the driver API, such as `CUDA_ERROR_OUT_OF_MEMORY`; "" if it has none.
+        text: Description by the CUDA runtime, such as `out of memory`.
         outcome: Outcome of a process that ends with this error.
     """
 
@@ -59,13 +67,13 @@ CUDA_ERRORS = tuple(
     for row in CUDA_TABLE.rows
     if row["outcome"]
 )
-"""In numerical order."""
+"""All CUDA errors that imply an outcome, in numerical order."""
 
 _BY_NUMBER = {error.number: error for error in CUDA_ERRORS}
 _BY_NAME = {name: error for error in CUDA_ERRORS for name in (error.runtime, error.driver) if name}
 
 _PHRASES: tuple[tuple[str, int], ...] = (
-    # What libraries say in words of their own, and the error that it stands for.
+    # Messages with which libraries replace CUDA's own, and the number of the error that each means.
     ("Cannot re-initialize CUDA in forked subprocess", 3),
     ("torch.OutOfMemoryError", 2),
     ("torch.cuda.OutOfMemoryError", 2),
@@ -83,7 +91,7 @@ _PATTERN = re.compile(
         (
             r"\b(?P<name>cudaError[A-Z]\w*|CUDA_ERROR_[A-Z_]+)\b",
             r"(?P<phrase>" + "|".join(re.escape(phrase) for phrase, _ in _PHRASES) + ")",
-            # torch, thrust, ggml: the text alone, after the word CUDA in the same line.
+            # torch, thrust and ggml print only the text, after the word CUDA in the same line.
             r"\b(?i:cuda)\b[^\n]{0,200}?(?P<text>" + "|".join(re.escape(e.text) for e in CUDA_ERRORS) + ")",
             r"\b(?i:cuda) (?i:(?:runtime |driver )?(?:api )?error)(?: code)?[ :=(#]+(?P<number>\d+)\b",
             # numba: CudaAPIError: [700] Call to cuMemcpyDtoH results in …
@@ -96,13 +104,14 @@ _BY_TEXT = {error.text: error for error in CUDA_ERRORS}
 
 
 def find_cuda_error(text: str) -> CudaError | None:
-    """Return the first error of the table that a text names.
+    """Return the first CUDA error that a text mentions, or None if the text mentions none.
 
-    Later ones do not count: a destructor that meets the broken context afterwards repeats the error.
+    An error can be mentioned by its name, its description or its number. Later errors are ignored, because
+    they are often consequences: a destructor that uses the broken CUDA context fails again.
 
     Args:
-        text: The last words of a process that failed. Do not pass its whole output: an error that was handled
-            long before the end does not explain the failure.
+        text: The last words of a process that failed (`ExitRecord.words`). Do not pass its whole output: an
+            error that was handled long before the end does not explain the failure.
     """
     for match in _PATTERN.finditer(text):
         number = match["number"] or match["numba"]
@@ -118,35 +127,23 @@ def find_cuda_error(text: str) -> CudaError | None:
 
 
 # --------------------------------------------------------------------------------------------------
-# Xids by number: what the driver reports of a GPU, and what that says of the trial that ran on it.
-
-
-@dataclass(frozen=True, slots=True)
-class Xid:
-    """One kind of error report of the GPU driver.
-
-    Attributes:
-        sick: Whether hardware, driver or firmware is at fault, so that no trial on that GPU is evidence.
-            Otherwise a program's own fault can cause it.
-    """
-
-    number: int
-    sick: bool
-    description: str
+# Xids by number: error codes that the driver reports for a GPU, and whether they make a trial void.
 
 
 XID_TABLE = _load("xids")
-XIDS = {
-    int(row["number"]): Xid(int(row["number"]), row["meaning"] == "sick", row["description"])
-    for row in XID_TABLE.rows
-}
-SICK_XIDS = frozenset(number for number, xid in XIDS.items() if xid.sick)
+XIDS = {int(row["number"]): row["description"] for row in XID_TABLE.rows}
+"""Number of each Xid to NVIDIA's short description."""
+SICK_XIDS = frozenset(int(row["number"]) for row in XID_TABLE.rows if row["meaning"] == "sick")
+"""Xids for which the hardware, the driver or the firmware is at fault, so that trials on that GPU are no
+evidence. A fault of the program can cause the other Xids."""
 
 
 def described(numbers: Iterable[int]) -> str:
-    """Return Xids with their descriptions, each once: `Xid 31 (GPU memory page fault), 45 (...)`."""
+    """Return text that lists Xids with descriptions, such as `Xid 31 (GPU memory page fault), 45 (...)`.
+
+    An Xid is an error code of the NVIDIA driver. Each Xid is listed once. Return "" if `numbers` is empty.
+    """
     words = [
-        f"{number} ({XIDS[number].description})" if number in XIDS else str(number)
-        for number in dict.fromkeys(numbers)
+        f"{number} ({XIDS[number]})" if number in XIDS else str(number) for number in dict.fromkeys(numbers)
     ]
     return f"Xid {', '.join(words)}" if words else ""

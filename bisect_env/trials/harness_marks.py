@@ -1,4 +1,7 @@
-"""Reads what the harness in a trial noted: progress, imports and iterations."""
+"""Installs the harness into a trial and reads its notes: phases, imports and iterations.
+
+The *harness* is a small `sitecustomize.py` that runs inside the script's interpreter.
+"""
 
 from __future__ import annotations
 
@@ -17,10 +20,10 @@ from bisect_env.matrix.interpreter import is_python, python_options
 from bisect_env.trials.records import Phase
 
 # --------------------------------------------------------------------------------------------------
-# How far a trial's interpreter came, and what it imported: the harness's side in the worker.
+# The worker's side of the harness: which phase the interpreter reached, and what it imported.
 #
-# `harness/sitecustomize.py` runs inside the interpreter and leaves marks in a file; this module decides
-# where it can run, puts it there, and reads what it left.
+# `harness/sitecustomize.py` runs inside the interpreter and writes marks to a file. This module decides
+# whether it can run in a command, installs it, and reads the file.
 
 HARNESS_SOURCE = Path(__file__).parent / "harness" / "sitecustomize.py"
 MARKS = "BISECT_ENV_HARNESS_MARKS"
@@ -29,7 +32,7 @@ PYTHONPATH = "BISECT_ENV_HARNESS_PYTHONPATH"
 GC = "BISECT_ENV_HARNESS_GC"
 LINGER = "BISECT_ENV_HARNESS_LINGER"
 NOTES_LIMIT = 200_000
-"""Bytes read of what the harness left."""
+"""Maximum number of bytes that are read from the file of the harness."""
 
 _PHASES = {
     "S": Phase.START,
@@ -38,10 +41,9 @@ _PHASES = {
     "T": Phase.TEARDOWN,
     "F": Phase.TEARDOWN,
 }
-_SHEBANG = re.compile(rb"#!\s*(?:/\S*/env\s+)?(?P<program>\S+)\s*$")
 _UNWATCHED = frozenset("EISiv")
-"""Options under which the interpreter reads no PYTHONPATH, runs no `site`, waits for input or tells of every
-import: the harness cannot run there, or would be seen."""
+"""Interpreter options with which the harness cannot run (no PYTHONPATH, no `site`), or would change the
+output (`-i` and `-v`, which print every import)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +52,8 @@ class Imported:
 
     Attributes:
         module: Name of the imported module.
-        stated: Its `__version__`, "" if it states none.
+        stated: Its `__version__`; "" if it has none.
+        file: File from which the module was imported.
     """
 
     module: str
@@ -60,12 +63,14 @@ class Imported:
 
 @dataclass(frozen=True, slots=True)
 class Marks:
-    """The notes of the harness.
+    """What was observed inside the interpreter during one run of a script.
+
+    The harness, which is code that the interpreter runs before the script, noted this in a file.
 
     Attributes:
-        phase: The last phase that began; unknown if no harness ran, or it could not write marks.
-        finished: Whether the handlers of `atexit` have finished.
-        imported: The watched packages that were imported, `python` itself first.
+        phase: Last phase that began; unknown if the harness did not run or could not write.
+        finished: Whether all `atexit` handlers had finished.
+        imported: Watched modules that were imported; the first entry is `python` itself.
     """
 
     phase: Phase = Phase.UNKNOWN
@@ -77,7 +82,10 @@ NO_MARKS = Marks()
 
 
 def is_watched(program: str, arguments: Sequence[str], env: Mapping[str, str], cwd: Path) -> bool:
-    """Return whether a command starts a Python in which the harness can run without changing the output."""
+    """Return whether a command starts a Python interpreter in which the harness can observe the script.
+
+    Return False if options of Python would keep the harness from being loaded, or show it in the output.
+    """
     if env.get("PYTHONVERBOSE") or env.get("PYTHONPROFILEIMPORTTIME") or env.get("PYTHONINSPECT"):
         return False
     if not is_python(program):
@@ -90,38 +98,41 @@ def is_watched(program: str, arguments: Sequence[str], env: Mapping[str, str], c
     )
 
 
-def _is_python_script(path: Path) -> bool:
+def interpreter_line(path: Path) -> list[str]:
+    """Return the words after `#!` in the first line of a script; an empty list if there is no such line."""
     try:
         with path.open("rb") as stream:
             first = stream.readline(512)
     except OSError:
-        return False
-    match = _SHEBANG.match(first)
-    return match is not None and is_python(os.fsdecode(match["program"]))
+        return []
+    return os.fsdecode(first[2:]).split() if first.startswith(b"#!") else []
 
 
-@functools.cache
-def _source() -> bytes:
-    return HARNESS_SOURCE.read_bytes()
+def _is_python_script(path: Path) -> bool:
+    words = interpreter_line(path)
+    if len(words) > 1 and words[0].startswith("/") and words[0].endswith("/env"):
+        words = words[1:]
+    return len(words) == 1 and is_python(words[0])
 
 
 def install(
     directory: Path, env: Mapping[str, str], modules: Collection[str], *, gc_threshold: int = 0
 ) -> tuple[dict[str, str], Path]:
-    """Put the harness into a trial's directory.
+    """Write the harness into a trial's directory; return environment variables that make Python load it.
 
     Args:
-        directory: A writable directory; the harness is put into `harness` there.
-        env: The child's environment without the harness.
-        modules: Names of modules to watch for.
-        gc_threshold: First threshold of the garbage collector at the script's start; 0 keeps the default.
+        directory: Writable directory; the harness goes into its new subdirectory `harness`.
+        env: Environment variables of the script without the harness.
+        modules: Names of the modules whose import the harness notes.
+        gc_threshold: First threshold of Python's garbage collector at the start of the script; 0 keeps the
+            default.
 
     Returns:
-        The environment with the harness, and the file for `read_marks`.
+        The environment variables with the harness, and the file to pass to `read_marks` after the trial.
     """
     place = directory / "harness"
     place.mkdir()
-    (place / "sitecustomize.py").write_bytes(_source())
+    (place / "sitecustomize.py").write_bytes(HARNESS_SOURCE.read_bytes())
     marks = place / "marks"
     marks.write_bytes(b"S\n")
     changed = dict(env)
@@ -136,7 +147,7 @@ def install(
 
 
 def read_marks(path: Path) -> Marks:
-    """Read the notes of the harness; they are empty if the script removed the file."""
+    """Read the notes of the harness from a file; return `NO_MARKS` if the script removed the file."""
     try:
         with path.open("rb") as stream:
             text = stream.read(NOTES_LIMIT).decode("utf-8", "replace")
@@ -150,27 +161,29 @@ def read_marks(path: Path) -> Marks:
 
 
 # --------------------------------------------------------------------------------------------------
-# Whether the packages that a script really imported are those of the lock.
+# Comparison of the packages that a script really imported with the lock.
 
 MODULES_EACH = 6
-"""Modules of one distribution that are looked for; some install hundreds side by side."""
+"""Maximum number of watched modules per distribution; some distributions install hundreds."""
 _KEPT = 64
-"""Environments whose modules a worker remembers."""
+"""Number of environments whose modules are cached."""
 _INFO = re.compile(r"(?P<name>.+?)-(?P<version>[^-]+)\.dist-info")
 _MODULE_FILE = re.compile(r"(?P<name>[A-Za-z_]\w*)(?:\.py|\.(?:cpython|abi3)[^/]*\.so|\.so)")
 _SHARED_NAMES = frozenset(
     {"test", "tests", "testing", "doc", "docs", "example", "examples", "benchmarks", "src"}
 )
-"""Names that carelessly packed distributions install and that a script's own directory has as well."""
+"""Module names that are not watched: some distributions install them by mistake, and a script's own directory
+often has them, too."""
 
 
 @dataclass(frozen=True, slots=True)
 class LockedDistribution:
-    """A distribution of a lock that can be imported.
+    """A distribution (package) of a lock whose modules a script can import.
 
     Attributes:
         name: Normalised PyPI name; `python` for the interpreter.
-        version: Exact version; for Python, as much of it as was requested.
+        version: Exact version; for Python, the requested part, such as `3.11`.
+        cuda: Whether the lock has a CUDA build of the distribution.
     """
 
     name: str
@@ -180,11 +193,12 @@ class LockedDistribution:
 
 @dataclass(frozen=True, slots=True)
 class Expected:
-    """The distribution that importing a module should give.
+    """The distribution (package) in the lock that should provide a module.
 
     Attributes:
-        site: Directory of the distribution in the prefix, "" for the interpreter.
-        installed: Version in the metadata in that directory.
+        locked: The distribution in the lock.
+        site: Site directory of the prefix in which it is installed; "" for the interpreter.
+        installed: Version in the metadata in that directory; "" for the interpreter.
     """
 
     locked: LockedDistribution
@@ -194,7 +208,15 @@ class Expected:
 
 @functools.lru_cache(_KEPT)
 def expected_imports(prefix: Path, locked: tuple[LockedDistribution, ...]) -> Mapping[str, Expected]:
-    """Return the modules of an environment by name, as its distributions list them. Runs no code of it."""
+    """Map the name of each module to watch to the distribution that should provide this module.
+
+    The result is cached. Module names are read from the `RECORD` files of the distributions; no code of the
+    environment is run.
+
+    Args:
+        prefix: Directory of the environment.
+        locked: Distributions of the lock; others are left out.
+    """
     by_name = {one.name: one for one in locked}
     found = {"python": Expected(by_name["python"])} if "python" in by_name else {}
     for site in sorted(prefix.glob("lib/python*/site-packages")):
@@ -209,7 +231,10 @@ def expected_imports(prefix: Path, locked: tuple[LockedDistribution, ...]) -> Ma
 
 
 def _modules(record: Path) -> list[str]:
-    """Return the outermost packages and modules of a distribution that contain code."""
+    """Return the names of the top-level modules in a `RECORD` file, at most `MODULES_EACH`.
+
+    A package without `__init__.py` is replaced by its outermost subpackages that have one.
+    """
     try:
         with record.open(encoding="utf-8", errors="replace", newline="") as stream:
             names = set(_named(row[0] for row in csv.reader(stream) if row))
@@ -235,7 +260,15 @@ def _named(paths: Iterable[str]) -> Iterator[str]:
 
 
 def imported_versions(expected: Mapping[str, Expected], imported: Iterable[Imported]) -> dict[str, str]:
-    """Map each distribution to the version that the script imported. Pure."""
+    """Map the name of each imported distribution to its version.
+
+    The version is `unknown` for a module from outside the prefix that has no `__version__`. The function only
+    computes; it does no input or output.
+
+    Args:
+        expected: Module to the distribution that should provide it (see `expected_imports`).
+        imported: Modules that the harness noted.
+    """
     versions: dict[str, str] = {}
     for one in imported:
         if (wanted := expected.get(one.module)) is not None:
@@ -246,16 +279,21 @@ def imported_versions(expected: Mapping[str, Expected], imported: Iterable[Impor
 def _version(wanted: Expected, one: Imported) -> str:
     if not wanted.site or not _is_inside(wanted, one):
         return one.stated or "unknown"
-    # torch 2.4.0 states 2.4.0+cu121, which tells more; what states another version has not been kept up.
+    # Prefer a more exact `__version__`: torch 2.4.0 states 2.4.0+cu121. A different one is out of date.
     return one.stated if _same_public(one.stated, wanted.installed) else wanted.installed
 
 
 def mismatch(expected: Mapping[str, Expected], imported: Iterable[Imported]) -> str:
-    """Return one line on imports that differ from the lock; "" if none does. Pure.
+    """Return one line that lists the imports whose version differs from the lock; "" if there are none.
 
-    A module from the prefix has the version in the metadata beside it, regardless of its `__version__`. A
-    module from elsewhere counts only if it states another version: the standard library has modules that
-    share their names with backports.
+    For a module in the prefix, the version in the distribution's metadata is compared, not `__version__`. A
+    module from elsewhere differs only if its `__version__` does; without one it is accepted, because some
+    modules of the standard library share their names with backports. The function only computes; it does no
+    input or output.
+
+    Args:
+        expected: Module to the distribution that should provide it (see `expected_imports`).
+        imported: Modules that the harness noted.
     """
     said = []
     for one in imported:
@@ -297,20 +335,25 @@ def _same_public(one: str, other: str) -> bool:
 
 
 # --------------------------------------------------------------------------------------------------
-# Running a script several times within one process: how it is asked for, and what it notes.
+# Running a script several times within one process.
 
 REPEAT_SOURCE = Path(__file__).parent / "harness" / "repeat.py"
 NOTES = "bodies"
 
 
 def repeated(arguments: Sequence[str], count: int, place: Path) -> tuple[list[str], Path]:
-    """Return arguments for the interpreter that run the script several times.
+    """Return interpreter arguments that run the same script several times in one process.
+
+    Args:
+        arguments: Arguments of the interpreter, such as `["script.py", "--fast"]`.
+        count: How often to run the script.
+        place: Writable directory; the runner script goes into its new subdirectory `repeat`.
 
     Returns:
-        The arguments, and the file for `iterations_begun`.
+        The new arguments, and the file to pass to `iterations_begun` after the trial.
 
     Raises:
-        ValueError: This command cannot be repeated.
+        ValueError: The arguments name no Python script that could be repeated.
     """
     options = python_options(arguments)
     if options is None or (end := options.end) is None:
@@ -324,7 +367,10 @@ def repeated(arguments: Sequence[str], count: int, place: Path) -> tuple[list[st
 
 
 def iterations_begun(notes: Path) -> int:
-    """Return how many iterations were begun; 0 if the interpreter did not get that far."""
+    """Return how many iterations of a repeated script have begun.
+
+    The number is 0 if the interpreter failed before the first iteration.
+    """
     try:
         return int(notes.read_text("utf-8"))
     except (OSError, ValueError):

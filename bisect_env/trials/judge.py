@@ -1,8 +1,11 @@
-"""Decides what each trial is evidence of, and which failure a study is about. Pure.
+"""Derives the evidence of each trial (good, bad, other, skip, void) and the target of a study. Pure.
 
-A trial's facts are stored once and never change. Its evidence follows from the facts and the target of the
-study, and so does the target itself, where the matrix does not state one. Both are computed whenever they are
-read: when another trial shows which failure is meant, nothing that is stored has to be corrected.
+The *target* is the failure that a study looks for. The *bad end* is the combination that the user says fails,
+the *good end* the one that passes.
+
+The facts of a trial are stored once and never change. Evidence is not stored: it is computed from the facts
+and the target whenever it is read. The target itself, if the matrix does not fix it, is computed from the
+trials. So nothing stored has to be corrected when a later trial changes the target.
 """
 
 from __future__ import annotations
@@ -13,7 +16,9 @@ from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
-from typing import Any
+from typing import Annotated, Any
+
+from pydantic import AfterValidator, PlainSerializer, TypeAdapter
 
 from bisect_env.matrix.grid import Combination
 from bisect_env.matrix.signatures import FROM_BAD_END, read_signature
@@ -23,7 +28,7 @@ from bisect_env.trials.signature import matches
 DEFAULT_OUTCOMES = frozenset(
     {Outcome.CRASH, Outcome.HANG, Outcome.CUDA_FAULT, Outcome.IMPORT_ERROR, Outcome.EXIT_FAIL}
 )
-"""Outcomes that a study looks for when its matrix does not name any."""
+"""Outcomes that count as the target if the matrix names none."""
 
 VOID = frozenset(
     {
@@ -31,7 +36,7 @@ VOID = frozenset(
         *(Outcome.KILLED_EXTERNAL, Outcome.DISK_FULL, Outcome.HOST_OOM),
     }
 )
-"""Failures of the infrastructure."""
+"""Outcomes caused by the infrastructure (host, worker, GPU, disk); such a trial is void and is run again."""
 
 SKIPPED = frozenset(
     {
@@ -39,79 +44,87 @@ SKIPPED = frozenset(
         *(Outcome.UNSUPPORTED, Outcome.SKIP, Outcome.NOT_RUNNABLE),
     }
 )
-"""Properties of a combination at which nothing can be learnt. `not-runnable` in every combination stops the
-study, which the engine checks; in some (a syntax that Python 3.6 does not know) it is this."""
+"""Outcomes that show that a combination cannot be tested; it gets no more trials.
+
+`not-runnable` belongs here because it can concern only some combinations (a syntax that Python 3.6 does not
+know). If every combination is `not-runnable`, the engine stops the study."""
 
 NEVER_TARGET = (VOID - {Outcome.HOST_OOM}) | SKIPPED
-"""Outcomes that no matrix can look for: they say nothing about the script."""
+"""Outcomes that a matrix cannot name as its target, because they say nothing about the script."""
 
 ENOUGH = 3
-"""Failures at each of two combinations before their kinds are taken for two problems."""
+"""Number of failures needed at each of two combinations to conclude that they have different problems."""
 
 
 # --------------------------------------------------------------------------------------------------
 # One trial.
 
 
+_SORTED = PlainSerializer(sorted)
+"""Makes equal sets equal in JSON, too."""
+
+
+def _as_stored(signature: str) -> str:
+    return signature if signature in ("", FROM_BAD_END) else read_signature(signature).stored()
+
+
 @dataclass(frozen=True, slots=True)
 class Target:
-    """The failure that a study is about; an empty set of details matches any.
+    """The conditions that a trial must meet to count as the failure that a study looks for.
 
     Attributes:
-        outcomes: Outcomes that can be the target.
-        signals: Signals that count, for crashes.
-        exit_codes: Exit codes that count, for `exit-fail`.
-        output: Regular expressions, one of which stdout or stderr must contain.
-        signature: The signature that a failure must match, as stored; `from-bad-end` while the bad end has
-            not failed yet; "" where any will do.
+        outcomes: Outcomes that a trial may have.
+        signals: Signals of which a crash may have died; empty allows all.
+        exit_codes: Exit codes that an `exit-fail` may have; empty allows all.
+        output: Regular expressions, at least one of which must match in stdout or stderr; empty sets no
+            condition.
+        signature: Stored signature that the failure must match. `from-bad-end` means the signature of the
+            first failure at the bad end, which is not known yet. "" sets no condition.
     """
 
-    outcomes: frozenset[Outcome] = DEFAULT_OUTCOMES
-    signals: frozenset[int] = frozenset()
-    exit_codes: frozenset[int] = frozenset()
+    outcomes: Annotated[frozenset[Outcome], _SORTED] = DEFAULT_OUTCOMES
+    signals: Annotated[frozenset[int], _SORTED] = frozenset()
+    exit_codes: Annotated[frozenset[int], _SORTED] = frozenset()
     output: tuple[str, ...] = ()
-    signature: str = ""
+    signature: Annotated[str, AfterValidator(_as_stored)] = ""
 
     @property
     def is_open(self) -> bool:
-        """Return whether the signature is not known yet."""
+        """Return whether the target still lacks its signature.
+
+        The signature is that of the first failure at the bad end, which has not failed yet.
+        """
         return self.signature == FROM_BAD_END
 
     @property
     def any_signature(self) -> Target:
-        """Return the same target without the condition on the signature."""
+        """Return a copy of the target that accepts failures with any signature."""
         return replace(self, signature="")
 
     def as_json(self) -> dict[str, Any]:
-        """Return the target as a JSON object."""
-        return {
-            "outcomes": sorted(map(str, self.outcomes)),
-            "signals": sorted(self.signals),
-            "exit_codes": sorted(self.exit_codes),
-            "output": list(self.output),
-            "signature": self.signature,
-        }
+        """Return the target as a dict that can be stored as JSON."""
+        found: dict[str, Any] = TARGET.dump_python(self, mode="json")
+        return found
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Target:
-        """Read what `as_json` returned; missing keys have their defaults.
+        """Build a target from the result of `as_json`; missing keys get their defaults.
 
         Raises:
-            ValueError: A name or number is none that `as_json` returns.
-            TypeError: A value has another type.
+            ValueError: A value is not valid.
         """
-        signature = data.get("signature", "")
-        return cls(
-            outcomes=frozenset(Outcome(name) for name in data.get("outcomes", DEFAULT_OUTCOMES)),
-            signals=frozenset(int(number) for number in data.get("signals", ())),
-            exit_codes=frozenset(int(number) for number in data.get("exit_codes", ())),
-            output=tuple(str(pattern) for pattern in data.get("output", ())),
-            signature=signature if signature in ("", FROM_BAD_END) else read_signature(signature).stored(),
-        )
+        return TARGET.validate_python(data)
+
+
+TARGET = TypeAdapter(Target)
+"""Converter between targets and the JSON objects that are stored."""
 
 
 def output_matches(record: TrialRecord, target: Target) -> bool:
-    """Return whether a trial's output contains what the target asks for."""
+    """Return whether stdout or stderr matches at least one pattern in `target.output`.
+
+    Return True if there are no patterns.
+    """
     return not target.output or any(
         re.search(pattern, text, re.MULTILINE)
         for pattern in target.output
@@ -120,13 +133,18 @@ def output_matches(record: TrialRecord, target: Target) -> bool:
 
 
 def judge(facts: TrialFacts, target: Target, *, matched: bool, repeated: bool = False) -> Evidence:
-    """Return the evidence of a trial in a study with this target.
+    """Return what one trial means in a study: good, bad, other, skip or void.
+
+    A failure that meets all conditions of the target is bad, a pass is good, and any other failure is other,
+    void or skip, depending on its outcome. While the target is open (see `Target.is_open`), a failure that
+    meets the remaining conditions is other.
 
     Args:
-        facts: The facts of the trial.
-        target: The failure that the study is about.
-        matched: Whether the output contains the target's pattern (`output_matches`).
-        repeated: Whether its combination had failed to initialise CUDA before; the first time is void.
+        facts: Facts of the trial.
+        target: Failure that the study looks for.
+        matched: Whether the output matches a pattern of the target (see `output_matches`).
+        repeated: Whether an earlier trial of the combination failed to initialise CUDA, too. The first such
+            failure is void.
     """
     outcome = facts.outcome
     if outcome is Outcome.CUDA_INIT and not repeated:
@@ -144,7 +162,10 @@ def judge(facts: TrialFacts, target: Target, *, matched: bool, repeated: bool = 
 
 
 def judge_alone(record: TrialRecord, target: Target) -> Evidence:
-    """Return the evidence of a trial outside of a study; an open target accepts any signature."""
+    """Return what a trial that belongs to no study means: good, bad, other, skip or void.
+
+    If the target needs the signature of the bad end, any signature is accepted, because there is no bad end.
+    """
     known = target.any_signature if target.is_open else target
     return judge(record, known, matched=output_matches(record, known), repeated=True)
 
@@ -162,13 +183,15 @@ def _has_details(facts: TrialFacts, target: Target) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class ChangedEnvironment:
-    """A period in which trials of an environment on a host are void because its files were changed.
+    """A period in which the files of an environment on one host were changed.
+
+    Trials that ran in this environment during the period are void.
 
     Attributes:
-        lock_hash: Lock of the environment.
-        host: The host.
-        since: When its files were last seen unchanged, UTC.
-        until: When the change was seen, UTC.
+        lock_hash: Hash of the environment's lock.
+        host: Name of the host.
+        since: UTC time of the last check that found the files unchanged.
+        until: UTC time of the check that found the change.
     """
 
     lock_hash: str
@@ -177,23 +200,26 @@ class ChangedEnvironment:
     until: datetime
 
     def covers(self, facts: TrialFacts) -> bool:
-        """Return whether a trial ran in that period, in that environment and on that host."""
+        """Return whether a trial ran in this environment on this host during the period.
+
+        A trial that ran partly in the period counts, too.
+        """
         same = (facts.lock_hash, facts.host) == (self.lock_hash, self.host)
-        # What began earlier ran on after the last good look, and may have met the changed files.
+        # A trial that began before `since` but was still running then may have used changed files.
         until_last_look = (self.since - facts.started_at).total_seconds()
         return same and facts.started_at <= self.until and facts.duration >= until_last_look
 
 
 @dataclass(frozen=True, slots=True)
 class Places:
-    """The combinations of a study on which its target can depend.
+    """The combinations of versions whose trials determine which failure a study looks for.
 
     Attributes:
-        good: The good end, stated or given by the directions, with all combinations that are the same
-            measurement; empty if there is none.
-        bad: The bad end, with all combinations that are the same measurement; empty if there is none.
-        line: Position of each combination along the only axis with several values, counted from the bad end
-            towards the good one; empty if several axes vary, or the values have no order.
+        good: The good end (stated by the user or implied by the directions of the axes) and all combinations
+            whose trials count as trials of it; empty if there is no good end.
+        bad: The bad end and all combinations whose trials count as trials of it; empty without a bad end.
+        line: Combination to its position along the only axis with several values, counted from the bad end
+            towards the good end. Empty if several axes vary, or if the values have no order.
     """
 
     good: frozenset[Combination] = frozenset()
@@ -203,12 +229,15 @@ class Places:
 
 @dataclass(slots=True)
 class Behaviour:
-    """Counts and signatures of one combination's trials, regardless of the target's signature.
+    """The counts of passes and failures of one combination, and the kinds of its failures.
+
+    A failure counts if it meets all conditions of the target except the one on the signature.
 
     Attributes:
         failures: Number of failures.
         passes: Number of passes.
-        kinds: Kind of failure to the first signature of that kind; failures without a signature have none.
+        kinds: Kind of each failure with a signature, such as `crash:SIGSEGV`, to the first signature of that
+            kind.
         unsigned: Number of failures without a signature.
     """
 
@@ -220,15 +249,15 @@ class Behaviour:
 
 @dataclass(frozen=True, slots=True)
 class TwoProblems:
-    """Two combinations that always fail, in ways that have nothing in common.
+    """Two combinations that failed in all of their trials, but in different ways.
 
     Attributes:
-        bad: The bad end, whose failure is the target.
-        signature: Its signature, as stored.
+        bad: The bad end, whose failure becomes the target.
+        signature: Stored signature of the failure at `bad`.
         other: The other combination.
-        other_kind: Kind of its failure.
-        lacking: How many more failures of each of the two are needed to count them as two problems; empty
-            once they count.
+        other_kind: Kind of the failure at `other`.
+        lacking: Combination to the number of further failures that are needed there before the two failures
+            are treated as different problems; empty if none are needed.
     """
 
     bad: Combination
@@ -239,14 +268,18 @@ class TwoProblems:
 
 
 class Judge:
-    """A judge of a study's trials, which derives their evidence and the target of the study.
+    """The trials of one study, with methods that tell which are good, bad, other, skipped or void.
 
-    Evidence depends on all trials added so far: request it again after `target` has changed.
+    The *target* is the failure that the study is about; the *evidence* says whether a trial counts as good,
+    bad, other, void or skipped for it.
+
+    The target can change with each added trial. After it has changed, request the evidence of all trials
+    again.
 
     Args:
-        rule: The target that the matrix states.
-        places: The combinations on which the target can depend.
-        changed: Environments whose files changed while trials used them.
+        rule: Target that the matrix states.
+        places: Combinations whose trials can determine the target.
+        changed: Periods in which the files of an environment were changed; trials in them are void.
     """
 
     def __init__(self, rule: Target, places: Places, changed: Collection[ChangedEnvironment] = ()) -> None:
@@ -260,11 +293,13 @@ class Judge:
         self._is_stale = False
 
     def tell(self, facts: TrialFacts, *, matched: bool) -> None:
-        """Add a trial; trials must be added in the order in which the study received them.
+        """Add the facts of one trial.
+
+        Add trials in the order in which the study received them.
 
         Args:
             facts: Facts of the trial.
-            matched: As for `judge`.
+            matched: Whether its output matches a pattern of the target (see `output_matches`).
         """
         combination = facts.combination
         if self._is_void(facts):
@@ -288,7 +323,14 @@ class Judge:
             self._from_bad_end = facts.signature
 
     def evidence(self, facts: TrialFacts, *, matched: bool) -> Evidence:
-        """Return the evidence of a trial that was added."""
+        """Return whether a trial is good, bad, other, skipped or void under the current target.
+
+        The trial must have been added before.
+
+        Args:
+            facts: Facts of the trial.
+            matched: Whether its output matches a pattern of the target (see `output_matches`).
+        """
         if self._is_void(facts):
             return Evidence.VOID
         return self._evidence(facts, self.target, matched=matched)
@@ -302,10 +344,11 @@ class Judge:
 
     @property
     def target(self) -> Target:
-        """Return the failure that the study is about, as far as the trials so far show it.
+        """Return the failure that the study looks for, as determined by the trials so far.
 
-        It is the target that the matrix states; with `signature: from-bad-end`, the first failure at the
-        bad end. If the matrix names no signature and two problems are seen, it is that of the bad end.
+        This is the target of the matrix, except in two cases. With `signature: from-bad-end`, its signature
+        is that of the first failure at the bad end. If the matrix names no signature but the trials show two
+        different problems, its signature is that of the problem at the bad end.
         """
         if self.rule.is_open and self._from_bad_end:
             return replace(self.rule, signature=self._from_bad_end)
@@ -316,7 +359,11 @@ class Judge:
 
     @property
     def two_problems(self) -> TwoProblems | None:
-        """Return two problems that the trials show, or may show after more failures; else None."""
+        """Return two combinations that always fail, but in different ways, or None.
+
+        Return None if the trials show no such pair. The two are different problems only once
+        `TwoProblems.lacking` is empty. The result is always None if the matrix names a signature.
+        """
         if self.rule.signature:
             return None
         if self._is_stale:
@@ -324,9 +371,11 @@ class Judge:
         return self._problems
 
     def between_kinds(self, line: Sequence[Combination]) -> Combination | None:
-        """Return an untried combination between two that fail in ways that have nothing in common, or None.
+        """Return an untried combination between two combinations that fail in different ways.
 
-        If that combination passes, the two are different problems.
+        The two are neighbours: both have trials, and no combination between them has any. The one in the
+        middle between them is returned; if it passes, the neighbours have different problems. Return None if
+        there are no such neighbours, or if a failure on the line has no signature.
 
         Args:
             line: Combinations that can be run, in order.
@@ -363,16 +412,21 @@ class Judge:
         return bool(seen.kinds) and not seen.passes and not seen.unsigned
 
     def _other_end(self, bad: Combination) -> Combination | None:
-        """Return the good end if it always fails as well, but never as the bad end does."""
+        """Return the good end (expected to pass) if it always fails, but in other ways than `bad`.
+
+        Return None otherwise.
+        """
         good = self._tried(self.places.good)
         if good is None or not self._always_fails(good):
             return None
         return good if not self._seen[good].kinds.keys() & self._seen[bad].kinds.keys() else None
 
     def _beyond_a_pass(self, bad: Combination) -> Combination | None:
-        """Return the nearest combination beyond a pass that always fails, but in another way; None if none.
+        """Return the first combination beyond a passing one that has a different problem than `bad`.
 
-        "Another way" means that no kind of failure is shared with those before the pass.
+        "Beyond" means in the direction from the bad end to the good end. The failures beyond the passing
+        combination are a different problem if they happen in every trial, and if none is of a kind that was
+        seen before the passing combination. Return None otherwise.
         """
         line = sorted(
             (position, place) for place in self._seen if (position := self.places.line.get(place)) is not None
@@ -387,7 +441,8 @@ class Judge:
             return None
         if any(kinds & self._seen[place].kinds.keys() for place in beyond):
             return None
-        # The failure of the bad end has to stand for all of its own side, else it would tell it from itself.
+        # The signature of the bad end must match every combination on its own side of the pass. Otherwise the
+        # new target would exclude failures of the same problem.
         meant = next(iter(self._seen[bad].kinds.values()))
         own = [self._seen[place] for place in places[:end]]
         stands = all(

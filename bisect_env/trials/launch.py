@@ -1,4 +1,8 @@
-"""Runs one process of a trial until it ends or is ended, and says what was seen."""
+"""Runs one process of a trial through a supervisor, and returns what was observed as an `ExitRecord`.
+
+The *supervisor* (see `supervisor.py`) is a small process between the worker and the script; it ends every
+process that the script leaves behind.
+"""
 
 from __future__ import annotations
 
@@ -15,9 +19,8 @@ import subprocess
 import sys
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
@@ -27,21 +30,20 @@ from bisect_env.containers.trial import ContainerCommands
 from bisect_env.trials.classify import ExitRecord
 
 # --------------------------------------------------------------------------------------------------
-# Keeping the telling part of an output of any length: its beginning and, above all, its end.
+# The beginning and the end of an output of any length, kept within a limit.
 
 HEAD_SHARE = 4
-"""One part in so many is kept from the beginning; stacks and last words are at the end."""
+"""The kept part of an output has 1/4 from its beginning; the rest is its end, where stacks and errors are."""
 
 
 class HeadTail:
-    """The beginning and the end of a stream, limited to a total number of bytes."""
+    """A buffer that keeps the beginning and the end of a stream, up to a total number of bytes."""
 
     def __init__(self, limit: int) -> None:
         self._head_limit = limit // HEAD_SHARE
         self._tail_limit = limit - self._head_limit
         self._head = bytearray()
-        self._tail: deque[bytes] = deque()
-        self._tail_size = 0
+        self._tail = bytearray()
         self.total = 0
 
     def add(self, data: bytes) -> None:
@@ -51,42 +53,40 @@ class HeadTail:
         if room > 0:
             self._head += data[:room]
             data = data[room:]
-        if not data:
-            return
-        self._tail.append(data)
-        self._tail_size += len(data)
-        while self._tail_size - len(self._tail[0]) >= self._tail_limit:
-            self._tail_size -= len(self._tail.popleft())
+        self._tail += data
+        # Trim seldom, because each time the kept bytes are moved.
+        if len(self._tail) > 2 * self._tail_limit:
+            del self._tail[: len(self._tail) - self._tail_limit]
 
     def text(self) -> str:
-        """Return the bytes that were kept, decoded, with a line that says how many are missing, if any.
+        """Return the kept bytes as text.
 
-        Invalid UTF-8 and NUL, which no database stores as text, become replacement characters.
+        If bytes are missing, a line in the middle states how many. Invalid UTF-8 becomes replacement
+        characters, and so does NUL, which databases cannot store in text.
         """
-        tail = b"".join(self._tail)
-        tail = tail[max(0, len(tail) - self._tail_limit) :]
+        tail = bytes(self._tail[max(0, len(self._tail) - self._tail_limit) :])
         missing = self.total - len(self._head) - len(tail)
         gap = f"\n[… {missing} bytes left out …]\n".encode() if missing else b""
         return (bytes(self._head) + gap + tail).decode("utf-8", "replace").replace("\0", "\ufffd")
 
 
 # --------------------------------------------------------------------------------------------------
-# What the host can say about a trial: memory kills that the kernel counted, CPU time of a process tree.
+# Measurements of a trial on this host: kills for lack of memory, and the CPU time of a process tree.
 
 _OOM_KILL = re.compile(r"^oom_kill (\d+)$", re.MULTILINE)
 
 
 def oom_kills(root: Path = Path("/")) -> int:
-    """Return how often the kernel has killed for lack of memory in this process's memory cgroup.
+    """Return how many processes in this process's cgroup the kernel has killed for lack of memory.
 
-    The root cgroup has no such counter; there the host's counter is returned. Only differences are
-    meaningful.
+    In the root cgroup, which has no counter, the kills on the whole host are returned. The counter starts at
+    an arbitrary time, so compare two readings.
 
     Args:
-        root: Directory that holds `proc` and `sys`; tests pass a copy.
+        root: Directory that contains `proc` and `sys`; tests pass a copy.
 
     Returns:
-        The counter; 0 if the host has none.
+        The number of kills; 0 if there is no counter.
     """
     for path in (*_cgroup_counters(root), f"{root}/proc/vmstat"):
         try:
@@ -99,7 +99,7 @@ def oom_kills(root: Path = Path("/")) -> int:
 
 
 def _cgroup_counters(root: Path) -> tuple[str, ...]:
-    """Return the files that count memory kills in this process's cgroups."""
+    """Return the paths of the files that count kills for lack of memory in the cgroups of this process."""
     try:
         lines = Path(f"{root}/proc/self/cgroup").read_text("utf-8", "replace").splitlines()
     except OSError:
@@ -115,7 +115,10 @@ def _cgroup_counters(root: Path) -> tuple[str, ...]:
 
 
 def tree_cpu_seconds(pid: int) -> float:
-    """Return the CPU seconds, user and system, that the living processes below `pid` have used."""
+    """Return the CPU seconds (user and system) used by all living descendants of process `pid`.
+
+    Return 0.0 if the process does not exist.
+    """
     total = 0.0
     try:
         children = psutil.Process(pid).children(recursive=True)
@@ -131,7 +134,7 @@ def tree_cpu_seconds(pid: int) -> float:
 
 
 def first_child(pid: int | None) -> int | None:
-    """Return the oldest living child of a process; None when there is none."""
+    """Return the id of the oldest living child of process `pid`; None if `pid` is None or has no child."""
     try:
         children = psutil.Process(pid).children() if pid else []
         return min(children, key=lambda child: child.create_time()).pid if children else None
@@ -140,17 +143,17 @@ def first_child(pid: int | None) -> int | None:
 
 
 # --------------------------------------------------------------------------------------------------
-# This process's side of the supervisor: one server, started when first needed, shared by all threads.
+# The client of the supervisor server. The server is started when first needed and shared by all threads.
 
 SUPERVISOR = Path(__file__).with_name("supervisor.py")
 
 
 END_GRACE = 3.0
-"""Seconds that a server gets to end; it then goes on ending trials without being waited for."""
+"""Seconds to wait for the server to end. After that it continues to end its trials in the background."""
 
 
 class LaunchError(Exception):
-    """An error of ours: a process could not be started, or its supervisor was lost."""
+    """An error that is raised when a process could not be started or its supervisor was lost."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,12 +161,14 @@ class Launch:
     """A request to a supervisor to start a process.
 
     Attributes:
-        argv: `argv[0]` is a path, absolute or relative to `cwd`.
-        core: Whether a core file may be written (the limit itself is inherited).
-        cpus: CPUs that the process may use; empty means those of this process.
-        nice: Amount added to its niceness.
-        scratch: Directory that the supervisor removes if this process dies.
-        elsewhere: The container, if the process is only the client of an engine.
+        argv: Program and arguments; the program is a path, absolute or relative to `cwd`.
+        env: Environment variables of the process.
+        cwd: Working directory of the process.
+        core: Whether the process may write a core file, up to the inherited hard limit.
+        cpus: CPUs that the process may use; empty means those of the current process.
+        nice: Amount added to the niceness of the process.
+        scratch: Directory that the supervisor removes if the current process dies before the trial ends.
+        elsewhere: Commands that control the container, if the process is the client of a container engine.
     """
 
     argv: Sequence[str]
@@ -177,7 +182,10 @@ class Launch:
 
 
 class Launcher:
-    """A starter of supervisors, safe to use from several threads."""
+    """A client of the supervisor server, which is a separate process that starts all trials.
+
+    It is safe to use from several threads.
+    """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -185,25 +193,25 @@ class Launcher:
         self._requests: socket.socket | None = None
 
     def start(self, launch: Launch, stdout: int, stderr: int) -> socket.socket:
-        """Start a process with the given write ends as its output; the caller closes its own copies.
+        """Start a process under a new supervisor.
+
+        Args:
+            launch: What to start.
+            stdout: Write end of a pipe for standard output. The caller must close its own copy.
+            stderr: Write end of a pipe for standard error. The caller must close its own copy.
 
         Returns:
-            The control socket. Closing it, or the death of this process, ends everything that was started.
+            The control socket of the supervisor. When it is closed, or when the current process dies, the
+            supervisor ends everything that the process started.
 
         Raises:
             LaunchError: The server could not be started or reached.
         """
         request = {
-            "argv": list(launch.argv),
-            "env": dict(launch.env),
-            "cwd": str(launch.cwd),
-            "core": launch.core,
-            "cpus": list(launch.cpus),
-            "nice": launch.nice,
-            "scratch": str(launch.scratch or ""),
+            **{field.name: getattr(launch, field.name) for field in fields(launch)},
             "elsewhere": None if launch.elsewhere is None else launch.elsewhere.as_json(),
         }
-        body = json.dumps(request).encode()
+        body = json.dumps(request, default=str).encode()  # `str` for paths
         ours, theirs = socket.socketpair()
         try:
             with theirs:
@@ -222,7 +230,10 @@ class Launcher:
             socket.send_fds(self._requests, [b"+"], fds)
 
     def prepare(self) -> None:
-        """Start the server before it is needed; errors are reported by the first `start`."""
+        """Start the server before it is first needed.
+
+        An error is ignored here; the first `start` will report it.
+        """
         with self._lock, contextlib.suppress(OSError):
             if self.process is None:
                 self._start_server()
@@ -232,7 +243,7 @@ class Launcher:
         # Packets, so that one receive is one request with its descriptors.
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
-            # Its own session: a Ctrl-C in the terminal is for the command to handle, not for trials.
+            # The server gets its own session, so that Ctrl-C in the terminal reaches only the command.
             # -S and -I: no site packages, no variables of the worker's environment.
             self.process = subprocess.Popen(
                 [sys.executable, "-I", "-S", str(SUPERVISOR), str(theirs.fileno())],
@@ -246,7 +257,7 @@ class Launcher:
         self._requests = ours
 
     def _wake(self) -> None:
-        """Continue the server, in case a script has stopped it as well."""
+        """Send SIGCONT to the server, in case a script has stopped it with SIGSTOP."""
         if self.process is not None:
             self.process.send_signal(signal.SIGCONT)
 
@@ -255,16 +266,18 @@ class Launcher:
             self._requests.close()
         if self.process is not None:
             self._wake()
-            # The server ends when its socket does and the last trial has ended; the wait reaps it.
+            # The server ends after its socket is closed and the last trial has ended; `wait` reaps it.
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self.process.wait(END_GRACE)
         self._requests = self.process = None
 
     def kill(self, supervisor: int | None) -> None:
-        """Kill a supervisor that does not answer; its command ends with it, and the server ends the rest.
+        """Kill a supervisor that does not answer.
+
+        Its script is killed with it by the kernel; the server kills the remaining processes.
 
         Args:
-            supervisor: Its process id, None if none was started.
+            supervisor: Process id of the supervisor; None if it is not known.
         """
         with self._lock:
             if supervisor is not None:
@@ -273,17 +286,17 @@ class Launcher:
             self._wake()
 
     def close(self) -> None:
-        """End the server; the next `start` makes a new one."""
+        """End the server. The next call of `start` starts a new one."""
         with self._lock:
             self._discard()
 
     def forget(self) -> None:
-        """Close this forked child's copies of the server's handles, which belong to the parent."""
+        """Detach this object from the parent process's server after a fork, without ending that server."""
         if self._requests is not None:
             self._requests.close()
         if self.process is not None:
-            self.process.returncode = 0  # else its destructor warns of a child that is not ours
-        self.__init__()  # type: ignore[misc]  # a lock that another thread held stays locked for ever
+            self.process.returncode = 0  # else its destructor warns, because the server is not our child
+        self.__init__()  # type: ignore[misc]  # a lock that another thread held would stay locked for ever
 
 
 LAUNCHER = Launcher()
@@ -294,29 +307,50 @@ os.register_at_fork(after_in_child=LAUNCHER.forget)
 
 
 # --------------------------------------------------------------------------------------------------
-# Run one process to its end, by itself or by our hand, and say what was seen.
+# Running one process until it ends or is killed, and recording what was observed.
 
 TICK = 0.1
-"""Seconds between two looks at the cancel flag."""
+"""Seconds between two checks whether the trial was cancelled or its time limit has passed."""
 ABORT_GRACE = 2.0
-"""Seconds that a hanging process gets to print its stacks."""
+"""Seconds between SIGABRT and SIGKILL, in which a hanging process can print its stacks."""
 KILL_GRACE = 15.0
-"""Seconds after which a supervisor that does not answer is given up; longer than its own patience."""
+"""Seconds to wait for a supervisor after ordering a kill; longer than it waits for killed processes."""
 ENGINE_GRACE = 40.0
-"""The same where it has to have a container engine answer first, four times at most."""
+"""Additional seconds for the supervisor of a container, which may run up to four commands of the engine."""
 CPU_WINDOW = 5.0
-"""Seconds before the deadline over which CPU use tells a busy loop from a deadlock."""
+"""Seconds before the time limit over which CPU use is measured, to tell a busy loop from a deadlock."""
 DRAIN_LIMIT = 8_000_000
-"""Bytes read at most after the end: more than any pipe holds, yet an end even if someone still writes."""
+"""Maximum number of bytes read from a pipe after the process has ended. It is more than a pipe holds, and it
+ends the reading even if a surviving process still writes."""
 
 
 class TrialCancelledError(Exception):
-    """An error raised when a trial was cancelled: its processes have ended, and it has no record."""
+    """An error that is raised when a trial was cancelled.
+
+    All of its processes have been ended, and there is no record of it.
+    """
 
 
 @dataclass
 class _Process:
-    """A running process: the state that the loop of `run_process` updates."""
+    """The state of a process that `run_process` has started and watches.
+
+    Attributes:
+        control: Control socket of the supervisor.
+        streams: Read end of each output pipe to the output kept so far.
+        timeout: Limit of the run time in seconds.
+        on_deadline: Function that returns the stacks of a process id; called when the time limit has passed.
+        contained: For a container: function that returns the id of the first process in it, else None.
+        started: Time of the start, by the monotonic clock.
+        events: Messages of the supervisor, by name (`started`, `exited`, `failed`).
+        pending: Incomplete last line of the supervisor's messages.
+        sampled: Time and CPU seconds at the beginning of the CPU measurement; None before it.
+        cpu_rate: Average number of CPUs in use just before the time limit; None if not measured.
+        stacks: Stacks that `on_deadline` returned.
+        aborted_at: Time when the abort was ordered; None before.
+        killed_at: Time when the kill was ordered; None before.
+        cancelled: Whether the trial was cancelled.
+    """
 
     control: socket.socket
     streams: dict[int, HeadTail]
@@ -334,7 +368,11 @@ class _Process:
     cancelled: bool = False
 
     def act(self, cancelled: Callable[[], bool]) -> None:
-        """Kill or abort the process if it was cancelled or a deadline has passed."""
+        """Abort or kill the process if the trial was cancelled or its time limit has passed.
+
+        Raises:
+            LaunchError: The supervisor did not answer after the kill was ordered.
+        """
         now = time.monotonic()
         if self.killed_at is not None:
             if now > self.killed_at + KILL_GRACE + (ENGINE_GRACE if self.contained else 0.0):
@@ -370,21 +408,27 @@ class _Process:
         self.killed_at = now
 
     def _order(self, letter: bytes) -> None:
-        # When it has just ended by itself, its last words are still to be read.
+        # If the process has just ended by itself, sending fails, but its last output is still to be read.
         with contextlib.suppress(OSError):
             self.control.send(letter)
 
     def _cpu_seconds(self) -> float:
-        # A container's processes need not be below its client.
+        # The processes of a container need not be descendants of the engine's client.
         top = self.contained() if self.contained else self.events.get("started", {}).get("supervisor")
         return 0.0 if top is None else tree_cpu_seconds(top)
 
     def receive(self) -> bool:
-        """Read the supervisor's messages; return true if it will send no more."""
+        """Read messages of the supervisor into `events`; return whether the last message has arrived.
+
+        Raises:
+            LaunchError: The supervisor died.
+        """
         data = self.control.recv(65536)
         if not data:
             if "exited" not in self.events and "failed" not in self.events:
-                raise LaunchError("the trial's supervisor died")
+                raise LaunchError(
+                    "the trial's supervisor was killed; does the script kill its parent processes?"
+                )
             return True
         *lines, self.pending = (self.pending + data).split(b"\n")
         for line in lines:
@@ -402,23 +446,27 @@ def run_process(
     on_deadline: Callable[[int], str] = lambda _pid: "",
     contained: Callable[[], int | None] | None = None,
 ) -> ExitRecord:
-    """Start a process, wait until it ends, and end all processes that it left behind.
+    """Run a process until it ends, then end all processes that it left behind.
 
-    Only the end of the process itself counts: a daemonised grandchild that keeps its pipes open delays
-    nothing. When the deadline passes, the stacks are recorded, the group gets SIGABRT (on which
-    faulthandler prints every Python stack), and two seconds later SIGKILL.
+    The function waits only for the process itself, not for descendants that keep its pipes open. When the
+    time limit passes, `on_deadline` records the stacks. Then the process group gets SIGABRT, on which
+    `faulthandler` prints the Python stacks, and two seconds later SIGKILL.
 
     Args:
         launch: What to start.
-        timeout: Wall-clock limit in seconds.
-        output_limit: Bytes kept of each of stdout and stderr.
-        cancelled: Called ten times a second; returns whether to cancel.
-        on_deadline: Called with the process's id before it is aborted; its text is kept as the stacks.
-        contained: For a container: finds the first process in it, by its id on this host.
+        timeout: Limit of the run time in seconds.
+        output_limit: Maximum number of bytes kept of each of stdout and stderr.
+        cancelled: Function that returns whether to cancel; called ten times a second.
+        on_deadline: Function that returns the stacks of a process id; called before the process is aborted.
+        contained: For a container: function that returns the id, on this host, of the first process in it, or
+            None.
+
+    Returns:
+        What was observed of the process.
 
     Raises:
-        TrialCancelledError: `cancelled` returned true; every process is ended.
-        LaunchError: A failure of ours.
+        TrialCancelledError: `cancelled` returned True; all processes have been ended.
+        LaunchError: The process could not be started, or its supervisor was lost.
     """
     kills_before = oom_kills()
     pipes = [os.pipe() for _ in range(2)]
@@ -444,7 +492,7 @@ def run_process(
 
 
 def _pump(watch: _Process, cancelled: Callable[[], bool]) -> None:
-    # Not epoll, where each of these takes a system call, and each of those a turn of the thread.
+    # `epoll` would be slower here: registering each descriptor would take a system call.
     with selectors.PollSelector() as selector:
         selector.register(watch.control, selectors.EVENT_READ)
         for reader in watch.streams:
@@ -463,7 +511,7 @@ def _pump(watch: _Process, cancelled: Callable[[], bool]) -> None:
 
 
 def _read(fd: int, sink: HeadTail) -> int:
-    """Read from a pipe and return the number of bytes, 0 at its end."""
+    """Read once from pipe `fd`, add the bytes to `sink`, and return their number (0 at the end)."""
     data = os.read(fd, 65536)
     sink.add(data)
     return len(data)

@@ -1,4 +1,4 @@
-"""Plain data of a trial: what it is asked to do, under which circumstances, and what it did."""
+"""Data classes of a trial: its specification, the circumstances under which it runs, and its result."""
 
 from __future__ import annotations
 
@@ -10,31 +10,31 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
+from bisect_env.matrix.files import StudyFile
 from bisect_env.matrix.grid import Combination
 
 # --------------------------------------------------------------------------------------------------
-# Perturbations: circumstances under which a script runs, which change nothing of what it means.
+# Perturbations: circumstances (such as load on the CPUs) that do not change what the script is meant to do.
 #
-# They are data that travel with a trial and are stored with a study. Which of them makes a failure more
-# frequent is measured (`bisect-env trial --amplify`), never assumed.
+# They are sent along with a trial and stored with a study. Which of them makes a failure more frequent is
+# measured (`bisect-env trial --amplify`), never assumed.
 
 
 @dataclass(frozen=True, slots=True)
 class Perturbation:
-    """Circumstances under which a trial runs, chosen to make a failure more frequent.
+    """A change of a trial's circumstances, such as CPU load, to make a failure more frequent.
 
     Attributes:
         name: Readable name, also used in the database.
-        copies: Copies started at once for each that the matrix asks for.
+        copies: Factor by which the number of copies that the matrix asks for is multiplied.
         repeats: How often the script is run within one process.
         env: Environment variables; those of the matrix take precedence.
-        load: Number of processes that keep CPUs busy meanwhile.
-        cpus: CPUs that it may use, counted from the first; 0 for all.
-        nice: Amount added to its niceness.
+        load: Number of processes that keep CPUs busy while the script runs.
+        cpus: Number of CPUs that the trial may use; 0 for all.
+        nice: Amount added to the niceness of the script.
         gc_threshold: First threshold of Python's garbage collector; 0 keeps the default.
-        seeds: Hash seeds, one of which every second trial gets; the others have random ones. A seed can
-            decide the result alone: with a fixed seed, a version that fails under half of all seeds might
-            never fail, and pass for good.
+        seeds: Hash seeds to prefer. Every second trial gets one of them, the others get random seeds. With
+            one fixed seed, a version that fails under half of all seeds might never fail and look good.
     """
 
     name: str = ""
@@ -48,7 +48,7 @@ class Perturbation:
     seeds: tuple[int, ...] = ()
 
     def as_json(self) -> dict[str, Any]:
-        """Return the perturbation as it is stored, without its defaults."""
+        """Return a dict of the attributes that differ from their defaults, for storage as JSON."""
         return {key: value for key, value in asdict(self).items() if value != getattr(NONE, key)}
 
     @classmethod
@@ -62,15 +62,19 @@ class Perturbation:
 
 
 NONE = Perturbation()
-"""The script as it is."""
+"""No perturbation: the script runs under normal circumstances."""
 
 
 # --------------------------------------------------------------------------------------------------
-# What a trial is asked to do, and what it did: plain data that travels between processes.
+# The specification and the result of a trial, which are sent between processes.
 
 
 class Outcome(StrEnum):
-    """A way in which one process ended, independent of any study."""
+    """What one process of a trial did (such as `crash` or `hang`), independent of any study.
+
+    The members are listed in order of precedence. If several copies of a script ran at once, the first
+    outcome in this order becomes the outcome of the trial.
+    """
 
     HARNESS_ERROR = "harness-error"
     WORKER_LOST = "worker-lost"
@@ -95,20 +99,20 @@ class Outcome(StrEnum):
 
 
 class Evidence(StrEnum):
-    """The meaning of an outcome in one study."""
+    """What a trial means in one study: good, bad, other, skip or void."""
 
     GOOD = "good"
     BAD = "bad"
     OTHER = "other"
-    """Neither a pass nor the target: shown, never counted."""
+    """A failure that the study does not look for; it is shown in reports, but not counted."""
     SKIP = "skip"
-    """A property of the combination: nothing can be learnt there."""
+    """The combination cannot be tested, for example because it cannot be built."""
     VOID = "void"
-    """Infrastructure: run it again elsewhere, never count it."""
+    """A failure of the infrastructure; the trial is not counted, and is run again."""
 
 
 class Phase(StrEnum):
-    """The phase of its life in which a process ended."""
+    """The phase of a script (start, import, body, teardown) in which its process ended."""
 
     START = "start"
     IMPORT = "import"
@@ -119,7 +123,7 @@ class Phase(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """A class of machines on which equal trials are comparable."""
+    """The properties of a machine (CPU, GPUs, driver) that must be equal for trials to be comparable."""
 
     cpu: Annotated[str, Field(description="Architecture, such as `x86_64`.")]
     gpu_model: Annotated[
@@ -138,53 +142,40 @@ class Machine:
 
 
 UNKNOWN_MACHINE = Machine("")
-"""The machine of a trial that was lost."""
-
-
-@dataclass(frozen=True, slots=True)
-class TrialFile:
-    """A file that the script needs, sent along with the trial because workers share no file system.
-
-    Attributes:
-        name: Relative path inside the trial's working directory.
-        content: The bytes.
-        executable: Whether the execute permission is set.
-    """
-
-    name: str
-    content: bytes
-    executable: bool = False
+"""The machine of a trial whose worker was lost before it reported a result."""
 
 
 @dataclass(frozen=True, slots=True)
 class TrialSpec:
-    """Everything that one trial needs, apart from its prefix.
+    """Everything that a worker needs to run one trial, except the prefix (the installed environment).
 
     Attributes:
-        trial_id: Unique; a record is stored once however often it arrives.
-        combination: The combination of the matrix.
-        lock_hash: Content hash of the environment's lock.
-        command: Argument vector; `command[0]` is looked up in the prefix first, then on PATH.
-        files: Files to write into a fresh working directory.
-        env: Added to the child's allow-listed environment (the matrix's `trial.env`, `BISECT_ENV_<AXIS>`).
-        timeout: Wall-clock limit in seconds.
-        concurrency: Copies started at once; together they are one trial.
-        repeats: How often the script is run within one process, until it fails.
+        trial_id: Unique id. If the record of a trial arrives twice, it is stored once.
+        combination: Combination that the trial tests.
+        lock_hash: Hash of the environment's lock.
+        command: Program and arguments; the program is looked up in the prefix first, then on PATH.
+        files: Files to write into a new working directory.
+        env: Environment variables to set (`trial.env` of the matrix and `BISECT_ENV_<AXIS>`), in addition to
+            the few that every trial gets.
+        timeout: Limit of the run time in seconds.
+        concurrency: Number of copies of the script that are started at once; together they are one trial.
+        repeats: Maximum number of times that the script is run within one process, until it fails.
         gpus: Number of GPUs that the trial sees; below 1, the share of one GPU.
-        hash_seed: `PYTHONHASHSEED` of the child, recorded so that a trial can be repeated.
-        output_limit: Bytes kept of each of stdout and stderr.
-        perturbation: Circumstances that are to make a failure more frequent; `concurrency` and `env`
-            include their part of it already.
-        network: Whether a trial in a container has a network; outside of containers every trial has one.
+        hash_seed: `PYTHONHASHSEED` of the script; it is recorded so that the trial can be repeated.
+        output_limit: Maximum number of bytes kept of each of stdout and stderr.
+        perturbation: Circumstances under which the script runs. Its `copies` and `env` are already included
+            in `concurrency` and `env`.
+        network: Whether a trial in a container has network access; outside containers every trial has it.
         allow_host: Programs outside the environment that the command may start.
-        under: A tool of the host that starts the command, with its arguments; empty if there is none.
+        under: Program of the host (with arguments) that starts the command, such as a debugger; empty if
+            there is none.
     """
 
     trial_id: str
     combination: Combination
     lock_hash: str
     command: tuple[str, ...]
-    files: tuple[TrialFile, ...] = ()
+    files: tuple[StudyFile, ...] = ()
     env: Mapping[str, str] = field(default_factory=dict)
     timeout: float = 60.0
     concurrency: int = 1
@@ -203,25 +194,26 @@ class TrialFacts:
     """The result of one trial without its logs.
 
     Attributes:
-        trial_id: As in the spec.
-        combination: As in the spec.
-        lock_hash: As in the spec.
-        outcome: The outcome; with several copies, the first by `Outcome`'s precedence.
-        detail: Why this outcome, in one readable line.
-        returncode: As `subprocess` gives it; negative for a signal, None when the process never started.
-        phase: The phase in which it ended.
-        started_at: UTC.
-        duration: Seconds of wall time.
-        signature: Signature of the failure, equal for equal failures, or "".
-        killed_by_us: Whether the watcher ended it (deadline or cancel).
-        hash_seed: `PYTHONHASHSEED` of the child.
-        copies: Outcome to number of copies; sums to the spec's concurrency.
-        iterations: Number of iterations of the script that were begun, in all copies together; 0 if it is
-            not repeated.
-        host: Host name.
-        worker: Name of the worker on it.
-        gpu: UUIDs of the GPUs seen, comma-separated, or "".
-        machine: Class of the machine on which it ran.
+        trial_id: Id of the trial, as in its `TrialSpec`.
+        combination: Combination that was tested, as in the `TrialSpec`.
+        lock_hash: Hash of the environment's lock, as in the `TrialSpec`.
+        outcome: Outcome of the trial; of several copies, the first in the order of `Outcome`.
+        detail: Reason for the outcome, in one readable line.
+        returncode: Return code as in `subprocess`: negative for a signal; None if the process never started
+            or could not be ended.
+        phase: Phase of the script in which the process ended.
+        started_at: UTC time of the start.
+        duration: Run time in seconds.
+        signature: Signature of the failure; equal failures have equal signatures. "" if there is none.
+        killed_by_us: Whether bisect-env sent the process a signal because the time limit had passed.
+        hash_seed: `PYTHONHASHSEED` of the script.
+        copies: Outcome to the number of copies that ended with it.
+        iterations: Number of iterations of the script that were begun, summed over all copies; 0 if the
+            script is not repeated.
+        host: Name of the host.
+        worker: Name of the worker on the host.
+        gpu: UUIDs of the GPUs that the trial saw, separated by commas; "" without GPUs.
+        machine: Properties of the machine on which the trial ran.
     """
 
     trial_id: str
@@ -246,14 +238,14 @@ class TrialFacts:
 
 @dataclass(frozen=True, slots=True)
 class TrialRecord(TrialFacts):
-    """The result of one trial, which never changes.
+    """The result of one trial with its logs. A stored record never changes.
 
     Attributes:
-        stdout: Kept part of the output, decoded with replacement characters.
-        stderr: Kept part of the error output, decoded the same way.
-        stack: The stack that explains the outcome, or "".
-        imported: Distribution to the version that the script's interpreter really imported, and `python`;
-            empty if no harness ran.
+        stdout: Kept part of standard output, decoded with replacement characters.
+        stderr: Kept part of standard error, decoded with replacement characters.
+        stack: Stack that explains the outcome; "" if there is none.
+        imported: Name of each distribution that the script really imported (and `python`) to its version;
+            empty if the harness did not run.
     """
 
     stdout: str = ""

@@ -1,4 +1,4 @@
-"""Runs one trial on this host, from its spec to its record."""
+"""Runs one trial on this host: takes its `TrialSpec`, and returns its `TrialRecord`."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import contextlib
 import os
 import platform
 import random
-import re
 import secrets
 import shutil
 import socket
@@ -24,6 +23,7 @@ from typing import Protocol
 
 from bisect_env.containers.trial import Contained, ContainerError, Inside, Parcel, prepare
 from bisect_env.matrix.interpreter import is_python
+from bisect_env.secrets import without_values
 from bisect_env.trials.classify import IO_ERROR, Classification, ExitRecord, classify
 from bisect_env.trials.cores import Debug
 from bisect_env.trials.harness_marks import (
@@ -32,6 +32,7 @@ from bisect_env.trials.harness_marks import (
     expected_imports,
     imported_versions,
     install,
+    interpreter_line,
     is_watched,
     iterations_begun,
     read_marks,
@@ -53,26 +54,31 @@ from bisect_env.trials.workdir import (
 )
 
 # --------------------------------------------------------------------------------------------------
-# From the command as the matrix writes it to the file that is executed.
+# Finding the file to execute for the command of a matrix.
 
-_SHEBANG = re.compile(rb"#!\s*(\S+)[ \t]*(\S*)")
 SHELLS = frozenset({"sh", "bash", "dash", "env"})
-"""Programs that are the host's in any case: they bring no packages, and look up what they start on the
-child's PATH, where the prefix comes first."""
+"""Programs that may always come from the host. They bring no Python packages, and look up the programs that
+they start on the script's PATH, where the environment comes first."""
 
 
 def resolve_program(program: str, *, prefix_bin: Path, python: Path, path: str) -> str | None:
-    """Return the path of `command[0]`, or None if it is not found.
+    """Return the path of the program that a command names, or None if the program is not found.
 
-    `python`, `python3` and `python3.11` are the prefix's interpreter, whatever its directory calls it;
-    other names are looked up beside it, then on the child's PATH. A name that contains a slash is returned
-    unchanged, relative to the trial's working directory.
+    A name with a slash is returned unchanged. Other names are looked up in `prefix_bin`; if they are not
+    there, `python` means the interpreter of the environment, and names other than an interpreter's are looked
+    up on `path`.
+
+    Args:
+        program: Name of the program, as in the matrix.
+        prefix_bin: Directory of the environment's commands.
+        python: Interpreter of the environment.
+        path: PATH of the script.
     """
     if "/" in program:
         return program
     named = shutil.which(program, path=str(prefix_bin))
     if is_python(program):
-        # `python2` in a Python 3 prefix must not quietly be Python 3.
+        # `python2` must not silently start Python 3.
         return named or (str(python) if program == "python" else None)
     return named or shutil.which(program, path=path)
 
@@ -86,18 +92,19 @@ def why_outside(
     cwd: Path,
     allowed: Collection[str] = (),
 ) -> str:
-    """Return why a program would run with packages of another environment; "" if it would not.
+    """Explain why a program would not use the environment's packages, and how to correct this.
 
-    A program is inside if it lies in the prefix or is one of the trial's own files, and the interpreter in
-    its first line is the prefix's or a shell.
+    Return "" if it would use them: if the program lies in the environment or is a file of the trial, and the
+    interpreter in its `#!` line is the environment's or a shell. Programs in `allowed` and shells are
+    accepted, too.
 
     Args:
-        program: The file that would be executed, relative to `cwd` or absolute.
-        named: The program's name in the command.
+        program: File that would be executed, absolute or relative to `cwd`.
+        named: Name of the program in the command.
         prefix: Directory of the environment.
-        python: Its interpreter.
-        cwd: The trial's working directory.
-        allowed: `trial.allow_host`: names and paths of programs that the host may provide.
+        python: Interpreter of the environment.
+        cwd: Working directory of the trial.
+        allowed: Names and paths of programs that the host may provide (`trial.allow_host`).
     """
     path = Path(os.path.normpath(cwd / program))
     if not {named, path.name, str(path)}.isdisjoint(allowed):
@@ -120,17 +127,16 @@ def why_outside(
 def _why_interpreter_outside(
     path: Path, named: str, prefix: Path, python: Path, allowed: Collection[str]
 ) -> str:
-    """Return why the interpreter in the first line of a script lies outside; "" if it does not."""
-    try:
-        with path.open("rb") as stream:
-            match = _SHEBANG.match(stream.readline(512))
-    except OSError:
+    """Explain why the interpreter in a script's `#!` line is not one of the environment.
+
+    Return "" if it is in the environment, is a shell or allowed, or if the file has no `#!` line.
+    """
+    words = interpreter_line(path)
+    if not words:
         return ""
-    if match is None:
-        return ""
-    interpreter = Path(os.fsdecode(match[1]))
-    # What `env` looks up is found in the prefix first; a shell that finds its Python by itself is an
-    # installer's way around a path that is too long.
+    interpreter = Path(words[0])
+    # `env` looks in the environment first. Installers write a shell with a lookup of Python into the `#!`
+    # line if the path of the interpreter is too long.
     if interpreter == python or _is_below(interpreter, prefix) or interpreter.name in SHELLS:
         return ""
     if not {interpreter.name, str(interpreter)}.isdisjoint(allowed):
@@ -143,38 +149,40 @@ def _why_interpreter_outside(
 
 
 def _is_below(path: Path, folder: Path) -> bool:
-    # The last link is not followed: a prefix's Python is a link to an interpreter that it shares.
+    # Do not resolve `path` itself: Python in a prefix may be a link to a shared interpreter elsewhere.
     return Path(os.path.realpath(path.parent), path.name).is_relative_to(os.path.realpath(folder))
 
 
 # --------------------------------------------------------------------------------------------------
-# What a trial's classification wants to know of the GPUs that it runs on.
+# What is observed of a trial's GPUs for its classification.
 
 
 class GpuWatch(Protocol):
-    """An interface that watches the GPUs of one trial while it runs."""
+    """Interface of an object that observes the GPUs of one trial while the trial runs."""
 
     def reported(self) -> Sequence[int]:
-        """Return the Xids that the driver has reported for the GPUs since the trial began, in order."""
+        """Return the error codes (Xids) that the NVIDIA driver has reported since the trial began."""
         ...
 
     def busy(self) -> float | None:
-        """Return the share of the last moments in which a kernel ran on any GPU; None if unreadable."""
+        """Return the share of the last moments (0 to 1) in which a GPU was busy, or None if unknown."""
         ...
 
 
 # --------------------------------------------------------------------------------------------------
-# What a perturbation does to the host while a trial runs: load beside it, fewer CPUs.
+# Perturbations of the host while a trial runs: load from other processes, and fewer CPUs.
 
 _SPIN = [sys.executable, "-I", "-S", "-c", "while True: pass"]
 
 
 @contextlib.contextmanager
 def load_beside(processes: int, cpus: Collection[int], limit: float) -> Iterator[None]:
-    """Keep CPUs busy with extra processes for the duration of the context.
+    """Keep CPUs busy with extra processes while the `with` block runs.
 
-    The processes end after `limit` seconds at the latest, even if this process is killed. If `cpus` is
-    empty, they use the CPUs of this process.
+    Args:
+        processes: Number of processes; 0 for none.
+        cpus: CPUs that the processes may use; empty means those of the current process.
+        limit: Seconds after which the processes end in any case.
     """
     if not processes:
         yield
@@ -197,9 +205,12 @@ def load_beside(processes: int, cpus: Collection[int], limit: float) -> Iterator
 
 
 def some_cpus(count: int, cpus: Collection[int], trial_id: str) -> list[int]:
-    """Return `count` of the CPUs that a trial may use, chosen by its id so that trials spread over them.
+    """Select `count` CPUs at random, always the same ones for the same `trial_id`.
 
-    A count of 0 means all; if `cpus` is empty, the choice is among those of this process.
+    Args:
+        count: Number of CPUs to select; with 0 or too large a number, `cpus` is returned.
+        cpus: CPUs to select from; empty means those of the current process.
+        trial_id: Id of the trial, the seed of the selection, so that trials spread over the CPUs.
     """
     allowed = sorted(cpus or os.sched_getaffinity(0))
     if not count or count >= len(allowed):
@@ -208,19 +219,19 @@ def some_cpus(count: int, cpus: Collection[int], trial_id: str) -> list[int]:
 
 
 # --------------------------------------------------------------------------------------------------
-# One trial on this host, from its spec to its record.
+# Running one trial on this host.
 
 STACK_LIMIT = 100_000
-"""Characters kept of a stack."""
+"""Maximum number of characters kept of a stack."""
 PRECEDENCE = {outcome: rank for rank, outcome in enumerate(Outcome)}
-"""Which of several copies speaks for the trial: the first in the order of `Outcome`."""
+"""Rank of each outcome. If several copies ran, the copy with the lowest rank determines the record."""
 
 __all__ = ["TrialCancelledError", "harness_error_record", "run_trial"]
 
 
 @dataclass(frozen=True, slots=True)
 class _Execution:
-    """The settings of a trial's execution that all its copies share."""
+    """The arguments of `run_trial` (or values derived from them) that all copies of the script share."""
 
     prefix: Path
     python: Path
@@ -248,29 +259,30 @@ def run_trial(
     locked: tuple[LockedDistribution, ...] = (),
     gpu_watch: GpuWatch | None = None,
 ) -> TrialRecord:
-    """Run a trial and classify it. Safe to call from several threads at once.
+    """Run a trial, classify its outcome and return its record.
 
-    Each copy gets its own working directory, session and supervisor; all are gone when this function
-    returns or raises.
+    The function is safe to call from several threads at once. Each copy of the script gets its own working
+    directory, session and supervisor; they are gone when this function returns or raises.
 
     Args:
         spec: What to run.
-        prefix: Directory of the environment, with `bin/`.
-        python: Its interpreter; `bin/python` by default.
+        prefix: Directory of the environment, which contains `bin/`.
+        python: Interpreter of the environment; `bin/python` by default.
         gpus: UUIDs of the GPUs that the trial may see.
-        cpus: CPUs that it may use; empty means those of this process.
-        cancelled: Called ten times a second; returns whether to cancel.
+        cpus: CPUs that the trial may use; empty means those of the current process.
+        cancelled: Function that returns whether to cancel; called ten times a second.
         worker: Name of the worker, for the record.
-        debug: Debugger of the trial; with one, the trial may be slower and leave a core file.
-        inside: The container image that it runs in, if any.
-        locked: Distributions of the lock that can be imported; the script's imports are compared with them.
-        gpu_watch: Watcher of its GPUs, if any.
+        debug: Collector of stacks and core files; with it, the trial may be slower. None for no diagnosis.
+        inside: Container image in which the trial runs; None to run it on the host.
+        locked: Distributions of the lock that a script can import; the script's imports are compared with
+            them.
+        gpu_watch: Observer of the trial's GPUs; None without GPUs.
 
     Returns:
-        The record; a failure of our own is one too, with outcome `harness-error`.
+        The record of the trial. After an internal error its outcome is `harness-error`.
 
     Raises:
-        TrialCancelledError: `cancelled` returned true, and everything is ended.
+        TrialCancelledError: `cancelled` returned True; all processes have been ended.
     """
     started_at = datetime.now(UTC)
     clock = time.monotonic()
@@ -288,8 +300,8 @@ def run_trial(
         record = _record(spec, exits, started_at, time.monotonic() - clock)
     except TrialCancelledError:
         raise
-    except Exception as error:  # noqa: BLE001 - the outermost frame of a trial: a defect of ours must become
-        # a loud, void record here. Raised further it would look like a lost worker, and be tried for ever.
+    except Exception as error:  # noqa: BLE001 - the outermost frame of a trial: an internal error must become
+        # a void record here. If it were raised, it would look like a lost worker and be retried for ever.
         record = harness_error_record(spec, error, started_at)
     return replace(record, worker=worker, gpu=",".join(gpus), machine=Machine(platform.machine()))
 
@@ -297,7 +309,13 @@ def run_trial(
 def harness_error_record(
     spec: TrialSpec, error: BaseException, started_at: datetime | None = None
 ) -> TrialRecord:
-    """Return the record of a trial that our own code failed to run."""
+    """Return a record with outcome `harness-error` for a trial that an internal error stopped.
+
+    Args:
+        spec: Specification of the trial.
+        error: The internal error; its traceback becomes the record's stack.
+        started_at: UTC time of the trial's start; now by default.
+    """
     text = "".join(traceback.format_exception(error))
     return TrialRecord(
         trial_id=spec.trial_id,
@@ -328,7 +346,7 @@ def _run_copy(spec: TrialSpec, place: _Execution) -> ExitRecord:
     rates: list[float | None] = []
 
     def at_deadline(pid: int) -> str:
-        # Before the stacks are taken, which stops the process.
+        # Measured before the stacks are read, because reading them stops the process.
         rates.append(place.gpu_watch.busy() if place.gpu_watch else None)
         return place.on_deadline(pid)
 
@@ -338,11 +356,19 @@ def _run_copy(spec: TrialSpec, place: _Execution) -> ExitRecord:
         if IO_ERROR.search(seen.stderr):
             seen = replace(seen, disk_error=write_problem(directory.top))
     xids = tuple(place.gpu_watch.reported()) if place.gpu_watch else ()
+    # Hidden before anything is derived from the output: details and signatures quote it.
+    stdout, stderr, stacks = (
+        without_values(text, spec.env) for text in (seen.stdout, seen.stderr, seen.stacks)
+    )
+    seen = replace(seen, stdout=stdout, stderr=stderr, stacks=stacks)
     return replace(seen, expected=place.expected, gpu_rate=rates[0] if rates else None, xids=xids)
 
 
 def _run_in(directory: WorkDir, spec: TrialSpec, place: _Execution) -> ExitRecord:
-    """Run the command with the harness, on this host or in a container, and read the harness's notes."""
+    """Run one copy of the command, on this host or in a container, and return its exit record.
+
+    The harness is installed if it can run in the command, and its notes are added to the result.
+    """
     notes_in = directory.top
     if place.inside is None:
         env = child_env(
@@ -389,7 +415,10 @@ def _run_in(directory: WorkDir, spec: TrialSpec, place: _Execution) -> ExitRecor
 
 
 def _program_here(spec: TrialSpec, place: _Execution, path: str, cwd: Path) -> str | ExitRecord:
-    """Return the program to start on this host, or the record of why there is none."""
+    """Return the path of the program to start on this host, or an exit record if it must not be started.
+
+    The exit record says why: the program was not found, or would not use the environment's packages.
+    """
     named = spec.command[0]
     program = resolve_program(named, prefix_bin=place.prefix / "bin", python=place.python, path=path)
     if program is None:
@@ -407,11 +436,14 @@ def _program_here(spec: TrialSpec, place: _Execution, path: str, cwd: Path) -> s
 
 
 def _program_inside(spec: TrialSpec, place: _Execution, inside: Inside) -> str | ExitRecord:
-    """Return the program to start in a container, or the record of why there is none."""
+    """Return the program to start in a container, or an exit record if it must not be started.
+
+    The exit record says why: the program is missing in the environment, and the image's own was not allowed.
+    """
     named = spec.command[0]
     if inside.prefix is None:
         return named
-    # Looked up where the prefix is; what it lacks, the image may have.
+    # The program is looked up only in the environment; if it is not there, the image may have it.
     found = resolve_program(named, prefix_bin=place.prefix / "bin", python=place.python, path="")
     if found is not None or named in SHELLS or named in spec.allow_host:
         return found or named
@@ -463,7 +495,7 @@ def _run_contained(
     prepare(place.inside, parcel)
     contained = Contained(place.inside, parcel, directory.top)
     keep_removal(directory.top, contained.removal)
-    # The engine's client is no trial: it needs what the user set up for it.
+    # The client of the engine is no part of the trial; it gets the user's full environment variables.
     client_env = {**os.environ, TRIAL_ID: spec.trial_id}
     client = Launch(
         contained.argv, client_env, directory.top, scratch=directory.top, elsewhere=contained.commands
@@ -483,7 +515,11 @@ def _run_contained(
 
 
 def _as_ended_inside(record: ExitRecord, contained: Contained) -> ExitRecord:
-    """Return the record of the script in a container, given the record of the engine's client."""
+    """Convert the exit record of the engine's client process to that of the script in the container.
+
+    Raises:
+        ContainerError: The container engine could not be started.
+    """
     if record.stage:
         kind = contained.inside.engine.kind
         raise ContainerError(f"the container engine {kind} cannot be started")
@@ -513,7 +549,7 @@ def _record(spec: TrialSpec, exits: list[ExitRecord], started_at: datetime, elap
         returncode=one.returncode,
         phase=chosen.phase,
         started_at=started_at,
-        # Of the script alone, without our own preparation; of several copies, the whole.
+        # For one copy, the run time of the script without preparation; for several, the time for all of them.
         duration=one.duration if len(exits) == 1 and one.duration else elapsed,
         stdout=one.stdout,
         stderr=one.stderr,
@@ -541,7 +577,11 @@ def _detail(chosen: Classification, one: ExitRecord, counts: Counter[Outcome], s
 
 
 def _stack(record: ExitRecord) -> str:
-    """Return the stack that explains a failure; "" for a passing process, even if it logged one."""
+    """Return the stacks that explain a failure, as text.
+
+    These are the stacks of a hang, and the dump or traceback in stderr. Return "" if the process passed, even
+    if its stderr contains a traceback.
+    """
     if record.returncode == 0 and not record.timed_out:
         return ""
     explains = record.dump or record.traceback

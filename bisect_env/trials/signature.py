@@ -1,7 +1,9 @@
-"""Computes signatures: equal for equal failures, and comparable between releases. Pure.
+"""Computes the signature of a failure, a text that is equal for equal failures. Pure.
 
-A signature is a version, a kind, a phase and up to three normalised frames, innermost first. Stacks of CUDA
-faults are late and wrong, so those have a kind alone.
+A signature consists of the version of its format, the kind of failure (such as `crash:SIGSEGV`), the phase
+of the script, and up to three frames of the stack, innermost first. Frames are normalised, so that signatures
+can be compared between hosts and between releases of the packages. The signature of a CUDA error has only a
+kind, because CUDA reports errors late, with the stack of a later call.
 """
 
 from __future__ import annotations
@@ -12,17 +14,19 @@ import re
 from collections.abc import Sequence
 
 from bisect_env.matrix.signatures import SIGNATURE_VERSION, SignatureParts, as_part, read_signature
-from bisect_env.trials.classify import Classification, ExitRecord, abort_cause
+from bisect_env.trials.classify import Classification, ExitRecord
 from bisect_env.trials.records import Outcome
 from bisect_env.trials.tracebacks import PythonFrame
 
 FRAMES = 3
+"""Maximum number of frames in a signature."""
 SIMILAR = 0.8
-"""ClusterFuzz's threshold (`crash_comparer.py`, COMPARE_THRESHOLD). Here each pair of frames has to be as
-similar, not their mean: the outermost frames of all failures of one script are the same."""
+"""Similarity above which two frames count as equal; taken from ClusterFuzz (`crash_comparer.py`,
+COMPARE_THRESHOLD). ClusterFuzz compares the mean over all frames. Here every pair of frames must be similar,
+because different failures of one script often share their outermost frames."""
 COMMON_RUN = 2
-"""ClusterFuzz's rule that so many equal neighbouring frames make two crashes the same; here they have to
-include the innermost of one of the two, for the same reason."""
+"""Number of equal neighbouring frames that make two failures equal, as in ClusterFuzz. Here they must include
+the innermost frame of one of the two failures, because the outermost frames are often shared."""
 
 _CUDA = frozenset(
     {Outcome.CUDA_FAULT, Outcome.CUDA_OOM, Outcome.CUDA_INIT, Outcome.GPU_LOST, Outcome.UNSUPPORTED}
@@ -31,7 +35,14 @@ _FAILURES = _CUDA | {Outcome.HANG, Outcome.CRASH, Outcome.IMPORT_ERROR, Outcome.
 
 
 def signature(record: ExitRecord, found: Classification) -> str:
-    """Return the signature of a failure; "" for outcomes that are no failure."""
+    """Return the signature of a failure: a text that is equal for equal failures.
+
+    Return "" if the outcome is no failure of the script.
+
+    Args:
+        record: Exit record of the process.
+        found: Classification of that record.
+    """
     if found.outcome not in _FAILURES:
         return ""
     kind = f"{found.outcome}:{found.code}" if found.code else str(found.outcome)
@@ -54,12 +65,14 @@ def _frames(record: ExitRecord, found: Classification) -> tuple[str, ...]:
     named = tuple(normalise_python(frame) for frame in frames if not frame.is_importlib)[:FRAMES]
     if named or found.outcome is not Outcome.CRASH:
         return named
-    cause = abort_cause(record.stderr)
-    return (normalise_cause(cause),) if cause else ()
+    return (normalise_cause(record.abort_cause),) if record.abort_cause else ()
 
 
 def normalise_python(frame: PythonFrame) -> str:
-    """Return `package/module.py:function`, without line and prefix, so that all hosts give the same text."""
+    """Return a stack frame as text that is equal on all hosts, such as `package/module.py:function`.
+
+    Line numbers and directories are left out.
+    """
     file = frame.file
     for mark in ("/site-packages/", "/dist-packages/"):
         if mark in file:
@@ -71,10 +84,16 @@ def normalise_python(frame: PythonFrame) -> str:
 
 
 def normalise_cause(cause: str) -> str:
-    """Return the words of an abort without program, arguments, template parameters and addresses."""
+    """Return the message of an abort without the parts that vary, such as addresses.
+
+    The program name, arguments and template parameters are left out, too.
+
+    Args:
+        cause: Line that a library printed before it called `abort()` (see `ExitRecord.abort_cause`).
+    """
     cause = re.sub(r"^.*?: (?=\w+\(\))", "", cause)
     before = None
-    while before != cause:  # what is left when a pair is taken out may be one more, or an address
+    while before != cause:  # removing a pair of parentheses may create another pair or an address
         before = cause
         for pattern in (r"0x[0-9a-fA-F]+", r"<[^<>]*>", r"\([^()]*\)"):
             while (shorter := re.sub(pattern, "", cause)) != cause:
@@ -83,12 +102,16 @@ def normalise_cause(cause: str) -> str:
 
 
 def matches(a: str, b: str) -> bool:
-    """Return whether two stored signatures are of the same failure.
+    """Return whether two stored signatures describe the same failure.
 
-    They must have the same version and kind, and one of: equal frames; a common run of two frames that
-    includes the innermost of one of them (the other has one more inside); or equally many frames, each
-    similar by more than 0.8 to its counterpart (a function was renamed). Without frames the phase must be
-    equal. An empty signature matches nothing.
+    Version and kind must be equal. In addition, one of these conditions must hold:
+
+    * all frames are equal; if neither signature has frames, the phases are equal;
+    * both contain the same two neighbouring frames, which are the two innermost of at least one of them;
+    * both have the same number of frames, and each frame has a similarity above 0.8 to its counterpart, as
+      after a function was renamed.
+
+    An empty signature matches nothing.
     """
     if not a or not b:
         return False
@@ -107,9 +130,10 @@ def matches(a: str, b: str) -> bool:
 
 
 def _similarity(a: str, b: str) -> float:
-    """Return the similarity of two frames: the mean of that of their files and that of their names.
+    """Return the similarity of two stack frames, from 0 to 1.
 
-    Names are compared by words; letters alone would make `step_1` and `step_2` equal.
+    It is the mean of the similarities of the file names and of the function names. Function names are
+    compared word by word, because by letters `step_1` and `step_2` would be too similar.
     """
     file_a, _, name_a = a.rpartition(":")
     file_b, _, name_b = b.rpartition(":")

@@ -1,4 +1,4 @@
-"""Runs this host's debugging tools: takes the stacks of a process that hangs, and says who waits for whom."""
+"""Reads the stacks of a hanging process with py-spy or gdb, and finds which thread waits for which other."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import signal
 import struct
 import sys
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -23,21 +23,23 @@ import psutil
 from bisect_env.containers.engine import ask
 
 # --------------------------------------------------------------------------------------------------
-# The tools, with a time limit, and what they say.
+# Running the debugging tools with a time limit.
 
 TOOL_LIMIT = 20.0
-"""Seconds for one tool; the symbols of a CUDA process take gdb some of them."""
+"""Time limit for one tool in seconds. gdb needs several seconds to read the symbols of a CUDA process."""
 _KEPT = 200_000
-"""Characters kept of what a tool prints."""
+"""Maximum number of characters kept of a tool's output."""
 
 
 @dataclass(frozen=True, slots=True)
 class ToolOutput:
-    """The output of a tool.
+    """The result of running a debugging tool.
 
     Attributes:
+        ok: Whether the tool succeeded.
         text: Its standard output, truncated if it is too long.
-        why: Why it failed, in one line, or "".
+        why: What went wrong, in one line; "" if nothing did. It can be set although `ok` is true: a tool can
+            be interrupted after it has printed what was asked for.
     """
 
     ok: bool
@@ -47,44 +49,58 @@ class ToolOutput:
 
 @functools.cache
 def find_tool(name: str) -> str | None:
-    """Find a tool beside our own interpreter or on PATH; None if there is none."""
+    """Return the path of an installed program, or None if the program is not found.
+
+    The directory of the current Python interpreter is searched first, then PATH.
+    """
     beside = Path(sys.executable).parent / name
     return str(beside) if os.access(beside, os.X_OK) else shutil.which(name)
 
 
 def run_tool(argv: Sequence[str], limit: float = TOOL_LIMIT) -> ToolOutput:
-    """Run a tool until it ends, for at most `limit` seconds."""
+    """Run a debugging tool and return its result.
+
+    A tool that takes more than `limit` seconds has failed.
+    """
     answer = ask(argv, limit)
     if answer.returncode is None:
         return ToolOutput(False, "", f"no answer in {limit:.0f} s")
     lines = [line for line in answer.stderr.splitlines() if line.strip()]
-    # A tool says what is wrong first; a traceback says it last.
+    # The first line of stderr usually names the problem; in a traceback, it is the last line.
     said = lines[-1] if lines and lines[0].startswith("Traceback (") else next(iter(lines), "")
     why = "" if answer.ok else (said or f"exit code {answer.returncode}")
     return ToolOutput(answer.ok, answer.stdout[:_KEPT].replace("\0", "\ufffd"), why)
 
 
 def unwinds_natively() -> bool:
-    """Return whether py-spy sees native frames on this architecture."""
+    """Return whether py-spy can read native frames on this CPU architecture."""
     return platform.machine() in ("x86_64", "AMD64")
 
 
-def is_stopped(pid: int) -> bool:
-    """Return whether a process has been stopped by a signal."""
+def look_at(take: Callable[[str, int], ToolOutput], tool: str, pid: int) -> ToolOutput:
+    """Run a debugger on a living process, and let the process continue if the debugger was interrupted.
+
+    An interrupted debugger can leave the process stopped. After a debugger that ended normally, a stopped
+    process has stopped itself: it hangs for that reason, and continuing it would end the hang.
+
+    Args:
+        take: Function that runs the debugger, such as `with_gdb`.
+        tool: Path of the debugger.
+        pid: Id of the process.
+    """
     try:
-        return psutil.Process(pid).status() in (psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP)
+        was_stopped = psutil.Process(pid).status() in (psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP)
     except psutil.Error:
-        return False
-
-
-def go_on(pid: int) -> None:
-    """Continue a process that an interrupted tool has left stopped."""
-    with contextlib.suppress(ProcessLookupError, PermissionError):
-        os.kill(pid, signal.SIGCONT)
+        was_stopped = False
+    said = take(tool, pid)
+    if said.why and not was_stopped:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.kill(pid, signal.SIGCONT)
+    return said
 
 
 # --------------------------------------------------------------------------------------------------
-# Reading native stacks as gdb prints them. Pure.
+# Parsing native stacks in the format of gdb. Pure.
 
 _FRAME = re.compile(r"^#\d+\s+(?:0x[0-9a-f]+ in )?(?P<name>.+)$")
 _HANDLER = "<signal handler called>"
@@ -96,18 +112,19 @@ _DYING = re.compile(
     r"|chk_fail|stack_chk_fail|assert_fail\w*|gnu_cxx::.*|cxxabiv1::.*|cxa_(?:throw|rethrow)|std::terminate"
     r"|std::__throw_.*|faulthandler_\w*|fatal_error\w*|Py_FatalError\w*)(?:\W|$)"
 )
-"""Frames of how a process brings a signal on itself, which are the same whatever the reason."""
+"""Functions with which a process ends itself by a signal (`abort`, `raise`, ...). They are the same for every
+cause, so they are left out of stacks."""
 
 
 @dataclass(frozen=True, slots=True)
 class Frame:
-    """One frame of a thread.
+    """A frame of a thread's stack.
 
     Attributes:
-        function: Its name, or an address.
+        function: Name of the function, or an address if the name is unknown.
         file: Name of the source file or library.
-        line: Line number, 0 if unknown.
-        native: Whether it is native code instead of Python.
+        line: Line number; 0 if unknown.
+        native: Whether it is a frame of native code, not of Python.
     """
 
     function: str
@@ -124,13 +141,15 @@ _HANDLER_FRAME = Frame(_HANDLER, native=True)
 
 
 def failing_frames(text: str) -> list[Frame]:
-    """Return the native frames of the thread that failed, innermost first, without those of dying itself.
+    """Return the native frames of the thread that failed, from gdb's output, innermost first.
 
-    That thread is the one with a signal handler on its stack; its frames below the handler are returned.
-    If the signal met no handler, it is the thread that gdb names, which in a core file is thread 1.
+    The thread that failed is the one with a signal handler on its stack; only the frames that called into the
+    handler are returned. If no thread has a handler on its stack, it is the thread for which gdb reports the
+    signal, or thread 1 (in a core file). The functions with which a process ends itself, such as `abort`, are
+    left out.
 
     Args:
-        text: Output of `thread apply all bt` or `bt`.
+        text: Output of gdb's command `bt` or `thread apply all bt`.
     """
     threads: dict[int, list[Frame]] = {}
     number = took = 1
@@ -145,11 +164,11 @@ def failing_frames(text: str) -> list[Frame]:
     with_handler = next((stack for stack in threads.values() if _HANDLER_FRAME in stack), None)
     failed = with_handler or threads.get(took) or next(iter(threads.values()))
     if with_handler:
-        # The outermost: while faulthandler prints, a second signal may arrive.
+        # Use the outermost handler: a second signal may have arrived while faulthandler was printing.
         failed = failed[len(failed) - failed[::-1].index(_HANDLER_FRAME) :]
     begin = 0
     for position, frame in enumerate(failed):
-        # Libraries without symbols have unnamed frames among those of dying.
+        # In libraries without symbols, unnamed frames may lie between the frames of `abort`.
         if _DYING.match(frame.function):
             begin = position + 1
         elif frame.function != _UNNAMED:
@@ -168,7 +187,10 @@ def _native_frame(text: str) -> Frame:
 
 
 def _arguments_begin(text: str) -> int:
-    """Return where ` (x=1, y=...)` at the end of a frame begins; its length if there is none."""
+    """Return the index at which the argument list of a frame begins, such as ` (x=1, y=2)`.
+
+    Return `len(text)` if there is no argument list.
+    """
     depth = 0
     for position in range(len(text) - 1, -1, -1):
         depth += {")": 1, "(": -1}.get(text[position], 0)
@@ -179,38 +201,44 @@ def _arguments_begin(text: str) -> int:
 
 
 # --------------------------------------------------------------------------------------------------
-# Which thread of a hanging process waits for which other, and the cycle in that, if there is one.
+# Finding which thread of a hanging process waits for which other, and whether these waits form a cycle.
 #
-# Three sources, none of which needs debugging symbols. py-spy says which thread has the GIL and what frames
-# each has. The kernel says on which address a thread sleeps (`/proc/<pid>/task/<tid>/syscall`). At that
-# address a `pthread_mutex_t` names its owner, and an address inside the interpreter's own data is the GIL,
-# for which CPython waits on a condition of its runtime.
+# There are three sources, none of which needs debugging symbols. py-spy shows which thread holds the GIL, and
+# the frames of each thread. The kernel shows the address on which a thread sleeps
+# (`/proc/<pid>/task/<tid>/syscall`). If a `pthread_mutex_t` is at that address, it contains the thread id of
+# its owner. If the address lies inside the interpreter's own data, the thread waits for the GIL, because
+# CPython implements the GIL with a condition variable in its runtime data.
 
 _FUTEX = {202, 98}
-"""Number of the system call `futex` on x86-64, and on aarch64."""
+"""Numbers of the system call `futex` on x86-64 and on aarch64."""
 _WAITS = {0, 6, 9}
-"""FUTEX_WAIT, FUTEX_LOCK_PI, FUTEX_WAIT_BITSET."""
+"""Numbers of the futex operations that wait: FUTEX_WAIT, FUTEX_LOCK_PI, FUTEX_WAIT_BITSET."""
 _LOOKS = 12
+"""Maximum number of times that a thread's state is read until it is found sleeping."""
 _PAUSE = 0.003
-"""Looks at a thread that does not sleep, and seconds between two."""
+"""Seconds between two such readings."""
 _PYTHON = re.compile(r"/(?:lib)?python\d[\d.]*[a-z]*(?:\.so[\d.]*)?$")
 _MACHINERY = re.compile(
     r"^0x|^_?_?(?:GI_|lll_|pthread_|sem_|futex|syscall|poll|ppoll|select|epoll|ioctl|sched_yield|clock_)"
     r"|ffi_call|_call_function_pointer"
     r"|_ctypes_callproc|PyCFuncPtr_call|_CallPythonObject|closure_fcn|^Py[A-Z_]|^_Py"
 )
-"""Frames that say how a thread waits, or how Python calls, and not whose call it is."""
+"""Functions that implement waiting, or calls from Python into native code. They do not show which library
+made the call."""
 
 
 @dataclass(frozen=True, slots=True)
 class Thread:
-    """One thread of a process.
+    """A thread of a process.
 
     Attributes:
-        tid: Its id in the kernel.
+        tid: Id of the thread in the kernel.
+        name: Name of the thread in Python; "" if it has none.
         frames: Native and Python frames, innermost first.
-        wants_gil: Whether it sleeps until it gets the GIL.
-        mutex_owner: Thread that holds the mutex for which it sleeps; None if it waits for none.
+        has_gil: Whether the thread holds the GIL.
+        wants_gil: Whether the thread sleeps while it waits for the GIL.
+        mutex_owner: Id of the thread that holds the mutex for which this thread waits; None if it waits for
+            no mutex.
     """
 
     tid: int
@@ -225,12 +253,15 @@ class Thread:
 
     @property
     def python(self) -> Frame | None:
-        """Return its innermost Python frame."""
+        """Return the innermost Python frame of the thread; None if it has none."""
         return next((frame for frame in self.frames if not frame.native), None)
 
     @property
     def native_call(self) -> Frame | None:
-        """Return the native function that the innermost Python frame has called; None in Python code."""
+        """Return the frame of the native function that the innermost Python code is calling.
+
+        Frames that only implement waiting are avoided. Return None if the thread is running Python code.
+        """
         inner = []
         for frame in self.frames:
             if not frame.native:
@@ -238,8 +269,9 @@ class Thread:
             inner.append(frame)
         if not inner:
             return None
-        # The first that is no mere waiting, and rather a library's than the C library's; else any that has a
-        # name. A thread that keeps the GIL in a driver sleeps in `ioctl`, called by `cuMemGetInfo`.
+        # In order of preference: the innermost frame that does more than wait and is not in the C library,
+        # one that does more than wait, one with a name. For example, a thread that keeps the GIL in a driver
+        # sleeps in `ioctl`, called by `cuMemGetInfo`, which is the name to show.
         telling = [frame for frame in inner if not _MACHINERY.search(frame.function)]
         apart = [frame for frame in telling if not frame.file.startswith(("libc.so", "libc-"))]
         named = [frame for frame in inner if not frame.function.startswith("0x")]
@@ -247,16 +279,18 @@ class Thread:
 
     @property
     def place(self) -> str:
-        """Return a phrase that names the thread's native call and the Python frame that made it."""
+        """Return text that says in which native and Python function the thread is."""
         called_from = f", called from {self.python}" if self.native_call and self.python else ""
         return f"{self.native_call or self.python}{called_from}"
 
 
 def of_py_spy(document: Sequence[Mapping[str, Any]]) -> list[Thread]:
-    """Return the threads from the output of `py-spy dump --json`. Pure.
+    """Convert the parsed output of `py-spy dump --json` to threads.
+
+    The function only computes; it does no input or output.
 
     Raises:
-        KeyError: The output has another form.
+        KeyError: A key is missing in the output.
     """
     threads = []
     for thread in document:
@@ -265,7 +299,7 @@ def of_py_spy(document: Sequence[Mapping[str, Any]]) -> list[Thread]:
                 str(frame["name"]),
                 str(frame.get("short_filename") or frame["filename"]),
                 int(frame.get("line") or 0),
-                # Python frames belong to no library.
+                # Only native frames have a module (their library).
                 bool(frame.get("module")),
             )
             for frame in thread["frames"]
@@ -276,9 +310,10 @@ def of_py_spy(document: Sequence[Mapping[str, Any]]) -> list[Thread]:
 
 
 def with_waits(pid: int, threads: Sequence[Thread]) -> list[Thread]:
-    """Return the threads with what each waits for, as the kernel shows it.
+    """Return copies of the threads that also state what each thread waits for.
 
-    Unchanged if that is unreadable.
+    The attributes `wants_gil` and `mutex_owner` are read from `/proc`. If that fails, return the threads
+    unchanged.
     """
     try:
         maps = Path(f"/proc/{pid}/maps").read_text()
@@ -290,7 +325,7 @@ def with_waits(pid: int, threads: Sequence[Thread]) -> list[Thread]:
     found = []
     for thread in threads:
         address = addresses.get(thread.tid)
-        # The holder does not wait for it: what lies behind the interpreter's variables may be the heap.
+        # The holder of the GIL cannot wait for it. Its address may lie in a range that is really the heap.
         wants_gil = not thread.has_gil and any(low <= (address or 0) < high for low, high in runtime)
         owner = None if address is None or wants_gil else _owner(pid, address)
         if owner == thread.tid or owner not in here:
@@ -300,9 +335,14 @@ def with_waits(pid: int, threads: Sequence[Thread]) -> list[Thread]:
 
 
 def _addresses(pid: int, tids: Mapping[int, int]) -> dict[int, int]:
-    """Map each thread, by its own id, to the address on which it sleeps.
+    """Map the id of each sleeping thread to the memory address on which the thread waits.
 
-    The threads are read several times: one that waits for the GIL wakes every 5 ms and sleeps again.
+    The state of the threads is read several times, because a thread that waits for the GIL wakes up every
+    5 ms.
+
+    Args:
+        pid: Process id on this host.
+        tids: Id of each thread in its own namespace to its id on this host.
     """
     found: dict[int, int] = {}
     for _ in range(_LOOKS):
@@ -316,9 +356,10 @@ def _addresses(pid: int, tids: Mapping[int, int]) -> dict[int, int]:
 
 
 def _inner(task: Path) -> int:
-    """Return the id of a thread in its own namespace, which in a container differs from the id here.
+    """Return the id that a thread has in its own PID namespace, such as that of a container.
 
-    py-spy reports this id, and a mutex stores it as its owner.
+    `task` is the directory `/proc/<pid>/task/<tid>` of the thread. In a container, the id in the namespace
+    differs from the id on the host. py-spy reports the former, and a mutex stores it as its owner.
     """
     try:
         match = re.search(r"^NSpid:.*?(\d+)$", (task / "status").read_text(), re.MULTILINE)
@@ -328,7 +369,13 @@ def _inner(task: Path) -> int:
 
 
 def interpreter_data(maps: str) -> list[tuple[int, int]]:
-    """Return the address ranges of the interpreter's own variables, from `/proc/<pid>/maps`. Pure."""
+    """Return the address ranges (start, end) of the Python interpreter's global variables.
+
+    The function only computes; it does no input or output.
+
+    Args:
+        maps: Content of `/proc/<pid>/maps`.
+    """
     ranges: list[tuple[int, int]] = []
     last_end = 0
     for line in maps.splitlines():
@@ -336,7 +383,7 @@ def interpreter_data(maps: str) -> list[tuple[int, int]]:
         low, high = (int(part, 16) for part in span.split("-"))
         path = name[0] if name else ""
         writable = "w" in permissions
-        # What is zero at the start lies behind the file's last part, in a mapping of its own.
+        # Variables that are initially zero lie in a mapping without a name, directly after the file's own.
         if writable and (_PYTHON.search(path) or (path == "" and low == last_end)):
             ranges.append((low, high))
             last_end = high
@@ -356,7 +403,11 @@ def _sleeps_at(pid: int, tid: int) -> int | None:
 
 
 def _owner(pid: int, address: int) -> int | None:
-    """Return the thread that holds the mutex at an address, as glibc lays it out: lock, count, owner."""
+    """Return the id of the thread that holds the mutex at a memory address.
+
+    Return None if the memory cannot be read. A `pthread_mutex_t` of glibc begins with the integers lock,
+    count and owner.
+    """
     try:
         with Path(f"/proc/{pid}/mem").open("rb", buffering=0) as memory:
             memory.seek(address)
@@ -367,7 +418,11 @@ def _owner(pid: int, address: int) -> int | None:
 
 
 def explain(threads: Sequence[Thread]) -> list[str]:
-    """Return sentences that explain why a process does not continue; empty if no cause is seen. Pure."""
+    """Return sentences that say which thread waits for which other thread.
+
+    The list is empty if no thread waits. A cycle of waiting threads is reported first, as a deadlock. The
+    function only computes; it does no input or output.
+    """
     by_id = {thread.tid: thread for thread in threads}
     holder = next((thread for thread in threads if thread.has_gil), None)
     waits: dict[int, tuple[int, str]] = {}
@@ -401,10 +456,11 @@ def explain(threads: Sequence[Thread]) -> list[str]:
 
 
 def where_main_is(threads: Sequence[Thread]) -> list[str]:
-    """Return sentences on where the main thread is and which thread keeps the GIL. Pure.
+    """Return sentences on where the main thread is, and which other thread holds the GIL.
 
-    Use this for processes in which no thread is seen to wait for another. The owner of a `threading.Lock`
-    cannot be seen; a thread in a native call that holds the GIL is then the likely cause.
+    Use this if `explain` returns nothing. It cannot see who holds a `threading.Lock`; then a thread that
+    holds the GIL during a native call is the likely cause of a hang. The function only computes; it does no
+    input or output.
     """
     main = next((thread for thread in threads if thread.name == "MainThread"), None)
     holder = next((t for t in threads if t.has_gil and t is not main and t.native_call is not None), None)
@@ -416,7 +472,11 @@ def where_main_is(threads: Sequence[Thread]) -> list[str]:
 
 
 def _cycle(waits: Mapping[int, int]) -> list[int]:
-    """Return the threads of a cycle of waits, beginning with the smallest; empty when there is none."""
+    """Return the ids of threads that wait for each other in a cycle; empty if there is no cycle.
+
+    Args:
+        waits: Id of each waiting thread to the id of the thread that it waits for.
+    """
     for start in sorted(waits):
         path: list[int] = []
         at = start
@@ -429,19 +489,20 @@ def _cycle(waits: Mapping[int, int]) -> list[int]:
 
 
 # --------------------------------------------------------------------------------------------------
-# The stacks of a process that hangs, taken from outside while it still lives.
+# Reading the stacks of a hanging process from outside, while it is still alive.
 
 FAMILY = 8
-"""Processes looked at in one trial at most: the interpreter that hangs may be a grandchild."""
+"""Maximum number of processes of one trial whose stacks are read. The process that hangs may be a descendant
+of the one that was started."""
 GDB = ["-batch", "-nx", "-iex", "set auto-load off", "-iex", "set debuginfod enabled off"]
 _BY_PY_SPY = ", by py-spy:"
 
 
 def live_stacks(pid: int) -> str:
-    """Return Python and native stacks of all threads of a process and its descendants.
+    """Return, as text, the stacks of all threads of a process and of its descendants.
 
-    py-spy is used if it is installed and understands the process, else gdb. Failures of both are part of
-    the text. The process continues afterwards.
+    The stacks are read with py-spy or, if it is missing or fails, with gdb. If both fail, the text says why.
+    The processes continue afterwards.
     """
     return "\n\n".join(filter(None, (_of_one(member) for member in _family(pid))))
 
@@ -456,16 +517,12 @@ def _family(pid: int) -> list[int]:
 
 def _of_one(pid: int) -> str:
     failures = []
-    # One that has stopped itself hangs for that reason: waking it would end the hang before it was judged.
-    stopped = is_stopped(pid)
     for name, take in (("py-spy", with_py_spy), ("gdb", with_gdb)):
         tool = find_tool(name)
         if tool is None:
             failures.append(f"{name}: not on this machine")
             continue
-        said = take(tool, pid)
-        if not stopped:
-            go_on(pid)
+        said = look_at(take, tool, pid)
         if said.ok:
             return said.text
         failures.append(f"{name}: {said.why}")
@@ -473,9 +530,16 @@ def _of_one(pid: int) -> str:
 
 
 def with_py_spy(tool: str, pid: int) -> ToolOutput:
-    """Return all threads as py-spy sees them, with the thread that each waits for."""
+    """Read the stacks of all threads of a process with py-spy.
+
+    The resulting text also says which thread waits for which other thread.
+
+    Args:
+        tool: Path of py-spy.
+        pid: Id of the process.
+    """
     native = ["--native"] if unwinds_natively() else []
-    said = run_tool([tool, "dump", *native, "--json", "--pid", str(pid)])
+    first = said = run_tool([tool, "dump", *native, "--json", "--pid", str(pid)])
     if not said.ok and native:
         said = run_tool([tool, "dump", "--json", "--pid", str(pid)])
     if not said.ok:
@@ -484,11 +548,14 @@ def with_py_spy(tool: str, pid: int) -> ToolOutput:
         found = with_waits(pid, of_py_spy(json.loads(said.text)))
     except (ValueError, KeyError) as error:
         return ToolOutput(False, "", f"its answer cannot be read: {error!r}")
-    return ToolOutput(True, render(pid, found))
+    return ToolOutput(True, render(pid, found), first.why)
 
 
 def sentences(text: str) -> list[str]:
-    """Return the sentences of `live_stacks` that explain a hang, without the stacks. Pure."""
+    """Return the sentences that explain a hang, from text that `live_stacks` returned.
+
+    The function only computes; it does no input or output.
+    """
     found: list[str] = []
     reading = False
     for line in text.splitlines():
@@ -502,21 +569,32 @@ def sentences(text: str) -> list[str]:
 
 
 def with_gdb(tool: str, pid: int) -> ToolOutput:
-    """Return all threads with their native frames, as gdb shows them."""
+    """Read the native frames of all threads of a process with gdb.
+
+    Args:
+        tool: Path of gdb.
+        pid: Id of the process.
+    """
     said = run_tool([tool, *GDB, "-p", str(pid), "-ex", "thread apply all bt 40"])
     if "#0" not in said.text:
         return ToolOutput(False, "", said.why or "no frames")
-    return ToolOutput(True, f"Process {pid}, by gdb:\n{only_threads(said.text)}")
+    return ToolOutput(True, f"Process {pid}, by gdb:\n{only_threads(said.text)}", said.why)
 
 
 def only_threads(text: str) -> str:
-    """Return the output of gdb from its first thread on. Pure."""
+    """Return the output of gdb without the lines before the first thread.
+
+    The function only computes; it does no input or output.
+    """
     at = text.find("\nThread ")
     return text[at + 1 :].strip() if at >= 0 else text.strip()
 
 
 def render(pid: int, found: Iterable[Thread]) -> str:
-    """Return threads as text: first why the process does not continue, then the frames of each. Pure."""
+    """Format the threads of a process as text: first why the process hangs, then all frames.
+
+    The function only computes; it does no input or output.
+    """
     listed = list(found)
     lines = [f"Process {pid}{_BY_PY_SPY}", *(explain(listed) or where_main_is(listed))]
     for thread in listed:

@@ -1,21 +1,22 @@
-"""The process between a worker and a trial: it starts the trial and ends everything that it leaves behind.
+"""Starts the script of a trial in a process of its own, and ends every process that the script leaves behind.
 
-Run as a script by path, in isolated mode, with nothing but the standard library: it must start fast and
-never carry the worker's threads, Dask or CUDA into a trial. One *server* per worker process waits for
-requests and forks one *supervisor* for each process of a trial; forking this small single-threaded
-process costs about a millisecond, a new interpreter would cost as much as a short trial itself.
+This file is run as a script, in isolated mode and only with the standard library, so that it starts fast and
+brings no threads, Dask or CUDA of the worker into a trial. Each worker process has one *server*, which waits
+for requests. For each process of a trial, the server forks one *supervisor*. Forking this small process with
+one thread takes about a millisecond; starting a new interpreter would take as long as a short trial.
 
-The supervisor is a child subreaper: whatever the script leaves behind, daemonised or in another session,
-becomes a child of the supervisor and can be found without guessing whose it is. Its control socket ends
-when the worker dies, however it dies, and that ends the trial.
+The supervisor is a child subreaper: every process that the script leaves behind, even a daemon or a process
+in another session, becomes a child of the supervisor, which can so find and end it. When the worker dies, for
+whatever reason, the control socket is closed, and the supervisor ends the trial.
 
-Protocol on the control socket. In: a length (4 bytes, network order) and a JSON request, then single
-bytes `A` (abort) and `K` (kill). Out: one JSON object a line, `started` then `exited`,
-or `failed`.
+Protocol on the control socket: the worker sends a length (4 bytes, network order) and a request in JSON, then
+the single bytes `A` (abort) and `K` (kill). The supervisor sends one JSON object per line: `started` and then
+`exited`, or `failed`.
 """
 
 import contextlib
 import ctypes
+import errno
 import fcntl
 import json
 import os
@@ -24,6 +25,7 @@ import select
 import signal
 import socket
 import struct
+import subprocess
 import sys
 import time
 import traceback
@@ -33,20 +35,23 @@ from typing import Any, NoReturn
 PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
 LINGER = 0.2
-"""Seconds in which what outlives the main process may end by itself: multiprocessing's resource tracker
-gives back shared memory only if it is not killed first."""
+"""Seconds to wait, after the main process has ended, for other processes to end by themselves. For example,
+the resource tracker of multiprocessing frees shared memory only if it is not killed."""
 ABORT_LINGER = 2.0
-"""The same after an abort: grandchildren are printing their stacks."""
+"""Seconds to wait instead of `LINGER` after an abort, because other processes are printing their stacks."""
 END_GRACE = 10.0
-"""Seconds to wait for killed processes to go; one that a driver holds may never."""
+"""Seconds to wait for killed processes to end. A process that is blocked in a driver may never end."""
 ENGINE_LIMIT = 10.0
-"""Seconds for each command of a container engine."""
+"""Time limit in seconds for each command of a container engine."""
 
 _prctl = ctypes.CDLL(None, use_errno=True).prctl
 
 
 def _wakeup() -> int:
-    """Return a descriptor that is readable after SIGCHLD, so that `poll` waits for children and messages."""
+    """Return a file descriptor that becomes readable when a child process ends.
+
+    The signal SIGCHLD makes it readable, so `poll` can wait for children.
+    """
     reader, writer = os.pipe()
     os.set_blocking(reader, False)
     os.set_blocking(writer, False)
@@ -60,11 +65,11 @@ def _drain(fd: int) -> None:
         while os.read(fd, 512):
             pass
     except BlockingIOError:
-        pass
+        pass  # the pipe is empty
 
 
 def _parents() -> dict[int, int]:
-    """Map every process visible in /proc to its parent."""
+    """Map the id of every process in `/proc` to the id of its parent."""
     parents = {}
     for entry in os.listdir("/proc"):  # noqa: PTH208 - as cheap as can be, it may run often
         if entry.isdigit():
@@ -72,13 +77,13 @@ def _parents() -> dict[int, int]:
                 stat = Path("/proc", entry, "stat").read_bytes()
             except OSError:  # it ended between the listing and here
                 continue
-            # The name, in parentheses, may itself hold spaces and parentheses.
+            # The name of the program, in parentheses, may contain spaces and parentheses itself.
             parents[int(entry)] = int(stat[stat.rindex(b")") + 2 :].split()[1])
     return parents
 
 
 def _descendants() -> set[int]:
-    """Return every process below this one, direct children included."""
+    """Return the ids of all descendants of the current process."""
     parents = _parents()
     found: set[int] = set()
     frontier = {os.getpid()}
@@ -90,76 +95,85 @@ def _descendants() -> set[int]:
 
 def _signal_all(pids: set[int], number: int) -> None:
     for pid in pids:
-        # Gone already, or a setuid program: that one is left to the count of survivors.
+        # The process has ended, or is a setuid program, which will be counted as a survivor.
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.kill(pid, number)
 
 
 class ContainerHold:
-    """A lock on a running container, with the commands that end it; see `containers/trial.py`.
+    """A container that runs the script of a trial, with the commands that end and remove it.
+
+    While this process lives, it holds a lock on a file that the container watches; see `containers/trial.py`.
 
     Args:
-        commands: Commands of the engine by purpose, and the file to lock.
-        env: Environment of the commands.
+        commands: Purpose (`abort`, `kill`, `state`, `remove`) to a command of the engine, and under `hold`
+            the path of the file to lock.
+        env: Environment variables of the commands.
     """
 
     def __init__(self, commands: dict[str, Any], env: dict[str, str]) -> None:
         self._commands = commands
         self._env = env
-        # Never closed: the kernel gives the lock back when this process ends, however it ends.
+        # Never closed: the kernel releases the lock when this process ends, for whatever reason.
         self._held = os.open(commands["hold"], os.O_RDONLY)
         fcntl.flock(self._held, fcntl.LOCK_EX)
         self._is_sure = True
         self.state = ""
 
     def close(self, *, kill: bool) -> None:
-        """End the container, read its final state, and remove it."""
+        """Kill the container if `kill` is set, store its final state in `state`, and remove it."""
         if kill:
-            # It fails when the engine is still making the container, and when that has ended by itself.
+            # This fails if the engine is still creating the container, or if the container has ended.
             self._is_sure = self.call("kill")[0] == 0
         self.state = self.call("state")[1]
         self._is_sure &= self.call("remove")[0] == 0
 
     def close_again(self) -> None:
-        """Remove the container again if its removal was uncertain; by now no client can create it."""
+        """Remove the container again if a command of `close` failed.
+
+        Call this after the engine's client has ended, so that it cannot create the container afterwards.
+        """
         if not self._is_sure:
             self.call("remove")
 
     def call(self, name: str) -> tuple[int | None, str]:
-        """Run one of the commands and return its exit code (None if it took too long) and its output."""
-        argv = self._commands[name]
+        """Run the engine's command called `name`; return the exit code and the output.
+
+        The exit code is None if the command timed out.
+        """
         output = os.memfd_create("answer")
         try:
-            actions = [
-                (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),
-                (os.POSIX_SPAWN_DUP2, output, 1),
-                (os.POSIX_SPAWN_OPEN, 2, os.devnull, os.O_WRONLY, 0),
-            ]
-            pid = os.posix_spawn(argv[0], argv, self._env, file_actions=actions, setsid=True)
-            code = self._wait(pid)
+            done = subprocess.run(
+                self._commands[name],
+                env=self._env,
+                stdin=subprocess.DEVNULL,
+                # A file, because a daemon that the engine leaves behind would keep a pipe open.
+                stdout=output,
+                stderr=subprocess.DEVNULL,
+                timeout=ENGINE_LIMIT,
+                check=False,
+                start_new_session=True,
+            )
             os.lseek(output, 0, os.SEEK_SET)
-            return code, os.read(output, 1_000_000).decode("utf-8", "replace")
+            return done.returncode, os.read(output, 1_000_000).decode("utf-8", "replace")
+        except subprocess.TimeoutExpired:
+            return None, ""  # the engine hangs
         except OSError:  # the engine was uninstalled meanwhile
             return 127, ""
         finally:
             os.close(output)
 
-    def _wait(self, pid: int) -> int | None:
-        deadline = time.monotonic() + ENGINE_LIMIT
-        pause = 0.002
-        while time.monotonic() < deadline:
-            done, status = os.waitpid(pid, os.WNOHANG)
-            if done:
-                return os.waitstatus_to_exitcode(status)
-            time.sleep(pause)
-            pause = min(pause * 2, 0.02)
-        os.kill(pid, signal.SIGKILL)
-        os.waitpid(pid, 0)
-        return None
-
 
 class Supervisor:
-    """A supervisor of one process of a trial; see the module's text."""
+    """A process that starts one process of a trial, and later ends all processes left behind.
+
+    See the docstring of this module.
+
+    Args:
+        control: Control socket, connected to the worker.
+        stdout: Write end of the pipe for the script's standard output.
+        stderr: Write end of the pipe for the script's standard error.
+    """
 
     def __init__(self, control: socket.socket, stdout: int, stderr: int) -> None:
         self.control = control
@@ -173,7 +187,10 @@ class Supervisor:
         self.elsewhere: ContainerHold | None = None
 
     def run(self) -> bool:
-        """Serve one request from start to end; return false if processes are left that cannot be ended."""
+        """Start the script that the worker requests, wait for its end, and end all remaining processes.
+
+        Return False if processes are left that survived SIGKILL.
+        """
         request = self._read_request()
         self.wakeup = _wakeup()
         _prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
@@ -212,7 +229,7 @@ class Supervisor:
         return data
 
     def tell(self, event: dict[str, Any]) -> None:
-        """Send an event to the worker; do nothing if the worker is gone."""
+        """Send an event to the worker as a line of JSON; do nothing if the worker has died."""
         with contextlib.suppress(OSError):
             self.control.sendall(json.dumps(event).encode() + b"\n")
 
@@ -231,26 +248,45 @@ class Supervisor:
         )
 
     def _start(self, request: dict[str, Any]) -> bool:
-        reader, writer = os.pipe()  # close-on-exec: it ends by itself when the exec succeeds
+        """Start the script and return True; if that fails, tell the worker the reason and return False."""
         supervisor = os.getpid()
-        self.main = os.fork()
-        if self.main == 0:
-            _become(request, self.stdout, self.stderr, writer, supervisor)
-        for fd in (writer, self.stdout, self.stderr):
-            os.close(fd)
-        with os.fdopen(reader, "rb") as stream:
-            problem = stream.read()
-        if problem:
-            os.waitpid(self.main, 0)
-            stage, number = problem.decode().split(":")
-            self.tell({"event": "failed", "stage": stage, "errno": int(number)})
+        stage = "setup"
+        try:
+            # The script inherits both.
+            _limit_core(wanted=request["core"])
+            if request["cpus"]:
+                os.sched_setaffinity(0, request["cpus"])
+            stage = "exec"
+            self._process = subprocess.Popen(
+                request["argv"],
+                env=request["env"],
+                cwd=request["cwd"],
+                stdin=subprocess.DEVNULL,
+                stdout=self.stdout,
+                stderr=self.stderr,
+                start_new_session=True,
+                preexec_fn=lambda: _become(supervisor, request["nice"]),
+            )
+        except OSError as error:
+            if stage == "exec" and error.filename == request["cwd"]:
+                stage = "chdir"
+            self.tell({"event": "failed", "stage": stage, "errno": error.errno})
+            return False
+        except ValueError:  # a NUL byte in an argument or in the environment
+            self.tell({"event": "failed", "stage": stage, "errno": errno.EINVAL})
             return False
         self.started = time.monotonic()
+        self.main = self._process.pid
+        for fd in (self.stdout, self.stderr):
+            os.close(fd)
         self.tell({"event": "started", "pid": self.main, "supervisor": supervisor})
         return True
 
     def _watch(self) -> bool:
-        """Wait for the main process; return false if the worker went away first."""
+        """Carry out the worker's orders until the main process ends.
+
+        Return True when it has ended or after an order to kill, and False if the worker dies first.
+        """
         poll = select.poll()
         poll.register(self.control, select.POLLIN)
         poll.register(self.wakeup, select.POLLIN)
@@ -264,11 +300,11 @@ class Supervisor:
                     continue
                 try:
                     orders = self.control.recv(16)
-                except ConnectionResetError:
+                except ConnectionResetError:  # the worker died; an orderly end is an empty answer
                     orders = b""
                 if not orders:
                     return False
-                # A process that ended in the same instant was not ended by us: look before each order.
+                # Check before each order whether the process has just ended by itself.
                 self._reap()
                 for order in orders.decode():
                     if not self._over() and self._obey(order):
@@ -278,25 +314,28 @@ class Supervisor:
         return self.status is not None
 
     def _obey(self, order: str) -> bool:
-        """Carry out an order; return true if nothing is left to watch."""
+        """Carry out an order of the worker: `A` (abort) or `K` (kill).
+
+        Return True for a kill: the caller then need not wait for the process any more.
+        """
         self.sent.append(order)
         if order == "A":
             if self.elsewhere is not None and self.elsewhere.call("abort")[0] == 0:
                 return False
-            # The whole group: behind a wrapper script, the interpreter that hangs is a grandchild. A stopped
-            # process takes no signal until it goes on.
+            # Signal the whole group: if a wrapper script was started, the process that hangs is its child. A
+            # stopped process handles a signal only after it is continued.
             for number in (signal.SIGABRT, signal.SIGCONT):
-                with contextlib.suppress(ProcessLookupError):
+                with contextlib.suppress(ProcessLookupError):  # the group has ended meanwhile
                     os.killpg(self.main, number)
             return False
         return True
 
     def _reap(self) -> bool:
-        """Reap every ended child; return false if there are no children at all."""
+        """Collect the exit status of all children that have ended; return False if no children are left."""
         while True:
             try:
                 pid, status, used = os.wait4(-1, os.WNOHANG)
-            except ChildProcessError:
+            except ChildProcessError:  # there is no child
                 return False
             if pid == 0:
                 return True
@@ -311,14 +350,16 @@ class Supervisor:
             pause = min(pause * 2, 0.02)
 
     def end_all(self) -> tuple[int, int]:
-        """Kill and reap all descendants.
+        """Kill and reap all descendants of this process.
 
-        Return how many outlived the main process, and how many still live.
+        Returns:
+            The number of processes, other than the main process, that were still running, and the number that
+            survived SIGKILL.
         """
         if not self._reap():
             return 0, 0
-        # Stop before killing: a fork bomb makes new processes faster than they can be killed one by one,
-        # but a stopped one makes none.
+        # Stop all processes before killing them: a fork bomb could otherwise create processes faster than
+        # they are killed.
         deadline = time.monotonic() + END_GRACE
         stopped: set[int] = set()
         while new := _descendants() - stopped:
@@ -335,58 +376,42 @@ class Supervisor:
         return left_over, len(_descendants())
 
 
-def _become(request: dict[str, Any], stdout: int, stderr: int, report: int, parent: int) -> NoReturn:
-    """Turn this forked process into the trial; report a failure as `stage:errno`."""
-    stage = "setup"
-    try:
-        os.setsid()
-        # In case the supervisor itself is killed. The signal is tied to the parent
-        # *thread*, which is why a worker's thread pool could not do this; the supervisor has but one.
-        _prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-        if os.getppid() != parent:
-            os._exit(127)
-        signal.set_wakeup_fd(-1)
-        for number in signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}:
-            # The C library keeps some real-time signals for itself.
-            with contextlib.suppress(OSError, ValueError):
-                signal.signal(number, signal.SIG_DFL)
-        signal.pthread_sigmask(signal.SIG_SETMASK, ())
-        _limit_core(wanted=request["core"])
-        if request["cpus"]:
-            os.sched_setaffinity(0, request["cpus"])
-        if request["nice"]:
-            os.nice(request["nice"])
-        null = os.open(os.devnull, os.O_RDONLY)
-        for source, target in ((null, 0), (stdout, 1), (stderr, 2)):
-            os.dup2(source, target)
-        stage = "chdir"
-        os.chdir(request["cwd"])
-        stage = "exec"
-        argv = [os.fsencode(arg) for arg in request["argv"]]
-        os.execve(argv[0], argv, {os.fsencode(k): os.fsencode(v) for k, v in request["env"].items()})
-    except OSError as error:
-        os.write(report, f"{stage}:{error.errno}".encode())
-    except ValueError:  # a NUL byte in an argument or in the environment
-        os.write(report, f"{stage}:22".encode())
-    finally:
+def _become(parent: int, nice: int) -> None:
+    """Prepare a forked process to execute the script: set its signals and its niceness.
+
+    Args:
+        parent: Process id of the supervisor.
+        nice: Amount added to the niceness.
+    """
+    # The kernel kills this process if the supervisor is killed. This depends on the parent *thread*, so a
+    # thread of a worker's pool could not be the parent; the supervisor has only one thread.
+    _prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    if os.getppid() != parent:
         os._exit(127)
+    signal.set_wakeup_fd(-1)
+    for number in signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}:
+        # The C library reserves some real-time signals.
+        with contextlib.suppress(OSError, ValueError):
+            signal.signal(number, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())
+    os.nice(nice)
 
 
 def _limit_core(*, wanted: bool) -> None:
     hard = resource.getrlimit(resource.RLIMIT_CORE)[1]
     resource.setrlimit(resource.RLIMIT_CORE, (hard if wanted else 0, hard))
-    # A handler behind a pipe (systemd-coredump, apport) is not bound by the limit: a process of 30 GB would
-    # be written out while its crash looks like a hang. Dumping no mapping keeps that short. Not every
-    # container shows the file. One that is wanted has private memory and the headers of libraries: what is
-    # shared with a GPU would make it huge.
+    # The limit does not apply if the kernel pipes cores to a program (systemd-coredump, apport). Writing the
+    # core of a process of 30 GB takes so long that its crash looks like a hang, so an unwanted core gets no
+    # memory mappings. A wanted core gets private memory and the headers of libraries; memory that is shared
+    # with a GPU would make it huge. The file does not exist in every container.
     with contextlib.suppress(OSError):
         Path("/proc/self/coredump_filter").write_text("0x11" if wanted else "0")
 
 
 def serve(requests: socket.socket) -> None:
-    """Fork one supervisor per request until the worker goes away."""
+    """Wait for requests on a socket and fork one supervisor for each, until the worker dies."""
     wakeup = _wakeup()
-    # Should a supervisor be killed, its trial's orphans come here instead of going to init.
+    # If a supervisor is killed, the processes of its trial become children of this process, not of init.
     _prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     supervisors: set[int] = set()
     orphaned = False
@@ -403,7 +428,7 @@ def serve(requests: socket.socket) -> None:
                 _end_last(supervisors)
                 return
             for received in fds:
-                os.set_inheritable(received, False)  # what recvmsg hands out would survive the exec
+                os.set_inheritable(received, False)  # descriptors from recvmsg would stay open after exec
             pid = os.fork()
             if pid == 0:
                 requests.close()
@@ -417,7 +442,7 @@ def serve(requests: socket.socket) -> None:
 
 
 def _end_last(supervisors: set[int]) -> None:
-    """Wait, once the worker is gone, until every supervisor has ended its trial; kill those that do not."""
+    """Wait until all supervisors have ended after the worker's death; kill those that do not end."""
     deadline = time.monotonic() + 2 * END_GRACE
     while supervisors and time.monotonic() < deadline:
         _bury(supervisors)
@@ -428,12 +453,15 @@ def _end_last(supervisors: set[int]) -> None:
 
 
 def _bury(supervisors: set[int]) -> bool:
-    """Reap ended supervisors; return whether one left processes of its trial behind."""
+    """Remove ended supervisors from the set; return whether one of them failed.
+
+    A supervisor that failed may have left processes behind.
+    """
     orphaned = False
     while True:
         try:
             pid, status = os.waitpid(-1, os.WNOHANG)
-        except ChildProcessError:
+        except ChildProcessError:  # there is no child
             return orphaned
         if pid == 0:
             return orphaned
@@ -443,7 +471,7 @@ def _bury(supervisors: set[int]) -> bool:
 
 
 def _end_orphans(supervisors: set[int]) -> bool:
-    """Kill the processes that dead supervisors left; return false if there are none."""
+    """Kill the processes that ended supervisors left behind; return whether there were any."""
     me = os.getpid()
     orphans = {pid for pid, parent in _parents().items() if parent == me} - supervisors
     _signal_all(orphans, signal.SIGKILL)
@@ -457,8 +485,12 @@ def _supervise(fds: list[int]) -> NoReturn:
     try:
         clean = supervisor.run()
     except EOFError:
+        # The worker died before it had sent its request. Nothing was started, and nobody waits for a result.
+        # If trials of that worker are still wanted, its executor reports them as lost.
         clean = True
-    except Exception:  # noqa: BLE001 - the process's outermost frame: the worker reports it
+    except Exception:  # noqa: BLE001
+        # This is the outermost frame of the process. The worker reports the error as a fault of the harness,
+        # so that it does not count against the script.
         supervisor.tell({"event": "failed", "stage": "supervisor", "text": traceback.format_exc()})
         supervisor.end_all()
     finally:

@@ -1,4 +1,4 @@
-"""Parses what CPython (2.7 and later) prints when it fails: tracebacks, groups and faulthandler's dumps."""
+"""Parses the stacks that CPython (2.7 and later) prints: tracebacks, and dumps of `faulthandler`."""
 
 from __future__ import annotations
 
@@ -9,21 +9,29 @@ from dataclasses import dataclass
 
 from bisect_env.trials.records import Phase
 
+_HEADER = "Traceback (most recent call last):"
+"""Header of a traceback. It may stand behind other text, because a progress bar was printed before it."""
+
 # --------------------------------------------------------------------------------------------------
-# Tracebacks of exception groups (Python 3.11 and later), read as that of the first failure inside. Pure.
+# Tracebacks of exception groups (Python 3.11 and later), reduced to the first exception inside. Pure.
 #
-# A group is how `asyncio.TaskGroup` and its like pass on what failed in them. It always says the same, at
-# the same place: what failed, and where, stands in its branches.
+# `asyncio.TaskGroup` and similar functions raise exception groups. The group itself always has the same type
+# and place. The exceptions inside it show what failed, and where.
 
 _GROUP = re.compile(r"^ +\+ Exception Group Traceback \(most recent call last\):$")
 _BRANCH = re.compile(r"^ +\+(?:-\+)?-+ \d+ -+$")
 _PREFIX = re.compile(r"^ +\| ?")
 _DRAWN = re.compile(r"^ +[|+]")
-_GROUP_HEADER = "Traceback (most recent call last):"
 
 
 def without_groups(lines: Sequence[str]) -> list[str]:
-    """Replace each exception group by a plain traceback: its frames, then those of its first leaf."""
+    """Replace the traceback of each exception group by a plain traceback of the first exception inside.
+
+    The plain traceback has the frames of the group, followed by the frames of that exception.
+
+    Args:
+        lines: Lines of the output.
+    """
     found: list[str] = []
     position = 0
     while position < len(lines):
@@ -38,12 +46,15 @@ def without_groups(lines: Sequence[str]) -> list[str]:
 
 
 def _end(lines: Sequence[str], position: int) -> int:
-    """Return the position after the last drawn line of an exception group; a message may interrupt it."""
+    """Return the index after the last line of an exception group, searching from `position` on.
+
+    Lines of a group begin with `|` or `+`. Other lines, which belong to a message, are skipped.
+    """
     end = position
     for index in range(position, len(lines)):
         if _DRAWN.match(lines[index]) and not _GROUP.match(lines[index]):
             end = index + 1
-        elif lines[index].endswith(_GROUP_HEADER):
+        elif lines[index].endswith(_HEADER):
             break
     return end
 
@@ -58,17 +69,15 @@ def _first_leaf(lines: Sequence[str]) -> list[str]:
             message = []
             continue
         text = _PREFIX.sub("", line)
-        if text.endswith(_GROUP_HEADER) or text.lstrip().startswith("+--"):
+        if text.endswith(_HEADER) or text.lstrip().startswith("+--"):
             continue
         (frames if not message and (text.startswith(" ") or not text) else message).append(text)
-    return [_GROUP_HEADER, *frames, *message]
+    return [_HEADER, *frames, *message]
 
 
 # --------------------------------------------------------------------------------------------------
-# Reading what CPython (2.7 and later) prints when it fails: tracebacks and faulthandler's dumps.
+# Parsing tracebacks and dumps of `faulthandler`, as CPython (2.7 and later) prints them.
 
-# A progress bar leaves its line open: headers need not begin theirs.
-_HEADER = "Traceback (most recent call last):"
 _FRAME = re.compile(r'^\s+(?:\| )?File "(?P<file>.*)", line (?P<line>\d+)(?:, in (?P<function>.+))?$')
 _FINAL = re.compile(r"^[ |]*(?P<type>[A-Za-z_][\w.]*)(?:: (?P<message>.*))?$")
 _CHAIN = ("The above exception was the direct cause", "During handling of the above exception")
@@ -79,37 +88,41 @@ _DUMP_FRAME = re.compile(r'^  File "(?P<file>.*)", line (?P<line>\d+|\?\?\?) in 
 
 @dataclass(frozen=True, slots=True)
 class PythonFrame:
-    """One Python frame."""
+    """A frame of a Python stack."""
 
     function: str
     file: str
     line: int = 0
     source: str = ""
-    """The line of code, where the interpreter could read it."""
+    """Line of code; "" if the interpreter could not read it."""
 
     @property
     def is_importlib(self) -> bool:
-        """Return whether the frame belongs to the import system or to the harness's wrapper of its lock."""
+        """Return whether the frame belongs to Python's import system.
+
+        Frames of the harness count, too, because the harness wraps the lock of the import system.
+        """
         return self.file.startswith(("<frozen importlib", "<frozen zipimport")) or self.file.endswith(
             "/harness/sitecustomize.py"
         )
 
     @property
     def is_module(self) -> bool:
-        """Return whether the frame is the top level of a file (not of `exec` or `-c`)."""
+        """Return whether the frame is the top-level code of a file, not of `exec` or `python -c`."""
         return self.function == "<module>" and not self.file.startswith("<")
 
 
 @dataclass(frozen=True, slots=True)
 class Traceback:
-    """One exception as printed.
+    """A traceback of one exception, as Python printed it.
 
     Attributes:
-        frames: Most recent call first.
-        exception: Its type as printed, `torch.OutOfMemoryError`.
-        message: First line of its message.
-        is_aside: Whether a thread, a destructor or an atexit handler printed it: the process went on.
-        text: From the first exception of its chain to the end of the message.
+        frames: Frames, most recent call first.
+        exception: Printed type of the exception, such as `torch.OutOfMemoryError`.
+        message: First line of the exception's message.
+        is_aside: Whether the exception occurred in a thread, a destructor or an `atexit` handler, and so did
+            not end the process.
+        text: Printed text, from the first exception of a chain to the end of the last message.
     """
 
     frames: tuple[PythonFrame, ...]
@@ -120,7 +133,10 @@ class Traceback:
 
     @property
     def said(self) -> str:
-        """Return its text without source lines, which may name failures that did not happen."""
+        """Return the text of the traceback without the lines of source code.
+
+        Source code may mention errors that did not occur.
+        """
         lines = self.text.splitlines()
         return "\n".join(
             line
@@ -130,14 +146,15 @@ class Traceback:
 
     @property
     def while_importing(self) -> bool:
-        """Return whether an import was executing a module's top level.
+        """Return whether the exception occurred while a module was being imported.
 
-        The interpreter removes the import system's own frames from a traceback. The top level of an
-        imported file remains, called from another frame; the outermost frame alone is the script itself.
+        The frames of the import system show this, but Python usually removes them from a traceback. So it
+        also counts if another frame called the top-level code of a file. The outermost frame is not called by
+        another one; it is the script itself.
         """
         if any(frame.is_importlib for frame in self.frames):
             return True
-        # A top level that was reached through `exec` (coverage, runpy) is a script, not an import.
+        # Top-level code that was started through `exec` (by coverage or runpy) is a script, not an import.
         return any(
             frame.is_module and (not caller.source or "import" in caller.source)
             for frame, caller in itertools.pairwise(self.frames)
@@ -147,7 +164,13 @@ class Traceback:
 
 @dataclass(frozen=True, slots=True)
 class ThreadStack:
-    """One thread of a faulthandler dump, innermost frame first; without the outermost if it is cut."""
+    """The stack of one thread in a dump of `faulthandler`.
+
+    Attributes:
+        current: Whether this thread got the signal.
+        frames: Frames, innermost first.
+        cut: Whether the outermost frames are missing, because `faulthandler` prints at most a hundred.
+    """
 
     current: bool
     frames: tuple[PythonFrame, ...]
@@ -156,11 +179,12 @@ class ThreadStack:
 
 @dataclass(frozen=True, slots=True)
 class FatalDump:
-    """The output of faulthandler on a fatal signal.
+    """The dump that `faulthandler` prints on a fatal signal.
 
     Attributes:
-        reason: `Segmentation fault`, `Aborted`…
-        threads: In the order printed; the one that got the signal is `current`.
+        reason: Reason as printed, such as `Segmentation fault`.
+        threads: Stacks of all threads, in the order printed.
+        text: Printed text of the dump.
     """
 
     reason: str
@@ -169,22 +193,22 @@ class FatalDump:
 
     @property
     def current(self) -> ThreadStack | None:
-        """Return the thread that got the signal."""
+        """Return the stack of the thread that got the signal; None if the dump does not mark one."""
         return next((thread for thread in self.threads if thread.current), None)
 
     @property
     def phase(self) -> Phase:
-        """Return the phase in which the process was, as far as the stacks show it.
+        """Return the phase of the script at the time of the signal, as far as the stacks show it.
 
-        While the script's top level runs, some thread has it as its outermost frame; afterwards the main
-        thread waits for the other threads. If neither is so, the interpreter is shutting down: atexit
-        handlers and destructors are called from no frame.
+        While the script runs, its top-level code is the outermost frame of a thread. After that, the main
+        thread waits for the other threads. If no stack shows either of these, the interpreter is shutting
+        down: `atexit` handlers and destructors have no outer Python frame.
         """
         stacks = [thread.frames for thread in self.threads if thread.frames]
         if not stacks or self.current is None:
             return Phase.UNKNOWN
         if not any(_is_top_level(frames[-1]) or _waits_for_threads(frames[-1]) for frames in stacks):
-            # faulthandler prints a hundred frames: below them may be anything.
+            # `faulthandler` prints at most a hundred frames; the outermost of a longer stack is unknown.
             return Phase.UNKNOWN if any(thread.cut for thread in self.threads) else Phase.TEARDOWN
         return Phase.IMPORT if any(frame.is_importlib for frame in self.current.frames) else Phase.BODY
 
@@ -202,7 +226,11 @@ def _waits_for_threads(frame: PythonFrame) -> bool:
 
 
 def parse_tracebacks(text: str) -> list[Traceback]:
-    """Return every traceback in an output, in order; chained exceptions are one traceback, the last."""
+    """Return all tracebacks in an output, in order.
+
+    Of chained exceptions ("During handling of the above exception ..."), only the last becomes a traceback;
+    its text includes the others.
+    """
     lines = without_groups(text.splitlines())
     found: list[Traceback] = []
     chain_start: int | None = None
@@ -242,7 +270,10 @@ def _from_header(line: str) -> str:
 
 
 def _frames(lines: list[str], position: int) -> tuple[list[PythonFrame], int]:
-    """Return the frames from here on, and the position of the first line that is not indented."""
+    """Parse the frames of a traceback from index `position` on.
+
+    Return them and the index of the first unindented line.
+    """
     frames = []
     while position < len(lines) and (lines[position].startswith(" ") or not lines[position]):
         match = _FRAME.match(lines[position])
@@ -257,12 +288,15 @@ def _frames(lines: list[str], position: int) -> tuple[list[PythonFrame], int]:
 
 
 def _of_script(frames: list[PythonFrame]) -> list[PythonFrame]:
-    """Leave out the frames of the runner that repeats a script."""
+    """Return the frames except those of `repeat.py`, the harness's runner that repeats a script."""
     return [frame for frame in frames if not frame.file.endswith("/repeat/repeat.py")]
 
 
 def _chained_to(lines: list[str], position: int) -> int | None:
-    """Return where the next traceback of the same chain begins; None if there is none."""
+    """Return the index at which the next traceback in a chain of exceptions begins.
+
+    Return None if the chain ends here.
+    """
     end = _end_of_message(lines, position)
     for index in range(position, end):
         if lines[index].startswith(_CHAIN):
@@ -271,7 +305,10 @@ def _chained_to(lines: list[str], position: int) -> int | None:
 
 
 def _end_of_message(lines: list[str], position: int) -> int:
-    """Return where a message ends: at the next traceback or dump, or at the end of the output."""
+    """Return the index of the line after the message of an exception.
+
+    The message ends at the next traceback or dump, or at the end of the output.
+    """
     while position < len(lines) and not (
         lines[position].endswith(_HEADER) or "Fatal Python error: " in lines[position]
     ):
@@ -287,12 +324,16 @@ def _is_aside(lines: list[str], start: int) -> bool:
 
 
 def final_traceback(text: str) -> Traceback | None:
-    """Return the last traceback that can explain why the process ended."""
+    """Return the traceback that explains why a process ended, or None if there is none.
+
+    It is the last one in the output that can be the cause. Tracebacks of threads, destructors and `atexit`
+    handlers are ignored, because they do not end a process.
+    """
     return next((t for t in reversed(parse_tracebacks(text)) if not t.is_aside), None)
 
 
 def parse_fatal_dump(text: str) -> FatalDump | None:
-    """Parse the last of faulthandler's dumps in an output."""
+    """Parse the last dump of `faulthandler` in an output; return None if there is none."""
     lines = text.splitlines()
     found = [(i, match) for i, line in enumerate(lines) if (match := _FATAL.match(line))]
     if not found:

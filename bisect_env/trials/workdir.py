@@ -1,4 +1,4 @@
-"""What a trial finds around it: private directories, gone afterwards in any case, and its variables."""
+"""Creates and removes the private directories of a trial, and builds its environment variables."""
 
 from __future__ import annotations
 
@@ -17,34 +17,35 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 from bisect_env.containers.engine import ask
+from bisect_env.matrix.files import StudyFile
 from bisect_env.secrets import passed_on, without_proxy_logins
 from bisect_env.temporary import FULL, TRIAL, left_behind, make_held
-from bisect_env.trials.records import TrialFile
 
 # --------------------------------------------------------------------------------------------------
-# A trial's private directories: made fresh, filled, and removed afterwards.
+# A trial's private directories: created, filled with its files, and removed after the trial.
 
 REMOVAL = "removal.json"
-"""File with commands that remove what a trial has outside of its directory, and make what is in it removable,
-should nobody be left to."""
+"""Name of the file with the commands that clean up after a trial in a container whose worker and supervisor
+were killed. They remove the container, and make the files in the trial's directory removable."""
 
 
 _BARRIER = {
-    ".git": "gitdir: nothing\n",  # git says that this is no repository; black, isort and mypy look no further
+    ".git": "gitdir: nothing\n",  # for git this is no repository; black, isort and mypy stop searching here
     ".env": "",
     "pytest.ini": "",
     "ruff.toml": "",
     "tox.ini": "[flake8]\n",
     "uv.toml": "",
 }
-"""Files above a trial's working directory. Tools that look for their configuration in every directory up to
-the root stop at them. The place of temporary files is often one that every user writes to: pytest would take
-a `pytest.ini` there for the trial's own and run the `conftest.py` beside it. What a tool finds in the working
-directory itself still comes first."""
+"""Names and contents of files in the parent of a trial's working directory. Tools that search for their
+configuration in every directory up to the root stop at these files. Without them, a tool could find files of
+other users: temporary files are often in a directory that every user can write to, and pytest would use a
+`pytest.ini` there and run the `conftest.py` beside it. Configuration in the working directory itself still
+takes precedence."""
 _BROKEN = FULL | {errno.EIO, errno.EROFS, errno.ESTALE}
-"""What a file system that was writable answers when it is not any more."""
+"""Error numbers of a file system that has become full or unwritable."""
 _REMOVAL_LIMIT = 20.0
-"""Seconds for each of these commands."""
+"""Time limit in seconds for each of the commands in `REMOVAL`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,9 +53,10 @@ class WorkDir:
     """The directories of one process of a trial.
 
     Attributes:
-        top: Parent of the other two, closed to other users.
-        work: Its working directory, which holds only the trial's files.
-        tmp: Its TMPDIR, outside of `work` so that a script that lists its directory sees only its own files.
+        top: Parent of the other two directories; other users have no access to it.
+        work: Working directory of the process, which contains only the trial's files.
+        tmp: TMPDIR of the process. It is not in `work`, so that a script that lists its working directory
+            sees only its own files.
     """
 
     top: Path
@@ -63,11 +65,14 @@ class WorkDir:
 
 
 @contextmanager
-def work_dir(files: Sequence[TrialFile]) -> Iterator[WorkDir]:
-    """Create the directories and remove them at the end, whatever the script did to them.
+def work_dir(files: Sequence[StudyFile]) -> Iterator[WorkDir]:
+    """Create the directories of one process of a trial, and remove them at the end of the `with` block.
+
+    Args:
+        files: Files to write into the working directory.
 
     Raises:
-        ValueError: A file's name leads out of the directory.
+        ValueError: A file's name leads out of the working directory.
     """
     _sweep_once()
     top, held = make_held(TRIAL)
@@ -87,17 +92,11 @@ def work_dir(files: Sequence[TrialFile]) -> Iterator[WorkDir]:
             os.close(held)
 
 
-def sweep(*, containers: bool = True) -> None:
-    """Remove the directories of trials whose worker and supervisor were both killed.
-
-    Args:
-        containers: Whether to remove their containers as well, which may take long; otherwise trials in
-            containers are skipped.
-    """
+def sweep() -> None:
+    """Remove the directories, and the containers, of trials whose worker and supervisor were both killed."""
     for old in left_behind(TRIAL):
-        if not containers and (old / REMOVAL).exists():
-            continue
-        # The supervisor, if that lives, removes it at the same time; a process of the script may still write.
+        # Errors are ignored: a living supervisor may be removing the directory at the same time, or a process
+        # of the script may still be writing to it.
         with contextlib.suppress(OSError):
             with contextlib.suppress(FileNotFoundError, ValueError):
                 for argv in json.loads((old / REMOVAL).read_text("utf-8")):
@@ -109,17 +108,17 @@ def keep_removal(top: Path, commands: Sequence[Sequence[str]]) -> None:
     """Save the commands that `sweep` runs before it removes a trial's directory.
 
     Args:
-        top: The directory; a trial in a container cannot write to the saved file.
-        commands: Commands that remove what the trial has elsewhere and make the directory removable.
+        top: Directory of the trial. The script in the container cannot write to the saved file.
+        commands: Commands that remove the trial's container and make the files in `top` removable.
     """
     (top / REMOVAL).write_text(json.dumps(commands), "utf-8")
 
 
-# For a worker that was killed, a new one is started.
+# Once per process suffices: after a worker was killed, a new worker process is started.
 _sweep_once = functools.cache(sweep)
 
 
-def _write(directory: Path, file: TrialFile) -> None:
+def _write(directory: Path, file: StudyFile) -> None:
     name = PurePosixPath(file.name)
     if name.is_absolute() or ".." in name.parts:
         raise ValueError(f"the trial's file {file.name!r} lies outside its working directory")
@@ -131,7 +130,10 @@ def _write(directory: Path, file: TrialFile) -> None:
 
 
 def write_problem(folder: Path) -> str:
-    """Return the file system's error on writing to a folder, "" if there is none."""
+    """Write a test file into a folder, and return the error message if the file system fails.
+
+    Return "" if writing succeeds. Errors that do not mean a full or broken file system are ignored.
+    """
     probe = folder / f".probe-{os.getpid()}-{threading.get_ident()}"
     try:
         with probe.open("wb") as stream:
@@ -158,17 +160,17 @@ def _remove(top: Path) -> None:
 
 
 # --------------------------------------------------------------------------------------------------
-# Builds a trial's environment variables from an allow-list, never by inheriting them all.
+# Building a trial's environment variables from an allow-list; other variables are not inherited.
 #
-# Dask puts `OMP_NUM_THREADS=1`, `MALLOC_TRIM_THRESHOLD_` and a fixed `PYTHONHASHSEED` into its workers, an
-# activated virtual environment leaks its path, and a token in a shell is nobody's business: what is not named
-# here does not reach the script unless the matrix sets it.
+# Some variables of a worker must not reach the script: Dask sets `OMP_NUM_THREADS=1`,
+# `MALLOC_TRIM_THRESHOLD_` and a fixed `PYTHONHASHSEED`, an activated virtual environment adds its path, and a
+# shell may hold secret tokens. A variable that is not named here is passed on only if the matrix sets it.
 
 DEFAULT_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
-"""What a login shell starts with where PATH is not set."""
+"""The PATH used if the worker has none; it is the default of a login shell."""
 
 TRIAL_ID = "BISECT_ENV_TRIAL_ID"
-"""Variable that names the trial in each of its processes, for people who read a process list."""
+"""Environment variable with the trial's id, so that its processes can be recognised in a process list."""
 
 
 def child_env(
@@ -182,19 +184,19 @@ def child_env(
     own_bin: Path | None = None,
     extra: Mapping[str, str] | None = None,
 ) -> dict[str, str]:
-    """Return all environment variables of one trial.
+    """Return all environment variables of a trial that runs on this host.
 
     Args:
-        outer: The worker's own environment.
-        prefix_bin: The prefix's directory of commands; first on PATH.
+        outer: Environment variables of the worker, some of which are passed on.
+        prefix_bin: Directory of the environment's commands, which becomes the first on PATH.
         tmp: Private directory for temporary files.
-        hash_seed: `PYTHONHASHSEED`; random per trial and recorded, so that a trial can be repeated.
-        trial_id: The trial's id.
-        gpus: UUIDs of the GPUs that the trial may see. With none, it sees none: a script that quietly uses a
-            GPU that another trial was given would falsify both.
-        own_bin: Directory of this program's own commands, taken out of PATH: a `pytest` that the prefix
-            lacks must be missing, not run under our interpreter.
-        extra: The matrix's `trial.env` and `BISECT_ENV_<AXIS>`; wins over everything.
+        hash_seed: Value of `PYTHONHASHSEED`.
+        trial_id: Id of the trial.
+        gpus: UUIDs of the GPUs that the trial may see. If empty, it sees no GPU: a script that used the GPU
+            of another trial would distort both results.
+        own_bin: Directory of bisect-env's own commands, which is removed from PATH. Otherwise a `pytest` that
+            is missing in the environment would run with bisect-env's packages.
+        extra: Variables set by the matrix (`trial.env` and `BISECT_ENV_<AXIS>`), which override all others.
     """
     env = without_proxy_logins(passed_on(outer))
     env["PATH"] = child_path(outer.get("PATH", DEFAULT_PATH), prefix_bin, own_bin)
@@ -211,40 +213,43 @@ def container_env(
     gpus: Sequence[str] = (),
     extra: Mapping[str, str] | None = None,
 ) -> dict[str, str]:
-    """Return the variables that a trial in a container gets in addition to the image's.
+    """Return the environment variables of a trial in a container, in addition to those of the image.
 
-    None are this host's.
+    No variables of this host are passed on. For the arguments, see `child_env`.
     """
     return {**_settings(tmp, hash_seed, trial_id, gpus), **(extra or {})}
 
 
 def _settings(tmp: Path, hash_seed: int, trial_id: str, gpus: Sequence[str]) -> dict[str, str]:
-    """Return the variables that every trial gets, wherever it runs."""
+    """Return the environment variables that every trial gets, on the host and in containers."""
     env = {"TMPDIR": str(tmp)}
     env["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"
     env["CUDA_VISIBLE_DEVICES"] = ",".join(gpus)
     env["PYTHONFAULTHANDLER"] = "1"
     env["PYTHONHASHSEED"] = str(hash_seed)
     env["PYTHONNOUSERSITE"] = "1"
-    # Lines that a crash would lose in a pipe's block buffer appear, as they do on the terminal where the
-    # crash was first seen; patterns on the output need them.
+    # Without this, a crash would lose the lines in the buffer of the pipe. On a terminal they are printed,
+    # and patterns on the output need them.
     env["PYTHONUNBUFFERED"] = "1"
     env[TRIAL_ID] = trial_id
     return env
 
 
 def child_path(path: str, prefix_bin: Path, own_bin: Path | None) -> str:
-    """Return PATH with the prefix's commands first and without this program's own."""
+    """Return `path` with `prefix_bin` as its first directory and without `own_bin`."""
     return os.pathsep.join(dict.fromkeys([str(prefix_bin), *_without(path, own_bin)]))
 
 
 @functools.lru_cache(16)
 def _without(path: str, own_bin: Path | None) -> tuple[str, ...]:
-    """Return the directories of PATH except one, which is recognised through links as well; cached."""
+    """Return the directories of `path` without `own_bin`.
+
+    Other names of `own_bin`, through links, are left out, too. The result is cached.
+    """
     own = None if own_bin is None else os.path.realpath(own_bin)
     return tuple(part for part in path.split(os.pathsep) if part and os.path.realpath(part) != own)
 
 
 def own_bin() -> Path | None:
-    """Return the directory of this program's own commands, if it lives in a virtual environment."""
+    """Return the directory of bisect-env's own commands; None if it runs in no virtual environment."""
     return None if sys.prefix == sys.base_prefix else Path(sys.prefix, "bin")

@@ -10,44 +10,41 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from bisect_env.errors import InfrastructureError, UsageError
-from bisect_env.storage.backend import database_location, open_database, shown_location
+from bisect_env.storage.backend import database_location, shown_location
+from bisect_env.storage.connecting import open_database
 from bisect_env.storage.transfer import export
 from bisect_env.temporary import temporary
 
 LOOPBACK = "127.0.0.1"
 
 
-def serve(
-    reference: str | None, port: int, *, tell: Callable[[str, str | None], None], with_token: bool = True
-) -> None:
+def serve(reference: str | None, port: int, *, tell: Callable[[str, str | None], None]) -> None:
     """Serve the database in a browser until Ctrl-C.
 
     Args:
-        reference: As `Store.open` takes it.
-        port: To listen on; 0 for any that is free.
-        tell: Called once with the address, and with what should be known about a copy, if it is one.
-        with_token: Whether only who knows the address is let in; else every user of this machine.
+        reference: The database, as for `Store.open`.
+        port: Port to listen on; 0 for any free one.
+        tell: Called once with the address, and with a note if a copy of the database is served.
 
     Raises:
         UsageError: Datasette is not installed, or the port is taken.
-        StorageError: There is no database that this release could use.
+        StorageError: There is no database that this release can use.
     """
     if importlib.util.find_spec("datasette") is None:
         raise UsageError("Datasette is not installed", remedy="pip install 'bisect-env[web]'")
     with _file(reference) as (path, note), listening(port) as listener:
+        # Imported here because these packages are optional, and importing them takes two seconds.
         import uvicorn
 
-        from bisect_env.web.pages import make_app, our_pages
+        from bisect_env.web.pages import make_app
 
-        with our_pages(path):
-            token = secrets.token_urlsafe(24) if with_token else None
-            app = make_app(path, shown_location(reference), token)
-            server = uvicorn.Server(uvicorn.Config(app, log_level="critical", access_log=False))
-            ending = f"{token}/" if token else ""
-            tell(f"http://{LOOPBACK}:{listener.getsockname()[1]}/{ending}", note)
-            # uvicorn ends in an orderly way, and then raises the signal again.
-            with contextlib.suppress(KeyboardInterrupt):
-                server.run(sockets=[listener])
+        token = secrets.token_urlsafe(24)
+        app = make_app(path, shown_location(reference), token)
+        server = uvicorn.Server(uvicorn.Config(app, log_level="critical", access_log=False))
+        tell(f"http://{LOOPBACK}:{listener.getsockname()[1]}/{token}/", note)
+        # uvicorn shuts down and then raises the signal again.
+        with contextlib.suppress(KeyboardInterrupt):
+            server.run(sockets=[listener])
 
 
 @contextlib.contextmanager
@@ -67,10 +64,12 @@ def _file(reference: str | None) -> Iterator[tuple[Path, str | None]]:
 
 @contextlib.contextmanager
 def listening(port: int) -> Iterator[socket.socket]:
-    """Open a socket on the loopback address, which other machines cannot reach, inside the block.
+    """Open a listening socket on the loopback address for the duration of the block.
+
+    Other machines cannot reach this address.
 
     Raises:
-        UsageError: The port is taken, or needs rights.
+        UsageError: The port is taken, or needs privileges.
         InfrastructureError: There is no loopback address.
     """
     with socket.socket() as listener:
@@ -89,6 +88,6 @@ def listening(port: int) -> Iterator[socket.socket]:
             raise UsageError(
                 f"port {port} is taken", remedy="name another with `--port`, or 0 for any"
             ) from error
-        # From now on the address answers: who comes early waits until the server runs.
+        # Early requests now wait until the server runs, instead of being refused.
         listener.listen()
         yield listener

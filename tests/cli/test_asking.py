@@ -93,6 +93,58 @@ def test_what_run_takes_other_commands_take(user: Asking, command: str) -> None:
     assert "unexpected" not in done.stderr
 
 
+def test_what_was_asked_in_words_is_reported_and_reproduced_in_the_same_words(user: Asking) -> None:
+    address = user.index
+    question, options = ("app>=1", "repro.py"), ("-p", "app>=1", "--", "python", "repro.py")
+    never = user.run("report", *question)
+    assert (never.returncode, "there are no results" in never.stderr) == (6, True)
+    asked = user.run("run", *question, "--always")
+    assert asked.returncode == 0, asked.stderr
+    answer = asked.stdout.splitlines()[0]
+    other = user.run("run", "other==1", "repro.py")
+    assert other.returncode != 0
+    # The latest study is another one: the words name this one.
+    for words in ((), ("app",), question, options):
+        user.index = address if words in (question, options) else ""
+        done = user.run("report", *words)
+        assert (done.stdout.splitlines()[0] == answer) is (words != ()), done.stderr
+    assert len(user.run("report", *question, "--trials", "--csv").stdout.splitlines()) > 3
+    assert "app" in user.run("report", *question, "--diff", "last-good", "first-bad").stdout
+    assert user.run("report", *question, "-f", "html", "-o", "report.html").returncode == 0
+    user.script("import app")
+    changed = user.run("report", *question)
+    assert changed.returncode == 2
+    assert "there is no study of this question" in changed.stderr
+    assert "(app) asked something else" in changed.stderr
+    assert "begin it: give the same words to `bisect-env run`" in changed.stderr
+    user.script(BROKEN_FROM_FOUR)
+    assert user.run("reproduce", *question, "-o", "words").returncode == 0
+    user.index = ""
+    assert user.run("report", "report.html").stdout.splitlines()[0] == answer
+    assert user.run("reproduce", "report.html", "-o", "page").returncode == 0
+    files = [sorted(path.name for path in (user.folder / name).iterdir()) for name in ("words", "page")]
+    assert files[0] == files[1]
+    refused = user.run("reproduce", "report.html", "--with", "six")
+    assert (refused.returncode, "the report report.html asks already" in refused.stderr) == (2, True)
+
+
+def test_what_was_asked_in_words_is_explained_in_the_same_words(user: Asking, index: IndexServer) -> None:
+    for version in ("1", "2"):
+        index.add("helper", version, modules={"helper.py": f"works = {version} > 1\n"})
+    index.add("main", "1", requires=("other", "helper"))
+    index.add("main", "2", requires=("other", "helper<2"))
+    question = ("main>=1", "repro.py", "--always")
+    user.script("import helper\nassert helper.works\n")
+    assert user.run("run", *question, "--quick").returncode == 0
+    assert user.run("run", "other==1", "repro.py", "--always").returncode == 1
+    done = user.run("explain", *question)
+    assert done.returncode == 0, done.stderr
+    assert "→ helper 2 → 1" in done.stdout
+    user.script("import helper\nassert helper.works, 1\n")
+    changed = user.run("explain", *question)
+    assert (changed.returncode, "there is no study of this question" in changed.stderr) == (2, True)
+
+
 def test_a_question_of_somebody_else_is_not_run_by_its_name(
     user: Asking, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -146,6 +198,24 @@ def test_swapped_ends_are_said_to_be_swapped(user: Asking) -> None:
     assert "list older versions" not in done.stderr
 
 
+def test_remedies_have_the_form_in_which_was_asked(user: Asking) -> None:
+    user.script("import app\nopen('data.csv')\n")
+    words = ("-p", "app", "--good", "2", "--bad", "6", "--always")
+    done = user.run("run", *words, "--", "python", "repro.py")
+    assert (done.returncode, "the stated good combination is bad" in done.stderr) == (4, True), done.stderr
+    assert "add `--files data.csv`; else correct `--good` and `--bad`, or" in done.stderr
+    assert "`bad` in `trial` of a matrix file (`--save` writes one)" in done.stderr
+    assert user.run("plan", *words, "--save", "m.yaml", "--", "python", "repro.py").returncode == 0
+    user.index = ""
+    done = user.run("run", "m.yaml")
+    assert done.returncode == 4, done.stderr
+    assert (
+        "write `files: [repro.py, data.csv]` in `trial`; else correct `good` and `bad` in the matrix, or"
+        in done.stderr
+    )
+    assert "--" not in done.stderr.rpartition("remedy:")[2]
+
+
 def test_a_syntax_error_is_told_before_environments_are_made(user: Asking) -> None:
     user.script("import app\nassert int(app.version) < 4:\n")
     done = user.run("run", "app>=1", "repro.py")
@@ -173,7 +243,7 @@ def test_what_was_asked_can_be_saved_and_run_again(user: Asking) -> None:
     assert (user.folder / "m.yaml").read_text().startswith("# bisect-env run ")
     assert user.run(*("run", *words), "--", "python", "repro.py").returncode == 0, "it asks the same"
     other = user.run("run", "-p", "app", "--save", "m.yaml", "--", "python", "repro.py")
-    assert (other.returncode, "exists, and asks something else" in other.stderr) == (2, True)
+    assert (other.returncode, "exists, and contains another question" in other.stderr) == (2, True)
     user.index = ""
     again = user.run("run", "m.yaml")
     assert "going on after" in again.stderr
@@ -183,12 +253,18 @@ def test_what_was_asked_can_be_saved_and_run_again(user: Asking) -> None:
 
 
 @pytest.mark.slow
-def test_a_module_that_no_environment_has_is_named_at_once(user: Asking) -> None:
+@pytest.mark.parametrize(
+    ("more", "remedy"), [((), "--with pyyaml"), (("--save", "m.yaml"), "add `packages: [pyyaml]`")]
+)
+def test_a_module_that_no_environment_has_is_named_at_once(
+    user: Asking, more: tuple[str, ...], remedy: str
+) -> None:
     user.script("import yaml, app")
-    done = user.run("run", "app>=1", "repro.py")
+    done = user.run("run", "app>=1", "repro.py", *more)
     assert done.returncode == 2
-    assert "no environment has the module 'yaml'" in done.stderr
-    assert "--with pyyaml" in done.stderr
+    # Which sentence it is depends on whether the bad one was built before the good one had failed twice.
+    assert "the module 'yaml', which the command imports" in done.stderr
+    assert remedy in done.stderr
     assert "Traceback" not in done.stderr
 
 
@@ -309,7 +385,7 @@ def test_a_question_is_saved_as_a_whole_or_not_at_all(user: Asking) -> None:
     matrix = user.folder / "m.yaml"
     matrix.write_bytes("name: größe\n".encode("latin-1"))
     refused = user.run("plan", "app>=1", "repro.py", "--save", "m.yaml")
-    assert (refused.returncode, "exists, and asks something else" in refused.stderr) == (2, True)
+    assert (refused.returncode, "exists, and contains another question" in refused.stderr) == (2, True)
     assert matrix.read_bytes() == "name: größe\n".encode("latin-1")
     refused = user.run("plan", "app>=1", "repro.py", "--save", "no/m.yaml")
     assert (refused.returncode, "there is no directory" in refused.stderr) == (2, True)

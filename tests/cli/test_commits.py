@@ -15,7 +15,7 @@ from benchmarks.commits import compiled
 from benchmarks.repositories import Change, git, in_tree, module, pure, write
 from bisect_env.engine.narrow import tag_of
 from bisect_env.report.build import load_report
-from bisect_env.report.formats import FORMATS
+from bisect_env.report.formats import Format, formatted
 from bisect_env.storage.store import Store
 from tests.cli.asking import Asking, an_index
 from tests.cli.calls import RunCommand
@@ -47,8 +47,8 @@ def test_one_line_asks_for_the_commit(user: Asking) -> None:
     first = done.stdout.splitlines()[0]
     assert first.startswith(f"demo {commits[11][:10]} (Change number 12 (#1012)) is the first bad commit")
     assert "pull request: #1012" in done.stdout
-    # One more than `git bisect` takes of 19, and none for an end.
-    assert len(list((user.folder / "cache" / "commits").glob("*/*.whl"))) <= 6
+    # What `git bisect` takes of 19, and both ends.
+    assert len(list((user.folder / "cache" / "commits").glob("*/*.whl"))) <= 7
     assert "package: demo, from: v1.0" in done.stderr
     again = user.run("run", *words)
     assert again.stdout.splitlines()[0] == first
@@ -125,10 +125,14 @@ def test_from_the_first_bad_release_to_the_commit(user: Asking, index: IndexServ
     # The study of releases tells it from then on, in every format; and the command can be given again.
     with Store.open(str(user.folder / "results.sqlite"), read_only=True) as store:
         report = load_report(store, next(one.id for one in store.studies() if one.name == "demo"))
-    for form, make in FORMATS.items():
-        assert form == "csv" or commits[26][:10] in make()(report), form
+    for form in Format:
+        assert form == "csv" or commits[26][:10] in formatted(report, form), form
     again = user.run("explain", "--git", "clone", "--json")
     assert json.loads(again.stdout.splitlines()[-1])["commit"]["commit"] == commits[26]
+    # Without words, the releases are explained, though the study of the commits is the latest.
+    explained = user.run("explain")
+    assert "are commits" not in explained.stderr
+    assert "→ demo 1.2 → 1.3" in explained.stdout
 
 
 @pytest.mark.slow
@@ -200,7 +204,8 @@ def test_a_study_that_was_killed_during_a_build_goes_on(user: Asking) -> None:
     assert done.returncode == 0, done.stderr
     assert commits[5][:10] in done.stdout.splitlines()[0]
     assert not list(folder.glob(".build-*"))
-    assert len(list(folder.glob("*/*.whl"))) <= 5
+    # Both ends, three halvings of the seven others, and one that might have been next.
+    assert len(list(folder.glob("*/*.whl"))) <= 6
 
 
 def test_after_raising_the_limits_of_builds_no_trial_is_repeated(user: Asking) -> None:

@@ -38,15 +38,15 @@ def test_a_password_of_the_database_is_not_shown(run: RunCommand) -> None:
 
 def test_check(db: Path, run: RunCommand) -> None:
     code, _, err = run("db", "info", "--check")
-    assert (code, err) == (0, f"{db} is whole\n")
+    assert (code, err) == (0, f"{db} is undamaged\n")
     connection = sqlite3.connect(db)
     connection.execute("DELETE FROM locks")
     connection.commit()
     connection.close()
     code, _, err = run("db", "info", "--check")
     assert code == 6
-    assert "is not whole" in err
-    assert "take it from a backup" in err
+    assert "is damaged" in err
+    assert "restore it from a backup" in err
 
 
 def test_stats(db: Path, run: RunCommand) -> None:
@@ -92,12 +92,12 @@ def test_gc(db: Path, tmp_path: Path, run: RunCommand) -> None:
         study = store.study()
         one = record(stdout=noise(1))
         record_trial(store, study.id, one)
-    code, out, err = run("db", "gc", "--limit", "1KB", "--dry-run")
+    code, out, err = run("db", "gc", "--size", "1KB", "--dry-run")
     assert (code, out) == (0, "")
     assert "1 logs would be dropped" in err
-    assert "1 logs dropped" in run("db", "gc", "--limit", "1KB")[2]
+    assert "1 logs dropped" in run("db", "gc", "--size", "1KB")[2]
     assert "0 logs dropped: 0 bytes became 0, of 1000 allowed" in run("db", "gc")[2]
-    assert run("db", "gc", "--limit", "much")[0] == 2
+    assert run("db", "gc", "--size", "much")[0] == 2
     nowhere = str(tmp_path / "nowhere.sqlite")
     assert run("db", "gc", "--db", nowhere)[0] == 6
     assert not Path(nowhere).exists()

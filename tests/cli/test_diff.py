@@ -57,7 +57,7 @@ def test_from_last_good_to_first_bad(db: Path, run: RunCommand) -> None:
     )
 
 
-def test_any_two_combinations_hashes_and_files(db: Path, run: RunCommand, tmp_path: Path) -> None:
+def test_any_two_combinations_and_files(db: Path, run: RunCommand, tmp_path: Path) -> None:
     _, out, _ = run("report", "--diff", "torch=2.1", "torch=2.2", "--json")
     document = json.loads(out)
     assert [(c["name"], c["kind"], c["of_axis"]) for c in document["changes"]] == [
@@ -69,7 +69,7 @@ def test_any_two_combinations_hashes_and_files(db: Path, run: RunCommand, tmp_pa
     one.write_text(LOCKS[0].text)
     other.write_text(LOCKS[2].text)
     assert "+  filelock  —     3" in run("report", "--diff", str(one), str(other))[1]
-    assert "+  filelock" in run("report", "--diff", LOCKS[0].content_hash[:10], str(other))[1]
+    assert "+  filelock" in run("report", "--diff", "torch=2.1", str(other))[1]
     assert run("report", "--diff", "torch=2.1", "torch=2.1")[1].endswith("no package differs\n")
 
 
@@ -78,7 +78,6 @@ def test_any_two_combinations_hashes_and_files(db: Path, run: RunCommand, tmp_pa
     [
         (["torch=9", "torch=2.1"], "no value of the axis torch"),
         (["torch=2.4", "torch=2.1"], "torch=2.4 has no environment: no wheel"),
-        (["deadbeef", "torch=2.1"], "no lock of the study t has a hash that begins with deadbeef"),
         (["absent.yml", "torch=2.1"], "absent.yml cannot be read"),
         (["numpy", "torch=2.1"], "error: 'numpy' is no value of the axis torch"),
     ],

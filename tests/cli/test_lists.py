@@ -31,9 +31,9 @@ def test_trials(db: str, run: RunCommand) -> None:
     assert asked("--where", "outcome = 'crash' OR returncode = 0") == ["pass", "crash"]
     assert asked("--where", "outcome=crash", "--where", "orjson=1.0") == []
     assert asked("--where", "orjson=2.*") == ["crash"]
-    assert asked("--where", "gpu~GPU-1", "--with", "zipp=3.*") == ["crash"]
+    assert asked("--where", "gpu~GPU-1", "--installed", "zipp=3.*") == ["crash"]
     assert asked("--where", "gpu~gpu-1") == asked("--where", "gpu=gPU-*") == ["crash"], "in whatever case"
-    assert asked("--with", "zipp=4.*") == []
+    assert asked("--installed", "zipp=4.*") == []
     assert asked("--where", "returncode<0") == ["crash"]
     code, out, err = run("report", "--trials", "--limit", "1")
     assert (code, len(out.splitlines())) == (0, 3)
@@ -46,6 +46,6 @@ def test_a_condition_that_cannot_be_read(db: str, run: RunCommand) -> None:
     code, out, err = run("report", "--trials", "--where", "outcome = nonsense or so")
     assert (code, out) == (2, "")
     assert "remedy: " in err
-    assert run("report", "--trials", "--with", "a b")[0] == 2
+    assert run("report", "--trials", "--installed", "a b")[0] == 2
     assert run("report", "--trials", "--where", "1=1); DELETE FROM studies; --")[0] == 2
     assert objects(run("report", "--list", "--json")[1])

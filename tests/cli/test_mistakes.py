@@ -51,6 +51,43 @@ def test_how_often_and_how_sure_can_be_said_beside_a_matrix_file(
 
 
 @pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("report", "--format", "htm"), "'htm' is not one of"),
+        (("report", "--format="), "'' is not one of"),
+        (("run", "m.yaml", "--workers", "many"), "should be a valid integer"),
+    ],
+)
+def test_a_wrong_value_of_an_option_is_told_without_the_name_of_an_error(
+    run: RunCommand, words: tuple[str, ...], message: str
+) -> None:
+    code, _, err = run(*words)
+    assert code == 2
+    # typer wraps the message in a box.
+    assert message in " ".join(err.replace("│", " ").split())
+    assert "Value error" not in err
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ("version: 1", "version: 2", "is not a format that this release reads; write version: 1"),
+        ("python -c pass", "python -c '", "the command cannot be split into words"),
+        ("[1, 2]", "[1, 1]", "line 4: axes.level.values: value '1' stands twice; remove one"),
+        ("[1, 2]", "3", "line 4: axes.level.values: this should be a list, not '3'; write"),
+    ],
+)
+def test_a_wrong_value_in_a_matrix_is_told_without_the_name_of_an_error(
+    tmp_path: Path, run: RunCommand, old: str, new: str, message: str
+) -> None:
+    path = matrix_of(tmp_path, "1, 2")
+    path.write_text(path.read_text().replace(old, new))
+    code, _, err = run("plan", str(path))
+    assert (code, "Value error" in err) == (2, False)
+    assert message in err
+
+
+@pytest.mark.parametrize(
     "words",
     [
         ("trial", "m.yaml", "-n", "99999999999999999999"),
@@ -98,7 +135,7 @@ def test_a_log_that_cannot_be_written_to_the_end(
     before = full.stat().st_mode
     code, _, err = run("run", str(matrix_of(tmp_path, "1, 2")), "--log-file", str(full))
     assert code in (0, 1)
-    assert err.count("the log is not whole") == 1
+    assert err.count("the log is incomplete") == 1
     assert "Traceback" not in err
     assert full.stat().st_mode == before
 

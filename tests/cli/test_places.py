@@ -80,6 +80,41 @@ def test_development_releases_of_an_index_without_dates(
     assert first_bad(user, *words) == FIRST_BAD
 
 
+def test_a_list_of_versions_on_an_index_without_dates(user: Asking, nightly: IndexServer) -> None:
+    """Nothing is cut off by a date that nobody asked for."""
+    (user.folder / "m.yaml").write_text(
+        f"version: 1\nname: listed\nindex: {nightly.url}\n"
+        f"axes: {{app: {{package: app, versions: {NIGHTLY}}}}}\npackages: [helper]\n"
+        "trial: {command: python repro.py, files: [repro.py]}\nsearch: {crash_rate: 1}\n"
+    )
+    done = user.run("run", "m.yaml", "--json")
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout.splitlines()[-1])["verdict"]["first_bad"]["app"] == FIRST_BAD
+
+
+def test_an_address_without_an_index_is_named(user: Asking, nightly: IndexServer) -> None:
+    wrong = f"{nightly.url}/nothing"
+    done = user.run("run", "app>=2.dev0", "repro.py", "--pre", "--index", wrong)
+    assert done.returncode == 2
+    assert f"the index {wrong} does not know the package; correct the name or the index" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_a_study_goes_on_with_the_releases_that_it_began_with(user: Asking, nightly: IndexServer) -> None:
+    """An index without dates does not tell which releases came later."""
+    words = ("--extra-index", nightly.url)
+    assert first_bad(user, *words) == FIRST_BAD
+    nightly.add("app", "3.0", uploaded=None)
+    done = user.run(
+        "run", "app>=2.dev0", "repro.py", "--with", "helper", "--pre", "--always", "--json", *words
+    )
+    assert done.returncode == 0, done.stderr
+    events = [json.loads(line) for line in done.stdout.splitlines()]
+    assert "3.0" not in {event["combination"]["app"] for event in events if event["event"] == "trial"}
+    assert events[-1]["verdict"]["first_bad"]["app"] == FIRST_BAD
+    assert events[-1]["verdict"]["bad_values"]["app"][-1] == NIGHTLY[-1]
+
+
 @pytest.mark.parametrize(
     "variable", ["UV_INDEX", "UV_EXTRA_INDEX_URL", "UV_FIND_LINKS", "PIP_EXTRA_INDEX_URL", "PIP_FIND_LINKS"]
 )

@@ -148,8 +148,17 @@ def test_a_column_that_is_not_there_gets_those_that_are(db: str, run: RunCommand
     assert "v_packages has lock_hash, " in err
     assert "version" in err.partition("v_packages has")[2]
     assert "v_trials has" not in err
-    _, _, err = run("query", "SELECT * FROM trails")
-    assert "ask one SELECT over v_combinations, v_trials, v_verdicts, v_packages" in err
+    _, _, err = run("query", "SELECT nothing FROM packages")
+    assert "packages has " in err
+    assert "name" in err.partition("packages has")[2]
+
+
+@pytest.mark.parametrize("question", ["SELECT * FROM trails", "SELECT * FROM v_trials NATURAL JOIN trails"])
+def test_a_table_that_is_not_there_gets_those_that_are(db: str, run: RunCommand, question: str) -> None:
+    _, _, err = run("query", question)
+    assert "ask one SELECT over v_combinations, v_trials, v_verdicts, v_packages; the tables behind" in err
+    listed = err.partition("the tables behind these views are ")[2]
+    assert {"studies", "trials", "locks", "packages"} <= set(re.split(r"[,\s]+", listed))
 
 
 def test_a_number_that_no_database_knows_is_refused(db: str, run: RunCommand) -> None:
@@ -164,10 +173,10 @@ ENDLESS = "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n) SELEC
 
 @pytest.mark.parametrize("what", ["count(*) FROM n", "i FROM n", "max(i) FROM n WHERE i < 0"])
 def test_an_endless_question_is_ended(db: str, run: RunCommand, what: str) -> None:
-    code, out, err = run("query", ENDLESS + what, "--timeout", "0.1")
+    code, out, err = run("query", ENDLESS + what, "--time-limit", "0.1")
     assert (code, out) == (2, "")
     assert "was not answered within 0.1 s" in err
-    assert "--timeout" in err
+    assert "--time-limit" in err
 
 
 @pytest.mark.parametrize(
@@ -184,7 +193,7 @@ def test_a_huge_answer_is_given_up(
     monkeypatch.setenv("BISECT_ENV_DB", str(tmp_path / "r.sqlite"))
     Store.open(str(tmp_path / "r.sqlite")).close()
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    code, out, err = run("query", question, "--timeout", "100")
+    code, out, err = run("query", question, "--time-limit", "100")
     assert (code, out) == (2, "")
     assert "the answer takes more than 256 MiB" in err
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 700 * 1024  # KiB

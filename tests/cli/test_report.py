@@ -10,9 +10,11 @@ import stat
 import subprocess
 import sys
 import tempfile
+import webbrowser
 from functools import cache
 from importlib import metadata
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import pytest
 
@@ -42,6 +44,14 @@ def test_a_study_with_a_verdict(db: Path, run: RunCommand) -> None:
     assert (code, err) == (0, "")
     assert out.startswith("orjson 3.9.11 is the first bad version (last good 3.9.10): crashed in 3 of 18")
     assert "\x1b" not in out
+
+
+def test_a_script_without_its_package(db: Path, run: RunCommand) -> None:
+    code, _, err = run("report", "flaky.py")
+    assert code == 2
+    assert "flaky.py is a script: the package that was asked about is missing" in err
+    assert "orjson_crash" in err
+    assert "report --list` shows" in err
 
 
 def test_a_study_without_one(db: Path, run: RunCommand) -> None:
@@ -140,6 +150,36 @@ def test_what_goes_wrong(db: Path, run: RunCommand, arguments: list[str], code: 
     assert out == ""
     assert "Traceback" not in err
     assert "secret" not in err
+
+
+@pytest.mark.parametrize("words", [(), ("--output", "own.html")])
+def test_a_report_in_a_browser(
+    db: Path, run: RunCommand, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...]
+) -> None:
+    browser, opened = tmp_path / "browser", tmp_path / "opened"
+    browser.write_text(f'#!/bin/sh\nprintf %s "$1" > {opened}\n')
+    browser.chmod(0o755)
+    monkeypatch.setattr(webbrowser, "_tryorder", None)  # browsers are looked for once a process
+    monkeypatch.setenv("BROWSER", f"{browser} %s")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.chdir(tmp_path)
+    code, out, err = run("report", "orjson_crash", "--open", *words)
+    assert (code, out) == (0, ""), err
+    page = Path(urlsplit(opened.read_text()).path)
+    assert page.parent == (tmp_path if words else tmp_path / "cache" / "bisect-env" / "reports")
+    assert "orjson 3.9.11 is the first bad version" in page.read_text()
+    if not words:
+        assert stat.S_IMODE(page.parent.stat().st_mode) == 0o700
+
+
+def test_where_no_page_for_a_browser_can_be_written_another_file_is_named(
+    db: Path, run: RunCommand, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", "/proc/nowhere")
+    code, _, err = run("report", "orjson_crash", "--open")
+    assert code == 2
+    assert "there is no directory /proc/nowhere/bisect-env/reports" in err
+    assert "name another file" in err
 
 
 def test_to_explain_makes_no_database(run: RunCommand, tmp_path: Path) -> None:
@@ -261,6 +301,8 @@ TOLD = {"attr", "markdown_it", "mdurl", "pygments", "rich"}
 MODELS = {"annotated_types", "pydantic", "pydantic_core", "typing_extensions", "typing_inspection"}
 STORE = {"greenlet", "platformdirs", "sqlalchemy", "sqlmodel", *MODELS}
 REPORT = {"numpy", "ruamel", *TOLD}
+WORDS = {"uv"}
+"""What questions in words need: uv finds the versions of Python."""
 INDEX = {"backports", "certifi", "charset_normalizer", "idna", "requests", "urllib3", "uv"}
 
 
@@ -277,13 +319,13 @@ def installed() -> frozenset[str]:
     [
         (["--help"], TOLD | MODELS),
         (["--version"], set[str]()),
-        (["report", "--list"], STORE | REPORT),
-        (["report", "--trials"], STORE | REPORT),
+        (["report", "--list"], STORE | REPORT | WORDS),
+        (["report", "--trials"], STORE | REPORT | WORDS),
         (["query", "select 1"], STORE),
-        (["report", "orjson_crash"], STORE | REPORT),
-        (["report", "orjson_crash", "-f", "html"], STORE | REPORT | {"jinja2", "markupsafe"}),
-        (["plan", "m.yaml"], STORE | INDEX | REPORT | {"pypi_simple"}),
-        (["run", "m.yaml", "--quick", "--json"], STORE | REPORT | INDEX | {"pypi_simple"}),
+        (["report", "orjson_crash"], STORE | REPORT | WORDS),
+        (["report", "orjson_crash", "-f", "html"], STORE | REPORT | WORDS | {"jinja2", "markupsafe"}),
+        (["plan", "m.yaml"], STORE | INDEX | REPORT),
+        (["run", "m.yaml", "--quick", "--json"], STORE | REPORT | INDEX),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
@@ -344,3 +386,30 @@ def test_a_report_alone_is_enough_to_ask_again(
     assert (code, "level 3" in out) == (0, True), err
     code, _, err = run("run", "report.html", "--with", "six", *other)
     assert (code, "the report report.html" in err) == (2, True)
+    for words in (("report",), ("reproduce", "--at", "first-bad", "--output", "bundle")):
+        assert run(*words, "report.html", *other)[0] == 0
+    # Somebody else's database does not have it.
+    third = ("--db", str(tmp_path / "third.sqlite"))
+    Store.open(third[1]).close()
+    for command in ("report", "reproduce"):
+        code, _, err = run(command, "report.html", *third)
+        assert (code, "there is no study of report.html" in err) == (2, True)
+        assert "begin it: bisect-env run report.html" in err
+
+
+def test_options_of_a_question_are_refused_beside_a_study_and_not_beside_the_question(
+    tmp_path: Path, run: RunCommand, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "m.yaml").write_text(
+        "version: 1\nname: stated\naxes:\n  level: {values: [1, 2, 3, 4]}\n"
+        "trial: {command: \"python -c 'import sys; sys.exit({level} >= 3)'\"}\n"
+    )
+    db = ("--db", str(tmp_path / "one.sqlite"))
+    assert run("run", "m.yaml", "--quick", "--always", *db)[0] == 0
+    assert run("report", "m.yaml", "--always", *db)[0] == 0
+    for refused in (("--confidence", "0.9"), ("--trials", "--with", "six"), ("stated", "--rate", "0.1")):
+        code, out, err = run("report", *refused, *db)
+        assert (code, out) == (2, "")
+        assert "belongs to a question, and the study stated was asked before" in err
+        assert "leave it out" in err

@@ -8,17 +8,16 @@ import re
 import sqlite3
 import subprocess
 import sys
-import tarfile
 from functools import partial
 from pathlib import Path
 
 import pytest
 
 from bisect_env.cluster.pool import PoolExecutor
-from bisect_env.engine.plans import SoMany
+from bisect_env.engine.plans import FixedNumberPlan
 from bisect_env.engine.reproduction import ObservedFailure, reproduction
 from bisect_env.engine.session import Session
-from bisect_env.engine.single import open_one, run_trials
+from bisect_env.engine.single import open_combination, run_trials
 from bisect_env.environments.lock import LockedPackage
 from bisect_env.environments.lockfiles import make_lock
 from bisect_env.environments.prefix import ensure_prefix
@@ -58,7 +57,7 @@ def study(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     matrix, cache = load_matrix(path), tmp_path / "cache"
     executor = PoolExecutor(partial(ensure_prefix, cache_dir=cache), 2)
     with Store.open(str(studies.db)) as store:
-        one = open_one(
+        one = open_combination(
             matrix,
             "lib=2,level=9",
             store=store,
@@ -66,7 +65,7 @@ def study(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
             notify=lambda event: None,
         )
         session = Session(store, Environments(cache, index=index.url), lambda: executor)
-        run_trials(one, lambda: SoMany(one.index, 2), session)
+        run_trials(one, lambda: FixedNumberPlan(one.index, 2), session)
         executor.close()
     yield path
     server.shutdown()
@@ -140,6 +139,15 @@ def test_a_bundle_of_the_first_bad_says_where_it_does_not_fail(
     assert "What changed" not in (tmp_path / "last-good" / "README.md").read_text()
 
 
+@pytest.mark.parametrize("name", ["x.tar.gz", "x.TGZ", "x.zip"])
+def test_a_name_of_an_archive_is_refused(run: RunCommand, tmp_path: Path, name: str) -> None:
+    code, _, err = run("reproduce", "-o", str(tmp_path / name))
+    assert code == 2
+    assert f"{name} is named like an archive, and this command writes a directory" in err
+    assert f"name a directory, such as {tmp_path / 'x'};" in err
+    assert not (tmp_path / name).exists()
+
+
 @pytest.mark.integration
 def test_a_folder_that_is_read_only_is_said(study: Path, run: RunCommand, tmp_path: Path) -> None:
     place = tmp_path / "disk"
@@ -148,11 +156,10 @@ def test_a_folder_that_is_read_only_is_said(study: Path, run: RunCommand, tmp_pa
     if subprocess.run(mount, capture_output=True, check=False).returncode:
         pytest.skip("a file system can only be mounted by root")
     try:
-        for name in ("bundle", "bundle.tar"):
-            code, _, err = run("reproduce", "--at", "lib=2,level=9", "-o", str(place / name))
-            assert code == 6, err
-            assert "Read-only file system" in err
-            assert "--output" in err
+        code, _, err = run("reproduce", "--at", "lib=2,level=9", "-o", str(place / "bundle"))
+        assert code == 6, err
+        assert "Read-only file system" in err
+        assert "--output" in err
     finally:
         subprocess.run(["umount", str(place)], check=True)
 
@@ -221,30 +228,20 @@ def test_files_of_an_index_that_the_matrix_names_are_installed(
 
 
 @pytest.mark.integration
-def test_the_same_bundle_is_the_same_archive(study: Path, run: RunCommand, tmp_path: Path) -> None:
-    names = []
-    for number in (1, 2):
-        (tmp_path / str(number)).mkdir()
-        target = tmp_path / str(number) / "repro.tar"
+def test_the_same_bundle_is_the_same_directory(study: Path, run: RunCommand, tmp_path: Path) -> None:
+    found = []
+    for number in ("1", "2"):
+        target = tmp_path / number
         assert run("reproduce", "--at", "lib=2,level=9", "-o", str(target))[0] == 0
-        names.append(target)
-    assert names[0].read_bytes() == names[1].read_bytes()
-    with tarfile.open(names[0]) as archive:
-        members = {member.name: member for member in archive}
-    assert members["repro/run.sh"].mode == 0o755
-    assert {
-        "repro/README.md",
-        "repro/conda-lock.yml",
-        "repro/script.py",
-        "repro/Dockerfile",
-    } <= members.keys()
-    code, _, err = run("reproduce", "--at", "lib=2,level=9", "-o", str(names[0]))
+        paths = [path for path in sorted(target.rglob("*")) if path.is_file()]
+        found.append({str(path.relative_to(target)): path.read_bytes() for path in paths})
+    assert found[0] == found[1]
+    assert (tmp_path / "1" / "run.sh").stat().st_mode & 0o777 == 0o755
+    assert {"README.md", "conda-lock.yml", "script.py", "Dockerfile"} <= found[0].keys()
+    code, _, err = run("reproduce", "--at", "lib=2,level=9", "-o", str(tmp_path / "1"))
     assert code == 2
     assert "exists" in err
-    code, _, err = run("reproduce", "--at", "lib=2,level=9", "-o", str(tmp_path / "no" / "folder.tar"))
-    assert code == 6
-    assert "cannot be written" in err
-    # A directory, too, comes into one that is there: a mistyped path is not made.
+    # It comes into a directory that is there: a mistyped path is not made.
     code, _, err = run("reproduce", "--at", "lib=2,level=9", "-o", str(tmp_path / "no" / "folder"))
     assert code == 6
     assert "folder cannot be written: No such file or directory" in err
@@ -295,7 +292,8 @@ def test_a_shell_has_the_environment(study: Path) -> None:
 def test_a_bundle_of_conda_packages(tmp_path: Path) -> None:
     matrix = load_matrix(Studies(tmp_path).matrix("pass"))
     lock = make_lock("3.11.9", "linux-64", [conda("python", "3.11.9", "h1"), wheel("lib", "1")])
-    files = reproduction(matrix, Combination.of({"python": "3.11", "level": "3"}), lock, ObservedFailure())
+    made = reproduction(matrix, Combination.of({"python": "3.11", "level": "3"}), lock, ObservedFailure())
+    files = {file.name: file for file in made}
     assert files["explicit.txt"].content.decode().splitlines()[1:] == [
         "@EXPLICIT",
         f"{lock.packages[1].url}#{'0' * 32}",

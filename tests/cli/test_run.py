@@ -87,6 +87,7 @@ def test_ctrl_c_says_how_to_go_on(tmp_path: Path) -> None:
     assert process.returncode == 130
     assert "goes on from here" in err
     assert "Traceback" not in err
+    assert "error" not in err, "the user asked for it"
     assert command.stored()
     slow.unlink()
     assert command.run("--json", "--workers", "2").returncode == 0

@@ -12,11 +12,11 @@ import pytest
 
 from bisect_env.cli.options import ShownOptions
 from bisect_env.cli.trial_command import TrialLines, verification_text
-from bisect_env.engine import events
+from bisect_env.engine import amplify, events
 from bisect_env.engine.verify import Verification
 from bisect_env.search.rate_test import RateClaim
 from bisect_env.storage.store import Store
-from bisect_env.trials.records import Evidence, Outcome
+from bisect_env.trials.records import Evidence, Outcome, Perturbation
 from tests.cli.calls import RunCommand
 from tests.engine.studies import PYTHON, Studies
 from tests.report.samples import record
@@ -80,6 +80,7 @@ def test_a_verification_goes_on_after_ctrl_c(matrix: Path) -> None:
     assert process.returncode == 130, err
     assert "the same command goes on from here" in err
     assert "Traceback" not in out + err
+    assert "error" not in err
     done = subprocess.run(words, capture_output=True, text=True, timeout=100, check=False)
     assert done.returncode == 0, done.stderr
     assert "going on after" in done.stderr
@@ -131,7 +132,7 @@ def test_other_trials_are_told_from_bad_ones(capsys: pytest.CaptureFixture[str])
     assert capsys.readouterr().out.splitlines() == [
         "!   1  exit-fail        0.25 s  exit code 3; not counted",
         "?   2  killed-external     0.25 s  SIGKILL red; not counted",
-        "-   3  skip             0.25 s  exit code 125; nothing to learn here",
+        "-   3  skip             0.25 s  exit code 125; the script skipped it",
     ]
 
 
@@ -142,7 +143,7 @@ def test_how_a_verification_is_told() -> None:
 
     assert verification_text(verification(RateClaim.BELOW, 0, 309)) == (
         "below the limit: a=1 fails in fewer than 1 % of runs (95 % sure): 0 of 309 trials were bad\n"
-        "309 clean runs stand behind that; zero in 309 alone means below 1 %"
+        "309 trials passed; zero in 309 alone means below 1 %"
     )
     assert verification_text(verification(RateClaim.ABOVE, 4, 40)).startswith(
         "above the limit: a=1 fails in more than 1 % of runs"
@@ -150,3 +151,32 @@ def test_how_a_verification_is_told() -> None:
     assert verification_text(verification(None, 4, 400, "the limit of 400 trials is reached")).endswith(
         "4 of 400 trials were bad (1 %, 95 % interval 0–50 %); the limit of 400 trials is reached"
     )
+
+
+HUNTED = """
+    import os, sys
+    from planted import fails
+    if int(sys.argv[1]) >= 5 and fails(0.9 if "HUNTS" in os.environ else 0.08, len(os.environ)):
+        os.abort()
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.integration
+def test_circumstances_that_make_a_failure_frequent_are_found(
+    tmp_path: Path, run: RunCommand, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tried = (Perturbation("harmless", env={"HARMLESS": "1"}), Perturbation("hunts", env={"HUNTS": "1"}))
+    monkeypatch.setattr(amplify, "catalogue", lambda _cpus, _seeds, repeats: tried)
+    words = ("trial", str(Studies(tmp_path).matrix(HUNTED)), "--amplify", "--cache", str(tmp_path / "cache"))
+    words += ("--db", str(tmp_path / "results.sqlite"))
+    code, out, err = run(*words)
+    assert code == 0, err
+    assert f"bad end: python={PYTHON} level=9; good end: python={PYTHON} level=0" in err
+    assert [line.split()[0] for line in out.splitlines()[:3]] == ["as", "harmless", "hunts"]
+    assert "\nbest: hunts (" in out
+    assert "saves about " in out
+    # The same circumstances at an end that never fails make nothing more frequent.
+    code, out, err = run(*words, "--good", "level=0", "--bad", "level=1", "--json")
+    assert code == 1, err
+    assert json.loads(out.splitlines()[-1])["perturbation"] == {}

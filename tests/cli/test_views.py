@@ -10,7 +10,7 @@ from rich.console import Console
 from bisect_env.answers.axes import AxisInfo
 from bisect_env.answers.origins import Origin
 from bisect_env.answers.verdict_document import VerdictDocument
-from bisect_env.cli.views import JsonView, LiveView, PlainView, QuietView, bar, describe, interesting
+from bisect_env.cli.views import JsonView, LiveView, PlainView, QuietView, describe, interesting
 from bisect_env.engine import events
 from bisect_env.environments.progress import BuildStep
 from bisect_env.matrix.grid import AxisKind, Combination, Direction
@@ -111,8 +111,8 @@ def test_without_a_terminal_each_step_of_a_build_is_a_line_and_the_same_step_sel
     build("checking")
     assert stream.getvalue().splitlines() == [
         "locking 2 of 4",
-        "downloading torch 2.11.0: 1.0 of 5.0 GB; environment 2",
-        "downloading torch 2.11.0: 4.0 of 5.0 GB, about 7.5 s left; environment 2",
+        "downloading torch 2.11.0: 1.0 GB of 5.0 GB; environment 2",
+        "downloading torch 2.11.0: 4.0 GB of 5.0 GB, about 7.5 s left; environment 2",
         "verifying installed files; environment 2",
     ]
 
@@ -224,11 +224,6 @@ def test_the_table_keeps_what_is_open_in_the_grids_order() -> None:
     chances = {str(i): p for i, p in enumerate([0.0, 0.01, 0.4, 0.6, 0.99, 1.0])}
     shown = interesting(progress(**chances), 3)
     assert [c["pkg"] for c, _ in shown] == ["1", "2", "3"] or [c["pkg"] for c, _ in shown] == ["2", "3", "4"]
-
-
-@pytest.mark.parametrize(("fraction", "filled"), [(0.0, 0), (0.5, 10), (1.0, 20)])
-def test_bar(fraction: float, filled: int) -> None:
-    assert bar(fraction).count("█") == filled
 
 
 def test_a_bad_end_that_only_passes_is_told_with_what_that_excludes() -> None:

@@ -6,6 +6,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -160,6 +161,40 @@ class TestHostExecutor(ExecutorContract):
         assert "was lost before its answer was fetched" in answer.reason
         assert executor.wait(0.5) == []
         wait_until(lambda: executor.slots == 2)
+
+    @pytest.mark.slow
+    def test_a_worker_that_takes_long_to_start_again_comes_back(self, executor: HostExecutor) -> None:
+        before = {worker.pid for worker in psutil.Process().children()}
+        pids = executor.client.run(os.getpid)
+        psutil.Process(min(pids.values())).kill()
+        wait_until(lambda: any(worker.pid not in before for worker in psutil.Process().children()))
+        new = [worker for worker in psutil.Process().children() if worker.pid not in before]
+        for worker in new:
+            worker.suspend()
+        time.sleep(17.0)  # Dask gives up such a worker after 15 seconds
+        for worker in new:
+            worker.resume()
+        wait_until(lambda: executor.slots == 2)
+        executor.submit(request())
+        assert isinstance(collect(executor, 1)[0], TrialCompleted)
+
+    def test_workers_are_seen_while_the_client_looks_at_the_scheduler_itself(
+        self, executor: HostExecutor
+    ) -> None:
+        done = threading.Event()
+
+        def ask_for_no_workers() -> None:
+            # As the client does itself every few seconds.
+            while not done.is_set():
+                executor.client.scheduler_info(n_workers=0)
+
+        asking = threading.Thread(target=ask_for_no_workers)
+        asking.start()
+        try:
+            assert [len(executor.look(0.0)) for _ in range(200)] == [2] * 200
+        finally:
+            done.set()
+            asking.join()
 
     def test_ctrl_c_in_the_terminal_does_not_reach_trials_or_workers(
         self, executor: HostExecutor, tmp_path: Path

@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 
 import pytest
 
-from bisect_env.cluster.gpus import SICK_XIDS, Reading, Suspicions, after_trial, before_trial, shared_with
+from bisect_env.cluster.gpus import SICK_XIDS, Reading, Suspicions, after_trial, before_trial
 from bisect_env.cluster.perform import GpuTrial, GpuUnavailableError
 from bisect_env.cluster.worker import HostGpus
 from bisect_env.matrix.grid import Combination
@@ -65,11 +65,6 @@ def test_new_memory_errors_put_the_gpu_aside_and_old_ones_do_not() -> None:
     assert after_trial(replace(HEALTHY, uncorrected=None), old) is None
 
 
-def test_processes_of_others_are_seen() -> None:
-    before, after = replace(HEALTHY, processes=frozenset({7})), replace(HEALTHY, processes=frozenset({8, 9}))
-    assert shared_with(before, after, own=[9]) == {7, 8}
-
-
 def test_one_environment_alone_cannot_accuse_a_gpu() -> None:
     suspicions = Suspicions()
     assert [suspicions.lost([A], "lock") for _ in range(5)] == [[]] * 5
@@ -92,13 +87,15 @@ class Recorded:
     def __init__(self, readings: Sequence[Reading], xids: Sequence[int] = ()) -> None:
         self.readings = list(readings)
         self.seen = list(xids)
+        self.watched: Sequence[str] = ()
 
     def read(self, uuid: str) -> Reading:
         reading = self.readings.pop(0) if len(self.readings) > 1 else self.readings[0]
         return replace(reading, uuid=uuid)
 
     @contextmanager
-    def watch(self, _uuids: Sequence[str]) -> Iterator[Recorded]:
+    def watch(self, uuids: Sequence[str]) -> Iterator[Recorded]:
+        self.watched = uuids
         yield self
 
     def describe(self, _uuids: Sequence[str]) -> tuple[str, str]:
@@ -107,8 +104,11 @@ class Recorded:
     def xids(self, _uuid: str) -> list[int]:
         return self.seen
 
-    def busy(self, uuid: str) -> float | None:
-        return {A: 0.25, B: 0.75}.get(uuid)
+    def reported(self) -> list[int]:
+        return [xid for _ in self.watched for xid in self.seen]
+
+    def busy(self) -> float | None:
+        return max({A: 0.25, B: 0.75}.get(uuid, 0.0) for uuid in self.watched)
 
 
 def spec(gpus: int = 1, lock: str = "lock") -> TrialSpec:
@@ -129,7 +129,7 @@ def ends(outcome: Outcome, saw: list[list[str]] | None = None) -> GpuTrial:
 
 def lender(*readings: Reading, xids: Sequence[int] = ()) -> tuple[HostGpus, list[tuple[str, int]]]:
     gpus, aside = HostGpus(((A, B), Recorded(readings, xids))), []
-    gpus.on_aside = lambda uuid, _why, left: aside.append((uuid, left))
+    gpus.on_excluded = lambda uuid, _why, left: aside.append((uuid, left))
     return gpus, aside
 
 
@@ -190,6 +190,13 @@ def test_running_out_of_memory_beside_others_says_nothing() -> None:
     with pytest.raises(GpuUnavailableError, match="4711"):
         gpus.run(spec(), ends(Outcome.CUDA_OOM))
     assert gpus.run(spec(), ends(Outcome.PASS)).outcome is Outcome.PASS
+
+
+def test_processes_of_others_are_seen_before_and_after_a_trial() -> None:
+    before, after = replace(HEALTHY, processes=frozenset({7})), replace(HEALTHY, processes=frozenset({8, 9}))
+    gpus, _ = lender(before, after)
+    with pytest.raises(GpuUnavailableError, match="7, 8, 9"):
+        gpus.run(spec(), ends(Outcome.CUDA_OOM))
 
 
 def test_a_combination_that_calls_every_gpu_lost_takes_none_away() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import platform
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
@@ -10,9 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from bisect_env.cluster.choose import Place, machines_here
+from bisect_env.cluster.choose import Place
 from bisect_env.cluster.gpus import Nvml, Reading
 from bisect_env.cluster.pool import PoolExecutor
+from bisect_env.cluster.remote import RemoteExecutor
 from bisect_env.cluster.worker import HostGpus
 from bisect_env.environments.prefix import ensure_prefix
 from bisect_env.matrix.grid import Combination
@@ -20,6 +22,7 @@ from bisect_env.storage.entries import machines_of
 from bisect_env.storage.store import Store
 from bisect_env.trials.records import Machine, Outcome, TrialSpec
 from tests.cluster.cores import cores_executor
+from tests.cluster.dask_processes import DaskProcesses
 from tests.cluster.test_gpu_health import ends
 from tests.engine.studies import Studies
 
@@ -38,6 +41,9 @@ class Monitor:
         yield self
 
     def xids(self, _uuid: str) -> list[int]:
+        return []
+
+    def reported(self) -> list[int]:
         return []
 
     def describe(self, uuids: Sequence[str]) -> tuple[str, str]:
@@ -82,14 +88,6 @@ def test_what_nvml_says() -> None:
     assert nvml.describe(["lost"]) == ("", "")
 
 
-def test_a_place_without_gpus_needs_no_executor() -> None:
-    def never() -> PoolExecutor:
-        raise AssertionError("nothing was to be started")
-
-    with closing(Place(never, partial(machines_here, 0, None))) as place:
-        assert place.machines() == {HERE}
-
-
 def test_a_place_starts_its_executor_once(tmp_path: Path) -> None:
     started: list[PoolExecutor] = []
 
@@ -98,8 +96,7 @@ def test_a_place_starts_its_executor_once(tmp_path: Path) -> None:
         return started[-1]
 
     with closing(Place(start)) as place:
-        # An executor that cannot tell has no machines that are known well enough.
-        assert place.machines() == frozenset()
+        assert place.executor().machines() == {HERE}
         assert place.executor() is place.executor()
     assert len(started) == 1
 
@@ -109,6 +106,35 @@ def test_a_place_starts_its_executor_once(tmp_path: Path) -> None:
 def test_the_workers_of_a_cluster_tell(tmp_path: Path) -> None:
     with closing(cores_executor(partial(ensure_prefix, cache_dir=tmp_path), workers=2)) as executor:
         assert executor.machines() == {HERE}
+
+
+NVML = """
+class NVMLError(Exception):
+    pass
+
+def nvmlInit(): pass
+def nvmlDeviceGetCount(): return 2
+def nvmlDeviceGetHandleByIndex(index): return f"GPU-{index}"
+def nvmlDeviceGetHandleByUUID(uuid): return uuid
+def nvmlDeviceGetUUID(handle): return handle
+def nvmlDeviceGetName(handle): return "NVIDIA H100"
+def nvmlSystemGetDriverVersion(): return "570.1"
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.integration
+def test_the_workers_of_a_cluster_tell_which_gpus_they_lend(tmp_path: Path) -> None:
+    (tmp_path / "pynvml.py").write_text(NVML)
+    with DaskProcesses(tmp_path) as dask:
+        dask.scheduler()
+        path = os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])
+        # Dask itself would ask NVML for more than this has.
+        env = {"PYTHONPATH": path, "DASK_DISTRIBUTED__DIAGNOSTICS__NVML": "False"}
+        dask.worker("--resources", "GPU=2", env=env)
+        build = partial(ensure_prefix, cache_dir=tmp_path)
+        with closing(RemoteExecutor(build, scheduler=dask.address, gpus_per_trial=1)) as executor:
+            assert executor.machines() == {Machine(HERE.cpu, "NVIDIA H100", "570.1")}
 
 
 @pytest.mark.integration

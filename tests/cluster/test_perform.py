@@ -13,18 +13,15 @@ from bisect_env.trials.records import TrialRecord, TrialSpec
 from tests.cluster.executor_contract import request
 
 
-class Busy:
-    """A lender none of whose GPUs are free."""
-
-    def run(self, spec: TrialSpec, trial: GpuTrial) -> TrialRecord:
-        raise GpuUnavailableError("every GPU is used by others")
+def busy(_spec: TrialSpec, _trial: GpuTrial) -> TrialRecord:
+    raise GpuUnavailableError("every GPU is used by others")
 
 
 def test_what_lies_with_the_host_is_not_lost_under_the_trial() -> None:
     def build(lock: Lock, *, allow_source: bool | frozenset[str] = False, existing: bool = False) -> Prefix:
         return Prefix(Path(sys.prefix), Path(sys.executable))
 
-    lost = perform(request(), build=build, cancelled=lambda: False, worker="w", gpus=Busy())
+    lost = perform(request(), build=build, cancelled=lambda: False, worker="w", lend=busy)
     assert isinstance(lost, TrialLost)
     assert "every GPU is used by others" in lost.reason
     assert lost.host

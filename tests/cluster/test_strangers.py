@@ -10,7 +10,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from bisect_env.cluster.choose import unprotected
+from bisect_env.cluster.choose import tls_warning
 from tests.cluster.cores import cores_executor
 from tests.cluster.executor_contract import build, collect, request
 from tests.elsewhere import other_host
@@ -107,17 +107,17 @@ def test_another_host_finds_no_port_of_a_local_cluster() -> None:
 
 def test_a_scheduler_elsewhere_without_tls_is_warned_of(tmp_path: Path) -> None:
     for here in ("tcp://127.0.0.1:8786", "127.0.0.1:8786", "tcp://localhost:8786", "tcp://[::1]:8786"):
-        assert unprotected(here, None) is None
+        assert tls_warning(here, None) is None
     for safe in ("tls://192.0.2.1:8786", None):
-        assert unprotected(safe, None) is None
+        assert tls_warning(safe, None) is None
     for open_one in ("tcp://192.0.2.1:8786", "192.0.2.1:8786", "tcp://[2001:db8::1]:8786"):
-        warning = unprotected(open_one, None)
+        warning = tls_warning(open_one, None)
         assert warning is not None
         assert "without TLS" in warning
         assert "docs/how-to/clusters.md" in warning
     file = tmp_path / "scheduler.json"
     file.write_text('{"address": "tcp://192.0.2.1:8786"}')
-    assert "192.0.2.1" in (unprotected(None, file) or "")
+    assert "192.0.2.1" in (tls_warning(None, file) or "")
     for broken in ("", "[]", "{}"):
         file.write_text(broken)
-        assert unprotected(None, file) is None
+        assert tls_warning(None, file) is None

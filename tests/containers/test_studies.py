@@ -83,7 +83,7 @@ def test_axes_choose_images_and_a_tag_that_moves_is_noticed(
         known = store.study()
         states = {state.combination["level"]: state for state in store.combinations(known.id)}
         # There is no fifth image: that combination has no environment, and the others have their own.
-        assert states["5"].status == "unsolvable"
+        assert states["5"].status == "env-unsolvable"
         assert "none of that name" in states["5"].reason
         locks = {level: store.lock(state.lock_hash) for level, state in states.items() if state.lock_hash}
     assert len({lock.content_hash for lock in locks.values() if lock}) == 5

@@ -16,10 +16,13 @@ from pathlib import Path
 import psutil
 import pytest
 
+from bisect_env.containers.engine import LABEL, prune_containers
 from bisect_env.containers.trial import Inside
-from bisect_env.trials.records import Outcome, Phase, TrialFile, TrialRecord
+from bisect_env.matrix.files import StudyFile
+from bisect_env.trials.records import Outcome, Phase, TrialRecord
 from bisect_env.trials.run import TrialCancelledError, run_trial
 from bisect_env.trials.workdir import TRIAL_ID
+from tests.containers.real_engine import OURS
 from tests.trials.trial_support import make_spec
 
 pytestmark = [pytest.mark.slow, pytest.mark.integration]
@@ -89,8 +92,8 @@ def test_what_a_trial_finds_inside(inside: Inside, private_temp: Path) -> None:
         record = run(
             inside,
             files=(
-                TrialFile("main.py", textwrap.dedent(code).encode()),
-                TrialFile("data/values.txt", b"1\n"),
+                StudyFile("main.py", textwrap.dedent(code).encode()),
+                StudyFile("data/values.txt", b"1\n"),
             ),
             env={"GIVEN": "a value\nof two lines, 'quoted'"},
             hash_seed=7,
@@ -114,7 +117,7 @@ def test_a_hang_is_ended_with_its_stack_and_told_idle_from_busy(inside: Inside) 
 
 def test_phases_are_marked_inside(inside: Inside) -> None:
     """A process that ends without a stack says by its marks how far it came."""
-    files = (TrialFile("main.py", b"import broken\n"), TrialFile("broken.py", b"import os\nos._exit(3)\n"))
+    files = (StudyFile("main.py", b"import broken\n"), StudyFile("broken.py", b"import os\nos._exit(3)\n"))
     record = run(inside, files=files)
     assert (record.outcome, record.returncode, record.phase) == (Outcome.EXIT_FAIL, 3, Phase.IMPORT)
 
@@ -229,6 +232,37 @@ def test_a_container_does_not_outlive_a_worker_that_is_killed(
         subprocess.run([*argv, f"{trial_id}-next", "pass"], env=env, check=True, timeout=60)
     wait_for(lambda: not inside.engine.ask(*mine).stdout)
     wait_for(lambda: not list(place.iterdir()))
+
+
+def test_old_stopped_containers_are_pruned_and_no_others(inside: Inside) -> None:
+    engine, key = inside.engine, os.urandom(6).hex()
+    ours = f"{LABEL}={key}"
+
+    def start(label: str, code: str) -> str:
+        options = ["--detach", "--network", "none", "--label", label, *engine.run_args]
+        answer = engine.ask("run", *options, "--entrypoint", "python3", inside.image, "-c", code)
+        assert answer.ok, answer.words
+        return answer.stdout.strip()
+
+    def left() -> set[str]:
+        asked = ("ps", "--all", "--quiet", "--no-trunc", "--filter", f"label={OURS}")
+        return set(engine.ask(*asked).stdout.split()) & made
+
+    running = start(ours, "import time; time.sleep(600)")
+    stopped, other = start(ours, "pass"), start(f"{LABEL}={key}-other", "pass")
+    made, last = {running, stopped, other}, int(time.time())
+    try:
+        for one in (stopped, other):
+            assert engine.ask("wait", one).ok
+        assert prune_containers(engine, label=ours).ok
+        assert left() == made, "none is a day old"
+        # The engine rounds the limit down to whole seconds: containers of this second count as newer.
+        wait_for(lambda: int(time.time()) > last)
+        assert prune_containers(engine, label=ours, age="0s").ok
+        assert left() == {running, other}
+    finally:
+        engine.ask("kill", running)
+        engine.ask("rm", "--force", *left())
 
 
 @pytest.mark.parametrize("ending", ["os.abort()", "time.sleep(600)"], ids=["ends", "is killed"])

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
-from bisect_env.cluster.choose import Place, machines_here
+from bisect_env.cluster.choose import Place
 from bisect_env.cluster.pool import PoolExecutor
 from bisect_env.cluster.protocol import Executor
 from bisect_env.engine import events
@@ -118,7 +118,6 @@ class Studies:
                 provider=provider or Environments(cache, index=matrix.file.index),
                 place=Place(
                     make_executor or (lambda: PoolExecutor(partial(ensure_prefix, cache_dir=cache), slots)),
-                    partial(machines_here, 0, None),
                     stopped,
                 ),
                 lockfiles=self.folder / "lockfiles",

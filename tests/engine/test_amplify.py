@@ -93,7 +93,7 @@ def test_a_failure_that_never_shows_is_not_looked_for(
     studies: Studies, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its signature is not known, so that anything else might be made frequent instead."""
-    monkeypatch.setattr(amplify, "BASE_MOST", 48)
+    monkeypatch.setattr(amplify, "MAX_BASE_TRIALS", 48)
     script = "import os\nif 'OTHER' in os.environ: 1 / 0"
     done = studies.run(studies.matrix(script, rest="search: {amplify: true, max_trials: 10}"))
     assert done.exit_code is ExitCode.NO_VERDICT
@@ -143,7 +143,7 @@ def test_what_is_amplified_is_what_the_study_then_looks_for(
 
     monkeypatch.setattr(amplify, "catalogue", lambda _cpus, _seeds, repeats: TRIED[1:2])
     monkeypatch.setattr(amplify, "BASE_TRIALS", 12)
-    monkeypatch.setattr(amplify, "FINAL", 12)
+    monkeypatch.setattr(amplify, "FRESH_TRIALS", 12)
     script = f"""
         import os, sys
         from planted import fails

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from bisect_env.cluster.base import one_of_each_host, outcome
+from bisect_env.cluster.base import build_result, one_of_each_host
 from bisect_env.cluster.pool import PoolExecutor
 from bisect_env.cluster.protocol import (
     BuildFailed,
@@ -18,6 +18,7 @@ from bisect_env.cluster.protocol import (
 )
 from bisect_env.engine import events
 from bisect_env.engine.sender import Sender
+from bisect_env.engine.series import Conditions
 from bisect_env.environments.lock import Lock, UnbuildableError
 from bisect_env.environments.prefix import Prefix
 from bisect_env.errors import InfrastructureError, NoEnvironmentError
@@ -41,18 +42,18 @@ def test_hosts_build_once_however_many_workers_they_have() -> None:
 def test_what_hosts_say_together() -> None:
     quick, slow = PrefixReady(A, 0.0), PrefixReady(A, 7.0, ("mended",))
     broken, network = BuildFailed("", A, "no wheel", False), BuildFailed("", A, "timeout", True)
-    assert outcome(A, {"x": quick, "y": slow}) == PrefixReady(A, 7.0, ("mended",))
+    assert build_result(A, {"x": quick, "y": slow}) == PrefixReady(A, 7.0, ("mended",))
     # Where it can be made trials go; where nobody can, what is true of the environment is told.
-    (mended, elsewhere) = outcome(A, {"x": network, "y": slow}).notes  # type: ignore[union-attr]
+    (mended, elsewhere) = build_result(A, {"x": network, "y": slow}).notes  # type: ignore[union-attr]
     assert (mended, elsewhere.partition(";")[0]) == ("mended", "on x an environment cannot be made: timeout")
-    assert outcome(A, {"x": network, "y": broken}) == broken
+    assert build_result(A, {"x": network, "y": broken}) == broken
     # A host that is lost says nothing as long as another one answers.
-    assert outcome(A, {"x": OSError("gone"), "y": slow}) == slow
-    lost = outcome(A, {"x": OSError("gone")})
+    assert build_result(A, {"x": OSError("gone"), "y": slow}) == slow
+    lost = build_result(A, {"x": OSError("gone")})
     assert isinstance(lost, BuildFailed)
     assert lost.transient
     assert "gone" in lost.message
-    assert isinstance(outcome(A, {}), BuildFailed)
+    assert isinstance(build_result(A, {}), BuildFailed)
 
 
 class SlowBuilder:
@@ -123,7 +124,7 @@ def test_builds_that_are_answered_while_trials_are_ended_are_not_forgotten(studi
     executor = AnswersAtTheEnd(SlowBuilder(0.0), slots=1)
     with closing(executor):
         runner = Sender(matrix, executor)
-        runner.submit("t", Combination.of({"python": "3", "level": "0"}), lock(A))
+        runner.submit("t", Combination.of({"python": "3", "level": "0"}), lock(A), Conditions(""))
         ended = runner.end()
     assert [one for one in ended if isinstance(one, PrefixReady | BuildFailed)] == [
         PrefixReady(A, 1.0),

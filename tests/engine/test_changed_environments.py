@@ -77,18 +77,18 @@ def told(studies: Studies) -> list[str]:
     return [event.text for event in studies.events if isinstance(event, events.Warned)]
 
 
-def check(studies: Studies, first_bad: str) -> None:
+def check(studies: Studies, first_bad: str, axis: str = "app") -> None:
     """See that the answer is right, and that of what counts nothing ran in a changed environment."""
     with closing(Store.open(str(studies.db), read_only=True)) as store:
         study = store.study()
         assert study.verdict is not None
         assert study.verdict.first_bad is not None
-        assert study.verdict.first_bad["app"] == first_bad
+        assert study.verdict.first_bad[axis] == first_bad
         trials = store.trials(study.id)
         bad = int(first_bad[0])
         for trial in trials:
             if trial.evidence in (Evidence.GOOD, Evidence.BAD):
-                expected = Evidence.BAD if int(trial.combination["app"][0]) >= bad else Evidence.GOOD
+                expected = Evidence.BAD if int(trial.combination[axis][0]) >= bad else Evidence.GOOD
                 assert trial.evidence is expected
         assert any(trial.evidence is Evidence.VOID for trial in trials)
         # What the script did is stored as it was: no worker was lost.
@@ -115,6 +115,42 @@ def test_a_change_that_makes_later_trials_fail_is_not_taken_for_a_bad_version(
     studies.run(matrix(studies, index, CHANGES.format(once=str(studies.folder / "once"), then=then)))
     assert any("files of the environment" in text and "app=2.0" in text for text in told(studies))
     check(studies, "3.0")
+
+
+# The trial in the second environment changes a file of app 1.0, which all have from the installer's cache.
+CHANGES_WHAT_ALL_SHARE = """
+import app, importlib.metadata, os, pathlib, sys
+version = importlib.metadata.version("below")
+file = pathlib.Path(app.__file__)
+changed = "changed" in file.read_text()
+once, began = pathlib.Path({once!r}), pathlib.Path({once!r} + "-first")
+if not began.exists():
+    began.write_text(version)
+elif began.read_text() != version and not once.exists():
+    once.write_text(version + " " + str(os.stat(file).st_nlink))
+    file.chmod(0o644)
+    with file.open("a") as out:
+        out.write("# changed\\n")
+sys.exit(3 if changed else version >= "3.0")
+"""
+
+
+def test_a_change_of_a_file_that_environments_share_counts_in_none_of_them(
+    studies: Studies, index: IndexServer
+) -> None:
+    for version in ("1.0", "2.0", "3.0", "4.0"):
+        index.add("below", version, modules={"below.py": ""})
+    once = studies.folder / "once"
+    path = matrix(studies, index, CHANGES_WHAT_ALL_SHARE.format(once=str(once)))
+    axes = "  app: {package: app, versions: ['1.0']}\n  below: {package: below, versions: "
+    path.write_text(path.read_text().replace("  app: {package: app, versions: ", axes))
+    studies.run(path, slots=1)
+    changer, links = once.read_text().split()
+    assert int(links) > 1, "the file is not shared here"
+    check(studies, "3.0", "below")
+    with closing(Store.open(str(studies.db), read_only=True)) as store:
+        void = {t.combination["below"] for t in store.trials(store.study().id) if t.evidence is Evidence.VOID}
+    assert void - {changer}, "what ran in another environment after the change is void, too"
 
 
 # 2.0 is bad; the trial that changes it passes already, as do all that follow in that environment.
@@ -290,6 +326,58 @@ def change_as_nobody(extra, way):
             assert study.verdict.first_bad["app"] == "2.0"
             assert all(trial.evidence is not Evidence.VOID for trial in store.trials(study.id))
         assert not [one for one in verify(studies.folder / "cache") if one.changed]
+
+
+def as_nobody(beside: Path) -> list[str]:
+    """Return the beginning of a command that runs as another user, who can start the Python of these tests.
+
+    Args:
+        beside: An empty folder.
+    """
+    words = ["setpriv", f"--reuid={NOBODY}", f"--regid={NOBODY}", "--clear-groups", "--no-new-privs"]
+    base = Path(sys.base_prefix).resolve()
+    closed = [folder for folder in (base, *base.parents) if not folder.stat().st_mode & 0o001]
+    if closed:
+        # In a mount namespace of its own the closed folder is replaced by one that holds this Python alone.
+        mounts = 'mount --bind "$1" "$3" && mount -t tmpfs -o mode=755 tmpfs "$2" && mkdir -p "$1"'
+        mounts += ' && mount --bind "$3" "$1" && shift 3 && exec "$@"'
+        places = (base, closed[-1], beside)
+        words = ["unshare", "--mount", "sh", "-c", mounts, "sh", *map(str, places), *words]
+    if subprocess.run([*words, sys.executable, "-c", ""], capture_output=True, check=False).returncode:
+        pytest.skip("this host lets no other user run these tests' Python")
+    return words
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can become another user")
+def test_a_whole_study_of_another_user(index: IndexServer) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        home = Path(folder)
+        studies = Studies(home)
+        then = f"assert os.getuid() == {NOBODY}\nsys.exit(3 if changed else version >= '3.0')"
+        path = matrix(studies, index, CHANGES.format(once=str(home / "once"), then=then))
+        for place in (home, *home.iterdir()):
+            os.chown(place, NOBODY, NOBODY)
+        (home / "python").mkdir()
+        begin = as_nobody(home / "python")
+        env = {name: value for name, value in os.environ.items() if not name.startswith("XDG_")}
+        env |= {"HOME": folder, "TMPDIR": folder, "BISECT_ENV_CACHE": str(home / "cache")}
+        env |= {"BISECT_ENV_DB": str(studies.db), "BISECT_ENV_LOCKFILES": str(home / "locks")}
+        done = subprocess.run(
+            [*begin, sys.executable, "-m", "bisect_env", "run", str(path)],
+            env=env,
+            cwd=Path(__file__).parents[2],
+            capture_output=True,
+            text=True,
+            timeout=200,
+            check=False,
+        )
+        assert done.returncode == 0, done.stderr
+        assert "app 3.0 is the first bad version" in done.stdout
+        assert "files of the environment" in done.stderr
+        made = [*(home / "cache" / "prefixes").iterdir(), studies.db]
+        assert {place.stat().st_uid for place in made} == {NOBODY}
+        check(studies, "3.0")
 
 
 class ChangedBetween(PoolExecutor):

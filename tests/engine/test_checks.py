@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import time
-from typing import Literal
+from typing import Any, Literal
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from bisect_env.answers.verdict_document import VerdictDocument
 from bisect_env.engine import events, settling
@@ -13,6 +15,76 @@ from bisect_env.trials.records import Evidence
 from tests.engine.studies import Studies, crash_from_six
 
 SLOW = crash_from_six("time.sleep(0.2)")
+SECONDS = st.floats(0, 1e5)
+
+
+class Answer:
+    """The part of a search on which the time limit of its checks depends."""
+
+    def __init__(self) -> None:
+        self.answered = False
+        self.is_ended = False
+
+    def end_checks(self) -> None:
+        self.is_ended = True
+
+
+@pytest.mark.checked
+@given(SECONDS, SECONDS)
+def test_checks_take_no_longer_than_three_seconds_or_half_of_the_time_so_far(
+    began: float, took: float
+) -> None:
+    search: Any = Answer()
+    limits = settling.CheckTime(began, is_sure=False)
+    assert not limits.look(search, began)
+    search.answered = True
+    assert limits.look(search, began + took)
+    # Numbers instead of the constants, so that this test fails when the constants change.
+    most = max(3.0, took / 2)
+    assert limits.seconds == pytest.approx(most)
+    limits.look(search, began + took + 0.999 * most)
+    assert not search.is_ended
+    limits.look(search, began + took + 1.001 * most)
+    assert search.is_ended
+
+
+@pytest.mark.checked
+@given(SECONDS, SECONDS)
+def test_an_answer_that_stands_again_is_checked_for_a_share_of_all_the_time(took: float, more: float) -> None:
+    search: Any = Answer()
+    limits = settling.CheckTime(0.0, is_sure=False)
+    search.answered = True
+    limits.look(search, took)
+    search.answered = False
+    assert not limits.look(search, took + 1e6)
+    assert not search.is_ended
+    search.answered = True
+    assert limits.look(search, took + 1e6 + more)
+    assert limits.seconds == pytest.approx((took + 1e6 + more) / 2)
+    assert not search.is_ended
+
+
+@given(SECONDS, SECONDS)
+def test_checks_that_are_to_be_sure_have_no_limit(took: float, later: float) -> None:
+    search: Any = Answer()
+    search.answered = True
+    limits = settling.CheckTime(0.0, is_sure=True)
+    assert limits.look(search, took)
+    limits.look(search, took + later)
+    assert limits.seconds is None
+    assert not search.is_ended
+
+
+@pytest.mark.checked
+@pytest.mark.integration
+def test_a_short_study_announces_three_seconds_of_checks(studies: Studies) -> None:
+    def answered() -> list[events.Answered]:
+        return [event for event in studies.events if isinstance(event, events.Answered)]
+
+    began = time.monotonic()
+    studies.run(studies.matrix(crash_from_six()), stopped=lambda: bool(answered()))
+    half = (time.monotonic() - began) / 2
+    assert [event.seconds == 3.0 or 3.0 < (event.seconds or 0.0) <= half for event in answered()] == [True]
 
 
 @pytest.mark.integration

@@ -11,7 +11,6 @@ from bisect_env.engine import events, specs
 from bisect_env.matrix.grid import Combination
 from bisect_env.storage import store as store_module
 from bisect_env.storage import study_trials
-from bisect_env.storage.entries import Want
 from bisect_env.storage.store import Store
 from bisect_env.trials import run
 from tests.engine.studies import Studies
@@ -60,10 +59,10 @@ def test_a_claim_of_before_the_clock_was_set_back_lapses(
     study, one = report["study"]["id"], Combination.of(report["verdict"]["first_bad"])
     with Store.open(str(studies.db)) as store:
         recorded = sum(trial.combination == one for trial in store.trials(study))
-        assert store.claim(study, "dead", [Want("a", one, recorded)], lease=60) == [True]
-        assert store.claim(study, "me", [Want("b", one, recorded)], lease=60) == [False]
+        assert store.claim(study, "dead", {"a": one}, {one: recorded}, lease=60) == [True]
+        assert store.claim(study, "me", {"b": one}, {one: recorded}, lease=60) == [False]
         now = store_module.time_of_database
         monkeypatch.setattr(store_module, "time_of_database", lambda session: now(session) - 3600.0)
         assert store.claimed(study, "me") == {}
-        assert store.claim(study, "me", [Want("b", one, recorded)], lease=60) == [True]
+        assert store.claim(study, "me", {"b": one}, {one: recorded}, lease=60) == [True]
         assert store.claimed(study, "you") == {"me": {one: 1}}

@@ -19,9 +19,9 @@ from bisect_env.cluster.pool import PoolExecutor
 from bisect_env.engine import events, explain
 from bisect_env.engine.explain import CulpritStudy
 from bisect_env.engine.intermediates import Between, Demands
-from bisect_env.engine.plans import SoMany
+from bisect_env.engine.plans import FixedNumberPlan
 from bisect_env.engine.session import Session
-from bisect_env.engine.single import open_one, run_trials
+from bisect_env.engine.single import open_combination, run_trials
 from bisect_env.environments.lock import LockedPackage
 from bisect_env.environments.lockfiles import make_lock
 from bisect_env.environments.prefix import ensure_prefix
@@ -68,10 +68,10 @@ class Explained:
     def tried(self, *ends: tuple[str, int]) -> None:
         with self.open() as (store, provider, executor):
             for at, number in ends:
-                one = open_one(self.matrix, at, store=store, provider=provider, notify=lambda e: None)
+                one = open_combination(self.matrix, at, store=store, provider=provider, notify=lambda e: None)
                 start = partial(lambda here: here, executor)
                 session = Session(store, provider, start, self.studies.events.append)
-                run_trials(one, partial(SoMany, one.index, number), session)
+                run_trials(one, partial(FixedNumberPlan, one.index, number), session)
 
     def explain(
         self, good: str, bad: str, stopped: Callable[[], bool] = lambda: False, **options: float

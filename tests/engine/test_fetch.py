@@ -21,9 +21,10 @@ import pytest
 from bisect_env.cluster.pool import PoolExecutor
 from bisect_env.engine.fetch import Fetched, addresses_of, fetch_study
 from bisect_env.environments.bundle import Bundle, BundledAnswers
+from bisect_env.environments.cache import take_away
 from bisect_env.environments.download import download_conda, obtain
 from bisect_env.environments.interpreters import Interpreters, fetch_python, offline_environment
-from bisect_env.environments.lock import Lock, LockedPackage, UnbuildableError
+from bisect_env.environments.lock import LockedPackage, UnbuildableError
 from bisect_env.environments.prefix import ensure_prefix
 from bisect_env.environments.provider import Environments, OfflineEnvironments
 from bisect_env.errors import InfrastructureError, UsageError
@@ -235,7 +236,7 @@ def test_what_is_damaged_is_named(studies: Studies, matrix: Path, tmp_path: Path
     below.write_bytes(content)
     found = check()
     assert found.returncode == 6
-    assert found.stdout == "damaged: below-5.0-py3-none-any.whl\n"
+    assert found.stdout == f"damaged: {below.relative_to(bundle)}\n"
     lock = Bundle(bundle).lock(next(iter((bundle / "locks").iterdir())).name.partition(".")[0])
     other = make_wheel("below", "5.0", modules={"below.py": "evil = 1\n"})[1]
     for damaged in (bytes(content), other):
@@ -246,15 +247,22 @@ def test_what_is_damaged_is_named(studies: Studies, matrix: Path, tmp_path: Path
         assert raised.value.transient
     below.unlink()
     found = check()
-    assert found.stdout == "missing: below-5.0-py3-none-any.whl\n"
+    assert found.stdout == f"missing: {below.relative_to(bundle)}\n"
     with pytest.raises(UnbuildableError, match=r"is not in .* on this host") as raised:
         ensure_prefix(lock, cache_dir=tmp_path / "cache-2", offline=bundle)
     assert raised.value.transient
-    for spoilt in ("{", "[]", '{"format": 2}'):
+    many = json.dumps({"format": 1, "locks": {f"{i:064x}": ["as of old"] for i in range(300)}})
+    for spoilt, why in (
+        ("{", "JSON"),
+        ("[]", "JSON"),
+        ('{"format": 2}', "matrix: Field required"),
+        (many, "format: Input should be 2"),
+    ):
         (bundle / "studies" / "planted.json").write_text(spoilt)
         found = check()
         assert found.returncode == 6, found.stderr
-        assert "cannot be read" in found.stderr
+        assert f"cannot be read: {why}" in found.stderr
+        assert len(found.stderr) < 1000
 
 
 @pytest.mark.parametrize(
@@ -289,6 +297,43 @@ def test_a_hostile_directory_neither_hangs_nor_leads_outside(
     assert sorted(outside.rglob("*")) == before
 
 
+def bytes_read() -> int:
+    """Bytes that this process and those that it has waited for have read, from files and pipes alike."""
+    facts = dict(line.split(": ") for line in Path("/proc/self/io").read_text().splitlines())
+    return int(facts["rchar"])
+
+
+def test_an_offline_rebuild_reads_no_archive_again(
+    studies: Studies, index: IndexServer, tmp_path: Path
+) -> None:
+    size = 60_000_000
+    index.add("large", "1.0", modules={"large.py": "", "large.dat": "x" * size})
+    matrix = written(
+        studies,
+        "import large",
+        axes="large: {package: large, versions: ['1.0']}",
+        rest=f"index: {index.url}",
+    )
+    bundle, cache = tmp_path / "bundle", tmp_path / "cache-there"
+    fetched(studies, matrix, bundle)
+    held = Bundle(bundle)
+    (answer,) = held.read("planted").locks.values()
+    assert isinstance(answer, str)
+    lock = held.lock(answer)
+    read = []
+    for _ in range(2):
+        before = bytes_read()
+        prefix = ensure_prefix(lock, cache_dir=cache, offline=bundle)
+        read.append(bytes_read() - before)
+        assert list(prefix.path.glob("lib/python*/site-packages/large.dat"))
+        prefix.release()
+        take_away(cache, prefix.path)
+        assert not prefix.path.exists()
+    first, again = read
+    assert first >= size
+    assert again < size / 2
+
+
 def test_a_source_distribution_is_built_where_there_is_a_network(
     studies: Studies, index: IndexServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -307,9 +352,8 @@ def test_a_source_distribution_is_built_where_there_is_a_network(
     assert fetched(studies, matrix, bundle).warnings == ()
     index.on_request = lambda path: 500
     provider = OfflineEnvironments(bundle, "planted", tmp_path / "cache-there")
-    held = Bundle(bundle)
-    results = map(held.result, held.read("planted").locks.values())
-    (lock,) = {answer.content_hash for answer in results if isinstance(answer, Lock)}
+    answers = Bundle(bundle).read("planted").locks.values()
+    (lock,) = {answer for answer in answers if isinstance(answer, str)}
     prefix = provider.ensure_prefix(Bundle(bundle).lock(lock), allow_source=frozenset({"made"}))
     said = subprocess.run(
         [prefix.python, "-c", "import made; print(made.origin)"], capture_output=True, text=True, check=True
@@ -385,7 +429,7 @@ def test_an_interpreter_travels_too(
     assert len(list((bundle / "pythons").glob("*python.tar.gz"))) == 1
     assert fetch_python("3.99", bundle) != ""
     whole = Bundle(bundle)
-    whole.write(BundledAnswers("planted", datetime.now(UTC)), [])
+    whole.write(BundledAnswers(matrix="planted", as_of=datetime.now(UTC)), [])
     (kept,) = (bundle / "pythons").glob("*python.tar.gz")
     assert (whole.missing(whole.read("planted")), whole.damaged(whole.read("planted"))) == ([], [])
     archive_before = kept.read_bytes()

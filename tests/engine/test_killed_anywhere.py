@@ -93,7 +93,8 @@ def killed_at(tmp_path: Path, which: str, instants: list[int] | slice) -> None:
 def test_a_study_killed_at_some_instants_ends_as_any_other(tmp_path: Path, which: str) -> None:
     seed = random.SystemRandom().randrange(2**32)
     print(f"seed {seed}")
-    killed_at(tmp_path, which, random.Random(seed).sample(range(1000), 2))
+    # Killed at these, a study of two problems had its answer before it knew that they are two.
+    killed_at(tmp_path, which, [28, 31, *random.Random(seed).sample(range(1000), 2)])
 
 
 @pytest.mark.slow

@@ -56,18 +56,18 @@ SCRIPT = "import sys; sys.exit(int(sys.argv[1]) >= 6)"
 
 @pytest.mark.integration
 def test_a_combination_that_takes_hosts_down_is_told_and_never_counted(studies: Studies) -> None:
-    def at_seven(request: TrialRequest) -> bool:
-        return request.spec.combination["level"] == "9"
+    def at_five(request: TrialRequest) -> bool:
+        return request.spec.combination["level"] == "5"
 
     report = studies.run(
-        studies.matrix(SCRIPT), make_executor=lambda: HostsThatFall(at_seven, ["a", "b", "c"])
+        studies.matrix(SCRIPT), make_executor=lambda: HostsThatFall(at_five, ["a", "b", "c"])
     ).report
     assert report["verdict"]["first_bad"]["level"] == "6"
     (aside,) = [event for event in studies.events if isinstance(event, events.SetAside)]
-    assert [combination["level"] for combination in aside.combinations] == ["9"]
+    assert [combination["level"] for combination in aside.combinations] == ["5"]
     assert aside.reason == "its trials were lost on 3 hosts (a, b, c)"
     told = [event for event in studies.events if isinstance(event, events.TrialFinished)]
-    lost = [event for event in told if event.record.combination["level"] == "9"]
+    lost = [event for event in told if event.record.combination["level"] == "5"]
     assert len(lost) >= 3
     assert {event.evidence for event in lost} == {Evidence.VOID}
     assert {event.record.host for event in lost} == {"a", "b", "c"}

@@ -6,8 +6,9 @@ from datetime import UTC, datetime
 
 import pytest
 
-from bisect_env.engine.missing import MissingModules, missing_module, package_of_module
+from bisect_env.engine.missing import MissingModules, missing_module
 from bisect_env.matrix.grid import Combination
+from bisect_env.matrix.import_names import package_of_module
 from bisect_env.trials.records import Outcome, Phase, TrialRecord
 
 
@@ -68,5 +69,11 @@ def test_modules_and_the_packages_that_bring_them():
 
 
 def test_a_module_has_one_package_wherever_it_is_named() -> None:
-    """The advice of a report and the remedy of a command once named two for `cv2`."""
-    assert package_of_module("cv2") == "opencv-python-headless"
+    """The advice of a report and the remedy of a command once named two for `cv2`, and for `Crypto`."""
+    for module, package in {
+        "cv2": "opencv-python-headless",
+        "Crypto.Cipher": "pycryptodome",
+        "pkg_resources": "setuptools",
+        "some_module": "some-module",
+    }.items():
+        assert package_of_module(module) == package

@@ -238,19 +238,19 @@ def planted(studies: Studies, **replace: str) -> tuple[Matrix, Prepared]:
 def test_the_key_covers_what_decides_a_trial_and_nothing_else(studies: Studies) -> None:
     matrix, prepared = planted(studies)
     indices = list(prepared.grid.indices())
-    keys = {trial_key(matrix, prepared, index) for index in indices}
-    assert len(keys) == len(indices)
-    key = trial_key(matrix, prepared, indices[0])
+    combinations = [prepared.grid.combination(index) for index in indices]
+    lock, first = prepared.locks[indices[0]], combinations[0]
+    assert len({trial_key(matrix, one, lock) for one in combinations}) == len(indices)
+    key = trial_key(matrix, first, lock)
     for same in ({"rest": "search: {max_trials: 9}"}, {"rest": "description: other words"}):
-        other, again = planted(studies, **same)
-        assert trial_key(other, again, indices[0]) == key
+        other, _ = planted(studies, **same)
+        assert trial_key(other, first, lock) == key
     for different in ({"trial": "concurrency: 2"}, {"trial": "gpus: 1"}, {"trial": "env: {A: b}"}):
-        other, again = planted(studies, **different)
-        assert trial_key(other, again, indices[0]) != key
+        other, _ = planted(studies, **different)
+        assert trial_key(other, first, lock) != key
     (studies.folder / "script.py").write_text("print(1)")
-    assert trial_key(load_matrix(studies.folder / "matrix.yaml"), prepared, indices[0]) != key
-    locks = {index: dataclasses.replace(prepared.locks[index], content_hash="b" * 64) for index in indices}
-    assert trial_key(matrix, dataclasses.replace(prepared, locks=locks), indices[0]) != key
+    assert trial_key(load_matrix(studies.folder / "matrix.yaml"), first, lock) != key
+    assert trial_key(matrix, first, dataclasses.replace(lock, content_hash="b" * 64)) != key
 
 
 def test_machines_that_are_not_known_are_not_the_same() -> None:

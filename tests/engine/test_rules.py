@@ -1,15 +1,10 @@
-import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from bisect_env.engine.forecast import Forecast
 from bisect_env.engine.next_work import build_cost, in_flight
-from bisect_env.engine.state import says_bad, why_aside
-from bisect_env.search.searcher import Search
+from bisect_env.engine.state import why_aside
 from bisect_env.storage.entries import EvidenceCounts
 from bisect_env.trials.records import Evidence, Outcome
-from tests.search.worlds import alone, grid
 
 
 def test_counting_covers_every_kind_of_evidence() -> None:
@@ -50,30 +45,9 @@ def test_short_trials_have_a_second_one_waiting() -> None:
     assert in_flight(4, None) == 4
 
 
-@given(st.lists(st.tuples(st.integers(0, 5), st.sampled_from(list(Evidence))), max_size=40))
-@settings(max_examples=40)
-def test_other_failures_and_void_trials_never_move_the_posterior(
-    trials: list[tuple[int, Evidence]],
-) -> None:
-    lattice = grid((6,))
-    everything, counted_alone = Search(lattice, alone(lattice)), Search(lattice, alone(lattice))
-    known = [EvidenceCounts() for _ in range(6)]
-    for cell, evidence in trials:
-        # As the study's loop does.
-        known[cell].add(evidence, Outcome.CRASH)
-        if (bad := says_bad(evidence)) is not None:
-            everything.tell((cell,), hit=bad)
-        if why_aside(known[cell]) is not None:
-            # That it cannot be tried any more is known to both: an end that is gone changes what is asked.
-            everything.set_aside((cell,))
-            counted_alone.set_aside((cell,))
-        if evidence in (Evidence.GOOD, Evidence.BAD):
-            counted_alone.tell((cell,), hit=evidence is Evidence.BAD)
-    np.testing.assert_array_equal(everything.probability_bad(), counted_alone.probability_bad())
-    assert everything.trials == counted_alone.trials
-
-
 def test_gpu_hours_of_a_forecast() -> None:
-    forecast = Forecast(0.1, 0.0, 20, 100.0, (50.0, 200.0), 5.0)
+    forecast = Forecast(
+        crash_rate=0.1, studies=20, trials=100.0, trials_range=(50.0, 200.0), environments=5.0
+    )
     assert forecast.gpu_hours(36.0, 2) == pytest.approx((2.0, 1.0, 4.0))
     assert forecast.gpu_hours(36.0, 0) == (0.0, 0.0, 0.0)

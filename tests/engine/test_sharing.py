@@ -11,7 +11,6 @@ import pytest
 from bisect_env.engine import events
 from bisect_env.engine.sharing import has_ended, name_of_holder
 from bisect_env.errors import StudyInterruptedError
-from bisect_env.storage.entries import Want
 from bisect_env.storage.store import LONGEST_LEASE, Store
 from tests.engine.studies import Studies, crash_from_six
 
@@ -73,7 +72,7 @@ def test_a_study_does_not_wait_for_what_the_dead_had_claimed(studies: Studies) -
         found = [state.combination for state in store.combinations(study)]
         (five,) = [combination for combination in found if combination["level"] == "5"]
         recorded = sum(trial.combination == five for trial in store.trials(study))
-        assert store.claim(study, name, [Want("a", five, recorded)], lease=LONGEST_LEASE) == [True]
+        assert store.claim(study, name, {"a": five}, {five: recorded}, lease=LONGEST_LEASE) == [True]
         assert store.claimed(study, "me") == {name: {five: 1}}
     report = studies.run(path).report
     assert report["verdict"]["first_bad"]["level"] == "6"

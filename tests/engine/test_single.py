@@ -13,9 +13,9 @@ from bisect_env.cluster.pool import PoolExecutor
 from bisect_env.engine import events
 from bisect_env.engine.locking import Locking
 from bisect_env.engine.opening import study_date
-from bisect_env.engine.plans import SoMany
+from bisect_env.engine.plans import FixedNumberPlan
 from bisect_env.engine.session import Session
-from bisect_env.engine.single import ChosenCombination, open_one, run_trials
+from bisect_env.engine.single import ChosenCombination, open_combination, run_trials
 from bisect_env.engine.verify import Verification, Verifier
 from bisect_env.environments.prefix import ensure_prefix
 from bisect_env.environments.provider import Environments
@@ -57,7 +57,7 @@ class Opened:
         )
 
     def run(self, number: int) -> EvidenceCounts:
-        make_plan = partial(SoMany, self.chosen.index, number)
+        make_plan = partial(FixedNumberPlan, self.chosen.index, number)
         return run_trials(self.chosen, make_plan, self.session)[1]
 
     def verify(self, verifier: Verifier) -> Verification:
@@ -72,7 +72,9 @@ def opened(
     matrix = load_matrix(path)
     executor = PoolExecutor(partial(ensure_prefix, cache_dir=cache), 2)
     with Store.open(str(studies.db)) as store, closing(executor):
-        chosen = open_one(matrix, at, store=store, provider=Environments(cache), notify=studies.events.append)
+        chosen = open_combination(
+            matrix, at, store=store, provider=Environments(cache), notify=studies.events.append
+        )
         yield Opened(studies, store, chosen, executor, stopped)
 
 

@@ -17,12 +17,12 @@ def test_circumstances_of_a_trial(tmp_path: Path) -> None:
     trial = "{command: python -V, concurrency: 3, env: {MALLOC_ARENA_MAX: '7'}}"
     path.write_text(f"version: 1\nname: m\naxes: {{level: {{values: [1, 2]}}}}\ntrial: {trial}\n")
     matrix = load_matrix(path)
-    plain = trial_spec(matrix, AT, LOCK, "t", ())
+    plain = trial_spec(matrix, AT, LOCK, "t")
     assert (plain.concurrency, plain.perturbation) == (3, NONE)
     around = Perturbation(
         "x", copies=2, env={"MALLOC_ARENA_MAX": "1", "MALLOC_PERTURB_": "165"}, seeds=(5, 6)
     )
-    specs = [trial_spec(matrix, AT, LOCK, "t", (), perturbation=around) for _ in range(200)]
+    specs = [trial_spec(matrix, AT, LOCK, "t", perturbation=around) for _ in range(200)]
     assert specs[0].concurrency == 6
     # What the matrix says wins.
     assert specs[0].env == {"MALLOC_ARENA_MAX": "7", "MALLOC_PERTURB_": "165", "BISECT_ENV_LEVEL": "1"}

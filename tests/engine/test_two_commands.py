@@ -157,7 +157,7 @@ def test_what_a_killed_command_had_claimed_is_done_by_the_other(
     assert stored - recorded >= {event["trial"] for event in told if event["event"] == "trial"}
     time.sleep(max(0.0, killed_at + 5 - time.monotonic()))
     with Store.open(db) as store:
-        assert store.claim(study.id, "somebody", [], lease=1) == []
+        assert store.claim(study.id, "somebody", {}, {}, lease=1) == []
     assert claims(db) == 0
 
 

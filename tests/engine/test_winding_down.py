@@ -1,26 +1,30 @@
-"""Answers that come while a runner ends its trials may open the question again."""
+"""When a runner of trials goes on, waits, ends, or fails."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from contextlib import closing
 from datetime import UTC, datetime
 from typing import cast
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from bisect_env.cluster.protocol import Completion, PrefixReady, PrefixRequest, TrialCompleted, TrialRequest
+from bisect_env.engine import runner as engine_runner
 from bisect_env.engine.locking import Locking
 from bisect_env.engine.opening import Expansion, open_study
-from bisect_env.engine.runner import Conditions, Runner
+from bisect_env.engine.runner import GRACE_SECONDS, IDLE_ROUNDS, TrialRunner, grace
+from bisect_env.engine.series import Conditions, RunSetup
 from bisect_env.engine.session import Session
 from bisect_env.environments.lock import Lock
 from bisect_env.environments.provider import Environments
 from bisect_env.matrix.grid import AxisKind, Direction, Grid, GridAxis, Index
 from bisect_env.matrix.load import load_matrix
 from bisect_env.storage.store import Store
-from bisect_env.trials.records import Outcome
+from bisect_env.trials.records import Machine, Outcome
 from tests.engine.studies import PYTHON, Studies
 from tests.storage.samples import lock, record
 
@@ -78,6 +82,9 @@ class LateHost:
         self.submitted: list[str] = []
         self.waits = 0
 
+    def machines(self) -> frozenset[Machine]:
+        return frozenset()
+
     def submit(self, request: TrialRequest) -> None:
         spec = request.spec
         self.submitted.append(spec.trial_id)
@@ -113,8 +120,8 @@ class LateHost:
         pass
 
 
-@pytest.mark.integration
-def test_a_late_failure_that_wants_an_environment_answered_meanwhile_is_followed(studies: Studies) -> None:
+def ran(studies: Studies, make_plan: Callable[[], Reopened], *, claims: bool = False) -> TrialRunner:
+    """Run a plan of A and B, where another command claims a trial of A if `claims` is set."""
     matrix = load_matrix(studies.matrix("pass"))
     locks = {A: lock("1.0"), B: lock("2.0")}
     axes = (("python", AxisKind.PACKAGE, (PYTHON,)), ("level", AxisKind.VALUE, ("0", "1")))
@@ -126,13 +133,80 @@ def test_a_late_failure_that_wants_an_environment_answered_meanwhile_is_followed
         locking = Locking(matrix, grid, provider, known=locks, among=list(locks))
         store.save_locks(study.id, locks.values())
         store.save_combinations(study.id, [locking.prepared.state(index) for index in locks])
+        if claims:
+            wanted = {"another": grid.combination(A)}
+            store.claim(study.id, "another command", wanted, {}, lease=60.0, decision=("ask", {}))
         session = Session(store, provider, lambda: host)
         with closing(locking):
-            runner = Runner(
-                matrix, locking, Reopened, session, study.id, conditions=lambda _index: Conditions("")
-            )
+            setup = RunSetup(matrix, make_plan, session, study.id, lambda _index: Conditions(""))
+            runner = TrialRunner(setup, locking)
             runner.replay()
             runner.run()
+    return runner
+
+
+@pytest.mark.integration
+def test_a_late_failure_that_wants_an_environment_answered_meanwhile_is_followed(studies: Studies) -> None:
+    runner = ran(studies, Reopened)
     assert cast("Reopened", runner.plan).told == [(A, False), (A, True), (B, False)]
     assert runner.state.building == set()
     assert runner.state.running == {}
+
+
+class Stubborn(Reopened):
+    """A plan that says that it wants trials, and never lets one begin. It is finished after 20 requests."""
+
+    asked = 0
+
+    @property
+    def finished(self) -> bool:
+        return self.asked >= 20
+
+    def ask(
+        self,
+        count: int,
+        *,
+        pending: Mapping[Index, int] | None = None,
+        build_cost: Mapping[Index, float] | None = None,
+        only: Collection[Index] | None = None,
+        worth: float = 0.0,
+    ) -> list[Index]:
+        if pending is not None:
+            return []
+        self.asked += 1
+        return [A]
+
+    def foresee(
+        self, _pending: Mapping[Index, int], _build_cost: Mapping[Index, float] | None = None
+    ) -> list[Index]:
+        return []
+
+
+@pytest.mark.integration
+def test_a_runner_for_which_nothing_happens_fails_within_a_few_rounds(
+    studies: Studies, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(engine_runner, "WAIT_SECONDS", 0.01)
+    plans: list[Stubborn] = []
+
+    def make_plan() -> Stubborn:
+        plans.append(Stubborn())
+        return plans[-1]
+
+    with pytest.raises(RuntimeError, match="cannot be begun"):
+        ran(studies, make_plan)
+    assert plans[-1].asked == IDLE_ROUNDS + 1
+
+
+@pytest.mark.integration
+def test_a_runner_waits_without_end_for_trials_that_other_commands_run(
+    studies: Studies, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(engine_runner, "WAIT_SECONDS", 0.01)
+    assert cast("Stubborn", ran(studies, Stubborn, claims=True).plan).asked == 20
+
+
+@given(st.none() | st.floats(0, 1e6))
+def test_running_trials_get_a_moment_to_end_unless_all_of_them_are_wanted(seconds: float | None) -> None:
+    assert 0 <= grace(seconds, waits=False) <= GRACE_SECONDS
+    assert grace(seconds, waits=True) == float("inf")

@@ -20,11 +20,13 @@ from bisect_env.environments import integrity
 from bisect_env.environments import prefix as prefix_module
 from bisect_env.environments.bundle import Bundle
 from bisect_env.environments.cache import (
-    archives,
+    archives_lock,
     entries,
     free_bytes,
     growth,
     hold,
+    lock_file,
+    lock_path,
     prune,
     taking_away,
     usage,
@@ -35,7 +37,7 @@ from bisect_env.environments.integrity import MARKER, changes_of, remove_tree
 from bisect_env.environments.lock import UnbuildableError
 from bisect_env.environments.lockfiles import make_lock
 from bisect_env.environments.prefix import ensure_prefix
-from bisect_env.environments.provider import Locker
+from bisect_env.environments.provider import Environments
 from bisect_env.environments.request import CondaRequest, EnvironmentRequest
 from bisect_env.environments.settings import parse_size
 from bisect_env.errors import UsageError
@@ -51,7 +53,7 @@ HOLD = """
 import sys, time
 from pathlib import Path
 from bisect_env.environments.cache import hold
-lease = hold(Path(sys.argv[1]), sys.argv[2])
+lease = hold(Path(sys.argv[1]))
 print("held", flush=True)
 time.sleep(100)
 """
@@ -182,6 +184,11 @@ def test_what_a_killed_builder_left_is_pruned(lock, cache):
     prefix = ensure_prefix(lock, cache_dir=cache)
     half = cache / "prefixes" / ("0" * 64)
     (half / "lib").mkdir(parents=True)
+    # An installer that outlives its command has inherited the lock of the build.
+    with lock_file(lock_path(half), exclusive=True, timeout=0.0) as held:
+        assert held is not None
+        prune(cache)
+        assert half.exists()
     prune(cache)
     assert not half.exists()
     assert prefix.path.exists()
@@ -198,10 +205,15 @@ def test_least_recently_used_goes_first_and_what_is_in_use_stays(index, python, 
     assert [entry.path for entry in entries(cache)] == [prefix.path for prefix in held]
     held[1].release()
     held[2].release()
+    leftover = cache / "trash" / "half-removed" / "file"
+    leftover.parent.mkdir(parents=True)
+    leftover.touch()
     full = usage(cache)
     dry = prune(cache, limit=full - 300_000, dry_run=True)
     assert usage(cache) == full
+    assert leftover.exists()
     done = prune(cache, limit=full - 300_000)
+    assert not leftover.exists()
     assert done.prefixes == (locks[1].content_hash,)
     assert done.in_use == (locks[0].content_hash,)
     assert (dry.prefixes, dry.freed, dry.archives) == (done.prefixes, done.freed, 1)
@@ -264,7 +276,7 @@ def test_everything_goes_when_nothing_is_in_use(lock, cache):
 
 def test_while_somebody_installs_archives_stay(lock, cache):
     ensure_prefix(lock, cache_dir=cache).release()
-    with archives(cache, exclusive=False, timeout=1):
+    with lock_file(archives_lock(cache), exclusive=False, timeout=1):
         done = prune(cache)
     assert (len(done.prefixes), done.archives) == (1, 0)
 
@@ -277,26 +289,25 @@ def test_a_lease_ends_with_its_process(lock, cache, tmp_path):
             sys.executable,
             "-c",
             HOLD,
-            folder,
-            lock.content_hash,
+            folder / lock.content_hash,
         ],
         stdout=subprocess.PIPE,
     )
     assert holding.stdout is not None
     holding.stdout.readline()
-    with taking_away(folder, lock.content_hash) as free:
+    with taking_away(folder / lock.content_hash) as free:
         assert not free
     holding.kill()
     holding.communicate()
-    with taking_away(folder, lock.content_hash) as free:
+    with taking_away(folder / lock.content_hash) as free:
         assert free
 
 
 def test_a_lease_is_not_fooled_by_a_file_that_is_taken_away_meanwhile(tmp_path):
-    with taking_away(tmp_path, "a" * 64) as free:
+    with taking_away(tmp_path / "prefix") as free:
         assert free
-    lease = hold(tmp_path, "a" * 64)
-    with taking_away(tmp_path, "a" * 64) as free:
+    lease = hold(tmp_path / "prefix")
+    with taking_away(tmp_path / "prefix") as free:
         assert not free
     lease.release()
     lease.release()
@@ -379,7 +390,7 @@ def conda_lock(tmp_path, cache, python):
     channel.add_library("of-conda", "1.0", python=python)
     channel.write()
     conda = CondaRequest(channels=(channel.url,), pins={"of-conda": "1.0"})
-    return Locker(cache).lock(EnvironmentRequest(python, conda=conda))
+    return Environments(cache).solve(EnvironmentRequest(python, conda=conda))
 
 
 def test_damage_in_a_conda_package_is_mended_too(conda_lock, cache):
@@ -419,7 +430,7 @@ def test_a_wheels_list_inside_a_conda_package_is_not_believed(tmp_path, cache, p
     )
     channel.write()
     conda = CondaRequest(channels=(channel.url,), pins={"changed": "1.0"})
-    lock = Locker(cache).lock(EnvironmentRequest(python, conda=conda))
+    lock = Environments(cache).solve(EnvironmentRequest(python, conda=conda))
     assert ensure_prefix(lock, cache_dir=cache).notes == ()
 
 

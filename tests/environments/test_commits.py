@@ -245,7 +245,7 @@ def test_a_repository_that_does_not_answer_keeps_nobody_from_an_environment(
         waiting = threading.Thread(target=build)
         waiting.start()
         time.sleep(1.0)
-        free = lock_path(cache / "prefixes", made.content_hash)
+        free = lock_path(cache / "prefixes" / made.content_hash)
         with lock_file(free, exclusive=True, timeout=0.0) as fd:
             assert fd is not None
         assert not list((cache / "commits").glob(".*.lock"))

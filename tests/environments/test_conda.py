@@ -12,7 +12,7 @@ import pytest
 from bisect_env.environments.lock import PackageNotFoundError, UnbuildableError, UnsolvableError
 from bisect_env.environments.lockfiles import parse_lock
 from bisect_env.environments.prefix import ensure_prefix
-from bisect_env.environments.provider import Locker
+from bisect_env.environments.provider import Environments
 from bisect_env.environments.request import CondaRequest, EnvironmentRequest
 from bisect_env.errors import UsageError
 from bisect_env.matrix.versions import host_platform
@@ -60,7 +60,7 @@ def read_by_conda_lock(path):
 
 
 def test_a_request_becomes_a_lock_and_a_prefix_that_runs(channel, cache, python):
-    lock = Locker(cache).lock(request(channel, python, top="3.0"))
+    lock = Environments(cache).solve(request(channel, python, top="3.0"))
     assert [(p.name, p.version, p.manager) for p in lock.packages] == [
         ("below", "2.0", "conda"),
         ("python", lock.python, "conda"),
@@ -77,7 +77,7 @@ def test_a_request_becomes_a_lock_and_a_prefix_that_runs(channel, cache, python)
 
 
 def test_conda_lock_and_rattler_read_the_lock(channel, cache, python, tmp_path):
-    lock = Locker(cache).lock(request(channel, python, top="3.0"))
+    lock = Environments(cache).solve(request(channel, python, top="3.0"))
     path = tmp_path / "conda-lock.yml"
     path.write_text(lock.text)
     theirs = {package.name: package for package in read_by_conda_lock(path).package}
@@ -105,7 +105,7 @@ def test_conda_lock_and_rattler_read_the_lock(channel, cache, python, tmp_path):
 
 
 def test_conda_lock_renders_an_explicit_file(channel, cache, python, tmp_path):
-    lock = Locker(cache).lock(request(channel, python, top="3.0"))
+    lock = Environments(cache).solve(request(channel, python, top="3.0"))
     (tmp_path / "conda-lock.yml").write_text(lock.text)
     command = [sys.executable, "-m", "conda_lock", "render", "-k", "explicit", "-p", host_platform()]
     subprocess.run([*command, "conda-lock.yml"], cwd=tmp_path, check=True, capture_output=True, timeout=100)
@@ -116,23 +116,23 @@ def test_conda_lock_renders_an_explicit_file(channel, cache, python, tmp_path):
 
 def test_no_solution_keeps_the_solvers_words(channel, cache, python):
     with pytest.raises(UnsolvableError, match=r"below.*1\.0|top"):
-        Locker(cache).lock(request(channel, python, top="3.0", below="1.0"))
+        Environments(cache).solve(request(channel, python, top="3.0", below="1.0"))
 
 
 def test_a_package_that_no_channel_has_gets_near_names(channel, cache, python):
     with pytest.raises(
         PackageNotFoundError, match="no conda channel has a package 'bellow'; did you mean below"
     ):
-        Locker(cache).lock(request(channel, python, bellow="1.0"))
+        Environments(cache).solve(request(channel, python, bellow="1.0"))
 
 
 def test_a_spec_that_cannot_be_read(channel, cache, python):
     with pytest.raises(UsageError, match="a conda spec cannot be read"):
-        Locker(cache).lock(request(channel, python, packages=("below >>1",)))
+        Environments(cache).solve(request(channel, python, packages=("below >>1",)))
 
 
 def test_an_archive_on_disk_that_is_not_the_one_that_was_locked(channel, cache, python):
-    lock = Locker(cache).lock(request(channel, python, top="3.0"))
+    lock = Environments(cache).solve(request(channel, python, top="3.0"))
     channel.add_library("top", "3.0", python=python, code="evil = 1\n")
     with pytest.raises(UnbuildableError, match=r"Hash mismatch for top 3\.0: the lock says") as raised:
         ensure_prefix(lock, cache_dir=cache)

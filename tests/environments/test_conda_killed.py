@@ -17,7 +17,7 @@ from bisect_env.environments.cache import verify
 from bisect_env.environments.integrity import MARKER
 from bisect_env.environments.lock import UnbuildableError
 from bisect_env.environments.prefix import ensure_prefix
-from bisect_env.environments.provider import Locker
+from bisect_env.environments.provider import Environments
 
 from .conda_channel import Channel
 from .test_conda import request, run
@@ -48,7 +48,7 @@ def lock(tmp_path, cache, python):
         channel.add(name, "1.0", files=files)
     channel.add_library("whole", "1.0", depends=names)
     channel.write()
-    return Locker(tmp_path / "elsewhere").lock(request(channel, python, whole="1.0"))
+    return Environments(tmp_path / "elsewhere").solve(request(channel, python, whole="1.0"))
 
 
 def build(path, cache):

@@ -9,7 +9,7 @@ import yaml
 
 from bisect_env.environments import conda_lock
 from bisect_env.environments.lock import UnsolvableError
-from bisect_env.environments.provider import Locker
+from bisect_env.environments.provider import Environments
 from bisect_env.environments.request import CondaRequest, EnvironmentRequest
 from bisect_env.environments.settings import ChannelPlaces
 from bisect_env.errors import InfrastructureError
@@ -35,7 +35,7 @@ def bare(monkeypatch, tmp_path):
 
 def test_without_a_solver_it_is_refused_and_nothing_is_downloaded(bare, tmp_path):
     with pytest.raises(InfrastructureError) as raised:
-        Locker(tmp_path / "cache").lock(request(pins={"demo": "1.0"}))
+        Environments(tmp_path / "cache").solve(request(pins={"demo": "1.0"}))
     assert str(raised.value) == (
         "`engine: conda-lock` needs conda, mamba or micromamba, and none of them is on this machine\n"
         "  tried: MAMBA_EXE, CONDA_EXE and PATH\n"
@@ -104,4 +104,4 @@ def test_a_solver_that_fails(bare, tmp_path, monkeypatch, words, kind, shown):
     solver.write_text(f"#!/bin/sh\necho '{words}' >&2\nexit 1\n")
     solver.chmod(0o755)
     with pytest.raises(kind, match=shown):
-        Locker(tmp_path / "cache").lock(request(pins={"demo": "1.0"}))
+        Environments(tmp_path / "cache").solve(request(pins={"demo": "1.0"}))

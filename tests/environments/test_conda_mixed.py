@@ -11,7 +11,7 @@ from bisect_env.environments.cache import verify
 from bisect_env.environments.lock import LockedPackage, UnbuildableError, UnsolvableError
 from bisect_env.environments.lockfiles import make_lock, parse_lock
 from bisect_env.environments.prefix import ensure_prefix
-from bisect_env.environments.provider import Locker
+from bisect_env.environments.provider import Environments
 from bisect_env.environments.request import CondaRequest, EnvironmentRequest
 from bisect_env.environments.validation import cuda_majors, lock_warnings, prefix_warnings, provided_to_pypi
 
@@ -50,7 +50,7 @@ def mixed(channel, index, python, packages=(), **pins):
 
 @pytest.mark.integration
 def test_wheels_go_on_top_with_condas_packages_as_constraints(channel, wheels, cache, python, tmp_path):
-    lock = Locker(cache).lock(mixed(channel, wheels, python, demo="1.0"))
+    lock = Environments(cache).solve(mixed(channel, wheels, python, demo="1.0"))
     found = [(p.name, p.version, p.manager) for p in lock.packages]
     assert ("shared", "1.5", "conda") in found
     assert ("demo", "1.0", "pip") in found
@@ -73,19 +73,19 @@ def test_wheels_go_on_top_with_condas_packages_as_constraints(channel, wheels, c
 @pytest.mark.integration
 def test_a_wheel_that_conda_does_not_let_in(channel, wheels, cache, python):
     with pytest.raises(UnsolvableError, match=r"shared==1\.5"):
-        Locker(cache).lock(mixed(channel, wheels, python, demo="2.0"))
+        Environments(cache).solve(mixed(channel, wheels, python, demo="2.0"))
 
 
 @pytest.mark.integration
 def test_a_neighbours_wheels_are_taken_again(channel, wheels, cache, python):
     wheels.add("more", "1.0")
-    near = Locker(cache).lock(mixed(channel, wheels, python, demo="1.0", packages=("more",)))
+    near = Environments(cache).solve(mixed(channel, wheels, python, demo="1.0", packages=("more",)))
     wheels.add("more", "2.0")
     wheels.raw.clear()
-    fresh = Locker(cache.with_name("other"))
+    fresh = Environments(cache.with_name("other"))
     request = mixed(channel, wheels, python, packages=("more",), demo="1.0")
-    assert {p.name: p.version for p in fresh.lock(request).packages}["more"] == "2.0"
-    assert {p.name: p.version for p in fresh.lock(request, near).packages}["more"] == "1.0"
+    assert {p.name: p.version for p in fresh.solve(request).packages}["more"] == "2.0"
+    assert {p.name: p.version for p in fresh.solve(request, near).packages}["more"] == "1.0"
 
 
 def conda(name, version, build="0", **more):

@@ -15,7 +15,7 @@ from bisect_env.environments.conda_lock import CondaSolver
 from bisect_env.environments.conda_process import HelperDiedError, HelperPool, HelperProcess, fill
 from bisect_env.environments.lock import UnbuildableError
 from bisect_env.environments.prefix import ensure_prefix
-from bisect_env.environments.provider import Locker
+from bisect_env.environments.provider import Environments
 from bisect_env.errors import InfrastructureError
 
 from .conda_channel import Channel
@@ -69,19 +69,22 @@ def channel(tmp_path):
     return channel
 
 
-def dying_pool(tmp_path, when, deaths):
+def dying(tmp_path, when, deaths):
     folder = tmp_path / "deaths"
     folder.mkdir()
-    return HelperPool(
-        lambda: HelperProcess([sys.executable, "-c", DYING, str(folder), when, str(deaths)])
-    ), folder
+    return [sys.executable, "-c", DYING, str(folder), when, str(deaths)], folder
+
+
+def dying_pool(tmp_path, when, deaths):
+    command, folder = dying(tmp_path, when, deaths)
+    return HelperPool(lambda: HelperProcess(command)), folder
 
 
 @pytest.mark.parametrize("when", ["before", "instead"])
 def test_a_solver_that_crashes_is_asked_again_in_another_process(channel, tmp_path, python, when):
     pool, folder = dying_pool(tmp_path, when, 2)
     solver = CondaSolver(tmp_path / "cache", pool=pool)
-    lock = Locker(tmp_path / "cache", conda=solver).lock(request(channel, python, demo="1.0"))
+    lock = Environments(tmp_path / "cache", conda=solver).solve(request(channel, python, demo="1.0"))
     assert [package.name for package in lock.packages] == ["demo", "python"]
     assert len(list(folder.iterdir())) == 2
     pool.close()
@@ -91,27 +94,27 @@ def test_a_solver_that_keeps_crashing_stops_the_study_and_says_so(channel, tmp_p
     pool, _ = dying_pool(tmp_path, "instead", 99)
     solver = CondaSolver(tmp_path / "cache", pool=pool)
     with pytest.raises(InfrastructureError, match=r"the conda solver died of SIGSEGV \(3 times\)"):
-        Locker(tmp_path / "cache", conda=solver).lock(request(channel, python, demo="1.0"))
+        Environments(tmp_path / "cache", conda=solver).solve(request(channel, python, demo="1.0"))
 
 
 def test_a_crash_after_the_answer_is_not_heard_of(channel, tmp_path, python):
     pool, folder = dying_pool(tmp_path, "after", 1)
     solver = CondaSolver(tmp_path / "cache", pool=pool)
-    lock = Locker(tmp_path / "cache", conda=solver).lock(request(channel, python, demo="1.0"))
+    lock = Environments(tmp_path / "cache", conda=solver).solve(request(channel, python, demo="1.0"))
     assert pool.idle[0].process.wait(30) == -11, "it died by itself, after it had answered"
     assert len(list(folder.iterdir())) == 1
     # The pool notices when it asks the next time, and starts another one.
-    again = Locker(tmp_path / "cache", conda=solver).lock(request(channel, python, demo="1.0"))
+    again = Environments(tmp_path / "cache", conda=solver).solve(request(channel, python, demo="1.0"))
     assert again == lock
     pool.close()
 
 
 def test_an_installer_that_crashes_says_nothing_about_the_environment(channel, tmp_path, python):
     cache = tmp_path / "cache"
-    lock = Locker(cache).lock(request(channel, python, demo="1.0"))
-    pool, _ = dying_pool(tmp_path, "instead", 1)
+    lock = Environments(cache).solve(request(channel, python, demo="1.0"))
+    command, _ = dying(tmp_path, "instead", 1)
     with pytest.raises(UnbuildableError, match="died of SIGSEGV") as raised:
-        fill(tmp_path / "place", lock, cache, 60, pool=pool)
+        fill(tmp_path / "place", lock, cache, 60, command=command)
     assert raised.value.transient
     assert ensure_prefix(lock, cache_dir=cache).build_seconds > 0
 
@@ -158,7 +161,7 @@ def test_helpers_end_with_the_process_that_started_them(tmp_path):
     code = (
         "import os, sys, time\n"
         "from bisect_env.environments.conda_process import HelperProcess\n"
-        "print(HelperProcess().pid, flush=True)\n"
+        "print(HelperProcess().process.pid, flush=True)\n"
         "os._exit(0)\n"
     )
     done = subprocess.run(

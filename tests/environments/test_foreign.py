@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from bisect_env.environments.foreign import fitting_python, read_environment
+from bisect_env.environments.foreign import read_environment
+from bisect_env.environments.foreign_reading import fitting_python
 from bisect_env.errors import UsageError
 
 HERE = Path(__file__).parent / "foreign"
@@ -46,9 +48,23 @@ def test_locks_of_projects(name, kind, more):
     assert all(len(hash_) == 64 for package in found.packages for hash_ in package.hashes)
     assert all(package.hashes for package in found.packages)
     # The local package is named with its reason, and so is what is for older Pythons alone.
-    reasons = {left.name: left.why for left in found.left_out}
+    reasons = found.left_out
     assert any(word in reasons["helper"] for word in ("editable", "local"))
     assert "not for this Python" in reasons["exceptiongroup"]
+
+
+@pytest.mark.parametrize(
+    ("stated", "is_left_out"),
+    [(">= 3.12", True), (">= 3.9, < 3.11", True), ("^3.12", True), (">= 3.9", False), ("^3.9", False)],
+)
+def test_python_versions_of_poetry_are_read_as_poetry_does(tmp_path, stated, is_left_out):
+    text = (HERE / "poetry.lock").read_text()
+    before, name, after = text.partition('name = "click"')
+    (tmp_path / "poetry.lock").write_text(
+        before + name + re.sub('python-versions = ".*"', f'python-versions = "{stated}"', after, count=1)
+    )
+    found = read_environment(tmp_path / "poetry.lock", python="3.11", platform="linux-64")
+    assert ("click" in found.left_out) is is_left_out
 
 
 @pytest.mark.parametrize(
@@ -72,7 +88,7 @@ def test_pip_writes_a_pylock_and_a_freeze():
     }
     found = read_environment(HERE / "freeze.pip.txt")
     assert versions("freeze.pip.txt") == {**BOTH, **ONE_FOR_EACH}
-    assert {left.name for left in found.left_out} == {"demo", "helper"}
+    assert set(found.left_out) == {"demo", "helper"}
     assert "2 left out" in found.summary()
 
 
@@ -194,7 +210,7 @@ def test_requirements_may_include_others_and_name_addresses(tmp_path):
     )
     found = read_environment(tmp_path / "a.txt")
     assert [package.spec for package in found.packages] == ["idna==3.7", "six==1.17.0"]
-    reasons = {left.name: left.why for left in found.left_out}
+    reasons = found.left_out
     assert reasons["click"] == "from a version control system"
     assert reasons["local"] == "from a local directory or archive"
     assert reasons["x-1-py3-none-any.whl"].startswith("from an archive's address")
@@ -283,7 +299,7 @@ def test_a_virtual_environment_is_read_from_its_directory(tmp_path):
     assert found.format == "a virtual environment"
     assert found.python == "{}.{}.{}".format(*sys.version_info[:3])
     assert [package.spec for package in found.packages] == ["six==1.17.0"]
-    assert {left.name for left in found.left_out} == {"pip", "mine"}
+    assert set(found.left_out) == {"pip", "mine"}
     with pytest.raises(UsageError, match="did you mean"):
         read_environment(tmp_path)
 

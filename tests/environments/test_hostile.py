@@ -23,7 +23,7 @@ from bisect_env.environments.cache import prune
 from bisect_env.environments.lock import LockedPackage, UnbuildableError
 from bisect_env.environments.lockfiles import make_lock
 from bisect_env.environments.prefix import ensure_prefix
-from bisect_env.environments.provider import Locker
+from bisect_env.environments.provider import Environments
 from bisect_env.environments.request import EnvironmentRequest, host_platform
 from bisect_env.errors import InfrastructureError
 
@@ -102,9 +102,9 @@ def test_a_build_sees_what_a_trial_sees_and_runs_once(
     wanted = "Basic " + base64.b64encode(f"me:{SECRET}".encode()).decode()
     index.on_request = lambda _path: None if index.headers[-1].get("authorization") == wanted else 401
     request = EnvironmentRequest(python, {"made": "1.0"}, allow_source=True)
-    made = Locker(cache).lock(request)
+    made = Environments(cache).solve(request)
     ensure_prefix(made, cache_dir=cache, allow_source=True).release()
-    again = Locker(cache).lock(request)
+    again = Environments(cache).solve(request)
     assert again.content_hash == made.content_hash
     notes = [json.loads(line) for line in seen.read_text().splitlines()]
     assert SECRET not in json.dumps(notes)
@@ -155,7 +155,7 @@ import helper
             patch.setenv("UV_DEFAULT_INDEX", index.url)
             patch.setenv(name, value)
             own = cache.with_name(f"cache-{number}")
-            made = Locker(own).lock(EnvironmentRequest(python, {"made": "1.0"}, allow_source=True))
+            made = Environments(own).solve(EnvironmentRequest(python, {"made": "1.0"}, allow_source=True))
             ensure_prefix(made, cache_dir=own, allow_source=True).release()
     assert seen.read_text().count("\n") >= 4
     assert SECRET not in seen.read_text()
@@ -332,7 +332,7 @@ from bisect_env.environments.cache import hold
 os.setgroups([])
 os.setgid(65534)
 os.setuid(65534)
-lease = hold(Path(sys.argv[1]), sys.argv[2])
+lease = hold(Path(sys.argv[1]) / sys.argv[2])
 print((Path(sys.argv[1]) / sys.argv[2] / "pyvenv.cfg").is_file(), flush=True)
 sys.stdin.readline()
 lease.release()

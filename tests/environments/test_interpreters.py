@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import os
 import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -14,7 +15,7 @@ from bisect_env.environments.interpreters import (
     listed_by_uv,
     machine_interpreters,
 )
-from bisect_env.errors import InterpreterNotFoundError
+from bisect_env.errors import InfrastructureError, InterpreterNotFoundError
 
 HERE = ".".join(map(str, sys.version_info[:3]))
 
@@ -95,6 +96,14 @@ def test_virtual_environments_are_seen_through_and_shims_passed_over(tmp_path, m
 
 
 @pytest.mark.integration
+def test_paths_are_whole_where_there_is_no_directory_for_the_cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("BISECT_ENV_CACHE", str(tmp_path / "missing" / "cache"))
+    found = listed_by_uv()
+    assert HERE in [one.version for one in found]
+    assert all(one.path.is_absolute() and os.access(one.path, os.X_OK) for one in found)
+
+
+@pytest.mark.integration
 def test_places_that_are_searched(monkeypatch, tmp_path):
     wanted = [
         tmp_path / "pyenv" / "versions" / "3.9.9" / "bin" / "python",
@@ -141,3 +150,11 @@ def test_a_version_that_is_here_does_not_wait_for_one_that_is_fetched():
             may_end.set()
         with pytest.raises(InterpreterNotFoundError, match="the network is down"):
             asked.result()
+
+
+def test_a_file_in_the_place_of_the_cache_is_told(tmp_path, monkeypatch):
+    cache = tmp_path / "cache"
+    cache.write_text("in the way")
+    monkeypatch.setenv("BISECT_ENV_CACHE", str(cache))
+    with pytest.raises(InfrastructureError, match=r"the cache .*cache cannot be written"):
+        listed_by_uv()

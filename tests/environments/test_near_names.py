@@ -11,7 +11,6 @@ from bisect_env.environments.index import near_names
 from bisect_env.environments.lock import PackageNotFoundError, UnsolvableError
 from bisect_env.environments.provider import Environments
 from bisect_env.environments.request import EnvironmentRequest
-from bisect_env.matrix.versions import Manager
 
 from .index_server import IndexServer
 
@@ -47,8 +46,8 @@ def test_lists_and_ranges_name_what_was_meant(index: IndexServer, tmp_path: Path
     index.add("torch", "1.0")
     environments = Environments(tmp_path, index=index.url)
     with pytest.raises(PackageNotFoundError, match="no package 'torhc'; did you mean torch"):
-        environments.catalogue.versions("torhc", manager=Manager.PYPI, index=index.url)
-    assert environments.catalogue.versions("zzzzzz", manager=Manager.PYPI, index=index.url) == []
+        environments.catalogue.versions("torhc", index=index.url)
+    assert environments.catalogue.versions("zzzzzz", index=index.url) == []
     request = EnvironmentRequest(python, pins={"torhc": "1.0"}, index=index.url)
     found = environments.lock(request)
     assert isinstance(found, UnsolvableError)

@@ -291,6 +291,26 @@ def test_old_pythons(cache, python, pins, code, says):
     assert Path(run(prefix, "import sys; print(sys.prefix)")) == prefix.path
 
 
+@pytest.mark.parametrize("when", ["before the trial", "during the trial"])
+def test_a_failure_while_the_cache_was_taken_away_is_no_evidence(lock, cache, when):
+    def build(lock, **options):
+        prefix = ensure_prefix(lock, cache_dir=cache, **options)
+        if when == "before the trial":
+            (prefix.path / MARKER).unlink()
+            next(prefix.path.glob("lib/python*/site-packages/demo.py")).parent.chmod(0o755)
+            next(prefix.path.glob("lib/python*/site-packages/demo.py")).unlink()
+        return prefix
+
+    takes = f"import os\nos.rename({str(cache)!r}, {str(cache) + '-away'!r})\n"
+    code = f"{takes if when == 'during the trial' else ''}import demo"
+    spec = replace(make_spec(code), lock_hash=lock.content_hash)
+    failed = perform(TrialRequest(spec, lock, False), build=build, cancelled=lambda: False, worker="w")
+    assert isinstance(failed, TrialCompleted)
+    assert failed.record.outcome is Outcome.IMPORT_ERROR
+    assert failed.changes[-1].lock_hash == lock.content_hash
+    assert failed.changes[-1].covers(failed.record)
+
+
 def test_a_failure_where_files_were_taken_away_meanwhile_is_no_evidence(lock, cache, monkeypatch):
     build = partial(ensure_prefix, cache_dir=cache)
 
@@ -363,20 +383,18 @@ def test_a_failure_where_a_sibling_was_written_to_is_no_evidence(lock, cache, in
 def test_a_pass_that_waited_for_a_gpu_while_its_environment_was_found_changed_is_no_evidence(lock, cache):
     build = partial(ensure_prefix, cache_dir=cache)
 
-    def answer(code, gpus=None):
+    def answer(code, lend=None):
         spec = replace(make_spec(code), lock_hash=lock.content_hash)
         request = TrialRequest(spec, lock, False)
-        return perform(request, build=build, cancelled=lambda: False, worker="w", gpus=gpus)
+        return perform(request, build=build, cancelled=lambda: False, worker="w", lend=lend)
 
-    class Busy:
-        """Lends GPUs after another trial has changed the environment and failed."""
+    def lend(spec, trial):
+        """Lend GPUs after another trial has changed the environment and failed."""
+        place = "demo.__file__"
+        change = f"import os, demo\nos.chmod({place}, 0o644)\nopen({place}, 'a').write('#')\n1 / 0"
+        assert answer(change).changes
+        return trial((), None)
 
-        def run(self, spec, trial):
-            place = "demo.__file__"
-            change = f"import os, demo\nos.chmod({place}, 0o644)\nopen({place}, 'a').write('#')\n1 / 0"
-            assert answer(change).changes
-            return trial((), None)
-
-    passed = answer("import demo", Busy())
+    passed = answer("import demo", lend)
     assert passed.record.outcome is Outcome.PASS
     assert any(change.covers(passed.record) for change in passed.changes)

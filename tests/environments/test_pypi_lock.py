@@ -7,7 +7,7 @@ import pytest
 
 from bisect_env.environments.interpreters import machine_interpreters
 from bisect_env.environments.lock import Lock, UnsolvableError
-from bisect_env.environments.provider import Locker
+from bisect_env.environments.provider import Environments
 from bisect_env.environments.request import EnvironmentRequest
 from bisect_env.errors import IndexUnavailableError, InfrastructureError, InterpreterNotFoundError
 from bisect_env.matrix.scalars import cutoff
@@ -22,7 +22,7 @@ def cache(tmp_path_factory):
 
 @pytest.fixture
 def locker(cache):
-    return Locker(cache, timeout=60)
+    return Environments(cache, timeout=60)
 
 
 @pytest.fixture
@@ -49,7 +49,7 @@ def world(index):
 
 def test_pins_are_exact_and_the_rest_is_resolved(index, locker, request_for):
     world(index)
-    lock = locker.lock(request_for({"top": "1.0"}))
+    lock = locker.solve(request_for({"top": "1.0"}))
     assert versions(lock) == {"below": "2.0", "top": "1.0"}
     below = lock.packages[0]
     release = index.packages["below"][2]
@@ -62,62 +62,62 @@ def test_pins_are_exact_and_the_rest_is_resolved(index, locker, request_for):
 )
 def test_a_date_means_the_index_when_that_day_had_ended(index, locker, request_for, day, below):
     world(index)
-    lock = locker.lock(request_for({"top": "1.0"}, exclude_newer=cutoff(str(day))))
+    lock = locker.solve(request_for({"top": "1.0"}, exclude_newer=cutoff(str(day))))
     assert versions(lock)["below"] == below
 
 
 def test_a_pin_from_after_the_date_has_no_solution(index, locker, request_for):
     world(index)
     with pytest.raises(UnsolvableError, match=r"top==2\.0") as raised:
-        locker.lock(request_for({"top": "2.0"}, exclude_newer=cutoff("2020-02-01")))
+        locker.solve(request_for({"top": "2.0"}, exclude_newer=cutoff("2020-02-01")))
     assert not raised.value.building
 
 
 def test_an_index_without_dates_cannot_answer_for_a_day(index, locker, request_for):
     index.add("top", "1.0", uploaded=None)
     with pytest.raises(UnsolvableError, match="gives no upload dates"):
-        locker.lock(request_for({"top": "1.0"}, exclude_newer=cutoff("2020-02-01")))
+        locker.solve(request_for({"top": "1.0"}, exclude_newer=cutoff("2020-02-01")))
 
 
 def test_without_dependencies_only_what_is_named(index, locker, request_for):
     world(index)
-    assert versions(locker.lock(request_for({"top": "2.0"}, dependencies="none"))) == {"top": "2.0"}
+    assert versions(locker.solve(request_for({"top": "2.0"}, dependencies="none"))) == {"top": "2.0"}
     both = request_for({"top": "2.0", "below": "1.0"}, dependencies="none")
-    assert versions(locker.lock(both)) == {"top": "2.0", "below": "1.0"}
+    assert versions(locker.solve(both)) == {"top": "2.0", "below": "1.0"}
     with pytest.raises(UnsolvableError, match=r"top>=2\.0 depends on below>=2"):
-        locker.lock(request_for({"top": "2.0", "below": "1.0"}))
+        locker.solve(request_for({"top": "2.0", "below": "1.0"}))
 
 
 def test_overrides_replace_what_metadata_say_but_never_a_pin(index, locker, request_for):
     world(index)
-    lock = locker.lock(request_for({"top": "2.0"}, overrides=("below==1.0",)))
+    lock = locker.solve(request_for({"top": "2.0"}, overrides=("below==1.0",)))
     assert versions(lock) == {"top": "2.0", "below": "1.0"}
     with pytest.raises(UnsolvableError, match=r"top is asked for as 2\.0, and an override makes it 1\.0"):
-        locker.lock(request_for({"top": "2.0"}, overrides=("top==1.0",)))
+        locker.solve(request_for({"top": "2.0"}, overrides=("top==1.0",)))
 
 
 def test_a_withdrawn_version_is_locked_when_it_is_pinned(index, locker, request_for):
     index.add("top", "1.0")
     index.add("top", "1.1", yanked=True)
-    assert versions(locker.lock(request_for({"top": "1.1"}))) == {"top": "1.1"}
-    assert versions(locker.lock(request_for({}, "top"))) == {"top": "1.0"}
+    assert versions(locker.solve(request_for({"top": "1.1"}))) == {"top": "1.1"}
+    assert versions(locker.solve(request_for({}, "top"))) == {"top": "1.0"}
 
 
 def test_no_fitting_wheel(index, locker, request_for):
     index.add("top", "1.0", tag="cp27-cp27m-win_amd64")
     with pytest.raises(UnsolvableError, match=r"top==1\.0 has no wheels with a matching"):
-        locker.lock(request_for({"top": "1.0"}))
+        locker.solve(request_for({"top": "1.0"}))
 
 
 def test_a_package_that_exists_nowhere(locker, request_for):
     with pytest.raises(UnsolvableError, match="nowhere was not found"):
-        locker.lock(request_for({"nowhere": "1.0"}))
+        locker.solve(request_for({"nowhere": "1.0"}))
 
 
 def test_hashes_that_the_index_does_not_state_are_made_up_for(index, locker, request_for):
     index.add("top", "1.0")
     index.style = "bare"
-    (package,) = locker.lock(request_for({"top": "1.0"})).packages
+    (package,) = locker.solve(request_for({"top": "1.0"})).packages
     assert package.sha256 == hashlib.sha256(index.packages["top"][0].content).hexdigest()
 
 
@@ -126,7 +126,7 @@ def test_an_index_that_fails_is_no_property_of_the_combination(index, locker, re
     world(index)
     index.on_request = lambda path: 500
     with pytest.raises(IndexUnavailableError, match="500 Internal Server Error") as raised:
-        locker.lock(request_for({"top": "1.0"}))
+        locker.solve(request_for({"top": "1.0"}))
     assert "remedy: check the network" in str(raised.value)
 
 
@@ -139,7 +139,7 @@ def test_an_index_that_hangs(index, locker, request_for, monkeypatch):
     index.on_request = lambda path: released.wait(30) and None
     try:
         with pytest.raises(IndexUnavailableError, match="cannot be used"):
-            locker.lock(request_for({"top": "1.0"}))
+            locker.solve(request_for({"top": "1.0"}))
     finally:
         released.set()
 
@@ -147,22 +147,22 @@ def test_an_index_that_hangs(index, locker, request_for, monkeypatch):
 def test_what_is_not_an_index(index, locker, request_for):
     index.raw["/simple/top/"] = ("application/vnd.pypi.simple.v1+json", b"nonsense")
     with pytest.raises((UnsolvableError, IndexUnavailableError), match="top"):
-        locker.lock(request_for({"top": "1.0"}))
+        locker.solve(request_for({"top": "1.0"}))
 
 
 def test_the_same_request_gives_the_same_bytes(index, locker, request_for, tmp_path):
     world(index)
-    one = locker.lock(request_for({"top": "1.0"}, "below<2"))
-    assert Locker(tmp_path).lock(request_for({"top": "1.0"}, "below<2")).text == one.text
+    one = locker.solve(request_for({"top": "1.0"}, "below<2"))
+    assert Environments(tmp_path).solve(request_for({"top": "1.0"}, "below<2")).text == one.text
     # Another combination with the same files is the same environment.
-    assert locker.lock(request_for({"top": "1.0", "below": "1.1"})) == one
+    assert locker.solve(request_for({"top": "1.0", "below": "1.1"})) == one
 
 
 def test_other_platforms_and_missing_pythons_are_told(locker):
     with pytest.raises(InfrastructureError, match="for win-64 cannot be locked on"):
-        locker.lock(EnvironmentRequest("3.11", platform="win-64"))
+        locker.solve(EnvironmentRequest("3.11", platform="win-64"))
     with pytest.raises(InterpreterNotFoundError, match="is not a Python version"):
-        locker.lock(EnvironmentRequest("newest"))
+        locker.solve(EnvironmentRequest("newest"))
 
 
 def needs(version):
@@ -182,7 +182,7 @@ def needs(version):
     ],
 )
 def test_real_releases(locker, python, pins):
-    assert versions(locker.lock(EnvironmentRequest(python, pins))) == pins
+    assert versions(locker.solve(EnvironmentRequest(python, pins))) == pins
 
 
 @pytest.mark.network
@@ -190,7 +190,7 @@ def test_real_releases(locker, python, pins):
 def test_the_day_a_real_dependency_was_released(locker):
     def greenlet(day):
         request = EnvironmentRequest("3.7", {"gevent": "20.6.2"}, exclude_newer=cutoff(str(day)))
-        return versions(locker.lock(request))["greenlet"]
+        return versions(locker.solve(request))["greenlet"]
 
     assert (greenlet(date(2020, 9, 21)), greenlet(date(2020, 9, 22))) == ("0.4.16", "0.4.17")
 
@@ -202,10 +202,10 @@ def test_sources_only_where_they_are_allowed(locker):
     request = EnvironmentRequest(
         "3.6", pins, dependencies="none", allow_source=frozenset({"Better_Exceptions_Fork"})
     )
-    assert {p.name: p.is_source for p in locker.lock(request).packages} == {
+    assert {p.name: p.is_source for p in locker.solve(request).packages} == {
         "better-exceptions-fork": True,
         "six": False,
     }
     for allowed in (False, frozenset({"six"})):
         with pytest.raises(UnsolvableError, match="no usable wheels"):
-            locker.lock(EnvironmentRequest("3.6", pins, dependencies="none", allow_source=allowed))
+            locker.solve(EnvironmentRequest("3.6", pins, dependencies="none", allow_source=allowed))

@@ -269,3 +269,20 @@ def test_a_repository_elsewhere_is_fetched_and_asked_again_only_for_what_can_mov
     assert repository.resolve("v1.0", commits[2]) == [commits[0], commits[2]]
     with pytest.raises(InfrastructureError, match=r"git://127.0.0.1:\d+/demo cannot be reached"):
         repository.resolve("feature")
+
+
+def test_the_origin_of_a_clone_is_that_of_its_worktrees_and_of_a_bare_one(
+    tmp_path: Path, cache: Path
+) -> None:
+    write(tmp_path / "demo", pure("demo", 2, 2))
+    git(tmp_path / "demo", "remote", "add", "origin", "https://ann:word@forge.example.org/ann/demo")
+    git(tmp_path / "demo", "worktree", "add", "--quiet", str(tmp_path / "linked"), "v1.0")
+    git(tmp_path, "clone", "--quiet", "--bare", "demo", "bare")
+    git(tmp_path / "bare", "remote", "set-url", "origin", "git@forge.example.org:ann/demo")
+    for folder in ("demo", "linked"):
+        origin = Repository(str(tmp_path / folder), cache).forge()
+        assert origin.endswith("forge.example.org/ann/demo")
+        assert "word" not in origin
+    assert Repository(str(tmp_path / "bare"), cache).forge() == "git@forge.example.org:ann/demo"
+    git(tmp_path / "demo", "remote", "remove", "origin")
+    assert Repository(str(tmp_path / "demo"), cache).forge() == ""

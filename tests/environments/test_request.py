@@ -4,7 +4,7 @@ from datetime import UTC, datetime, timedelta, timezone
 
 import pytest
 
-from bisect_env.environments.request import EnvironmentRequest
+from bisect_env.environments.request import CondaRequest, EnvironmentRequest
 from bisect_env.errors import UsageError
 from bisect_env.matrix.scalars import cutoff
 from bisect_env.matrix.versions import host_platform
@@ -44,6 +44,14 @@ def test_key_knows_what_matters_and_not_in_which_order():
     one = EnvironmentRequest("3.11", {"a": "1", "b": "2"}, ("c", "d"), allow_source=frozenset({"x", "y"}))
     two = EnvironmentRequest("3.11", {"b": "2", "a": "1"}, ("d", "c"), allow_source=frozenset({"y", "x"}))
     assert one.key == two.key
+    mixed = EnvironmentRequest(
+        "3.11", conda=CondaRequest(("c1", "c2"), packages=("m", "n")), archives=("y", "x")
+    )
+    other = EnvironmentRequest(
+        "3.11", conda=CondaRequest(("c1", "c2"), packages=("n", "m")), archives=("x", "y")
+    )
+    assert mixed.key == other.key
+    assert mixed.key != EnvironmentRequest("3.11", conda=CondaRequest(("c2", "c1"), packages=("n", "m"))).key
     others = [
         EnvironmentRequest("3.12", {"a": "1", "b": "2"}, ("c", "d")),
         EnvironmentRequest("3.11", {"a": "1", "b": "3"}, ("c", "d")),

@@ -3,7 +3,8 @@ from __future__ import annotations
 import pytest
 from pypi_simple import PYPI_SIMPLE_ENDPOINT
 
-from bisect_env.environments.settings import configured_index, default_cache_dir
+from bisect_env.environments.settings import configured_places, default_cache_dir
+from bisect_env.environments.uv_tool import configured_index, public_index
 from bisect_env.errors import InfrastructureError
 from bisect_env.secrets import without_credentials
 
@@ -24,9 +25,20 @@ def write(path, text):
     path.write_text(text)
 
 
-def test_without_any_setting_it_is_the_librarys_constant(home, monkeypatch):
+def test_without_any_setting_it_is_the_public_index(home, monkeypatch):
     monkeypatch.setattr("bisect_env.environments.settings.pip_config_files", lambda environ: iter(()))
-    assert configured_index(environ(home)) == PYPI_SIMPLE_ENDPOINT
+    monkeypatch.setattr("os.environ", environ(home))
+    public_index.cache_clear()
+    assert configured_index() == PYPI_SIMPLE_ENDPOINT.rstrip("/")
+
+
+@pytest.mark.parametrize("text", ['[[index]]\nurl = "http://me:hunter2@x/"', "no-index = true"])
+def test_a_named_file_without_a_default_index_leaves_the_public_one(home, monkeypatch, text):
+    write(home / "named.toml", text)
+    monkeypatch.setattr("bisect_env.environments.settings.pip_config_files", lambda environ: iter(()))
+    monkeypatch.setattr("os.environ", environ(home, UV_CONFIG_FILE=str(home / "named.toml")))
+    public_index.cache_clear()
+    assert configured_index() == PYPI_SIMPLE_ENDPOINT.rstrip("/")
 
 
 @pytest.mark.parametrize(
@@ -42,27 +54,27 @@ def test_without_any_setting_it_is_the_librarys_constant(home, monkeypatch):
 )
 def test_uv_toml(home, text, url):
     write(home / ".config" / "uv" / "uv.toml", text)
-    assert configured_index(environ(home)) == url
+    assert configured_places(environ(home)).default == url
 
 
 def test_pip_conf_and_its_sections(home):
     write(home / ".config" / "pip" / "pip.conf", "[global]\nindex-url = http://g/simple\ntimeout = 3\n")
-    assert configured_index(environ(home)) == "http://g/simple"
+    assert configured_places(environ(home)).default == "http://g/simple"
     write(
         home / ".config" / "pip" / "pip.conf",
         "[global]\nindex-url = http://g/\n[install]\nindex-url = http://i/\n",
     )
-    assert configured_index(environ(home)) == "http://i/"
+    assert configured_places(environ(home)).default == "http://i/"
 
 
 def test_uv_comes_before_pip_and_the_environment_before_files(home):
     write(home / ".config" / "pip" / "pip.conf", "[global]\nindex-url = http://pip-file/\n")
-    assert configured_index(environ(home, PIP_INDEX_URL="http://pip-env/")) == "http://pip-env/"
+    assert configured_places(environ(home, PIP_INDEX_URL="http://pip-env/")).default == "http://pip-env/"
     write(home / ".config" / "uv" / "uv.toml", 'index-url = "http://uv-file/"')
-    assert configured_index(environ(home, PIP_INDEX_URL="http://pip-env/")) == "http://uv-file/"
-    assert configured_index(environ(home, UV_INDEX_URL="http://uv-env/")) == "http://uv-env/"
+    assert configured_places(environ(home, PIP_INDEX_URL="http://pip-env/")).default == "http://uv-file/"
+    assert configured_places(environ(home, UV_INDEX_URL="http://uv-env/")).default == "http://uv-env/"
     named = environ(home, UV_DEFAULT_INDEX="mine=http://uv-default/?a=b", UV_INDEX_URL="http://uv-env/")
-    assert configured_index(named) == "http://uv-default/?a=b"
+    assert configured_places(named).default == "http://uv-default/?a=b"
 
 
 @pytest.mark.parametrize(
@@ -71,7 +83,7 @@ def test_uv_comes_before_pip_and_the_environment_before_files(home):
 def test_broken_configuration_is_named(home, name, text):
     write(home / ".config" / name, text)
     with pytest.raises(InfrastructureError, match=r"remedy: correct or remove that file") as raised:
-        configured_index(environ(home))
+        configured_places(environ(home))
     assert str(home / ".config" / name) in str(raised.value)
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from bisect_env.matrix.load import Matrix, load_matrix
-from bisect_env.matrix.versions import Manager, Release
+from bisect_env.matrix.versions import Release
 
 
 class FakeCatalogue:
@@ -19,8 +19,8 @@ class FakeCatalogue:
         self.pythons = pythons
         self.asked: list[tuple[str, str, str | None]] = []
 
-    def versions(self, package: str, *, manager: Manager, index: str | None) -> list[Release]:
-        self.asked.append((package, str(manager), index))
+    def versions(self, package: str, *, index: str | None) -> list[Release]:
+        self.asked.append((package, "pypi", index))
         return list(self.releases.get(package, []))
 
     def conda_versions(

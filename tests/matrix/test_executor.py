@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from bisect_env.engine.locking import environment_request
+from bisect_env.engine.requests import environment_request
 from bisect_env.errors import MatrixError
 from bisect_env.matrix.grid import Combination
 from bisect_env.matrix.load import Matrix, load_matrix

@@ -54,6 +54,12 @@ def test_text_for_a_shell_is_refused_with_its_line(tmp_path: Path, key: str) -> 
     assert any("line 3" in problem for problem in caught.value.problems), caught.value.problems
 
 
+def test_a_version_that_python_does_not_read_is_refused_briefly(tmp_path: Path) -> None:
+    with pytest.raises(MatrixError, match="is not a version") as caught:
+        load(tmp_path, versions=f"['1.{'9' * 5000}', '2.0']")
+    assert len(str(caught.value)) < 500
+
+
 @pytest.mark.parametrize("versions", ['["1.0\\n", "2.0"]', '["1.0\\nRUN id", "2.0"]'])
 def test_versions_are_one_line(tmp_path: Path, versions: str) -> None:
     with pytest.raises(MatrixError, match=r"line break|not a version"):

@@ -153,7 +153,7 @@ class StudyBuilder:
         states = []
         for cell in self.cells():
             said, why = status(cell)
-            solvable = said in ("solvable", "unbuildable", "set-aside")
+            solvable = said in ("solvable", "env-unbuildable", "set-aside")
             states.append(
                 CombinationState(Combination.of(cell), said, why, lock_of(cell) if solvable else None)
             )
@@ -206,7 +206,7 @@ def orjson_study(store: Store) -> StudyBuilder:
 
     study.fill(
         lambda values: (
-            ("unsolvable", "× No solution found:\n  ╰─▶ orjson 3.9.13 has no wheel")
+            ("env-unsolvable", "× No solution found:\n  ╰─▶ orjson 3.9.13 has no wheel")
             if values["orjson"] == "3.9.13"
             else ("solvable", "")
         )
@@ -243,9 +243,9 @@ def hostile_study(store: Store, text: str) -> StudyBuilder:
 
     def status(cell: Values) -> tuple[str, str]:
         if cell == unsolvable:
-            return "unsolvable", f"no solution {text}"
+            return "env-unsolvable", f"no solution {text}"
         return (
-            ("unbuildable", f"compiler {text}")
+            ("env-unbuildable", f"compiler {text}")
             if cell["cuml"] == "24.04"
             else ("solvable", f"two CUDAs {text}")
         )

@@ -10,9 +10,10 @@ from typing import Any
 import pytest
 
 from bisect_env.answers.axes import AxisInfo
+from bisect_env.answers.remedies import Asked
 from bisect_env.answers.verdict_document import VerdictDocument
 from bisect_env.matrix.grid import Combination
-from bisect_env.report.doubts import advice, good_side_warnings, several_failures
+from bisect_env.report.doubts import advice, good_side_warnings, several_failures, verdict_warnings
 from bisect_env.report.model import FailureReport
 from bisect_env.storage.entries import StoredTrial
 from bisect_env.trials.records import Evidence, Outcome, Phase
@@ -34,14 +35,19 @@ def failure(detail: str, outcome: str = "exit-fail", evidence: str = "bad", tria
     )
 
 
-def said(verdict: VerdictDocument, failures: Sequence[FailureReport] = (), **settings: Any) -> str:
-    return "\n".join(advice(verdict, AXES, failures, (), settings, ["repro.py"]))
+def said(
+    verdict: VerdictDocument,
+    failures: Sequence[FailureReport] = (),
+    asked: Asked = Asked.IN_FILE,
+    **settings: Any,
+) -> str:
+    return "\n".join(advice(verdict, AXES, failures, (), settings, ["repro.py"], asked=asked))
 
 
 @pytest.mark.parametrize(
     ("detail", "line"),
     [
-        ("ModuleNotFoundError: No module named 'yaml'", "`packages: [pyyaml]`"),
+        ("ModuleNotFoundError: No module named 'yaml'", "add `packages: [pyyaml]`"),
         ("ModuleNotFoundError: No module named 'foo_bar.baz'", "`packages: [foo-bar]`"),
         (
             "FileNotFoundError: [Errno 2] No such file or directory: 'data/in.csv'",
@@ -55,13 +61,54 @@ def test_always_bad(detail: str, line: str) -> None:
     assert line in said(ALWAYS, [failure(detail)])
 
 
+@pytest.mark.parametrize(
+    ("detail", "outcome", "words"),
+    [
+        ("ModuleNotFoundError: No module named 'yaml'", "exit-fail", "add `--with pyyaml`"),
+        ("No such file or directory: 'in 1.csv'", "exit-fail", "add `--files 'in 1.csv'`"),
+        ("URLError: <urlopen error [Errno -2] Name or service not known>", "exit-fail", "with `--files`"),
+        ("idle for 60 s", "hang", "add `--timeout 5m`"),
+    ],
+)
+def test_a_question_in_words_is_corrected_by_options(detail: str, outcome: str, words: str) -> None:
+    text = said(ALWAYS, [failure(detail, outcome)], Asked.IN_WORDS)
+    assert words in text
+    assert "`trial`" not in text
+    assert "matrix" not in text
+    assert "--" not in said(ALWAYS, [failure(detail, outcome)]), "a matrix file takes no such option"
+
+
+def test_what_has_no_option_is_told_with_the_way_to_a_matrix_file() -> None:
+    never = said(NEVER, asked=Asked.IN_WORDS, min_crash_rate=0.02)
+    assert "use `--rate 0.007`, or make" in never
+    assert "`search: {amplify: true}` in a matrix file (`--save` writes one)" in never
+    other = said(NEVER, [failure("MemoryError", "host-oom", "other", 9)], Asked.IN_WORDS)
+    assert "`bad: {outcomes: [host-oom]}` in `trial` of a matrix file (`--save` writes one)" in other
+    (warning,) = verdict_warnings(NEVER, Asked.IN_WORDS)
+    assert "`solver: {dependencies: newest}` in a matrix file" in warning
+
+
+def test_two_environments_are_corrected_themselves() -> None:
+    missing = failure("ModuleNotFoundError: No module named 'yaml'")
+    assert "add pyyaml to both environments" in said(ALWAYS, [missing], Asked.BETWEEN)
+
+
+def test_how_a_question_was_asked() -> None:
+    assert Asked.of("m.yaml", ["lib"]) is Asked.IN_FILE
+    assert Asked.of("m.yaml", ["environment"]) is Asked.IN_FILE
+    assert Asked.of("", ["lib"]) is Asked.of(None, ["lib"]) is Asked.IN_WORDS
+    assert Asked.of("", ["environment"]) is Asked.BETWEEN
+
+
 def test_a_good_end_that_is_bad_while_others_pass_was_stated_wrongly() -> None:
     passed = [stored("1", "", Evidence.GOOD)] * 3
     trials = [stored("3", '[2,"exit-fail:X","body","a.py:f"]'), *passed]
     wrong = VerdictDocument(reason="the stated good combination is bad")
     (text,) = advice(wrong, AXES, [failure("AssertionError")], trials, {})
     assert "lib=1 passed in 3 trials" in text
-    assert "swap `--good` and `--bad`" in text
+    assert "swap `good` and `bad` in the matrix" in text
+    (text,) = advice(wrong, AXES, [failure("AssertionError")], trials, {}, asked=Asked.IN_WORDS)
+    assert "swap `--good` and `--bad`, or leave both out" in text
     (text,) = advice(wrong, AXES, [failure("AssertionError")], trials[:1], {})
     assert "list older versions" in text
 
@@ -98,10 +145,10 @@ def test_two_failures_at_the_two_ends_are_two_problems() -> None:
 
     trials = [trial("1", "URLError"), trial("3", "ImportError"), trial("3", "ImportError")]
     (first, *_) = advice(ALWAYS, AXES, [failure("x"), failure("y")], trials, {})
-    assert "lib 1 fails as exit-fail:URLError in body, at a.py:f (v2)" in first
+    assert "lib 1 fails as exit-fail:URLError, and lib 3 as exit-fail:ImportError" in first
     assert "`bad: {signature: 'exit-fail:ImportError in body, at a.py:f (v2)'}`" in first
     same = [trial("1", "URLError"), trial("3", "URLError"), trial("3", "ImportError")]
-    assert "nothing to do with each other" not in "".join(advice(ALWAYS, AXES, [failure("x")], same, {}))
+    assert "unrelated" not in "".join(advice(ALWAYS, AXES, [failure("x")], same, {}))
 
 
 def test_an_answer_whose_bad_values_fail_in_two_ways_says_so() -> None:
@@ -113,7 +160,7 @@ def test_an_answer_whose_bad_values_fail_in_two_ways_says_so() -> None:
     )
     two = [trial("1", "ImportError"), trial("3", "TypeError"), trial("3", "TypeError")]
     (text,) = several_failures(answer, AXES, two)
-    assert "lib 1 as exit-fail:ImportError, lib 3 as exit-fail:TypeError" in text
+    assert "lib 1 fails as exit-fail:ImportError, and lib 3 as exit-fail:TypeError" in text
     assert "`bad: {signature: 'exit-fail:TypeError in body, at a.py:f (v2)'}`" in text
     fixed = (AxisInfo(name="lib", values=("1", "2", "3"), direction="fixed"), AXES[1])
     (text,) = several_failures(answer, fixed, two)

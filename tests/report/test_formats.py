@@ -12,7 +12,7 @@ import jsonschema
 import pytest
 
 from bisect_env.report.build import load_report
-from bisect_env.report.formats import FORMATS, formatted, json_text, report_json_schema, report_schema_text
+from bisect_env.report.formats import Format, formatted, json_text, report_json_schema, report_schema_text
 from bisect_env.report.model import Report
 from bisect_env.storage.store import Store
 from tests.report.samples import StudyBuilder, axis, hostile_study, orjson_study, orjson_verdict
@@ -148,8 +148,8 @@ DEEP = {
 NOT_SHOWN = {
     # One screen: it names the page and the data.
     "text": DEEP
-    | {"question", "commit.log", "explanation.intermediates", "reproduce.all", "study.exclude_newer"}
-    | {"study.version", "posterior", "failures.other", "machines", "verdict.status", "combinations.warning"},
+    | {"question", "commit.log", "explanation.intermediates", "study.exclude_newer"}
+    | {"study.version", "failures.other", "machines", "verdict.status", "combinations.warning"},
     # For a bug report: what a maintainer of the package needs.
     "md": DEEP | {"verdict.status", "combinations.warning"},
     # Test cases, and what belongs to all of them.
@@ -190,7 +190,7 @@ def test_no_key_is_forgotten(report: Report) -> None:
     said_elsewhere = {"kind", "bad_values", "directions", "boundaries", "trials"}
     of_others = {"certain", "cleared", "compatibility", "table"}
     assert set(document["verdict"]) - told == said_elsewhere | of_others
-    assert set(FORMATS) == {"text", "html", "md", "json", "junit", "csv"}
+    assert set(Format) == {"text", "html", "md", "json", "junit", "csv"}
 
 
 # -- the schema --------------------------------------------------------------------------------------------

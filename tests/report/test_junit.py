@@ -66,7 +66,7 @@ def test_a_study_is_a_suite(store: Store, tmp_path: Path) -> None:
     assert element.get("id") == study.study.id
     told = element.findtext("system-out") or ""
     assert told.startswith(report.sentence)
-    assert "no package differs" in told
+    assert "No package differs" in told
     # The totals are what the cases say.
     before = (suite.tests, suite.failures, suite.errors, suite.skipped)
     suite.update_statistics()

@@ -60,6 +60,6 @@ def test_a_sick_gpu_is_named_once_with_its_reason() -> None:
 def test_hosts_that_went_away() -> None:
     lost = [trial(Outcome.WORKER_LOST, host=f"node{i}") for i in (1, 2, 2, 3, 4, 5)]
     told = machine_warnings(lost)
-    assert told[0] == "host node1 lost its worker or a GPU under 1 trial, void and run again"
-    assert told[1].startswith("host node2 lost its worker or a GPU under 2 trials")
-    assert told[-1] == "2 more GPUs or hosts were lost under trials"
+    assert told[0] == "host node1 lost its worker or a GPU during 1 trial; void and run again"
+    assert told[1].startswith("host node2 lost its worker or a GPU during 2 trials")
+    assert told[-1] == "2 more GPUs or hosts were lost during trials"

@@ -126,7 +126,7 @@ def test_an_issue_can_hold_a_large_table(store: Store, slices: int) -> None:
     assert len(text) < MOST
     assert "### Compatibility" in text
     # What has no room is named; what is shown is whole.
-    assert ("Left out, for it is too long here: the compatibility table" in text) == (slices > 1)
+    assert ("Left out, because it is too long here: the compatibility table" in text) == (slices > 1)
     html = GITHUB.render(text)
     assert html.count("<details") == html.count("</details>")
     assert "crash:SIGSEGV" in text

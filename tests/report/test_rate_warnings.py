@@ -23,4 +23,4 @@ from bisect_env.report.doubts import rate_warnings
 def test_only_a_clear_difference_is_told(stated, bad, trials, warns):
     found = rate_warnings(stated, bad, trials)
     assert bool(found) == warns
-    assert all("the answer goes by what was seen" in text for text in found)
+    assert all("the answer uses the latter" in text for text in found)

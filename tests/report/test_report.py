@@ -15,7 +15,7 @@ from bisect_env.report.build import load_report, report_document
 from bisect_env.report.doubts import verdict_warnings
 from bisect_env.report.formats import formatted, json_text
 from bisect_env.report.model import Report
-from bisect_env.report.text import STACK_LINES, answer_text, print_report, report_text, stack_lines
+from bisect_env.report.text import STACK_LINES, print_report, report_text, stack_lines
 from bisect_env.report.words import ROWS, rows
 from bisect_env.search.numeric import clopper_pearson
 from bisect_env.storage.store import Store
@@ -116,7 +116,7 @@ def test_json_is_strict_and_ascii(store: Store) -> None:
 
 @pytest.mark.parametrize(
     ("status", "expected"),
-    [("unbuildable", "env-unbuildable"), ("set-aside", "set-aside"), ("excluded", "excluded")],
+    [("env-unbuildable", "env-unbuildable"), ("set-aside", "set-aside"), ("excluded", "excluded")],
 )
 def test_statuses(store: Store, status: str, expected: str) -> None:
     study = StudyBuilder(store, [axis("a", "1", "2")])
@@ -190,7 +190,7 @@ def test_frequent_other_failures_and_spoilt_trials_are_warned_about(store: Store
     report = load_report(store, study.study.id)
     assert report.warnings == (
         (
-            "a=1: 6 of 16 trials failed in another way (exit-fail 5, import-error 1); "
+            "a=1: 6 of 16 trials failed in another way (5 as exit-fail, 1 as import-error); "
             "they are not counted, and can hide the answer"
         ),
         "9 of 78 trials were lost to the infrastructure (host-oom 9); they say nothing about the script",
@@ -230,6 +230,8 @@ orjson 3.9.11 is the first bad version (last good 3.9.10): crashed in 3 of 18 tr
 
 orjson_crash (study {short}, ended): 42 trials (4 bad, 38 good; not counted: 1 void), 4 environments
   within 0.2 s
+  orjson ≥ 3.9.11: probability 13 % after 0, 21 % after 8, 91 % after 17, 75 % after 25, 43 % after 34, \
+57 % after 42 trials
   first bad   python=3.11 orjson=3.9.11
   last good   python=3.11 orjson=3.9.10
 
@@ -253,9 +255,14 @@ Most frequent failure (4 of 4 bad trials): crash:SIGSEGV in body, {place}
 
 No package differs
 
-How to reproduce (more in the other formats):
+How to reproduce:
   bisect-env reproduce {report.study.id[:12]} --output repro
+  cd repro
+  uv venv --python 3.11 env
+  uv pip sync --python env/bin/python --require-hashes requirements.txt
+  PATH="$PWD/env/bin:$PATH" ./run.sh 100
   bisect-env trial matrices/orjson_crash.yaml --at orjson=3.9.11 # first bad
+  bisect-env trial matrices/orjson_crash.yaml --at orjson=3.9.10 # last good
   bisect-env run matrices/orjson_crash.yaml --fresh
 
 To read in a browser: bisect-env report {short} --format html -o report.html
@@ -268,7 +275,7 @@ def test_the_answer_fits_a_screen(report: Report) -> None:
     short = report.study.id[:8]
     trial = report.failures[0].trial[:8]
     assert (
-        answer_text(report)
+        report_text(report, details=False)
         == f"""\
 orjson 3.9.11 is the first bad version (last good 3.9.10): crashed in 3 of 18 trials (17 %, 95 % interval \
 3.6–41 %) against 0 of 12 (0–26 %); probability 97 % after 42 trials
@@ -307,7 +314,7 @@ def test_the_answer_fits_a_screen_however_large_the_study_is(store: Store, size:
     study.passes(good, 2)
     study.crashes(bad, 2, stack=stack)
     study.finished(verdict(axes, bad, good))
-    text = answer_text(load_report(store, study.study.id))
+    text = report_text(load_report(store, study.study.id), details=False)
     assert len(text.splitlines()) <= 24
     for said in ("← last good", "← first bad", "  frame 499", "--details"):
         assert said in text
@@ -325,11 +332,11 @@ def test_a_fix_is_told_as_one(store: Store) -> None:
     study.finished(verdict(axes, {"lib": "1.1"}, {"lib": "1.2"}))
     report = load_report(store, study.study.id)
     for form in ("text", "md", "html", "junit"):
-        text = formatted(report, form) + answer_text(report)
+        text = formatted(report, form) + report_text(report, details=False)
         assert "last bad" in text
         assert "first good" in text
         assert not re.search(r"first bad|last good", text.replace("reproduce first-bad", "")), form
-    assert "lib 1.1.1 between 1.1 and 1.2 was withdrawn and not tried" in answer_text(report)
+    assert "lib 1.1.1 between 1.1 and 1.2 was withdrawn and not tried" in report_text(report, details=False)
 
 
 def test_a_study_without_a_verdict_says_what_is_known(store: Store) -> None:
@@ -371,7 +378,7 @@ def test_untrusted_text_reaches_no_terminal(store: Store) -> None:
     axes = [axis("a\x1b[1m[red]", "1", f"2{evil}")]
     study = StudyBuilder(store, axes, name=f"name{evil}")
     bad, good = {axes[0]["name"]: axes[0]["values"][1]}, {axes[0]["name"]: "1"}
-    study.fill(lambda cell: ("unsolvable", evil) if cell == good else ("solvable", ""))
+    study.fill(lambda cell: ("env-unsolvable", evil) if cell == good else ("solvable", ""))
     study.crashes(bad, 3, stack=f"{evil}\n{evil}", detail=evil, signature=json.dumps([1, evil, evil, evil]))
     study.trials(bad, Outcome.EXIT_FAIL, 3, detail=evil)
     study.finished(verdict(axes, bad, good, reason=evil, status="likely"))
@@ -460,7 +467,7 @@ def test_a_noisy_table_keeps_both_sides_of_the_boundary(store: Store) -> None:
         ("1.150", 1, 1),
         ("1.151 … 1.299", 74, 74),
     ]
-    assert found[0].interval == clopper_pearson(1, 76)
+    assert found[0].numbers() == ("1", "76", "1.3 % (< 0.1–7.1 %)")
 
 
 def test_rows_beyond_the_limit_are_counted(store: Store) -> None:
@@ -515,7 +522,7 @@ def test_trials_of_equal_environments_count_once_in_a_row(store: Store) -> None:
 
 def test_reasons_are_grouped(store: Store) -> None:
     study = StudyBuilder(store, [axis("a", *map(str, range(20)))])
-    study.fill(lambda cell: ("unsolvable", f"no wheel of kind {int(cell['a']) % 5}"))
+    study.fill(lambda cell: ("env-unsolvable", f"no wheel of kind {int(cell['a']) % 5}"))
     text = report_text(load_report(store, study.study.id))
     assert text.count("env-unsolvable: a=") == 3
     assert "env-unsolvable: a=0 and 3 more: no wheel of kind 0\n" in text
@@ -525,7 +532,7 @@ def test_reasons_are_grouped(store: Store) -> None:
 def test_what_is_the_same_of_one_commit_as_of_another_is_one_reason(store: Store) -> None:
     commits = [f"{number:040x}"[::-1] for number in range(1, 6)]
     study = StudyBuilder(store, [axis("demo", *commits)])
-    study.fill(lambda cell: ("unbuildable", f"the commit {cell['demo'][:10]} needs submodules"))
+    study.fill(lambda cell: ("env-unbuildable", f"the commit {cell['demo'][:10]} needs submodules"))
     text = report_text(load_report(store, study.study.id))
     assert text.count("needs submodules") == 1
     assert "and 4 more: the commit 1000000000 needs submodules" in text

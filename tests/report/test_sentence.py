@@ -106,7 +106,7 @@ def test_a_fix() -> None:
         ("1.1", "1.0", ["1.1", "1.2"], "lib is broken from 1.1 to 1.2 (last good 1.0, fixed in 2.0): "),
         ("1.1", "1.0", ["1.1"], "lib is broken in 1.1 (last good 1.0, fixed in 1.2): "),
         ("1.1", "1.0", ["1.1", "1.2", "2.0", "2.1"], "lib is broken from 1.1 on (last good 1.0): "),
-        ("1.1", "1.2", ["1.0", "1.1"], "lib is broken up to 1.1 (first good 1.2): "),
+        ("1.1", "1.2", ["1.0", "1.1"], "lib is broken up to 1.1 (fixed in 1.2): "),
         ("1.2", "2.0", ["1.1", "1.2"], "lib is broken from 1.1 to 1.2 (fixed in 2.0): "),
     ],
 )

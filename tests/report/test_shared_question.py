@@ -118,3 +118,11 @@ def test_the_page_says_how_to_ask_again(store: Store) -> None:
     text = formatted(load_report(store, study.study.id), "html")
     assert text.count('<a class="question" download=') == 2
     assert "print(&#39;planted&#39;)" in text
+
+
+def test_a_damaged_file_of_a_page_is_named(store: Store, tmp_path: Path) -> None:
+    page = formatted(with_files(store, StudyFile("a.py", b"pass\n", executable=False)), "html")
+    path = tmp_path / "report.html"
+    path.write_text(page.replace("cGFzcwo=", "cGFzcwo"))
+    with pytest.raises(UsageError, match=r"lacks a\.py"):
+        question_of_report(path)

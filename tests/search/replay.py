@@ -26,7 +26,7 @@ from tests.cases.truth import MATRICES, Truth, case_names, check_against
 class _Offline:
     """A catalogue for matrices that list their versions."""
 
-    def versions(self, package: str, *, manager: Any, index: str | None) -> list[Any]:
+    def versions(self, package: str, *, index: str | None) -> list[Any]:
         raise AssertionError(f"{package} has a range, which needs the index")
 
     def python_versions(self) -> list[str]:

@@ -11,9 +11,8 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from bisect_env.matrix.grid import Direction
-from bisect_env.search.nonmonotone import MOST_SETS, RARE, could_be_better, histories, looked_at
-from bisect_env.search.posterior import update
-from bisect_env.search.question import Question
+from bisect_env.search.families import MOST_SETS, families_of
+from bisect_env.search.nonmonotone import RARE, histories
 from bisect_env.search.searcher import Search
 from bisect_env.search.space import HypothesisSpace
 from bisect_env.search.verdict import Status, Verdict
@@ -35,22 +34,23 @@ def runs(size: int, *changes: int, bad_first: bool = False) -> NDArray[np.bool_]
 def test_wider_families_have_every_history_of_three_changes_once(direction: Direction) -> None:
     found = histories((9,), [direction], ((),))
     assert found is not None
-    sets = found.families[0].sets
+    sets = found[0].sets
     patterns = {row.tobytes() for row in sets > 0}
     assert len(patterns) == len(sets) == 1 + 2 * (8 + 28 + 56)
     assert runs(9, 2, 5, 7).tobytes() in patterns
     assert runs(9, 2, 5, 7, bad_first=True).tobytes() in patterns
-    prior = found.families[0].prior
+    prior = found[0].prior
     assert prior.sum() == pytest.approx(1.0)
-    assert prior[~found.plain[0]].sum() == pytest.approx(RARE)
+    assert prior[len(families_of((9,), [direction])[0].sets) :].sum() == pytest.approx(RARE)
 
 
 def test_plain_histories_keep_their_proportions() -> None:
     found = histories((12,), [EITHER], ((),))
     assert found is not None
     plain = HypothesisSpace((12,), [EITHER])
-    wide = HypothesisSpace((12,), [EITHER], families=found.families)
-    mine, its = wide.prior[wide.made_of(found.plain)], plain.prior
+    wide = HypothesisSpace((12,), [EITHER], families=found)
+    counts = [len(one.sets) for one in families_of((12,), [EITHER])]
+    mine, its = wide.prior[wide.made_of(counts)], plain.prior
     # All but "always" and "never", whose share is the same in both.
     np.testing.assert_allclose(mine[1:-1] / mine[1:-1].sum(), its[1:-1] / its[1:-1].sum())
 
@@ -63,13 +63,13 @@ def test_sets_stay_bearable() -> None:
             # On several axes each step weighs them all, so that few are too many.
             assert len(shape) > 1
             continue
-        assert np.prod([len(f.sets) for f in found.families]) <= 2 * MOST_SETS, shape
+        assert np.prod([len(f.sets) for f in found]) <= 2 * MOST_SETS, shape
 
 
 def test_along_a_long_axis_two_runs_begin_and_end_next_to_what_was_tried() -> None:
     found = histories((128,), [REGRESSION], ((0, 40, 70, 100, 127),))
     assert found is not None
-    patterns = {row.tobytes() for row in found.families[0].sets > 0}
+    patterns = {row.tobytes() for row in found[0].sets > 0}
     assert runs(128, 41, 70, 101).tobytes() in patterns
     assert runs(128, 45, 70, 101).tobytes() not in patterns
 
@@ -77,37 +77,6 @@ def test_along_a_long_axis_two_runs_begin_and_end_next_to_what_was_tried() -> No
 def test_axes_without_order_have_no_other_histories() -> None:
     assert histories((7,), [UNORDERED], ((),)) is None
     assert histories((2,), [REGRESSION], ((),)) is None
-
-
-def test_what_was_tried_says_as_much_as_the_whole_axis() -> None:
-    """The chance of a history is the same on tried values as on all, but for what nothing can tell apart."""
-    lattice = grid((12,))
-    narrow = Question(lattice, alone(lattice))
-    for cell, hits, trials in ((0, 0, 3), (3, 4, 4), (6, 0, 5), (9, 0, 2), (11, 3, 3)):
-        narrow.tell_counts((cell,), hits, trials)
-    found = histories((12,), [REGRESSION], narrow.tried)
-    assert found is not None
-    tried = np.array([0, 3, 6, 9, 11])
-    wide = HypothesisSpace((12,), [REGRESSION], families=found.families)
-    posterior = update(wide, narrow.seen).hypotheses
-    said = [wide.hypothesis(n).bad_cells()[tried].astype(int) for n in range(wide.size)]
-    once = np.array([np.count_nonzero(np.diff(row)) <= 1 and row[0] <= row[-1] for row in said])
-    assert narrow.chance_not_monotone(found) == pytest.approx(posterior[~once].sum())
-    assert len(looked_at(found, narrow.tried).families[0].sets) < len(found.families[0].sets)
-
-
-def test_nothing_explains_monotone_counts_much_better() -> None:
-    lattice = grid((12,))
-    asked = Question(lattice, alone(lattice))
-
-    def gain() -> float:
-        return could_be_better(asked.seen, update(asked.space, asked.seen), asked.space)
-
-    for cell in range(12):
-        asked.tell_counts((cell,), 3 if cell >= 5 else 0, 3)
-    assert gain() == pytest.approx(0.0, abs=0.1)
-    asked.tell_counts((2,), 20, 20)
-    assert gain() > 3
 
 
 # -- whole studies ---------------------------------------------------------------------------------------

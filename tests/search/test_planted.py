@@ -172,7 +172,7 @@ def test_share_of_right_answers_is_at_least_what_was_said() -> None:
     directions = [REGRESSION, REGRESSION]
     space = HypothesisSpace((4, 5), directions)
     lattice = grid((4, 5), directions)
-    search_rates = Search(lattice, alone(lattice)).rates
+    search_rates = Search(lattice, alone(lattice)).known.counts.grid
     for seed in range(studies):
         rng = np.random.default_rng(seed)
         bad = space.hypothesis(int(rng.choice(space.size, p=space.prior))).bad_cells()

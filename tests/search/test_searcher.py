@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 
 import numpy as np
@@ -12,6 +13,7 @@ from hypothesis import strategies as st
 from bisect_env.matrix.grid import Direction, Index
 from bisect_env.matrix.schema import SearchLimits
 from bisect_env.search.searcher import Search
+from bisect_env.search.stopping import clean_trials
 from bisect_env.search.verdict import Status
 from tests.search.worlds import EITHER, FIXED, REGRESSION, UNORDERED, alone, configuration, grid, play, rates
 
@@ -57,41 +59,17 @@ def test_nothing_to_run_is_the_end() -> None:
     assert search.verdict.status is Status.NONE
 
 
-def test_controls_come_first_then_the_bad_end_until_its_rate_is_roughly_known() -> None:
-    search = search_of((9,))
-    assert search.ask(1) == [(0,)]
-    search.tell((0,), hit=False)
-    for _ in range(4):
-        assert search.ask(1) == [(8,)]
-        search.tell((8,), hit=False)
-    for _ in range(3):
-        assert search.ask(1) == [(8,)]
-        search.tell((8,), hit=True)
-    assert search.ask(1) != [(8,)]
-
-
-def test_without_checks_a_control_that_nobody_stated_waits_until_the_failure_proves_flaky() -> None:
-    search = search_of((9,), quick=True)
-    (first,) = search.ask(1)
-    search.tell(first, hit=True)
-    assert (0,) not in search.ask(1)
-    search.tell(first, hit=False)
-    assert search.ask(1) == [(0,)]
-    lattice = grid((9,), good=(0,))
-    assert Search(lattice, alone(lattice), quick=True).ask(1) == [(0,)]
-
-
-@pytest.mark.parametrize("bad", [None, (8,)])
-def test_without_checks_the_bad_end_waits_until_something_passes(bad: Index | None) -> None:
-    lattice = grid((9,), bad=bad)
-    search = Search(lattice, alone(lattice), quick=True)
-    (first,) = search.ask(1)
-    assert first not in ((0,), (8,))
-    search.tell(first, hit=False)
-    assert search.ask(1) == [(8,)]
-    again = Search(lattice, alone(lattice), quick=True)
-    again.tell(first, hit=True)
-    assert again.ask(1) != [(8,)]
+@pytest.mark.parametrize("quick", [True, False])
+def test_a_confirmed_answer_about_a_flaky_failure_has_passes_on_the_good_side_that_prove_it(
+    quick: bool,
+) -> None:
+    search = search_of((9,), quick=quick)
+    play(search, rates(configuration((9,), {0: 4}), 0.5), RNG(4))
+    assert search.verdict.status is Status.CONFIRMED
+    assert search.verdict.best.first_bad == (4,)
+    # At a rate of one half, five passes in a row come by luck in one of 32 studies.
+    good = [search.counts((place,)) for place in range(4)]
+    assert sum(trials - hits for hits, trials in good) >= 5
 
 
 def test_a_bad_end_that_always_fails_is_tried_once() -> None:
@@ -101,20 +79,22 @@ def test_a_bad_end_that_always_fails_is_tried_once() -> None:
     assert search.ask(1) != [(8,)]
 
 
-def test_stated_ends_are_the_controls() -> None:
+@pytest.mark.parametrize("quick", [True, False])
+def test_stated_ends_are_where_the_answer_is_looked_for(quick: bool) -> None:
     lattice = grid((9,), EITHER, good=(2,), bad=(5,))
-    search = Search(lattice, alone(lattice))
-    assert search.ask(2) == [(2,), (5,)]
+    search = Search(lattice, alone(lattice), quick=quick)
+    play(search, rates((np.arange(9) >= 4) & (np.arange(9) < 8), 1.0), RNG(0))
+    assert search.verdict.best.first_bad == (4,)
+    assert search.verdict.best.last_good == (3,)
 
 
 def test_a_batch_spreads_over_combinations() -> None:
     search = search_of((32,))
     search.tell((0,), hit=False)
     search.tell((31,), hit=True)
-    # Thirty places are left: five cuts now and five in the next round need no more rounds than eight would.
     batch = search.ask(8)
-    assert len(batch) == len(set(batch)) == 5
-    assert np.diff(sorted([0, *(cell[0] for cell in batch), 31])).max() <= 6
+    assert len(batch) == len(set(batch)) >= 5
+    assert np.diff(sorted([0, *(cell[0] for cell in batch), 31])).max() <= 8
 
 
 def test_pending_trials_are_not_asked_again() -> None:
@@ -204,13 +184,14 @@ def test_a_combination_set_aside_is_asked_no_more_and_keeps_its_counts() -> None
     assert (1, 1) not in search.ask(30)
 
 
-def test_an_end_set_aside_is_control_no_more() -> None:
+def test_an_end_set_aside_is_tried_no_more() -> None:
     lattice = grid((8,), good=(0,), bad=(7,))
     search = Search(lattice, alone(lattice))
-    assert search.ask(2) == [(0,), (7,)]
     search.set_aside((0,))
     search.set_aside((7,))
-    assert not {(0,), (7,)} & set(search.ask(20))
+    tried = play(search, rates(configuration((8,), {0: 3}), 1.0), RNG(0))
+    assert not {(0,), (7,)} & set(tried)
+    assert search.verdict.best.first_bad == (3,)
 
 
 def test_setting_aside_all_combinations_of_a_group_at_once() -> None:
@@ -403,22 +384,24 @@ def test_what_no_combination_separates_is_one_answer() -> None:
     assert "differ on one axis alone" in verdict.reason
 
 
-def test_deterministic_truths_need_few_trials() -> None:
+@pytest.mark.parametrize("size", [8, 32, 100])
+def test_deterministic_truths_need_few_trials(size: int) -> None:
     costs: Counter[int] = Counter()
-    for first in range(1, 32):
-        search = search_of((32,), quick=True)
-        costs[len(play(search, rates(configuration((32,), {0: first}), 1.0), RNG(0)))] += 1
+    for first in {*range(1, size, max(1, size // 31)), size - 1}:
+        search = search_of((size,), quick=True)
+        costs[len(play(search, rates(configuration((size,), {0: first}), 1.0), RNG(0)))] += 1
         assert search.verdict.best.first_bad == (first,)
-    assert sum(cost * n for cost, n in costs.items()) / costs.total() <= 8, costs
-    assert max(costs) <= 8, costs
+    assert sum(cost * n for cost, n in costs.items()) / costs.total() <= math.ceil(math.log2(size)) + 4, costs
+    assert max(costs) <= math.ceil(math.log2(size)) + 6, costs
 
 
-def test_the_good_end_is_tried_as_often_as_it_takes_to_show_anything() -> None:
-    lattice = grid((16,))
-    search = Search(lattice, alone(lattice))
+def test_the_last_good_one_is_tried_as_often_as_it_takes_to_show_anything() -> None:
+    search = search_of((16,))
     play(search, rates(configuration((16,), {0: 9}), 0.3), RNG(5))
     assert search.verdict.status is Status.CONFIRMED
-    assert search.counts((0,))[1] >= 8
+    assert search.verdict.best.last_good is not None
+    # So many passes show that a combination does not fail at that rate.
+    assert search.counts(search.verdict.best.last_good)[1] >= clean_trials(0.3)
 
 
 def test_what_fails_alike_everywhere_is_always_bad() -> None:

@@ -1,4 +1,4 @@
-"""Sums over hypotheses by mode products against the same sums spelled out."""
+"""The value sets of each direction, the hypotheses made of them, and their prior."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from bisect_env.matrix.grid import Direction
-from bisect_env.search.classes import Classes, boundary_pairs
 from bisect_env.search.families import family
 from bisect_env.search.space import HypothesisSpace
+from bisect_env.search.verdict import boundary_pairs
 from tests.search.worlds import EITHER, FIXED, REGRESSION, UNORDERED
 
 DIRECTIONS = st.sampled_from(list(Direction))
@@ -82,16 +82,12 @@ def test_prior_is_a_distribution_that_prefers_few_culprits(space: HypothesisSpac
 
 
 @given(spaces(), st.integers(0, 2**32 - 1))
-@settings(max_examples=60)
-def test_bad_totals_and_bad_mass_equal_direct_sums(space: HypothesisSpace, seed: int) -> None:
+@settings(max_examples=40)
+def test_cells_judged_together_are_judged_as_one_by_one(space: HypothesisSpace, seed: int) -> None:
     rng = np.random.default_rng(seed)
     bad = spelled_out(space).reshape(space.size, -1)
-    cells = rng.normal(size=(*space.shape, 3))
-    np.testing.assert_allclose(space.bad_totals(cells), bad @ cells.reshape(-1, 3), atol=1e-9)
-    weights = rng.normal(size=(space.size, 2)) * (space.prior > 0)[:, None]
-    np.testing.assert_allclose(
-        space.bad_mass(weights).reshape(-1, 2), bad.T.astype(float) @ weights, atol=1e-9
-    )
+    cells = np.flatnonzero(rng.random(bad.shape[1]) < 0.7)
+    np.testing.assert_array_equal(space.says(cells), bad[:, cells])
 
 
 @given(spaces())
@@ -114,48 +110,6 @@ def test_any_of_finds_the_letter_l() -> None:
     (match,) = [i for i, cells in enumerate(spelled_out(space)) if (cells == wanted).all() and space.prior[i]]
     assert space.hypothesis(match).kind == "any"
     assert space.hypothesis(match).culprits == (0, 1)
-
-
-@given(spaces(), st.integers(0, 2**32 - 1))
-@settings(max_examples=60)
-def test_classes_equal_grouping_by_visible_cells(space: HypothesisSpace, seed: int) -> None:
-    visible = np.random.default_rng(seed).random(space.shape) < 0.6
-    classes = Classes(space, visible)
-    seen: dict[bytes, int] = {}
-    for number, cells in zip(classes.of, spelled_out(space), strict=True):
-        assert seen.setdefault(cells[visible].tobytes(), number) == number
-    assert classes.count == len(seen)
-    assert len(set(seen.values())) == len(seen)
-    masses = classes.masses(space.prior)
-    assert masses.sum() == pytest.approx(1)
-    assert masses[classes.never] == pytest.approx(space.prior[classes.of == classes.never].sum())
-
-
-def test_representative_is_simple_and_splits_no_group() -> None:
-    # Values 1 and 2 share a measurement: "from 1" and "from 2" are one class as far as trials go.
-    space = HypothesisSpace((4,), [REGRESSION])
-    group = np.array([0, 1, 1, 3])
-    classes = Classes(space, group == np.arange(4))
-    from_1 = next(i for i in range(space.size) if space.hypothesis(i).bad_cells().tolist() == [0, 1, 1, 1])
-    from_2 = next(i for i in range(space.size) if space.hypothesis(i).bad_cells().tolist() == [0, 0, 1, 1])
-    assert classes.of[from_1] != classes.of[from_2]
-    # Seen through the group's cell, "from 2" says the same as "from 3"; "from 3" does not split the group.
-    assert classes.representative(int(classes.of[from_2]), group).bad_cells().tolist() == [0, 0, 0, 1]
-    assert classes.representative(int(classes.of[from_1]), group).bad_cells().tolist() == [0, 1, 1, 1]
-
-
-@pytest.mark.parametrize("size", [30, 700])
-def test_a_representative_of_many_splits_no_group(size: int) -> None:
-    """However many members a class has, and however late the one lies that is to be told."""
-    space = HypothesisSpace((size,), [REGRESSION])
-    last = size - 3
-    group = np.array([0] * last + [last] * 3)
-    classes = Classes(space, group == np.arange(size))
-    sought = next(
-        i for i in range(space.size) if space.hypothesis(i).bad_cells().tolist() == [0] * last + [1] * 3
-    )
-    told = classes.representative(int(classes.of[sought]), group)
-    assert told.bad_cells().tolist() == [0] * last + [1] * 3
 
 
 def test_boundary_pairs_skip_what_cannot_be_run() -> None:

@@ -56,6 +56,16 @@ def test_different_combinations_on_different_hosts_say_nothing() -> None:
     assert effect.bayes_factor == pytest.approx(1.0)
 
 
+def test_combinations_that_never_fail_say_nothing_of_a_drift() -> None:
+    """A table is asked for after an answer: all but the first bad version get their trials late."""
+    early = [Told(cell, False) for _ in range(4) for cell in range(14)] + [Told("last good", False)] * 93
+    early += [Told("first bad", i % 6 == 0) for i in range(34)]
+    late = [Told(cell, False) for _ in range(57) for cell in range(14)]
+    effect = drift([*early, *late])
+    assert effect is not None
+    assert not effect.noteworthy
+
+
 def test_too_little_to_compare() -> None:
     assert host_effect([Told(0, True, "a")] * 9) is None
     assert drift([Told(0, True)] * 3) is None

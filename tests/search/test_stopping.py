@@ -49,25 +49,28 @@ def answer_with(probability: float, *, number: int = 2, boundary: bool = True) -
 
 
 @pytest.mark.parametrize(
-    ("answer", "agreed", "lacking", "status"),
+    ("answer", "stands", "status"),
     [
-        (answer_with(0.97), True, False, Status.CONFIRMED),
-        (answer_with(0.97), True, True, Status.LIKELY),
-        (answer_with(0.97), False, False, Status.LIKELY),
-        (answer_with(0.94), True, False, Status.LIKELY),
-        (answer_with(0.97, boundary=False), True, False, Status.LIKELY),
-        (answer_with(0.50), True, False, Status.NONE),
-        (answer_with(0.99, number=0), True, False, Status.NONE),
-        (answer_with(0.99, number=4), True, False, Status.NONE),
+        (answer_with(0.97), True, Status.CONFIRMED),
+        (answer_with(0.97), False, Status.LIKELY),
+        (answer_with(0.94), False, Status.LIKELY),
+        (answer_with(0.97, boundary=False), True, Status.LIKELY),
+        (answer_with(0.50), False, Status.NONE),
+        (answer_with(0.99, number=0), True, Status.NONE),
+        (answer_with(0.99, number=4), True, Status.NONE),
+        (answer_with(0.99, number=0), False, Status.NONE),
+        (answer_with(0.99, number=4), False, Status.NONE),
     ],
 )
+@pytest.mark.parametrize("certain", [True, False])
+@pytest.mark.parametrize("rule", [True, False])
 def test_only_what_meets_every_condition_is_confirmed(
-    answer: Answer, agreed: bool, lacking: bool, status: Status
+    answer: Answer, stands: bool, status: Status, certain: bool, rule: bool
 ) -> None:
-    found, reason = judge(answer, required=0.95, agreed=agreed, lacking=lacking)
+    found, reason = judge(answer, required=0.95, stands=stands, certain=certain, rule=rule)
     assert found is status
     assert reason
-    # Whoever shows it names the probability beside it, as people read it.
+    # Reports name the probability beside it, as people read it.
     assert status is not Status.NONE or not any(letter.isdigit() for letter in reason)
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-import time
 
 import numpy as np
 import pytest
@@ -13,7 +12,8 @@ from numpy.typing import NDArray
 
 from bisect_env.matrix.grid import Direction, Index
 from bisect_env.matrix.schema import SearchLimits
-from bisect_env.search.table import TableSearch, exception
+from bisect_env.search.table import exception
+from bisect_env.search.table_search import TableSearch
 from bisect_env.search.verdict import Status
 from tests.search.worlds import EITHER, REGRESSION, UNORDERED, alone, grid
 
@@ -56,7 +56,7 @@ class Mapped:
 
     @property
     def wrong(self) -> int:
-        return sum(one.bad != self.bad[cell] for cell, one in self.search.called.items())
+        return sum(one.bad != self.bad[cell] for cell, one in self.search.table.called.items())
 
 
 def frontiers() -> list[NDArray[np.bool_]]:
@@ -76,7 +76,7 @@ def test_a_monotone_table_takes_a_quarter_of_its_environments(direction: Directi
         one = Mapped(bad, direction)
         assert one.search.verdict.status is Status.CONFIRMED
         assert one.wrong == 0
-        assert len(one.search.called) == 144
+        assert len(one.search.table.called) == 144
         assert one.environments <= 144 / 4, bad.astype(int)
         assert one.search.trials <= one.environments + 10
 
@@ -99,12 +99,12 @@ def test_no_table_takes_more_than_trying_everything(
 ) -> None:
     bad = np.random.default_rng(seed).random(shape) < share
     one = Mapped(bad, direction, workers=workers)
-    assert len(one.search.called) == bad.size
+    assert len(one.search.table.called) == bad.size
     # Where nothing failed, ends and corners pass until `clean_rate` is excluded there.
     again = 10 if any(bad[cell] for cell in one.tried) else 2 ** len(shape) * 58
     assert one.search.trials <= one.environments + again + workers
     # What was tried is always called what it is.
-    assert all(one.search.called[cell].bad == bad[cell] for cell in one.tried)
+    assert all(one.search.table.called[cell].bad == bad[cell] for cell in one.tried)
 
 
 @pytest.mark.statistical
@@ -164,7 +164,7 @@ def test_what_cannot_be_run_is_not_called_anything() -> None:
     i, j = np.indices((8, 8))
     one = Mapped(j > i + 2, without=((0, 0), (3, 3)), unbuildable=((7, 7), (4, 4)))
     assert one.wrong == 0
-    assert not {(0, 0), (3, 3), (7, 7)} & set(one.search.called)
+    assert not {(0, 0), (3, 3), (7, 7)} & set(one.search.table.called)
 
 
 def test_many_workers_ask_for_different_combinations() -> None:
@@ -183,7 +183,7 @@ def test_the_order_of_trials_does_not_matter() -> None:
         for number in range(trials):
             again.tell(cell, hit=number < hits)
     assert again.finished
-    assert again.called == one.search.called
+    assert again.table.called == one.search.table.called
 
 
 def test_more_proofs_leave_less_doubt() -> None:
@@ -196,13 +196,13 @@ def test_more_proofs_leave_less_doubt() -> None:
     )
 
 
-def test_a_table_of_ten_thousand_combinations_takes_milliseconds_a_step() -> None:
+def test_a_table_of_ten_thousand_combinations_is_found_by_a_fortieth_of_them() -> None:
     lattice = grid((100, 100))
     search = TableSearch(lattice, alone(lattice))
-    tried, began = 0, time.process_time()
+    tried = 0
     while not search.finished:
         for cell in search.ask(1):
             search.tell(cell, hit=cell[0] > cell[1])
             tried += 1
-    assert all(one.bad is (cell[0] > cell[1]) for cell, one in search.called.items())
-    assert (time.process_time() - began) / tried < 0.015
+    assert all(one.bad is (cell[0] > cell[1]) for cell, one in search.table.called.items())
+    assert tried <= 10_000 / 40

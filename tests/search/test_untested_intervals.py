@@ -10,7 +10,8 @@ import pytest
 from bisect_env.matrix.grid import Grid, Index
 from bisect_env.search.searcher import Search
 from bisect_env.search.space import Hypothesis, HypothesisSpace
-from bisect_env.search.untested_intervals import Tally, checks, passes, untested_intervals
+from bisect_env.search.tallies import Tallies
+from bisect_env.search.untested_intervals import checks, passes, untested_intervals
 from bisect_env.search.verdict import Answer, UntestedInterval, answer
 from tests.search.worlds import REGRESSION, UNORDERED, alone, configuration, grid, play, rates
 
@@ -28,23 +29,18 @@ def answer_of(lattice: Grid, first: int) -> Answer:
     return answer(found, 1.0, np.ones(lattice.shape, dtype=bool), nothing, nothing)
 
 
-def tally_of(told: Mapping[int, tuple[int, int]]) -> Tally:
-    return lambda cell: told.get(cell[0], (0, 0))
-
-
-def everywhere(
-    lattice: Grid, without: Sequence[Index] = ()
-) -> np.ndarray[tuple[int, ...], np.dtype[np.bool_]]:
-    can_run = np.ones(lattice.shape, dtype=bool)
-    for cell in without:
-        can_run[cell] = False
-    return can_run
+def told_of(lattice: Grid, told: Mapping[int, tuple[int, int]], without: Sequence[Index] = ()) -> Tallies:
+    """Counts by position on the first axis; `without` cannot be run."""
+    tallies = Tallies(alone(lattice, without))
+    for place, (hits, trials) in told.items():
+        tallies.add((place,), hits, trials)
+    return tallies
 
 
 def test_the_middle_of_a_long_stretch_is_checked() -> None:
     lattice = grid((32,))
-    tally = tally_of({0: (0, 1), 19: (0, 1), 20: (2, 2), 31: (1, 1)})
-    assert checks(answer_of(lattice, 20), lattice, everywhere(lattice), tally, 0.99) == [
+    told = told_of(lattice, {0: (0, 1), 19: (0, 1), 20: (2, 2), 31: (1, 1)})
+    assert checks(answer_of(lattice, 20), lattice, told, 0.99) == [
         ((10,), 1),
         ((26,), 1),
     ]
@@ -53,7 +49,7 @@ def test_the_middle_of_a_long_stretch_is_checked() -> None:
 def test_shorter_and_shorter_until_a_quarter_is_left() -> None:
     lattice, told = grid((32,)), {0: (0, 3), 29: (0, 3), 30: (3, 3), 31: (1, 1)}
     asked = []
-    while found := checks(answer_of(lattice, 30), lattice, everywhere(lattice), tally_of(told), 0.99):
+    while found := checks(answer_of(lattice, 30), lattice, told_of(lattice, told), 0.99):
         (cell,), trials = found[0]
         asked.append(cell)
         told[cell] = (0, trials)
@@ -65,9 +61,7 @@ def test_shorter_and_shorter_until_a_quarter_is_left() -> None:
 def test_where_nothing_can_be_learnt_few_looks_are_wasted(broken: range) -> None:
     lattice, told, without = grid((64,)), {0: (0, 3), 59: (0, 3), 60: (3, 3), 63: (1, 1)}, list[Index]()
     asked: list[int] = []
-    while found := checks(
-        answer_of(lattice, 60), lattice, everywhere(lattice, without), tally_of(told), 0.99
-    ):
+    while found := checks(answer_of(lattice, 60), lattice, told_of(lattice, told, without), 0.99):
         (cell,), trials = found[0]
         asked.append(cell)
         if cell in broken:
@@ -85,49 +79,52 @@ def test_a_good_version_needs_passes_and_a_bad_one_a_failure() -> None:
     known = {0: (0, 9), 4: (0, 4), 7: (0, 9), 8: (3, 4), 12: (0, 1), 15: (2, 3)}
     best = answer_of(lattice, 8)
     assert passes(0.5) == 5
-    assert checks(best, lattice, everywhere(lattice), tally_of(known), 0.5) == [((12,), 5), ((4,), 5)]
+    assert checks(best, lattice, told_of(lattice, known), 0.5) == [((12,), 5), ((4,), 5)]
     known |= {4: (0, 5), 12: (1, 2)}
-    assert checks(best, lattice, everywhere(lattice), tally_of(known), 0.5) == []
+    assert checks(best, lattice, told_of(lattice, known), 0.5) == []
 
 
 def test_what_few_trials_say_otherwise_is_tried_again() -> None:
     lattice = grid((8,))
     told = {0: (0, 9), 2: (1, 4), 3: (0, 9), 4: (5, 5), 6: (0, 2), 7: (1, 2)}
     best = answer_of(lattice, 4)
-    assert checks(best, lattice, everywhere(lattice), tally_of(told), 0.5) == [((2,), 10), ((6,), 5)]
-    told |= {2: (1, 10), 6: (0, 5)}
-    assert checks(best, lattice, everywhere(lattice), tally_of(told), 0.5) == []
+    assert checks(best, lattice, told_of(lattice, told), 0.5) == [((2,), 15), ((6,), 5)]
+    told |= {2: (1, 15), 6: (0, 5)}
+    assert checks(best, lattice, told_of(lattice, told), 0.5) == []
 
 
-def test_rare_failures_and_short_axes_are_not_checked_for() -> None:
+def test_of_rare_failures_only_ends_are_tried_and_short_axes_are_not_checked() -> None:
     lattice = grid((32,))
     assert passes(0.39) is None
-    assert checks(answer_of(lattice, 20), lattice, everywhere(lattice), tally_of({}), 0.3) == []
+    asked = checks(answer_of(lattice, 20), lattice, told_of(lattice, {}), 0.3)
+    assert asked == [((0,), 6), ((31,), 6)]
+    told = told_of(lattice, {0: (0, 6), 31: (1, 1)})
+    assert checks(answer_of(lattice, 20), lattice, told, 0.3) == []
     short = grid((4,))
-    assert checks(answer_of(short, 2), short, everywhere(short), tally_of({}), 1.0) == []
+    assert checks(answer_of(short, 2), short, told_of(short, {}), 1.0) == []
 
 
 def test_axes_without_order_have_no_stretches() -> None:
     lattice = grid((9,), UNORDERED)
     space = HypothesisSpace((9,), [UNORDERED])
     one = next(h for n in range(space.size) if (h := space.hypothesis(n)).bad_cells().sum() == 1)
-    best = answer(one, 1.0, everywhere(lattice), np.zeros(9), np.zeros(9))
-    assert checks(best, lattice, everywhere(lattice), tally_of({}), 1.0) == []
-    assert untested_intervals(best, lattice, everywhere(lattice), tally_of({}), 1.0) == ()
+    best = answer(one, 1.0, np.ones(9, dtype=bool), np.zeros(9), np.zeros(9))
+    assert checks(best, lattice, told_of(lattice, {}), 1.0) == []
+    assert untested_intervals(best, lattice, told_of(lattice, {}), 1.0) == ()
 
 
 def test_the_longest_stretch_that_could_hide_a_window_is_named() -> None:
     lattice = grid((16,))
     told = {0: (0, 5), 5: (0, 1), 9: (0, 9), 10: (4, 4), 15: (1, 1)}
-    (found,) = untested_intervals(answer_of(lattice, 10), lattice, everywhere(lattice), tally_of(told), 0.5)
+    (found,) = untested_intervals(answer_of(lattice, 10), lattice, told_of(lattice, told), 0.5)
     assert found == UntestedInterval(0, (1,), (8,), False, length=8, trials=1, chance=0.5)
 
 
 def test_a_failure_ends_a_stretch_of_the_bad_side_and_gaps_do_not_count() -> None:
     lattice = grid((16,))
     told = {0: (0, 9), 1: (0, 9), 2: (4, 4), 9: (1, 1), 15: (1, 1)}
-    can_run = everywhere(lattice, [(4,), (5,), (6,)])
-    (found,) = untested_intervals(answer_of(lattice, 2), lattice, can_run, tally_of(told), 0.9)
+    tallies = told_of(lattice, told, [(4,), (5,), (6,)])
+    (found,) = untested_intervals(answer_of(lattice, 2), lattice, tallies, 0.9)
     assert (found.first, found.last, found.called_bad) == ((10,), (14,), True)
     assert (found.length, found.trials, found.chance) == (5, 0, 1.0)
 
@@ -135,7 +132,7 @@ def test_a_failure_ends_a_stretch_of_the_bad_side_and_gaps_do_not_count() -> Non
 def test_nothing_is_assumed_where_every_version_was_tried() -> None:
     lattice = grid((6,))
     told = {cell: (9, 9) if cell >= 3 else (0, 9) for cell in range(6)}
-    assert untested_intervals(answer_of(lattice, 3), lattice, everywhere(lattice), tally_of(told), 0.9) == ()
+    assert untested_intervals(answer_of(lattice, 3), lattice, told_of(lattice, told), 0.9) == ()
 
 
 @pytest.mark.parametrize("rate", [1.0, pytest.param(0.6, marks=pytest.mark.statistical)])

@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bisect_env.matrix.grid import AxisKind, Direction, Grid, GridAxis, Index
+from bisect_env.search.rates import RateGrid
 from bisect_env.search.searcher import Search
 from bisect_env.search.simulate import Simulated
 
@@ -48,6 +49,25 @@ def configuration(shape: Sequence[int], start: Mapping[int, int]) -> NDArray[np.
 
 def rates(bad: NDArray[np.bool_], p1: float, p0: float = 0.0) -> NDArray[np.float64]:
     return np.where(bad, p1, p0)
+
+
+def small_rates() -> RateGrid:
+    """Three typical rates, shared or spread, and three backgrounds: few enough for plain loops."""
+    rates = np.array([0.05, 0.1, 0.3, 0.6, 1.0])
+    m = np.array([0.1, 0.3, 1.0, 0.1, 0.3])
+    spread = np.array([0.0, 0.0, 0.0, 0.5, 0.5])
+    kernel = np.array(
+        [
+            [0, 1, 0, 0, 0],
+            [0, 0, 1, 0, 0],
+            [0, 0, 0, 0, 1],
+            [0.25, 0.5, 0.25, 0, 0],
+            [0, 0.25, 0.5, 0.25, 0],
+        ]
+    )
+    p0 = np.array([0.0, 0.02, 0.25])
+    joint = np.where(m[:, None] >= 2 * p0, np.array([0.2, 0.3, 0.1, 0.2, 0.2])[:, None] * [0.5, 0.3, 0.2], 0)
+    return RateGrid(m, spread, rates, kernel, p0, joint / joint.sum())
 
 
 def agrees(end: Simulated, bad: NDArray[np.bool_], groups: Mapping[Index, Index]) -> bool:

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from datetime import UTC, datetime, timedelta, timezone
 
 import pytest
-from sqlalchemy import select
+from sqlalchemy import select, update
 from sqlmodel import select as select_rows
 
 from bisect_env.answers.axes import AxisInfo
@@ -26,7 +26,6 @@ from bisect_env.storage.entries import (
     CombinationState,
     EvidenceCounts,
     StudyStatus,
-    Want,
     counts_of,
     environments_of,
     failures_of,
@@ -162,10 +161,10 @@ class StoreContract:
 
     def test_what_running_taught_is_not_forgotten(self, store: Store) -> None:
         study = opened_study(store)
-        store.set_combination(study.id, combination("2.0"), "unbuildable", "gcc is missing\n\0")
+        store.set_combination(study.id, combination("2.0"), "env-unbuildable", "gcc is missing\n\0")
         store.save_combinations(study.id, states())
         learnt = store.combinations(study.id)[2]
-        assert (learnt.status, learnt.reason) == ("unbuildable", "gcc is missing\n\ufffd")
+        assert (learnt.status, learnt.reason) == ("env-unbuildable", "gcc is missing\n\ufffd")
         assert learnt.lock_hash == lock("2.0").content_hash
         # With another lock it is another environment, of which nothing is known.
         other = CombinationState(combination("2.0"), "solvable", "", lock("1.0").content_hash)
@@ -187,7 +186,7 @@ class StoreContract:
         calls: list[Callable[[], object]] = [
             lambda: store.save_combinations(study.id, [unlocked]),
             lambda: store.save_combinations(study.id, [CombinationState(combination("1.0"), "fine")]),
-            lambda: store.set_combination(study.id, combination("9.9"), "unbuildable", ""),
+            lambda: store.set_combination(study.id, combination("9.9"), "env-unbuildable", ""),
             lambda: record_trial(store, study.id, record("9.9")),
             lambda: record_trial(store, study.id, record(lock_hash="f" * 64)),
         ]
@@ -453,6 +452,30 @@ class StoreContract:
             assert counts_of(store.trials(study.id)) == {}
         assert len(store.trials(study.id)) == 1
 
+    def test_a_reader_neither_waits_nor_makes_others_wait(self, store: Store, reference: str) -> None:
+        study = opened_study(store)
+        with Store.open(reference, read_only=True) as reader, reader.snapshot():
+            assert reader.trials(study.id) == []
+            for _ in range(20):
+                record_trial(store, study.id, record())
+            with store.database.engine.begin() as held:
+                held.execute(update(METADATA.tables["studies"]).values(description="half-written"))
+                assert reader.study(study.id).definition == definition()
+            assert reader.trials(study.id) == []
+        assert len(store.trials(study.id)) == 20
+
+    def test_a_read_only_store_cannot_write(self, store: Store, reference: str) -> None:
+        study = opened_study(store)
+        with Store.open(reference, read_only=True) as reader:
+            for write in (
+                lambda: reader.open_study(definition("another")),
+                lambda: record_trial(reader, study.id, record()),
+                lambda: reader.set_combination(study.id, combination("1.0"), "env-unbuildable", "no"),
+            ):
+                with pytest.raises(StorageError, match="cannot be written"):
+                    write()
+            assert reader.trials(study.id) == []
+
     def test_threads_share_a_store(self, store: Store) -> None:
         study = opened_study(store)
         same, seeds = record(), itertools.count()
@@ -507,11 +530,11 @@ class StoreContract:
         store.save_combinations(
             study.id,
             [
-                CombinationState(combination("1.0"), "unsolvable", f"{url} says no"),
+                CombinationState(combination("1.0"), "env-unsolvable", f"{url} says no"),
                 CombinationState(combination("2.0"), "solvable", "", made.content_hash),
             ],
         )
-        store.set_combination(study.id, combination("1.0"), "unbuildable", f"{url} says no")
+        store.set_combination(study.id, combination("1.0"), "env-unbuildable", f"{url} says no")
         logged = f"fetching {url} with Authorization: Bearer hunter2\n"
         given = record(
             lock_hash=made.content_hash,
@@ -539,31 +562,31 @@ class StoreContract:
     def test_a_claim_is_won_by_whoever_knows_the_state(self, store: Store, reopen: Reopen) -> None:
         study = opened_study(store)
         two, one = combination("2.0"), combination("1.0")
-        assert store.claim(study.id, "me", [Want("a", two, 0), Want("b", two, 1)], lease=60) == [True, True]
+        assert store.claim(study.id, "me", {"a": two, "b": two}, {two: 0}, lease=60) == [True, True]
         other = reopen()
         # Believes that nobody is there: somebody was faster.
-        assert other.claim(study.id, "you", [Want("c", two, 0)], lease=60) == [False]
+        assert other.claim(study.id, "you", {"c": two}, {two: 0}, lease=60) == [False]
         assert (other.trials(study.id), other.claimed(study.id, "you")) == ([], {"me": {two: 2}})
-        assert other.claim(study.id, "you", [Want("c", two, 2), Want("d", one, 0)], lease=60) == [True, True]
+        assert other.claim(study.id, "you", {"c": two, "d": one}, {two: 2, one: 0}, lease=60) == [True, True]
         assert store.claimed(study.id, "me") == {"you": {two: 1, one: 1}}
         # Recording ends a claim; what was claimed is then what is recorded.
         assert record_trial(other, study.id, record("2.0", trial_id="c"))
         trials = store.study_trials(study.id)
         assert [trial.trial_id for trial in trials.look()] == ["c"]
         assert store.claimed(study.id, "me") == {"you": {one: 1}}
-        assert store.claim(study.id, "me", [Want("e", two, 2)], lease=60) == [False]
-        assert store.claim(study.id, "me", [Want("e", two, 3)], lease=60) == [True]
+        assert store.claim(study.id, "me", {"e": two}, {two: 2}, lease=60) == [False]
+        assert store.claim(study.id, "me", {"e": two}, {two: 3}, lease=60) == [True]
         assert trials.look() == []
 
     def test_the_lease_of_the_dead_lapses(self, store: Store, reopen: Reopen) -> None:
         study = opened_study(store)
         two = combination("2.0")
-        store.claim(study.id, "dead", [Want("a", two, 0)], lease=0.0)
-        store.claim(study.id, "alive", [Want("b", two, 0)], lease=60)
+        store.claim(study.id, "dead", {"a": two}, {two: 0}, lease=0.0)
+        store.claim(study.id, "alive", {"b": two}, {two: 0}, lease=60)
         time.sleep(0.05)
         other = reopen()
         assert other.claimed(study.id, "you") == {"alive": {two: 1}}
-        assert other.claim(study.id, "you", [Want("c", two, 1)], lease=60) == [True]
+        assert other.claim(study.id, "you", {"c": two}, {two: 1}, lease=60) == [True]
         # It was only slow: its result counts all the same.
         assert record_trial(store, study.id, record("2.0", trial_id="a"))
         assert counts_of(store.trials(study.id))[two].good == 1
@@ -571,7 +594,7 @@ class StoreContract:
     def test_claims_are_renewed_and_released(self, store: Store, reopen: Reopen) -> None:
         study = opened_study(store)
         two = combination("2.0")
-        store.claim(study.id, "me", [Want("a", two, 0), Want("b", two, 1)], lease=0.0)
+        store.claim(study.id, "me", {"a": two, "b": two}, {two: 0}, lease=0.0)
         time.sleep(0.05)
         assert reopen().claimed(study.id, "you") == {}
         record_trial(store, study.id, record("2.0", trial_id="b"))
@@ -593,7 +616,7 @@ class StoreContract:
             start.wait(timeout=60)
             for i in range(8):
                 (mine,) = stores[number].claim(
-                    study.id, str(number), [Want(f"{number}-{i}", two, i)], lease=60
+                    study.id, str(number), {f"{number}-{i}": two}, {two: i}, lease=60
                 )
                 won.extend([i] if mine else [])
 
@@ -614,12 +637,12 @@ class StoreContract:
         mine.look()
         assert mine.last == store.trials(study.id)[-1].sequence
         mine.record([(record("2.0"), "")])
-        assert store.claim(study.id, "me", [Want("a", two, 0)], lease=60, after=mine.last) == [True]
+        assert store.claim(study.id, "me", {"a": two}, {two: 0}, lease=60, after=mine.last) == [True]
         # A trial that another command recorded since is not known here.
         record_trial(reopen(), study.id, theirs := record("2.0"))
-        assert store.claim(study.id, "me", [Want("b", two, 1)], lease=60, after=mine.last) == [False]
+        assert store.claim(study.id, "me", {"b": two}, {two: 1}, lease=60, after=mine.last) == [False]
         assert [trial.trial_id for trial in mine.look()] == [theirs.trial_id]
-        assert store.claim(study.id, "me", [Want("b", two, 1)], lease=60, after=mine.last) == [True]
+        assert store.claim(study.id, "me", {"b": two}, {two: 1}, lease=60, after=mine.last) == [True]
         # What comes while this command records is told with it.
         record_trial(reopen(), study.id, more := record("1.0"))
         own = record("2.0")
@@ -653,8 +676,8 @@ class StoreContract:
         study = opened_study(store)
         two = combination("2.0")
         for number, decision in ((1, ("ask", {"n": 1})), (0, ("ask", {"n": 2}))):
-            store.claim(study.id, "me", [Want(str(number), two, 1 - number)], lease=60, decision=decision)
-        store.claim(study.id, "me", [Want("x", two, 9)], lease=60, decision=("ask", {"n": 3}))
+            store.claim(study.id, "me", {str(number): two}, {two: 1 - number}, lease=60, decision=decision)
+        store.claim(study.id, "me", {"x": two}, {two: 9}, lease=60, decision=("ask", {"n": 3}))
         assert [decision.payload["n"] for decision in store.decisions(study.id)] == [1, 2]
 
     # -- trials of other studies ---------------------------------------------------------------------------

@@ -89,7 +89,7 @@ def whole_record() -> TrialRecord:
 def states() -> list[CombinationState]:
     return [
         CombinationState(combination("1.0"), "solvable", "", lock("1.0").content_hash),
-        CombinationState(combination("1.1"), "unsolvable", "no wheel for this Python", None),
+        CombinationState(combination("1.1"), "env-unsolvable", "no wheel for this Python", None),
         CombinationState(combination("2.0"), "solvable", "", lock("2.0").content_hash),
     ]
 

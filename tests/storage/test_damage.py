@@ -29,7 +29,7 @@ from bisect_env.matrix.load import load_matrix
 from bisect_env.report import formats
 from bisect_env.report.build import load_report
 from bisect_env.storage import maintenance, transfer
-from bisect_env.storage.backend import open_database
+from bisect_env.storage.connecting import open_database
 from bisect_env.storage.entries import AMPLIFIED, COMMIT, TRACED, Study
 from bisect_env.storage.store import Store
 from bisect_env.storage.tables import METADATA

@@ -19,7 +19,7 @@ import pytest
 from bisect_env.answers.verdict_document import VerdictDocument
 from bisect_env.errors import StorageError, UsageError
 from bisect_env.matrix.signatures import FROM_BAD_END
-from bisect_env.storage import maintenance, transfer
+from bisect_env.storage import backend, maintenance, transfer
 from bisect_env.storage.entries import AMPLIFIED, counts_of
 from bisect_env.storage.query import ask
 from bisect_env.storage.store import Store
@@ -48,9 +48,9 @@ def fill(reference: str) -> tuple[str, str]:
         record_trial(store, first.id, one, trial_key="k")
         record_trial(store, second.id, record("2.0", Outcome.CRASH, signature=signature("crash:SIGSEGV")))
         store.study_trials(second.id).reuse({"k": combination("1.0")}, [one.machine])
-        store.set_combination(first.id, combination("1.1"), "unbuildable", "no compiler")
+        store.set_combination(first.id, combination("1.1"), "env-unbuildable", "no compiler")
         store.record_decision(first.id, "ask", {"n": 1})
-        store.claim(first.id, "me", [], lease=60)
+        store.claim(first.id, "me", {}, {}, lease=60)
         store.finish_study(
             first.id, "finished", VerdictDocument(status="confirmed", first_bad={"orjson": "2.0"})
         )
@@ -298,3 +298,17 @@ def test_a_file_in_a_folder_of_somebody_else_is_imported(tmp_path: Path) -> None
         timeout=60,
     )
     assert done.stdout == "3\n", done.stderr
+
+
+def test_of_two_databases_the_one_that_fails_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(backend, "BUSY_SECONDS", 0.1)
+    source, target = tmp_path / "source.sqlite", tmp_path / "target.sqlite"
+    with Store.open(str(source)) as store:
+        opened_study(store)
+    Store.open(str(target)).close()
+    with contextlib.closing(sqlite3.connect(target, isolation_level=None)) as holder:
+        holder.execute("BEGIN IMMEDIATE")
+        with pytest.raises(StorageError, match=r"target\.sqlite is held by another process"):
+            transfer.merge_databases(str(target), str(source))

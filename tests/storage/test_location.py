@@ -19,22 +19,24 @@ from bisect_env.storage.backend import database_location, shown_url
     ],
 )
 def test_paths_and_urls(reference: str, expected: str) -> None:
-    assert database_location(reference, {}) == Path(expected)
+    assert database_location(reference) == Path(expected)
 
 
 def test_relative_and_home(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HOME", "/home/me")
-    assert database_location("r.db", {}) == tmp_path / "r.db"
-    assert database_location("sqlite:///r.db", {}) == tmp_path / "r.db"
-    assert database_location("~/r.db", {}) == Path("/home/me/r.db")
+    assert database_location("r.db") == tmp_path / "r.db"
+    assert database_location("sqlite:///r.db") == tmp_path / "r.db"
+    assert database_location("~/r.db") == Path("/home/me/r.db")
 
 
 def test_the_order_of_sources(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_DATA_HOME", "/home/me/data")
-    assert database_location("/a.db", {"BISECT_ENV_DB": "/b.db"}) == Path("/a.db")
-    assert database_location(None, {"BISECT_ENV_DB": "/b.db"}) == Path("/b.db")
-    assert database_location(None, {"BISECT_ENV_DB": ""}) == Path("/home/me/data/bisect-env/results.sqlite")
+    monkeypatch.setenv("BISECT_ENV_DB", "/b.db")
+    assert database_location("/a.db") == Path("/a.db")
+    assert database_location(None) == Path("/b.db")
+    monkeypatch.setenv("BISECT_ENV_DB", "")
+    assert database_location(None) == Path("/home/me/data/bisect-env/results.sqlite")
 
 
 @pytest.mark.parametrize(
@@ -61,14 +63,14 @@ def test_the_order_of_sources(monkeypatch: pytest.MonkeyPatch) -> None:
 )
 def test_what_cannot_be(reference: str, match: str) -> None:
     with pytest.raises(UsageError, match=match) as caught:
-        database_location(reference, {})
+        database_location(reference)
     assert "hunter2" not in str(caught.value)
     assert "remedy: " in str(caught.value)
 
 
 @pytest.mark.parametrize("scheme", ["postgresql+psycopg", "postgresql", "postgres"])
 def test_a_server(scheme: str) -> None:
-    url = database_location(f"{scheme}://me:hunter2@db:5433/results?sslmode=require&password=hunter2", {})
+    url = database_location(f"{scheme}://me:hunter2@db:5433/results?sslmode=require&password=hunter2")
     assert isinstance(url, URL)
     assert (url.drivername, url.host, url.port, url.database) == ("postgresql+psycopg", "db", 5433, "results")
     assert (url.password, url.query["sslmode"]) == ("hunter2", "require")

@@ -99,19 +99,6 @@ def test_another_schema(postgres: Server, postgres_url: str, schema: int, match:
     refused(postgres_url, match)
 
 
-def test_a_read_only_store_cannot_write(reopen: Reopen, postgres_url: str) -> None:
-    study = opened_study(reopen())
-    with Store.open(postgres_url, read_only=True) as reader:
-        for write in (
-            lambda: reader.open_study(definition("another")),
-            lambda: record_trial(reader, study.id, record()),
-            lambda: reader.set_combination(study.id, combination("1.0"), "unbuildable", "no"),
-        ):
-            with pytest.raises(StorageError, match="cannot be written"):
-                write()
-        assert reader.trials(study.id) == []
-
-
 def test_a_user_who_may_only_read(postgres: Server, postgres_url: str, reopen: Reopen) -> None:
     opened_study(reopen())
     name = name_of(postgres_url)
@@ -128,20 +115,6 @@ def test_a_user_who_may_only_read(postgres: Server, postgres_url: str, reopen: R
             store.open_study(definition("another"))
     finally:
         postgres.run(f"DROP OWNED BY r{name}", f"DROP ROLE r{name}", database=name)
-
-
-def test_a_reader_neither_waits_nor_makes_others_wait(reopen: Reopen, postgres_url: str) -> None:
-    store = reopen()
-    study = opened_study(store)
-    with Store.open(postgres_url, read_only=True) as reader, reader.snapshot():
-        assert reader.trials(study.id) == []
-        for _ in range(20):
-            record_trial(store, study.id, record())
-        with store.database.engine.begin() as held:
-            held.exec_driver_sql("UPDATE public.studies SET description = 'half-written'")
-            assert reader.study(study.id).definition == definition()
-        assert reader.trials(study.id) == []
-    assert len(store.trials(study.id)) == 20
 
 
 def test_a_writer_who_never_gives_way_is_named(
@@ -208,7 +181,7 @@ def test_who_may_only_insert_changes_nothing_that_is_there(postgres: Server, pos
             for change in (
                 lambda: store.open_study(definition()),
                 lambda: store.finish_study(study.id, "finished", VerdictDocument(status="confirmed")),
-                lambda: store.set_combination(study.id, combination("1.0"), "unbuildable", "no"),
+                lambda: store.set_combination(study.id, combination("1.0"), "env-unbuildable", "no"),
                 lambda: record_trial(store, study.id, record("1.0")),
             ):
                 with pytest.raises(StorageError, match="may not be accessed by this user"):

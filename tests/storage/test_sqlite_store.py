@@ -18,7 +18,7 @@ from bisect_env.storage import backend
 from bisect_env.storage.store import Store
 from bisect_env.storage.tables import SCHEMA_VERSION
 from tests.storage.contract import Reopen, StoreContract
-from tests.storage.samples import combination, definition, opened_study, record, record_trial
+from tests.storage.samples import definition, opened_study, record, record_trial
 
 
 @pytest.fixture
@@ -82,33 +82,6 @@ def test_writers_take_the_lock_at_once_and_readers_do_not(reopen: Reopen, path: 
             other.execute("ROLLBACK")
     finally:
         other.close()
-
-
-def test_a_reader_neither_waits_nor_makes_others_wait(reopen: Reopen, path: Path) -> None:
-    store = reopen()
-    study = opened_study(store)
-    with Store.open(str(path), read_only=True) as reader, reader.snapshot():
-        assert reader.trials(study.id) == []
-        for _ in range(20):
-            record_trial(store, study.id, record())
-        with store.database.engine.begin() as held:
-            held.exec_driver_sql("UPDATE studies SET description = 'half-written'")
-            assert reader.study(study.id).definition == definition()
-        assert reader.trials(study.id) == []
-    assert len(store.trials(study.id)) == 20
-
-
-def test_a_read_only_store_cannot_write(reopen: Reopen, path: Path) -> None:
-    study = opened_study(reopen())
-    with Store.open(str(path), read_only=True) as reader:
-        for write in (
-            lambda: reader.open_study(definition("another")),
-            lambda: record_trial(reader, study.id, record()),
-            lambda: reader.set_combination(study.id, combination("1.0"), "unbuildable", "no"),
-        ):
-            with pytest.raises(StorageError, match="cannot be written"):
-                write()
-        assert reader.trials(study.id) == []
 
 
 def test_reading_makes_nothing(tmp_path: Path) -> None:

@@ -9,15 +9,18 @@ import signal
 import sys
 import time
 import traceback as stdlib_traceback
+from collections import Counter
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from bisect_env.trials import classify as classify_module
 from bisect_env.trials.classify import RULES, ExitRecord, classify
 from bisect_env.trials.gpu_errors import CUDA_ERRORS, find_cuda_error
 from bisect_env.trials.harness_marks import Marks
 from bisect_env.trials.records import Outcome, Phase
+from bisect_env.trials.signature import signature
 from bisect_env.trials.tracebacks import final_traceback, parse_tracebacks, without_groups
 
 ABORT_IN_CUDA = """\
@@ -441,3 +444,38 @@ RuntimeError: cannot save
         "The above exception was the direct cause of the following exception:", "went on"
     )
     assert classify(failed(stderr=handled)).outcome is Outcome.EXIT_FAIL
+
+
+@pytest.mark.parametrize(
+    "record",
+    [
+        failed(FORKED),
+        failed("no traceback"),
+        failed(ABORT_IN_CUDA, -signal.SIGABRT),
+        failed("free(): invalid pointer\nFatal Python error: Aborted\n", -signal.SIGABRT),
+        ExitRecord(None, timed_out=True, killed_by_us=True, stderr=ABORT_IN_CUDA),
+    ],
+)
+def test_output_is_parsed_at_most_once_for_all_rules_and_the_signature(
+    record: ExitRecord, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    parsed: Counter[str] = Counter()
+
+    def counted(name: str) -> None:
+        parse = getattr(classify_module, name)
+
+        def count(text: str) -> object:
+            parsed[name] += 1
+            return parse(text)
+
+        monkeypatch.setattr(classify_module, name, count)
+
+    for name in ("final_traceback", "parse_fatal_dump"):
+        counted(name)
+    for rule in RULES:
+        rule(record)
+    found = classify(record)
+    assert signature(record, found)
+    assert record.phase is found.phase
+    assert parsed
+    assert set(parsed.values()) == {1}

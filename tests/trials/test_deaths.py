@@ -15,8 +15,9 @@ from pathlib import Path
 import psutil
 import pytest
 
+from bisect_env.matrix.files import StudyFile
 from bisect_env.trials import launch
-from bisect_env.trials.records import Outcome, Phase, TrialFile, TrialRecord
+from bisect_env.trials.records import Outcome, Phase, TrialRecord
 from bisect_env.trials.run import run_trial
 from tests.trials import dying
 from tests.trials.conftest import open_files
@@ -26,8 +27,8 @@ pytestmark = pytest.mark.integration
 
 Run = Callable[..., TrialRecord]
 FILES = (
-    TrialFile("main.py", Path(dying.__file__).read_bytes()),
-    TrialFile("dying_module.py", b"import ctypes\nctypes.string_at(0)\n"),
+    StudyFile("main.py", Path(dying.__file__).read_bytes()),
+    StudyFile("dying_module.py", b"import ctypes\nctypes.string_at(0)\n"),
 )
 BODY, IMPORT, TEARDOWN = Phase.BODY, Phase.IMPORT, Phase.TEARDOWN
 SIGSEGV, SIGABRT = signal.SIGSEGV, signal.SIGABRT
@@ -98,7 +99,7 @@ def test_a_missing_symbol_is_an_import_that_fails(run: Run, tmp_path: Path) -> N
     module.write_text("extern int gone_in_2_0(void);\nint PyInit_changed(void) { return gone_in_2_0(); }\n")
     library = tmp_path / "changed.so"
     subprocess.run(["gcc", "-shared", "-fPIC", "-o", library, module], check=True)
-    files = (TrialFile("main.py", b"import changed\n"), TrialFile("changed.so", library.read_bytes()))
+    files = (StudyFile("main.py", b"import changed\n"), StudyFile("changed.so", library.read_bytes()))
     record = run(files=files)
     assert (record.outcome, record.phase) == (Outcome.IMPORT_ERROR, IMPORT)
     assert "undefined symbol: gone_in_2_0" in record.detail

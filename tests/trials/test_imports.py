@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from bisect_env.matrix.files import StudyFile
 from bisect_env.trials.harness_marks import (
     Expected,
     Imported,
@@ -18,7 +19,7 @@ from bisect_env.trials.harness_marks import (
     imported_versions,
     mismatch,
 )
-from bisect_env.trials.records import Outcome, TrialFile, TrialRecord
+from bisect_env.trials.records import Outcome, TrialRecord
 from bisect_env.trials.run import run_trial
 from tests.trials.trial_support import PREFIX, make_spec
 
@@ -133,8 +134,8 @@ def test_another_version_from_elsewhere_is_a_mismatch_however_the_script_ends(en
     import numpy
 
     files = (
-        TrialFile("main.py", f"import numpy\n{end}\n".encode()),
-        TrialFile("numpy/__init__.py", b"__version__ = '1.0'\n"),
+        StudyFile("main.py", f"import numpy\n{end}\n".encode()),
+        StudyFile("numpy/__init__.py", b"__version__ = '1.0'\n"),
     )
     locked = (LockedDistribution("numpy", numpy.__version__), LockedDistribution("python", "3.11"))
     record = run_trial(make_spec(files=files), PREFIX, locked=locked)

@@ -16,9 +16,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bisect_env.environments.interpreters import Interpreter, machine_interpreters
+from bisect_env.matrix.files import StudyFile
 from bisect_env.trials import launch
 from bisect_env.trials.harness_marks import MARKS, MODULES, PYTHONPATH, Marks, install, is_watched, read_marks
-from bisect_env.trials.records import Outcome, Phase, TrialFile, TrialRecord
+from bisect_env.trials.records import Outcome, Phase, TrialRecord
 from bisect_env.trials.workdir import child_env
 
 Run = Callable[..., TrialRecord]
@@ -192,7 +193,7 @@ def test_phases_of_real_ends(
     run: Run, monkeypatch: pytest.MonkeyPatch, code: str, module: str, outcome: Outcome, phase: Phase
 ) -> None:
     monkeypatch.setattr(launch, "ABORT_GRACE", 0.2)  # what ignores SIGABRT is not what is looked at here
-    files = (TrialFile("main.py", code.encode()), TrialFile("module.py", module.encode()))
+    files = (StudyFile("main.py", code.encode()), StudyFile("module.py", module.encode()))
     record = run(files=files, timeout=1.5 if outcome is Outcome.HANG else 30.0)
     assert (record.outcome, record.phase) == (outcome, phase), record.stderr
 

@@ -8,9 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from bisect_env.matrix.files import StudyFile
 from bisect_env.matrix.interpreter import can_repeat, python_options
 from bisect_env.trials.harness_marks import repeated
-from bisect_env.trials.records import Outcome, Phase, TrialFile, TrialRecord
+from bisect_env.trials.records import Outcome, Phase, TrialRecord
 from bisect_env.trials.signature import matches
 
 Run = Callable[..., TrialRecord]
@@ -23,13 +24,13 @@ COUNTS = """
     helper.times += 1
     print(helper.times, __name__, sys.argv, os.path.basename(__file__), sys.modules["__main__"].seen)
 """
-HELPER = TrialFile("helper.py", b"times = 0\n")
+HELPER = StudyFile("helper.py", b"times = 0\n")
 
 
-def files(code: str) -> tuple[TrialFile, ...]:
+def files(code: str) -> tuple[StudyFile, ...]:
     import textwrap
 
-    return (TrialFile("main.py", textwrap.dedent(code).encode()), HELPER)
+    return (StudyFile("main.py", textwrap.dedent(code).encode()), HELPER)
 
 
 @pytest.mark.integration
@@ -40,6 +41,33 @@ def test_each_body_is_a_fresh_main_and_imports_stay(run: Run) -> None:
         f"{number} __main__ ['main.py', '-x', 'y'] main.py True" for number in (1, 2, 3)
     ]
     assert record.iterations == 3
+
+
+@pytest.mark.integration
+@pytest.mark.parametrize("options", [("-Wignore::DeprecationWarning",), ("-W", "ignore::DeprecationWarning")])
+def test_a_filter_of_warnings_is_an_option_in_both_spellings(run: Run, options: tuple[str, ...]) -> None:
+    code = (
+        COUNTS
+        + """
+    import warnings
+    warnings.warn("old", DeprecationWarning)
+    warnings.warn("new", UserWarning)
+    print(sys.warnoptions)
+    """
+    )
+    record = run(files=files(code), repeats=2, command=("python", *options, "main.py", "-W"))
+    assert record.outcome is Outcome.PASS, record.stderr
+    assert record.stdout.splitlines() == [
+        line
+        for number in (1, 2)
+        for line in (
+            f"{number} __main__ ['main.py', '-W'] main.py True",
+            "['ignore::DeprecationWarning']",
+        )
+    ]
+    assert record.iterations == 2
+    assert "UserWarning: new" in record.stderr
+    assert "DeprecationWarning" not in record.stderr
 
 
 @pytest.mark.integration

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from bisect_env.trials.records import Outcome, TrialFile, TrialRecord
+from bisect_env.matrix.files import StudyFile
+from bisect_env.trials.records import Outcome, TrialRecord
 from bisect_env.trials.run import run_trial
 from tests.trials.trial_support import PREFIX, make_spec
 
@@ -61,7 +62,7 @@ def shared(private_temp: Path) -> Path:
     ids=["pytest", "ruff", "mypy", "dotenv"],
 )
 def test_no_tool_finds_them(shared: Path, command: tuple[str, ...]) -> None:
-    files = (TrialFile("test_one.py", CHECK.encode()), TrialFile("find_env.py", FIND_ENV.encode()))
+    files = (StudyFile("test_one.py", CHECK.encode()), StudyFile("find_env.py", FIND_ENV.encode()))
     record = run_trial(make_spec(command=command, files=files), PREFIX)
     said = record.stdout + record.stderr
     assert record.outcome is Outcome.PASS, said
@@ -78,9 +79,9 @@ def test_git_finds_no_repository(shared: Path) -> None:
 def test_what_the_matrix_brings_is_found(shared: Path) -> None:
     """And the names of tests are those of the working directory."""
     files = (
-        TrialFile("test_one.py", CHECK.replace("True", "False").encode()),
-        TrialFile("pyproject.toml", b"[tool.pytest.ini_options]\naddopts = '-q -p no:cacheprovider'\n"),
-        TrialFile("conftest.py", CONFTEST.encode()),
+        StudyFile("test_one.py", CHECK.replace("True", "False").encode()),
+        StudyFile("pyproject.toml", b"[tool.pytest.ini_options]\naddopts = '-q -p no:cacheprovider'\n"),
+        StudyFile("conftest.py", CONFTEST.encode()),
     )
     record = run_trial(make_spec(command=("python", "-m", "pytest"), files=files), PREFIX)
     assert "conftest of the matrix" in record.stdout

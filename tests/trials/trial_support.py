@@ -13,9 +13,10 @@ from pathlib import Path
 
 import psutil
 
+from bisect_env.matrix.files import StudyFile
 from bisect_env.matrix.grid import Combination
 from bisect_env.trials import launch
-from bisect_env.trials.records import TrialFile, TrialSpec
+from bisect_env.trials.records import TrialSpec
 from bisect_env.trials.supervisor import PR_SET_CHILD_SUBREAPER
 
 PREFIX = Path(sys.prefix)
@@ -30,7 +31,7 @@ def make_spec(code: str = "", **changes: object) -> TrialSpec:
         "combination": Combination.of({"numpy": "1.0"}),
         "lock_hash": "0" * 64,
         "command": ("python", "main.py"),
-        "files": (TrialFile("main.py", textwrap.dedent(code).encode()),),
+        "files": (StudyFile("main.py", textwrap.dedent(code).encode()),),
         "timeout": 30.0,
     }
     return TrialSpec(**{**values, **changes})  # type: ignore[arg-type]

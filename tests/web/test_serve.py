@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import html
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -59,11 +61,10 @@ def fill(reference: str) -> tuple[str, str]:
 
 
 @contextlib.contextmanager
-def serving(reference: str, *options: str) -> Iterator[tuple[str, subprocess.Popen[str]]]:
-    """A running `serve`; its address, without a token unless options are given."""
-    options = options or ("--no-token",)
+def serving(reference: str) -> Iterator[tuple[str, subprocess.Popen[str]]]:
+    """A running `serve`, with its address."""
     process = subprocess.Popen(
-        [sys.executable, "-m", "bisect_env", "serve", "--port", "0", *options],
+        [sys.executable, "-m", "bisect_env", "serve", "--port", "0"],
         env={**os.environ, "BISECT_ENV_DB": reference},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -126,23 +127,25 @@ def test_views_queries_and_pages_are_served(db: str) -> None:
         assert [row["version"] for row in json.loads(answer[1])] == ["2.0"]
         for name in questions():
             assert get(f"{address}results/{name}.json?study=orjson")[0] == 200, name
-        _, listed, headers = get(f"{address}results/verdicts")
-        assert f'<a href="/-/report/{study_id}">' in listed
-        status, start, headers = get(address)
+        status, start, _ = get(address)
         assert status == 200
-        assert f'<a href="-/report/{study_id}">{study_id[:8]}</a>' in start
-        assert headers["content-security-policy"].startswith("default-src 'none'")
+        root = urllib.parse.urlsplit(address).path
+        assert f'<a href="{root}-/report/{study_id}">{study_id}</a>' in start
         status, report, headers = get(f"{address}-/report/{study_id}")
         assert status == 200
         assert "2 trials (1 bad, 1 good)" in report
         assert f'<a href="../trial/{trial_id}">' in report
+        assert '<a href="../../">' in report
         assert headers["content-security-policy"].startswith("default-src 'none'")
-        status, trial, _ = get(f"{address}-/trial/{trial_id}")
-        assert (status, "<script>" in trial, "\x1b" in trial) == (200, False, False)
-        assert "&lt;script&gt;" in trial
+        # Text, which no browser takes for a page.
+        status, trial, headers = get(f"{address}-/trial/{trial_id}")
+        assert (status, "<script>" in trial, "\x1b" in trial) == (200, True, False)
+        assert headers["content-type"].startswith("text/plain")
+        assert headers["x-content-type-options"] == "nosniff"
+        assert "there is no such trial" in get(f"{address}-/trial/gone")[1]
         for gone in ("-/report/gone", "-/trial/gone", "-/report/%3Cscript%3E"):
-            status, text, _ = get(address + gone)
-            assert (status, "<script>" in text) == (404, False)
+            status, _, headers = get(address + gone)
+            assert (status, headers["content-type"].partition(";")[0]) == (404, "text/plain")
         process.send_signal(signal.SIGINT)
         _, err = process.communicate(timeout=PATIENCE)
     assert process.returncode == 0
@@ -150,6 +153,32 @@ def test_views_queries_and_pages_are_served(db: str) -> None:
         assert "this is a copy of postgresql+psycopg://owner:***@" in err
         assert "1 studies, 2 trials" in err
         assert "hunter2" not in err
+
+
+def test_the_start_page_shows_the_studies_and_every_link_leads_somewhere(tmp_path: Path) -> None:
+    path = str(tmp_path / "results.sqlite")
+    study_id, trial_id = fill(path)
+
+    def links(page: str) -> set[str]:
+        found = re.findall(r'<a[^>]* href="([^"]+)"', page)
+        return {urllib.parse.urljoin(address, html.unescape(link)) for link in found}
+
+    with serving(path) as (address, _):
+        status, start, headers = get(address)
+        assert status == 200
+        assert headers["content-type"].startswith("text/html")
+        assert study_id in start
+        assert "orjson" in start
+        assert f"{address}-/report/{study_id}" in links(start)
+        trials = get(f"{address}results/v_trials")[1]
+        assert f"{address}-/trial/{trial_id}" in links(trials)
+        for page in (start, trials):
+            here = {link for link in links(page) if link.startswith(address)}
+            # Datasette links to its own site, and to nothing else elsewhere.
+            assert {urllib.parse.urlsplit(link).hostname for link in links(page) - here} <= {"datasette.io"}
+            assert len(here) > 5
+            answers = {link: get(link)[0] for link in here}
+            assert set(answers.values()) == {200}, answers
 
 
 def test_another_host_finds_no_port(tmp_path: Path) -> None:
@@ -179,7 +208,7 @@ def test_only_this_machine_and_only_by_its_own_name(tmp_path: Path) -> None:
 def test_only_who_knows_the_address_is_let_in(tmp_path: Path) -> None:
     path = str(tmp_path / "results.sqlite")
     study_id, trial_id = fill(path)
-    with serving(path, "--port", "0") as (address, _):
+    with serving(path) as (address, _):
         root, token = address.removesuffix("/").rsplit("/", 1)
         assert len(token) >= 32
         pages = ("", "results/v_trials.json", f"-/report/{study_id}", f"-/trial/{trial_id}")
@@ -193,7 +222,7 @@ def test_only_who_knows_the_address_is_let_in(tmp_path: Path) -> None:
             status, text, headers = get(address + page)
             assert status == 200
             assert headers["referrer-policy"] == "no-referrer"
-        assert f'href="/{token}/-/report/{study_id}"' in get(f"{address}results/verdicts")[1]
+        assert f'href="/{token}/-/report/{study_id}"' in get(address)[1]
 
 
 def test_another_user_of_this_machine_is_not_let_in(tmp_path: Path) -> None:
@@ -201,7 +230,7 @@ def test_another_user_of_this_machine_is_not_let_in(tmp_path: Path) -> None:
         pytest.skip("only root can become somebody else")
     path = str(tmp_path / "results.sqlite")
     fill(path)
-    with serving(path, "--port", "0") as (told, _):
+    with serving(path) as (told, _):
         address = urllib.parse.urljoin(told, "/")
         # All modules first: the other user may be unable to read ours.
         program = (

@@ -2,11 +2,11 @@
 
     python repeat.py COUNT NOTES SCRIPT [argument...]       also: -m MODULE, -c CODE instead of SCRIPT
 
-What was imported stays imported, which is what makes it cheap. The first iteration that does not end well
-ends the process just as it would alone: by its exception, exit code or signal. NOTES is a file in which the
-number of iterations that were begun is written before each.
+Imported modules stay loaded, so later iterations start fast. The first iteration that fails ends the process
+as it would without this runner: by its exception, exit code or signal. Before each iteration, the number of
+iterations begun so far is written to the file NOTES.
 
-It is read by every Python, 2.7 to 3.14, so it has neither annotations nor anything newer.
+This file must run in every Python from 2.7 to 3.14, so it has no annotations and no newer syntax.
 """
 
 import os
@@ -14,7 +14,10 @@ import sys
 
 
 def _code(words):
-    """Return the code to execute, its `__file__`, its `sys.argv`, and its folder."""
+    """Compile a script or the code after `-c`; return the code, `__file__`, `sys.argv` and the folder.
+
+    `words` are the words of the command line after NOTES.
+    """
     kind = words[0]
     if kind == "-c":
         return compile(words[1], "<string>", "exec"), None, ["-c"] + words[2:], ""
@@ -34,9 +37,12 @@ def _begin(notes, number):
 
 
 def _run(words):
-    """Run one iteration."""
+    """Run a script, a module or code once, as a fresh `__main__` module.
+
+    `words` are as for `_code`, or `-m MODULE` and its arguments.
+    """
     if words[0] == "-m":
-        import runpy
+        import runpy  # imported here because a script would find it loaded
 
         sys.argv[:] = words[1:]
         runpy.run_module(words[1], run_name="__main__", alter_sys=True)

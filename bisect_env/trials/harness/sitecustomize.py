@@ -1,16 +1,16 @@
-"""Marks how far a trial's interpreter has come, and which packages it really imported.
+"""Writes to a file which phase a trial's script has reached, and which packages it really imported.
 
-Python runs a module of this name when it starts, before the script. This one stands in a directory that is
-in front of PYTHONPATH for the one interpreter that a trial's command starts; the first thing it does is to
-take that away again: the script, and every process that it starts, sees the paths and variables it would see
-alone. A `sitecustomize` of the environment itself is then run as ever.
+Python runs a module named `sitecustomize` at its start, before the script. The directory of this one is put
+first on PYTHONPATH, only for the interpreter that a trial's command starts. The module first removes that
+directory and its own variables again. So the script, and every process that it starts, sees the same paths
+and variables as without this module. Then a `sitecustomize` of the environment itself is run, if any.
 
-Marks are single bytes at the start of a file that is opened for each: no descriptor stays open, numbers of
-descriptors do not shift, and what was written survives any crash. `S` start, `B` body, `I` import, `T`
-teardown, `F` the handlers of `atexit` are done, `?` nothing can be marked. Behind them, a line for each
-package that was looked for: module, `__version__`, file.
+The *mark*, the first byte of the file, is the phase: `S` start, `I` import, `B` body, `T` teardown, `F` all
+`atexit` handlers have finished, `?` phases cannot be observed. After it, the file has a line for each watched
+module that was imported: module, `__version__` and file. The file is opened anew for every write. So no
+descriptor stays open, the script's descriptors have the same numbers as usual, and the marks survive a crash.
 
-It is read by every Python, 2.7 to 3.14, so it has neither annotations nor anything newer.
+This file must run in every Python from 2.7 to 3.14, so it has no annotations and no newer syntax.
 """
 
 import os
@@ -24,14 +24,18 @@ LINGER = "BISECT_ENV_HARNESS_LINGER"
 
 
 def _take_away(here):
-    """Remove the harness's variables from the environment and return their values."""
+    """Remove the harness's own variables and directory from the environment and from `sys.path`.
+
+    Return the path of the file for marks (None if this process is not to be watched), the names of the
+    modules to watch, and the seconds to wait at the end. `here` is the directory of the harness.
+    """
     marks = os.environ.pop(MARKS, None)
     modules = os.environ.pop(MODULES, "").split()
     original = os.environ.pop(PYTHONPATH, None)
     threshold = os.environ.pop(GC, None)
     linger = float(os.environ.pop(LINGER, 0))
     if threshold is not None:
-        import gc
+        import gc  # like all imports below, only where needed, because the script would find it loaded
 
         gc.set_threshold(int(threshold))
     if marks is not None:
@@ -44,46 +48,47 @@ def _take_away(here):
     return marks, modules, linger
 
 
-def _marker(path):
-    """Return a function that writes one mark; it works even if the script changes `os`."""
-    os_open, os_pwrite, os_close, getpid, pid = os.open, os.pwrite, os.close, os.getpid, os.getpid()
-    flags = os.O_WRONLY | os.O_CLOEXEC
+def _writer(path, flags):
+    """Return a function that writes bytes to the file `path`.
 
-    def mark(letter):
-        if getpid() != pid:
-            return  # a fork of the script: its marks are nobody's
-        try:
-            fd = os_open(path, flags)
-        except (OSError, ValueError):
-            return  # no descriptor is free, or the script has another root: the last mark stands
-        try:
-            os_pwrite(fd, letter, 0)
-        except OSError:
-            pass
-        finally:
-            os_close(fd)
-
-    return mark
-
-
-def _looker(path, wanted):
-    """Return a function that notes which of the wanted modules have been imported."""
+    The function works even if the script has replaced functions of `os`. `flags` are additional flags of
+    `os.open`. With `os.O_APPEND` bytes go to the end of the file, otherwise to its beginning.
+    """
     os_open, os_write, os_close, getpid, pid = os.open, os.write, os.close, os.getpid, os.getpid()
-    flags = os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC
-    left = list(wanted)
+    flags |= os.O_WRONLY | os.O_CLOEXEC
 
-    def note(*fields):
-        line = "\t".join(str(one).replace("\t", " ").replace("\n", " ") for one in fields) + "\n"
+    def write(data):
+        if getpid() != pid:
+            return  # a process that the script forked, which is not watched
+        # Errors are not reported: the script would see them. They happen if no descriptor is free, if the
+        # disk is full or if the script changed its root directory. The trial then has the last phase that
+        # could be written, and its list of imports lacks a module, which says nothing about that module.
         try:
             fd = os_open(path, flags)
         except (OSError, ValueError):
             return
         try:
-            os_write(fd, line.encode("utf-8", "surrogateescape"))
-        except (OSError, UnicodeError):
-            pass
+            os_write(fd, data)
+        except OSError:
+            pass  # as above
         finally:
             os_close(fd)
+
+    return write
+
+
+def _looker(path, wanted):
+    """Return a function that writes down which modules in `wanted` were imported since the previous call.
+
+    The function appends one line per module to the file `path`. The first line, for `python` itself, is
+    written at once.
+    """
+    write, getpid, pid = _writer(path, os.O_APPEND), os.getpid, os.getpid()
+    left = list(wanted)
+
+    def note(*fields):
+        line = "\t".join(str(one).replace("\t", " ").replace("\n", " ") for one in fields) + "\n"
+        write(line.encode("utf-8", "replace"))
 
     def look():
         if not left or getpid() != pid:
@@ -95,10 +100,12 @@ def _looker(path, wanted):
                 continue
             left.remove(name)
             try:
-                # Not getattr: it would run a lazy module's code, or its deprecations.
+                # `getattr` could run code of a lazy module, or print its deprecation warnings.
                 facts = object.__getattribute__(module, "__dict__")
                 version, file = facts.get("__version__"), facts.get("__file__")
-            except Exception:  # whatever a program puts among its modules
+            except Exception:
+                # A program can put any object into `sys.modules`. The error must not reach the program, which
+                # would not have had it by itself; the list of imports then lacks this name.
                 continue
             if isinstance(file, str):
                 note(name, version if isinstance(version, str) else "", file)
@@ -108,10 +115,11 @@ def _looker(path, wanted):
 
 
 def _watch_imports(mark, look):
-    """Mark the outermost imports of the main thread.
+    """Arrange that `mark` is called when the main thread begins and ends an import.
 
-    The import system takes a lock around every import of a module that is not loaded yet. Watching that
-    lock adds no frame to the stacks of imported code.
+    Imports within another import are not marked. At the end of an import, `look` is called, too. The import
+    system takes a lock around every import of a module that is not loaded yet. This lock is replaced by one
+    that writes marks, which adds no frames to the stacks of imported code.
     """
     import _frozen_importlib as bootstrap
     from _thread import get_ident
@@ -127,7 +135,7 @@ def _watch_imports(mark, look):
             try:
                 return lock.__enter__(self)
             except BaseException:
-                self._left()
+                self._left()  # `__exit__` is not called if `__enter__` fails
                 raise
 
         def __exit__(self, *args, **kwargs):
@@ -147,10 +155,11 @@ def _watch_imports(mark, look):
 
 
 def _watch_exit(mark, look, linger):
-    """Mark the beginning and the end of the handlers of `atexit`, which run in reverse order.
+    """Arrange that `mark` is called before the first and after the last `atexit` handler.
 
-    After the last handler the interpreter may stay for some seconds, so that another process that writes
-    about it, such as CUDA's driver, still finds it.
+    Handlers run in reverse order of their registration, so the first mark is registered again after each
+    handler of the script. After the last handler, the interpreter waits for `linger` seconds, so that the
+    process still exists for other programs that report about it, such as the CUDA driver.
     """
     import atexit
 
@@ -186,24 +195,25 @@ def _watch_exit(mark, look, linger):
 def _begin(here):
     path, modules, linger = _take_away(here)
     if path is None:
-        return  # a subinterpreter, or a process that got the path alone
+        return  # a subinterpreter, or a process that inherited only the path
     if sys.version_info < (3, 6) or sys.implementation.name != "cpython":
         with open(path, "r+b") as marks:
             marks.write(b"?")
         return
-    mark = _marker(path)
+    mark = _writer(path, 0)
     look = _looker(path, modules)
     try:
         _watch_exit(mark, look, linger)
         _watch_imports(mark, look)
     except Exception:
-        # An interpreter that is made otherwise: the trial goes on, and its marks say that they say nothing.
+        # This interpreter is implemented differently. The trial continues without its error, which the script
+        # would not have had by itself. The mark makes the phase in the trial's record `unknown`.
         mark(b"?")
         return
     mark(b"B")
 
 
 _begin(os.path.dirname(os.path.abspath(__file__)))
-# The environment's own, if it has one; otherwise the error says what `site` expects to hear.
+# Run the environment's own `sitecustomize`; without one, this raises the ImportError that `site` expects.
 sys.modules.pop("sitecustomize", None)
 import sitecustomize  # noqa: E402, F401

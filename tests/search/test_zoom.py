@@ -1,43 +1,24 @@
-"""Large lattices: the search over some values of each axis says what the search over all of them says."""
+"""Large lattices: a few values of each axis first, and in the end what a search over all of them says."""
 
 from __future__ import annotations
 
-import itertools
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 
 import numpy as np
 import pytest
 
+from benchmarks.search_worlds import Alone
 from bisect_env.matrix.grid import Direction, Grid, GridAxis, Index
 from bisect_env.matrix.schema import SearchLimits
-from bisect_env.search.coarsening import CoarsenedSearch, search_for
-from bisect_env.search.question import Question
 from bisect_env.search.searcher import Search
 from bisect_env.search.simulate import simulate
 from bisect_env.search.space import drawn, is_large
 from bisect_env.search.verdict import Status
+from bisect_env.search.zoom import ZoomedSearch, search_for
 from tests.search.worlds import EITHER, FIXED, REGRESSION, UNORDERED, alone, configuration, grid, play, rates
 
 RNG = np.random.default_rng
-
-
-class Alone(Mapping[Index, Index]):
-    """Every combination is its own group, without a million entries."""
-
-    def __init__(self, shape: tuple[int, ...]) -> None:
-        self._shape = shape
-
-    def __getitem__(self, index: Index) -> Index:
-        if all(0 <= place < size for place, size in zip(index, self._shape, strict=True)):
-            return index
-        raise KeyError(index)
-
-    def __len__(self) -> int:
-        return math.prod(self._shape)
-
-    def __iter__(self) -> Iterator[Index]:
-        return itertools.product(*map(range, self._shape))
 
 
 def lattice_of(shape: tuple[int, ...], directions: tuple[Direction, ...]) -> Grid:
@@ -50,52 +31,90 @@ def lattice_of(shape: tuple[int, ...], directions: tuple[Direction, ...]) -> Gri
 
 
 @pytest.mark.parametrize(
-    ("shape", "directions"),
+    ("shape", "directions", "bad"),
     [
-        ((40,), (REGRESSION,)),
-        ((12, 9), (REGRESSION, FIXED)),
-        ((10, 8, 3), (FIXED, REGRESSION, UNORDERED)),
-        ((30, 1), (REGRESSION, REGRESSION)),
+        ((400,), (REGRESSION,), {0: range(217, 400)}),
+        ((400,), (FIXED,), {0: range(31)}),
+        ((500,), (EITHER,), {0: range(120, 500)}),
+        ((200, 150), (REGRESSION, FIXED), {0: range(81, 200), 1: range(44)}),
+        ((60, 50, 3), (FIXED, REGRESSION, UNORDERED), {1: range(17, 50)}),
+        ((3000, 1), (REGRESSION, REGRESSION), {0: range(2999, 3000)}),
+        # So many axes that some are tied together at first.
+        ((2,) * 17, (REGRESSION,) * 17, {3: range(1, 2), 11: range(1, 2)}),
+        ((2,) * 17, (REGRESSION,) * 17, {5: range(1, 2), 6: range(1, 2)}),
+        ((2, 1) * 12, (FIXED, UNORDERED) * 12, {8: range(1)}),
+        ((4,) * 9, (REGRESSION, FIXED, EITHER) * 3, {0: range(2, 4), 4: range(2)}),
     ],
 )
-def test_belief_and_evidence_equal_those_of_the_exact_search(
-    shape: tuple[int, ...], directions: tuple[Direction, ...]
+def test_a_certain_failure_on_a_large_lattice_is_found_to_the_last_version(
+    shape: tuple[int, ...], directions: tuple[Direction, ...], bad: Mapping[int, range]
 ) -> None:
-    lattice = lattice_of(shape, directions)
-    exact, coarsened = Question(lattice, alone(lattice)), CoarsenedSearch(lattice, alone(lattice))
-    rng = RNG(7)
-    cells = list(lattice.indices())
-    for _ in range(40):
-        cell = cells[int(rng.integers(len(cells)))]
-        hit = bool(rng.random() < 0.3)
-        exact.tell(cell, hit=hit)
-        coarsened.tell(cell, hit=hit)
-        # In every fifth state: looking changes which values are active, and must change nothing else.
-        if exact.trials % 5 == 0:
-            np.testing.assert_allclose(coarsened.probability_bad(), exact.probability_bad(), atol=1e-9)
-    mine, its = coarsened.verdict, exact.verdict
-    assert mine.bad_rate == pytest.approx(its.bad_rate, abs=1e-9)
-    assert mine.background == pytest.approx(its.background, abs=1e-9)
-    assert coarsened.counts(cells[0]) == exact.counts(cells[0])
+    search = ZoomedSearch(lattice_of(shape, directions), Alone(shape), quick=True)
+    while not search.finished:
+        (cell,) = search.ask(1)
+        search.tell(cell, hit=all(cell[axis] in places for axis, places in bad.items()))
+        assert search.trials <= 80
+    best = search.verdict.best
+    assert search.verdict.status is Status.CONFIRMED
+    assert set(best.culprits) == set(bad)
+    for axis, places in bad.items():
+        assert np.flatnonzero(best.hypothesis.sets[axis]).tolist() == list(places)
+    for boundary in best.boundaries:
+        assert search.counts(boundary.bad)[0] >= 1
+        hits, trials = search.counts(boundary.good)
+        assert (hits, trials > 0) == (0, True)
+    if math.prod(shape) < 300_000:
+        chances = search.probability_bad()
+        assert chances.shape == shape
+        assert chances[best.first_bad] > 0.9
+        assert chances[best.last_good] < 0.1
 
 
-def test_a_sure_answer_is_the_same_as_the_exact_one() -> None:
-    lattice = lattice_of((40, 6), (REGRESSION, REGRESSION))
-    truth = rates(configuration((40, 6), {0: 23, 1: 2}), 1.0)
-    coarsened = CoarsenedSearch(lattice, alone(lattice))
-    exact = Question(lattice, alone(lattice))
-    rng = RNG(0)
-    while not coarsened.finished:
-        (cell,) = coarsened.ask(1)
-        hit = bool(rng.random() < truth[cell])
-        coarsened.tell(cell, hit=hit)
-        exact.tell(cell, hit=hit)
-    mine, its = coarsened.verdict, exact.verdict
-    # The exact search asks for trials far from the boundary, too, before it confirms.
-    assert mine.status is Status.CONFIRMED
-    assert mine.best.hypothesis == its.best.hypothesis
-    assert mine.best.boundaries == its.best.boundaries
-    assert mine.best.probability == pytest.approx(its.best.probability, abs=1e-9)
+def test_a_study_goes_on_as_if_it_had_never_stopped_whatever_the_order() -> None:
+    """Half of the trials at once, in another order, before anything was asked."""
+    seed = int(np.random.SeedSequence().entropy) % 2**32
+    print("seed", seed)
+    rng, shape = RNG(seed), (300, 200)
+    first_bad = int(rng.integers(1, 300))
+    live = ZoomedSearch(grid(shape), Alone(shape), SearchLimits(max_trials=120))
+    told: list[tuple[Index, bool]] = []
+    while not live.finished:
+        (cell,) = live.ask(1)
+        told.append((cell, cell[0] >= first_bad and bool(rng.random() < 0.7)))
+        live.tell(cell, hit=told[-1][1])
+        if len(told) in (10, 30, 60) or live.finished:
+            again = ZoomedSearch(grid(shape), Alone(shape), SearchLimits(max_trials=120))
+            for place in rng.permutation(len(told)):
+                again.tell(told[place][0], hit=told[place][1])
+            assert again.ask(3) == live.ask(3)
+            mine, its = again.verdict, live.verdict
+            assert (mine.status, mine.best.first_bad, mine.best.last_good) == (
+                its.status,
+                its.best.first_bad,
+                its.best.last_good,
+            )
+            assert mine.best.hypothesis == its.best.hypothesis
+            assert mine.best.probability == pytest.approx(its.best.probability)
+            assert again.finished == live.finished
+
+
+def test_what_cannot_be_built_is_learnt_on_the_way() -> None:
+    shape = (500,)
+    search = ZoomedSearch(grid(shape), Alone(shape), quick=True)
+    unbuildable = {(place,) for place in range(230, 240)}
+    tried: list[Index] = []
+    while not search.finished:
+        for cell in search.ask(2):
+            assert cell not in unbuildable or cell not in tried
+            tried.append(cell)
+            if cell in unbuildable:
+                search.set_aside(cell)
+            else:
+                search.tell(cell, hit=cell[0] >= 235)
+    best = search.verdict.best
+    assert (best.first_bad, best.last_good) == ((240,), (229,))
+    (boundary,) = best.boundaries
+    assert set(boundary.between) == unbuildable
 
 
 @pytest.mark.parametrize("first_bad", [{0: 37, 2: 4}])
@@ -103,7 +122,7 @@ def test_a_study_of_a_million_combinations(first_bad: dict[int, int]) -> None:
     shape = (100, 100, 10, 10)
     lattice = grid(shape)
     search = search_for(lattice, Alone(shape), quick=True)
-    assert isinstance(search, CoarsenedSearch)
+    assert isinstance(search, ZoomedSearch)
     while not search.finished:
         (cell,) = search.ask(1)
         search.tell(cell, hit=all(cell[axis] >= value for axis, value in first_bad.items()))
@@ -118,7 +137,7 @@ def test_a_study_of_a_million_combinations(first_bad: dict[int, int]) -> None:
 def test_flaky_failures_on_a_large_lattice_with_workers_prices_and_gaps() -> None:
     shape = (1000, 300)
     lattice = grid(shape)
-    search = CoarsenedSearch(lattice, Alone(shape), SearchLimits(max_trials=3000), quick=True)
+    search = ZoomedSearch(lattice, Alone(shape), SearchLimits(max_trials=3000), quick=True)
     rng, built = RNG(3), set[Index]()
     search.set_aside((617, 0))
     while not search.finished:
@@ -133,7 +152,7 @@ def test_flaky_failures_on_a_large_lattice_with_workers_prices_and_gaps() -> Non
 
 def test_only_what_is_offered_is_chosen() -> None:
     shape = (300, 300)
-    search = CoarsenedSearch(grid(shape), Alone(shape))
+    search = ZoomedSearch(grid(shape), Alone(shape))
     search.tell((299, 299), hit=True)
     (cell,) = search.ask(1, only={(0, 0), (299, 299)})
     assert cell in {(0, 0), (299, 299)}
@@ -160,19 +179,19 @@ def test_drawn_truths_involve_an_axis() -> None:
 
 def test_an_impossible_combination_is_refused() -> None:
     with pytest.raises(ValueError, match="cannot be run"):
-        CoarsenedSearch(grid((300, 300)), Alone((300, 300))).tell((300, 0), hit=True)
+        ZoomedSearch(grid((300, 300)), Alone((300, 300))).tell((300, 0), hit=True)
 
 
 def test_played_to_the_end_like_any_search() -> None:
     lattice = grid((128,))
     search = Search(lattice, alone(lattice))
     play(search, rates(configuration((128,), {0: 61}), 1.0), RNG(1))
-    coarsened = CoarsenedSearch(lattice, alone(lattice))
-    while not coarsened.finished:
-        (cell,) = coarsened.ask(1)
-        coarsened.tell(cell, hit=cell[0] >= 61)
-    assert coarsened.verdict.best.hypothesis == search.verdict.best.hypothesis
-    assert coarsened.trials <= search.trials + 6
+    zoomed = ZoomedSearch(lattice, alone(lattice))
+    while not zoomed.finished:
+        (cell,) = zoomed.ask(1)
+        zoomed.tell(cell, hit=cell[0] >= 61)
+    assert zoomed.verdict.best.hypothesis == search.verdict.best.hypothesis
+    assert zoomed.trials <= search.trials + 6
 
 
 def test_a_certain_failure_among_forty_thousand_combinations_takes_a_few_dozen_trials() -> None:

@@ -1,0 +1,61 @@
+"""Describes how to change a question, by options or in its file, depending on how it was asked. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Container
+from enum import Enum, auto
+
+from bisect_env.matrix.ask import ENVIRONMENT
+
+
+class Asked(Enum):
+    """How a question was asked, and so how its user can change it."""
+
+    IN_FILE = auto()
+    """In a matrix file."""
+    IN_WORDS = auto()
+    """On the command line, by packages or a repository."""
+    BETWEEN = auto()
+    """On the command line, by two environments."""
+
+    @classmethod
+    def of(cls, matrix_path: object, axes: Container[str]) -> Asked:
+        """Return how a question was asked.
+
+        Args:
+            matrix_path: Path of the matrix file; "" or None if there is none.
+            axes: Names of its axes.
+        """
+        if matrix_path:
+            return cls.IN_FILE
+        return cls.BETWEEN if ENVIRONMENT in axes else cls.IN_WORDS
+
+    @property
+    def ends(self) -> str:
+        """Return the name of the stated good and bad ends."""
+        if self is Asked.BETWEEN:
+            return "the two environments"
+        return "`good` and `bad` in the matrix" if self is Asked.IN_FILE else "`--good` and `--bad`"
+
+    def add_package(self, package: str) -> str:
+        """Return how to install another package in every environment, such as "add `--with numpy`"."""
+        if self is Asked.BETWEEN:
+            return f"add {package} to both environments"
+        return f"add `packages: [{package}]`" if self is Asked.IN_FILE else f"add `--with {package}`"
+
+    def add_option(self, option: str, lines: str) -> str:
+        """Return how to change a setting of the trial that has an option: by the option, or in the file."""
+        return f"write `{lines}` in `trial`" if self is Asked.IN_FILE else f"add `{option}`"
+
+    def setting(self, lines: str, key: str = "") -> str:
+        """Return where to write a setting that has no option.
+
+        Args:
+            lines: The lines to write.
+            key: The key below which they stand; "" if `lines` begin at the top.
+        """
+        inside = f" in `{key}`" if key else ""
+        file = (
+            "" if self is Asked.IN_FILE else f" {'of' if key else 'in'} a matrix file (`--save` writes one)"
+        )
+        return f"`{lines}`{inside}{file}"

@@ -1,0 +1,209 @@
+"""Chooses trials by what they are expected to tell for their cost. Pure.
+
+For a cell x, let O be "some trial of k fails", and h the answer. What a block of k trials tells is
+
+    I(h; O) = H(O) − Σ_h P(h)·H(O | h)      (H: binary entropy, in bits)
+
+where P(O | h) is the mean over the rates that are still possible under h; trials of x itself have sharpened
+the rate of x. As long as no answer leads, knowing the rates makes later trials cheaper, so that the
+information about the rates counts by `RATES_WEIGHT`. A block costs k trials and, where the environment does
+not exist, its price. Source: D. V. Lindley, *On a measure of the information provided by an experiment*,
+Annals of Mathematical Statistics 27 (1956), 986-1005.
+
+Several trials at a time are chosen one after the other. Each one that is chosen, or is running, may fail or
+pass; every sequence of results that is likely is a *branch* with weights of its own. What the next trial is
+worth is lowered by the share of its information that remains, on average over the branches.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from bisect_env.search.belief import Belief
+from bisect_env.search.families import FloatArray
+
+RATES_WEIGHT = 0.5
+BLOCKS = (1, 4, 10, 25, 50)
+LEADING = 0.2
+"""Posterior of an answer from which on trials are chosen for what they tell about answers alone."""
+_SAMPLE = 256
+"""Number of rows by which trials are compared, drawn by their posterior."""
+_BRANCHES = 48
+_LEAST = 1e-9
+BUILT_AT_ONCE = 6
+"""Environments that are made at the same time; hosts make about as many."""
+_DEAR = 0.5
+"""Price of an environment, in trials, from which on more of them at a time only delay the first."""
+
+
+def binary_entropy(p: FloatArray) -> FloatArray:
+    """Return the entropy, in bits, of a yes/no result with probability `p`, elementwise."""
+    p = np.clip(p, 1e-300, 1.0)
+    q = np.clip(1.0 - p, 1e-300, 1.0)
+    return np.asarray(-(p * np.log2(p) + q * np.log2(q)))
+
+
+class Choice:
+    """A calculator of how much information trials of each combination are expected to give.
+
+    Args:
+        belief: The belief.
+        cells: The cells that can be chosen, shape (C,).
+    """
+
+    def __init__(self, belief: Belief, cells: NDArray[np.intp]) -> None:
+        self._cells = cells
+        rows, weight = _sample(belief.answers)
+        of = belief.patterns.of[rows]
+        self._weight = weight
+        self._says = belief.rows.says[np.ix_(rows, cells)]
+        self._belief, self._of = belief, of
+        self._rates_matter = float(belief.answers[belief.best]) < LEADING
+
+    def _chances(self, value: Callable[[FloatArray], FloatArray]) -> tuple[FloatArray, FloatArray]:
+        """Return the mean of `value(rate)` under each hypothesis, for bad and for good combinations.
+
+        Args:
+            value: Maps rates to numbers, elementwise.
+
+        Returns:
+            Shapes (sample, C) and (sample, 1).
+        """
+        belief, grid = self._belief, self._belief.counts.grid
+        by_rate, by_background = belief.by_rate[self._of], belief.by_background[self._of]
+        by_rate = by_rate / np.maximum(by_rate.sum(axis=1, keepdims=True), 1e-300)
+        by_background = by_background / np.maximum(by_background.sum(axis=1, keepdims=True), 1e-300)
+        of_rate = value(grid.rates)
+        given = np.repeat((grid.kernel @ of_rate)[:, None], len(self._cells), axis=1)
+        place = np.searchsorted(belief.counts.tried, self._cells)
+        own = belief.counts.scored[2]
+        for column, (cell, at) in enumerate(zip(self._cells, place, strict=True)):
+            if at < len(belief.counts.tried) and belief.counts.tried[at] == cell:
+                given[:, column] = own[at] @ of_rate
+        return by_rate @ given, (by_background @ value(grid.p0))[:, None]
+
+    def _fails(self, block: int) -> FloatArray:
+        """Return the probability that at least one of `block` trials of a combination fails.
+
+        The shape is (sample, C): a row for each sampled hypothesis.
+        """
+        bad, good = self._chances(lambda r: 1.0 - (1.0 - r) ** block)
+        return np.where(self._says, bad, good)
+
+    def information(self, block: int = 1) -> FloatArray:
+        """Return the expected information, in bits, of `block` trials of each combination.
+
+        The shape is (C,).
+        """
+        fails = self._fails(block)
+        known = self._weight @ binary_entropy(fails)
+        if self._rates_matter:
+            bad, good = self._chances(lambda r: binary_entropy(1.0 - (1.0 - r) ** block))
+            given_rates = self._weight @ np.where(self._says, bad, good)
+            known = (1.0 - RATES_WEIGHT) * known + RATES_WEIGHT * given_rates
+        return np.asarray(np.maximum(binary_entropy(self._weight @ fails) - known, 0.0))
+
+    def scores(self, prices: FloatArray) -> FloatArray:
+        """Return the highest expected information per cost of each combination, over all block sizes.
+
+        A block is a number of trials of the same combination. The shape is (C,).
+
+        Args:
+            prices: Price of each cell's environment in trials, 0 where it exists, shape (C,).
+        """
+        if not prices.any():
+            return self.information()
+        return np.asarray(np.max([self.information(k) / (k + prices) for k in BLOCKS], axis=0))
+
+    def batch(
+        self, count: int, running: Sequence[int], prices: FloatArray, least: float, *, once: bool = False
+    ) -> list[int]:
+        """Return the next trials to run, the most informative first, as positions in `cells`.
+
+        Args:
+            count: Maximum number of trials.
+            running: Places of the cells of running trials, one for each trial.
+            prices: As for `scores`.
+            least: Stop where a trial is worth less than this share of what the best one is worth alone.
+            once: Whether to choose each cell at most once.
+        """
+        prices = prices.copy()
+        alone = self.scores(prices)
+        first = float(alone.max(initial=0.0))
+        branches, fails = self._states()
+        unknown = branches[0] @ binary_entropy(fails)
+        before = binary_entropy(branches[0] @ fails) - unknown
+        # What a trial tells of the rates is told again by each further trial of the same cell.
+        of_rates = np.maximum(self.information() - before, 0.0)
+        times = np.bincount(np.asarray(running, dtype=np.intp), minlength=len(prices))
+        new = len({place for place in running if prices[place] > 0})
+        for place in running:
+            branches = _split(branches, fails[:, place])
+        chosen: list[int] = []
+        while len(chosen) < count:
+            total = branches.sum(axis=1)
+            chance = (branches @ fails) / np.maximum(total, 1e-300)[:, None]
+            left = np.maximum(total @ binary_entropy(chance) - unknown, 0.0)
+            rest = left + of_rates / (1 + times)
+            worth = alone * np.minimum(rest / np.maximum(before + of_rates, 1e-12), 1.0)
+            if new >= BUILT_AT_ONCE:
+                worth = np.where(prices >= _DEAR, 0.0, worth)
+            if once:
+                worth[chosen] = 0.0
+            place = int(worth.argmax())
+            if worth[place] <= max(least * first, _LEAST):
+                break
+            chosen.append(place)
+            times[place] += 1
+            if prices[place]:
+                new += 1
+                prices[place] = 0.0
+                alone = self.scores(prices)
+            if len(chosen) < count:
+                branches = _split(branches, fails[:, place])
+        return chosen
+
+    def _states(self) -> tuple[FloatArray, FloatArray]:
+        """Return the weight of each possible state of the world, and each combination's failure rate in it.
+
+        The shapes are (1, S) and (S, C). A state is a hypothesis together with whether the failure is
+        certain: given both, trials of one combination hardly depend on each other.
+        """
+        belief, grid = self._belief, self._belief.counts.grid
+        certain = (grid.m == 1.0) & (grid.spread == 0.0)
+        by_rate = belief.by_rate[self._of]
+        share = by_rate[:, certain].sum(axis=1) / np.maximum(by_rate.sum(axis=1), 1e-300)
+        fails = self._fails(1)
+        rest = np.maximum(1.0 - share, 1e-12)[:, None]
+        flaky = np.where(self._says, np.clip((fails - share[:, None]) / rest, 0.0, 1.0), fails)
+        weight = np.concatenate([self._weight * share, self._weight * (1.0 - share)])
+        return weight[None, :], np.concatenate([np.where(self._says, 1.0, fails), flaky])
+
+
+def _split(branches: FloatArray, fails: FloatArray) -> FloatArray:
+    """Extend each branch (sequence of results) by a failure and by a pass, and keep the likeliest ones.
+
+    The total weight of the branches stays the same.
+    """
+    both = np.concatenate([branches * fails, branches * (1.0 - fails)])
+    total = both.sum(axis=1)
+    kept = np.argsort(-total, kind="stable")[:_BRANCHES]
+    kept = kept[total[kept] > 1e-6]
+    return np.asarray(both[kept] * (total.sum() / total[kept].sum()))
+
+
+def _sample(weight: FloatArray) -> tuple[NDArray[np.intp], FloatArray]:
+    """Return a sample of hypotheses drawn by weight, and the share of each one in the sample.
+
+    If few hypotheses have weight, all of these are returned, with their normalised weights.
+    """
+    likely = np.flatnonzero(weight > 1e-9 * weight.max())
+    if len(likely) > _SAMPLE:
+        mass = np.cumsum(weight[likely])
+        steps = (np.arange(_SAMPLE) + 0.5) / _SAMPLE * mass[-1]
+        drawn, times = np.unique(np.searchsorted(mass, steps), return_counts=True)
+        return likely[np.minimum(drawn, len(likely) - 1)], times / _SAMPLE
+    return likely, weight[likely] / weight[likely].sum()

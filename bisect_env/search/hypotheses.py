@@ -1,0 +1,144 @@
+"""Hypotheses about which cells are bad, as rows of a table, and the generators that supply them. Pure.
+
+A *row* calls each cell of the lattice bad or good. Rows come from generators, each with a prior:
+
+* products (tier 0): one set of bad values for each axis; a cell is bad if all its values are in their sets,
+  or, for several causes, if any is. Sets change along an axis as its direction says.
+* histories (tier 1): products whose sets change up to three times along an axis.
+* staircases (tier 2): tables that change at most three times on every way upward, sampled among those that
+  agree with the labels of the tried cells (`staircase.py`).
+
+Where no row explains the counts, each cell is bad or good by itself (`independent.py`). Rows of a lower tier
+are simpler: of rows that agree on all tried cells, only those of the lowest tier count as answers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+
+from bisect_env.search.families import FloatArray
+from bisect_env.search.space import Hypothesis
+
+
+def _not_written(row: int) -> Hypothesis:
+    raise ValueError(f"row {row} has no description as sets of values")
+
+
+@dataclass(frozen=True, eq=False)
+class HypothesisRows:
+    """Hypotheses as rows of a table: which combinations each one calls bad, and its prior.
+
+    Attributes:
+        says: Which cells each row calls bad, shape (H, X).
+        prior: Prior of each row, shape (H,).
+        tier: Tier of each row, shape (H,).
+        write: Returns a row as a `Hypothesis` over the lattice.
+    """
+
+    says: NDArray[np.bool_]
+    prior: FloatArray
+    tier: NDArray[np.int8]
+    write: Callable[[int], Hypothesis] = _not_written
+    _patterns: dict[bytes, Patterns] = field(default_factory=dict, init=False)
+
+    def patterns(self, tried: NDArray[np.intp]) -> Patterns:
+        """Group the hypotheses by which of the tried combinations they call bad.
+
+        The result is cached until other combinations are passed.
+
+        Args:
+            tried: The cells, ascending.
+        """
+        key = tried.tobytes()
+        if key not in self._patterns:
+            self._patterns.clear()
+            self._patterns[key] = Patterns.of_rows(self, tried)
+        return self._patterns[key]
+
+    @cached_property
+    def never(self) -> NDArray[np.bool_]:
+        """Return which hypotheses call no combination bad.
+
+        The shape is (H,).
+        """
+        return np.asarray(~self.says.any(axis=1))
+
+    @cached_property
+    def always(self) -> NDArray[np.bool_]:
+        """Return which hypotheses call every combination bad.
+
+        The shape is (H,).
+        """
+        return np.asarray(self.says.all(axis=1))
+
+
+@dataclass(frozen=True, eq=False)
+class Patterns:
+    """Hypotheses grouped by which of the tried combinations they call bad.
+
+    All hypotheses of one group (pattern) have the same likelihood.
+
+    Attributes:
+        of: Pattern of each row, shape (H,).
+        calls: Which of the cells each pattern calls bad, 0/1, shape (P, cells).
+        prior: Prior of each pattern, shape (P,).
+        share: Share of each row in its pattern as an answer, shape (H,): the rows of the lowest tier by their
+            prior, since trials give no reason to believe in a more complicated one; 0 for all others.
+        never: Pattern of the row that calls nothing bad, which has one of its own; -1 without such a row.
+    """
+
+    of: NDArray[np.intp]
+    calls: FloatArray
+    prior: FloatArray
+    share: FloatArray
+    never: int
+
+    @classmethod
+    def of_rows(cls, rows: HypothesisRows, tried: NDArray[np.intp]) -> Patterns:
+        """Group hypotheses by which of the tried combinations they call bad."""
+        says = rows.says[:, tried]
+        _, first, of = np.unique(packed(says), return_index=True, return_inverse=True)
+        of, calls, never = of.reshape(-1), says[first], -1
+        if rows.never.any():
+            # A failure that comes everywhere alike is not "never", whatever else agrees with it.
+            never = len(calls)
+            of = np.where(rows.never, never, of)
+            calls = np.concatenate([calls, np.zeros((1, len(tried)), dtype=bool)])
+        lowest = np.full(len(calls), np.iinfo(np.int8).max, dtype=np.int8)
+        np.minimum.at(lowest, of, rows.tier)
+        simple = np.where(rows.tier == lowest[of], rows.prior, 0.0)
+        total = np.bincount(of, weights=simple, minlength=len(calls))
+        prior = np.bincount(of, weights=rows.prior, minlength=len(calls)).astype(np.float64)
+        return cls(of, calls.astype(np.float64), prior, simple / np.where(total > 0, total, 1.0)[of], never)
+
+
+def joined(parts: Sequence[HypothesisRows]) -> HypothesisRows:
+    """Merge the hypotheses of several generators into one table; their priors stay unchanged."""
+    if len(parts) == 1:
+        return parts[0]
+    starts = np.cumsum([0, *(len(part.prior) for part in parts)])
+
+    def write(row: int) -> Hypothesis:
+        number = int(np.searchsorted(starts, row, side="right")) - 1
+        return parts[number].write(row - int(starts[number]))
+
+    return HypothesisRows(
+        np.concatenate([part.says for part in parts]),
+        np.concatenate([part.prior for part in parts]),
+        np.concatenate([part.tier for part in parts]),
+        write,
+    )
+
+
+def packed(rows: NDArray[np.bool_]) -> NDArray[np.void]:
+    """Pack each boolean row into one value that can be sorted and compared.
+
+    The shape is (rows,).
+    """
+    bits = np.packbits(rows, axis=1) if rows.shape[1] else np.zeros((len(rows), 1), np.uint8)
+    return np.ascontiguousarray(bits).view(np.dtype((np.void, bits.shape[1]))).reshape(-1)

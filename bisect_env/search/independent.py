@@ -1,0 +1,112 @@
+"""Labels each cell good or bad by itself, where no rule explains what was seen. Pure.
+
+Without a rule every cell is bad or good by itself, one as likely as the other, and what they share are the
+rates: with B_j and G_k as in `belief.py`,
+
+    P(counts) = Σ_{j,k} prior(j, k) · Π_x ½ (B_j(x) + G_k(x))
+    P(x is bad) = Σ_{j,k} P(j, k | counts) · B_j(x) / (B_j(x) + G_k(x))
+
+What is asked then is two neighbours of which one is bad and one good. Whatever the rest looks like, on a path
+from a bad to a good cell some two neighbours differ, and halving the path finds them: the invariant on which
+`git bisect` rests. No truth takes longer than trying every cell as often.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections import deque
+from collections.abc import Iterator
+
+import numpy as np
+from numpy.typing import NDArray
+
+from bisect_env.matrix.grid import Direction, Grid, Index
+from bisect_env.search.belief import CellCounts
+from bisect_env.search.families import FloatArray
+from bisect_env.search.verdict import further, nearest
+
+
+def independent(counts: CellCounts) -> tuple[float, FloatArray]:
+    """Calculate each tried combination's probability of being bad if no rule connects combinations.
+
+    The log evidence (log marginal likelihood) of the counts under this assumption is returned, too.
+
+    Args:
+        counts: The counts.
+
+    Returns:
+        The log of P(counts), and P(x is bad) in the order of `counts.tried`.
+    """
+    log_prior, bad, good = _by_rates(counts)
+    both = np.logaddexp(bad, good)
+    log_weight = log_prior + both.sum(axis=0) - len(counts.tried) * np.log(2.0)
+    evidence = float(np.logaddexp.reduce(log_weight))
+    return evidence, np.asarray(np.exp(bad - both) @ np.exp(log_weight - evidence))
+
+
+def best_fit(counts: CellCounts) -> float:
+    """Return an upper bound of the log likelihood of the counts over all possible labellings.
+
+    At each pair of rates every cell has the label that explains its counts better.
+
+    Args:
+        counts: The counts.
+    """
+    log_prior, bad, good = _by_rates(counts)
+    return float(np.logaddexp.reduce(log_prior + np.maximum(bad, good).sum(axis=0)))
+
+
+def _by_rates(counts: CellCounts) -> tuple[FloatArray, FloatArray, FloatArray]:
+    """Return the log prior of each possible pair of rates, and each tried combination's likelihoods.
+
+    A pair is a column (typical failure rate and spread of bad combinations) and a background rate. The log
+    likelihoods, log B if the combination is bad and log G if it is good, are given for each pair.
+    """
+    columns, backgrounds = np.nonzero(counts.grid.joint)
+    log_bad, log_good, _ = counts.scored
+    return (
+        np.log(counts.grid.joint[columns, backgrounds]),
+        log_bad[:, columns],
+        log_good[:, backgrounds],
+    )
+
+
+def path(labels: NDArray[np.int8], can_run: NDArray[np.bool_], grid: Grid) -> list[Index] | None:
+    """Return the shortest path of neighbours from a bad to a good combination.
+
+    Returns None if no combination is labelled bad, or none good.
+
+    Neighbours differ on one axis, with nothing between them that can be run; on an axis without order any
+    two values are neighbours. Where no path joins them, the nearest bad and good cell are the path.
+
+    Args:
+        labels: 1 bad, 0 good, -1 not known; shape of the lattice.
+        can_run: Which cells can be run, shape of the lattice.
+        grid: The lattice. A path from the stated bad end is preferred.
+    """
+    starts = [tuple(map(int, cell)) for cell in np.argwhere((labels == 1) & can_run)]
+    if grid.bad is not None and grid.bad in starts:
+        starts.sort(key=lambda cell: cell != grid.bad)
+    before: dict[Index, Index | None] = dict.fromkeys(starts)
+    waiting = deque(starts)
+    while waiting:
+        cell = waiting.popleft()
+        if labels[cell] == 0:
+            found = [cell]
+            while (back := before[found[-1]]) is not None:
+                found.append(back)
+            return found[::-1]
+        for near in _neighbours(cell, can_run, grid):
+            if near not in before:
+                before[near] = cell
+                waiting.append(near)
+    pair = nearest((labels == 1) & can_run, (labels == 0) & can_run)
+    return None if pair is None else list(pair)
+
+
+def _neighbours(cell: Index, can_run: NDArray[np.bool_], grid: Grid) -> Iterator[Index]:
+    for axis, size in enumerate(grid.shape):
+        unordered = grid.axes[axis].direction is Direction.UNORDERED
+        for step in (1, -1):
+            near = (one for one in further(cell, axis, step, size) if can_run[one])
+            yield from near if unordered else itertools.islice(near, 1)

@@ -1,0 +1,432 @@
+"""What is known of a study after some trials: belief, answer, and whether the answer stands. Pure.
+
+A `Known` is frozen and made anew after every trial. It has two exceptions to the plain belief: failures may
+be taken for certain, and where no hypothesis explains the counts each cell is labelled by itself (`lawless`).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+
+from bisect_env.matrix.grid import Index
+from bisect_env.matrix.schema import SearchLimits
+from bisect_env.search.belief import Belief, CellCounts, believe
+from bisect_env.search.families import FloatArray
+from bisect_env.search.generators import staircase_rows
+from bisect_env.search.hypotheses import HypothesisRows, joined
+from bisect_env.search.independent import best_fit, independent
+from bisect_env.search.independent import path as path_between
+from bisect_env.search.space import Hypothesis, constant, described
+from bisect_env.search.stopping import (
+    CAUTION,
+    FAILURES,
+    clean_trials,
+    quantile,
+    required_confidence,
+    usual_trials,
+)
+from bisect_env.search.verdict import Answer, Boundary, answer, between
+from bisect_env.search.view import LatticeView
+
+NO_RULE = 1e-4
+"""Prior that no rule describes the bad cells."""
+_DOUBT = math.log(20.0)
+"""By what log factor some table must be able to explain the counts better before more rows are weighed."""
+_BELIEVED = 0.5
+"""Posterior of histories and staircases from which on they are weighed before a plain answer is sure."""
+_LABEL_SHARE = 1.0 / 3.0
+"""Share of the error that a single label may have where no rule holds."""
+_PATIENCE = 6
+"""A cell that stays in between for so many times the usual trials gets the likelier label."""
+_SPREAD = 5
+"""Cells that must have failed, or been tried often, before all are said to be bad."""
+MOST_SWEPT = 64
+"""Cells of which each is tried once before none is said to be bad."""
+REPEATED = 3
+"""Failures of one cell, and none of its trials passed, before a failure is taken to be certain."""
+_TWICE = 2
+"""Trials of a cell that contradicts an answer, before the answer stands."""
+SPARE = 5
+"""Trials beyond one for each cell after which a failure that looks certain is taken to be certain."""
+
+
+@dataclass(frozen=True, eq=False)
+class Known:
+    """The counts of a study and what follows from them: posterior, labels and best answer.
+
+    Attributes:
+        view: The cells.
+        rows: Products of value sets that change as directions say.
+        wider: Returns the same with histories that change more often; None where there are none.
+        counts: Failures and trials of each cell.
+        can_run: Which cells can still be tried, shape (X,).
+        limits: When to stop.
+    """
+
+    view: LatticeView
+    rows: HypothesisRows
+    wider: Callable[[], HypothesisRows | None]
+    counts: CellCounts
+    can_run: NDArray[np.bool_]
+    limits: SearchLimits
+
+    # -- belief ------------------------------------------------------------------------------------------
+
+    @property
+    def unanimous(self) -> bool:
+        """Return whether every combination always failed or always passed."""
+        return self.counts.unanimous
+
+    @cached_property
+    def _alone(self) -> tuple[float, FloatArray]:
+        """Return how well independent labels, one for each combination, explain the counts.
+
+        The result is the log evidence of such labels, and the probability that each tried combination is
+        bad. See `independent`.
+        """
+        return independent(self.counts)
+
+    @cached_property
+    def belief(self) -> Belief:
+        """Return the posterior of hypotheses and failure rates.
+
+        Once failures are assumed to be certain, only hypotheses that agree with every trial are possible, if
+        there are any.
+        """
+        whole = self.whole
+        if not self._taken_for_certain:
+            return whole
+        return whole.among(self._agreeing) if self._agreeing.any() else whole
+
+    @cached_property
+    def whole(self) -> Belief:
+        """Return the posterior of hypotheses and failure rates, not assuming that failures are certain.
+
+        The hypotheses are products of value sets. More complicated ones are added if some table would fit the
+        counts much better, or before a product counts as sure.
+        """
+        plain = believe(self.rows, self.counts)
+        # "Always bad" is checked at a few cells: no number of trials rules out every gap between them.
+        is_sure = (
+            float(plain.answers[plain.best]) >= self.limits.confidence and not plain.rows.always[plain.best]
+        )
+        if not self.counts.hits.any():
+            return plain
+        if not is_sure and best_fit(self.counts) - plain.best_fit < _DOUBT:
+            return plain
+        parts = [self.wider() or self.rows]
+        if stairs := staircase_rows(self.view, self.labels, self.can_run):
+            parts.append(stairs)
+        if parts == [self.rows]:
+            return plain
+        whole = believe(joined(parts), self.counts)
+        if self.unanimous:
+            return whole
+        doubt = float(whole.answers[whole.rows.tier > 0].sum())
+        return whole if doubt > (1.0 - self.limits.confidence if is_sure else _BELIEVED) else plain
+
+    @cached_property
+    def lawless(self) -> bool:
+        """Return whether no hypothesis explains the counts, so that each combination is judged alone."""
+        if not self.counts.hits.any() or len(self.counts.tried) < 2:
+            return False
+        if self._taken_for_certain and not self._agreeing.any():
+            return True
+        return self._alone[0] + math.log(NO_RULE) > self.whole.log_evidence
+
+    @cached_property
+    def usual_trials(self) -> int:
+        """Return about how many trials a combination needs before it is labelled good or bad."""
+        return usual_trials(*self.belief.typical_rates)
+
+    @cached_property
+    def labels(self) -> NDArray[np.int8]:
+        """Return the label that each combination gets from its own trials: 1 bad, 0 good, -1 unknown.
+
+        The shape is (X,).
+        """
+        labels = np.full(len(self.counts.hits), -1, dtype=np.int8)
+        tried, chance = self.counts.tried, self._alone[1]
+        if self.unanimous:
+            labels[tried] = self.counts.hits[tried] > 0
+            return labels
+        least = 1.0 - (1.0 - self.limits.confidence) * _LABEL_SHARE
+        rate = max(float(self.counts.hits.sum()) / float(self.counts.trials.sum()), 1e-3)
+        enough = _PATIENCE * clean_trials(rate)
+        for cell, p in zip(tried, chance, strict=True):
+            if max(p, 1.0 - p) >= least or self.counts.trials[cell] >= enough:
+                labels[cell] = p >= 0.5
+        return labels
+
+    # -- the answer --------------------------------------------------------------------------------------
+
+    @cached_property
+    def order(self) -> NDArray[np.intp]:
+        """Return the indices of the hypotheses, sorted from the most to the least probable.
+
+        The shape is (H,).
+        """
+        return np.argsort(-self.belief.answers, kind="stable")
+
+    @cached_property
+    def best(self) -> Answer:
+        """Return the most probable answer.
+
+        Its combinations are cells of the lattice of `view`.
+        """
+        if self.lawless:
+            return self._pair
+        row = self.belief.best
+        return self.described(row, float(self.belief.answers[row]))
+
+    def described(self, row: int, probability: float) -> Answer:
+        """Return hypothesis number `row` as an `Answer` with the given probability."""
+        rows = self.belief.rows
+        hits, trials = self.view.spread(self.counts.hits), self.view.spread(self.counts.trials)
+        every_change = bool(rows.tier[row] == 1)
+        return answer(rows.write(row), probability, self.feasible, hits, trials, every_change=every_change)
+
+    @cached_property
+    def feasible(self) -> NDArray[np.bool_]:
+        """Return which combinations of the lattice can still be tried.
+
+        The shape is that of the lattice.
+        """
+        return self.view.spread(self.can_run)
+
+    @cached_property
+    def path(self) -> list[Index] | None:
+        """Return the shortest path from a combination labelled bad to one labelled good.
+
+        Returns None if no combination is labelled bad, or none good.
+        """
+        labels = self.view.spread(self.labels, -1)
+        return path_between(labels, self.feasible, self.view.grid)
+
+    @cached_property
+    def _pair(self) -> Answer:
+        """Return the answer if no rule holds: the two ends of the path from bad to good.
+
+        If there is no such path, the answer is *always bad* or *never bad*.
+        """
+        found = self.path
+        labels = self.view.spread(self.labels, -1)
+        known = labels == 1
+        if found is None:
+            kind = "always" if known.any() else "never"
+            return Answer(constant(kind, self.view.grid.shape), (), None, None, 0.0)
+        bad, good = found[0], found[-1]
+        if not known[bad]:
+            bad, good = good, bad
+        axes = tuple(i for i, (a, b) in enumerate(zip(bad, good, strict=True)) if a != b)
+        hypothesis = Hypothesis("pair", described("pair", known).sets, axes, known)
+        steps, chances = len(found) - 2, self.view.spread(self.bad)
+        chance = float(chances[bad] * (1.0 - chances[good])) / (1 + steps)
+        if steps or len(axes) > 1:
+            return Answer(hypothesis, (), bad, good, chance)
+        side = Boundary(axes[0], bad, good, between(axes[0], bad, good))
+        return Answer(hypothesis, (side,), bad, good, chance)
+
+    @cached_property
+    def required(self) -> float:
+        """Return the posterior probability from which on an answer counts as sure."""
+        rate, _ = self.belief.typical_rates
+        background = quantile(self.counts.grid.p0, self.belief.backgrounds, 0.5)
+        return required_confidence(self.limits.confidence, rate, background)
+
+    @cached_property
+    def sure(self) -> bool:
+        """Return whether the best answer is probable enough to count as sure.
+
+        If no rule holds, the answer is sure if the path between its bad and its good combination has no
+        others.
+        """
+        if self.lawless:
+            found = self.path
+            return found is not None and len(found) == 2
+        return float(self.belief.answers[self.belief.best]) >= self.required
+
+    @cached_property
+    def _agreeing(self) -> NDArray[np.bool_]:
+        """Return which patterns (groups of hypotheses) agree with every trial if failures are certain.
+
+        They call each tried combination bad if it failed, and good if it did not. The shape is (P,).
+        """
+        failed = self.counts.hits[self.counts.tried] > 0
+        return np.asarray((self.whole.patterns.calls == failed).all(axis=1))
+
+    @cached_property
+    def _taken_for_certain(self) -> bool:
+        """Return whether the search assumes that each combination always fails or always passes.
+
+        This is assumed after enough trials (`enough_trials`), and earlier if the answer would otherwise
+        contradict all of several trials of a combination.
+        """
+        if not self.unanimous or self._enough_if_certain:
+            return self._enough_if_certain
+        cells = self._contradicting
+        # Passes of a bad cell are usual where failures are rare; then no answer is nearly sure.
+        counts = self.counts.hits[cells] > 0
+        counts |= float(self.whole.answers[self.whole.best]) >= self.limits.confidence
+        return bool((counts & (self.counts.trials[cells] >= _TWICE)).any())
+
+    @property
+    def _enough_if_certain(self) -> bool:
+        """Return whether there were enough trials to assume that a bad combination fails every time.
+
+        No combination may have both failed and passed, and one must have failed `REPEATED` times.
+        """
+        if not self.unanimous or int(self.counts.hits.max(initial=0)) < REPEATED:
+            return False
+        return int(self.counts.trials.sum()) >= self.enough_trials
+
+    @cached_property
+    def enough_trials(self) -> int:
+        """Return the number of trials after which failures may be assumed to be certain.
+
+        This is one for each combination, and `SPARE` more.
+        """
+        return int(np.count_nonzero(self.can_run | (self.counts.trials > 0))) + SPARE
+
+    @cached_property
+    def ends_wrong(self) -> tuple[str, ...]:
+        """Return which of the stated ends (`good`, `bad`) are surely not as the user stated."""
+        wrong = []
+        bad_cells = self.belief.bad
+        for name, end, is_bad in (("good", self.view.grid.good, False), ("bad", self.view.grid.bad, True)):
+            if end is None or self.view.group[end] < 0 or self.lawless:
+                continue
+            cell = int(self.view.group[end])
+            chance = float(bad_cells[cell])
+            if (1 - chance if is_bad else chance) >= self.limits.confidence or (
+                self.sure and not self.wanted and self.best.hypothesis.is_bad(end) != is_bad
+            ):
+                wrong.append(name)
+        return tuple(wrong)
+
+    @cached_property
+    def clean(self) -> int:
+        """Return how many passes show that a combination is good, with a low estimate of the failure rate."""
+        chances = self.belief.bad_rates @ self.counts.grid.kernel
+        return clean_trials(quantile(self.counts.grid.rates, chances, CAUTION))
+
+    @cached_property
+    def wanted(self) -> list[tuple[int, int]]:
+        """Return pairs (combination, required trials): these must be run before the answer is final.
+
+        The number includes trials that were already made. The list is empty if no answer is sure.
+        """
+        if not self.sure:
+            return []
+        best = self.best
+        if best.hypothesis.kind == "never":
+            cells = np.flatnonzero(self.can_run)
+            wanted = [(int(c), 1) for c in evenly(cells, MOST_SWEPT)]
+        elif best.hypothesis.kind == "always":
+            enough = clean_trials(self.belief.typical_rates[0])
+            cells = evenly(np.flatnonzero(self.can_run), _SPREAD)
+            wanted = [(int(c), 1 if self.counts.hits[c] else enough) for c in cells]
+        else:
+            wanted = self._doubtful()
+            # A history that changes more often than said could be one odd failure.
+            certain = _TWICE if self.belief.rows.tier[self.belief.best] == 1 and not self.lawless else 1
+            sides = [(b.bad, b.good) for b in best.boundaries]
+            if not sides and best.first_bad is not None and best.last_good is not None:
+                sides = [(best.first_bad, best.last_good)]
+            for bad, good in sides:
+                cell = int(self.view.group[bad])
+                if self.counts.hits[cell] < (certain if self._enough_if_certain else FAILURES):
+                    # A failure more, however many trials that takes.
+                    wanted.append((cell, int(self.counts.trials[cell]) + 1))
+                wanted.append((int(self.view.group[good]), 1))
+        return [(c, n) for c, n in wanted if self.counts.trials[c] < n and self.can_run[c]]
+
+    def _doubtful(self) -> list[tuple[int, int]]:
+        """Return combinations to try twice, because a single trial contradicts or decides the answer.
+
+        If the answer is a history that changes more often than stated, these include the cells that passed
+        where the most probable plain row calls them bad: a flaky failure that passed once is more common.
+        """
+        if self.lawless:
+            return []
+        rows, belief, hits = self.belief.rows, self.belief, self.counts.hits
+        odd = [cell for cell in self._contradicting if hits[cell]]
+        if self.unanimous and len(self._contradicting):
+            # One that stays so is enough: failures are taken to be certain then.
+            odd = [max(self._contradicting, key=lambda cell: self.counts.trials[cell])]
+        if rows.tier[belief.best] == 1 and not self._enough_if_certain:
+            tried = self.counts.tried
+            plain = int(np.where(rows.tier == 0, self.whole.weight, -1.0).argmax())
+            odd += list(tried[rows.says[plain, tried] & (hits[tried] == 0)])
+        return [(int(cell), _TWICE) for cell in odd]
+
+    @cached_property
+    def _contradicting(self) -> NDArray[np.intp]:
+        """Return the combinations all of whose trials contradict the most probable answer.
+
+        This answer does not assume that failures are certain (see `whole`).
+        """
+        tried, hits = self.counts.tried, self.counts.hits
+        calls_bad = self.whole.rows.says[self.whole.best, tried]
+        against = np.where(calls_bad, hits[tried] == 0, hits[tried] == self.counts.trials[tried])
+        return np.asarray(tried[against])
+
+    @cached_property
+    def sides_to_repeat(self) -> NDArray[np.bool_]:
+        """Return the combinations on both sides of the boundary if only they are worth repeating.
+
+        The shape is (X,). This is so while the only doubt is whether the failure is certain; otherwise all
+        are False.
+        """
+        sides = np.zeros_like(self.can_run)
+        if not self.unanimous or not self.counts.hits.any() or self.lawless or self.best.probability <= 0.5:
+            return sides
+        # The answer would be sure if failures were known to be certain, and this certainty is less probable.
+        given = float(self.whole.among(self._agreeing).answers[self.belief.best])
+        is_certain = float(self.whole.masses[self._agreeing].sum())
+        if given >= self.limits.confidence and is_certain < given:
+            cells = [
+                int(self.view.group[cell]) for one in self.best.boundaries for cell in (one.bad, one.good)
+            ]
+            if cells and self.counts.trials[cells].all():
+                sides[cells] = True
+        return sides
+
+    @cached_property
+    def bad(self) -> FloatArray:
+        """Return the probability that each combination is bad.
+
+        The shape is (X,). If no rule holds, it is one half for combinations without trials.
+        """
+        if not self.lawless:
+            return self.belief.bad
+        bad = np.full(len(self.can_run), 0.5)
+        bad[self.counts.tried] = self._alone[1]
+        return bad
+
+    @cached_property
+    def stands(self) -> bool:
+        """Return whether the answer is sure and no required trial is missing.
+
+        Also True if nothing can be run, or if a stated end is wrong.
+        """
+        if not self.can_run.any():
+            return True
+        if self.counts.trials.sum() == 0:
+            return False
+        if self.ends_wrong:
+            return True
+        return self.sure and not self.wanted
+
+
+def evenly(cells: NDArray[np.intp], count: int) -> NDArray[np.intp]:
+    """Return at most `count` elements of `cells`, evenly spaced."""
+    if len(cells) <= count:
+        return cells
+    return cells[np.unique(np.linspace(0, len(cells) - 1, count).round().astype(np.intp))]

@@ -1,0 +1,295 @@
+"""Chooses the next trials as long as no answer stands. Pure.
+
+Trials that an answer still lacks come first, then stated ends, then those that are expected to tell most
+(`choice.py`). What is known beforehand narrows this: where a failure looks certain, a trial of each cell
+and a few repetitions are enough, and where nothing failed yet, a repetition tells less than an untried cell.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+
+from bisect_env.search.choice import Choice
+from bisect_env.search.families import FloatArray
+from bisect_env.search.known import MOST_SWEPT, REPEATED, SPARE, Known, evenly
+
+_LEAST_WORTH = 0.2
+"""A trial beside others is not started if it is worth less than this share of the best one."""
+_CANDIDATES = 96
+_END_CERTAINTY, _END_FAILURES, _END_TRIALS = 0.9, 3, 180
+"""How sure the prior must be of the bad end, and until when it is tried first where failures are flaky."""
+_UNSEEN = 7
+"""How often a bad end that nobody stated is tried before others, if nothing failed."""
+
+
+@dataclass(frozen=True, eq=False)
+class NextTrials:
+    """A chooser of the next trials, given all results so far and the trials that are running.
+
+    Attributes:
+        known: What is known.
+        running: Number of running trials of each cell.
+        prices: Price of each cell's environment in trials, 0 where it exists; shape (X,).
+        allowed: Cells to choose among, shape (X,).
+    """
+
+    known: Known
+    running: Mapping[int, int]
+    prices: FloatArray
+    allowed: NDArray[np.bool_]
+
+    def choose(self, count: int) -> list[int]:
+        """Return the combinations to try next, at most `count`, with one entry per trial."""
+        known, allowed = self.known, self.allowed
+        room = self._room(count)
+        if not known.lawless and (again := self._failure_again(count)):
+            return again
+        chosen: list[int] = []
+        for cell, wanted in known.wanted:
+            if allowed[cell]:
+                lacking = wanted - int(self._trials[cell])
+                chosen += [cell] * min(max(lacking, 0), room - len(chosen))
+        if chosen or (known.sure and known.wanted):
+            return chosen
+        if known.lawless:
+            return self._on_path(count)
+        if first := self._ends_first() or self._bad_end_first(count):
+            return first[:count]
+        count = min(count, room)
+        if count <= 0:
+            return []
+        found = self._most_telling(count, known.sides_to_repeat & allowed)
+        if found := self._with_few_repetitions(found) if self.running else found:
+            return found
+        if found := self._with_few_repetitions(self._most_telling(count, self._worth_trying() & allowed)):
+            return found
+        if any(not known.counts.trials[cell] for cell in self.running):
+            # Whether a repetition is worth a trial is known once those ended.
+            return []
+        return self._most_telling(count, allowed)
+
+    def _room(self, count: int) -> int:
+        """Return how many of `count` trials may start now.
+
+        If each combination always failed or always passed so far, a study takes no more trials than there are
+        combinations, and a few repetitions. Once so many have run or are running, further repetitions wait
+        for the running trials, because most are not needed after them.
+        """
+        known = self.known
+        if not (known.unanimous and known.counts.hits.any()):
+            return count
+        room = known.enough_trials - int(self._trials.sum())
+        return max(min(count, room), 0) if room > 0 or self.running else count
+
+    def are_worth(self, share: float) -> bool:
+        """Return whether the best allowed trial is at least `share` as informative as the best of all."""
+        cells = self._candidates(self.known.can_run)
+        told = Choice(self.known.belief, cells).information()
+        among = told[self.allowed[cells]]
+        return bool(len(among)) and bool(among.max() >= share * told.max())
+
+    @cached_property
+    def _trials(self) -> NDArray[np.int64]:
+        """Return the number of trials of each cell, including running ones, shape (X,)."""
+        trials = self.known.counts.trials.copy()
+        for cell, number in self.running.items():
+            trials[cell] += number
+        return trials
+
+    # -- what comes before others ------------------------------------------------------------------------
+
+    def _ends_first(self) -> list[int]:
+        """Return trials of the stated bad and good ends that must run before all others.
+
+        They show whether the statements are true here. If the bad end is not stated, none are needed. A good
+        end that failed is tried three times, as there may be nothing to search for then.
+        """
+        counts, grid, group = self.known.counts, self.known.view.grid, self.known.view.group
+        if grid.bad is None:
+            return []
+        cells = [int(group[end]) for end in (grid.bad, grid.good) if end is not None]
+        cells = [cell for cell in dict.fromkeys(cells) if cell >= 0 and self.allowed[cell]]
+        if untried := [cell for cell in cells if not self._trials[cell]]:
+            return untried
+        good = cells[-1] if grid.good is not None and cells else -1
+        if good < 0 or not 0 < counts.hits[good] == counts.trials[good] < REPEATED:
+            return []
+        return [good] * (REPEATED - int(self._trials[good]))
+
+    def _bad_end_first(self, count: int) -> list[int]:
+        """Return trials of a probably bad combination, or none if other trials should run first.
+
+        As long as nothing failed, and once a failure is known to be flaky, it is the bad end: knowing the
+        rate makes every later step cheaper.
+        """
+        known, running = self.known, self.running
+        hits, trials = known.counts.hits, known.counts.trials
+        number = max(1, -(-count // 2))
+        if not hits.any():
+            cell = self._bad_end
+            wants = cell >= 0 and self._bad_end_next(cell)
+            if wants and any(not trials[other] for other in running):
+                # Others may fail; how often this one should be repeated is known then.
+                number = min(number, REPEATED + self._paid_by_repetition - int(self._trials[cell]))
+        elif known.unanimous:
+            return []
+        else:
+            cell = self._bad_end
+            wants = cell >= 0 and hits[cell] < _END_FAILURES and trials[cell] < _END_TRIALS
+            wants = wants and hits[cell] < max(trials[cell], 1) and known.belief.bad[cell] >= 0.5
+            wants = wants and running.get(cell, 0) < REPEATED
+        if not wants or number <= 0 or not self.allowed[cell]:
+            return []
+        # How often the first trial of a cell should be repeated is known once it ended.
+        return [cell] * (number if trials[cell] else 1)
+
+    def _failure_again(self, count: int) -> list[int]:
+        """Return repetitions of one combination that failed, once there were enough trials to try each one.
+
+        After three failures of one combination, failures count as certain, and other repetitions are not
+        needed. The list is empty if a combination both failed and passed.
+        """
+        known = self.known
+        hits = known.counts.hits
+        if not known.unanimous or not hits.any() or int(self._trials.sum()) < known.enough_trials:
+            return []
+        # The trials of a cell that failed are failures, those that are running as well.
+        failures = np.where(hits > 0, self._trials, 0)
+        cell = int(failures.argmax())
+        return [cell] * min(count, REPEATED - int(failures[cell])) if self.allowed[cell] else []
+
+    def _bad_end_next(self, end: int) -> bool:
+        """Return whether the bad end should be tried next, given that nothing has failed yet.
+
+        It is tried `_UNSEEN` times, and more often where environments are dear. If nobody stated it, it may
+        be good: then others are tried once each, no faster than trials have paid for their environments.
+        """
+        trials = self._trials
+        if not trials.any():
+            return False
+        if not self.known.counts.trials[end] and self.running.get(end):
+            return False
+        if self.known.view.grid.bad is not None or trials[end] < _UNSEEN + self._paid_by_repetition:
+            return True
+        is_swept = int(np.count_nonzero(trials)) >= min(MOST_SWEPT, int(np.count_nonzero(self.known.can_run)))
+        return is_swept or self._outruns_trials()
+
+    @property
+    def _paid_by_repetition(self) -> int:
+        """Return how many trials of the bad end cost as much as building two other environments."""
+        return round(2 * float(np.median(self.prices)))
+
+    @cached_property
+    def _bad_end(self) -> int:
+        """Return the stated bad end or, without one, the combination that most probably is bad.
+
+        Returns -1 if the prior of every combination is too low for that.
+        """
+        view = self.known.view
+        if view.grid.bad is not None:
+            return int(view.group[view.grid.bad])
+        prior = np.where(self.known.can_run, self.known.rows.prior @ self.known.rows.says, -1.0)
+        cell = int(prior.argmax())
+        return cell if prior[cell] >= _END_CERTAINTY else -1
+
+    def _outruns_trials(self) -> bool:
+        """Return whether environments cost too much, compared with trials, to build another one now."""
+        trials = self._trials
+        return bool(np.median(self.prices) * np.count_nonzero(trials) > 2 * trials.sum())
+
+    # -- what tells most ---------------------------------------------------------------------------------
+
+    def _most_telling(self, count: int, allowed: NDArray[np.bool_]) -> list[int]:
+        """Return the combinations whose trials promise the most information for their cost."""
+        cells = self._candidates(allowed)
+        if not len(cells):
+            return []
+        known = self.known
+        choice = Choice(known.belief, cells)
+        place = {int(cell): i for i, cell in enumerate(cells)}
+        waiting = [place[cell] for cell, n in self.running.items() if cell in place for _ in range(n)]
+        # Where untried cells are wanted, one trial of each.
+        once = known.unanimous and not known.counts.trials[cells].any()
+        chosen = choice.batch(count, waiting, self.prices[cells], _LEAST_WORTH, once=once)
+        return [int(cells[i]) for i in chosen]
+
+    def _worth_trying(self) -> NDArray[np.bool_]:
+        """Return the combinations to prefer for the next trials: all of them or only untried ones.
+
+        As long as nothing failed, untried ones are preferred, unless environments cost too much. As long as
+        each combination always failed or always passed, untried ones are preferred after `SPARE` repetitions.
+        After `MOST_SWEPT` combinations were tried, there is no preference until all were tried; then none is
+        allowed.
+        """
+        can_run = self.known.can_run
+        if not self.known.unanimous:
+            return can_run
+        trials = self._trials
+        tried = int(np.count_nonzero(trials))
+        if self.known.counts.hits.any():
+            is_new = int(trials.sum()) - tried >= SPARE
+        else:
+            is_new = not self._outruns_trials()
+        untried = can_run & (trials == 0)
+        return np.asarray(untried) if is_new and (tried < MOST_SWEPT or not untried.any()) else can_run
+
+    def _with_few_repetitions(self, chosen: list[int]) -> list[int]:
+        """Drop most repetitions from `chosen`, as long as no combination both failed and passed.
+
+        No more than `SPARE` repetitions are kept, and none of a cell whose first trial has not ended.
+        """
+        if not (self.known.unanimous and self.known.counts.hits.any()):
+            return chosen
+        trials = self._trials.copy()
+        kept = []
+        for cell in chosen:
+            repetitions = int(trials.sum()) - int(np.count_nonzero(trials))
+            if not trials[cell] or (self.known.counts.trials[cell] and repetitions < SPARE):
+                kept.append(cell)
+                trials[cell] += 1
+        return kept
+
+    def _candidates(self, allowed: NDArray[np.bool_]) -> NDArray[np.intp]:
+        """Return a limited number of combinations to choose from: the most doubtful, and some others."""
+        known = self.known
+        cells = np.flatnonzero(allowed & known.can_run)
+        if len(cells) <= _CANDIDATES:
+            return cells
+        bad = known.belief.bad[cells]
+        doubtful = np.argsort(np.abs(bad - 0.5), kind="stable")[: _CANDIDATES // 2]
+        others = evenly(np.argsort(bad, kind="stable"), _CANDIDATES // 4)
+        tried = np.flatnonzero(known.counts.trials[cells])
+        often = tried[np.argsort(-known.counts.trials[cells][tried], kind="stable")][: _CANDIDATES // 4]
+        return np.asarray(cells[np.unique(np.concatenate([doubtful, others, often]))])
+
+    # -- where no rule holds -----------------------------------------------------------------------------
+
+    def _on_path(self, count: int) -> list[int]:
+        """Return trials of the combination in the middle of the path from bad to good.
+
+        Combinations that need a label first are tried before. Used if no rule explains the counts.
+        """
+        known = self.known
+        chunk = 1 if known.unanimous else max(1, known.usual_trials // 2)
+        found, labels = known.path, known.labels
+        cells = [int(c) for c in known.counts.tried if labels[c] < 0 and known.can_run[c]]
+        if found is not None and len(found) > 2:
+            middle = [int(known.view.group[cell]) for cell in found[1:-1]]
+            middle = [c for c in middle if labels[c] < 0]
+            half = sorted(middle, key=lambda c: abs(middle.index(c) - len(middle) / 2))
+            on = [c for c in cells if c in middle]
+            cells = on or half[:1]
+        elif found is None:
+            rest = np.flatnonzero(known.can_run & (known.counts.trials == 0))
+            cells += [int(c) for c in evenly(rest, count)]
+        chosen: list[int] = []
+        for cell in cells:
+            if self.allowed[cell]:
+                room = min(count - len(chosen), chunk - self.running.get(cell, 0))
+                chosen += [cell] * max(room, 0)
+        return chosen

@@ -1,0 +1,193 @@
+"""Chooses the combinations of a table to try, so that every one gets a label from few environments. Pure.
+
+What is known of the table after each trial is a `Table` (`table.py`), made anew from the counts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+
+import numpy as np
+from numpy.typing import NDArray
+
+from bisect_env.matrix.grid import Grid, Index
+from bisect_env.matrix.schema import SearchLimits
+from bisect_env.search.families import FloatArray
+from bisect_env.search.rates import RateGrid
+from bisect_env.search.staircase import Staircase
+from bisect_env.search.study_search import StudySearch
+from bisect_env.search.table import Table, along, cells_of
+from bisect_env.search.verdict import Verdict
+from bisect_env.search.view import LatticeView
+
+
+class TableSearch(StudySearch):
+    """A search that labels every combination good or bad.
+
+    Args:
+        grid: The lattice; may contain a stated good and bad end.
+        groups: For each combination that can be run, the one that stands for its group, as for `Search`.
+        limits: When to stop.
+    """
+
+    def __init__(self, grid: Grid, groups: Mapping[Index, Index], limits: SearchLimits | None = None) -> None:
+        super().__init__(grid, groups, limits)
+        self._view = LatticeView.of(grid, groups)
+        self._rates = RateGrid.default(self.limits.min_crash_rate, self.limits.crash_rate)
+        self._table: Table | None = None
+
+    def _changed(self) -> None:
+        super()._changed()
+        self._table = None
+
+    @property
+    def table(self) -> Table:
+        """Return the table of labels that follows from all trials so far."""
+        if self._table is None:
+            counts = self.tallies.in_view(self._view, self._rates)
+            self._table = Table(self._view, counts, self.tallies.runnable(self._view), self.limits)
+        return self._table
+
+    # -- answering ---------------------------------------------------------------------------------------
+
+    @property
+    def answered(self) -> bool:
+        """Return whether the table is complete."""
+        return self.table.is_complete
+
+    @property
+    def finished(self) -> bool:
+        """Return True if the table is complete, no more trials are possible, or their maximum is reached."""
+        return super().finished or not self.table.can_run.any()
+
+    def _make_verdict(self) -> Verdict:
+        return self.table.verdict
+
+    def probability_bad(self) -> FloatArray:
+        """Return the probability that each combination is bad, or 0.5 if it has no label.
+
+        The shape is that of the grid.
+        """
+        return self.table.probability_bad()
+
+    # -- asking ------------------------------------------------------------------------------------------
+
+    def ask(
+        self,
+        count: int,
+        *,
+        pending: Mapping[Index, int] | None = None,
+        build_cost: Mapping[Index, float] | None = None,
+        only: Collection[Index] | None = None,
+        worth: float = 0.0,
+    ) -> list[Index]:
+        """Choose the combinations to try next. See `Plan.ask`."""
+        table = self.table
+        if count <= 0 or not table.can_run.any():
+            return []
+        running = self.tallies.by_group(pending or {})
+        allowed = table.visible
+        if only is not None:
+            allowed = np.zeros_like(allowed)
+            for cell in only:
+                allowed[cell] = table.visible[cell]
+        chosen: list[Index] = []
+
+        def take(cell: Index, wanted: int) -> None:
+            if allowed[cell] and len(chosen) < count:
+                chosen.extend([cell] * min(max(wanted - running.get(cell, 0), 0), count - len(chosen)))
+
+        for cell, wanted in table.again:
+            take(cell, wanted - table.trials(cell))
+        chunk = max(1, table.usual_trials // 2)
+        looking = {cell for cell in (*running, *chosen) if cell not in table.labels}
+        cost = self.tallies.prices(self._view, build_cost)
+        for cell in self._new(-(-(count - len(chosen)) // chunk), looking, cost, allowed):
+            take(cell, chunk)
+        if not chosen and not looking:
+            for cell in table.suspects:
+                take(cell, table.enough_passes - table.trials(cell))
+            if left := table.repeats_left:
+                take(min(table.failing, key=table.trials), left)
+        return chosen
+
+    def _new(
+        self,
+        count: int,
+        looking: Collection[Index],
+        cost: FloatArray,
+        allowed: NDArray[np.bool_],
+    ) -> list[Index]:
+        """Return at most `count` combinations without a label to try next.
+
+        Args:
+            count: Maximum number of combinations.
+            looking: Combinations that are being tried.
+            cost: Price of each environment as a number of trials, shape (X,).
+            allowed: True for the combinations to choose from.
+        """
+        if count <= 0:
+            return []
+        table = self.table
+        unknown = allowed & (table.labelled < 0)
+        for cell in looking:
+            unknown[cell] = False
+        first = [cell for cell in table.first if cell not in table.labels]
+        if waiting := [cell for cell in first if cell not in looking]:
+            return [cell for cell in waiting if unknown[cell]][:count]
+        if any(cell in looking for cell in first):
+            return []
+        description = table.description
+        if description is None:
+            return sorted(cells_of(unknown), key=lambda cell: cost[self._view.position[cell]])[:count]
+        open_ = table.visible & (table.labelled < 0) & ~description.decided
+        if not open_.any():
+            return [cell for cell in table.checks[0] if unknown[cell]][:count]
+        chosen: list[Index] = []
+        for stairs in description.stairs:
+            if len(chosen) < count:
+                taken = [*looking, *chosen]
+                chosen += self._cuts(count - len(chosen), stairs, description.alike, taken, unknown & open_)
+        return chosen
+
+    def _cuts(
+        self,
+        count: int,
+        stairs: Staircase,
+        alike: tuple[int, ...],
+        taken: Collection[Index],
+        open_: NDArray[np.bool_],
+    ) -> list[Index]:
+        """Return combinations whose labels would decide the most other cells of a staircase.
+
+        If the description is constant along unordered axes, each combination is placed at the values of these
+        axes that were tried least.
+        """
+        flat = [tuple(0 if i in alike else place for i, place in enumerate(cell)) for cell in taken]
+        visible = along(self.table.visible, alike)
+        allowed = open_.copy()
+        for cell in taken:
+            allowed[cell] = False
+        cells = stairs.next(count, list(dict.fromkeys(flat)), visible, along(allowed, alike))
+        chosen: list[Index] = []
+        for cell in cells:
+            line = tuple(slice(None) if i in alike else place for i, place in enumerate(cell))
+            here = np.zeros_like(allowed)
+            here[line] = allowed[line]
+            tried = [*self.table.labels, *taken, *chosen]
+            chosen.append(
+                min(
+                    cells_of(here),
+                    key=lambda one: sum(one[i] == other[i] for other in tried for i in alike),
+                )
+            )
+        return chosen
+
+    def foresee(
+        self, pending: Mapping[Index, int], build_cost: Mapping[Index, float] | None = None
+    ) -> list[Index]:
+        """Return the combination that may be tried after the pending trials. See `Plan.foresee`."""
+        if not self.table.can_run.any():
+            return []
+        looking = set(self.tallies.by_group(pending))
+        return self._new(1, looking, self.tallies.prices(self._view, build_cost), self.table.visible)
