@@ -106,6 +106,8 @@ def shared_cluster() -> Iterator[HostExecutor]:
 class TestHostExecutor(ExecutorContract):
     @pytest.fixture
     def executor(self, shared_cluster: HostExecutor) -> HostExecutor:
+        # A test before may have killed a worker, which then starts again.
+        wait_until(lambda: len(shared_cluster.look(0.0)) == 2)
         return shared_cluster
 
     def test_a_killed_worker_loses_its_trial_and_leaves_no_process(self, executor: HostExecutor) -> None:

@@ -66,6 +66,7 @@ def shared_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RemoteE
 class TestRemoteExecutor(ExecutorContract):
     @pytest.fixture
     def executor(self, shared_cluster: RemoteExecutor) -> RemoteExecutor:
+        wait_until(lambda: len(shared_cluster.look(0.0)) == 2)
         return shared_cluster
 
     def test_trials_end_when_the_command_that_asked_for_them_dies(
