@@ -259,7 +259,7 @@ def _history(verdict: VerdictDocument, axis: str, kinds: AxesByName, probably: s
 
 
 def _window(verdict: VerdictDocument, axis: str, kinds: AxesByName, probably: str) -> str:
-    """Return the single run of bad values of an axis, with the good value before it and the one after it."""
+    """Say which interval of an axis's values is bad, and name the good values beside it."""
     bad = (verdict.first_bad or {}).get(axis, "?")
     good = (verdict.last_good or {}).get(axis, "?")
     span = verdict.bad_values.get(axis) or (bad,)

@@ -46,7 +46,7 @@ def shown_lines(text: str) -> str:
 
 
 def clean(text: str) -> str:
-    """Return the text like `clean_lines`, but on a single line: it cannot imitate further output."""
+    """Clean a text as `clean_lines` does, and join its lines, so that it cannot pose as further output."""
     return " ".join(clean_lines(text).split())
 
 

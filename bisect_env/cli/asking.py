@@ -343,7 +343,7 @@ def _built_package(repository: str, flags: Flags) -> str:
 
 
 def asked_command(flags: TrialFlags, words: Sequence[str]) -> tuple[AskedQuestion, tuple[StudyFile, ...]]:
-    """Return a question that holds the command and the option values, and the files that the command needs.
+    """Turn a command and options into a question without packages; return it and the files of the command.
 
     The caller adds the packages or commits that the question is about.
 

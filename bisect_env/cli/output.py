@@ -40,7 +40,7 @@ def note(text: str, shown: ShownOptions) -> None:
 
 
 def shown_line(text: str) -> str:
-    """Return a text as a single line that is safe to print, with its commands rewritten by `in_own_form`."""
+    """Return a text as one line that is safe to print; commands in it get the form of `in_own_form`."""
     return clean(without_passwords(in_own_form(text)))
 
 

@@ -277,7 +277,7 @@ class Suspicions:
         return found
 
     def used(self, uuids: Iterable[str]) -> None:
-        """Note that a trial could use some GPUs, and delete earlier reports that these are lost."""
+        """Delete all reports that some GPUs are lost, since a trial has just used them."""
         for uuid in uuids:
             self._claims.pop(uuid, None)
 

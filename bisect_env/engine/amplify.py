@@ -144,7 +144,7 @@ def known_perturbation(store: Store, study_id: str) -> Perturbation | None:
 
 
 def circumstances_of(store: Store, study_id: str) -> list[str]:
-    """Return the ids of the auxiliary studies that compared perturbations (such as CPU load) for a study."""
+    """Return the ids of the studies of circumstances that `trial --amplify` made for a study."""
     return [
         study.id
         for study in store.studies()

@@ -111,7 +111,7 @@ class Between:
         )
 
     def check(self, intermediate: Changes, result: LockResult) -> Lock | None:
-        """Return the lock if it has exactly the packages that result from the given changes, else None.
+        """Return the solver's lock if it differs from the good one by exactly the wanted changes, else None.
 
         Returns None as well if the solver found no solution.
         """

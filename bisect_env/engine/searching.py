@@ -169,9 +169,9 @@ class StudyRunner(TrialRunner):
         return super()._asked_next() or list(doubtful or ())
 
     def _is_in_doubt(self) -> bool:
-        """Return whether more failures are needed to tell whether the study has met two problems.
+        """Return whether more failures are needed to tell one problem with the script from two.
 
-        The search may already have an answer, which takes both problems for one. Returns False if the budget
+        The search may already have an answer, which takes two problems for one. Returns False if the budget
         of trials is spent.
         """
         is_spent = self.plan.trials >= self._matrix.file.search.max_trials

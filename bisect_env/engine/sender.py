@@ -30,7 +30,7 @@ CANCEL_GRACE = 30.0
 
 
 class Sender:
-    """A sender of one matrix's trials and builds to an executor, which also receives the answers.
+    """Sends trials and builds of one matrix to an executor, and receives their answers.
 
     Args:
         matrix: The matrix.

@@ -39,7 +39,7 @@ class CheckTime:
         self.seconds: float | None = None
 
     def look(self, search: StudySearch, now: float) -> bool:
-        """Start the time limit when the search has a result, and end the checks when the time is over.
+        """Start the checks' time when the search has an answer; end the checks when that time is over.
 
         Args:
             search: The search of the study.

@@ -294,7 +294,7 @@ class StudyState:
         return findings + self._remark(f"build-{indices[0]}", f"{self._last_void}; it is tried again")
 
     def combinations_in(self, lock_hash: str) -> list[Index]:
-        """Return the combinations that use an environment, one for each group of equal combinations."""
+        """Return the combinations with this environment; of those that share all trials only the first."""
         return list(self._in_environment[lock_hash])
 
     def changed(self, lock_hash: str, name: str) -> None:

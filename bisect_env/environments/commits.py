@@ -315,7 +315,7 @@ def build_limit(committed: datetime, interpreter: Interpreter) -> str:
 
 
 def stated_version(text: str, package: str) -> str | None:
-    """Return the version that a `pyproject.toml` states, or None if the file lacks metadata for a solver.
+    """Return the version in a `pyproject.toml`, or None if the file does not state all that a solver needs.
 
     This function is pure.
 

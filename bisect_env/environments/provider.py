@@ -202,7 +202,7 @@ class Environments:
 
     @property
     def as_of(self) -> datetime | None:
-        """Return None, because studies with this provider may use any time as "now"."""
+        """Return None: this provider prescribes no date at which studies must see the package index."""
         return None
 
     @property

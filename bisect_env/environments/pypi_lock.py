@@ -89,7 +89,7 @@ class PypiSolver:
     def _stand_ins(
         self, request: EnvironmentRequest, interpreter: Interpreter, uv: Uv, folder: Path
     ) -> dict[str, tuple[str, LockedPackage]]:
-        """Prepare the packages that are built from commits for the solver.
+        """Give the solver metadata of the packages that will be built from commits.
 
         Return a map from package name to the requirement with the path of the metadata, and the package for
         the lock.

@@ -331,7 +331,7 @@ class Uv:
 
     @functools.cached_property
     def index(self) -> str:
-        """The URL of the default index, for which uv may have to be asked.
+        """Return the URL of the default index; ask uv for it if nobody has set one.
 
         Raises:
             InfrastructureError: uv does not state its public index.

@@ -568,7 +568,7 @@ def _good_side(
 
 
 def _of_bad_ones(verdict: VerdictDocument, counts: Mapping[Combination, EvidenceCounts]) -> tuple[int, int]:
-    """Return the number of bad and of counted trials at the combinations that the verdict calls bad."""
+    """Return how many trials of the combinations called bad were bad, and how many were good or bad."""
     if not verdict.is_decided:
         return 0, 0
     is_bad = calls_bad(verdict)

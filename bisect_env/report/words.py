@@ -70,7 +70,7 @@ class Row:
 
     @property
     def bad(self) -> int:
-        """Return the number of bad trials in the row. Trials that combinations share count once."""
+        """Return how many trials of the row were bad; count a trial once if several combinations share it."""
         return sum(m.bad for m in self._measured())
 
     def numbers(self) -> tuple[str, str, str]:

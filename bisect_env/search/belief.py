@@ -102,7 +102,7 @@ class Belief:
 
     @cached_property
     def masses(self) -> FloatArray:
-        """Return the posterior of each pattern (hypotheses that agree on all tried combinations).
+        """Return the posterior of each pattern, a set of hypotheses that agree on all tried combinations.
 
         The shape is (P,); the sum is 1.
         """
@@ -148,9 +148,9 @@ class Belief:
         return replace(self, by_rate=self.by_rate * factor, by_background=self.by_background * factor)
 
     def given_columns(self, columns: NDArray[np.bool_], row: int) -> float:
-        """Return the posterior of hypothesis `row` if only some kinds of failure rates are possible.
+        """Return the posterior of hypothesis `row` if only the failure rates in `columns` are possible.
 
-        A kind (column) is a typical failure rate of bad combinations with a spread. See also `answers`.
+        A column is a typical failure rate of bad combinations with a spread. See also `answers`.
 
         Args:
             columns: The columns, shape (J,).

@@ -235,10 +235,10 @@ def _mixed_ends(best: Answer, first_bad: Index) -> list[Index]:
 
 
 def _other_ends(best: Answer, grid: Grid) -> list[Index]:
-    """Return combinations beside each boundary, with one irrelevant axis moved to either of its ends.
+    """Return combinations that show whether an axis that the answer does not blame matters after all.
 
-    Irrelevant axes are those that the answer does not blame; only axes with the direction `EITHER` are moved.
-    If one of these axes matters after all, one of the combinations shows it.
+    Each is one of the two combinations of a boundary, with one such axis moved to its first or last value.
+    Only axes with the direction `EITHER` are moved.
     """
     found: dict[Index, None] = {}
     for boundary in best.boundaries:

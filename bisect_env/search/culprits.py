@@ -221,7 +221,7 @@ class CulpritSearch:
         return replace(found, perhaps=perhaps - found.changes)
 
     def _agreeing(self, top: int) -> NDArray[np.bool_]:
-        """Return which hypotheses say that the changes of `top` suffice and are all needed.
+        """Return which hypotheses agree that the changes of `top` cause the failure, and no fewer of them.
 
         These hypotheses may name further causes in addition. The result is a boolean array, shape
         (hypotheses,).

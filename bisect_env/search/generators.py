@@ -85,9 +85,9 @@ def products(view: LatticeView, wide: tuple[Family, ...] | None, seen: NDArray[n
 
 
 def _splits(space: HypothesisSpace, view: LatticeView) -> NDArray[np.intp]:
-    """Return how many combinations each hypothesis labels differently from their group's representative.
+    """Count, for each hypothesis, the combinations that it labels unlike the representative of their group.
 
-    The shape is (H,).
+    Combinations of one group have the same trials; one of them represents the group. The shape is (H,).
     """
     group = view.group.ravel()
     others = np.setdiff1d(np.flatnonzero(group >= 0), view.flat)

@@ -379,10 +379,9 @@ class Known:
 
     @cached_property
     def sides_to_repeat(self) -> NDArray[np.bool_]:
-        """Return the combinations on both sides of the boundary if only they are worth repeating.
+        """Mark both sides of the boundary while the only doubt is whether the failure is certain.
 
-        The shape is (X,). This is so while the only doubt is whether the failure is certain; otherwise all
-        are False.
+        Nothing else is worth repeating then. The shape is (X,); all are False when there are other doubts.
         """
         sides = np.zeros_like(self.can_run)
         if not self.unanimous or not self.counts.hits.any() or self.lawless or self.best.probability <= 0.5:

@@ -77,7 +77,7 @@ def binomial_at_most(hits: int, trials: int, rates: FloatArray) -> FloatArray:
 
 @functools.lru_cache(maxsize=65_536)
 def rate_of(hits: int, trials: int, chance: float) -> float:
-    """Return the failure rate at which at most `hits` of `trials` trials fail with the given probability.
+    """Return the failure rate at which `chance` is the probability that at most `hits` of `trials` fail.
 
     This is the 1 − `chance` quantile of Beta(hits + 1, trials − hits).
 

@@ -68,7 +68,7 @@ def upward(
 
 
 def beyond(cells: NDArray[np.bool_], axes: Sequence[int], back: Collection[int]) -> NDArray[np.bool_]:
-    """Return all cells at or beyond the given ones on the way upward (see `upward`)."""
+    """Return the given cells and all that lie above them; `upward` says which way is up."""
     return upward(np.logical_or, cells, axes, back)
 
 

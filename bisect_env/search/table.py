@@ -537,7 +537,7 @@ def _joined(table: NDArray[np.int8], axes: tuple[int, ...]) -> NDArray[np.int8] 
 
 
 def exception(holds: float, proofs: float) -> float:
-    """Return the probability that the next combination is an exception to the description of the table.
+    """Return the probability that the next combination contradicts the description of the table.
 
     This is P of the module.
 

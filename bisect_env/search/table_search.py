@@ -158,7 +158,7 @@ class TableSearch(StudySearch):
         taken: Collection[Index],
         open_: NDArray[np.bool_],
     ) -> list[Index]:
-        """Return combinations whose labels would decide the most other cells of a staircase.
+        """Return the combinations to try next: their labels decide the most cells of a staircase.
 
         If the description is constant along unordered axes, each combination is placed at the values of these
         axes that were tried least.

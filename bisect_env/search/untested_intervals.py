@@ -57,7 +57,7 @@ class _Run:
 
 
 def passes(bad_rate: float) -> int | None:
-    """Return how many passes complete a check, or None if failures are too rare for such checks.
+    """Return after how many passed trials a check ends, or None if failures are too rare for checks.
 
     Args:
         bad_rate: Typical failure rate of bad combinations.

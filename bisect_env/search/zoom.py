@@ -106,7 +106,7 @@ class _Shape:
     base: Index
 
     def combination(self, cell: Index) -> Index:
-        """Convert a cell of the stage to a combination of the whole lattice."""
+        """Return the combination of the whole lattice for a cell of this stage's coarser lattice."""
         found = list(self.base)
         for way, place in zip(self.ways, cell, strict=True):
             for axis, value in zip(way.axes, way.points[place], strict=True):

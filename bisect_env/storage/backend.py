@@ -162,7 +162,7 @@ _REMEDY = (
 
 
 def database_location(reference: str | None) -> Path | URL:
-    """Return the path or URL of the results database, given the reference of a user.
+    """Return the path or URL of the results database that a user named, or of the default one.
 
     Args:
         reference: A path or a URL; if None, `BISECT_ENV_DB` is used, else a file in the user's data

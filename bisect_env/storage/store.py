@@ -138,7 +138,7 @@ def _cited_trials(store: Store, session: Session) -> list[str]:
 
 
 def _blobs_of(session: Session, trial_ids: Sequence[str]) -> dict[str, int]:
-    """Return the hash and the stored size in bytes of each content that the trials left."""
+    """Return the stored size in bytes of each log and file that the trials left, by content hash."""
     found: dict[str, int] = {}
     for i in range(0, len(trial_ids), 500):
         query = (

@@ -279,7 +279,7 @@ def cuda_failure(record: ExitRecord) -> Classification | None:
 
 
 def killed_external(record: ExitRecord) -> Classification | None:
-    """Recognise SIGKILL or SIGTERM not sent by bisect-env, without a kill for lack of memory."""
+    """Recognise SIGKILL or SIGTERM that neither bisect-env sent nor the kernel for lack of memory."""
     if not record.killed_by_us and record.signal in (signal.SIGKILL, signal.SIGTERM) and not record.oom_kills:
         name = signal_name(record.signal)
         return Classification(Outcome.KILLED_EXTERNAL, f"{name}, not sent by us", record.phase)
@@ -328,7 +328,7 @@ _LOADER = re.compile(r"symbol lookup error:.*|error while loading shared librari
 
 
 def not_runnable(record: ExitRecord) -> Classification | None:
-    """Recognise a command that is missing, forbidden or the host's, 126, 127, or a script's syntax error."""
+    """Recognise a missing or forbidden command, exit codes 126 and 127, and a syntax error of the script."""
     if record.stage:
         why = "command not found" if record.stage == "lookup" else os.strerror(record.errno)
         why = record.why or why
@@ -385,7 +385,7 @@ def _hang_kind(record: ExitRecord) -> str:
 
 
 def crash(record: ExitRecord) -> Classification | None:
-    """Recognise death by a signal that bisect-env did not send; SIGABRT with the reason that was printed."""
+    """Recognise death by a signal that bisect-env did not send, with the printed reason of a SIGABRT."""
     if not record.signal or record.killed_by_us:
         return None
     name = signal_name(record.signal)

@@ -293,7 +293,7 @@ class Judge:
         self._is_stale = False
 
     def tell(self, facts: TrialFacts, *, matched: bool) -> None:
-        """Add the facts of one trial.
+        """Take one more trial into account when the target is computed.
 
         Add trials in the order in which the study received them.
 

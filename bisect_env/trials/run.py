@@ -127,7 +127,7 @@ def why_outside(
 def _why_interpreter_outside(
     path: Path, named: str, prefix: Path, python: Path, allowed: Collection[str]
 ) -> str:
-    """Explain why the interpreter in a script's `#!` line is not one of the environment.
+    """Explain why a script's `#!` line names an interpreter outside the environment.
 
     Return "" if it is in the environment, is a shell or allowed, or if the file has no `#!` line.
     """

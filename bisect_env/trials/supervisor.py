@@ -129,7 +129,7 @@ class ContainerHold:
         self._is_sure &= self.call("remove")[0] == 0
 
     def close_again(self) -> None:
-        """Remove the container again if a command of `close` failed.
+        """Try once more to remove the container, if `close` could not.
 
         Call this after the engine's client has ended, so that it cannot create the container afterwards.
         """
