@@ -29,7 +29,7 @@ def say(text: str, stream: TextIO | None = None) -> None:
 
 
 def tell(text: str) -> None:
-    """Print a line on stderr, replacing `bisect-env` in commands by the words that started this program."""
+    """Print a line on stderr; commands in it are written as the user calls this program."""
     say(in_own_form(text), sys.stderr)
 
 
@@ -119,7 +119,7 @@ _COMMAND = re.compile(r"(?<![\w./-])bisect-env (?=[a-z])(?!itself)")
 
 
 def in_own_form(text: str) -> str:
-    """Return a text with `bisect-env` in its commands replaced by the words that started this program.
+    """Return a text in which commands are written as the user calls this program.
 
     For example, `uvx bisect-env run` replaces `bisect-env run`.
     """

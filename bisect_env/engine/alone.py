@@ -43,7 +43,7 @@ class Alone:
         self._seen[index].add(evidence, outcome)
 
     def wanted(self, search: StudySearch, places: int) -> list[Index]:
-        """Return the combinations to try next on a GPU that no other trial uses, one entry per trial.
+        """Return the combinations to try next, one entry per trial; each needs a GPU without other trials.
 
         The list is empty if the search has not confirmed its verdict, or if no more such trials are needed.
 

@@ -262,7 +262,7 @@ class AmplifySchedule:
     def _final(
         self, signature: str, perturbation: Perturbation, base: Arm
     ) -> Generator[Batch, list[StoredTrial], tuple[Arm, Arm]]:
-        """Yield requests for further trials with and without a perturbation, and return both results.
+        """Request more trials with and without a perturbation; return the results with it and without it.
 
         Trials with and without it alternate, so that a machine that slows down affects both.
         """

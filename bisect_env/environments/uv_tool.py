@@ -460,7 +460,7 @@ class Uv:
         return indexes
 
     def _for_builds(self, env: Mapping[str, str]) -> tuple[dict[str, str], str]:
-        """Return uv's environment variables that build scripts may see, and the credentials for uv alone.
+        """Split uv's environment into variables for build scripts and credentials that only uv may see.
 
         Returns:
             The variables, and the text of a netrc file with the credentials that only uv may see; "" if there

@@ -443,7 +443,7 @@ def _scripts(study: Study) -> list[str]:
 
 
 def _unbuilt(states: Sequence[CombinationState]) -> list[str]:
-    """Return the reasons why environments could not be built, one for each combination that has a reason."""
+    """Return the stated reasons, one a combination, why environments could not be built."""
     failed = [state for state in states if state.status == CombinationStatus.UNBUILDABLE]
     return [state.reason for state in failed if state.reason.strip()]
 

@@ -162,7 +162,7 @@ def judge(facts: TrialFacts, target: Target, *, matched: bool, repeated: bool = 
 
 
 def judge_alone(record: TrialRecord, target: Target) -> Evidence:
-    """Return what a trial that belongs to no study means: good, bad, other, skip or void.
+    """Judge one trial without a study: return whether it is good, bad, other, skip or void.
 
     If the target needs the signature of the bad end, any signature is accepted, because there is no bad end.
     """
