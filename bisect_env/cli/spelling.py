@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Sequence
-from pathlib import Path
 
 from packaging.requirements import InvalidRequirement, Requirement
 from packaging.version import InvalidVersion, Version
@@ -20,12 +20,16 @@ _NAME = re.compile(r"\s*([A-Za-z0-9](?:[A-Za-z0-9._-]*[A-Za-z0-9])?)")
 _FLIPPED = {"=>": ">=", "=<": "<=", "=": "==", "=!": "!="}
 
 
+def is_file(word: str) -> bool:
+    """Return whether a word is the path of a file. A word that is too long for a path is not."""
+    return os.path.isfile(word)  # noqa: PTH113 - `Path.is_file` raises an error for long names
+
+
 def names_matrix(word: str) -> bool:
     """Return whether a word is the path of a matrix file rather than a package, study or script."""
     if word.endswith((".yaml", ".yml")):
         return True
-    path = Path(word)
-    return not word.endswith(SCRIPTS) and (path.is_file() or ("/" in word and not RANGE & set(word)))
+    return not word.endswith(SCRIPTS) and (is_file(word) or ("/" in word and not RANGE & set(word)))
 
 
 def refuse_misspelt(packages: Sequence[str], words: Sequence[str]) -> None:

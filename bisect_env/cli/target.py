@@ -19,8 +19,8 @@ from bisect_env.cli.asking import (
     with_search,
 )
 from bisect_env.cli.options import ShownOptions
-from bisect_env.cli.output import note
-from bisect_env.cli.spelling import RANGE, SCRIPTS, names_matrix
+from bisect_env.cli.output import note, tell
+from bisect_env.cli.spelling import RANGE, SCRIPTS, is_file, names_matrix
 from bisect_env.engine.stored import matrix_of, refuse_strangers, was_asked_here
 from bisect_env.errors import UsageError
 from bisect_env.matrix.load import Matrix, load_matrix, stored_matrix
@@ -124,7 +124,7 @@ def find_study(words: Sequence[str] | None, flags: Flags, store: Store) -> Study
     words = list(words or ())
     is_word = len(words) == 1 and not flags.asks
     is_script = is_word and words[0].endswith(SCRIPTS)
-    is_missing = is_word and names_matrix(words[0]) and not Path(words[0]).is_file()
+    is_missing = is_word and names_matrix(words[0]) and not is_file(words[0])
     asked = None if is_script or is_missing else _question(words, flags, ())
     if asked is not None:
         # Settings of the search are words of the question as well, but the study is the same with others.
@@ -165,8 +165,11 @@ def asked_study(target: FoundTarget, store: Store, *, same: bool = False) -> Stu
         return found
     studies = store.studies()
     path = None if matrix.path is None else str(matrix.path)
-    if not same and any(one.definition.matrix_path == path for one in studies):
-        return store.study(path)
+    for one in studies if path is not None and not same else ():
+        # Paths are stored as they were given, so another directory may have had another matrix there.
+        if one.definition.matrix_path == path and one.name == matrix.name:
+            tell(f"{path} was changed since; this is what it asked on {one.created_at:%Y-%m-%d}")
+            return one
     near = [f"the study {one.id[:8]} ({one.name})" for one in studies if one.name == matrix.name][:1]
     again = command_line("bisect-env", "run", target.shown)
     raise UsageError(
@@ -180,7 +183,7 @@ def _question(words: list[str], flags: Flags, without: Sequence[str]) -> FoundTa
     """Return the question that a command line asks or whose file it names; None if it names a study."""
     if flags.asks:
         return FoundTarget(ask(flags, words), words=True)
-    if len(words) == 1 and words[0].endswith(_REPORTS) and Path(words[0]).is_file():
+    if len(words) == 1 and words[0].endswith(_REPORTS) and is_file(words[0]):
         refuse_beside(flags, f"the report {words[0]}", without=without)
         matrix = stored_matrix(*question_of_report(Path(words[0])), "")
         return FoundTarget(matrix, report=words[0])
@@ -252,6 +255,8 @@ def refuse_broken_scripts(matrix: Matrix) -> None:
         if file.name in command and file.name.endswith(".py"):
             try:
                 ast.parse(file.content, file.name)
+            except (RecursionError, MemoryError):
+                continue  # too deep for this Python's compiler; that of the trial may take it
             except (SyntaxError, ValueError) as error:
                 line = f", line {error.lineno}" if isinstance(error, SyntaxError) and error.lineno else ""
                 raise UsageError(

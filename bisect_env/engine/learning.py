@@ -211,6 +211,7 @@ class Learner:
         """
         recorded: list[tuple[Index, TrialRecord, float]] = []
         changes: dict[ChangedEnvironment, None] = {}
+        failed: list[BuildFailed] = []
         for answer in answers:
             match answer:
                 case TrialCompleted(record, build_seconds, notes, found):
@@ -229,11 +230,16 @@ class Learner:
                     self._warn(notes)
                     self._built(lock_hash, seconds)
                 case BuildFailed():
-                    self._build_failed(answer)
+                    failed.append(answer)
         # Do this before recording the trials, so that failures caused by a change are never evidence.
-        for change in changes.keys() - self._changes:
-            self._note_change(change, [record for _, record, _ in recorded])
+        ended = [record for _, record, _ in recorded]
+        changed = [self._note_change(change, ended) for change in changes.keys() - self._changes]
         self._record(recorded)
+        # What may end the study comes last, so that no trial is lost with it.
+        for answer in failed:
+            self._build_failed(answer)
+        for lock_hash, built in filter(None, changed):
+            self.state.changed(lock_hash, built)
 
     def _lost(self, lost: TrialLost) -> tuple[Index, TrialRecord, float]:
         index = self.state.running.pop(lost.trial_id)
@@ -285,17 +291,20 @@ class Learner:
             if trial.trial_id not in self._crowded:
                 self.state.check(ours[trial.trial_id][0], trial.evidence)
 
-    def _note_change(self, change: ChangedEnvironment, ended: Sequence[TrialRecord]) -> None:
+    def _note_change(
+        self, change: ChangedEnvironment, ended: Sequence[TrialRecord]
+    ) -> tuple[str, str] | None:
         """Mark trials as void that ran in an environment after its files may have been changed.
 
         These are the trials since the environment was last seen unchanged. Hosts report all changes that they
-        ever found. Most are known, or affect no trial of this study.
+        ever found. Most are known, or affect no trial of this study: then return None, otherwise the content
+        hash of the lock and a combination with this environment, for messages.
         """
         self._changes.add(change)
         self._save_locked()
         is_new = self._trials.note_change(change)
         if not is_new or not any(change.covers(one) for one in (*self._trials.everything(), *ended)):
-            return
+            return None
         there = self.state.combinations_in(change.lock_hash)
         built = str(self.grid.combination(there[0])) if there else change.lock_hash[:12]
         text = (
@@ -304,4 +313,4 @@ class Learner:
         )
         self._warn([text])
         self._learn([])
-        self.state.changed(change.lock_hash, built)
+        return change.lock_hash, built

@@ -21,12 +21,11 @@ import os
 import stat
 from collections.abc import Iterable
 from dataclasses import replace
-from datetime import datetime
 from pathlib import Path, PurePosixPath
 from typing import Annotated, Literal, NoReturn
 from urllib.parse import unquote, urlsplit
 
-from pydantic import AfterValidator, BaseModel, StringConstraints, ValidationError
+from pydantic import AfterValidator, AwareDatetime, BaseModel, StringConstraints, ValidationError
 
 from bisect_env.environments.download import file_name, sha256_of
 from bisect_env.environments.lock import Lock, LockedPackage, LockFileError, UnbuildableError
@@ -39,12 +38,16 @@ from bisect_env.temporary import read_limited, write_atomically
 
 _MAX_STUDY = 256 << 20
 """Maximum size of a file in `studies`. That of a large matrix has a few MB."""
+_MAX_NAME, _MAX_PATH = 255, 1024
+"""Maximum sizes in bytes of the name of a file, and of its path in the directory."""
 
 
 def _inside(name: str) -> str:
     path = PurePosixPath(name)
     if path.is_absolute() or ".." in path.parts:
         raise ValueError(f"{name!r} is not a path in the directory")
+    if len(name.encode()) > _MAX_PATH or any(len(part.encode()) > _MAX_NAME for part in path.parts):
+        raise ValueError(f"a path of {len(name)} characters is longer than file systems allow")
     return name
 
 
@@ -73,7 +76,7 @@ class BundledAnswers(BaseModel):
 
     format: Literal[2] = 2
     matrix: str
-    as_of: datetime
+    as_of: AwareDatetime
     catalogue: dict[str, list[Release] | list[str]] = {}
     locks: dict[str, Sha256 | NoLock] = {}
     files: dict[Annotated[str, AfterValidator(_inside)], tuple[int, Sha256]] = {}

@@ -74,6 +74,7 @@ from bisect_env.matrix.versions import (
     order_key,
     parse_range,
 )
+from bisect_env.secrets import without_passwords
 
 # --------------------------------------------------------------------------------------------------
 # The kinds of axes of a matrix file.
@@ -243,6 +244,18 @@ class ValueAxis(AxisModel):
     @classmethod
     def _no_duplicates(cls, values: tuple[str, ...]) -> tuple[str, ...]:
         _refuse_twice("value", values, str)
+        return values
+
+    @field_validator("values")
+    @classmethod
+    def _no_passwords(cls, values: tuple[str, ...]) -> tuple[str, ...]:
+        # Values name combinations in the database and in reports, where no secret may stand.
+        for value in values:
+            if (shown := without_passwords(value)) != value:
+                raise ValueError(
+                    f"value {shown!r} holds a password, which would be stored and shown; leave it out, and "
+                    "let the script read it from a file or a variable of its host"
+                )
         return values
 
     @property

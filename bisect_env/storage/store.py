@@ -741,7 +741,8 @@ class Store:
 
         Returns:
             One boolean per entry of `wanted`: True if `holder` now has the claim, False if other commands
-            have run or claimed trials of that combination that `believed` does not count.
+            have run or claimed this trial (two commands may continue one series, whose ids are computed), or
+            trials of that combination that `believed` does not count.
 
         Raises:
             ValueError: The study does not have a combination.
@@ -752,9 +753,11 @@ class Store:
             session.exec(delete(ClaimRow).where(~_is_valid(now)))
             places = self.combination_ids(session, study_id, [*wanted.values()])
             taken = _taken(session, study_id, after)
+            known = select(ClaimRow.trial_id).where(col(ClaimRow.trial_id).in_(wanted))
+            used = {*session.exec(known), *sequences_of(session, wanted)}
             same: dict[str, Any] = {"study_id": study_id, "holder": clean(holder), "expires_at": now + lease}
             for (trial_id, combination), place in zip(wanted.items(), places, strict=True):
-                answers.append(taken[place] == believed.get(combination, 0))
+                answers.append(trial_id not in used and taken[place] == believed.get(combination, 0))
                 if answers[-1]:
                     session.add(ClaimRow(trial_id=trial_id, combination_id=place, **same))
             if decision is not None and any(answers):

@@ -105,14 +105,18 @@ def merge(
 
 
 def _with_origins(reading: Session, chosen: Sequence[str]) -> set[str]:
-    """Return the ids of the chosen studies and of the studies whose trials they reuse."""
-    query = (
-        select(TrialRow.study_id)
-        .join(MemberRow, col(MemberRow.trial_sequence) == col(TrialRow.sequence))
-        .where(col(MemberRow.study_id).in_(chosen))
-        .distinct()
-    )
-    return {*chosen, *reading.exec(query)}
+    """Return the ids of the chosen studies and of all whose trials they, or their origins, reuse."""
+    found, new = set(chosen), set(chosen)
+    while new:
+        query = (
+            select(TrialRow.study_id)
+            .join(MemberRow, col(MemberRow.trial_sequence) == col(TrialRow.sequence))
+            .where(col(MemberRow.study_id).in_(new))
+            .distinct()
+        )
+        new = {*reading.exec(query)} - found
+        found |= new
+    return found
 
 
 def _values(row: Any, *without: str) -> dict[str, Any]:
@@ -204,6 +208,8 @@ class _Copier:
             if mine is None:
                 mine = CombinationRow(**_values(row, "id"))
                 session.add(mine)
+            elif mine.status == CombinationStatus.UNLOCKED:
+                mine.status, mine.reason, mine.lock_hash = row.status, row.reason, row.lock_hash
             elif _is_learnt(row) and not _is_learnt(mine) and row.lock_hash == mine.lock_hash:
                 mine.status, mine.reason = row.status, row.reason
 

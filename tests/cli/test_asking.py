@@ -224,6 +224,15 @@ def test_a_syntax_error_is_told_before_environments_are_made(user: Asking) -> No
     assert not (user.folder / "cache").exists()
 
 
+@pytest.mark.parametrize("deep", ["x = " + "+".join(["1"] * 20_000), "x = " + "-" * 20_000 + "1"])
+def test_a_script_that_is_too_deep_to_be_parsed_here_is_left_to_its_own_python(
+    user: Asking, deep: str
+) -> None:
+    user.script(deep + "\n")
+    done = user.run("plan", "app>=1", "repro.py")
+    assert done.returncode == 0, done.stderr
+
+
 def test_a_folder_named_like_the_package_is_no_matrix(user: Asking) -> None:
     (user.folder / "app").mkdir()
     done = user.run("run", "app", "repro.py", "--always", "--quick")

@@ -413,3 +413,34 @@ def test_options_of_a_question_are_refused_beside_a_study_and_not_beside_the_que
         assert (code, out) == (2, "")
         assert "belongs to a question, and the study stated was asked before" in err
         assert "leave it out" in err
+
+
+def test_a_matrix_names_no_study_of_another_directory_that_had_the_same_path(
+    tmp_path: Path, run: RunCommand, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    db = str(tmp_path / "results.sqlite")
+    with Store.open(db) as store:
+        study = store.open_study(definition(matrix_path="matrix.yaml"))
+        store.save_locks(study.id, [lock("1.0"), lock("2.0")])
+        store.save_combinations(study.id, states())
+        verdict = VerdictDocument(status="confirmed", first_bad={"orjson": "2.0"})
+        store.finish_study(study.id, "finished", verdict)
+    monkeypatch.chdir(tmp_path)
+    text = "version: 1\nname: {}\naxes: {{level: {{values: [1, 2]}}}}\ntrial: {{command: python -c pass}}\n"
+    Path("matrix.yaml").write_text(text.format("another"))
+    code, out, err = run("report", "matrix.yaml", "--db", db)
+    assert (code, out) == (2, "")
+    assert "there is no study of matrix.yaml" in err
+    # The same matrix, which was changed since.
+    Path("matrix.yaml").write_text(text.format(study.name))
+    code, out, err = run("report", "matrix.yaml", "--db", db)
+    assert code == 0
+    assert "matrix.yaml was changed since; this is what it asked on 20" in err
+
+
+@pytest.mark.parametrize("ending", [".html", ".yaml", "/x", ""])
+def test_a_word_that_is_too_long_for_a_path_is_no_file(db: Path, run: RunCommand, ending: str) -> None:
+    code, out, err = run("report", "x" * 300 + ending, "--db", str(db))
+    assert (code, out) == (2, "")
+    assert err.startswith("error: ")
+    assert "remedy: " in err

@@ -10,7 +10,7 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import replace
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from functools import partial
 from pathlib import Path
 
@@ -21,10 +21,11 @@ from bisect_env.cluster.protocol import Completion, PrefixReady, TrialCompleted
 from bisect_env.engine import events
 from bisect_env.environments.cache import verify
 from bisect_env.environments.prefix import ensure_prefix
-from bisect_env.errors import StudyInterruptedError
+from bisect_env.errors import InfrastructureError, StudyInterruptedError
 from bisect_env.storage.query import ask
 from bisect_env.storage.store import Store
 from bisect_env.storage.transfer import merge_databases
+from bisect_env.trials.judge import ChangedEnvironment
 from bisect_env.trials.records import Evidence, Outcome
 from tests.engine.studies import PYTHON, Studies
 from tests.environments.index_server import IndexServer, serve
@@ -206,6 +207,37 @@ def test_trials_are_void_by_the_clock_of_their_host(studies: Studies, index: Ind
     build = partial(ensure_prefix, cache_dir=studies.folder / "cache")
     studies.run(passes_from_then_on(studies, index), make_executor=lambda: FastClock(build, 2))
     check(studies, "2.0")
+
+
+class ChangedAgain(PoolExecutor):
+    """An executor of a host that reports three changes together with a trial that they cover."""
+
+    def wait(self, timeout: float | None = None) -> list[Completion]:
+        answers: list[Completion] = []
+        for answer in super().wait(timeout):
+            if isinstance(answer, TrialCompleted):
+                one = answer.record
+                changes = tuple(
+                    ChangedEnvironment(
+                        one.lock_hash, one.host, one.started_at - timedelta(seconds=n), datetime.now(UTC)
+                    )
+                    for n in range(3)
+                )
+                answers.append(replace(answer, changes=changes))
+            else:
+                answers.append(answer)
+        return answers
+
+
+def test_a_trial_that_ends_with_the_study_is_stored(studies: Studies, index: IndexServer) -> None:
+    build = partial(ensure_prefix, cache_dir=studies.folder / "cache")
+    path = matrix(studies, index, "")
+    with pytest.raises(InfrastructureError, match="were changed 3 times by trials"):
+        studies.run(path, make_executor=lambda: ChangedAgain(build, 1))
+    with closing(Store.open(str(studies.db), read_only=True)) as store:
+        trials = store.trials(store.study().id)
+    assert trials
+    assert all((trial.outcome, trial.evidence) == (Outcome.PASS, Evidence.VOID) for trial in trials)
 
 
 @pytest.mark.parametrize("quick", [False, True])

@@ -257,6 +257,15 @@ def test_what_is_damaged_is_named(studies: Studies, matrix: Path, tmp_path: Path
         ("[]", "JSON"),
         ('{"format": 2}', "matrix: Field required"),
         (many, "format: Input should be 2"),
+        ('{"format": 2, "matrix": "m", "as_of": "2026-01-01T00:00:00"}', "as_of: "),
+        (
+            '{"format": 2, "matrix": "m", "as_of": "2026-01-01T00:00:00Z", "files": {"'
+            + "x" * 300
+            + '": [1, "'
+            + "0" * 64
+            + '"]}}',
+            "files",
+        ),
     ):
         (bundle / "studies" / "planted.json").write_text(spoilt)
         found = check()

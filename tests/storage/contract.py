@@ -578,6 +578,20 @@ class StoreContract:
         assert store.claim(study.id, "me", {"e": two}, {two: 3}, lease=60) == [True]
         assert trials.look() == []
 
+    def test_a_trial_that_another_command_runs_or_recorded_is_not_claimed_again(
+        self, store: Store, reopen: Reopen
+    ) -> None:
+        study = opened_study(store)
+        two = combination("2.0")
+        assert store.claim(study.id, "me", {"a": two, "b": two}, {two: 0}, lease=60) == [True, True]
+        record_trial(store, study.id, record("2.0", trial_id="b"))
+        # Two rate tests that continue one series choose the same ids.
+        other = reopen()
+        assert other.claim(study.id, "you", {"a": two}, {two: 2}, lease=60) == [False]
+        assert other.claim(study.id, "you", {"b": two}, {two: 2}, lease=60) == [False]
+        assert other.claim(study.id, "you", {"c": two}, {two: 2}, lease=60) == [True]
+        assert store.claimed(study.id, "you") == {"me": {two: 1}}
+
     def test_the_lease_of_the_dead_lapses(self, store: Store, reopen: Reopen) -> None:
         study = opened_study(store)
         two = combination("2.0")

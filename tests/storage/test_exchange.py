@@ -11,6 +11,7 @@ import stat
 import subprocess
 import sys
 import threading
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,17 @@ from bisect_env.storage.store import Store
 from bisect_env.trials.judge import Target
 from bisect_env.trials.records import Machine, Outcome
 from tests.storage.postgres_server import Server
-from tests.storage.samples import combination, opened_study, record, record_trial, signature, whole_record
+from tests.storage.samples import (
+    combination,
+    definition,
+    lock,
+    opened_study,
+    record,
+    record_trial,
+    signature,
+    states,
+    whole_record,
+)
 from tests.storage.test_sqlite_store import noise
 
 POSTGRES = pytest.param("postgresql", marks=pytest.mark.integration)
@@ -182,6 +193,38 @@ def test_one_study_comes_with_those_whose_trials_it_reuses(db: str, tmp_path: Pa
     with pytest.raises(UsageError, match="there is no study 'gone'"):
         transfer.export(db, tmp_path / "none.sqlite", ["gone"])
     assert not (tmp_path / "none.sqlite").exists()
+
+
+def test_a_study_comes_with_the_origins_of_its_origins(db: str, tmp_path: Path) -> None:
+    machine = Machine("x86_64", "H100", "570.1")
+    with Store.open(db) as store:
+        studies = [opened_study(store, name).id for name in ("third", "second", "first")]
+        for own, origin, key in zip(studies, [None, *studies], ("c", "b", "a"), strict=False):
+            record_trial(store, own, record("1.0", machine=machine), trial_key=key)
+            if origin is not None:
+                reused = chr(ord(key) + 1)
+                assert store.study_trials(own).reuse({reused: combination("1.0")}, [machine])
+    file = tmp_path / "one.sqlite"
+    transfer.export(db, file, ["first"])
+    assert set(content(str(file))) == set(studies)
+    with Store.open(str(file)) as store:
+        assert [len(store.trials(study_id)) for study_id in studies] == [1, 2, 2]
+
+
+def test_what_a_copy_learnt_of_a_combination_is_taken_over(db: str, tmp_path: Path) -> None:
+    with Store.open(db) as store:
+        study = store.open_study(definition())
+        store.save_combinations(
+            study.id, [replace(one, status="unlocked", lock_hash=None) for one in states()]
+        )
+    copy = tmp_path / "copy.sqlite"
+    transfer.export(db, copy)
+    with Store.open(str(copy)) as store:
+        store.save_locks(study.id, [lock("1.0"), lock("2.0")])
+        store.save_combinations(study.id, states())
+    transfer.merge_databases(db, str(copy))
+    with Store.open(db) as store:
+        assert store.combinations(study.id) == states()
 
 
 def test_a_trial_that_differs_stays_and_is_named(db: str, tmp_path: Path) -> None:
