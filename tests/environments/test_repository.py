@@ -60,8 +60,8 @@ def test_a_hundred_thousand_commits_become_an_axis_at_once(tmp_path: Path, cache
     low, high = chosen[100], chosen[101]
     between = history.inside([low], high)
     assert between == tuple(commits[place[low] + 1 : place[high]])
-    # About twice git's own list in the same run; a quadratic walk would take hundreds of times as long.
-    assert took < 20 * listed
+    # Beside git's own list in the same run, which a busy machine slows down as well.
+    assert took < 3 * listed
 
 
 def test_what_a_merge_brought_in_is_looked_at_when_it_is_the_first_bad_one(
