@@ -14,7 +14,7 @@ from bisect_env.engine.reuse import trial_key
 from bisect_env.engine.runner import TrialRunner
 from bisect_env.engine.series import Conditions, RunSetup
 from bisect_env.engine.session import Session
-from bisect_env.engine.settling import CheckTime, is_announced, look_between_kinds, only_trials
+from bisect_env.engine.settling import CheckTime, is_announced, only_trials
 from bisect_env.matrix.grid import Combination, Index
 from bisect_env.matrix.load import Matrix
 from bisect_env.matrix.signatures import shown
@@ -159,7 +159,7 @@ class StudyRunner(TrialRunner):
     # -- what is tried ---------------------------------------------------------------------------------------
 
     def _only(self) -> Mapping[Index, int] | None:
-        return only_trials(self._matrix, self.grid, self._prepared.groups, self.state, self._trials.judge)
+        return only_trials(self._matrix, self._prepared, self.state, self.plan, self._trials.judge)
 
     def _wants_more(self) -> bool:
         return super()._wants_more() or (self._may_go_on and self._is_in_doubt())
@@ -206,9 +206,7 @@ class StudyRunner(TrialRunner):
     # -- while it runs ---------------------------------------------------------------------------------------
 
     def _after_step(self) -> None:
-        if (between := look_between_kinds(self.grid, self.state, self.plan, self._trials.judge)) is not None:
-            self.plan.look_at(between)
-        if self._checks.look(self.plan, self._clock()):
+        if not self._is_in_doubt() and self._checks.look(self.plan, self._clock()):
             document, left = self.document(), self.plan.checks_left
             pair = (document.first_bad, document.last_good)
             if is_announced(document, left) and pair != self._announced:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
 
 from bisect_env.answers.verdict_document import VerdictDocument
+from bisect_env.engine.locking import Prepared
 from bisect_env.engine.state import StudyState
 from bisect_env.errors import NoEnvironmentError
 from bisect_env.matrix.grid import Grid, Index
@@ -73,15 +73,19 @@ def is_announced(verdict: VerdictDocument, checks: int) -> bool:
 
 
 def only_trials(
-    matrix: Matrix, grid: Grid, groups: Mapping[Index, Index], state: StudyState, judge: Judge
+    matrix: Matrix, prepared: Prepared, state: StudyState, search: StudySearch, judge: Judge
 ) -> dict[Index, int] | None:
-    """Return combinations to try before the search, to learn which of several failures to search for.
+    """Return combinations to try before anything else, to learn which of several failures to search for.
+
+    These are the bad end, if the study is about its failure and this is not known yet; two combinations that
+    seem to have different problems, until both failed often enough; and, once the search has an answer, a
+    combination between two that fail in different ways: if it passes, they have different problems.
 
     Args:
         matrix: The matrix of the study.
-        grid: Its combinations.
-        groups: For each combination that may be runnable, the representative of its group.
+        prepared: Its combinations, and their groups.
         state: The state of the study.
+        search: Its search.
         judge: The judge that has seen all trials of the study.
 
     Returns:
@@ -90,12 +94,16 @@ def only_trials(
     Raises:
         NoEnvironmentError: The bad end, whose failure is meant, cannot be run.
     """
+    grid, groups = prepared.grid, prepared.groups
     if not judge.target.is_open:
         problems = judge.two_problems
         lacking = {} if problems is None else problems.lacking
         places = {grid.find(combination): number for combination, number in lacking.items()}
         found = {groups[i]: number for i, number in places.items() if i is not None and i in groups}
-        return {index: number for index, number in found.items() if index not in state.aside} or None
+        wanted = {index: number for index, number in found.items() if index not in state.aside}
+        if not wanted and (between := _between_kinds(grid, state, search, judge)) is not None:
+            wanted = {between: 1}
+        return wanted or None
     bad_end = None if grid.bad is None else groups.get(grid.bad)
     if bad_end is None or bad_end in state.aside:
         raise NoEnvironmentError(
@@ -106,19 +114,10 @@ def only_trials(
     return {bad_end: sys.maxsize}
 
 
-def look_between_kinds(grid: Grid, state: StudyState, search: StudySearch, judge: Judge) -> Index | None:
-    """Return a combination between two that fail in different ways, or None if there is none to try.
-
-    If this combination passes, the two failures are separate problems.
-
-    Args:
-        grid: The combinations of the study.
-        state: The state of the study.
-        search: The search of the study.
-        judge: The judge that has seen all trials of the study.
-    """
+def _between_kinds(grid: Grid, state: StudyState, search: StudySearch, judge: Judge) -> Index | None:
+    """Return a combination between two that fail in different ways although the search takes them for one."""
     positions = judge.places.line
-    if judge.target.signature or not search.answered or not positions or not search.verdict.certain:
+    if judge.target.signature or not positions or not search.answered:
         return None
     line = {grid.combination(index): index for index in state.members if index not in state.aside}
     ordered = sorted((one for one in line if one in positions), key=lambda one: positions[one])

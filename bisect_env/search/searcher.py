@@ -73,18 +73,9 @@ class Search(StudySearch):
         quick: bool = False,
     ) -> None:
         super().__init__(grid, groups, limits, quick=quick)
-        self._doubted: Index | None = None
         self._view = LatticeView.of(grid, groups)
         self._rows: dict[bool, tuple[tuple[object, ...], HypothesisRows]] = {}
         self._known: Known | None = None
-
-    def look_at(self, index: Index) -> None:
-        """Add one trial of the combination `index` to the final checks, unless it was tried already.
-
-        The caller suspects that this combination may pass although the answer calls it bad.
-        """
-        self._doubted = index
-        self._checks = None
 
     def _changed(self) -> None:
         super()._changed()
@@ -201,9 +192,6 @@ class Search(StudySearch):
         elif known.unanimous:
             if not any(axis.kind is AxisKind.COMMIT for axis in self._grid.axes):
                 wanted += untested_checks(best, self._grid, self.tallies)
-            doubted = self._doubted
-            if doubted is not None and self.tallies.can_run(doubted) and not self.counts(doubted)[1]:
-                wanted.insert(0, Check(doubted, 1, "untested"))
         else:
             wanted += self._proof(best)
         wanted += clean_checks(best, self.tallies, self.limits)

@@ -142,14 +142,6 @@ class StudySearch(Plan):
         """Skip all final checks, so that the search finishes as soon as it has an answer."""
         self._checks_ended = True
 
-    def look_at(self, index: Index) -> None:
-        """Add one trial of the combination `index` to the final checks.
-
-        Searches without final checks ignore this call. The caller suspects that the combination may pass
-        although the answer calls it bad.
-        """
-        return
-
     # -- answering ---------------------------------------------------------------------------------------
 
     @property

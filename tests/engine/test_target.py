@@ -350,6 +350,22 @@ LEVELS = f"level: {{values: {[*range(16)]}}}"
 
 
 @pytest.mark.integration
+@pytest.mark.parametrize("quick", [True, False])
+@pytest.mark.parametrize(("start", "end", "slots"), [(11, 14, 2), (14, 17, 1), (15, 17, 1), (15, 18, 3)])
+def test_no_answer_takes_two_problems_for_one(
+    studies: Studies, start: int, end: int, slots: int, quick: bool
+) -> None:
+    """What fails for another reason is neither announced nor the answer of a study without checks."""
+    script = failing({"KeyError": range(start, end), "AttributeError": range(19, 21)})
+    # A stated end is tried first: both failures have been seen when there is an answer.
+    path = studies.matrix(script, axes=f"level: {{values: {[*range(21)]}}}", rest="bad: {level: 20}")
+    report = studies.run(path, slots=slots, quick=quick).report
+    assert first_bad(report) == "19"
+    announced = [event.verdict.first_bad for event in studies.events if isinstance(event, events.Answered)]
+    assert {(one or {})["level"] for one in announced} <= {"19"}
+
+
+@pytest.mark.integration
 @pytest.mark.checked
 @pytest.mark.parametrize("slots", [1, 2, 6])
 @pytest.mark.parametrize("turned", [False, True])
