@@ -11,7 +11,7 @@ from bisect_env.engine.alone import ALONE, Alone
 from bisect_env.engine.document import axis_infos, verdict_document
 from bisect_env.engine.locking import Locking
 from bisect_env.engine.reuse import trial_key
-from bisect_env.engine.runner import TrialRunner
+from bisect_env.engine.runner import WAIT_SECONDS, TrialRunner
 from bisect_env.engine.series import Conditions, RunSetup
 from bisect_env.engine.session import Session
 from bisect_env.engine.settling import CheckTime, is_announced, look_between_kinds, only_trials
@@ -187,7 +187,7 @@ class StudyRunner(TrialRunner):
 
         Returns whether any trial ran.
         """
-        chosen = self._alone.wanted(self.plan, self._sender.places_alone)
+        chosen = self._alone.wanted(self.plan, self._slots_alone)
         if not chosen or self._stopped() or not self._session.is_in_time:
             return False
         self._start(chosen, alone=True)
@@ -197,7 +197,7 @@ class StudyRunner(TrialRunner):
             said = {"combination": combination.as_dict(), "trial": trial_id}
             self._store.record_decision(self._study_id, ALONE, said)
         while self.state.running and not self._stopped():
-            self._handle(self._sender.wait())
+            self._handle(self._executor.wait(WAIT_SECONDS))
             self._sharing.renew(self._claims)
             self._show()
         self._wind_down()
