@@ -136,7 +136,7 @@ def trial(
             code = _amplify(target, flags, where, shown)
         else:
             show = TrialLines(shown)
-            with opened(target.matrix, where, show) as (session, _):
+            with opened(target.matrix, where, show) as session:
                 chosen = _chosen(target.matrix, at, session, where, shown)
                 if until is None:
                     code = _count(chosen, number or _NUMBER, session, shown)
@@ -323,7 +323,7 @@ def _debug(
             raise UsageError(
                 f"{name}: `--debug` runs one trial at a time on this host", remedy="leave it out"
             )
-    with opened(matrix, where, lines(shown)) as (session, _):
+    with opened(matrix, where, lines(shown)) as session:
         store, provider, show = session.store, session.provider, session.notify
         one = look_up(matrix, at, store=store, provider=provider, notify=show)
         known = one.expansion.study
@@ -402,7 +402,7 @@ def _print_diagnosis(found: Diagnosis, *, as_json: bool) -> None:
 
 def _amplify(target: FoundTarget, flags: Flags, where: ExecutionOptions, shown: ShownOptions) -> ExitCode:
     matrix = target.matrix
-    with opened(matrix, where, lines(shown)) as (session, _):
+    with opened(matrix, where, lines(shown)) as session:
         expansion = expand_as_known(matrix, session.store, session.provider)
         texts = target.stated_ends(flags)
         if expansion.grid.ends is not None:
