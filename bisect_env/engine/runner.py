@@ -266,12 +266,8 @@ class TrialRunner(Learner):
         if not chosen:
             return True
         wants = [(self._series.new_id(), self.grid.combination(index)) for index in chosen]
-        decision = {
-            "combinations": [combination.as_dict() for _, combination in wants],
-            "after_trials": self.plan.trials,
-        }
         self._save_locked()
-        won = self._sharing.claim(wants, self._run_now(), ("ask", decision))
+        won = self._sharing.claim(wants, self._run_now())
         for index, (trial_id, combination), ours in zip(chosen, wants, won, strict=True):
             if ours:
                 self.state.running[trial_id] = index

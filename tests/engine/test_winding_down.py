@@ -135,7 +135,7 @@ def ran(studies: Studies, make_plan: Callable[[], Reopened], *, claims: bool = F
         store.save_combinations(study.id, [locking.prepared.state(index) for index in locks])
         if claims:
             wanted = {"another": grid.combination(A)}
-            store.claim(study.id, "another command", wanted, {}, lease=60.0, decision=("ask", {}))
+            store.claim(study.id, "another command", wanted, {}, lease=60.0)
         session = Session(store, provider, lambda: host)
         with closing(locking):
             setup = RunSetup(matrix, make_plan, session, study.id, lambda _index: Conditions(""))
