@@ -6,7 +6,6 @@ import contextlib
 import ipaddress
 import json
 import os
-import signal
 import socket
 import threading
 from collections.abc import Callable
@@ -177,21 +176,7 @@ def executor_maker(
     refuse_without_dask_cuda()
     chosen = choose_gpus(nvml.gpus(), gpus, os.environ.get("CUDA_VISIBLE_DEVICES"))
     groups = group_gpus(chosen, gpus_per_trial, workers)
-    return partial(_without_ctrl_c, partial(gpu_executor, build, groups, trials_per_gpu(gpus_per_trial)))
-
-
-def _without_ctrl_c(start: Callable[[], Executor]) -> Executor:
-    """Start a cluster on this host so that Ctrl-C does not end its processes.
-
-    A terminal sends SIGINT to every process of the foreground group, and workers that are still importing
-    would die with a traceback each. Workers inherit the signal mask of the thread that starts them; trials
-    get an empty mask from their supervisor.
-    """
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-    try:
-        return start()
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+    return partial(gpu_executor, build, groups, trials_per_gpu(gpus_per_trial))
 
 
 def tls_warning(scheduler: str | None, scheduler_file: Path | None) -> str | None:
