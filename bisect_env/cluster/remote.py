@@ -156,15 +156,15 @@ def _open(scheduler: str | None, scheduler_file: Path | None, timeout: float) ->
             f"--scheduler-file: {where} is no file",
             remedy="name the file that `dask scheduler --scheduler-file` writes, where this host sees it",
         )
-    _refuse_tls_without_certificates(where, scheduler_file)
-    target = {"address": scheduler} if scheduler_file is None else {"scheduler_file": where}
+    address = where if scheduler_file is None else address_in(scheduler_file)
+    _refuse_tls_without_certificates(address)
     try:
-        _refuse_others(where if scheduler_file is None else address_in(scheduler_file), timeout)
+        _refuse_others(address, timeout)
         with warnings.catch_warnings():
             # Dask would only warn about different versions; `_refuse_other_versions` raises an error.
             warnings.simplefilter("ignore", distributed.versions.VersionMismatchWarning)
-            return _client(**target, set_as_default=False, timeout=timeout)
-    except (ValueError, KeyError) as error:
+            return _client(address, set_as_default=False, timeout=timeout)
+    except ValueError as error:
         raise UsageError(
             f"{where} is no scheduler's address: {error}", remedy="write it as `tcp://HOST:8786`"
         ) from error
@@ -188,7 +188,7 @@ def _refuse_others(address: str, timeout: float) -> None:
         ValueError: The address is invalid.
     """
     if not address:
-        return
+        raise ValueError("it names none")
     limit = timeout * 5 / 6
 
     async def shake_hands() -> None:
@@ -220,13 +220,12 @@ def _refuse_others(address: str, timeout: float) -> None:
     )
 
 
-def _refuse_tls_without_certificates(where: str, scheduler_file: Path | None) -> None:
+def _refuse_tls_without_certificates(address: str) -> None:
     """Raise an error if a TLS address is given, but Dask's configuration has no usable certificates.
 
     Without this check, Dask's client would fail with a `TypeError` and delay the end of the command by a
     minute.
     """
-    address = where if scheduler_file is None else address_in(scheduler_file)
     if not address.startswith("tls://"):
         return
     remedy = (
