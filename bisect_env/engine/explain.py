@@ -345,7 +345,7 @@ class CulpritStudy:
             self.session.provider,
             known=known,
             unsolvable=unsolvable,
-            among=[*known, *unsolvable],
+            is_whole=False,
             requests=IntermediateRequests(self._between, demands),
         )
 

@@ -103,8 +103,8 @@ class Locking:
         images: Known digests of container images, by image name.
         known: Locks that the study already has.
         unsolvable: Combinations that are known to have no lock, with their errors.
-        among: The combinations that can be requested, each of which is a measurement of its own; None for all
-            of the grid. Others are added when they are requested.
+        is_whole: Whether all combinations of the grid may be runnable. If False, only those in `known` and
+            those that are requested later are; each is a measurement of its own.
         requests: The environments that combinations ask for; None for those of the matrix.
 
     Attributes:
@@ -122,7 +122,7 @@ class Locking:
         images: Mapping[str, str] | None = None,
         known: Mapping[Index, Lock] | None = None,
         unsolvable: Mapping[Index, UnsolvableError] | None = None,
-        among: Collection[Index] | None = None,
+        is_whole: bool = True,
         requests: Requests | None = None,
     ) -> None:
         self._grid, self._provider = grid, provider
@@ -134,7 +134,7 @@ class Locking:
         self._pool = ThreadPoolExecutor(most, thread_name_prefix="lock")
         self.on_done: Callable[[], None] = lambda: None
         self._locks: dict[Index, Lock] = dict(known or {})
-        self._unsolvable = dict(unsolvable or {}) if requests or among else unfit(matrix, grid)
+        self._unsolvable = unfit(matrix, grid) if is_whole else dict(unsolvable or {})
         self._warnings: dict[Index, tuple[str, ...]] = {}
         # Combinations with equal requests (they differ only in value axes) share a result.
         self._results: OncePerKey[str, LockResult] = OncePerKey()
@@ -148,7 +148,7 @@ class Locking:
         self._failed_ahead: set[Index] = set()
         # Without date axes, no two combinations have the same environment and values, because each names
         # other versions.
-        groups = unlocked(grid).groups if among is None else {index: index for index in among}
+        groups = unlocked(grid).groups if is_whole else {index: index for index in self._locks}
         self._groups = {index: first for index, first in groups.items() if index not in self._unsolvable}
         self.prepared = Prepared(grid, self._locks, self._unsolvable, self._groups, self._warnings)
 

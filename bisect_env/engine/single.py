@@ -193,7 +193,7 @@ def run_trials(
         UsageError: The command cannot be run.
     """
     matrix, index, grid = chosen.matrix, chosen.index, chosen.expansion.grid
-    locking = Locking(matrix, grid, session.provider, known={index: chosen.lock}, among=[index])
+    locking = Locking(matrix, grid, session.provider, known={index: chosen.lock}, is_whole=False)
 
     def conditions(_index: Index) -> Conditions:
         key = trial_key(matrix, chosen.combination, chosen.lock, chosen.perturbation)
