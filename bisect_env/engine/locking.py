@@ -6,7 +6,6 @@ Combinations with equal locks (and equal values of value axes) are the same meas
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import logging
 import threading
@@ -19,7 +18,6 @@ from bisect_env.engine.requests import MatrixRequests, Requests, environment_war
 from bisect_env.environments.lock import Lock, LockResult, UnsolvableError
 from bisect_env.environments.once import OncePerKey
 from bisect_env.environments.provider import EnvironmentProvider
-from bisect_env.environments.uv_tool import giving_way
 from bisect_env.matrix.grid import AxisKind, Grid, Index
 from bisect_env.matrix.load import Matrix
 from bisect_env.storage.entries import CombinationState, CombinationStatus
@@ -266,7 +264,7 @@ class Locking:
             self._begin(anchor)
         key = self._requests.request(index).key
         if key not in self._solving:
-            self._solving[key] = self._pool.submit(self._solve, index, index in self._asked)
+            self._solving[key] = self._pool.submit(self._result, index)
         self._open[index] = self._solving[key]
         self._open[index].add_done_callback(lambda _future: self._finish(index))
 
@@ -281,10 +279,6 @@ class Locking:
         self._finished.append(index)
         self._news.set()
         self.on_done()
-
-    def _solve(self, index: Index, is_wanted: bool) -> LockResult:
-        with contextlib.nullcontext() if is_wanted else giving_way():
-            return self._result(index)
 
     def _result(self, index: Index) -> LockResult:
         """Return the lock or error of a combination; its anchors are locked first.
