@@ -325,8 +325,9 @@ def _debug(
             )
     with opened(matrix, where, lines(shown)) as session:
         store, provider, show = session.store, session.provider, session.notify
-        one = look_up(matrix, at, store=store, provider=provider, notify=show)
-        known = one.expansion.study
+        expansion = expand_as_known(matrix, store, provider)
+        one = look_up(expansion, at, store=store, provider=provider, notify=show)
+        known = expansion.study
         target = target_of(matrix) if known is None else store.target(known.id)
         folder = _new_folder(output, f"{matrix.name}-{one.lock.content_hash[:8]}")
 
@@ -415,21 +416,19 @@ def _amplify(target: FoundTarget, flags: Flags, where: ExecutionOptions, shown: 
             )
         ends_of = {
             end: look_up(
-                matrix,
+                expansion,
                 text,
                 store=session.store,
                 provider=session.provider,
                 notify=session.notify,
-                as_of=expansion.as_of,
                 flag=f"--{end}",
             )
             for end, text in texts.items()
         }
-        study = ends_of["bad"].expansion.study
         session.say(f"bad end: {ends_of['bad'].combination}; good end: {ends_of['good'].combination}")
         session.say(where.starting)
         session.say(ENVIRONMENT_NOTICE)
-        found = Amplifier(matrix, session, study).run(ends_of["bad"], ends_of["good"])
+        found = Amplifier(matrix, session, expansion.study).run(ends_of["bad"], ends_of["good"])
     _print_amplified(found, Asked.of(matrix.path, matrix.file.axes), as_json=shown.as_json)
     return ExitCode.VERDICT if found.perturbation != NONE else ExitCode.NO_VERDICT
 
