@@ -134,7 +134,7 @@ class Locking:
         self._locks: dict[Index, Lock] = dict(known or {})
         self._unsolvable = unfit(matrix, grid) if is_whole else dict(unsolvable or {})
         self._warnings: dict[Index, tuple[str, ...]] = {}
-        # Combinations with equal requests (they differ only in value axes) share a result.
+        # Combinations with equal requests share a result.
         self._results: OncePerKey[str, LockResult] = OncePerKey()
         self._solving: dict[str, Future[LockResult]] = {}
         self._open: dict[Index, Future[LockResult]] = {}
@@ -187,15 +187,15 @@ class Locking:
         self._news.clear()
         while self._finished:
             index = self._finished.popleft()
-            future = self._open.pop(index)
+            if (future := self._open.pop(index, None)) is None:
+                continue
             if isinstance(error := future.exception(), Exception):
                 self._solving.pop(self._requests.request(index).key, None)
                 if index not in self._asked:
                     _log.warning("%s could not be locked ahead: %s", self._grid.combination(index), error)
                     self._failed_ahead.add(index)
                     continue
-            self._note(index, future.result())
-            answered.append(index)
+            answered += self._note(index, future.result())
         self._begin_ahead()
         return answered
 
@@ -295,13 +295,21 @@ class Locking:
 
         return self._results.get(self._requests.request(index).key, solve)
 
-    def _note(self, index: Index, result: LockResult) -> None:
-        if isinstance(result, UnsolvableError):
-            self._unsolvable[index] = result
-            return
-        self._locks[index] = result
-        if found := environment_warnings(self._requests.request(index), result):
-            self._warnings[index] = found
+    def _note(self, index: Index, result: LockResult) -> list[Index]:
+        """Store a solver's result for all combinations with this environment, and return these."""
+        answered = [index, *self._requests.alike(index)]
+        found = None
+        if isinstance(result, Lock):
+            found = environment_warnings(self._requests.request(index), result)
+        for one in answered:
+            self._open.pop(one, None)
+            if isinstance(result, UnsolvableError):
+                self._unsolvable[one] = result
+                continue
+            self._locks[one] = result
+            if found:
+                self._warnings[one] = found
+        return answered
 
 
 def of_commits(grid: Grid) -> bool:

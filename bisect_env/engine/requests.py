@@ -5,9 +5,10 @@ A request names the Python version, the pinned packages, the indexes and the dat
 
 from __future__ import annotations
 
+import itertools
 import sys
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 from packaging.utils import canonicalize_name
 
@@ -161,6 +162,10 @@ class Requests(ABC):
         """
         return []
 
+    def alike(self, _index: Index) -> Iterable[Index]:
+        """Return the other combinations that are known to need the same environment; by default none."""
+        return ()
+
     def solve(self, index: Index, model: Lock | None, provider: EnvironmentProvider) -> LockResult:
         """Run the solver for a combination, and return its lock or error; may be called from any thread.
 
@@ -221,3 +226,15 @@ class MatrixRequests(Requests):
             if anchor not in self._grid.excluded:
                 found.append(anchor)
         return list(dict.fromkeys(found))
+
+    def alike(self, index: Index) -> Iterable[Index]:
+        """Return the other combinations with the same environment, which differ only in value axes.
+
+        There are none if the matrix uses container images, because the image may depend on a value.
+        """
+        if self._matrix.file.executor is not None:
+            return ()
+        axes = zip(self._grid.axes, index, strict=True)
+        places = [range(len(a.values)) if a.kind is AxisKind.VALUE else (at,) for a, at in axes]
+        every = itertools.product(*places)
+        return (one for one in every if one != index and one not in self._grid.excluded)
