@@ -13,6 +13,7 @@ import os
 import signal
 from collections.abc import Callable, Sequence
 from functools import partial
+from multiprocessing import resource_tracker
 from typing import Any
 
 import dask.config
@@ -92,6 +93,8 @@ class HostExecutor(DaskExecutor):
             # A terminal sends SIGINT (Ctrl-C) to every process of the foreground group. Only the command
             # reacts: if workers ended on their own, an orderly stop would lose trials. Workers inherit the
             # signal mask of the thread that starts them; trials get an empty mask from their supervisor.
+            # Starting Python's resource tracker would unblock SIGINT, so start it first.
+            resource_tracker.ensure_running()
             before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
             try:
                 self.cluster = make_cluster(
