@@ -29,6 +29,7 @@ from bisect_env.cluster.choose import Place
 from bisect_env.cluster.pool import PoolExecutor
 from bisect_env.cluster.protocol import TrialRequest
 from bisect_env.engine import events
+from bisect_env.engine.session import Session
 from bisect_env.engine.study import StudyRun
 from bisect_env.environments.lock import Lock, LockedPackage, LockResult
 from bisect_env.environments.lockfiles import make_lock
@@ -158,15 +159,13 @@ def share(workers: int) -> tuple[float, str]:
         (folder / "script.py").write_text(textwrap.dedent(script))
         planted = {str(level): {"pypi": [f"planted=={level}"]} for level in range(8)}
         (folder / "matrix.yaml").write_text(textwrap.dedent(matrix) % json.dumps(planted))
-        with Store.open(str(folder / "results.sqlite")) as store:
+        place = Place(lambda: PoolExecutor(builder, workers))
+        with Store.open(str(folder / "results.sqlite")) as store, closing(place):
             StudyRun(
                 load_matrix(folder / "matrix.yaml"),
-                store=store,
-                provider=PlantedEnvironments(),
-                place=Place(lambda: PoolExecutor(builder, workers)),
+                Session(store, PlantedEnvironments(), place.executor, notify),
+                report_document,
                 lockfiles=folder / "lockfiles",
-                notify=notify,
-                report=report_document,
             ).run()
     ended = time.monotonic()
     assert builder.first_done is not None

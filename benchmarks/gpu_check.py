@@ -35,6 +35,7 @@ from bisect_env.cluster.gpus import Gpu, Nvml, choose_gpus, group_gpus, open_nvm
 from bisect_env.cluster.local import HostExecutor, gpu_executor
 from bisect_env.cluster.protocol import Completion, TrialCompleted, TrialLost, TrialRequest
 from bisect_env.engine import events
+from bisect_env.engine.session import Session
 from bisect_env.engine.study import StudyRun
 from bisect_env.environments.lock import Lock
 from bisect_env.environments.lockfiles import make_lock
@@ -185,15 +186,13 @@ class Check:
             name=fault.name, script=script, timeout=fault.timeout, gpus=1, outcome=fault.outcome.value
         )
         matrix.write_text(text)
-        with Store.open(str(folder / "results.sqlite")) as store:
+        place = Place(make)
+        with Store.open(str(folder / "results.sqlite")) as store, closing(place):
             conclusion = StudyRun(
                 load_matrix(matrix),
-                store=store,
-                provider=OneEnvironment(),
-                place=Place(make),
+                Session(store, OneEnvironment(), place.executor, notify),
+                report_document,
                 lockfiles=folder / "lockfiles",
-                notify=notify,
-                report=report_document,
             ).run()
         return conclusion.report
 

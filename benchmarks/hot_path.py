@@ -28,6 +28,7 @@ import time
 from collections import deque
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
@@ -45,6 +46,7 @@ from bisect_env.cluster.protocol import (
     TrialRequest,
 )
 from bisect_env.engine import events
+from bisect_env.engine.session import Session
 from bisect_env.engine.study import StudyRun
 from bisect_env.environments.lock import Lock, LockResult
 from bisect_env.environments.lockfiles import make_lock
@@ -194,16 +196,13 @@ def study(workers: int, trials: int, *, simulated: bool) -> dict[str, Any]:
     with tempfile.TemporaryDirectory(prefix="hot-path-") as text:
         folder = Path(text)
         (folder / "matrix.yaml").write_text(textwrap.dedent(MATRIX % trials))
-        with Store.open(str(folder / "results.sqlite")) as store:
+        place = Place(executor)
+        with Store.open(str(folder / "results.sqlite")) as store, closing(place):
             StudyRun(
                 load_matrix(folder / "matrix.yaml"),
-                store=store,
-                provider=provider,
-                place=Place(executor),
-                lockfiles=None,
-                notify=notify,
+                Session(store, provider, place.executor, notify),
+                partial(report_document, posterior=False),
                 quick=True,
-                report=partial(report_document, posterior=False),
             ).run()
     first, last = recorded[len(recorded) // 5], recorded[-1]
     count = len(recorded) - len(recorded) // 5 - 1

@@ -131,8 +131,7 @@ def uses(names: set[str]) -> Iterator[tuple[str, str]]:
 
 def test_one_loop_runs_trials() -> None:
     """`TrialRunner` runs the trials of every plan; a plan decides which, and needs no loop of its own."""
-    assert sorted(uses({"Sender", "submit", "perform", "run_trial"})) == [
-        ("Sender", "engine/runner.py"),
+    assert sorted(uses({"submit", "perform", "run_trial"})) == [
         # An executor performs a trial that was submitted, on this host or on a worker.
         ("perform", "cluster/pool.py"),
         ("perform", "cluster/worker.py"),
@@ -140,7 +139,6 @@ def test_one_loop_runs_trials() -> None:
         # `trial --debug` runs trials under tools; they are no evidence, and no plan asks for them.
         ("run_trial", "engine/diagnose.py"),
         ("submit", "engine/runner.py"),
-        ("submit", "engine/sender.py"),
     ]
 
 

@@ -41,7 +41,7 @@ from bisect_env.engine.opening import expand_as_known
 from bisect_env.environments.foreign_reading import ForeignEnvironment
 from bisect_env.environments.lock import UnsolvableError
 from bisect_env.errors import ExitCode, NoEnvironmentError, UsageError
-from bisect_env.matrix.ask import BAD, ENVIRONMENT, GOOD, Pair, pair_data, releases_data
+from bisect_env.matrix.ask import Pair, pair_data, releases_data
 from bisect_env.matrix.files import StudyFile
 from bisect_env.matrix.load import Matrix
 from bisect_env.report.build import report_document
@@ -129,7 +129,7 @@ class _Comparison:
         if save is not None:
             matrix = save_question(matrix, save)
         self._say("both environments are tried")
-        missing = MissingModules((), {ENVIRONMENT: (GOOD, BAD)})
+        missing = MissingModules((), enough=2)
         conclusion = conduct(matrix, self.where, self.reporter, missing=missing)
         verdict = VerdictDocument.model_validate(conclusion.report["verdict"])
         if not verdict.first_bad or not verdict.is_decided:

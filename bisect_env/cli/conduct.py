@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import partial
 
 from bisect_env.answers.remedies import Asked
@@ -114,17 +115,16 @@ def conduct(
         BisectEnvError: An error that the user can correct.
     """
     reporter.missing = missing
-    with opened(matrix, where, reporter) as (session, place), reporter.view:
+    with opened(matrix, where, reporter) as session, reporter.view:
         try:
             conclusion = StudyRun(
                 matrix,
-                store=session.store,
-                provider=session.provider,
-                place=place,
+                replace(
+                    session,
+                    stopped=lambda: session.stopped() or (missing is not None and missing.module is not None),
+                ),
+                partial(report_document, posterior=posterior),
                 lockfiles=study.lockfiles,
-                notify=session.notify,
-                report=partial(report_document, posterior=posterior),
-                stopped=lambda: session.stopped() or (missing is not None and missing.module is not None),
                 workers=default_workers(),
                 fresh=study.fresh,
                 only_mine=study.only_mine,

@@ -155,7 +155,7 @@ def find_culprits(
     Raises:
         StudyInterruptedError: The user stopped the search before the answer was sure.
     """
-    with opened(matrix, where, lines(shown)) as (session, _):
+    with opened(matrix, where, lines(shown)) as session:
         culprit = CulpritStudy(
             matrix,
             session.store.study(study_id),

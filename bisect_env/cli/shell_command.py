@@ -19,6 +19,7 @@ from bisect_env.cli.output import say
 from bisect_env.cli.target import find_target
 from bisect_env.cli.views import PlainView
 from bisect_env.cli.work import environment_of, open_provider
+from bisect_env.engine.opening import expand_as_known
 from bisect_env.engine.single import look_up
 from bisect_env.errors import UsageError
 from bisect_env.storage.store import Store
@@ -49,7 +50,8 @@ def shell(
     matrix = target.matrix
     with Store.open(where.db) as store:
         provider = open_provider(matrix, where)
-        single = look_up(matrix, at, store=store, provider=provider, notify=PlainView(sys.stderr))
+        expansion = expand_as_known(matrix, store, provider)
+        single = look_up(expansion, at, store=store, provider=provider, notify=PlainView(sys.stderr))
     if image := single.lock.image:
         raise UsageError(
             f"{single.combination} runs in a container, and this command opens shells on the host alone",

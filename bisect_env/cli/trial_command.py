@@ -136,7 +136,7 @@ def trial(
             code = _amplify(target, flags, where, shown)
         else:
             show = TrialLines(shown)
-            with opened(target.matrix, where, show) as (session, _):
+            with opened(target.matrix, where, show) as session:
                 chosen = _chosen(target.matrix, at, session, where, shown)
                 if until is None:
                     code = _count(chosen, number or _NUMBER, session, shown)
@@ -323,10 +323,11 @@ def _debug(
             raise UsageError(
                 f"{name}: `--debug` runs one trial at a time on this host", remedy="leave it out"
             )
-    with opened(matrix, where, lines(shown)) as (session, _):
+    with opened(matrix, where, lines(shown)) as session:
         store, provider, show = session.store, session.provider, session.notify
-        one = look_up(matrix, at, store=store, provider=provider, notify=show)
-        known = one.expansion.study
+        expansion = expand_as_known(matrix, store, provider)
+        one = look_up(expansion, at, store=store, provider=provider, notify=show)
+        known = expansion.study
         target = target_of(matrix) if known is None else store.target(known.id)
         folder = _new_folder(output, f"{matrix.name}-{one.lock.content_hash[:8]}")
 
@@ -402,7 +403,7 @@ def _print_diagnosis(found: Diagnosis, *, as_json: bool) -> None:
 
 def _amplify(target: FoundTarget, flags: Flags, where: ExecutionOptions, shown: ShownOptions) -> ExitCode:
     matrix = target.matrix
-    with opened(matrix, where, lines(shown)) as (session, _):
+    with opened(matrix, where, lines(shown)) as session:
         expansion = expand_as_known(matrix, session.store, session.provider)
         texts = target.stated_ends(flags)
         if expansion.grid.ends is not None:
@@ -415,21 +416,19 @@ def _amplify(target: FoundTarget, flags: Flags, where: ExecutionOptions, shown: 
             )
         ends_of = {
             end: look_up(
-                matrix,
+                expansion,
                 text,
                 store=session.store,
                 provider=session.provider,
                 notify=session.notify,
-                as_of=expansion.as_of,
                 flag=f"--{end}",
             )
             for end, text in texts.items()
         }
-        study = ends_of["bad"].expansion.study
         session.say(f"bad end: {ends_of['bad'].combination}; good end: {ends_of['good'].combination}")
         session.say(where.starting)
         session.say(ENVIRONMENT_NOTICE)
-        found = Amplifier(matrix, session, study).run(ends_of["bad"], ends_of["good"])
+        found = Amplifier(matrix, session, expansion.study).run(ends_of["bad"], ends_of["good"])
     _print_amplified(found, Asked.of(matrix.path, matrix.file.axes), as_json=shown.as_json)
     return ExitCode.VERDICT if found.perturbation != NONE else ExitCode.NO_VERDICT
 

@@ -27,12 +27,10 @@ Show = Callable[[events.Event], None]
 
 
 @contextlib.contextmanager
-def opened(matrix: Matrix, where: ExecutionOptions, show: Show) -> Iterator[tuple[Session, Place]]:
+def opened(matrix: Matrix, where: ExecutionOptions, show: Show) -> Iterator[Session]:
     """Open the results database, the workers and the environments of a matrix for the duration of the block.
 
     From then on, a signal such as Ctrl-C stops the command in an orderly way.
-
-    Yields the session, and the place whose executor the session starts.
 
     Args:
         matrix: The question.
@@ -71,7 +69,7 @@ def opened(matrix: Matrix, where: ExecutionOptions, show: Show) -> Iterator[tupl
             show(event)
 
         session = Session(store, provider, place.executor, notify, stopping.is_set)
-        yield session, place
+        yield session
         if text := growth(cache, free):
             session.say(text)
 

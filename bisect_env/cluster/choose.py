@@ -6,7 +6,6 @@ import contextlib
 import ipaddress
 import json
 import os
-import signal
 import socket
 import threading
 from collections.abc import Callable
@@ -29,7 +28,7 @@ _CHECK_EVERY = 0.05
 
 
 class Place:
-    """The executor (it runs trials) of one command, started in the background when it is first needed.
+    """The executor (it runs trials) of one command, started when it is first needed.
 
     A cluster may take a minute to start or to be found unreachable; the user can stop a command that waits
     for this. If the executor is ready only after that, the thread that started it closes it. This thread does
@@ -46,14 +45,6 @@ class Place:
         self._lock = threading.Lock()
         self._started: Future[Executor] | None = None
         self._closed = False
-
-    def begin(self) -> Future[Executor]:
-        """Start the executor in a thread unless it was started before, and return a future of it."""
-        with self._lock:
-            if self._started is None:
-                self._started = Future()
-                threading.Thread(target=self._start, args=(self._started,), name="start", daemon=True).start()
-            return self._started
 
     def _start(self, started: Future[Executor]) -> None:
         try:
@@ -74,7 +65,10 @@ class Place:
             BisectEnvError: It could not be started.
             StudyInterruptedError: The user stopped before it was ready.
         """
-        started = self.begin()
+        if self._started is None:
+            self._started = Future()
+            threading.Thread(target=self._start, args=(self._started,), name="start", daemon=True).start()
+        started = self._started
         while not started.done() and not self._stopped():
             wait([started], _CHECK_EVERY)
         # The signal that stopped the command may have ended the workers; then their error is not reported.
@@ -88,13 +82,10 @@ class Place:
     def close(self) -> None:
         """Close the executor if it was started, and delete files that killed commands left behind.
 
-        If the executor is still starting, this method waits for it, unless the user wants to stop; in that
-        case, the starting thread closes the executor. Start-up errors are not raised here.
+        If the executor is still starting, the starting thread closes it. Start-up errors are not raised here.
         """
         try:
             started = self._started
-            while started is not None and not started.done() and not self._stopped():
-                wait([started], _CHECK_EVERY)
             with self._lock:
                 self._closed = True
             if started is not None and started.done() and started.exception() is None:
@@ -185,21 +176,7 @@ def executor_maker(
     refuse_without_dask_cuda()
     chosen = choose_gpus(nvml.gpus(), gpus, os.environ.get("CUDA_VISIBLE_DEVICES"))
     groups = group_gpus(chosen, gpus_per_trial, workers)
-    return partial(_without_ctrl_c, partial(gpu_executor, build, groups, trials_per_gpu(gpus_per_trial)))
-
-
-def _without_ctrl_c(start: Callable[[], Executor]) -> Executor:
-    """Start a cluster on this host so that Ctrl-C does not end its processes.
-
-    A terminal sends SIGINT to every process of the foreground group, and workers that are still importing
-    would die with a traceback each. Workers inherit the signal mask of the thread that starts them; trials
-    get an empty mask from their supervisor.
-    """
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-    try:
-        return start()
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+    return partial(gpu_executor, build, groups, trials_per_gpu(gpus_per_trial))
 
 
 def tls_warning(scheduler: str | None, scheduler_file: Path | None) -> str | None:

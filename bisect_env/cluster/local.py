@@ -10,8 +10,10 @@ import importlib
 import logging
 import multiprocessing
 import os
+import signal
 from collections.abc import Callable, Sequence
 from functools import partial
+from multiprocessing import resource_tracker
 from typing import Any
 
 import dask.config
@@ -88,6 +90,12 @@ class HostExecutor(DaskExecutor):
             folder = undo.enter_context(temporary("cluster"))
             # Keep these settings as long as the cluster exists, because restarted workers read them again.
             undo.enter_context(dask.config.set({**_CONFIG, "temporary-directory": str(folder)}))
+            # A terminal sends SIGINT (Ctrl-C) to every process of the foreground group. Only the command
+            # reacts: if workers ended on their own, an orderly stop would lose trials. Workers inherit the
+            # signal mask of the thread that starts them; trials get an empty mask from their supervisor.
+            # Starting Python's resource tracker would unblock SIGINT, so start it first.
+            resource_tracker.ensure_running()
+            before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
             try:
                 self.cluster = make_cluster(
                     threads_per_worker=threads,
@@ -96,7 +104,6 @@ class HostExecutor(DaskExecutor):
                     dashboard_address=None,
                     silence_logs=logging.CRITICAL,
                     local_directory=str(folder),
-                    preload=["bisect_env.cluster.worker"],
                     scheduler_kwargs=_SCHEDULER,
                     # Every user of this host can connect to the loopback device, and a scheduler or worker
                     # runs the code that its peers send as the user who started it.
@@ -113,6 +120,8 @@ class HostExecutor(DaskExecutor):
                     remedy="see whether this host is out of memory (`dmesg`), or try fewer workers "
                     "(`--workers 1`)",
                 ) from error
+            finally:
+                signal.pthread_sigmask(signal.SIG_SETMASK, before)
             self._connect(client)
             self._undo = undo.pop_all()
 

@@ -129,42 +129,41 @@ def perform(
         return TrialLost(spec.trial_id, CANCELLED)
     try:
         prefix = build(request.lock, allow_source=request.allow_source)
-    except Exception as error:  # noqa: BLE001 - a worker's outermost frame: raised further, a defect in
-        # building would look like a lost worker and be tried for ever instead of being shown.
-        failure = _build_failed(request, error, spec.trial_id)
-        return failure or TrialCompleted(harness_error_record(spec, error))
+        # Use the state that the build reported, because the cache may have been deleted since.
+        state = prefix.state
 
-    # Use the state that the build reported, because the cache may have been deleted since.
-    state = prefix.state
+        def trial(uuids: Sequence[str] = (), watch: GpuWatch | None = None) -> TrialRecord:
+            return run_trial(
+                spec,
+                prefix.path,
+                python=prefix.python,
+                gpus=uuids,
+                cpus=cpus,
+                cancelled=cancelled,
+                worker=worker,
+                inside=prefix.inside,
+                locked=importable(request.lock),
+                gpu_watch=watch,
+            )
 
-    def trial(uuids: Sequence[str] = (), watch: GpuWatch | None = None) -> TrialRecord:
-        return run_trial(
-            spec,
-            prefix.path,
-            python=prefix.python,
-            gpus=uuids,
-            cpus=cpus,
-            cancelled=cancelled,
-            worker=worker,
-            inside=prefix.inside,
-            locked=importable(request.lock),
-            gpu_watch=watch,
-        )
-
-    try:
-        record = trial() if lend is None else lend(spec, trial)
-        # After a failure, always check the prefix: another trial may have changed what this one imported.
-        # After a pass, check it only if a change was recorded since; other changes are found later.
-        if state and (record.outcome is not Outcome.PASS or state_of(prefix.path) != state):
-            look(prefix.path, state, record.started_at)
+        try:
+            record = trial() if lend is None else lend(spec, trial)
+            # After a failure, always check the prefix: another trial may have changed what this one imported.
+            # After a pass, check it only if a change was recorded since; other changes are found later.
+            if state and (record.outcome is not Outcome.PASS or state_of(prefix.path) != state):
+                look(prefix.path, state, record.started_at)
+        finally:
+            prefix.release()
+        changes = _changes(spec.lock_hash, prefix.path)
+        return TrialCompleted(record, prefix.build_seconds, prefix.notes, changes)
     except TrialCancelledError:
         return TrialLost(spec.trial_id, CANCELLED)
     except GpuUnavailableError as error:
         return TrialLost(spec.trial_id, str(error), socket.gethostname(), error.crowded, under_trial=False)
-    finally:
-        prefix.release()
-    changes = _changes(spec.lock_hash, prefix.path)
-    return TrialCompleted(record, prefix.build_seconds, prefix.notes, changes)
+    except Exception as error:  # noqa: BLE001 - the outermost frame of a worker: raised further, a defect of
+        # ours would end a thread, or look like a lost worker and be tried for ever, instead of being shown.
+        failure = _build_failed(request, error, spec.trial_id)
+        return failure or TrialCompleted(harness_error_record(spec, error))
 
 
 def prepare(
@@ -188,14 +187,14 @@ def prepare(
             if request.look and state and not look(prefix.path, state):
                 prefix.release()
                 prefix = build(request.lock, allow_source=request.allow_source)
+        prefix.release()
+        changes = _changes(lock_hash, prefix.path)
+        return PrefixReady(lock_hash, prefix.build_seconds, prefix.notes, changes)
     except NoPrefixError as error:
         # It was never built here, or was removed from the cache; report what was found in it before.
         return PrefixReady(lock_hash, changes=_changes(lock_hash, error.place))
     except Exception as error:  # noqa: BLE001 - as in `perform`
         return _build_failed(request, error, "") or PrefixReady(lock_hash)
-    prefix.release()
-    changes = _changes(lock_hash, prefix.path)
-    return PrefixReady(lock_hash, prefix.build_seconds, prefix.notes, changes)
 
 
 def _changes(lock_hash: str, prefix: Path) -> tuple[ChangedEnvironment, ...]:

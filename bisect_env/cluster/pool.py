@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import platform
 import queue
-import socket
 import threading
 import time
-import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeVar
 
 from bisect_env.cluster.perform import CANCELLED, PrefixBuilder, perform, prepare
 from bisect_env.cluster.protocol import (
-    BuildFailed,
     Completion,
     PrefixProgress,
     PrefixRequest,
@@ -25,12 +21,10 @@ from bisect_env.cluster.protocol import (
 )
 from bisect_env.environments.uv_tool import end_running
 from bisect_env.errors import InfrastructureError
-from bisect_env.secrets import without_passwords_in_code
 from bisect_env.trials.launch import LAUNCHER
 from bisect_env.trials.records import Machine
 
 _T = TypeVar("_T")
-_log = logging.getLogger(__name__)
 
 END_GRACE = 5.0
 """Maximum seconds to wait for cancelled trials to end. Their supervisors end the rest."""
@@ -116,15 +110,10 @@ class PoolExecutor:
             if attempt not in self._attempts:
                 return  # cancelled while it waited, and answered
             attempt.begun = True
-        worker, spec = threading.current_thread().name, attempt.request.spec
-        answer: Completion
-        try:
-            answer = perform(
-                attempt.request, build=self._build, cancelled=lambda: attempt.cancelled, worker=worker
-            )
-        except Exception as error:  # noqa: BLE001 - it would end this thread, and nobody would get an answer
-            reason = _defect(error, f"the trial {spec.trial_id} was lost")
-            answer = TrialLost(spec.trial_id, reason, socket.gethostname(), under_trial=False)
+        worker = threading.current_thread().name
+        answer = perform(
+            attempt.request, build=self._build, cancelled=lambda: attempt.cancelled, worker=worker
+        )
         with self._lock:
             self._attempts.remove(attempt)
         self._answers.put(answer)
@@ -137,16 +126,7 @@ class PoolExecutor:
         if self._closed:
             raise InfrastructureError("the executor is closed")
         self._outstanding += 1
-        self._builds.put(lambda: self._make(request))
-
-    def _make(self, request: PrefixRequest) -> None:
-        answer: Completion
-        try:
-            answer = prepare(request, self._build, self._answers.put)
-        except Exception as error:  # noqa: BLE001 - as in `_perform`
-            lock_hash = request.lock.content_hash
-            answer = BuildFailed("", lock_hash, _defect(error, f"the build of {lock_hash} failed"), True)
-        self._answers.put(answer)
+        self._builds.put(lambda: self._answers.put(prepare(request, self._build, self._answers.put)))
 
     def wait(self, timeout: float | None = None) -> list[Completion]:
         """Wait for results of trials and builds, and return those that have arrived since the last call.
@@ -188,12 +168,6 @@ class PoolExecutor:
         deadline = time.monotonic() + END_GRACE
         for thread in self._workers:
             thread.join(max(0.0, deadline - time.monotonic()))
-
-
-def _defect(error: Exception, what: str) -> str:
-    """Log an unexpected error in our code, and return a message about it for the user."""
-    _log.error("%s", without_passwords_in_code(f"{what}\n{''.join(traceback.format_exception(error))}"))
-    return f"bisect-env itself failed ({type(error).__name__}: {error}); the log has more"
 
 
 def _threads(

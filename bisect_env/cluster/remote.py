@@ -32,8 +32,6 @@ OURS = "bisect-env"
 _EVERYWHERE = ("python", "dask", "distributed")
 """Packages whose versions Dask needs to be equal on all sides; of Python, major and minor version."""
 
-Versions = Mapping[str, Any]
-
 
 def version_problems(answer: Mapping[str, Any]) -> list[str]:
     """Return a line for each package whose version differs between this command and the cluster.
@@ -43,42 +41,28 @@ def version_problems(answer: Mapping[str, Any]) -> list[str]:
     Args:
         answer: Result of `Client.get_versions(packages=["bisect-env"])`.
     """
-    here = _packages(answer["client"])
-    scheduler = _packages(answer["scheduler"])
-    problems = [
-        _line(package, here, f"the scheduler has {_shown(package, scheduler)}")
-        # The scheduler only passes trials on, so it need not have bisect-env.
-        for package in _EVERYWHERE
-        if _shown(package, scheduler) != _shown(package, here)
+    here = answer["client"]
+    # The scheduler only passes trials on, so it need not have bisect-env.
+    sides: list[tuple[str, Any, tuple[str, ...]]] = [("the scheduler", answer["scheduler"], _EVERYWHERE)]
+    workers = sorted(answer["workers"].items())
+    sides += [(f"the worker {address}", versions, (*_EVERYWHERE, OURS)) for address, versions in workers]
+    differing: defaultdict[tuple[str, str], list[str]] = defaultdict(list)
+    for side, versions, packages in sides:
+        for package in packages:
+            if (theirs := _shown(package, versions)) != _shown(package, here):
+                differing[package, theirs].append(side)
+    return [
+        f"{package}: this command has {_shown(package, here)}, {who[0]} "
+        f"{'has' if len(who) == 1 else f'and {len(who) - 1} more have'} {theirs}"
+        for (package, theirs), who in differing.items()
     ]
-    for package in (*_EVERYWHERE, OURS):
-        others: defaultdict[str, list[str]] = defaultdict(list)
-        for address, versions in sorted(answer["workers"].items()):
-            if (shown := _shown(package, _packages(versions))) != _shown(package, here):
-                others[shown].append(address)
-        problems += [_line(package, here, f"{_some(who)} {shown}") for shown, who in sorted(others.items())]
-    return problems
 
 
-def _packages(versions: Versions | None) -> Mapping[str, str | None]:
-    return dict(versions["packages"]) if versions else {}
-
-
-def _shown(package: str, packages: Mapping[str, str | None]) -> str:
-    found = packages.get(package)
+def _shown(package: str, versions: Mapping[str, Any] | None) -> str:
+    found = versions["packages"].get(package) if versions else None
     if found is None:
         return "none"
-    return ".".join(found.split(".")[:2]) if package == "python" else found
-
-
-def _line(package: str, here: Mapping[str, str | None], there: str) -> str:
-    return f"{package}: this command has {_shown(package, here)}, {there}"
-
-
-def _some(addresses: list[str]) -> str:
-    if len(addresses) == 1:
-        return f"the worker {addresses[0]} has"
-    return f"{len(addresses)} workers ({addresses[0]}, …) have"
+    return ".".join(found.split(".")[:2]) if package == "python" else str(found)
 
 
 # --------------------------------------------------------------------------------------------------
@@ -156,15 +140,15 @@ def _open(scheduler: str | None, scheduler_file: Path | None, timeout: float) ->
             f"--scheduler-file: {where} is no file",
             remedy="name the file that `dask scheduler --scheduler-file` writes, where this host sees it",
         )
-    _refuse_tls_without_certificates(where, scheduler_file)
-    target = {"address": scheduler} if scheduler_file is None else {"scheduler_file": where}
+    address = where if scheduler_file is None else address_in(scheduler_file)
+    _refuse_tls_without_certificates(address)
     try:
-        _refuse_others(where if scheduler_file is None else address_in(scheduler_file), timeout)
+        _refuse_others(address, timeout)
         with warnings.catch_warnings():
             # Dask would only warn about different versions; `_refuse_other_versions` raises an error.
             warnings.simplefilter("ignore", distributed.versions.VersionMismatchWarning)
-            return _client(**target, set_as_default=False, timeout=timeout)
-    except (ValueError, KeyError) as error:
+            return _client(address, set_as_default=False, timeout=timeout)
+    except ValueError as error:
         raise UsageError(
             f"{where} is no scheduler's address: {error}", remedy="write it as `tcp://HOST:8786`"
         ) from error
@@ -188,7 +172,7 @@ def _refuse_others(address: str, timeout: float) -> None:
         ValueError: The address is invalid.
     """
     if not address:
-        return
+        raise ValueError("it names none")
     limit = timeout * 5 / 6
 
     async def shake_hands() -> None:
@@ -220,13 +204,12 @@ def _refuse_others(address: str, timeout: float) -> None:
     )
 
 
-def _refuse_tls_without_certificates(where: str, scheduler_file: Path | None) -> None:
+def _refuse_tls_without_certificates(address: str) -> None:
     """Raise an error if a TLS address is given, but Dask's configuration has no usable certificates.
 
     Without this check, Dask's client would fail with a `TypeError` and delay the end of the command by a
     minute.
     """
-    address = where if scheduler_file is None else address_in(scheduler_file)
     if not address.startswith("tls://"):
         return
     remedy = (

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import os
 import platform
-import signal
 import socket
 import threading
 from collections.abc import Callable, Sequence
@@ -221,7 +220,7 @@ def _reasons(findings: Sequence[GpuFault]) -> str:
 
 
 # --------------------------------------------------------------------------------------------------
-# The functions that run inside a Dask worker. This module is also its preload.
+# The functions that run inside a Dask worker.
 
 
 @dataclass(frozen=True, slots=True)
@@ -239,15 +238,6 @@ class WorkerSettings:
     topic: str
     cpus: tuple[int, ...]
     version: str
-
-
-def dask_setup(_worker: Worker) -> None:
-    """Make this worker ignore SIGINT (Ctrl-C); Dask calls this function when the worker starts.
-
-    A Ctrl-C in the terminal reaches every process of the foreground group. Only the command reacts: if
-    workers ended on their own, an orderly stop would lose trials.
-    """
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
 _builders = ThreadPoolExecutor(max(1, min(4, (os.cpu_count() or 1) // 4)), thread_name_prefix="build")

@@ -398,7 +398,7 @@ class Amplifier:
 
         steps = AmplifySchedule(self.matrix, arms, self.session.say)
         known = {index: ends[grid.combination(index)[_END]].lock for index in grid.indices()}
-        locking = Locking(self.matrix, grid, self.session.provider, known=known, among=known)
+        locking = Locking(self.matrix, grid, self.session.provider, known=known, is_whole=False)
         with closing(locking):
             setup = RunSetup(
                 self.matrix,

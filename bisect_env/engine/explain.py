@@ -345,7 +345,7 @@ class CulpritStudy:
             self.session.provider,
             known=known,
             unsolvable=unsolvable,
-            among=[*known, *unsolvable],
+            is_whole=False,
             requests=IntermediateRequests(self._between, demands),
         )
 
@@ -380,10 +380,6 @@ class CulpritStudy:
                 self._here += record.combination == self._last
                 if is_due and self._last is not None:
                     self._say(f"{self._here} trials of {self._in_words(self._last)}")
-            case events.Building(_, step) if is_due:
-                self._say(f"making an environment: {step.what} {step.package}".rstrip())
-            case events.LockProgress(done, total) if is_due:
-                self._say(f"solved {done} of {total} environments")
             case events.SetAside(combinations, _, reason):
                 self.session.warn(f"{self._in_words(combinations[0])}: {reason}")
         self.session.notify(event)

@@ -61,7 +61,6 @@ class Learner:
         self._keys: dict[Index, str] = {}
         self._unsaved: list[Index] = []
         self._crowded: set[str] = set()
-        self._ours: set[str] = set()
         self._changes: set[ChangedEnvironment] = set()
         self.unchecked: set[str] = set()
 
@@ -119,8 +118,7 @@ class Learner:
             index = self._group_of(trial.combination)
             if index is None or not (self._is_whole or trial.trial_id in self._series):
                 continue
-            if trial.trial_id not in self._ours:
-                self.state.seen.add(trial.lock_hash)
+            self.state.seen.add(trial.lock_hash)
             # Environments of failing trials are checked at once, those of passing ones at the end of a study;
             # a study from which a trial is reused may have been killed before that.
             if trial.evidence is Evidence.GOOD:
@@ -277,7 +275,6 @@ class Learner:
         if not ended:
             return
         ours = {record.trial_id: (record, build_seconds) for _, record, build_seconds in ended}
-        self._ours |= ours.keys()
         news = self._trials.record([(record, self._keys[index]) for index, record, _ in ended])
         recorded = [trial for trial in news if trial.trial_id in ours]
         for trial in recorded:

@@ -6,17 +6,18 @@ Combinations with equal locks (and equal values of value axes) are the same meas
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import logging
+import threading
+from collections import deque
 from collections.abc import Callable, Collection, Iterable, Mapping
-from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 
 from bisect_env.engine.requests import MatrixRequests, Requests, environment_warnings
 from bisect_env.environments.lock import Lock, LockResult, UnsolvableError
+from bisect_env.environments.once import OncePerKey
 from bisect_env.environments.provider import EnvironmentProvider
-from bisect_env.environments.uv_tool import giving_way
 from bisect_env.matrix.grid import AxisKind, Grid, Index
 from bisect_env.matrix.load import Matrix
 from bisect_env.storage.entries import CombinationState, CombinationStatus
@@ -100,8 +101,8 @@ class Locking:
         images: Known digests of container images, by image name.
         known: Locks that the study already has.
         unsolvable: Combinations that are known to have no lock, with their errors.
-        among: The combinations that can be requested, each of which is a measurement of its own; None for all
-            of the grid. Others are added when they are requested.
+        is_whole: Whether all combinations of the grid may be runnable. If False, only those in `known` and
+            those that are requested later are; each is a measurement of its own.
         requests: The environments that combinations ask for; None for those of the matrix.
 
     Attributes:
@@ -119,7 +120,7 @@ class Locking:
         images: Mapping[str, str] | None = None,
         known: Mapping[Index, Lock] | None = None,
         unsolvable: Mapping[Index, UnsolvableError] | None = None,
-        among: Collection[Index] | None = None,
+        is_whole: bool = True,
         requests: Requests | None = None,
     ) -> None:
         self._grid, self._provider = grid, provider
@@ -127,41 +128,43 @@ class Locking:
         # Run at most one solver per core ahead of need, because builds and trials use the cores, too.
         self._most_ahead = max(1, workers)
         # A solver of wheels mostly waits for the index; one of conda packages uses a whole core.
-        self._most = max(1, workers if matrix.file.channels else max(SOLVERS, workers))
-        self._pool = ThreadPoolExecutor(self._most, thread_name_prefix="lock")
+        most = max(1, workers if matrix.file.channels else max(SOLVERS, workers))
+        self._pool = ThreadPoolExecutor(most, thread_name_prefix="lock")
         self.on_done: Callable[[], None] = lambda: None
         self._locks: dict[Index, Lock] = dict(known or {})
-        self._unsolvable = dict(unsolvable or {}) if requests or among else unfit(matrix, grid)
+        self._unsolvable = unfit(matrix, grid) if is_whole else dict(unsolvable or {})
         self._warnings: dict[Index, tuple[str, ...]] = {}
-        self._running: dict[Index, Future[LockResult]] = {}
-        self._waiting: dict[Index, None] = {}
+        # Combinations with equal requests share a result.
+        self._results: OncePerKey[str, LockResult] = OncePerKey()
+        self._solving: dict[str, Future[LockResult]] = {}
+        self._open: dict[Index, Future[LockResult]] = {}
+        self._finished: deque[Index] = deque()
+        self._news = threading.Event()
         self._ahead: tuple[Index, ...] = ()
         # The needed combinations; and those whose locking ahead failed, which are locked again when needed.
         self._asked: set[Index] = set()
         self._failed_ahead: set[Index] = set()
         # Without date axes, no two combinations have the same environment and values, because each names
         # other versions.
-        groups = unlocked(grid).groups if among is None else {index: index for index in among}
+        groups = unlocked(grid).groups if is_whole else {index: index for index in self._locks}
         self._groups = {index: first for index, first in groups.items() if index not in self._unsolvable}
         self.prepared = Prepared(grid, self._locks, self._unsolvable, self._groups, self._warnings)
 
     @property
     def under_way(self) -> int:
         """Return the number of requested combinations that are neither locked nor failed yet."""
-        return len(self._running) + len(self._waiting)
+        return len(self._open)
 
     def want(self, indices: Iterable[Index]) -> None:
         """Request the locks of combinations, which solvers then compute in the background.
 
         Combinations that are already locked, failed or in progress are skipped.
         """
-        asked = tuple(indices)
-        self._asked.update(asked)
-        for index in asked:
+        for index in indices:
+            self._asked.add(index)
             if index not in self._unsolvable and index not in self._grid.excluded:
                 self._groups.setdefault(index, index)
-        self._waiting |= {index: None for index in asked if self._is_open(index)}
-        self._start()
+            self._begin(index)
 
     def want_ahead(self, indices: Iterable[Index]) -> None:
         """Let idle solvers lock combinations that may be needed later, the most likely first.
@@ -169,10 +172,7 @@ class Locking:
         The combinations of the previous call are dropped if solving them has not begun.
         """
         self._ahead = tuple(indices)
-        self._start()
-
-    def _is_open(self, index: Index) -> bool:
-        return self._is_unknown(index) and index not in self._running
+        self._begin_ahead()
 
     def take(self) -> list[Index]:
         """Return the combinations that solvers have finished since the last call, with or without success.
@@ -184,24 +184,27 @@ class Locking:
             InfrastructureError: The index cannot be reached, or an interpreter is missing.
         """
         answered: list[Index] = []
-        for index, future in [(i, future) for i, future in self._running.items() if future.done()]:
-            del self._running[index]
-            if isinstance(error := future.exception(), Exception) and index not in self._asked:
-                _log.warning("%s could not be locked ahead: %s", self._grid.combination(index), error)
-                self._failed_ahead.add(index)
+        self._news.clear()
+        while self._finished:
+            index = self._finished.popleft()
+            if (future := self._open.pop(index, None)) is None:
                 continue
+            if isinstance(error := future.exception(), Exception):
+                self._solving.pop(self._requests.request(index).key, None)
+                if index not in self._asked:
+                    _log.warning("%s could not be locked ahead: %s", self._grid.combination(index), error)
+                    self._failed_ahead.add(index)
+                    continue
             answered += self._note(index, future.result())
-        self._start()
+        self._begin_ahead()
         return answered
 
     def wait(self, timeout: float | None) -> None:
-        """Wait until a running solver has finished, or `timeout` seconds have passed (None: no limit)."""
-        wait(self._running.values(), timeout, return_when=FIRST_COMPLETED)
+        """Wait until `take` has a result, or `timeout` seconds have passed (None: no limit)."""
+        self._news.wait(timeout)
 
     def lock_now(self, index: Index) -> LockResult:
         """Lock one combination, wait for the solver, and return the lock or error.
-
-        Its anchors (the combinations whose versions it should keep) are locked first.
 
         Raises:
             InfrastructureError: The index cannot be reached, or an interpreter is missing.
@@ -214,8 +217,6 @@ class Locking:
     ) -> None:
         """Lock some combinations, and wait until the solver has finished all of them.
 
-        Their anchors (the combinations whose versions they should keep) are locked first.
-
         Args:
             indices: The combinations.
             on_progress: Called with (number of finished combinations, number of all) after each result.
@@ -224,16 +225,12 @@ class Locking:
             InfrastructureError: The index cannot be reached, or an interpreter is missing.
         """
         self.want(indices)
-        open_ones = {index for index in indices if self._is_unknown(index)}
-        while open_ones:
+        left = self._open.keys() & {*indices}
+        while left:
             self.wait(None)
-            self.take()
-            open_ones = {index for index in open_ones if self._is_unknown(index)}
+            left -= {*self.take()}
             if on_progress is not None:
-                on_progress(len(indices) - len(open_ones), len(indices))
-
-    def _is_unknown(self, index: Index) -> bool:
-        return index not in self._locks and index not in self._unsolvable
+                on_progress(len(indices) - len(left), len(indices))
 
     def lock_all(self, on_progress: Callable[[int, int], None] | None = None) -> Prepared:
         """Lock all combinations that no rule excludes, and group those with the same environment and values.
@@ -258,57 +255,45 @@ class Locking:
         """Cancel the requests that no solver has begun; running solvers are not waited for."""
         self._pool.shutdown(wait=False, cancel_futures=True)
 
-    def _start(self) -> None:
-        for index in tuple(self._waiting):
-            if len(self._running) >= self._most:
-                return
-            self._begin(index, self._most)
+    def _begin(self, index: Index) -> None:
+        """Let a solver lock a combination, unless it is locked, has failed or is in progress."""
+        if index in self._locks or index in self._unsolvable or index in self._open:
+            return
+        # Its anchor is solved in any case. Ask for it, so that it is stored and a resumed study leans on it.
+        for anchor in self._requests.anchors(index)[:1]:
+            self._begin(anchor)
+        key = self._requests.request(index).key
+        if key not in self._solving:
+            self._solving[key] = self._pool.submit(self._result, index)
+        self._open[index] = self._solving[key]
+        self._open[index].add_done_callback(lambda _future: self._finish(index))
+
+    def _begin_ahead(self) -> None:
         for index in self._ahead:
+            if len(self._open) >= self._most_ahead:
+                return
             if index not in self._failed_ahead:
-                self._begin(index, self._most_ahead)
+                self._begin(index)
 
-    def _begin(self, index: Index, most: int) -> None:
-        """Start a solver for a combination, unless `most` solvers are running already.
+    def _finish(self, index: Index) -> None:
+        self._finished.append(index)
+        self._news.set()
+        self.on_done()
 
-        If its anchor (the combination whose versions it should keep) has no lock yet, the anchor is locked
-        first.
+    def _result(self, index: Index) -> LockResult:
+        """Return the lock or error of a combination; its anchors are locked first.
+
+        The anchors are the combinations whose versions it should keep. May be called from any thread.
         """
-        solving = {self._requests.request(one).key for one in self._running}
-        if len(self._running) >= most or not self._is_open(index):
-            return
-        if self._requests.request(index).key in solving:
-            return
-        missing, model = self._model(index)
-        if missing is None:
-            is_wanted = index in self._waiting
-            self._waiting.pop(index, None)
-            self._failed_ahead.discard(index)
-            future = self._running[index] = self._pool.submit(self._solve, index, model, is_wanted)
-            future.add_done_callback(lambda _future: self.on_done())
-            return
-        if index in self._asked:
-            self._asked.add(missing)
-        elif missing in self._failed_ahead:
-            return
-        if missing not in self._running:
-            self._waiting[missing] = None
-            self._begin(missing, self._most)
+        if (known := self._locks.get(index) or self._unsolvable.get(index)) is not None:
+            return known
 
-    def _model(self, index: Index) -> tuple[Index | None, Lock | None]:
-        """Return which combination must be locked first, and which lock the solver should start from.
-
-        At most one of the two is not None.
-        """
-        for anchor in self._requests.anchors(index):
-            if anchor in self._locks:
-                return None, self._locks[anchor]
-            if anchor not in self._unsolvable:
-                return anchor, None
-        return None, None
-
-    def _solve(self, index: Index, model: Lock | None, is_wanted: bool) -> LockResult:
-        with contextlib.nullcontext() if is_wanted else giving_way():
+        def solve() -> LockResult:
+            models = (self._result(anchor) for anchor in self._requests.anchors(index))
+            model = next((found for found in models if isinstance(found, Lock)), None)
             return self._requests.solve(index, model, self._provider)
+
+        return self._results.get(self._requests.request(index).key, solve)
 
     def _note(self, index: Index, result: LockResult) -> list[Index]:
         """Store a solver's result for all combinations with this environment, and return these."""
@@ -317,7 +302,7 @@ class Locking:
         if isinstance(result, Lock):
             found = environment_warnings(self._requests.request(index), result)
         for one in answered:
-            self._waiting.pop(one, None)
+            self._open.pop(one, None)
             if isinstance(result, UnsolvableError):
                 self._unsolvable[one] = result
                 continue

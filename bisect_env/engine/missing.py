@@ -8,7 +8,7 @@ packages.
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from dataclasses import dataclass, field
 
 from packaging.utils import canonicalize_name
@@ -19,9 +19,6 @@ from bisect_env.trials.judge import NEVER_TARGET
 from bisect_env.trials.records import Outcome, TrialRecord
 
 _NO_MODULE = re.compile(r"No module named '?([\w.]+)'?")
-_ENOUGH = 3
-"""Minimum number of environments that all lack a module before it counts as forgotten, unless both ends of
-every axis were tried."""
 
 
 @dataclass
@@ -30,11 +27,11 @@ class MissingModules:
 
     Args:
         packages: The packages that the study is about; their own modules do not count.
-        ends: First and last value of each axis that has several values.
+        enough: Minimum number of environments that all lack a module before it counts as forgotten.
     """
 
     packages: Collection[str]
-    ends: Mapping[str, tuple[str, str]] = field(default_factory=dict)
+    enough: int = 3
     _lacking: dict[Combination, str] = field(default_factory=dict)
     _otherwise: bool = False
 
@@ -52,12 +49,7 @@ class MissingModules:
 
         A module is returned only if it is missing in enough environments to be sure.
         """
-        module = self.suspect
-        both = bool(self.ends) and all(
-            {combination[axis] for combination in self._lacking} >= set(ends)
-            for axis, ends in self.ends.items()
-        )
-        return module if both or len(self._lacking) >= _ENOUGH else None
+        return self.suspect if len(self._lacking) >= self.enough else None
 
     @property
     def suspect(self) -> str | None:

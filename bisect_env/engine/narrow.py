@@ -20,7 +20,7 @@ from bisect_env.matrix.schema import CommitAxis, DateAxis, EnvironmentAxis, Pack
 from bisect_env.matrix.versions import Manager
 from bisect_env.storage.entries import Study
 
-_TAIL = re.compile(r"(?:^|[/_-]|(?<=[a-z]))[vV]?[_-]?(\d+(?:[._]\w+)*(?:[-+]\w+)?)$")
+_TAIL = re.compile(r"(?:^|[@/_-]|(?<=[a-z]))[vV]?[_-]?(\d+(?:[._]\w+)*(?:[-+]\w+)?)$")
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,23 +94,17 @@ def tag_of(version: str, package: str, tags: Sequence[str]) -> str | None:
         package: Normalised name of the package.
         tags: All tags of the repository.
     """
-    names = {package, package.replace("-", "_"), package.replace("-", "")}
-    usual = [f"v{version}", version, f"V{version}"]
-    usual += [f"{name}{sign}{v}{version}" for name in sorted(names) for sign in "-_/@" for v in ("", "v")]
-    usual += [f"{word}{sign}{v}{version}" for word in ("release", "rel") for sign in "/-_" for v in ("", "v")]
-    known = set(tags)
-    if (found := next((tag for tag in usual if tag in known), None)) is not None:
-        return found
+    names = {package, package.replace("-", "")}
     wanted = Version(version)
     alike = [tag for tag in tags if (read := _version_in(tag, names)) is not None and read == wanted]
-    return min(alike, key=lambda tag: (len(tag), tag)) if alike else None
+    return min(alike, key=lambda tag: (not tag.endswith(version), len(tag), tag), default=None)
 
 
 def _version_in(tag: str, names: set[str]) -> Version | None:
     found = _TAIL.search(tag)
     if found is None:
         return None
-    head = tag[: found.start(1)].strip("/_-vV").lower()
+    head = tag[: found.start(1)].strip("@/_-vV").lower()
     # In a repository of several packages, ignore the tags of the other packages.
     if head and str(canonicalize_name(head)) not in {*names, "release", "rel", "releases", "version", "ver"}:
         return None

@@ -52,7 +52,6 @@ def expand_as_known(
     *,
     user: str | None = None,
     fresh: bool = False,
-    as_of: datetime | None = None,
 ) -> Expansion:
     """Expand a matrix to its combinations, with the same versions as in its study if there is one.
 
@@ -64,7 +63,6 @@ def expand_as_known(
         provider: Knows the releases and commits of packages.
         user: Use only a study to which this user alone has contributed; None for any study.
         fresh: Whether to ignore existing studies.
-        as_of: Date of a new study; the present moment if None.
 
     Raises:
         UsageError: The study and the provider have different dates.
@@ -72,12 +70,12 @@ def expand_as_known(
     known = None if fresh else store.find_study(matrix.name, matrix.digest, user)
     if user is not None and known is not None and {one.user for one in store.origins(known.id)} - {user}:
         known = None
-    date = study_date(known, provider.as_of, as_of)
+    date = study_date(known, provider.as_of)
     grid = expand(matrix, provider.catalogue, date, _settled_ends(known), _found_releases(known))
     return Expansion(matrix, grid if known is None else _as_refined(matrix, grid, known), date, known)
 
 
-def study_date(known: Study | None, fixed: datetime | None, new: datetime | None = None) -> datetime:
+def study_date(known: Study | None, fixed: datetime | None) -> datetime:
     """Return the date of a study: packages that were uploaded later are ignored.
 
     A resumed study keeps its date, so that the same matrix gives the same locks tomorrow.
@@ -85,13 +83,12 @@ def study_date(known: Study | None, fixed: datetime | None, new: datetime | None
     Args:
         known: The study, None if it is new.
         fixed: The only date for which the provider has packages; None if it has them for every date.
-        new: Date of a new study; the present moment if None.
 
     Raises:
         UsageError: The study has another date than `fixed`.
     """
     if known is None or known.exclude_newer is None:
-        return fixed or new or datetime.now(UTC).replace(microsecond=0)
+        return fixed or datetime.now(UTC).replace(microsecond=0)
     if fixed is not None and known.exclude_newer != fixed:
         raise UsageError(
             f"this study sees the indexes as of {known.exclude_newer:%Y-%m-%d %H:%M:%S} UTC, "

@@ -6,16 +6,29 @@ import time
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 
-from bisect_env.cluster.protocol import BuildFailed, PrefixReady
+from bisect_env.cluster.protocol import (
+    BuildFailed,
+    PrefixReady,
+    PrefixRequest,
+    TrialLost,
+    TrialRequest,
+    trials_per_gpu,
+)
 from bisect_env.engine import events
 from bisect_env.engine.learning import Learner
 from bisect_env.engine.locking import Locking
 from bisect_env.engine.next_work import NextWork, Wanted
-from bisect_env.engine.sender import WAIT_SECONDS, Sender
 from bisect_env.engine.series import RunSetup
+from bisect_env.engine.specs import allowed_sources, trial_spec, within_limits
+from bisect_env.environments.lock import Lock
 from bisect_env.errors import StudyInterruptedError
 from bisect_env.matrix.grid import Combination, Index
+from bisect_env.trials.records import TrialRecord
 
+WAIT_SECONDS = 0.5
+"""Maximum seconds of one wait for results, so that the budget and Ctrl-C are checked regularly."""
+CANCEL_GRACE = 30.0
+"""Maximum seconds to wait for the answers about cancelled trials."""
 CLAIM_ATTEMPTS = 4
 """How many times a runner chooses trials anew when another command claims its choice first."""
 CLAIM_PAUSE = 0.02
@@ -60,6 +73,9 @@ class TrialRunner(Learner):
         self._locking = locking
         self._next = NextWork(setup.matrix, self._prepared, self.state, max_trials=max_trials)
         self._locks_answered = 0
+        # Number (or share) of GPUs of each new trial. A share grows if trials disturb each other.
+        self._gpus = setup.matrix.file.trial.gpus
+        self._sent_before_growth: set[str] = set()
 
     # -- before and after ----------------------------------------------------------------------------------
 
@@ -74,11 +90,11 @@ class TrialRunner(Learner):
         # Start the solvers first, because starting the executor may take a minute.
         self._locking.want(self._next.decide(2).lock)
         try:
-            self._sender = Sender(self._matrix, self._session.start(), self._session.warn)
+            self._executor = self._session.start()
         except StudyInterruptedError:
             self._sharing.close()
             return  # nothing ran; the caller sees that the user stopped
-        self._locking.on_done = self._sender.executor.wake
+        self._locking.on_done = self._executor.wake
         try:
             self._pursue()
             while self._go_further():
@@ -146,9 +162,9 @@ class TrialRunner(Learner):
         locks = {lock.content_hash: lock for lock in self._prepared.locks.values()}
         waiting, self.unchecked = self.unchecked & locks.keys(), set()
         for lock_hash in waiting:
-            self._sender.prepare(locks[lock_hash], look=True)
+            self._prepare(locks[lock_hash], look=True)
         while waiting:
-            answers = self._sender.wait()
+            answers = self._executor.wait(WAIT_SECONDS)
             self._handle(answers)
             waiting -= {one.lock_hash for one in answers if isinstance(one, PrefixReady | BuildFailed)}
         return self._basis != known
@@ -164,7 +180,7 @@ class TrialRunner(Learner):
         while self._wants_more():
             self._start_wanted()
             if self.state.running or self.state.building:
-                self._handle(self._sender.wait())
+                self._handle(self._executor.wait(WAIT_SECONDS))
             elif self._locking.under_way:
                 self._locking.wait(WAIT_SECONDS)
             else:
@@ -186,7 +202,7 @@ class TrialRunner(Learner):
         If other commands were faster to claim some of the trials, the plan is asked again.
         """
         for attempt in range(CLAIM_ATTEMPTS):
-            wanted = self._next.decide(self._sender.slots, only=self._only())
+            wanted = self._next.decide(self._slots, only=self._only())
             self._locking.want(wanted.lock)
             self._build(wanted)
             if self._start(wanted.start):
@@ -195,7 +211,7 @@ class TrialRunner(Learner):
             self._sharing.renew(self._claims, now=True)
             self.read_others(elsewhere=False)
             time.sleep(CLAIM_PAUSE * attempt)
-        ahead = self._next.ahead(self._sender.slots)
+        ahead = self._next.ahead(self._slots)
         if ahead.lock:
             self._locking.want_ahead(ahead.lock)
         self._build(ahead)
@@ -225,7 +241,17 @@ class TrialRunner(Learner):
         for index in wanted.build:
             lock = self._prepared.locks[index]
             self.state.building.add(lock.content_hash)
-            self._sender.prepare(lock)
+            self._prepare(lock)
+
+    def _prepare(self, lock: Lock, *, look: bool = False) -> None:
+        """Ask the executor to build an environment before trials need it.
+
+        If `look` is set, the executor only checks an existing environment, and rebuilds it if its files have
+        changed.
+        """
+        self._executor.prepare(
+            PrefixRequest(within_limits(self._matrix, lock), allowed_sources(self._matrix), look)
+        )
 
     def _start(self, chosen: Sequence[Index], *, alone: bool = False) -> bool:
         """Reserve (claim) trials in the database, and start those that no other command has reserved.
@@ -240,19 +266,26 @@ class TrialRunner(Learner):
         if not chosen:
             return True
         wants = [(self._series.new_id(), self.grid.combination(index)) for index in chosen]
-        decision = {
-            "combinations": [combination.as_dict() for _, combination in wants],
-            "after_trials": self.plan.trials,
-        }
         self._save_locked()
-        won = self._sharing.claim(wants, self._run_now(), ("ask", decision))
+        won = self._sharing.claim(wants, self._run_now())
         for index, (trial_id, combination), ours in zip(chosen, wants, won, strict=True):
             if ours:
                 self.state.running[trial_id] = index
-                how, lock = self._setup.conditions(index), self._prepared.locks[index]
-                self._sender.submit(trial_id, combination, lock, how, alone=alone)
+                self._submit(trial_id, index, alone=alone)
                 self._notify(events.TrialStarted(trial_id, combination))
         return all(won)
+
+    def _submit(self, trial_id: str, index: Index, *, alone: bool) -> None:
+        how, lock = self._setup.conditions(index), self._prepared.locks[index]
+        spec = trial_spec(
+            *(self._matrix, self.grid.combination(index), lock, trial_id),
+            values=how.values,
+            perturbation=how.perturbation,
+            gpus=max(1, self._gpus) if alone else self._gpus,
+        )
+        self._executor.submit(
+            TrialRequest(spec, within_limits(self._matrix, lock), allowed_sources(self._matrix))
+        )
 
     def _run_now(self) -> Counter[Combination]:
         """Return the number of trials that this command is running, by combination."""
@@ -268,8 +301,42 @@ class TrialRunner(Learner):
         waits = self.waits and self._session.is_in_time
         deadline = self._clock() + grace(self.state.trial_seconds.value, waits=waits)
         while self.state.running and (left := deadline - self._clock()) > 0 and not self._stopped():
-            self._handle(self._sender.wait(min(WAIT_SECONDS, left)))
+            self._handle(self._executor.wait(min(WAIT_SECONDS, left)))
             self._sharing.renew(self._claims)
-        self._handle(self._sender.end())
+        if self.state.running:
+            self._executor.cancel()
+        deadline = self._clock() + CANCEL_GRACE
+        while self.state.running and self._clock() < deadline:
+            answers = self._executor.wait(WAIT_SECONDS)
+            # Drop the answers about cancelled trials, which are no losses.
+            for lost in (one for one in answers if isinstance(one, TrialLost)):
+                self.state.running.pop(lost.trial_id, None)
+            self._handle([one for one in answers if not isinstance(one, TrialLost)])
         self.state.running.clear()
         self._sharing.renew(dict, now=True)
+
+    # -- shares of GPUs -------------------------------------------------------------------------------------
+
+    @property
+    def _slots(self) -> int:
+        """Return how many trials can run at the same time."""
+        return max(1, self._executor.slots // (self._trials_per_gpu // trials_per_gpu(self._gpus)))
+
+    @property
+    def _slots_alone(self) -> int:
+        """Return how many trials can run at the same time if each has its GPU to itself."""
+        return max(1, self._executor.slots // self._trials_per_gpu)
+
+    @property
+    def _trials_per_gpu(self) -> int:
+        return trials_per_gpu(self._matrix.file.trial.gpus)
+
+    def _lost(self, lost: TrialLost) -> tuple[Index, TrialRecord, float]:
+        if lost.crowded and self._gpus < 1 and lost.trial_id not in self._sent_before_growth:
+            # Trials that share a GPU disturb each other: from now on, half as many share one.
+            self._sent_before_growth |= self.state.running.keys()
+            fewer = trials_per_gpu(self._gpus) // 2
+            self._gpus = 1 / fewer if fewer > 1 else 1
+            shown = f"{fewer} trials share a GPU" if fewer > 1 else "trials have a GPU each"
+            self._warn([f"{lost.reason}; it is run again, and {shown} from now on"])
+        return super()._lost(lost)

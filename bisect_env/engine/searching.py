@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Mapping
 
 from bisect_env.answers.remedies import Asked
 from bisect_env.answers.verdict_document import VerdictDocument, calls_bad
@@ -10,20 +10,15 @@ from bisect_env.engine import events
 from bisect_env.engine.alone import ALONE, Alone
 from bisect_env.engine.document import axis_infos, verdict_document
 from bisect_env.engine.locking import Locking
-from bisect_env.engine.reuse import trial_key
-from bisect_env.engine.runner import TrialRunner
-from bisect_env.engine.series import Conditions, RunSetup
-from bisect_env.engine.session import Session
+from bisect_env.engine.runner import WAIT_SECONDS, TrialRunner
+from bisect_env.engine.series import RunSetup
 from bisect_env.engine.settling import CheckTime, is_announced, only_trials
 from bisect_env.matrix.grid import Combination, Index
-from bisect_env.matrix.load import Matrix
 from bisect_env.matrix.signatures import shown
-from bisect_env.search.goals import Goal, search_towards
 from bisect_env.search.study_search import StudySearch
 from bisect_env.search.verdict import Status
 from bisect_env.search.zoom import ZoomedSearch
 from bisect_env.storage.entries import StoredTrial
-from bisect_env.trials.records import NONE, Machine, Perturbation
 
 SHOW_EVERY = 0.2
 """Seconds between two progress events."""
@@ -35,17 +30,10 @@ class StudyRunner(TrialRunner):
     """A runner of the search of one study, until it is finished, its budget is spent, or the user stops it.
 
     Args:
-        matrix: The matrix of the study.
-        locking: Locks its combinations.
-        session: As for `RunSetup`.
-        study_id: Id of the open study.
-        machines: As for `RunSetup`.
-        goal: What the study is to find.
-        quick: Whether to end as soon as the answer stands, without checks.
-        sure: Whether the checks have no time limit.
-        perturbation: Circumstances under which all trials run.
-        user: As for `RunSetup`.
-        began: When the command began with the study, by the clock of the session; None for now.
+        setup: What is run, and where it is recorded; `make_plan` must return a search.
+        locking: Locks the combinations of the study.
+        began: When the command began with the study, by the clock of the session.
+        is_sure: Whether the checks of the answer have no time limit.
 
     Attributes:
         plan: The search, which chooses trials and gives the verdict.
@@ -53,36 +41,12 @@ class StudyRunner(TrialRunner):
 
     plan: StudySearch
 
-    def __init__(
-        self,
-        matrix: Matrix,
-        locking: Locking,
-        session: Session,
-        study_id: str,
-        *,
-        machines: Callable[[], Collection[Machine]] = frozenset,
-        goal: Goal = Goal.FIRST_BAD,
-        quick: bool = False,
-        sure: bool = False,
-        perturbation: Perturbation = NONE,
-        user: str | None = None,
-        began: float | None = None,
-    ) -> None:
-        prepared = locking.prepared
-
-        def conditions(index: Index) -> Conditions:
-            combination, lock = prepared.grid.combination(index), prepared.locks[index]
-            return Conditions(trial_key(matrix, combination, lock, perturbation), None, perturbation)
-
-        def make_plan() -> StudySearch:
-            return search_towards(goal, prepared.grid, prepared.groups, matrix.file.search, quick=quick)
-
-        setup = RunSetup(matrix, make_plan, session, study_id, conditions, machines=machines, user=user)
-        super().__init__(setup, locking, max_trials=matrix.file.search.max_trials)
-        self._axes = axis_infos(matrix, self.grid)
-        self._trials_alone = {one["trial"] for one in session.store.payloads(study_id, ALONE)}
-        self._alone = Alone(matrix.file.trial.gpus)
-        self._checks = CheckTime(session.clock() if began is None else began, is_sure=sure)
+    def __init__(self, setup: RunSetup, locking: Locking, *, began: float, is_sure: bool) -> None:
+        super().__init__(setup, locking, max_trials=setup.matrix.file.search.max_trials)
+        self._axes = axis_infos(setup.matrix, self.grid)
+        self._trials_alone = {one["trial"] for one in self._store.payloads(self._study_id, ALONE)}
+        self._alone = Alone(setup.matrix.file.trial.gpus)
+        self._checks = CheckTime(began, is_sure=is_sure)
         self._shown_at = self._saved_at = float("-inf")
         self._announced: object = None
 
@@ -187,7 +151,7 @@ class StudyRunner(TrialRunner):
 
         Returns whether any trial ran.
         """
-        chosen = self._alone.wanted(self.plan, self._sender.places_alone)
+        chosen = self._alone.wanted(self.plan, self._slots_alone)
         if not chosen or self._stopped() or not self._session.is_in_time:
             return False
         self._start(chosen, alone=True)
@@ -197,7 +161,7 @@ class StudyRunner(TrialRunner):
             said = {"combination": combination.as_dict(), "trial": trial_id}
             self._store.record_decision(self._study_id, ALONE, said)
         while self.state.running and not self._stopped():
-            self._handle(self._sender.wait())
+            self._handle(self._executor.wait(WAIT_SECONDS))
             self._sharing.renew(self._claims)
             self._show()
         self._wind_down()

@@ -10,7 +10,6 @@ import uuid
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import psutil
 
@@ -143,7 +142,6 @@ class Sharing:
         self,
         wanted: Sequence[tuple[str, Combination]],
         running: Mapping[Combination, int],
-        decision: tuple[str, dict[str, Any]],
     ) -> list[bool]:
         """Reserve (claim) trials for this command, and return for each trial whether this succeeded.
 
@@ -152,7 +150,6 @@ class Sharing:
         Args:
             wanted: Id and combination of each trial, in order.
             running: Number of trials of each combination that this command is running.
-            decision: Kind and payload of the decision that led to these trials; stored with the claims.
         """
         return self._store.claim(
             self._study_id,
@@ -160,7 +157,6 @@ class Sharing:
             dict(wanted),
             Counter(running) + self.claimed,
             lease=LEASE,
-            decision=decision,
             after=self._trials.last,
         )
 

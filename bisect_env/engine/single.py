@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import closing
 from dataclasses import dataclass
-from datetime import datetime
 
 from bisect_env.engine import events
 from bisect_env.engine.amplify import known_perturbation
@@ -100,9 +99,9 @@ def open_combination(
         NoEnvironmentError: It has no environment; no study is begun.
         InfrastructureError: The index cannot be reached.
     """
-    chosen = look_up(matrix, at, store=store, provider=provider, notify=notify)
-    expansion, grid, index = chosen.expansion, chosen.expansion.grid, chosen.index
-    study = expansion.study
+    expansion = expand_as_known(matrix, store, provider)
+    chosen = look_up(expansion, at, store=store, provider=provider, notify=notify)
+    grid, index, study = expansion.grid, chosen.index, expansion.study
     if study is None:
         study = open_study(store, expansion)
         # No command is searching for its answer.
@@ -116,25 +115,22 @@ def open_combination(
 
 
 def look_up(
-    matrix: Matrix,
+    expansion: Expansion,
     at: str | None,
     *,
     store: Store,
     provider: EnvironmentProvider,
     notify: Callable[[events.Event], None],
-    as_of: datetime | None = None,
     flag: str = "--at",
 ) -> ChosenCombination:
     """Find the combination that the user named, and lock it, without beginning a study.
 
     Args:
-        matrix: The matrix.
+        expansion: The expanded matrix.
         at: As for `open_combination`.
         store: Database that may contain the study of the matrix.
         provider: Locks environments.
         notify: Called with an event for each warning.
-        as_of: Packages uploaded after this date are ignored, if there is no study; the present moment if
-            None.
         flag: Name of the option that names the combination, for messages.
 
     Raises:
@@ -142,8 +138,7 @@ def look_up(
         NoEnvironmentError: It has no environment.
         InfrastructureError: The index cannot be reached.
     """
-    expansion = expand_as_known(matrix, store, provider, as_of=as_of)
-    grid, known = expansion.grid, expansion.study
+    matrix, grid, known = expansion.matrix, expansion.grid, expansion.study
     combination = find_combination(grid, at, named_combinations(known) if known else None, flag=flag)
     index = grid.index(combination)
     if index in grid.excluded:
@@ -193,7 +188,7 @@ def run_trials(
         UsageError: The command cannot be run.
     """
     matrix, index, grid = chosen.matrix, chosen.index, chosen.expansion.grid
-    locking = Locking(matrix, grid, session.provider, known={index: chosen.lock}, among=[index])
+    locking = Locking(matrix, grid, session.provider, known={index: chosen.lock}, is_whole=False)
 
     def conditions(_index: Index) -> Conditions:
         key = trial_key(matrix, chosen.combination, chosen.lock, chosen.perturbation)

@@ -135,8 +135,8 @@ class StudyState:
         running: Combination of each running trial, by trial id.
         elsewhere: Number of trials of each combination that other commands are running.
         members: All combinations of each group.
-        seen: Content hashes of environments in which trials ran before this command began. They probably
-            still exist.
+        seen: Content hashes of environments in which trials ran, maybe before this command began. They
+            probably still exist.
         ready: Content hashes of environments that exist on at least one host.
         building: Content hashes of environments that are being built.
         build_seconds: Mean duration of builds.

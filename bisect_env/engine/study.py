@@ -5,10 +5,8 @@ from __future__ import annotations
 import contextlib
 import functools
 import math
-import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import closing
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +14,6 @@ from bisect_env.answers.phrases import how_many
 from bisect_env.answers.remedies import Asked
 from bisect_env.answers.untrusted import command_line
 from bisect_env.answers.verdict_document import VerdictDocument
-from bisect_env.cluster.choose import Place
 from bisect_env.engine import events
 from bisect_env.engine.amplify import choose_perturbation, circumstances_of
 from bisect_env.engine.document import MOST_UNTRIED, axis_infos, bisect_log, chapter, named_commits
@@ -30,13 +27,13 @@ from bisect_env.engine.opening import (
     stored_locks,
     user_name,
 )
-from bisect_env.engine.reuse import reusable
+from bisect_env.engine.reuse import reusable, trial_key
 from bisect_env.engine.searching import StudyRunner
+from bisect_env.engine.series import Conditions, RunSetup
 from bisect_env.engine.session import Session
 from bisect_env.environments.image_lock import moved_tag
 from bisect_env.environments.lock import LockResult
 from bisect_env.environments.lockfiles import write_locks
-from bisect_env.environments.provider import EnvironmentProvider
 from bisect_env.errors import (
     BisectEnvError,
     EndsNotAsStatedError,
@@ -49,7 +46,7 @@ from bisect_env.matrix.expand import refined, to_refine
 from bisect_env.matrix.grid import Direction, Grid, Index
 from bisect_env.matrix.load import Matrix
 from bisect_env.matrix.schema import CommitAxis
-from bisect_env.search.goals import Goal
+from bisect_env.search.goals import Goal, search_towards
 from bisect_env.search.study_search import StudySearch
 from bisect_env.search.table import MOST_CALLED
 from bisect_env.search.verdict import Status
@@ -61,8 +58,6 @@ from bisect_env.storage.entries import (
 )
 from bisect_env.storage.store import SHORT, Store
 from bisect_env.trials.records import Machine
-
-Notify = Callable[[events.Event], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,29 +84,21 @@ class StudyRun:
 
     Args:
         matrix: The matrix.
-        store: Database, open for writing.
-        provider: Locks and builds environments.
-        place: Where trials run. Started unless the study is already finished; closed at the end.
+        session: Database, environments and executor, without a deadline.
+        report: Returns the report of a study as a JSON object; called when the study has ended.
         lockfiles: Folder under which to write the locks; None to write none.
-        notify: Called with each event of the study.
-        stopped: Returns True if the user wants to stop.
         workers: Number of solvers that may run at the same time.
         fresh: Whether to begin a new study that reuses no trials of earlier studies.
         only_mine: Whether to resume and reuse only studies of this user.
         goal: What to find: the first bad version, every failing configuration, or the whole table.
         quick: Whether to end as soon as the answer stands, without checks.
         sure: Whether the checks of the answer have no time limit.
-        report: Returns the report of a study as a JSON object; called when the study has ended.
     """
 
     matrix: Matrix
-    store: Store
-    provider: EnvironmentProvider
-    place: Place
-    lockfiles: Path | None
-    notify: Notify
+    session: Session
     report: Callable[[Store, str], dict[str, Any]]
-    stopped: Callable[[], bool] = lambda: False
+    lockfiles: Path | None = None
     workers: int = 2
     fresh: bool = False
     only_mine: bool = False
@@ -123,7 +110,6 @@ class StudyRun:
     _locking: Locking | None = field(init=False, default=None)
     _refining: bool = field(init=False)
     _began: float = field(init=False)
-    _session: Session = field(init=False)
 
     def run(self) -> Conclusion:
         """Run the study until it is finished, and return its report.
@@ -133,33 +119,26 @@ class StudyRun:
         """
         self._expand()
         self._open()
-        began = self._began = time.monotonic()
-        self._session = Session(
-            *(self.store, self.provider, self.place.executor, self.notify, self.stopped),
-            deadline=self._deadline_from(began),
-        )
-        # If the study is already finished, return its answer without starting a cluster.
-        if self._study.status is not StudyStatus.FINISHED:
-            self.place.begin()
-        with closing(self.place):
-            cut = ""
-            try:
-                images = self._settled_images()
-                while True:
-                    runner = self._search(images)
-                    cut = self._limit_reached(runner)
-                    if not self._refine(runner):
-                        return self._conclude(runner)
-            except BisectEnvError as error:
-                self._end_with(error)
-                raise
-            finally:
-                with contextlib.suppress(StorageError):  # the error that ended the study
-                    self._note_end(began, cut)
-                if self._locking is not None:
-                    self._locking.close()
-                    if self.lockfiles is not None:
-                        _write_locks(self.lockfiles, self.matrix, self._locking.prepared)
+        self._began = self.session.clock()
+        self.session = replace(self.session, deadline=self._deadline())
+        cut = ""
+        try:
+            images = self._settled_images()
+            while True:
+                runner = self._search(images)
+                cut = self._limit_reached(runner)
+                if not self._refine(runner):
+                    return self._conclude(runner)
+        except BisectEnvError as error:
+            self._end_with(error)
+            raise
+        finally:
+            with contextlib.suppress(StorageError):  # the error that ended the study
+                self._note_end(cut)
+            if self._locking is not None:
+                self._locking.close()
+                if self.lockfiles is not None:
+                    _write_locks(self.lockfiles, self.matrix, self._locking.prepared)
 
     # -- the steps -------------------------------------------------------------------------------------------
 
@@ -172,8 +151,8 @@ class StudyRun:
 
         A resumed study keeps its versions.
         """
-        matrix, store, user = self.matrix, self.store, self._user
-        found = expand_as_known(matrix, store, self.provider, user=user, fresh=self.fresh)
+        matrix, store, user = self.matrix, self.session.store, self._user
+        found = expand_as_known(matrix, store, self.session.provider, user=user, fresh=self.fresh)
         self._grid = found.grid
         if self.goal is not Goal.FIRST_BAD and math.prod(found.grid.shape) > MOST_CALLED:
             raise UsageError(
@@ -187,19 +166,16 @@ class StudyRun:
 
     def _open(self) -> None:
         study = self._study
-        self.notify(events.StudyOpened(study.id, study.name, own_trials(self.store, study)))
-        _keep_logs_within_limit(self.store, self.notify)
+        self.session.notify(events.StudyOpened(study.id, study.name, own_trials(self.session.store, study)))
+        _keep_logs_within_limit(self.session)
         # Check the answer only after all releases around it were tried.
         passed_over = any(axis.passed_over for axis in self._grid.axes)
         self._refining = passed_over and self.goal is Goal.FIRST_BAD
 
-    def _deadline_from(self, began: float) -> float | None:
+    def _deadline(self) -> float | None:
         """Return the time at which the study's budget is spent, or None if the study has no budget.
 
         The time that earlier commands spent on the study is counted.
-
-        Args:
-            began: Time at which this command began.
         """
         budget = self.matrix.file.search.budget
         if budget is None:
@@ -209,27 +185,27 @@ class StudyRun:
         # A killed command stored only its trials, and those of its comparison of circumstances.
         trials = [
             trial
-            for study_id in (self._study.id, *circumstances_of(self.store, self._study.id))
-            for trial in self.store.trials(study_id)
+            for study_id in (self._study.id, *circumstances_of(self.session.store, self._study.id))
+            for trial in self.session.store.trials(study_id)
         ]
-        return began + budget - max(spent, _seconds_covered(trials))
+        return self._began + budget - max(spent, _seconds_covered(trials))
 
     def _earlier_runs(self) -> Sequence[Mapping[str, Any]]:
         """Return what earlier commands stored about their duration and the limits that stopped their checks.
 
         See `ENDED`.
         """
-        return self.store.payloads(self._study.id, ENDED)
+        return self.session.store.payloads(self._study.id, ENDED)
 
-    def _note_end(self, began: float, cut: str) -> None:
+    def _note_end(self, cut: str) -> None:
         """Store how long this command worked on the study, and which limit stopped its checks, if any."""
-        if cut or self._session.deadline is not None or self._earlier_runs():
-            spent = {"seconds": round(time.monotonic() - began, 3), "cut": cut}
-            self.store.record_decision(self._study.id, ENDED, spent)
+        if cut or self.session.deadline is not None or self._earlier_runs():
+            spent = {"seconds": round(self.session.clock() - self._began, 3), "cut": cut}
+            self.session.store.record_decision(self._study.id, ENDED, spent)
 
     def _limit_reached(self, runner: StudyRunner) -> str:
         """Return which limit stopped the checks: `budget`, `max_trials`, `quick`, or "" for none."""
-        if not self._session.is_in_time:
+        if not self.session.is_in_time:
             return "budget"
         if runner.plan.trials >= self.matrix.file.search.max_trials:
             return "max_trials"
@@ -239,19 +215,19 @@ class StudyRun:
         """Return whether this command may continue checks that a limit stopped in an earlier command."""
         cut = next((one.get("cut") for one in reversed(self._earlier_runs())), "")
         more_trials = runner.plan.trials < self.matrix.file.search.max_trials
-        gone = {"budget": self._session.is_in_time, "max_trials": more_trials, "quick": not self.quick}
+        gone = {"budget": self.session.is_in_time, "max_trials": more_trials, "quick": not self.quick}
         return self.sure or gone.get(str(cut), False)
 
     def _settled_images(self) -> dict[str, str]:
-        images = recorded_images(self.matrix, self.store, self._study)
+        images = recorded_images(self.matrix, self.session.store, self._study)
         for name, reference in images.items():
             if (text := moved_tag(name, reference)) is not None:
-                self.notify(events.Warned(text))
+                self.session.warn(text)
         return images
 
     def _search(self, images: Mapping[str, str]) -> StudyRunner:
         """Run the search on the present grid, and return the runner with the results."""
-        matrix, store, study = self.matrix, self.store, self._study
+        matrix, store, study = self.matrix, self.session.store, self._study
         if self._locking is not None:
             self._locking.close()
         grid = self._grid
@@ -261,13 +237,13 @@ class StudyRun:
             if (index := grid.find(combination)) is not None and index not in grid.excluded
         }
         locking = self._locking = Locking(
-            matrix, grid, self.provider, workers=self.workers, images=images, known=known
+            matrix, grid, self.session.provider, workers=self.workers, images=images, known=known
         )
         is_whole = not is_lazy(grid)
         if is_whole:
             locking.lock_all(lambda done, total: self._watched(events.LockProgress(done, total)))
         prepared = locking.prepared
-        self.notify(
+        self.session.notify(
             events.Locked(
                 combinations=math.prod(grid.shape),
                 excluded=len(grid.excluded),
@@ -276,32 +252,32 @@ class StudyRun:
                 withdrawn=tuple((a.name, v, why) for a in grid.axes for v, why in a.dropped.items()),
             )
         )
-        perturbation = choose_perturbation(matrix, grid, locking, self._session, study.id)
+        perturbation = choose_perturbation(matrix, grid, locking, self.session, study.id)
         save_prepared(store, study.id, prepared, [*grid.indices()])
         # Looking up a hundred thousand keys takes longer than the few trials that might be spared.
         is_done = study.status is StudyStatus.FINISHED
         many = math.prod(grid.shape) > MOST_CALLED
         # If the budget is spent, the perturbation may not be chosen yet, and reused trials may lack it.
-        reuses = not (study.definition.fresh or many or is_done) and self._session.is_in_time
+        reuses = not (study.definition.fresh or many or is_done) and self.session.is_in_time
 
         @functools.cache
         def machines() -> frozenset[Machine]:
-            found = self.place.executor().machines() if reuses else ()
+            found = self.session.start().machines() if reuses else ()
             return reusable(found, matrix.file.trial.gpus)
 
-        runner = StudyRunner(
-            matrix,
-            locking,
-            self._session,
-            study.id,
-            machines=machines,
-            user=self._user,
-            began=self._began,
-            goal=self.goal,
-            quick=self.quick or self._refining,
-            sure=self.sure or "clean_rate" in matrix.file.search.model_fields_set,
-            perturbation=perturbation,
+        def conditions(index: Index) -> Conditions:
+            key = trial_key(matrix, grid.combination(index), prepared.locks[index], perturbation)
+            return Conditions(key, None, perturbation)
+
+        def make_plan() -> StudySearch:
+            quick = self.quick or self._refining
+            return search_towards(self.goal, grid, prepared.groups, matrix.file.search, quick=quick)
+
+        setup = RunSetup(
+            matrix, make_plan, self.session, study.id, conditions, machines=machines, user=self._user
         )
+        is_sure = self.sure or "clean_rate" in matrix.file.search.model_fields_set
+        runner = StudyRunner(setup, locking, began=self._began, is_sure=is_sure)
         runner.replay()
         runner.take_unbuildable()
         if is_done and runner.plan.answered and not self._may_do_more(runner):
@@ -317,8 +293,8 @@ class StudyRun:
         return runner
 
     def _watched(self, event: events.LockProgress) -> None:
-        self.notify(event)
-        if self.stopped():
+        self.session.notify(event)
+        if self.session.stopped():
             raise StudyInterruptedError(
                 f"stopped while locking environments ({event.done} of {event.total})",
                 remedy=self._resume_remedy,
@@ -333,18 +309,18 @@ class StudyRun:
     def _refine(self, runner: StudyRunner) -> bool:
         """Add versions near the first bad one to the grid, and return whether the search must go on."""
         matrix = self.matrix
-        if self.stopped():
+        if self.session.stopped():
             return False
         around = self.goal is Goal.FIRST_BAD
         if around and (added := _around(matrix, self._grid, runner.plan)):
-            self.notify(events.Said(f"around the answer, {_added_values(matrix, self._grid, added)}"))
+            self.session.say(f"around the answer, {_added_values(matrix, self._grid, added)}")
             self._grid = refined(matrix, self._grid, added)
         elif self._refining and not self.quick:
             self._refining = False
             return True
         else:
             return False
-        self.store.set_grid(self._study.id, axis_infos(matrix, self._grid))
+        self.session.store.set_grid(self._study.id, axis_infos(matrix, self._grid))
         return True
 
     def _conclude(self, runner: StudyRunner) -> Conclusion:
@@ -354,11 +330,11 @@ class StudyRun:
             StudyInterruptedError: The user stopped it before there was an answer.
             EndsNotAsStatedError: A stated end is not as stated.
         """
-        store, study, matrix = self.store, self._study, self.matrix
-        if self.stopped() and runner.plan.answered:
+        store, study, matrix = self.session.store, self._study, self.matrix
+        if self.session.stopped() and runner.plan.answered:
             # Skip the remaining checks, as with `--quick`.
             runner.plan.end_checks()
-        if self.stopped() and (runner.unchecked or not (runner.finished or runner.has_answered)):
+        if self.session.stopped() and (runner.unchecked or not (runner.finished or runner.has_answered)):
             store.finish_study(study.id, StudyStatus.INTERRUPTED, runner.document())
             raise StudyInterruptedError(
                 # Count only trials of this study, not those that it reuses.
@@ -386,7 +362,7 @@ class StudyRun:
                 tried=_end_counts(runner),
                 remedy=_ends_remedy(matrix, runner, likely),
             )
-        self.notify(events.Concluded(report))
+        self.session.notify(events.Concluded(report))
         return Conclusion(report, ExitCode.VERDICT if document.is_decided else ExitCode.NO_VERDICT)
 
     def _keep_commit(self, runner: StudyRunner, verdict: VerdictDocument) -> None:
@@ -397,7 +373,7 @@ class StudyRun:
             if (named := named_commits(verdict, name)) is None:
                 continue
             first, last, between = named
-            details, forge = self.provider.catalogue.commit_details(
+            details, forge = self.session.provider.catalogue.commit_details(
                 self.matrix.repository(axis), [first, last, *between[:MOST_UNTRIED]]
             )
             found = chapter(name, axis.canonical_package, details[0], details[1], details[2:], forge)
@@ -405,16 +381,16 @@ class StudyRun:
             labels = {} if history is None else {one: history.subject(one) for one in history.place}
             log = bisect_log(runner.tried(name, verdict), first, labels, is_sure=not between)
             payload = found.model_copy(update={"log": tuple(log)}).model_dump(mode="json")
-            self.store.record_if_new(self._study.id, COMMIT, payload)
+            self.session.store.record_if_new(self._study.id, COMMIT, payload)
 
     def _end_with(self, error: BisectEnvError) -> None:
         # Keep an existing answer if the command fails while checking it again.
-        if self.store.study(self._study.id).status is not StudyStatus.FINISHED:
+        if self.session.store.study(self._study.id).status is not StudyStatus.FINISHED:
             interrupted = isinstance(error, StudyInterruptedError)
             status = StudyStatus.INTERRUPTED if interrupted else StudyStatus.FAILED
-            self.store.finish_study(self._study.id, status, None)
-        self.notify(events.Failed.of(error))
-        self.notify(events.Concluded(self.report(self.store, self._study.id)))
+            self.session.store.finish_study(self._study.id, status, None)
+        self.session.notify(events.Failed.of(error))
+        self.session.notify(events.Concluded(self.report(self.session.store, self._study.id)))
 
 
 def _added_values(matrix: Matrix, grid: Grid, added: Mapping[str, Sequence[str]]) -> str:
@@ -467,14 +443,12 @@ def _was_tried(search: StudySearch, index: Index) -> bool:
         return False
 
 
-def _keep_logs_within_limit(store: Store, notify: Notify) -> None:
-    if store.logs_beyond_limit():
-        done = store.collect()
-        notify(
-            events.Warned(
-                f"logs took {done.before} bytes of {done.limit}; the oldest that nothing cites were dropped "
-                f"({done.logs} of them; `bisect-env db gc --size SIZE` allows more)"
-            )
+def _keep_logs_within_limit(session: Session) -> None:
+    if session.store.logs_beyond_limit():
+        done = session.store.collect()
+        session.warn(
+            f"logs took {done.before} bytes of {done.limit}; the oldest that nothing cites were dropped "
+            f"({done.logs} of them; `bisect-env db gc --size SIZE` allows more)"
         )
 
 

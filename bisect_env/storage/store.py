@@ -722,7 +722,6 @@ class Store:
         believed: Mapping[Combination, int],
         *,
         lease: float,
-        decision: tuple[str, dict[str, Any]] | None = None,
         after: int = 0,
     ) -> list[bool]:
         """Claim (reserve) trials before they run, so that no other command runs them.
@@ -735,7 +734,6 @@ class Store:
                 combinations without any may be left out. Of the recorded trials, only those after `after`
                 count.
             lease: Seconds for which the claims are valid unless they are renewed, at most `LONGEST_LEASE`.
-            decision: Kind and payload of a decision, stored if any trial was claimed.
             after: The `sequence` up to which the holder knows all trials: trials recorded until then are not
                 counted, neither here nor in `believed`.
 
@@ -760,8 +758,6 @@ class Store:
                 answers.append(trial_id not in used and taken[place] == believed.get(combination, 0))
                 if answers[-1]:
                     session.add(ClaimRow(trial_id=trial_id, combination_id=place, **same))
-            if decision is not None and any(answers):
-                session.add(rows.decision_row(study_id, *decision))
         return answers
 
     def renew(self, study_id: str, holder: str, running: Mapping[str, Combination], *, lease: float) -> None:

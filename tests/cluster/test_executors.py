@@ -17,7 +17,7 @@ import pytest
 
 from bisect_env.cluster.local import HostExecutor
 from bisect_env.cluster.pool import PoolExecutor
-from bisect_env.cluster.protocol import BuildFailed, PrefixRequest, TrialCompleted, TrialLost
+from bisect_env.cluster.protocol import PrefixReady, PrefixRequest, TrialCompleted, TrialLost
 from bisect_env.environments.lock import Lock
 from bisect_env.environments.prefix import Prefix
 from bisect_env.errors import InfrastructureError
@@ -59,7 +59,7 @@ class Unreleasable(Prefix):
         raise RuntimeError("no release")
 
 
-def test_an_unexpected_error_loses_a_trial_and_not_its_thread(caplog: pytest.LogCaptureFixture) -> None:
+def test_an_unexpected_error_voids_a_trial_and_ends_no_thread() -> None:
     left = [True, True]
 
     def breaks_at_first(
@@ -71,18 +71,18 @@ def test_an_unexpected_error_loses_a_trial_and_not_its_thread(caplog: pytest.Log
     executor = PoolExecutor(breaks_at_first, slots=1)
     try:
         executor.prepare(PrefixRequest(request().lock))
-        (failed,) = collect(executor, 1)
-        assert isinstance(failed, BuildFailed)
+        assert collect(executor, 1) == [PrefixReady(request().lock.content_hash)]
         one, two = request("pass"), request("pass")
         executor.submit(one)
-        (lost,) = collect(executor, 1)
-        assert isinstance(lost, TrialLost)
-        assert (lost.trial_id, lost.under_trial) == (one.spec.trial_id, False)
-        assert "RuntimeError: no release" in lost.reason
+        (void,) = collect(executor, 1)
+        assert isinstance(void, TrialCompleted)
+        assert (void.record.trial_id, void.record.outcome) == (one.spec.trial_id, Outcome.HARNESS_ERROR)
+        assert "Traceback" in void.record.stack
+        assert "RuntimeError: no release" in void.record.stack
         executor.submit(two)
         (answer,) = collect(executor, 1)
         assert isinstance(answer, TrialCompleted)
-        assert "Traceback" in caplog.text
+        assert answer.record.outcome is Outcome.PASS
     finally:
         executor.close()
 

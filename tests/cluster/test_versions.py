@@ -28,13 +28,13 @@ def test_each_difference_is_named_once_with_who_has_it() -> None:
     old = {"python": "3.11.7.final.0", "distributed": "2025.1.0"}
     assert version_problems(answer(scheduler={"dask": "2025.1.0"}, a={}, b=old, c=old)) == [
         "dask: this command has 2026.8.0, the scheduler has 2025.1.0",
-        "python: this command has 3.12, 2 workers (tcp://b:1, …) have 3.11",
-        "distributed: this command has 2026.8.0, 2 workers (tcp://b:1, …) have 2025.1.0",
+        "python: this command has 3.12, the worker tcp://b:1 and 1 more have 3.11",
+        "distributed: this command has 2026.8.0, the worker tcp://b:1 and 1 more have 2025.1.0",
     ]
 
 
 def test_a_worker_without_bisect_env_is_named() -> None:
     assert version_problems(answer(a={"bisect-env": None}, b={"bisect-env": "0.2.0"})) == [
-        "bisect-env: this command has 0.1.0, the worker tcp://b:1 has 0.2.0",
         "bisect-env: this command has 0.1.0, the worker tcp://a:1 has none",
+        "bisect-env: this command has 0.1.0, the worker tcp://b:1 has 0.2.0",
     ]

@@ -7,6 +7,7 @@ combination to the next is a value that the script reads.
 import sys
 import textwrap
 from collections.abc import Callable
+from contextlib import closing
 from functools import partial
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from bisect_env.cluster.choose import Place
 from bisect_env.cluster.pool import PoolExecutor
 from bisect_env.cluster.protocol import Executor
 from bisect_env.engine import events
+from bisect_env.engine.session import Session
 from bisect_env.engine.study import Conclusion, StudyRun
 from bisect_env.environments.prefix import ensure_prefix
 from bisect_env.environments.provider import EnvironmentProvider, Environments
@@ -111,19 +113,16 @@ class Studies:
         """Run a study in this process with an inline executor."""
         cache = self.folder / "cache"
         matrix = load_matrix(path)
-        with Store.open(str(self.db)) as store:
+        place = Place(
+            make_executor or (lambda: PoolExecutor(partial(ensure_prefix, cache_dir=cache), slots)), stopped
+        )
+        found = provider or Environments(cache, index=matrix.file.index)
+        with Store.open(str(self.db)) as store, closing(place):
             return StudyRun(
                 matrix,
-                store=store,
-                provider=provider or Environments(cache, index=matrix.file.index),
-                place=Place(
-                    make_executor or (lambda: PoolExecutor(partial(ensure_prefix, cache_dir=cache), slots)),
-                    stopped,
-                ),
+                Session(store, found, place.executor, self.events.append, stopped),
+                report_document,
                 lockfiles=self.folder / "lockfiles",
-                notify=self.events.append,
-                report=report_document,
-                stopped=stopped,
                 fresh=fresh,
                 only_mine=only_mine,
                 goal=goal,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 import time
-from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -17,13 +16,9 @@ from bisect_env.cluster.protocol import (
     WorkerOffer,
 )
 from bisect_env.engine import events
-from bisect_env.engine.sender import Sender
-from bisect_env.engine.series import Conditions
 from bisect_env.environments.lock import Lock, UnbuildableError
 from bisect_env.environments.prefix import Prefix
 from bisect_env.errors import InfrastructureError, NoEnvironmentError
-from bisect_env.matrix.grid import Combination
-from bisect_env.matrix.load import load_matrix
 from tests.engine.studies import CRASH_FROM_SIX, Studies
 
 A, B = "a" * 64, "b" * 64
@@ -108,26 +103,3 @@ def test_an_environment_that_cannot_be_made(
         studies.run(studies.matrix(CRASH_FROM_SIX), make_executor=lambda: PoolExecutor(builder, 2))
     assert not [event for event in studies.events if isinstance(event, events.TrialStarted)]
     assert builder.calls in (3, 10)
-
-
-class AnswersAtTheEnd(PoolExecutor):
-    """An executor whose build is ready while its trials are being ended."""
-
-    def cancel(self) -> None:
-        self._answers.put(PrefixReady(A, 1.0))
-        self._answers.put(BuildFailed("", B, "no wheel", False))
-        super().cancel()
-
-
-def test_builds_that_are_answered_while_trials_are_ended_are_not_forgotten(studies: Studies) -> None:
-    matrix = load_matrix(studies.matrix("import time; time.sleep(600)"))
-    executor = AnswersAtTheEnd(SlowBuilder(0.0), slots=1)
-    with closing(executor):
-        runner = Sender(matrix, executor)
-        runner.submit("t", Combination.of({"python": "3", "level": "0"}), lock(A), Conditions(""))
-        ended = runner.end()
-    assert [one for one in ended if isinstance(one, PrefixReady | BuildFailed)] == [
-        PrefixReady(A, 1.0),
-        BuildFailed("", B, "no wheel", False),
-    ]
-    assert runner.running == {}

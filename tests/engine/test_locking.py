@@ -129,3 +129,35 @@ def test_an_error_while_locking_ahead_counts_only_once_that_lock_is_needed(
         assert isinstance(locking.lock_now(other), Lock)
         with pytest.raises(InfrastructureError, match="the solver broke"):
             locking.lock_now(broken)
+
+
+def test_equal_requests_are_solved_once_and_an_anchor_before_all_others(
+    index: IndexServer, tmp_path: Path
+) -> None:
+    path = tmp_path / "matrix.yaml"
+    path.write_text(
+        f"version: 1\nname: once\nindex: {index.url}\naxes:\n"
+        f"  python: {{package: python, versions: ['{HERE}']}}\n"
+        "  app: {package: app, versions: '>=0', step: every}\n"
+        "  level: {values: [1, 2, 3]}\ntrial: {command: python -c 'import app'}\n"
+    )
+    matrix = load_matrix(path)
+    asked: list[tuple[str, bool]] = []
+
+    class Counting(Environments):
+        def lock(self, request: EnvironmentRequest, prefer: Lock | None = None) -> LockResult:
+            asked.append((request.requirements[0], prefer is not None))
+            return super().lock(request, prefer)
+
+    provider = Counting(tmp_path / "cache", index=matrix.file.index)
+    grid = expand(matrix, provider.catalogue, datetime.now(UTC))
+    with closing(Locking(matrix, grid, provider)) as locking:
+        # The last version has the first as its anchor, which is stored, too.
+        locking.want([(0, 2, 1)])
+        while locking.under_way:
+            locking.wait(1.0)
+            locking.take()
+        assert asked == [("app==1.0", False), ("app==3.0", True)]
+        assert {one[1] for one in locking.prepared.locks} == {0, 2}
+        assert len(locking.lock_all().locks) == 9
+    assert asked == [("app==1.0", False), ("app==3.0", True), ("app==2.0", True)]

@@ -130,12 +130,12 @@ def ran(studies: Studies, make_plan: Callable[[], Reopened], *, claims: bool = F
     provider = Environments(studies.folder / "cache")
     with Store.open(str(studies.db)) as store:
         study = open_study(store, Expansion(matrix, grid, datetime.now(UTC), None))
-        locking = Locking(matrix, grid, provider, known=locks, among=list(locks))
+        locking = Locking(matrix, grid, provider, known=locks, is_whole=False)
         store.save_locks(study.id, locks.values())
         store.save_combinations(study.id, [locking.prepared.state(index) for index in locks])
         if claims:
             wanted = {"another": grid.combination(A)}
-            store.claim(study.id, "another command", wanted, {}, lease=60.0, decision=("ask", {}))
+            store.claim(study.id, "another command", wanted, {}, lease=60.0)
         session = Session(store, provider, lambda: host)
         with closing(locking):
             setup = RunSetup(matrix, make_plan, session, study.id, lambda _index: Conditions(""))

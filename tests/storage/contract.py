@@ -686,14 +686,6 @@ class StoreContract:
         assert whole is not None
         assert (whole.record.stdout, whole.record.stderr) == ("x" * 50_000, "y")
 
-    def test_a_decision_is_stored_with_the_claims_it_led_to(self, store: Store) -> None:
-        study = opened_study(store)
-        two = combination("2.0")
-        for number, decision in ((1, ("ask", {"n": 1})), (0, ("ask", {"n": 2}))):
-            store.claim(study.id, "me", {str(number): two}, {two: 1 - number}, lease=60, decision=decision)
-        store.claim(study.id, "me", {"x": two}, {two: 9}, lease=60, decision=("ask", {"n": 3}))
-        assert [decision.payload["n"] for decision in store.decisions(study.id)] == [1, 2]
-
     # -- trials of other studies ---------------------------------------------------------------------------
 
     def test_trials_of_other_studies_count_where_they_are_reused(self, store: Store, reopen: Reopen) -> None:
