@@ -435,13 +435,12 @@ def test_a_view_has_one_position_for_each_group() -> None:
     assert view.spread(np.array([0.1, 0.2, 0.3]), 0.5).tolist() == [[0.1, 0.1, 0.5], [0.2, 0.3, 0.3]]
     tallies = Tallies(groups)
     tallies.set_aside((1, 0))
-    assert tallies.runnable(view).tolist() == [True, False, True]
+    assert tallies.runnable(view.cells).tolist() == [True, False, True]
     tallies.add((0, 1), 1, 3)
     tallies.add((1, 2), 0, 1)
-    counts = tallies.in_view(view, RateGrid.default(0.02))
-    assert (counts.hits.tolist(), counts.trials.tolist()) == ([1, 0, 0], [3, 0, 1])
+    assert [of.tolist() for of in tallies.arrays(view.position)] == [[1, 0, 0], [3, 0, 1]]
+    assert [of.tolist() for of in tallies.arrays({(1, 1): 0})] == [[0], [1]]
     assert tallies.by_group({(0, 0): 1, (0, 1): 2, (1, 0): 1, (0, 2): 5}) == {(0, 0): 3}
-    assert tallies.prices(view, {(0, 1): 5.0, (0, 2): 1.0}).tolist() == [5.0, 0.0, 0.0]
 
 
 def test_a_view_of_nothing_that_can_be_run_has_no_position() -> None:
