@@ -82,14 +82,14 @@ class TableSearch(StudySearch):
         for cell, wanted in table.again:
             take(cell, wanted - table.trials(cell))
         chunk = max(1, table.usual_trials // 2)
-        looking = {cell for cell in (*now.running, *chosen) if cell not in table.labels}
+        looking = {cell for cell in (*now.running, *chosen) if table.labelled[cell] < 0}
         for cell in self._new(-(-(count - len(chosen)) // chunk), looking, now.prices(cells), allowed):
             take(cell, chunk)
         if not chosen and not looking:
             for cell in table.suspects:
                 take(cell, table.enough_passes - table.trials(cell))
             if left := table.repeats_left:
-                take(min(table.failing, key=table.trials), left)
+                take(table.least_repeated, left)
         return chosen
 
     def _new(
@@ -113,7 +113,7 @@ class TableSearch(StudySearch):
         unknown = allowed & (table.labelled < 0)
         for cell in looking:
             unknown[cell] = False
-        first = [cell for cell in table.first if cell not in table.labels]
+        first = [cell for cell in table.first if table.labelled[cell] < 0]
         if waiting := [cell for cell in first if cell not in looking]:
             return [cell for cell in waiting if unknown[cell]][:count]
         if any(cell in looking for cell in first):
@@ -155,7 +155,7 @@ class TableSearch(StudySearch):
             line = tuple(slice(None) if i in alike else place for i, place in enumerate(cell))
             here = np.zeros_like(allowed)
             here[line] = allowed[line]
-            tried = [*self.table.labels, *taken, *chosen]
+            tried = [*self.table.cells_with_label, *taken, *chosen]
             chosen.append(
                 min(
                     cells_of(here),
