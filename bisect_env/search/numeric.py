@@ -75,6 +75,15 @@ def binomial_at_most(hits: int, trials: int, rates: FloatArray) -> FloatArray:
     return np.asarray(np.minimum(np.exp(logs).sum(axis=-1), 1.0))
 
 
+def passes_to_exclude(rate: float, error: float) -> int:
+    """Return how many passes in a row show that a combination does not fail at `rate`, at least 1.
+
+    With that rate, all these trials would pass with probability at most `error`: `(1 − rate)^n ≤ error`.
+    """
+    # One trial is exactly enough at the highest rate, whatever rounding makes of the quotient.
+    return math.ceil(math.log(error) / math.log1p(-min(rate, 1.0 - error)) - 1e-9)
+
+
 @functools.lru_cache(maxsize=65_536)
 def rate_of(hits: int, trials: int, chance: float) -> float:
     """Return the failure rate at which `chance` is the probability that at most `hits` of `trials` fail.

@@ -153,23 +153,17 @@ class Search(StudySearch):
                 wanted += untested_checks(best, self._grid, self.tallies)
             doubted = self._doubted
             if doubted is not None and self.tallies.can_run(doubted) and not self.counts(doubted)[1]:
-                wanted.insert(0, Check(doubted, 1, "untested"))
+                wanted.insert(0, Check(doubted, 1))
         else:
             wanted += self._proof(best)
         return wanted + clean
 
     def _proof(self, best: Answer) -> list[Check]:
         """Return the trials still missing at the good side of each boundary and in long untested parts."""
-        clean = self.known.clean
-        wanted = [(b.good, clean, "last good") for b in best.boundaries]
-        rate = self.known.belief.typical_rates[0]
-        longest = interval_checks(best, self._grid, self.tallies, rate)
-        wanted += [(cell, trials, "untested") for cell, trials in longest]
-        return [
-            Check(cell, trials - self.counts(cell)[1], why)
-            for cell, trials, why in wanted
-            if self.counts(cell)[1] < trials
-        ]
+        wanted = [(b.good, self.known.clean) for b in best.boundaries]
+        wanted += interval_checks(best, self._grid, self.tallies, self.known.belief.typical_rates[0])
+        lacking = [(cell, trials - self.counts(cell)[1]) for cell, trials in wanted]
+        return [Check(cell, number) for cell, number in lacking if number > 0]
 
     @cached_property
     def verdict(self) -> Verdict:
