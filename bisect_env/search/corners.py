@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from bisect_env.matrix.grid import Direction, Index
 from bisect_env.search.space import Hypothesis
 from bisect_env.search.table_search import TableSearch
-from bisect_env.search.verdict import Answer, Boundary, Status, Verdict, between
+from bisect_env.search.verdict import Answer, Boundary, Status, Verdict
 
 
 class CornerSearch(TableSearch):
@@ -133,7 +133,7 @@ class CornerSearch(TableSearch):
                 # The side of the good end first, then the nearest.
                 rank = np.abs(places - corner[axis]) + len(line) * (towards * (places - corner[axis]) > 0)
                 near = (*corner[:axis], int(places[int(rank.argmin())]), *corner[axis + 1 :])
-                boundaries.append(Boundary(axis, corner, near, between(axis, corner, near)))
+                boundaries.append(Boundary(axis, corner, near))
         last_good = boundaries[0].good if boundaries else None
         sides = [corner, *(one.good for one in boundaries)]
         sure = min(self.table.called[cell].probability for cell in sides) if self.answered else 0.0

@@ -31,7 +31,7 @@ from bisect_env.search.stopping import (
     required_confidence,
     usual_trials,
 )
-from bisect_env.search.verdict import Answer, Boundary, answer, between
+from bisect_env.search.verdict import Answer, Boundary, answer
 from bisect_env.search.view import LatticeView
 
 NO_RULE = 1e-4
@@ -230,8 +230,7 @@ class Known:
         chance = float(chances[bad] * (1.0 - chances[good])) / (1 + steps)
         if steps or len(axes) > 1:
             return Answer(hypothesis, (), bad, good, chance)
-        side = Boundary(axes[0], bad, good, between(axes[0], bad, good))
-        return Answer(hypothesis, (side,), bad, good, chance)
+        return Answer(hypothesis, (Boundary(axes[0], bad, good),), bad, good, chance)
 
     @cached_property
     def required(self) -> float:

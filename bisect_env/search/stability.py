@@ -28,7 +28,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from bisect_env.search.numeric import xlog1py, xlogy
+from bisect_env.search.numeric import xlogy
 
 NOTEWORTHY = 20.0
 """Minimum Bayes factor of an effect that is reported. Of studies without any effect, at most one in twenty
@@ -140,9 +140,9 @@ def _log_likelihood(n: dict[tuple[bool, bool], int], ratios: np.ndarray) -> np.n
     there = np.minimum(ratios[:, None] * _RATES, 1.0)
     log = (
         xlogy(n[False, True], _RATES)
-        + xlog1py(n[False, False], -_RATES)
+        + xlogy(n[False, False], 1.0 - _RATES)
         + xlogy(n[True, True], there)
-        + xlog1py(n[True, False], -there)
+        + xlogy(n[True, False], 1.0 - there)
     )
     rarely = np.logaddexp.reduce(log, axis=1) + np.log((1.0 - _NEVER) / len(_RATES))
     never = -np.inf if n[False, True] or n[True, True] else np.log(_NEVER)

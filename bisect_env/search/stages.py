@@ -33,7 +33,7 @@ from bisect_env.search.known import Known
 from bisect_env.search.rates import RateGrid
 from bisect_env.search.space import Hypothesis, is_large
 from bisect_env.search.tallies import Tallies
-from bisect_env.search.verdict import Answer, Boundary, between
+from bisect_env.search.verdict import Answer, Boundary
 from bisect_env.search.view import LatticeView
 
 MOST_STAGES = 12
@@ -209,8 +209,7 @@ class Stage:
         for one in found.boundaries:
             axis, *tied = ways[one.axis]
             if not tied:
-                sides = combination(one.bad), combination(one.good)
-                boundaries.append(Boundary(axis, *sides, between(axis, *sides)))
+                boundaries.append(Boundary(axis, combination(one.bad), combination(one.good)))
         culprits = tuple(sorted(axis for one in hypothesis.culprits for axis in ways[one]))
         kind = hypothesis.kind if hypothesis.table is None else "all"
         return Answer(
@@ -261,11 +260,11 @@ def closer_shape(stage: Stage, known: Known, grid: Grid, tallies: Tallies) -> Sh
     if any(len(way) > 1 for way in culprits):
         return _from_end_to_end(_split(culprits), grid, shape.combination(best.first_bad))
     gaps: dict[int, tuple[int, int]] = {}
-    for boundary in best.boundaries:
-        axis = shape.ways[boundary.axis][0]
-        bad, good = shape.combination(boundary.bad), shape.combination(boundary.good)
-        if any(map(tallies.can_run, between(axis, bad, good))):
-            gaps[axis] = min(bad[axis], good[axis]), max(bad[axis], good[axis])
+    boundaries = stage.whole(best).boundaries
+    for one in boundaries:
+        if any(map(tallies.can_run, one.between)):
+            low, high = sorted((one.bad[one.axis], one.good[one.axis]))
+            gaps[one.axis] = low, high
     if not gaps:
         return None
     looked_at = [way[0] for way in shape.ways if len(way) == 1]
@@ -274,7 +273,7 @@ def closer_shape(stage: Stage, known: Known, grid: Grid, tallies: Tallies) -> Sh
         values = shape.values[axis]
         is_ordered = grid.axes[axis].direction is not Direction.UNORDERED
         keep = {values[0], values[-1]} if is_ordered else {*values}
-        keep |= {shape.combination(cell)[axis] for b in best.boundaries for cell in (b.bad, b.good)}
+        keep |= {cell[axis] for one in boundaries for cell in (one.bad, one.good)}
         if axis in gaps:
             low, high = gaps[axis]
             most = min(high - low + 1, max(count - len(keep), 3))
