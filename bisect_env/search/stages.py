@@ -27,9 +27,10 @@ from bisect_env.matrix.grid import Direction, Grid, Index
 from bisect_env.matrix.schema import SearchLimits
 from bisect_env.search.belief import CellCounts
 from bisect_env.search.families import Family
-from bisect_env.search.generators import products, wider
+from bisect_env.search.generators import products
 from bisect_env.search.hypotheses import HypothesisRows
 from bisect_env.search.known import Known
+from bisect_env.search.nonmonotone import histories
 from bisect_env.search.rates import RateGrid
 from bisect_env.search.space import Hypothesis, is_large
 from bisect_env.search.tallies import Tallies
@@ -176,7 +177,7 @@ class Stage:
         return self._known
 
     def _wider(self, counts: CellCounts, seen: NDArray[np.bool_]) -> HypothesisRows | None:
-        wide = wider(self.view, [self.view.cells[c] for c in counts.tried])
+        wide = histories(self.view.grid, [self.view.cells[c] for c in counts.tried])
         return None if wide is None else self._hypotheses(wide, seen)
 
     def _hypotheses(self, wide: tuple[Family, ...] | None, seen: NDArray[np.bool_]) -> HypothesisRows:
