@@ -167,14 +167,6 @@ class Known:
     # -- the answer --------------------------------------------------------------------------------------
 
     @cached_property
-    def order(self) -> NDArray[np.intp]:
-        """Return the indices of the hypotheses, sorted from the most to the least probable.
-
-        The shape is (H,).
-        """
-        return np.argsort(-self.belief.answers, kind="stable")
-
-    @cached_property
     def best(self) -> Answer:
         """Return the most probable answer.
 

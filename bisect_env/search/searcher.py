@@ -176,8 +176,9 @@ class Search(StudySearch):
         rate, background = belief.typical_rates
         candidates = [known.best]
         if not known.lawless:
-            total = belief.answers[known.order[0]]
-            for row in known.order[1:_CANDIDATES]:
+            order = np.argsort(-belief.answers, kind="stable")
+            total = belief.answers[order[0]]
+            for row in order[1:_CANDIDATES]:
                 if total >= known.limits.confidence:
                     break
                 total += belief.answers[row]

@@ -86,16 +86,11 @@ class StudySearch(Plan):
         """Record one trial of the combination `index`: a failure if `hit` is True, otherwise a pass.
 
         Trials with another outcome, and void trials, must not be recorded.
-        """
-        self.tell_counts(index, int(hit), 1)
-
-    def tell_counts(self, index: Index, hits: int, trials: int) -> None:
-        """Record `trials` trials of a combination at once, of which `hits` showed the target failure.
 
         Raises:
             ValueError: The combination could not be run when the search began.
         """
-        self.tallies.add(index, hits, trials)
+        self.tallies.add(index, int(hit), 1)
         self._changed()
 
     def set_aside(self, index: Index) -> None:
