@@ -23,7 +23,7 @@ Source: P. Grünwald, R. de Heide, W. Koolen, *Safe testing*, Journal of the Roy
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -90,7 +90,7 @@ def host_effect(told: Sequence[Told]) -> Effect | None:
     hosts = sorted({t.host for t in told})
     if len(hosts) < 2:
         return None
-    return _strongest([(host, _part(told, lambda _i, t, host=host: t.host == host)) for host in hosts])  # type: ignore[misc]
+    return _strongest([(host, _part(told, [one.host == host for one in told])) for host in hosts])
 
 
 def drift(told: Sequence[Told]) -> Effect | None:
@@ -103,16 +103,16 @@ def drift(told: Sequence[Told]) -> Effect | None:
     parts = []
     for moment in _MOMENTS:
         start = round(moment * len(told))
-        parts.append((f"{moment:g}", _part(told, lambda i, _t, start=start: i >= start)))  # type: ignore[misc]
+        parts.append((f"{moment:g}", _part(told, [place >= start for place in range(len(told))])))
     return _strongest(parts)
 
 
 _Table = Counter[tuple[Hashable, bool, bool]]
 
 
-def _part(told: Sequence[Told], inside: Callable[[int, Told], bool]) -> _Table:
+def _part(told: Sequence[Told], inside: Sequence[bool]) -> _Table:
     """Count trials by combination, by whether they belong to the part, and by whether they failed."""
-    return Counter((t.cell, inside(i, t), t.hit) for i, t in enumerate(told))
+    return Counter((one.cell, there, one.hit) for one, there in zip(told, inside, strict=True))
 
 
 def _strongest(parts: Sequence[tuple[str, _Table]]) -> Effect:
