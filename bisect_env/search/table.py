@@ -296,7 +296,7 @@ class Table:
                 continue
             visible = along(self.visible, alike)
             for changes in range(1, _CHANGES + 1):
-                found = staircases(table, self.grid, changes, visible, anyway=True)
+                found = staircases(table, self.grid, changes, visible)
                 if found:
                     found.sort(key=lambda one: one.bits)
                     return self._described(found, holds, alike)
