@@ -161,10 +161,9 @@ class Table:
 
         The shape is (X,).
         """
-        chances, tried = np.full(len(self.view.cells), 0.5), self.counts.tried
-        is_certain = self.counts.unanimous
-        chances[tried] = self.counts.hits[tried] > 0 if is_certain else independent(self.counts)[1]
-        return chances
+        if self.counts.unanimous:
+            return np.where(self.counts.trials > 0, self.counts.hits > 0, 0.5)
+        return independent(self.counts)[1]
 
     @cached_property
     def usual_trials(self) -> int:
