@@ -13,7 +13,7 @@ from collections import Counter
 import numpy as np
 from scipy.special import betainc, betaln
 
-from bisect_env.search.culprits import CulpritSearch, Done
+from bisect_env.search.culprits import CulpritSearch
 from bisect_env.search.rate_test import RateTest
 
 LIMIT, ERROR = 0.01, 0.05
@@ -78,7 +78,7 @@ def explaining(studies: int, seed: int) -> None:
         for _ in range(studies):
             planted = frozenset(rng.choice(size, culprits, replace=False).tolist())
             search = CulpritSearch(size, (int(rng.binomial(60, good)), 60), (int(rng.binomial(60, bad)), 60))
-            while not isinstance(step := search.next_step(build_cost=5.0), Done):
+            while (step := search.next_step(build_cost=5.0)) is not None:
                 rate = bad if planted <= step.intermediate else good
                 search.tell(step.intermediate, hits=int(rng.binomial(step.trials, rate)), trials=step.trials)
             wrong += search.answer.changes != planted

@@ -90,7 +90,8 @@ def play(
         search = Search(grid, able, given, quick=not checking)
         for commit, (hits, trials) in counts.items():
             if commit in values:
-                search.tell_counts((values.index(commit),), hits, trials)
+                for number in range(trials):
+                    search.tell((values.index(commit),), hit=number < hits)
         while not search.finished:
             price = _prices(values, built, broken)
             asked = search.ask(1, build_cost=price)

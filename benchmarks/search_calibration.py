@@ -20,7 +20,7 @@ from bisect_env.search.numeric import clopper_pearson
 from bisect_env.search.rates import RateGrid
 from bisect_env.search.space import HypothesisSpace
 
-SEARCH = "bisect_env.search.simulate:search_for"
+SEARCH = "bisect_env.search.searcher:Search"
 """What makes a search: a function or class with the arguments of `Search`."""
 CERTAIN = 0.85
 """Share of the studies in which failures are certain."""

@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Mapping
 from contextlib import closing
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 
 from bisect_env.answers.axes import AxisInfo
 from bisect_env.answers.explanation import ChangedPackage, Explanation, IntermediateEnvironment
@@ -39,7 +40,7 @@ from bisect_env.errors import UsageError
 from bisect_env.matrix.grid import Combination, Index
 from bisect_env.matrix.load import Matrix
 from bisect_env.matrix.schema import CommitAxis, PackageAxis, ValueAxis
-from bisect_env.search.culprits import CulpritSearch, Done, Try
+from bisect_env.search.culprits import CulpritSearch, Try
 from bisect_env.search.numeric import clopper_pearson
 from bisect_env.storage.entries import (
     EXPLAINED,
@@ -74,19 +75,17 @@ class CulpritPlan(BlockPlan):
         super().__init__()
         self.search = search
         self._max_trials = max_trials
-        self._next: Try | Done | None = None
         self._block: tuple[Index, int] | None = None
 
     @property
     def is_sure(self) -> bool:
         """Return whether the found culprits have reached the probability at which the search may end."""
-        step = self._step()
-        return isinstance(step, Done) and step.is_sure
+        return self._next is None and self.search.is_sure
 
     @property
     def finished(self) -> bool:
         """Return whether no further trial would help, or the maximum number of trials is reached."""
-        return self.search.size == 1 or self.trials >= self._max_trials or isinstance(self._step(), Done)
+        return self.search.size == 1 or self.trials >= self._max_trials or self._next is None
 
     def block(self, places: int, *, is_idle: bool) -> tuple[Index, int] | None:
         """Return the environment to try now and the number of trials that it still needs.
@@ -95,8 +94,8 @@ class CulpritPlan(BlockPlan):
         """
         if not is_idle:
             return self._block
-        step = self._step()
-        if isinstance(step, Done):
+        step = self._next
+        if step is None:
             return None
         index = index_of(step.intermediate, self.search.size)
         # Use idle workers for more trials: a block takes as long as its longest trial anyway.
@@ -107,19 +106,18 @@ class CulpritPlan(BlockPlan):
         """Add the result of one trial to the search."""
         super().tell(index, hit=hit)
         self.search.tell(changes_of(index), hits=int(hit), trials=1)
-        self._next = None
+        self.__dict__.pop("_next", None)
         if self._block is not None and self._block[0] == index:
             self._block = index, self._block[1] - 1
 
     def set_aside(self, index: Index) -> None:
         """Exclude an environment that cannot be built, or whose trials are useless."""
         self.search.set_aside(changes_of(index))
-        self._next = None
+        self.__dict__.pop("_next", None)
 
-    def _step(self) -> Try | Done:
-        if self._next is None:
-            self._next = self.search.next_step(build_cost=self.build_cost)
-        return self._next
+    @cached_property
+    def _next(self) -> Try | None:
+        return self.search.next_step(build_cost=self.build_cost)
 
 
 @dataclass

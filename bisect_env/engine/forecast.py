@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
@@ -11,7 +12,7 @@ from bisect_env.engine.next_work import UNKNOWN_COST
 from bisect_env.matrix.grid import Grid, Index
 from bisect_env.matrix.schema import SearchLimits
 from bisect_env.search.simulate import TimeIsUpError, simulate
-from bisect_env.search.space import HypothesisSpace, drawn, is_large
+from bisect_env.search.space import drawn
 
 _DRAWS = 1000
 """Maximum number of draws from the prior. If none of them has a good and a bad combination, there is no
@@ -77,8 +78,8 @@ def forecast(
         None if no truth with good and bad combinations was drawn, or the time was over before one study was
         finished.
     """
-    directions = [axis.direction for axis in grid.axes]
-    space = None if is_large(grid.shape, directions) else HypothesisSpace(grid.shape, directions)
+    if math.prod(grid.shape) < 2:
+        return None
     feasible = np.zeros(grid.shape, dtype=bool)
     for index in groups:
         feasible[index] = True
@@ -86,11 +87,7 @@ def forecast(
     for _ in range(_DRAWS):
         if not going_on():
             break
-        bad = (
-            drawn(grid, rng)
-            if space is None
-            else space.hypothesis(int(rng.choice(space.size, p=space.prior)))
-        ).bad_cells()
+        bad = drawn(grid, rng).bad_cells()
         if not (bad & feasible).any() or not (~bad & feasible).any():
             continue
         rates = np.where(bad, crash_rate, 0.0)

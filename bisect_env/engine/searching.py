@@ -15,9 +15,9 @@ from bisect_env.engine.series import RunSetup
 from bisect_env.engine.settling import CheckTime, is_announced, only_trials
 from bisect_env.matrix.grid import Combination, Index
 from bisect_env.matrix.signatures import shown
+from bisect_env.search.searcher import Search
 from bisect_env.search.study_search import StudySearch
 from bisect_env.search.verdict import Status
-from bisect_env.search.zoom import ZoomedSearch
 from bisect_env.storage.entries import StoredTrial
 
 SHOW_EVERY = 0.2
@@ -191,7 +191,8 @@ class StudyRunner(TrialRunner):
         self._shown_at = now
         bad = self.plan.probability_bad()
         # Of a large matrix, only the combinations that were tried are drawn.
-        drawn = self.state.counts if isinstance(self.plan, ZoomedSearch) else self._prepared.groups
+        is_staged = isinstance(self.plan, Search) and self.plan.is_staged
+        drawn = self.state.counts if is_staged else self._prepared.groups
         shown_now: list[tuple[Combination, float]] = [
             (self.grid.combination(index), float(bad[index])) for index in sorted(drawn)
         ]

@@ -267,14 +267,17 @@ def pair_data(pair: Pair) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class Moving:
-    """A package whose releases are bisected between two versions.
+    """A package whose releases are bisected.
 
     Attributes:
         name: Name of the package.
-        good: Version that works.
-        bad: Version that fails.
+        good: Version that works; "" if unknown.
+        bad: Version that fails; "" if unknown. With both, only releases between them are included.
         is_conda: Whether the package comes from a conda channel.
         yanked: Whether withdrawn releases are included; needed if one of the two versions is withdrawn.
+        within: Range of the releases, such as `>=2.5`; "" for all.
+        prereleases: Whether pre-releases are included.
+        step: Which releases of the range are included; "" for all.
     """
 
     name: str
@@ -282,6 +285,9 @@ class Moving:
     bad: str
     is_conda: bool = False
     yanked: bool = False
+    within: str = ""
+    prereleases: bool = False
+    step: str = ""
 
 
 def releases_data(moving: Sequence[Moving], rest: WholeEnvironment, pair: Pair) -> dict[str, Any]:
@@ -301,9 +307,7 @@ def releases_data(moving: Sequence[Moving], rest: WholeEnvironment, pair: Pair) 
     python = packages.pop("python", "")
     axes = {"python": _python_axis([python], conda=False)} if python else {}
     for one in moving:
-        axes[_key(one.name)] = _releases_axis(
-            one.name, "", one.good, one.bad, conda=one.is_conda, yanked=one.yanked
-        )
+        axes[_key(one.name)] = _releases_axis(one)
     uses_conda = bool(rest.conda) or any(one.is_conda for one in moving)
     # The given name belongs to the study of the two environments, so this study needs a different one.
     given = pair.question.name
@@ -392,62 +396,36 @@ def _asked_axis(name: str, within: str, question: AskedQuestion) -> dict[str, An
             raise UsageError(
                 f"{name} {end} is not in the range {within}", remedy="widen the range, or correct the end"
             )
+    is_conda = bool(question.channels)
     return _releases_axis(
-        name,
-        within,
-        good,
-        bad,
-        conda=bool(question.channels),
-        yanked=question.yanked,
-        prereleases=question.prereleases,
-        step=question.step,
+        Moving(name, good, bad, is_conda, question.yanked, within, question.prereleases, question.step)
     )
 
 
-def _releases_axis(
-    name: str,
-    within: str,
-    good: str,
-    bad: str,
-    *,
-    conda: bool,
-    yanked: bool,
-    prereleases: bool = False,
-    step: str = "",
-) -> dict[str, Any]:
+def _releases_axis(one: Moving) -> dict[str, Any]:
     """Build the data (a dict) of an axis whose values are the releases of a package.
-
-    Args:
-        name: Name of the package.
-        within: Range of the releases, such as `>=2.5`; "" for all.
-        good: Version that works; "" if unknown.
-        bad: Version that fails; "" if unknown. With both versions, only releases between them are included.
-        conda: Whether the package comes from a conda channel.
-        yanked: Whether withdrawn releases are included.
-        prereleases: Whether pre-releases are included.
-        step: Which releases of the range are included; "" for all.
 
     Raises:
         UsageError: A version is invalid, or both versions are equal.
     """
-    ends = sorted((_version(end), end) for end in (good, bad) if end)
-    bounds, direction = [within] if within else [], "either"
+    ends = sorted((_version(end), end) for end in (one.good, one.bad) if end)
+    bounds, direction = [one.within] if one.within else [], "either"
     if len(ends) == 2:
         (first, oldest), (last, newest) = ends
         if first == last:
             raise UsageError(
-                f"{name} {good} is said to be good and bad", remedy="name two versions, or neither"
+                f"{one.name} {one.good} is said to be good and bad", remedy="name two versions, or neither"
             )
         bounds += [f">={oldest}", f"<={newest}"]
-        direction = "regression" if oldest == good else "fixed"
+        direction = "regression" if oldest == one.good else "fixed"
     return _filled(
         {
-            "package": name,
-            "manager": "conda" if conda and _normal(name) != "python" else "",
+            "package": one.name,
+            "manager": "conda" if one.is_conda and _normal(one.name) != "python" else "",
             "versions": ",".join(bounds) or ">=0",
-            "step": step or "every",
-            "prereleases": prereleases or any(version.is_prerelease for version, _ in ends),
-            "yanked": yanked,
+            "step": one.step or "every",
+            "prereleases": one.prereleases or any(version.is_prerelease for version, _ in ends),
+            "yanked": one.yanked,
             "direction": direction,
         }
     )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 
 from bisect_env.matrix.grid import Direction
 from bisect_env.matrix.problems import Path, Problem, line_of, near
@@ -219,31 +219,38 @@ def end_value_problem(
 def _ends_agree(
     file: MatrixFile, stated_good: Mapping[str, str], stated_bad: Mapping[str, str]
 ) -> Iterator[Contradiction]:
-    """Yield a contradiction if `good` and `bad` are equal, or if the axis directions imply that `good` fails.
+    """Yield what `ends_contradiction` returns, if all values of the axes are known and have both ends."""
+    places = []
+    for name, axis in file.axes.items():
+        values = axis.listed or ()
+        texts = [
+            stated.get(name, values[0] if len(values) == 1 else "") for stated in (stated_good, stated_bad)
+        ]
+        good, bad = (named_value(axis, values, text) for text in texts)
+        if good is None or bad is None:
+            return
+        places.append((axis.direction, values.index(good), values.index(bad)))
+    if found := ends_contradiction(places):
+        yield found
+
+
+def ends_contradiction(places: Collection[tuple[Direction, int, int]]) -> Contradiction | None:
+    """Return a contradiction if `good` and `bad` are equal, or if by the axis directions `good` must fail.
 
     By the directions of the axes, the good combination must fail if each of its values equals the bad value
     or lies further in the direction of failure.
+
+    Args:
+        places: For each axis, its direction and the positions of its good and of its bad value.
     """
-    good: dict[str, int] = {}
-    bad: dict[str, int] = {}
-    for name, axis in file.axes.items():
-        values = axis.listed
-        if values is None:
-            return
-        for end, positions in ((stated_good, good), (stated_bad, bad)):
-            stated = end.get(name, values[0] if len(values) == 1 else "")
-            value = named_value(axis, values, stated)
-            if value is None:
-                return
-            positions[name] = values.index(value)
-    if good == bad:
-        yield ("bad",), "good and bad are the same combination; correct one"
-    elif all(_not_better(axis.direction, good[name], bad[name]) for name, axis in file.axes.items()):
-        text = (
+    if all(good == bad for _, good, bad in places):
+        return ("bad",), "good and bad are the same combination; correct one"
+    if all(_not_better(direction, good, bad) for direction, good, bad in places):
+        return ("good",), (
             "by the directions of the axes, whatever breaks `bad` breaks `good` too; "
             "if you mixed them up, swap good and bad; or correct a `direction`"
         )
-        yield ("good",), text
+    return None
 
 
 def _not_better(direction: Direction, good: int, bad: int) -> bool:

@@ -13,7 +13,7 @@ from datetime import datetime
 from packaging.specifiers import InvalidSpecifier, SpecifierSet
 from packaging.version import InvalidVersion, Version
 
-from bisect_env.matrix.contradictions import end_value_problem
+from bisect_env.matrix.contradictions import end_value_problem, ends_contradiction
 from bisect_env.matrix.grid import AxisKind, Direction, Grid, GridAxis, Index
 from bisect_env.matrix.history import History
 from bisect_env.matrix.load import Matrix
@@ -83,6 +83,10 @@ def expand(
     problems: list[Problem] = []
     good = _end(matrix, "good", axes, excluded, problems, catalogue)
     bad = _end(matrix, "bad", axes, excluded, problems, catalogue)
+    if good is not None and bad is not None:
+        places = [(axis.direction, one, other) for axis, one, other in zip(axes, good, bad, strict=True)]
+        if found := ends_contradiction(places):
+            problems.append(Problem(found[1], matrix.line(*found[0])))
     if problems:
         raise matrix_error(matrix.shown, problems)
     return Grid(axes, excluded, good, bad)

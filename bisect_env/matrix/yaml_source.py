@@ -29,11 +29,13 @@ class Source:
         data: Content of the file as nested dicts, lists, text and None.
         lines: Path of each key or item to its line number, counted from 1. The empty path is the whole
             document.
+        spans: Path of each value to the positions in the text at which the value begins and ends.
         problems: Problems of the YAML syntax. If there are any, `data` has only the parts that could be read.
     """
 
     data: Any
     lines: dict[Path, int] = field(default_factory=dict)
+    spans: dict[Path, tuple[int, int]] = field(default_factory=dict)
     problems: tuple[Problem, ...] = ()
 
 
@@ -57,7 +59,7 @@ def parse(text: str) -> Source:
         reader.problem(
             "here or below an escape such as \\U00110000 stands for no character; correct it", reader.line
         )
-    return Source(data, reader.lines, tuple(reader.problems))
+    return Source(data, reader.lines, reader.spans, tuple(reader.problems))
 
 
 def dump(data: Mapping[str, Any], comment: str = "") -> str:
@@ -81,6 +83,8 @@ class _StopReadingError(Exception):
 class _TreeBuilder:
     def __init__(self) -> None:
         self.lines: dict[Path, int] = {(): 1}
+        self.spans: dict[Path, tuple[int, int]] = {}
+        self.end = 0
         self.problems: list[Problem] = []
         self.line = 1
 
@@ -115,10 +119,12 @@ class _TreeBuilder:
         tag = getattr(event, "tag", None)
         if tag is not None:
             self.problem(f"the tag {tag} is not supported; remove it and write the value alone", line)
-        if isinstance(event, ev.MappingStartEvent):
-            return self.mapping(stream, path)
-        if isinstance(event, ev.SequenceStartEvent):
-            return self.sequence(stream, path)
+        if isinstance(event, ev.MappingStartEvent | ev.SequenceStartEvent):
+            inside = self.mapping if isinstance(event, ev.MappingStartEvent) else self.sequence
+            found = inside(stream, path)
+            self.spans[path] = event.start_mark.index, self.end
+            return found
+        self.spans[path] = event.start_mark.index, event.end_mark.index
         text = str(event.value)
         if any("\ud800" <= character <= "\udfff" for character in text):
             self.problem("an escape in this text is half a character; write the whole one", line)
@@ -129,6 +135,7 @@ class _TreeBuilder:
         items: list[Any] = []
         while not isinstance(event := next(stream), ev.SequenceEndEvent):
             items.append(self.node(event, stream, (*path, len(items))))
+        self.end = event.end_mark.index
         return items
 
     def mapping(self, stream: Iterator[Any], path: Path) -> dict[str, Any]:
@@ -156,6 +163,7 @@ class _TreeBuilder:
                 continue
             self.lines[inside] = line
             items[key] = self.node(next(stream), stream, inside)
+        self.end = event.end_mark.index
         return items
 
 

@@ -19,14 +19,13 @@ background failure occurs there, too, but a first step of the regression does no
 from __future__ import annotations
 
 import itertools
-import math
 from dataclasses import dataclass
 
 import numpy as np
 
 from bisect_env.matrix.grid import Direction, Grid, Index
 from bisect_env.matrix.schema import SearchLimits
-from bisect_env.search.numeric import binomial_at_most
+from bisect_env.search.numeric import binomial_at_most, passes_to_exclude
 from bisect_env.search.rate_test import share, upper_bound
 from bisect_env.search.tallies import Tallies
 from bisect_env.search.untested_intervals import checks as interval_checks
@@ -44,12 +43,10 @@ class Check:
     Attributes:
         cell: The combination.
         wanted: Number of additional trials.
-        why: `first bad`, `last good`, `control`, or `untested` for a combination without trials.
     """
 
     cell: Index
     wanted: int
-    why: str
 
 
 def clean_passes(rate: float, confidence: float) -> int:
@@ -57,7 +54,7 @@ def clean_passes(rate: float, confidence: float) -> int:
 
     This includes the one pass from which the search concluded that the combination is good.
     """
-    return 1 + math.ceil(math.log(1.0 - sure_of(0, confidence)) / math.log1p(-rate) - 1e-9)
+    return 1 + passes_to_exclude(rate, 1.0 - sure_of(0, confidence))
 
 
 def sure_of(hits: int, confidence: float) -> float:
@@ -78,9 +75,9 @@ def clean_checks(best: Answer, tallies: Tallies, limits: SearchLimits) -> list[C
         tallies: The counts, and which combinations can be run.
         limits: The failure rate to exclude (`clean_rate`), and the confidence.
     """
-    return [
-        Check(one.index, one.wanted, "last good") for one in cleared(best, tallies, limits) if one.wanted
-    ] + _controls(best, tallies, limits)
+    return [Check(one.index, one.wanted) for one in cleared(best, tallies, limits) if one.wanted] + _controls(
+        best, tallies, limits
+    )
 
 
 def _controls(best: Answer, tallies: Tallies, limits: SearchLimits) -> list[Check]:
@@ -104,7 +101,7 @@ def _controls(best: Answer, tallies: Tallies, limits: SearchLimits) -> list[Chec
         wanted = max(enough, tallies.counts(good)[1])
         controls = dict.fromkeys((control, _with_others_apart(good, best, tallies)))
         found += [
-            Check(cell, wanted - tallies.counts(cell)[1], "control")
+            Check(cell, wanted - tallies.counts(cell)[1])
             for cell in controls
             if cell != good and tallies.counts(cell)[1] < wanted
         ]
@@ -151,7 +148,7 @@ def apart_checks(best: Answer, tallies: Tallies, limits: SearchLimits, tried: in
             continue
         rate = np.array((failed + 1) / (of + 2))
         if float(1.0 - binomial_at_most(hits - 1, trials, rate)) * tried > 1.0 - limits.confidence:
-            found.append(Check(boundary.bad, min(max(trials, 1), most - trials), "first bad"))
+            found.append(Check(boundary.bad, min(max(trials, 1), most - trials)))
     return found
 
 
@@ -208,18 +205,18 @@ def untested_checks(best: Answer, grid: Grid, tallies: Tallies) -> list[Check]:
     """
     if sum(n > 1 for n in grid.shape) == 1:
         found = interval_checks(best, grid, tallies, 1.0)
-        return [Check(cell, 1, "untested") for cell, _ in found[:1]]
+        return [Check(cell, 1) for cell, _ in found[:1]]
     if best.hypothesis.kind in ("any", "frontier") and best.first_bad is not None:
         # Where one axis alone should suffice, and where none does: beyond a second frontier it is otherwise.
         ends = [*_mixed_ends(best, best.first_bad), *_other_ends(best, grid)]
         untried = [cell for cell in ends if tallies.can_run(cell) and not tallies.counts(cell)[1]]
-        return [Check(cell, 1, "untested") for cell in untried[:1]]
+        return [Check(cell, 1) for cell in untried[:1]]
     if best.hypothesis.kind != "all" or best.first_bad is None:
         return []
     far = [cell for cell in [*_far_cells(best, grid), *_other_ends(best, grid)] if tallies.can_run(cell)]
     sides = {cell for b in best.boundaries for cell in (b.bad, b.good)}
     untried = [cell for cell in far if cell not in sides and not tallies.counts(cell)[1]]
-    return [Check(cell, 1, "untested") for cell in untried[:1]]
+    return [Check(cell, 1) for cell in untried[:1]]
 
 
 def _mixed_ends(best: Answer, first_bad: Index) -> list[Index]:

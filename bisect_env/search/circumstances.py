@@ -24,11 +24,15 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from bisect_env.search.numeric import passes_to_exclude
+
 ENOUGH = 0.9
 """Failure rate from which on no perturbation is searched for."""
 SURE = 0.95
 """Minimum probability that the winner is better than the unperturbed script."""
 _DRAWS = 20_000
+_LUCK, _LEAST_PASSES = 0.02, 8
+"""Probability that a good end that fails passes all its trials, and least number of these trials."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,17 +94,10 @@ def probability_faster(arm: Arm, base: Arm, rng: np.random.Generator) -> float:
     return float(np.mean(speeds[0] > speeds[1]))
 
 
-def clean_trials(rate: float, error: float = 0.02, least: int = 8) -> int:
+def clean_trials(rate: float) -> int:
     """Return how many passes of the good end show that a perturbation alone does not cause failures.
 
-    If the good end failed as often as the bad end, all these trials would pass with probability at most
-    `error`.
-
-    Args:
-        rate: Failure rate of the bad end under the perturbation.
-        error: Probability that all trials pass by chance.
-        least: Minimum number of trials.
+    If the good end failed at `rate`, the failure rate of the bad end under the perturbation, all these trials
+    would pass with probability at most `_LUCK`.
     """
-    if rate >= 1.0:
-        return least
-    return max(least, math.ceil(math.log(error) / math.log1p(-rate)))
+    return max(_LEAST_PASSES, passes_to_exclude(rate, _LUCK))

@@ -9,7 +9,7 @@ beyond its corner.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property
 
 import numpy as np
@@ -17,20 +17,16 @@ from numpy.typing import NDArray
 
 from bisect_env.matrix.grid import Direction, Index
 from bisect_env.search.space import Hypothesis
-from bisect_env.search.table import Table
 from bisect_env.search.table_search import TableSearch
-from bisect_env.search.verdict import Answer, Boundary, Status, Verdict, between
+from bisect_env.search.verdict import Answer, Boundary, Status, Verdict
 
 
-@dataclass(frozen=True, eq=False)
-class Corners:
-    """Failing configurations (boxes of bad combinations) in a table of good and bad labels.
+class CornerSearch(TableSearch):
+    """A search for every failing configuration (box of bad combinations), not only the first.
 
-    Attributes:
-        table: The table.
+    It labels all combinations good or bad. The verdict is about the configuration nearest to the good end;
+    `others` are about the further ones.
     """
-
-    table: Table
 
     @cached_property
     def verdict(self) -> Verdict:
@@ -41,15 +37,32 @@ class Corners:
         of_table = self.table.verdict
         if not self.found:
             reason = "no failure was seen" if not (self.table.calls == 1).any() else "every combination fails"
-            reason = reason if self.table.is_complete else of_table.reason
+            reason = reason if self.answered else of_table.reason
             return replace(of_table, status=Status.NONE, reason=reason)
         return replace(of_table, best=self.found[0], candidates=self.found[:1], ends_wrong=self._wrong_ends())
 
     def _wrong_ends(self) -> tuple[str, ...]:
-        grid = self.table.grid
-        ends = (("good", grid.good, True), ("bad", grid.bad, False))
-        called = self.table.called if self.table.is_complete else {}
+        ends = (("good", self._grid.good, True), ("bad", self._grid.bad, False))
+        called = self.table.called if self.answered else {}
         return tuple(name for name, end, wrong in ends if end in called and called[end].bad is wrong)
+
+    @property
+    def others(self) -> tuple[Verdict, ...]:
+        """Return a verdict about each failing configuration except the first.
+
+        Empty as long as combinations have no label yet.
+        """
+        if not self.answered:
+            return ()
+        return tuple(replace(self.verdict, best=one, candidates=(one,)) for one in self.found[1:])
+
+    @property
+    def no_other(self) -> float | None:
+        """Return the probability that the failing configurations found are the only ones.
+
+        Returns None if no configuration is known or the table is not complete.
+        """
+        return self.verdict.best.probability if self.found and self.answered else None
 
     @cached_property
     def found(self) -> tuple[Answer, ...]:
@@ -63,10 +76,10 @@ class Corners:
         left = np.argwhere(bad)
         steps = np.zeros(len(left), dtype=np.intp)
         for axis in self.table.ordered:
-            size = self.table.grid.shape[axis]
+            size = self._grid.shape[axis]
             steps += size - 1 - left[:, axis] if self._falls(axis) else left[:, axis]
         found: list[Answer] = []
-        held = np.zeros(self.table.grid.shape, dtype=bool)
+        held = np.zeros(self._grid.shape, dtype=bool)
         for place in np.argsort(steps, kind="stable"):
             corner: Index = tuple(int(i) for i in left[place])
             if not held[corner]:
@@ -80,7 +93,7 @@ class Corners:
         description = self.table.description
         if description is not None and description.stairs[0].changes == 1:
             return axis in description.stairs[0].back
-        return self.table.grid.axes[axis].direction is Direction.FIXED
+        return self._grid.axes[axis].direction is Direction.FIXED
 
     def _grown(self, corner: Index, good: NDArray[np.bool_]) -> list[NDArray[np.bool_]]:
         """Grow a box of combinations around `corner` until any larger one would contain a good combination.
@@ -88,14 +101,14 @@ class Corners:
         Returns:
             For each axis a boolean array: True for the values of the box.
         """
-        sets = [np.arange(n) == place for n, place in zip(self.table.grid.shape, corner, strict=True)]
+        sets = [np.arange(n) == place for n, place in zip(self._grid.shape, corner, strict=True)]
 
         def is_free(axis: int, values: NDArray[np.bool_]) -> bool:
             box = [values if i == axis else one for i, one in enumerate(sets)]
             return not good[np.ix_(*(np.flatnonzero(one) for one in box))].any()
 
         for axis in sorted(range(len(sets)), key=lambda axis: axis not in self.table.ordered):
-            size = self.table.grid.shape[axis]
+            size = self._grid.shape[axis]
             if is_free(axis, np.ones(size, dtype=bool)):
                 sets[axis] = np.ones(size, dtype=bool)
                 continue
@@ -120,51 +133,9 @@ class Corners:
                 # The side of the good end first, then the nearest.
                 rank = np.abs(places - corner[axis]) + len(line) * (towards * (places - corner[axis]) > 0)
                 near = (*corner[:axis], int(places[int(rank.argmin())]), *corner[axis + 1 :])
-                boundaries.append(Boundary(axis, corner, near, between(axis, corner, near)))
+                boundaries.append(Boundary(axis, corner, near))
         last_good = boundaries[0].good if boundaries else None
         sides = [corner, *(one.good for one in boundaries)]
-        sure = min(self.table.called[cell].probability for cell in sides) if self.table.is_complete else 0.0
+        sure = min(self.table.called[cell].probability for cell in sides) if self.answered else 0.0
         sure = min(sure, self.table.verdict.best.probability)
         return Answer(Hypothesis("all", tuple(sets), culprits), tuple(boundaries), corner, last_good, sure)
-
-
-class CornerSearch(TableSearch):
-    """A search for every failing configuration (box of bad combinations), not only the first.
-
-    It labels all combinations good or bad. The verdict is about the configuration nearest to the good end;
-    `others` are about the further ones.
-    """
-
-    _corners: Corners | None = None
-
-    def _changed(self) -> None:
-        super()._changed()
-        self._corners = None
-
-    @property
-    def corners(self) -> Corners:
-        """Return the failing configurations found in all trials so far."""
-        if self._corners is None:
-            self._corners = Corners(self.table)
-        return self._corners
-
-    def _make_verdict(self) -> Verdict:
-        return self.corners.verdict
-
-    @property
-    def others(self) -> tuple[Verdict, ...]:
-        """Return a verdict about each failing configuration except the first.
-
-        Empty as long as combinations have no label yet.
-        """
-        if not self.answered:
-            return ()
-        return tuple(replace(self.verdict, best=one, candidates=(one,)) for one in self.corners.found[1:])
-
-    @property
-    def no_other(self) -> float | None:
-        """Return the probability that the failing configurations found are the only ones.
-
-        Returns None if no configuration is known or the table is not complete.
-        """
-        return self.verdict.best.probability if self.corners.found and self.answered else None

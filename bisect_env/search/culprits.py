@@ -66,17 +66,6 @@ class Try:
 
 
 @dataclass(frozen=True, slots=True)
-class Done:
-    """The last step of the search: there is nothing left to try.
-
-    Attributes:
-        is_sure: Whether the answer reaches the stated confidence.
-    """
-
-    is_sure: bool
-
-
-@dataclass(frozen=True, slots=True)
 class Culprit:
     """A hypothesis about which changes cause the failure, with its probability.
 
@@ -166,17 +155,23 @@ class CulpritSearch:
 
     # -- asking --------------------------------------------------------------------------------------------
 
-    def next_step(self, *, build_cost: float = 5.0) -> Try | Done:
-        """Return the next step of the search: trials to run (`Try`), or the end (`Done`).
+    def next_step(self, *, build_cost: float = 5.0) -> Try | None:
+        """Return the trials to run next, or None if there is nothing left to try.
 
         Args:
             build_cost: Cost of building a new environment, expressed as a number of trials.
         """
         if self.best.probability >= self.confidence:
-            return Done(is_sure=True)
-        candidates = [c for c in self._candidates() if self._may_be_had(c)]
-        following = self._most_telling(candidates, build_cost)
-        return following or Done(is_sure=self.answer.probability >= self.confidence)
+            return None
+        return self._most_telling([c for c in self._candidates() if self._may_be_had(c)], build_cost)
+
+    @property
+    def is_sure(self) -> bool:
+        """Return whether the answer reaches the stated confidence.
+
+        As long as `next_step` proposes trials, they may still contradict it.
+        """
+        return self.answer.probability >= self.confidence
 
     def _may_be_had(self, intermediate: Changes) -> bool:
         if intermediate in self._feasible:

@@ -36,10 +36,12 @@ class Family:
         sets: 0/1, shape (sets, values); 1 for the values in a set. Row 0 is all ones.
         prior: Prior of each set if the axis matters, shape (sets,). `prior[0]` is 0 and the others sum to 1.
             An axis with a single value has only row 0.
+        plain: Number of sets, the first ones, that change as the direction of the axis says.
     """
 
     sets: FloatArray
     prior: FloatArray
+    plain: int
 
     @property
     def spared(self) -> FloatArray:
@@ -116,4 +118,4 @@ def family(direction: Direction, size: int, *, gaps: bool = True) -> Family:
     prior = np.array([0.0, *weights])
     if len(rows):
         prior /= prior.sum()
-    return Family(sets, prior)
+    return Family(sets, prior, len(sets))

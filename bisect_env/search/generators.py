@@ -7,10 +7,8 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from bisect_env.matrix.grid import Index
-from bisect_env.search.families import Family, families_of
+from bisect_env.search.families import Family
 from bisect_env.search.hypotheses import HypothesisRows, packed
-from bisect_env.search.nonmonotone import histories
 from bisect_env.search.space import HypothesisSpace, described
 from bisect_env.search.staircase import Staircase, ordered_axes, staircases, upward
 from bisect_env.search.view import LatticeView
@@ -29,24 +27,6 @@ _MOST_CHANGES = 3
 _ORIENTATIONS = 4
 
 
-def wider(view: LatticeView, tried: Sequence[Index]) -> tuple[Family, ...] | None:
-    """Return sets of bad values that may change more often along an axis than its direction says.
-
-    A change is a switch between good and bad. Returns None if no axis can have such sets.
-
-    Args:
-        view: The cells.
-        tried: Cells of the view with trials; long axes change more often only next to them.
-
-    Returns:
-        An equal tuple as in the last call if no newly tried combination matters.
-    """
-    shape = view.grid.shape
-    ends = [end for end in (view.grid.good, view.grid.bad) if end is not None]
-    values = tuple(tuple(sorted({cell[axis] for cell in [*tried, *ends]})) for axis in range(len(shape)))
-    return histories(shape, [axis.direction for axis in view.grid.axes], values)
-
-
 def products(view: LatticeView, wide: tuple[Family, ...] | None, seen: NDArray[np.bool_]) -> HypothesisRows:
     """Return all hypotheses that consist of one set of bad values for each axis.
 
@@ -55,14 +35,12 @@ def products(view: LatticeView, wide: tuple[Family, ...] | None, seen: NDArray[n
 
     Args:
         view: The cells.
-        wide: From `wider`; None for none.
+        wide: From `histories`; None for none.
         seen: Which cells were tried or can be tried, shape (X,).
     """
-    shape = view.grid.shape
     directions = [axis.direction for axis in view.grid.axes]
-    space = HypothesisSpace(shape, directions, families=wide)
-    is_plain = space.made_of([len(one.sets) for one in families_of(shape, directions)])
-    tier = (~is_plain).astype(np.int8)
+    space = HypothesisSpace(view.grid.shape, directions, families=wide)
+    tier = space.tier
     says = space.says(view.flat)
     prior = space.prior.copy()
     for end, is_bad in ((view.grid.good, False), (view.grid.bad, True)):

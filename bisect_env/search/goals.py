@@ -8,9 +8,9 @@ from enum import StrEnum
 from bisect_env.matrix.grid import Grid, Index
 from bisect_env.matrix.schema import SearchLimits
 from bisect_env.search.corners import CornerSearch
+from bisect_env.search.searcher import Search
 from bisect_env.search.study_search import StudySearch
 from bisect_env.search.table_search import TableSearch
-from bisect_env.search.zoom import search_for
 
 
 class Goal(StrEnum):
@@ -42,4 +42,4 @@ def search_towards(
         case Goal.EVERY_CONFIGURATION:
             return CornerSearch(grid, groups, limits)
         case _:
-            return search_for(grid, groups, limits, quick=quick)
+            return Search(grid, groups, limits, quick=quick)

@@ -106,11 +106,6 @@ def log10_bayes_factor(
     mine, its = float(prior @ these), float(prior @ those)
     if mine <= 0 or its <= 0:
         return None
-    for_me, for_it = float(posterior @ these) / mine, float(posterior @ those) / its
-    if for_me <= 0 and for_it <= 0:
-        return None
-    if for_it <= 0:
-        return _LARGEST
-    if for_me <= 0:
-        return -_LARGEST
-    return max(-_LARGEST, min(_LARGEST, math.log10(for_me) - math.log10(for_it)))
+    with np.errstate(divide="ignore", invalid="ignore"):
+        factor = float(np.log10(posterior @ these / mine) - np.log10(posterior @ those / its))
+    return None if math.isnan(factor) else max(-_LARGEST, min(_LARGEST, factor))

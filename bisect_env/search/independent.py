@@ -27,7 +27,7 @@ from bisect_env.search.verdict import further, nearest
 
 
 def independent(counts: CellCounts) -> tuple[float, FloatArray]:
-    """Calculate each tried combination's probability of being bad if no rule connects combinations.
+    """Calculate each combination's probability of being bad if no rule connects combinations.
 
     The log evidence (log marginal likelihood) of the counts under this assumption is returned, too.
 
@@ -35,13 +35,15 @@ def independent(counts: CellCounts) -> tuple[float, FloatArray]:
         counts: The counts.
 
     Returns:
-        The log of P(counts), and P(x is bad) in the order of `counts.tried`.
+        The log of P(counts), and P(x is bad) of each cell, shape (X,); one half where nothing was tried.
     """
     log_prior, bad, good = _by_rates(counts)
     both = np.logaddexp(bad, good)
     log_weight = log_prior + both.sum(axis=0) - len(counts.tried) * np.log(2.0)
     evidence = float(np.logaddexp.reduce(log_weight))
-    return evidence, np.asarray(np.exp(bad - both) @ np.exp(log_weight - evidence))
+    chances = np.full(len(counts.trials), 0.5)
+    chances[counts.tried] = np.exp(bad - both) @ np.exp(log_weight - evidence)
+    return evidence, chances
 
 
 def best_fit(counts: CellCounts) -> float:

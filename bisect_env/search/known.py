@@ -31,7 +31,7 @@ from bisect_env.search.stopping import (
     required_confidence,
     usual_trials,
 )
-from bisect_env.search.verdict import Answer, Boundary, answer, between
+from bisect_env.search.verdict import Answer, Boundary, answer
 from bisect_env.search.view import LatticeView
 
 NO_RULE = 1e-4
@@ -87,8 +87,8 @@ class Known:
     def _alone(self) -> tuple[float, FloatArray]:
         """Return how well independent labels, one for each combination, explain the counts.
 
-        The result is the log evidence of such labels, and the probability that each tried combination is
-        bad. See `independent`.
+        The result is the log evidence of such labels, and the probability that each combination is bad. See
+        `independent`.
         """
         return independent(self.counts)
 
@@ -151,28 +151,16 @@ class Known:
 
         The shape is (X,).
         """
-        labels = np.full(len(self.counts.hits), -1, dtype=np.int8)
-        tried, chance = self.counts.tried, self._alone[1]
+        hits, trials = self.counts.hits, self.counts.trials
         if self.unanimous:
-            labels[tried] = self.counts.hits[tried] > 0
-            return labels
+            return np.where(trials > 0, hits > 0, -1).astype(np.int8)
+        chance = self._alone[1]
         least = 1.0 - (1.0 - self.limits.confidence) * _LABEL_SHARE
-        rate = max(float(self.counts.hits.sum()) / float(self.counts.trials.sum()), 1e-3)
-        enough = _PATIENCE * clean_trials(rate)
-        for cell, p in zip(tried, chance, strict=True):
-            if max(p, 1.0 - p) >= least or self.counts.trials[cell] >= enough:
-                labels[cell] = p >= 0.5
-        return labels
+        rate = max(float(hits.sum()) / float(trials.sum()), 1e-3)
+        is_known = (np.maximum(chance, 1.0 - chance) >= least) | (trials >= _PATIENCE * clean_trials(rate))
+        return np.where(is_known & (trials > 0), chance >= 0.5, -1).astype(np.int8)
 
     # -- the answer --------------------------------------------------------------------------------------
-
-    @cached_property
-    def order(self) -> NDArray[np.intp]:
-        """Return the indices of the hypotheses, sorted from the most to the least probable.
-
-        The shape is (H,).
-        """
-        return np.argsort(-self.belief.answers, kind="stable")
 
     @cached_property
     def best(self) -> Answer:
@@ -230,8 +218,7 @@ class Known:
         chance = float(chances[bad] * (1.0 - chances[good])) / (1 + steps)
         if steps or len(axes) > 1:
             return Answer(hypothesis, (), bad, good, chance)
-        side = Boundary(axes[0], bad, good, between(axes[0], bad, good))
-        return Answer(hypothesis, (side,), bad, good, chance)
+        return Answer(hypothesis, (Boundary(axes[0], bad, good),), bad, good, chance)
 
     @cached_property
     def required(self) -> float:
@@ -403,11 +390,7 @@ class Known:
 
         The shape is (X,). If no rule holds, it is one half for combinations without trials.
         """
-        if not self.lawless:
-            return self.belief.bad
-        bad = np.full(len(self.can_run), 0.5)
-        bad[self.counts.tried] = self._alone[1]
-        return bad
+        return self._alone[1] if self.lawless else self.belief.bad
 
     @cached_property
     def stands(self) -> bool:

@@ -11,12 +11,12 @@ from __future__ import annotations
 import functools
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable
 
 import numpy as np
 from numpy.typing import NDArray
 
-from bisect_env.matrix.grid import Direction
+from bisect_env.matrix.grid import Direction, Grid, Index
 from bisect_env.search.families import MOST_SETS, Family, families_of
 
 RARE = 0.04
@@ -31,26 +31,22 @@ _LONGEST = 1000
 # By the number of changes: once but the other way round, twice, three times. A window is the common story.
 _WEIGHTS = {1: 1.0, 2: 5.0, 3: 4.0}
 
-Values = tuple[tuple[int, ...], ...]
-"""For each axis, the positions of some of its values, ascending."""
 
-
-def histories(
-    shape: Sequence[int], directions: Sequence[Direction], tried: Values
-) -> tuple[Family, ...] | None:
+def histories(grid: Grid, tried: Iterable[Index]) -> tuple[Family, ...] | None:
     """Return sets of bad values that may change more often along an axis than its direction says.
 
     Sets that follow the direction (plain ones) are included.
 
     Args:
-        shape: Number of values of each axis.
-        directions: Where the bad values may lie, one per axis.
-        tried: The values that were tried, per axis.
+        grid: The lattice.
+        tried: Cells with trials; long axes change more often only next to them and to stated ends.
 
     Returns:
         A family for each axis, which begins with the sets of `families_of`; None if no axis can have other
         histories. Calls with equivalent arguments return equal tuples, whose families are cached.
     """
+    shape, directions = grid.shape, [axis.direction for axis in grid.axes]
+    cells = [*tried, *(end for end in (grid.good, grid.bad) if end is not None)]
     plain = families_of(shape, directions)
     wide = list(plain)
     # Several axes have no cheap bound : there all are weighed again and again.
@@ -62,7 +58,8 @@ def histories(
         if directions[axis] is Direction.UNORDERED or not changes < size <= _LONGEST:
             continue
         others = math.prod(len(f.sets) for i, f in enumerate(wide) if i != axis)
-        near = tuple(sorted({place for v in tried[axis] for place in (v, v + 1) if 0 < place < size}))
+        beside = {place for cell in cells for place in (cell[axis], cell[axis] + 1)}
+        near = tuple(sorted(place for place in beside if 0 < place < size))
         # Everywhere, or from so many changes on next to what was tried alone.
         for limit, most in ((changes + 1, all_sets), (changes, near_sets), (2, near_sets)):
             places = [size - 1 if k < limit else len(near) for k in range(1, changes + 1)]
@@ -100,7 +97,8 @@ def _wider(plain: Family, changes: int, near: tuple[int, ...], limit: int) -> Fa
             rare += _WEIGHTS[k]
     if not rare:
         return plain
-    return Family(np.concatenate(sets), np.concatenate([weights[0], *(w / rare for w in weights[1:])]))
+    prior = np.concatenate([weights[0], *(w / rare for w in weights[1:])])
+    return Family(np.concatenate(sets), prior, len(plain.sets))
 
 
 def _changing(size: int, changes: int, places: tuple[int, ...]) -> NDArray[np.bool_]:

@@ -23,13 +23,6 @@ def xlogy(x: Any, y: Any) -> FloatArray:
         return np.where(x == 0.0, 0.0, x * np.log(np.where(x == 0.0, 1.0, y)))
 
 
-def xlog1py(x: Any, y: Any) -> FloatArray:
-    """Return x·log(1 + y), and 0 wherever x is 0."""
-    x, y = np.broadcast_arrays(np.asarray(x, dtype=np.float64), np.asarray(y, dtype=np.float64))
-    with np.errstate(divide="ignore", invalid="ignore"):
-        return np.where(x == 0.0, 0.0, x * np.log1p(np.where(x == 0.0, 0.0, y)))
-
-
 def relative_entropy(x: float, y: float) -> float:
     """Return x·log(x/y) of two positive numbers, and 0 where x is 0."""
     return 0.0 if x == 0.0 else x * math.log(x / y)
@@ -71,8 +64,17 @@ def binomial_at_most(hits: int, trials: int, rates: FloatArray) -> FloatArray:
     steps = np.log((trials - number[:-1]) / (number[:-1] + 1.0))
     choose = np.concatenate([[0.0], np.cumsum(steps)])
     rate = np.asarray(rates, dtype=np.float64)[..., None]
-    logs = choose + xlogy(number, rate) + xlog1py(trials - number, -rate)
+    logs = choose + xlogy(number, rate) + xlogy(trials - number, 1.0 - rate)
     return np.asarray(np.minimum(np.exp(logs).sum(axis=-1), 1.0))
+
+
+def passes_to_exclude(rate: float, error: float) -> int:
+    """Return how many passes in a row show that a combination does not fail at `rate`, at least 1.
+
+    With that rate, all these trials would pass with probability at most `error`: `(1 − rate)^n ≤ error`.
+    """
+    # One trial is exactly enough at the highest rate, whatever rounding makes of the quotient.
+    return math.ceil(math.log(error) / math.log1p(-min(rate, 1.0 - error)) - 1e-9)
 
 
 @functools.lru_cache(maxsize=65_536)

@@ -39,7 +39,8 @@ class Plan(Protocol):
         Args:
             count: Maximum number of trials.
             pending: Number of running trials of each combination.
-            build_cost: Cost of each environment that does not exist yet, expressed as a number of trials.
+            build_cost: Cost of each environment that does not exist yet, expressed as a number of trials, by
+                the combination that stands for its group.
             only: Combinations to choose from; None for all.
             worth: With `only`: return nothing if the best of these trials is expected to tell less than this
                 share of what the best trial of all combinations tells.

@@ -22,12 +22,11 @@ for clinical trials*, Biometrika 70 (1983), 659-663; here it is spent over failu
 
 from __future__ import annotations
 
-import math
 from enum import StrEnum
 
 import numpy as np
 
-from bisect_env.search.numeric import rate_of
+from bisect_env.search.numeric import passes_to_exclude, rate_of
 
 _LATER = 0.1
 """q of the module: share of the error that is reserved for tests in which a failure was seen."""
@@ -75,7 +74,7 @@ class RateTest:
     @property
     def clean_needed(self) -> int:
         """Return how many trials in a row without a failure show that the rate is below the limit."""
-        return math.ceil(math.log((1.0 - _LATER) * self._error) / math.log1p(-self.max_rate))
+        return passes_to_exclude(self.max_rate, share(0) * self._error)
 
     def tell(self, hit: bool) -> RateClaim | None:
         """Add the result of one trial.

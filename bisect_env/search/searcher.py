@@ -6,49 +6,41 @@ stopped.
 
 After each trial the belief is made anew from all counts (`belief.py`), over the hypotheses that the
 generators supply (`generators.py`). An answer stands when it is sure and both sides of its boundary were
-tried (`known.py`); until then trials are chosen by what they are expected to tell (`next_trials.py`). A
-standing answer is checked: a look into the longest part that nobody tried, and the last good combinations
-until a failure rate of `clean_rate` is excluded there (`checks.py`). The study is `finished` after that, or
-at once with `quick`, or when `end_checks` was called. A failure during the checks opens the question again.
+tried (`known.py`); until then trials are chosen by what they are expected to tell (`next_trials.py`). Of a
+large lattice, a part is looked at after another (`stages.py`). A standing answer is checked: a look into the
+longest part that nobody tried, and the last good combinations until a failure rate of `clean_rate` is
+excluded there (`checks.py`). The study is `finished` after that, or at once with `quick`, or when
+`end_checks` was called. A failure during the checks opens the question again.
 """
 
 from __future__ import annotations
 
-import functools
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
+from functools import cached_property
 
 import numpy as np
-from numpy.typing import NDArray
 
 from bisect_env.matrix.grid import AxisKind, Grid, Index
 from bisect_env.matrix.schema import SearchLimits
-from bisect_env.search.belief import Belief, CellCounts
+from bisect_env.search.belief import Belief
 from bisect_env.search.checks import Check, apart_checks, clean_checks, cleared, untested_checks
-from bisect_env.search.families import Family, FloatArray
-from bisect_env.search.generators import products, wider
+from bisect_env.search.families import FloatArray
 from bisect_env.search.goodness_of_fit import log10_bayes_factor, unexplained
-from bisect_env.search.hypotheses import HypothesisRows
 from bisect_env.search.known import Known
 from bisect_env.search.next_trials import NextTrials
-from bisect_env.search.rates import RateGrid
+from bisect_env.search.stages import MOST_STAGES, Stage, closer_shape, first_shape
 from bisect_env.search.stopping import judge
-from bisect_env.search.study_search import StudySearch
+from bisect_env.search.study_search import Situation, StudySearch
 from bisect_env.search.untested_intervals import checks as interval_checks
 from bisect_env.search.untested_intervals import untested_intervals
 from bisect_env.search.verdict import Answer, Status, Verdict, capacity, entropy_bits
-from bisect_env.search.view import LatticeView
 
 _FORESEEN = 3
 """Running combinations for whose results the next trial is foreseen."""
 _CANDIDATES = 10
 """Answers that a verdict lists at most."""
-
-
-@functools.lru_cache(maxsize=16)
-def _rates(min_rate: float, stated: float | None, two_steps: bool) -> RateGrid:
-    return RateGrid.default(min_rate, stated, two_steps=two_steps)
 
 
 class Search(StudySearch):
@@ -57,7 +49,7 @@ class Search(StudySearch):
     Only failures of the target kind count.
 
     Args:
-        grid: The lattice of combinations; may contain a stated good and bad end.
+        grid: The lattice of combinations, of any size; may contain a stated good and bad end.
         groups: For each cell that can be run, the representative of its group (combinations with the same
             measurement form a group). Cells that cannot be run are missing.
         limits: When to stop.
@@ -73,109 +65,63 @@ class Search(StudySearch):
         quick: bool = False,
     ) -> None:
         super().__init__(grid, groups, limits, quick=quick)
-        self._view = LatticeView.of(grid, groups)
-        self._rows: dict[bool, tuple[tuple[object, ...], HypothesisRows]] = {}
-        self._known: Known | None = None
-
-    def _changed(self) -> None:
-        super()._changed()
-        self._known = None
+        self._stages = [Stage(grid, groups, self.limits, first_shape(grid))]
 
     # -- what is known -----------------------------------------------------------------------------------
 
     @property
+    def is_staged(self) -> bool:
+        """Return whether the lattice is so large that only some of its combinations are looked at."""
+        return self._stages[0].shape is not None
+
+    @cached_property
+    def _stage(self) -> Stage:
+        """Return the current stage, which is the last one; all earlier stages have sure answers."""
+        stages = self._stages[:1]
+        while len(stages) < MOST_STAGES and (known := stages[-1].known(self.tallies)).stands:
+            shape = closer_shape(stages[-1], known, self._grid, self.tallies)
+            # Combinations that cannot be run may leave no closer ones than a stage already has.
+            if shape is None or any(stage.shape == shape for stage in stages):
+                break
+            kept = [stage for stage in self._stages if stage.shape == shape]
+            stages += kept[:1] or [Stage(self._grid, self.tallies.groups, self.limits, shape)]
+        self._stages = stages
+        return stages[-1]
+
+    @cached_property
     def known(self) -> Known:
-        """Return the posterior, labels and best answer that follow from all trials so far."""
-        if self._known is None:
-            view, can_run = self._view, self.tallies.runnable(self._view)
-            counts = self._counted()
-            seen = can_run | (counts.trials > 0)
-            self._known = Known(
-                view,
-                self._hypotheses(None, seen),
-                lambda: self._wider(counts, seen),
-                counts,
-                can_run,
-                self.limits,
-            )
-        return self._known
-
-    def _counted(self) -> CellCounts:
-        # Bad cells that fail rarely among such as always fail are asked about once one did both.
-        both = any(0 < hits < trials for hits, trials in self.tallies.told.values())
-        rates = _rates(self.limits.min_crash_rate, self.limits.crash_rate, both)
-        return self.tallies.in_view(self._view, rates)
-
-    def _wider(self, counts: CellCounts, seen: NDArray[np.bool_]) -> HypothesisRows | None:
-        wide = wider(self._view, [self._view.cells[c] for c in counts.tried])
-        return None if wide is None else self._hypotheses(wide, seen)
-
-    def _hypotheses(self, wide: tuple[Family, ...] | None, seen: NDArray[np.bool_]) -> HypothesisRows:
-        """Return all hypotheses that consist of one set of bad values for each axis.
-
-        The result is cached until an argument changes.
-        """
-        key = (self._view, wide, seen.tobytes())
-        kept = self._rows.get(wide is None)
-        if kept is None or kept[0] != key:
-            kept = self._rows[wide is None] = key, products(self._view, wide, seen)
-        return kept[1]
+        """Return the posterior, labels and best answer of the current stage."""
+        return self._stage.known(self.tallies)
 
     # -- asking ------------------------------------------------------------------------------------------
 
-    def ask(
-        self,
-        count: int,
-        *,
-        pending: Mapping[Index, int] | None = None,
-        build_cost: Mapping[Index, float] | None = None,
-        only: Collection[Index] | None = None,
-        worth: float = 0.0,
-    ) -> list[Index]:
-        """Choose the representatives of the groups to try next. See `Plan.ask`."""
-        known = self.known
-        if count <= 0 or not known.can_run.any():
+    def _choose(self, count: int, now: Situation) -> list[Index]:
+        known, cells = self.known, self._stage.stands_for
+        allowed = known.can_run & now.allowed(cells)
+        following = NextTrials(known, self._running(now), now.prices(cells), allowed)
+        if now.only is not None and now.worth and not following.are_worth(now.worth):
             return []
-        if known.stands:
-            return self._checking(count, pending or {}, only)
-        running = self._by_place(pending or {})
-        stands_for = self._view.cells
-        prices = self.tallies.prices(self._view, build_cost)
-        allowed = known.can_run
-        if only is not None:
-            allowed = allowed & np.array([index in only for index in stands_for])
-        following = NextTrials(known, running, prices, allowed)
-        if only is not None and worth and not following.are_worth(worth):
-            return []
-        return [stands_for[cell] for cell in following.choose(count)]
+        return [cells[cell] for cell in following.choose(count)]
 
-    def _by_place(self, pending: Mapping[Index, int]) -> dict[int, int]:
-        return {self._view.position[cell]: n for cell, n in self.tallies.by_group(pending).items()}
+    def _running(self, now: Situation) -> dict[int, int]:
+        position = self._stage.position
+        return {position[cell]: n for cell, n in now.running.items() if cell in position}
 
-    def foresee(
-        self, pending: Mapping[Index, int], build_cost: Mapping[Index, float] | None = None
-    ) -> list[Index]:
-        """Return what `ask` would choose next if a pending trial failed, or if it passed.
+    def _foresee(self, now: Situation) -> list[Index]:
+        """Return what `ask` would choose next if a running trial failed, or if it passed.
 
-        Only the pending trials of the combinations that are most probably bad are considered. See
-        `Plan.foresee`.
+        Only the running trials of the combinations that are most probably bad are considered.
         """
-        if not self.known.can_run.any():
-            return []
-        if self.known.stands:
-            return self._checking(1, pending)
-        running = self._by_place(pending)
-        bad = self.known.belief.bad
-        wanted: list[Index] = []
+        known, running = self.known, self._running(now)
+        bad = known.belief.bad
+        wanted: list[int] = []
         for cell in sorted(running, key=lambda cell: (-bad[cell], cell))[:_FORESEEN]:
             for hits in (1, 0):
-                after = replace(self.known, counts=self.known.counts.given(cell, hits, 1))
+                after = replace(known, counts=known.counts.given(cell, hits, 1))
                 rest = {c: n - (c == cell) for c, n in running.items() if n > (c == cell)}
                 if not after.stands:
-                    free = np.zeros(len(self._view.cells))
-                    found = NextTrials(after, rest, free, after.can_run).choose(1)
-                    wanted += [self._view.cells[c] for c in found]
-        return list(dict.fromkeys(wanted))
+                    wanted += NextTrials(after, rest, np.zeros(len(bad)), after.can_run).choose(1)
+        return [self._stage.stands_for[cell] for cell in dict.fromkeys(wanted)]
 
     # -- answering ---------------------------------------------------------------------------------------
 
@@ -186,6 +132,9 @@ class Search(StudySearch):
 
     def _wanted_checks(self) -> list[Check]:
         known, best = self.known, self.verdict.best
+        clean = clean_checks(best, self.tallies, self.limits)
+        if self.is_staged:
+            return clean
         wanted: list[Check] = []
         if known.lawless:
             wanted += apart_checks(best, self.tallies, self.limits, len(known.counts.tried))
@@ -194,37 +143,35 @@ class Search(StudySearch):
                 wanted += untested_checks(best, self._grid, self.tallies)
         else:
             wanted += self._proof(best)
-        wanted += clean_checks(best, self.tallies, self.limits)
-        return wanted
+        return wanted + clean
 
     def _proof(self, best: Answer) -> list[Check]:
         """Return the trials still missing at the good side of each boundary and in long untested parts."""
-        clean = self.known.clean
-        wanted = [(b.good, clean, "last good") for b in best.boundaries]
-        rate = self.known.belief.typical_rates[0]
-        longest = interval_checks(best, self._grid, self.tallies, rate)
-        wanted += [(cell, trials, "untested") for cell, trials in longest]
-        return [
-            Check(cell, trials - self.counts(cell)[1], why)
-            for cell, trials, why in wanted
-            if self.counts(cell)[1] < trials
-        ]
+        wanted = [(b.good, self.known.clean) for b in best.boundaries]
+        wanted += interval_checks(best, self._grid, self.tallies, self.known.belief.typical_rates[0])
+        lacking = [(cell, trials - self.counts(cell)[1]) for cell, trials in wanted]
+        return [Check(cell, number) for cell, number in lacking if number > 0]
 
-    def _make_verdict(self) -> Verdict:
-        known = self.known
-        best = known.best
+    @cached_property
+    def verdict(self) -> Verdict:
+        """Return the verdict so far.
+
+        It depends only on the counts, not on the order of trials.
+        """
+        known, stage = self.known, self._stage
         belief = known.belief
         rate, background = belief.typical_rates
-        candidates = [best]
+        candidates = [known.best]
         if not known.lawless:
-            total = belief.answers[known.order[0]]
-            for row in known.order[1:_CANDIDATES]:
-                if total >= self.limits.confidence:
+            order = np.argsort(-belief.answers, kind="stable")
+            total = belief.answers[order[0]]
+            for row in order[1:_CANDIDATES]:
+                if total >= known.limits.confidence:
                     break
                 total += belief.answers[row]
                 candidates.append(known.described(int(row), float(belief.answers[row])))
         status, reason = judge(
-            best,
+            known.best,
             required=known.required,
             stands=known.stands and bool(known.can_run.any()) and not known.ends_wrong,
             certain=known.unanimous,
@@ -233,14 +180,15 @@ class Search(StudySearch):
         )
         bits = entropy_bits(belief.answers[belief.answers > 1e-12])
         untried = int(np.count_nonzero(known.can_run & (known.counts.trials == 0)))
-        calls_bad = best.hypothesis.bad_cells().ravel()[self._view.flat]
+        calls_bad = known.best.hypothesis.bad_cells().ravel()[stage.view.flat]
         spread = known.counts.grid.spread
         alone = known.lawless
-        verdict = Verdict(
+        best = stage.whole(known.best)
+        return Verdict(
             status=status,
             reason=reason,
             best=best,
-            candidates=tuple(candidates),
+            candidates=tuple(map(stage.whole, candidates)),
             sharing=best.probability if alone else known.whole.given_columns(spread == 0.0, belief.best),
             differing=best.probability if alone else known.whole.given_columns(spread > 0.0, belief.best),
             bad_rate=rate,
@@ -250,14 +198,14 @@ class Search(StudySearch):
             expected_environments=0 if known.stands else min(untried, math.ceil(bits - 1e-9)),
             against_nothing=None if alone else self._against(known.whole, belief.best, nothing=True),
             against_next=None if alone else self._against(known.whole, belief.best, nothing=False),
-            unexplained=() if alone else unexplained(calls_bad, known.counts, self._view.cells),
+            unexplained=() if alone else unexplained(calls_bad, known.counts, stage.stands_for),
             monotone=alone or bool(belief.rows.tier[belief.best] != 1),
-            untested=untested_intervals(best, self._grid, self.tallies, min(rate, 0.999)),
+            untested=()
+            if self.is_staged
+            else untested_intervals(best, self._grid, self.tallies, min(rate, 0.999)),
+            cleared=cleared(best, self.tallies, self.limits) if status is Status.CONFIRMED else (),
             certain=known.unanimous,
         )
-        if status is Status.CONFIRMED:
-            verdict = replace(verdict, cleared=cleared(best, self.tallies, self.limits))
-        return verdict
 
     def _against(self, belief: Belief, best: int, *, nothing: bool) -> float | None:
         """Return the log10 of the Bayes factor by which the trials favour an answer over others.
@@ -277,5 +225,14 @@ class Search(StudySearch):
         return log10_bayes_factor(belief.weight, belief.rows.prior, these, those)
 
     def probability_bad(self) -> FloatArray:
-        """Return the posterior probability that each combination is bad, in the shape of the grid."""
-        return self._view.spread(self.known.bad)
+        """Return the probability that each combination is bad, or 0.5 if no stage has it.
+
+        The shape is that of the grid.
+        """
+        bad = np.full(self._grid.shape, 0.5)
+        last = self._stage
+        for stage in (*self._stages[:-1], last):
+            has_group = stage.view.group >= 0
+            chances = stage.known(self.tallies).bad
+            bad.flat[stage.places[has_group]] = chances[stage.view.group[has_group]]
+        return bad

@@ -1,7 +1,6 @@
 """Simulate whole studies with a known truth, to measure their cost and how often their verdict is wrong.
 
-The search is the real one; only the trials are random numbers. Time is counted in rounds: in one round, every
-worker finishes one trial.
+The search is the real one; only the trials are random numbers.
 """
 
 from __future__ import annotations
@@ -15,8 +14,8 @@ import numpy as np
 from bisect_env.matrix.grid import Grid, Index
 from bisect_env.matrix.schema import SearchLimits
 from bisect_env.search.families import FloatArray
+from bisect_env.search.searcher import Search
 from bisect_env.search.verdict import Verdict
-from bisect_env.search.zoom import search_for
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,13 +26,11 @@ class Simulated:
         verdict: The final verdict.
         trials: Number of trials that ran, including controls and checks.
         environments: Number of distinct environments in which trials ran.
-        rounds: Number of rounds of the workers.
     """
 
     verdict: Verdict
     trials: int
     environments: int
-    rounds: int
 
 
 class TimeIsUpError(Exception):
@@ -71,19 +68,18 @@ def simulate(
     Raises:
         TimeIsUpError: `going_on` returned False before the study ended.
     """
-    search = search_for(grid, groups, limits, quick=quick)
+    search = Search(grid, groups, limits, quick=quick)
     costs = dict.fromkeys(groups.values(), build_cost) if build_cost else {}
     built: set[Index] = set()
-    trials = rounds = 0
+    trials = 0
     while not search.finished:
         if not going_on():
             raise TimeIsUpError
         batch = search.ask(workers, build_cost=costs)
-        rounds += 1
         for index, count in Counter(batch).items():
             built.add(index)
             costs.pop(index, None)
             trials += count
             for _ in range(count):
                 search.tell(index, hit=bool(rng.random() < rates[index]))
-    return Simulated(search.verdict, trials, len(built), rounds)
+    return Simulated(search.verdict, trials, len(built))

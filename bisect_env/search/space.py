@@ -151,18 +151,16 @@ class HypothesisSpace:
             parts.append(_normalised(any_of).ravel() * any_share)
         return _normalised(np.concatenate([*parts, np.array([NEVER_PRIOR])]))
 
-    def made_of(self, counts: Sequence[int]) -> NDArray[np.bool_]:
-        """Return which hypotheses use only the first sets of bad values of each axis, shape (hypotheses,).
+    @property
+    def tier(self) -> NDArray[np.int8]:
+        """Return the tier of each hypothesis: 1 if it uses a set that no plain family has, else 0.
 
-        *Never bad* uses no set, so it is always True.
-
-        Args:
-            counts: How many sets of each axis.
+        The shape is (hypotheses,).
         """
-        rows = (np.arange(size) < count for size, count in zip(self._set_shape, counts, strict=True))
-        chosen = functools.reduce(np.logical_and.outer, rows, np.ones((), dtype=bool))
-        kinds = [chosen.ravel()] * (2 if self._any else 1)
-        return np.concatenate([*kinds, np.ones(1, dtype=bool)])
+        is_wide = (np.arange(len(one.sets)) >= one.plain for one in self._families)
+        chosen = functools.reduce(np.logical_or.outer, is_wide, np.zeros((), dtype=bool)).ravel()
+        kinds = [chosen] * (2 if self._any else 1)
+        return np.concatenate([*kinds, np.zeros(1, dtype=bool)]).astype(np.int8)
 
     def says(self, cells: NDArray[np.intp]) -> NDArray[np.bool_]:
         """Return whether each hypothesis calls each of the given cells bad.

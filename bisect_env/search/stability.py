@@ -23,12 +23,12 @@ Source: P. Grünwald, R. de Heide, W. Koolen, *Safe testing*, Journal of the Roy
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from bisect_env.search.numeric import xlog1py, xlogy
+from bisect_env.search.numeric import xlogy
 
 NOTEWORTHY = 20.0
 """Minimum Bayes factor of an effect that is reported. Of studies without any effect, at most one in twenty
@@ -90,7 +90,7 @@ def host_effect(told: Sequence[Told]) -> Effect | None:
     hosts = sorted({t.host for t in told})
     if len(hosts) < 2:
         return None
-    return _strongest([(host, _part(told, lambda _i, t, host=host: t.host == host)) for host in hosts])  # type: ignore[misc]
+    return _strongest([(host, _part(told, [one.host == host for one in told])) for host in hosts])
 
 
 def drift(told: Sequence[Told]) -> Effect | None:
@@ -103,16 +103,16 @@ def drift(told: Sequence[Told]) -> Effect | None:
     parts = []
     for moment in _MOMENTS:
         start = round(moment * len(told))
-        parts.append((f"{moment:g}", _part(told, lambda i, _t, start=start: i >= start)))  # type: ignore[misc]
+        parts.append((f"{moment:g}", _part(told, [place >= start for place in range(len(told))])))
     return _strongest(parts)
 
 
 _Table = Counter[tuple[Hashable, bool, bool]]
 
 
-def _part(told: Sequence[Told], inside: Callable[[int, Told], bool]) -> _Table:
+def _part(told: Sequence[Told], inside: Sequence[bool]) -> _Table:
     """Count trials by combination, by whether they belong to the part, and by whether they failed."""
-    return Counter((t.cell, inside(i, t), t.hit) for i, t in enumerate(told))
+    return Counter((one.cell, there, one.hit) for one, there in zip(told, inside, strict=True))
 
 
 def _strongest(parts: Sequence[tuple[str, _Table]]) -> Effect:
@@ -140,9 +140,9 @@ def _log_likelihood(n: dict[tuple[bool, bool], int], ratios: np.ndarray) -> np.n
     there = np.minimum(ratios[:, None] * _RATES, 1.0)
     log = (
         xlogy(n[False, True], _RATES)
-        + xlog1py(n[False, False], -_RATES)
+        + xlogy(n[False, False], 1.0 - _RATES)
         + xlogy(n[True, True], there)
-        + xlog1py(n[True, False], -there)
+        + xlogy(n[True, False], 1.0 - there)
     )
     rarely = np.logaddexp.reduce(log, axis=1) + np.log((1.0 - _NEVER) / len(_RATES))
     never = -np.inf if n[False, True] or n[True, True] else np.log(_NEVER)

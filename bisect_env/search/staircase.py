@@ -290,8 +290,6 @@ def staircases(
     grid: Grid,
     changes: int,
     visible: NDArray[np.bool_],
-    *,
-    anyway: bool = False,
 ) -> list[Staircase]:
     """Return the staircases that agree with the labels, in every orientation of the axes.
 
@@ -302,7 +300,6 @@ def staircases(
         grid: The lattice. Frontiers that contradict a stated direction come last.
         changes: Maximum number of changes of the table.
         visible: True for the cells that count: representatives that can be run.
-        anyway: Whether to ignore stated directions.
     """
     ordered = tuple(ordered_axes(grid))
     found: list[tuple[int, int, Staircase]] = []
@@ -319,7 +316,7 @@ def staircases(
             one = _bounded(table, ordered, back, changes, begins_bad=begins_bad)
             if one is not None:
                 decided = int(np.count_nonzero(one.decided & visible))
-                found.append((against if changes == 1 and not anyway else 0, -decided, one))
+                found.append((against if changes == 1 else 0, -decided, one))
     return [one for _, _, one in sorted(found, key=lambda item: item[:2])]
 
 

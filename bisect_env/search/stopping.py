@@ -7,6 +7,7 @@ import math
 import numpy as np
 
 from bisect_env.search.families import FloatArray
+from bisect_env.search.numeric import passes_to_exclude
 from bisect_env.search.verdict import Answer, Status
 
 MISS = 0.05
@@ -52,14 +53,8 @@ def required_confidence(stated: float, bad_rate: float, background: float) -> fl
 
 
 def clean_trials(rate: float) -> int:
-    """Return how many passes in a row show that a combination does not fail at `rate`.
-
-    The result is at least 1.
-
-    With that rate, all these trials would pass with probability at most `MISS`: `(1 − rate)^n ≤ MISS`.
-    """
-    # One trial is exactly enough at the highest rate, whatever rounding makes of the quotient.
-    return math.ceil(math.log(MISS) / math.log1p(-min(rate, 1.0 - MISS)) - 1e-9)
+    """Return how many passes in a row show, with error `MISS`, that a combination does not fail at `rate`."""
+    return passes_to_exclude(rate, MISS)
 
 
 def usual_trials(rate: float, background: float) -> int:

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import itertools
 from abc import abstractmethod
-from collections.abc import Collection, Iterable, Mapping
-from dataclasses import replace
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
 
 from bisect_env.matrix.grid import Grid, Index
 from bisect_env.matrix.schema import SearchLimits
@@ -16,10 +20,40 @@ from bisect_env.search.tallies import Tallies
 from bisect_env.search.verdict import Status, Verdict
 
 
+@dataclass(frozen=True, slots=True)
+class Situation:
+    """The circumstances under which a search chooses trials.
+
+    Attributes:
+        running: Number of running trials of each group, by the combination that stands for the group.
+        build_cost: As in `Plan.ask`.
+        only: As in `Plan.ask`.
+        worth: As in `Plan.ask`.
+    """
+
+    running: Mapping[Index, int]
+    build_cost: Mapping[Index, float] = field(default_factory=dict)
+    only: Collection[Index] | None = None
+    worth: float = 0.0
+
+    def allows(self, cell: Index) -> bool:
+        """Return whether a combination may be chosen."""
+        return self.only is None or cell in self.only
+
+    def allowed(self, cells: Sequence[Index]) -> NDArray[np.bool_]:
+        """Return which of the given combinations may be chosen, as a boolean array in their order."""
+        return np.array([self.allows(cell) for cell in cells], dtype=np.bool_)
+
+    def prices(self, cells: Sequence[Index]) -> FloatArray:
+        """Return the price of each combination's environment as a number of trials, 0 if it exists."""
+        return np.array([self.build_cost.get(cell, 0.0) for cell in cells], dtype=np.float64)
+
+
 class StudySearch(Plan):
     """The base class of all searches: chooses trials of combinations and states a verdict.
 
-    Subclasses compute everything from `tallies`, and discard cached results in `_changed`.
+    Subclasses compute everything from `tallies`. They keep results in cached properties, which are discarded
+    whenever the tallies change.
 
     Args:
         grid: The lattice of combinations; may contain a stated good and bad end.
@@ -45,8 +79,6 @@ class StudySearch(Plan):
         self.tallies = Tallies(groups)
         self._grid = grid
         self._checks_ended = quick
-        self._checks: tuple[Check, ...] | None = None
-        self._verdict: Verdict | None = None
 
     # -- telling -----------------------------------------------------------------------------------------
 
@@ -54,16 +86,11 @@ class StudySearch(Plan):
         """Record one trial of the combination `index`: a failure if `hit` is True, otherwise a pass.
 
         Trials with another outcome, and void trials, must not be recorded.
-        """
-        self.tell_counts(index, int(hit), 1)
-
-    def tell_counts(self, index: Index, hits: int, trials: int) -> None:
-        """Record `trials` trials of a combination at once, of which `hits` showed the target failure.
 
         Raises:
             ValueError: The combination could not be run when the search began.
         """
-        self.tallies.add(index, hits, trials)
+        self.tallies.add(index, int(hit), 1)
         self._changed()
 
     def set_aside(self, index: Index) -> None:
@@ -75,8 +102,10 @@ class StudySearch(Plan):
         self._changed()
 
     def _changed(self) -> None:
-        """Discard all cached results, because the tallies have changed."""
-        self._checks = self._verdict = None
+        """Discard all cached properties, because they follow from the tallies."""
+        for name in [*vars(self)]:
+            if isinstance(getattr(type(self), name, None), cached_property):
+                delattr(self, name)
 
     @property
     def trials(self) -> int:
@@ -86,6 +115,38 @@ class StudySearch(Plan):
     def counts(self, index: Index) -> tuple[int, int]:
         """Return (failures, counted trials) of the group of a combination."""
         return self.tallies.counts(index)
+
+    # -- asking ------------------------------------------------------------------------------------------
+
+    def ask(
+        self,
+        count: int,
+        *,
+        pending: Mapping[Index, int] | None = None,
+        build_cost: Mapping[Index, float] | None = None,
+        only: Collection[Index] | None = None,
+        worth: float = 0.0,
+    ) -> list[Index]:
+        """Choose the representatives of the groups to try next. See `Plan.ask`."""
+        now = Situation(self.tallies.by_group(pending or {}), build_cost or {}, only, worth)
+        if count <= 0:
+            return []
+        return self._checking(count, now) if self.answered else self._choose(count, now)
+
+    @abstractmethod
+    def _choose(self, count: int, now: Situation) -> list[Index]:
+        """Return at most `count` trials to start now, as long as there is no sure answer."""
+
+    def foresee(
+        self, pending: Mapping[Index, int], build_cost: Mapping[Index, float] | None = None
+    ) -> list[Index]:
+        """Return the combinations that may be tried after the pending trials. See `Plan.foresee`."""
+        now = Situation(self.tallies.by_group(pending), build_cost or {})
+        return self._checking(1, now) if self.answered else self._foresee(now)
+
+    @abstractmethod
+    def _foresee(self, now: Situation) -> list[Index]:
+        """Return what may be tried after the running trials, as long as there is no sure answer."""
 
     # -- checking the answer -----------------------------------------------------------------------------
 
@@ -101,35 +162,30 @@ class StudySearch(Plan):
             return True
         return self.answered and (self._checks_ended or not self.checks)
 
-    @property
+    @cached_property
     def checks(self) -> tuple[Check, ...]:
         """Return the final checks that the answer still needs, in the order in which to run them.
 
         There is at most one for each group of combinations. Empty as long as no answer is confirmed.
         """
-        if self._checks is None:
-            found: dict[Index, Check] = {}
-            is_confirmed = self.answered and self.verdict.status is Status.CONFIRMED
-            for check in self._wanted_checks() if is_confirmed else ():
-                cell = self.tallies.representative(check.cell)
-                if cell not in found or found[cell].wanted < check.wanted:
-                    found[cell] = replace(check, cell=cell)
-            self._checks = tuple(found.values())
-        return self._checks
+        found: dict[Index, Check] = {}
+        is_confirmed = self.answered and self.verdict.status is Status.CONFIRMED
+        for check in self._wanted_checks() if is_confirmed else ():
+            cell = self.tallies.representative(check.cell)
+            if cell not in found or found[cell].wanted < check.wanted:
+                found[cell] = replace(check, cell=cell)
+        return tuple(found.values())
 
     def _wanted_checks(self) -> Iterable[Check]:
         """Return the checks that a confirmed answer needs; several may concern the same combinations."""
         return ()
 
-    def _checking(
-        self, count: int, pending: Mapping[Index, int], only: Collection[Index] | None = None
-    ) -> list[Index]:
-        """Return the next trials of the final checks, one entry per trial. Arguments as for `ask`."""
-        running = self.tallies.by_group(pending)
+    def _checking(self, count: int, now: Situation) -> list[Index]:
+        """Return the next trials of the final checks, one entry per trial."""
         trials = (
-            [one.cell] * (one.wanted - running.get(one.cell, 0))
+            [one.cell] * (one.wanted - now.running.get(one.cell, 0))
             for one in self.checks
-            if only is None or one.cell in only
+            if now.allows(one.cell)
         )
         return list(itertools.chain.from_iterable(trials))[:count]
 
@@ -145,18 +201,12 @@ class StudySearch(Plan):
     # -- answering ---------------------------------------------------------------------------------------
 
     @property
+    @abstractmethod
     def verdict(self) -> Verdict:
         """Return the verdict so far.
 
         It depends only on the counts, not on the order of trials.
         """
-        if self._verdict is None:
-            self._verdict = self._make_verdict()
-        return self._verdict
-
-    @abstractmethod
-    def _make_verdict(self) -> Verdict:
-        """Calculate the verdict from the counts."""
 
     @abstractmethod
     def probability_bad(self) -> FloatArray:

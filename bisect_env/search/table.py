@@ -25,7 +25,6 @@ description that was contradicted before it.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import product
@@ -154,94 +153,78 @@ class Table:
         """Return the number of trials of the group that the combination `cell` represents."""
         return int(self.counts.trials[self.view.position[cell]])
 
-    def _is_left(self, cell: Index) -> bool:
-        return bool(self.can_run[self.view.position[cell]])
-
-    @cached_property
-    def tried(self) -> tuple[Index, ...]:
-        """Return the combinations that have trials, one for each group, in row-major order."""
-        return tuple(self.view.cells[place] for place in self.counts.tried)
-
     # -- labels ------------------------------------------------------------------------------------------
 
     @cached_property
-    def chances(self) -> dict[Index, float]:
-        """Return the probability that each tried combination is bad, judged by its own trials."""
+    def chances(self) -> FloatArray:
+        """Return the probability that each group is bad, judged by its own trials; 0.5 without any.
+
+        The shape is (X,).
+        """
         if self.counts.unanimous:
-            return {cell: float(self.counts.hits[self.view.position[cell]] > 0) for cell in self.tried}
-        return dict(zip(self.tried, independent(self.counts)[1].tolist(), strict=True))
+            return np.where(self.counts.trials > 0, self.counts.hits > 0, 0.5)
+        return independent(self.counts)[1]
 
     @cached_property
     def usual_trials(self) -> int:
         """Return about how many trials a combination needs before it gets a label."""
         if self.counts.unanimous:
             return 1
-        bad = np.array([p >= 0.5 for p in self.chances.values()])
-        hits, trials = self.counts.hits[self.counts.tried], self.counts.trials[self.counts.tried]
+        bad, hits, trials = self.chances >= 0.5, self.counts.hits, self.counts.trials
         rate = float(hits[bad].sum()) / max(float(trials[bad].sum()), 1.0)
         rate = min(max(rate, self.limits.min_crash_rate), 1.0)
         background = float(hits[~bad].sum()) / max(float(trials[~bad].sum()), 1.0)
         return usual_trials(rate, background)
 
     @cached_property
-    def labels(self) -> dict[Index, bool]:
-        """Return the labels of the combinations that were tried often enough; True means bad."""
+    def _labels(self) -> NDArray[np.int8]:
+        """Return the label of each group that was tried often enough: 1 bad, 0 good, -1 unknown.
+
+        The shape is (X,).
+        """
+        trials, called = self.counts.trials, (self.chances >= 0.5).astype(np.int8)
         if self.counts.unanimous:
-            return {cell: p >= 0.5 for cell, p in self.chances.items()}
+            return np.where(trials > 0, called, np.int8(-1))
         error = _SURE * (1.0 - self.limits.confidence)
-        found, surer = self._sure_labels(error), self._sure_labels(_SURER * error)
-        for cell in self._alone(found):
-            if cell not in surer:
-                del found[cell]
+        doubt = np.where(trials > 0, np.minimum(self.chances, 1.0 - self.chances), 1.0)
+        is_long = trials >= _PATIENCE * self.usual_trials
+        labels = np.where((doubt <= error) | is_long, called, np.int8(-1))
+        for place in self._alone(labels):
+            if doubt[place] > _SURER * error and not is_long[place]:
+                labels[place] = -1
         # Before anything is known to be bad, a background looks like a rare failure: then others say more.
         enough = 2 * clean_trials(max(_RARE, self.limits.min_crash_rate))
-        often = {
-            cell: p >= 0.5
-            for cell, p in self.chances.items()
-            if cell not in found and self.trials(cell) >= enough
-        }
-        return often | found
-
-    def _sure_labels(self, error: float) -> dict[Index, bool]:
-        """Return the labels that are wrong with a probability of at most `error`.
-
-        A combination that was tried very often gets its likelier label in any case.
-        """
-        rate = 1.0 - 0.05 ** (1.0 / self.usual_trials)
-        enough = _PATIENCE * clean_trials(rate)
-        return {
-            cell: p >= 0.5
-            for cell, p in self.chances.items()
-            if min(p, 1.0 - p) <= error or self.trials(cell) >= enough
-        }
-
-    def _in_table(self, known: Mapping[Index, bool]) -> NDArray[np.int8]:
-        """Return labels as an array in the shape of the lattice: 1 bad, 0 good, -1 unknown.
-
-        A label applies to all combinations of a group.
-        """
-        labels = np.full(len(self.view.cells), -1, dtype=np.int8)
-        for cell, bad in known.items():
-            labels[self.view.position[cell]] = bad
-        return self.view.spread(labels, -1)
+        return np.where(trials >= enough, called, labels)
 
     @cached_property
     def labelled(self) -> NDArray[np.int8]:
-        """Return the labels in the shape of the lattice: 1 bad, 0 good, -1 unknown."""
-        return self._in_table(self.labels)
+        """Return the labels in the shape of the lattice: 1 bad, 0 good, -1 unknown.
 
-    def _alone(self, known: Mapping[Index, bool]) -> list[Index]:
-        """Return the few combinations that must lose their labels for the others to form a frontier.
+        A label applies to all combinations of a group.
+        """
+        return self.view.spread(self._labels, -1)
+
+    @cached_property
+    def cells_with_label(self) -> list[Index]:
+        """Return the representatives of the groups that have a label, in row-major order."""
+        return [self.view.cells[place] for place in np.flatnonzero(self._labels >= 0)]
+
+    def _alone(self, labels: NDArray[np.int8]) -> list[int]:
+        """Return the few groups that must lose their labels for the others to form a frontier.
 
         A frontier is a border between good and bad that never turns back.
 
-        Returns an empty list if none or too many must be left out.
+        Args:
+            labels: The label of each group, shape (X,).
+
+        Returns:
+            Positions in the view; none if no group or too many must be left out.
         """
-        table = self._in_table(known)
+        table = self.view.spread(labels, -1)
         axes = self.ordered
         if not axes or staircases(table, self.grid, 1, self.visible):
             return []
-        fewest: list[Index] = []
+        fewest: list[int] = []
         for turned in product((False, True), repeat=len(axes)):
             back = [axis for axis, is_back in zip(axes, turned, strict=True) if is_back]
             forth = [axis for axis in axes if axis not in back]
@@ -249,48 +232,52 @@ class Table:
                 (table == 0) & beyond(table == 1, axes, back),
                 (table == 1) & beyond(table == 0, axes, forth),
             ):
-                cells = [c for c in known if odd[c]]
-                if not fewest or len(cells) < len(fewest):
-                    fewest = cells
+                places = np.flatnonzero(odd.ravel()[self.view.flat]).tolist()
+                if not fewest or len(places) < len(fewest):
+                    fewest = places
         return fewest if len(fewest) <= _ALONE else []
 
     @cached_property
     def again(self) -> list[tuple[Index, int]]:
         """Return pairs (combination, required trials): these must be run before labels are trusted."""
-        found: dict[Index, int] = {}
+        trials, wanted = self.counts.trials, dict[int, int]()
         if self.counts.unanimous:
-            bad = self.failing
-            if bad:
-                found[max(bad, key=self.trials)] = _FAILURES
+            bad = self._failing
+            if len(bad):
+                wanted[int(bad[trials[bad].argmax()])] = _FAILURES
             if self.repeats_left:
-                found |= {cell: 2 for cell in bad if self.trials(cell) < 2}
-            room = _MOST_AGAIN - (int(self.counts.trials.sum()) - len(self.tried)) - self.repeats_left
-            for cell in self._alone(self.labels):
-                lacking = max(0, _AGAIN - self.trials(cell))
+                wanted |= dict.fromkeys(bad[trials[bad] < 2].tolist(), 2)
+            room = _MOST_AGAIN - int((trials - (trials > 0)).sum()) - self.repeats_left
+            for place in self._alone(self._labels):
+                lacking = max(0, _AGAIN - int(trials[place]))
                 if lacking <= room:
-                    found[cell] = _AGAIN
+                    wanted[place] = _AGAIN
                     room -= lacking
         else:
             chunk = max(1, self.usual_trials // 2)
-            found = {
-                cell: self.trials(cell) + chunk
-                for cell in self.tried
-                if cell not in self.labels and self._is_left(cell)
-            }
-        return [(cell, wanted) for cell, wanted in found.items() if self.trials(cell) < wanted]
+            unsure = (trials > 0) & (self._labels < 0) & self.can_run
+            wanted = {place: int(trials[place]) + chunk for place in np.flatnonzero(unsure).tolist()}
+        return [
+            (self.view.cells[place], number) for place, number in wanted.items() if trials[place] < number
+        ]
 
     @cached_property
-    def failing(self) -> list[Index]:
-        """Return the combinations that always failed; empty if any combination both failed and passed."""
-        if not self.counts.unanimous:
-            return []
-        return [cell for cell, p in self.chances.items() if p and self._is_left(cell)]
+    def _failing(self) -> NDArray[np.intp]:
+        """Return the positions of the groups that always failed; none if any both failed and passed."""
+        return np.flatnonzero((self.counts.hits > 0) & self.can_run & self.counts.unanimous)
+
+    @property
+    def least_repeated(self) -> Index:
+        """Return the combination that failed in the fewest trials, of those that always failed."""
+        failing = self._failing
+        return self.view.cells[failing[self.counts.trials[failing].argmin()]]
 
     @property
     def repeats_left(self) -> int:
         """Return how many more repeated failures are needed before failures are assumed to be certain."""
-        repeated = sum(self.trials(cell) - 1 for cell in self.failing)
-        return max(0, _REPEATED - repeated) if self.failing else 0
+        failing = self._failing
+        repeated = int((self.counts.trials[failing] - 1).sum())
+        return max(0, _REPEATED - repeated) if len(failing) else 0
 
     # -- descriptions ------------------------------------------------------------------------------------
 
@@ -308,7 +295,7 @@ class Table:
                 continue
             visible = along(self.visible, alike)
             for changes in range(1, _CHANGES + 1):
-                found = staircases(table, self.grid, changes, visible, anyway=True)
+                found = staircases(table, self.grid, changes, visible)
                 if found:
                     found.sort(key=lambda one: one.bits)
                     return self._described(found, holds, alike)
@@ -339,7 +326,7 @@ class Table:
         if description is None or not open_:
             return [], 0.0
         # Labels that confirm the description, without those needed to choose it.
-        proofs = max(0.0, len(self.labels) - description.stairs[0].bits)
+        proofs = max(0.0, len(self.cells_with_label) - description.stairs[0].bits)
         chance = exception(description.holds, proofs)
         error, wanted = 1.0 - self.limits.confidence, 0
         while (
@@ -355,7 +342,7 @@ class Table:
         scale = np.maximum(np.array(self.grid.shape, dtype=np.float64) - 1.0, 1.0)
         places = np.array(open_, dtype=np.float64) / scale
         apart = np.full(len(open_), np.inf)
-        for cell in self.labels:
+        for cell in self.cells_with_label:
             apart = np.minimum(apart, np.abs(places - np.array(cell) / scale).sum(axis=1))
         chosen: list[Index] = []
         while len(chosen) < len(open_):
@@ -430,7 +417,7 @@ class Table:
             self.again
             or self.suspects
             or self.repeats_left
-            or any(cell not in self.labels for cell in self.first)
+            or any(self.labelled[cell] < 0 for cell in self.first)
         ):
             return False
         unknown = self.visible & (self.labelled < 0)
@@ -463,7 +450,7 @@ class Table:
         found: dict[Index, Called] = {}
         for index in cells_of(self.calls >= 0):
             bad = bool(self.calls[index])
-            chance = self.chances.get(self.view.cells[self.view.group[index]], 0.5)
+            chance = float(self.chances[self.view.group[index]])
             tried = bool(self.labelled[index] >= 0)
             sure = (chance if bad else 1.0 - chance) if tried else described
             found[index] = Called(bad, tried, sure)

@@ -6,16 +6,18 @@ What is known of the table after each trial is a `Table` (`table.py`), made anew
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
 
 from bisect_env.matrix.grid import Grid, Index
 from bisect_env.matrix.schema import SearchLimits
+from bisect_env.search.belief import CellCounts
 from bisect_env.search.families import FloatArray
 from bisect_env.search.rates import RateGrid
 from bisect_env.search.staircase import Staircase
-from bisect_env.search.study_search import StudySearch
+from bisect_env.search.study_search import Situation, StudySearch
 from bisect_env.search.table import Table, along, cells_of
 from bisect_env.search.verdict import Verdict
 from bisect_env.search.view import LatticeView
@@ -34,19 +36,12 @@ class TableSearch(StudySearch):
         super().__init__(grid, groups, limits)
         self._view = LatticeView.of(grid, groups)
         self._rates = RateGrid.default(self.limits.min_crash_rate, self.limits.crash_rate)
-        self._table: Table | None = None
 
-    def _changed(self) -> None:
-        super()._changed()
-        self._table = None
-
-    @property
+    @cached_property
     def table(self) -> Table:
         """Return the table of labels that follows from all trials so far."""
-        if self._table is None:
-            counts = self.tallies.in_view(self._view, self._rates)
-            self._table = Table(self._view, counts, self.tallies.runnable(self._view), self.limits)
-        return self._table
+        counts = CellCounts(self._rates, *self.tallies.arrays(self._view.position))
+        return Table(self._view, counts, self.tallies.runnable(self._view.cells), self.limits)
 
     # -- answering ---------------------------------------------------------------------------------------
 
@@ -60,7 +55,9 @@ class TableSearch(StudySearch):
         """Return True if the table is complete, no more trials are possible, or their maximum is reached."""
         return super().finished or not self.table.can_run.any()
 
-    def _make_verdict(self) -> Verdict:
+    @property
+    def verdict(self) -> Verdict:
+        """Return the verdict about the table as a whole."""
         return self.table.verdict
 
     def probability_bad(self) -> FloatArray:
@@ -72,43 +69,27 @@ class TableSearch(StudySearch):
 
     # -- asking ------------------------------------------------------------------------------------------
 
-    def ask(
-        self,
-        count: int,
-        *,
-        pending: Mapping[Index, int] | None = None,
-        build_cost: Mapping[Index, float] | None = None,
-        only: Collection[Index] | None = None,
-        worth: float = 0.0,
-    ) -> list[Index]:
-        """Choose the combinations to try next. See `Plan.ask`."""
-        table = self.table
-        if count <= 0 or not table.can_run.any():
-            return []
-        running = self.tallies.by_group(pending or {})
-        allowed = table.visible
-        if only is not None:
-            allowed = np.zeros_like(allowed)
-            for cell in only:
-                allowed[cell] = table.visible[cell]
+    def _choose(self, count: int, now: Situation) -> list[Index]:
+        table, cells = self.table, self._view.cells
+        allowed = self._view.standing(table.can_run & now.allowed(cells))
         chosen: list[Index] = []
 
         def take(cell: Index, wanted: int) -> None:
             if allowed[cell] and len(chosen) < count:
-                chosen.extend([cell] * min(max(wanted - running.get(cell, 0), 0), count - len(chosen)))
+                room = count - len(chosen)
+                chosen.extend([cell] * min(max(wanted - now.running.get(cell, 0), 0), room))
 
         for cell, wanted in table.again:
             take(cell, wanted - table.trials(cell))
         chunk = max(1, table.usual_trials // 2)
-        looking = {cell for cell in (*running, *chosen) if cell not in table.labels}
-        cost = self.tallies.prices(self._view, build_cost)
-        for cell in self._new(-(-(count - len(chosen)) // chunk), looking, cost, allowed):
+        looking = {cell for cell in (*now.running, *chosen) if table.labelled[cell] < 0}
+        for cell in self._new(-(-(count - len(chosen)) // chunk), looking, now.prices(cells), allowed):
             take(cell, chunk)
         if not chosen and not looking:
             for cell in table.suspects:
                 take(cell, table.enough_passes - table.trials(cell))
             if left := table.repeats_left:
-                take(min(table.failing, key=table.trials), left)
+                take(table.least_repeated, left)
         return chosen
 
     def _new(
@@ -132,7 +113,7 @@ class TableSearch(StudySearch):
         unknown = allowed & (table.labelled < 0)
         for cell in looking:
             unknown[cell] = False
-        first = [cell for cell in table.first if cell not in table.labels]
+        first = [cell for cell in table.first if table.labelled[cell] < 0]
         if waiting := [cell for cell in first if cell not in looking]:
             return [cell for cell in waiting if unknown[cell]][:count]
         if any(cell in looking for cell in first):
@@ -174,7 +155,7 @@ class TableSearch(StudySearch):
             line = tuple(slice(None) if i in alike else place for i, place in enumerate(cell))
             here = np.zeros_like(allowed)
             here[line] = allowed[line]
-            tried = [*self.table.labels, *taken, *chosen]
+            tried = [*self.table.cells_with_label, *taken, *chosen]
             chosen.append(
                 min(
                     cells_of(here),
@@ -183,11 +164,6 @@ class TableSearch(StudySearch):
             )
         return chosen
 
-    def foresee(
-        self, pending: Mapping[Index, int], build_cost: Mapping[Index, float] | None = None
-    ) -> list[Index]:
-        """Return the combination that may be tried after the pending trials. See `Plan.foresee`."""
-        if not self.table.can_run.any():
-            return []
-        looking = set(self.tallies.by_group(pending))
-        return self._new(1, looking, self.tallies.prices(self._view, build_cost), self.table.visible)
+    def _foresee(self, now: Situation) -> list[Index]:
+        """Return the combination that may be tried after the running trials."""
+        return self._new(1, now.running, now.prices(self._view.cells), self.table.visible)

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
 from bisect_env.matrix.grid import Index
-from bisect_env.search.belief import CellCounts
-from bisect_env.search.families import FloatArray
-from bisect_env.search.rates import RateGrid
-from bisect_env.search.view import LatticeView
 
 
 class Tallies:
@@ -22,13 +18,14 @@ class Tallies:
             same measurement form a group). Combinations that cannot be run are missing.
 
     Attributes:
+        groups: As above.
         told: Hits and counted trials of each group that was tried, by the combination that stands for it.
         aside: Groups of which no more trials are possible. Their counts keep counting, and trials that were
             running are told all the same.
     """
 
     def __init__(self, groups: Mapping[Index, Index]) -> None:
-        self._groups = groups
+        self.groups = groups
         self.told: dict[Index, tuple[int, int]] = {}
         self.aside: set[Index] = set()
 
@@ -48,12 +45,8 @@ class Tallies:
 
         Does nothing if the combination cannot be run anyway.
         """
-        if index in self._groups:
-            self.aside.add(self._groups[index])
-
-    def find(self, index: Index) -> Index | None:
-        """Return the representative of the group of `index`, or None if `index` could never be run."""
-        return self._groups.get(index)
+        if index in self.groups:
+            self.aside.add(self.groups[index])
 
     def representative(self, index: Index) -> Index:
         """Return the representative of a combination's group.
@@ -61,14 +54,13 @@ class Tallies:
         Raises:
             ValueError: The combination could not be run when the search began.
         """
-        found = self.find(index)
-        if found is None:
+        if index not in self.groups:
             raise ValueError(f"combination {index} cannot be run")
-        return found
+        return self.groups[index]
 
     def can_run(self, index: Index) -> bool:
         """Return whether a combination can be run and was not excluded."""
-        cell = self._groups.get(index)
+        cell = self.groups.get(index)
         return cell is not None and cell not in self.aside
 
     def counts(self, index: Index) -> tuple[int, int]:
@@ -85,32 +77,22 @@ class Tallies:
         found: dict[Index, int] = {}
         for index, number in numbers.items():
             if number and self.can_run(index):
-                cell = self._groups[index]
+                cell = self.groups[index]
                 found[cell] = found.get(cell, 0) + number
         return found
 
-    def in_view(self, view: LatticeView, rates: RateGrid) -> CellCounts:
-        """Return the counts as arrays with one element per group, in the order of `view`."""
-        hits, trials = (np.zeros(len(view.cells), dtype=np.int64) for _ in range(2))
-        for cell, (failed, of) in self.told.items():
-            hits[view.position[cell]], trials[view.position[cell]] = failed, of
-        return CellCounts(rates, hits, trials)
-
-    def runnable(self, view: LatticeView) -> NDArray[np.bool_]:
-        """Return which groups can still be tried, as a boolean array in the order of `view`."""
-        return np.array([cell not in self.aside for cell in view.cells], dtype=np.bool_)
-
-    def prices(self, view: LatticeView, build_cost: Mapping[Index, float] | None) -> FloatArray:
-        """Return the price of each group's environment, expressed as a number of trials.
-
-        The shape is (X,).
+    def arrays(self, position: Mapping[Index, int]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Return failures and trials of some groups as arrays, shape (X,) each.
 
         Args:
-            view: The view.
-            build_cost: Cost of each combination's environment that does not exist yet; all others cost 0.
+            position: For the representative of each of the X groups, its place in the arrays.
         """
-        prices = np.zeros(len(view.cells))
-        for index, price in (build_cost or {}).items():
-            if index in self._groups:
-                prices[view.position[self._groups[index]]] = price
-        return prices
+        hits, trials = np.zeros((2, len(position)), dtype=np.int64)
+        for cell, (failed, of) in self.told.items():
+            if (place := position.get(cell)) is not None:
+                hits[place], trials[place] = failed, of
+        return hits, trials
+
+    def runnable(self, cells: Sequence[Index]) -> NDArray[np.bool_]:
+        """Return which of the given representatives can still be tried, as a boolean array."""
+        return np.array([cell not in self.aside for cell in cells], dtype=np.bool_)

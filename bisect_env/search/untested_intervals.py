@@ -18,8 +18,9 @@ through the boundary, this module returns:
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from bisect_env.matrix.grid import Direction, Grid, Index
 from bisect_env.search.stopping import MISS, clean_trials
@@ -94,7 +95,12 @@ def checks(best: Answer, grid: Grid, tallies: Tallies, bad_rate: float) -> list[
     found = []
     for run in runs:
         most = max(_LEAST, _LONG * grid.shape[run.axis])
-        for interval in _untested(run, lambda cell, bad: _is_known(tallies.counts(cell), bad, looks)):
+        for is_known, cells in itertools.groupby(
+            run.cells, partial(_is_known, tallies, looks, bad=run.called_bad)
+        ):
+            if is_known:
+                continue
+            interval = [*cells]
             parts = _without_gaps(interval, run.axis)
             longest = max(parts, key=len)
             if len(longest) > most or (len(interval) > most and len(parts) <= _GAPS + 1):
@@ -156,21 +162,9 @@ def _if_strange(counts: tuple[int, int], bad: bool, enough: int) -> int:
     return 3 * enough if hits else 0
 
 
-def _is_known(counts: tuple[int, int], bad: bool, enough: int) -> bool:
-    hits, trials = counts
+def _is_known(tallies: Tallies, enough: int, cell: Index, *, bad: bool) -> bool:
+    hits, trials = tallies.counts(cell)
     return (bad and hits > 0) or trials >= enough
-
-
-def _untested(run: _Run, is_known: Callable[[Index, bool], bool]) -> Iterator[tuple[Index, ...]]:
-    """Yield each series of neighbouring combinations of a run for which `is_known` is False."""
-    start = 0
-    for place, cell in enumerate(run.cells):
-        if is_known(cell, run.called_bad):
-            if place > start:
-                yield run.cells[start:place]
-            start = place + 1
-    if start < len(run.cells):
-        yield run.cells[start:]
 
 
 def _without_gaps(interval: Sequence[Index], axis: int) -> list[list[Index]]:

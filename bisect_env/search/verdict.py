@@ -38,13 +38,17 @@ class Boundary:
         axis: Position of the axis.
         bad: The bad cell.
         good: The good cell; it differs from `bad` only on `axis`.
-        between: Cells between the two, which could not be tried.
     """
 
     axis: int
     bad: Index
     good: Index
-    between: tuple[Index, ...] = ()
+
+    @property
+    def between(self) -> tuple[Index, ...]:
+        """Return the cells strictly between the two, which could not be tried."""
+        axis, low, high = self.axis, *sorted((self.bad[self.axis], self.good[self.axis]))
+        return tuple((*self.bad[:axis], i, *self.bad[axis + 1 :]) for i in range(low + 1, high))
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,8 +212,7 @@ def answer(
     by_pivot: dict[Index, list[Boundary]] = {}
     for axis in hypothesis.culprits:
         for pair in boundary_pairs(bad, feasible, axis):
-            found = Boundary(axis, *pair, between(axis, *pair))
-            by_pivot.setdefault(pair[pivot_side], []).append(found)
+            by_pivot.setdefault(pair[pivot_side], []).append(Boundary(axis, *pair))
     if not by_pivot:
         first_bad, last_good = nearest(bad & feasible, ~bad & feasible) or (None, None)
         return Answer(hypothesis, (), first_bad, last_good, probability)
@@ -249,7 +252,7 @@ def answer(
     first = min(boundaries, key=headline_rank)
     if every_change:
         boundaries = [
-            Boundary(one.axis, *pair, between(one.axis, *pair))
+            Boundary(one.axis, *pair)
             for one in boundaries
             for pair in boundary_pairs(bad, feasible, one.axis)
             if _same_line(one.axis, pair[0], one.bad)
@@ -277,12 +280,6 @@ def nearest(bad: NDArray[np.bool_], good: NDArray[np.bool_]) -> tuple[Index, Ind
 
 def _same_line(axis: int, one: Index, other: Index) -> bool:
     return one[:axis] == other[:axis] and one[axis + 1 :] == other[axis + 1 :]
-
-
-def between(axis: int, bad: Index, good: Index) -> tuple[Index, ...]:
-    """Return the cells strictly between two cells that differ only on one axis."""
-    low, high = sorted((bad[axis], good[axis]))
-    return tuple((*bad[:axis], i, *bad[axis + 1 :]) for i in range(low + 1, high))
 
 
 def capacity(p0: float, p1: float) -> float:

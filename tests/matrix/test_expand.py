@@ -298,6 +298,18 @@ bad: {numpy: "2.1"}
         grid = expand(matrix_of(text.replace("2.0.1", "3.0")), FakeCatalogue({"numpy": NUMPY}))
         assert (grid.good, grid.bad) == ((0,), (3,))
 
+    @pytest.mark.parametrize(
+        ("good", "bad", "says"),
+        [
+            ("2.1.3", "2.1.3", "line 6: good and bad are the same"),
+            ("3.0.0", "1.26.4", "line 5: .* swap good and bad"),
+        ],
+    )
+    def test_ends_on_a_range_that_contradict_each_other(self, matrix_of, good, bad, says):
+        matrix = matrix_of(numpy_range() + f"good: {{numpy: {good}}}\nbad: {{numpy: {bad}}}\n")
+        with pytest.raises(MatrixError, match=says):
+            expand(matrix, FakeCatalogue({"numpy": NUMPY}))
+
     def test_an_end_may_not_be_excluded(self, matrix_of):
         text = RULES + "good: {python: 3.9, numpy: 1.26.4}\nexclude: [{when: {python: 3.9}, why: too old}]"
         with pytest.raises(MatrixError, match=r"the good end is excluded \(too old\)"):

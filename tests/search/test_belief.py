@@ -13,9 +13,10 @@ from numpy.typing import NDArray
 
 from bisect_env.matrix.grid import Direction, Index
 from bisect_env.search.belief import Belief, CellCounts, believe
-from bisect_env.search.generators import products, staircase_rows, wider
+from bisect_env.search.generators import products, staircase_rows
 from bisect_env.search.hypotheses import HypothesisRows, joined
 from bisect_env.search.independent import independent, path
+from bisect_env.search.nonmonotone import histories
 from bisect_env.search.rates import RateGrid
 from bisect_env.search.tallies import Tallies
 from bisect_env.search.view import LatticeView
@@ -45,7 +46,7 @@ def plain(view: LatticeView) -> HypothesisRows:
 
 
 def with_histories(view: LatticeView) -> HypothesisRows:
-    return products(view, wider(view, view.cells), everywhere(view))
+    return products(view, histories(view.grid, view.cells), everywhere(view))
 
 
 def toss(bad: NDArray[np.bool_], rng: np.random.Generator, rates: RateGrid) -> CellCounts:
@@ -263,7 +264,7 @@ def test_products_and_histories_are_different_rows_with_a_distribution_as_prior(
     longest = {1: 8, 2: 5, 3: 4}[len(directions)]
     view = view_of(tuple(int(n) for n in rng.integers(1, longest, len(directions))), directions)
     seen = rng.random(len(view.cells)) < 0.7
-    rows = products(view, wider(view, view.cells) if more else None, seen)
+    rows = products(view, histories(view.grid, view.cells) if more else None, seen)
     assert len({row.tobytes() for row in rows.says[:, seen]}) == len(rows.prior)
     assert rows.prior.sum() == pytest.approx(1)
     assert (rows.prior >= 0).all()
@@ -435,13 +436,12 @@ def test_a_view_has_one_position_for_each_group() -> None:
     assert view.spread(np.array([0.1, 0.2, 0.3]), 0.5).tolist() == [[0.1, 0.1, 0.5], [0.2, 0.3, 0.3]]
     tallies = Tallies(groups)
     tallies.set_aside((1, 0))
-    assert tallies.runnable(view).tolist() == [True, False, True]
+    assert tallies.runnable(view.cells).tolist() == [True, False, True]
     tallies.add((0, 1), 1, 3)
     tallies.add((1, 2), 0, 1)
-    counts = tallies.in_view(view, RateGrid.default(0.02))
-    assert (counts.hits.tolist(), counts.trials.tolist()) == ([1, 0, 0], [3, 0, 1])
+    assert [of.tolist() for of in tallies.arrays(view.position)] == [[1, 0, 0], [3, 0, 1]]
+    assert [of.tolist() for of in tallies.arrays({(1, 1): 0})] == [[0], [1]]
     assert tallies.by_group({(0, 0): 1, (0, 1): 2, (1, 0): 1, (0, 2): 5}) == {(0, 0): 3}
-    assert tallies.prices(view, {(0, 1): 5.0, (0, 2): 1.0}).tolist() == [5.0, 0.0, 0.0]
 
 
 def test_a_view_of_nothing_that_can_be_run_has_no_position() -> None:

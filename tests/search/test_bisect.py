@@ -674,6 +674,6 @@ def test_no_boundary_lies_within_one_environment(size: int) -> None:
     search = Search(lattice, {(day,): (stands_for[day],) for day in range(size)})
     while wanted := search.ask(2):
         for cell in wanted:
-            search.tell_counts(cell, int(cell[0] >= first_bad), 1)
+            search.tell(cell, hit=cell[0] >= first_bad)
     best = search.verdict.best
     assert (best.first_bad, best.last_good) == ((first_bad,), (first_bad - 1,))

@@ -408,6 +408,7 @@ def test_what_fails_alike_everywhere_is_always_bad() -> None:
     lattice = grid((8,))
     search = Search(lattice, alone(lattice))
     for cell in range(8):
-        search.tell_counts((cell,), 20, 200)
+        for number in range(200):
+            search.tell((cell,), hit=number < 20)
     assert search.verdict.best.hypothesis.kind == "always"
     assert search.verdict.best.probability > 0.95

@@ -11,14 +11,20 @@ import pytest
 from benchmarks.search_worlds import Alone
 from bisect_env.matrix.grid import Direction, Grid, GridAxis, Index
 from bisect_env.matrix.schema import SearchLimits
+from bisect_env.search import stages
 from bisect_env.search.searcher import Search
 from bisect_env.search.simulate import simulate
 from bisect_env.search.space import drawn, is_large
 from bisect_env.search.verdict import Status
-from bisect_env.search.zoom import ZoomedSearch, search_for
 from tests.search.worlds import EITHER, FIXED, REGRESSION, UNORDERED, alone, configuration, grid, play, rates
 
 RNG = np.random.default_rng
+
+
+@pytest.fixture
+def staged(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Search even small lattices in stages."""
+    monkeypatch.setattr(stages, "_MOST_WHOLE", 0)
 
 
 def lattice_of(shape: tuple[int, ...], directions: tuple[Direction, ...]) -> Grid:
@@ -30,6 +36,7 @@ def lattice_of(shape: tuple[int, ...], directions: tuple[Direction, ...]) -> Gri
     return Grid(tuple(turned))
 
 
+@pytest.mark.usefixtures("staged")
 @pytest.mark.parametrize(
     ("shape", "directions", "bad"),
     [
@@ -49,7 +56,7 @@ def lattice_of(shape: tuple[int, ...], directions: tuple[Direction, ...]) -> Gri
 def test_a_certain_failure_on_a_large_lattice_is_found_to_the_last_version(
     shape: tuple[int, ...], directions: tuple[Direction, ...], bad: Mapping[int, range]
 ) -> None:
-    search = ZoomedSearch(lattice_of(shape, directions), Alone(shape), quick=True)
+    search = Search(lattice_of(shape, directions), Alone(shape), quick=True)
     while not search.finished:
         (cell,) = search.ask(1)
         search.tell(cell, hit=all(cell[axis] in places for axis, places in bad.items()))
@@ -76,14 +83,14 @@ def test_a_study_goes_on_as_if_it_had_never_stopped_whatever_the_order() -> None
     print("seed", seed)
     rng, shape = RNG(seed), (300, 200)
     first_bad = int(rng.integers(1, 300))
-    live = ZoomedSearch(grid(shape), Alone(shape), SearchLimits(max_trials=120))
+    live = Search(grid(shape), Alone(shape), SearchLimits(max_trials=120))
     told: list[tuple[Index, bool]] = []
     while not live.finished:
         (cell,) = live.ask(1)
         told.append((cell, cell[0] >= first_bad and bool(rng.random() < 0.7)))
         live.tell(cell, hit=told[-1][1])
         if len(told) in (10, 30, 60) or live.finished:
-            again = ZoomedSearch(grid(shape), Alone(shape), SearchLimits(max_trials=120))
+            again = Search(grid(shape), Alone(shape), SearchLimits(max_trials=120))
             for place in rng.permutation(len(told)):
                 again.tell(told[place][0], hit=told[place][1])
             assert again.ask(3) == live.ask(3)
@@ -98,9 +105,10 @@ def test_a_study_goes_on_as_if_it_had_never_stopped_whatever_the_order() -> None
             assert again.finished == live.finished
 
 
+@pytest.mark.usefixtures("staged")
 def test_what_cannot_be_built_is_learnt_on_the_way() -> None:
     shape = (500,)
-    search = ZoomedSearch(grid(shape), Alone(shape), quick=True)
+    search = Search(grid(shape), Alone(shape), quick=True)
     unbuildable = {(place,) for place in range(230, 240)}
     tried: list[Index] = []
     while not search.finished:
@@ -121,8 +129,8 @@ def test_what_cannot_be_built_is_learnt_on_the_way() -> None:
 def test_a_study_of_a_million_combinations(first_bad: dict[int, int]) -> None:
     shape = (100, 100, 10, 10)
     lattice = grid(shape)
-    search = search_for(lattice, Alone(shape), quick=True)
-    assert isinstance(search, ZoomedSearch)
+    search = Search(lattice, Alone(shape), quick=True)
+    assert search.is_staged
     while not search.finished:
         (cell,) = search.ask(1)
         search.tell(cell, hit=all(cell[axis] >= value for axis, value in first_bad.items()))
@@ -137,7 +145,7 @@ def test_a_study_of_a_million_combinations(first_bad: dict[int, int]) -> None:
 def test_flaky_failures_on_a_large_lattice_with_workers_prices_and_gaps() -> None:
     shape = (1000, 300)
     lattice = grid(shape)
-    search = ZoomedSearch(lattice, Alone(shape), SearchLimits(max_trials=3000), quick=True)
+    search = Search(lattice, Alone(shape), SearchLimits(max_trials=3000), quick=True)
     rng, built = RNG(3), set[Index]()
     search.set_aside((617, 0))
     while not search.finished:
@@ -152,7 +160,7 @@ def test_flaky_failures_on_a_large_lattice_with_workers_prices_and_gaps() -> Non
 
 def test_only_what_is_offered_is_chosen() -> None:
     shape = (300, 300)
-    search = ZoomedSearch(grid(shape), Alone(shape))
+    search = Search(grid(shape), Alone(shape))
     search.tell((299, 299), hit=True)
     (cell,) = search.ask(1, only={(0, 0), (299, 299)})
     assert cell in {(0, 0), (299, 299)}
@@ -164,7 +172,7 @@ def test_which_lattices_are_large() -> None:
     assert is_large((200, 200), (REGRESSION, REGRESSION))
     assert is_large((40, 40), (EITHER, EITHER))
     small = grid((20, 20))
-    assert isinstance(search_for(small, alone(small)), Search)
+    assert not Search(small, alone(small)).is_staged
 
 
 def test_drawn_truths_involve_an_axis() -> None:
@@ -179,19 +187,20 @@ def test_drawn_truths_involve_an_axis() -> None:
 
 def test_an_impossible_combination_is_refused() -> None:
     with pytest.raises(ValueError, match="cannot be run"):
-        ZoomedSearch(grid((300, 300)), Alone((300, 300))).tell((300, 0), hit=True)
+        Search(grid((300, 300)), Alone((300, 300))).tell((300, 0), hit=True)
 
 
-def test_played_to_the_end_like_any_search() -> None:
+def test_played_to_the_end_like_a_search_of_all_combinations(request: pytest.FixtureRequest) -> None:
     lattice = grid((128,))
     search = Search(lattice, alone(lattice))
     play(search, rates(configuration((128,), {0: 61}), 1.0), RNG(1))
-    zoomed = ZoomedSearch(lattice, alone(lattice))
-    while not zoomed.finished:
-        (cell,) = zoomed.ask(1)
-        zoomed.tell(cell, hit=cell[0] >= 61)
-    assert zoomed.verdict.best.hypothesis == search.verdict.best.hypothesis
-    assert zoomed.trials <= search.trials + 6
+    request.getfixturevalue("staged")
+    in_stages = Search(lattice, alone(lattice))
+    while not in_stages.finished:
+        (cell,) = in_stages.ask(1)
+        in_stages.tell(cell, hit=cell[0] >= 61)
+    assert in_stages.verdict.best.hypothesis == search.verdict.best.hypothesis
+    assert in_stages.trials <= search.trials + 6
 
 
 def test_a_certain_failure_among_forty_thousand_combinations_takes_a_few_dozen_trials() -> None:
@@ -212,7 +221,7 @@ def test_a_long_axis_that_may_change_either_way_is_checked_like_a_short_one(quic
     cleared = []
     for size in (240, 300):
         lattice = grid((size,), EITHER)
-        search = search_for(lattice, alone(lattice), quick=quick)
+        search = Search(lattice, alone(lattice), quick=quick)
         while not search.finished:
             for cell in search.ask(4):
                 search.tell(cell, hit=cell[0] >= 187)
