@@ -16,13 +16,15 @@ from bisect_env.answers.verdict_document import VerdictDocument
 from bisect_env.cli.asking import SOURCES, TrialFlags, asked_command, checked
 from bisect_env.cli.asking import save as save_question
 from bisect_env.cli.commands import with_groups
-from bisect_env.cli.conduct import Reporter, conduct, reporting
+from bisect_env.cli.conduct import conduct, reporting
 from bisect_env.cli.explain_command import find_culprits
 from bisect_env.cli.options import PYTHON, ExecutionOptions, SaveOption, ShownOptions, opt
-from bisect_env.cli.output import note, tell
+from bisect_env.cli.output import tell
 from bisect_env.cli.report_command import end_with_answer
 from bisect_env.cli.target import refuse_broken_scripts
+from bisect_env.cli.views import View, choose
 from bisect_env.cli.work import open_provider
+from bisect_env.engine import events
 from bisect_env.engine.between import (
     Ends,
     answer,
@@ -95,15 +97,16 @@ def between(
         with Store.open(where.db, read_only=True) as store:
             return stored_environment(store, text)
 
-    with reporting("between", shown, plain=True) as reporter:
+    view = choose(shown, plain=True)
+    with reporting("between", shown, view):
         question, files = asked_command(flags, words[2:])
         ends = read_ends(words[0], words[1], python=python, stored=stored)
         for line in (ends.good.summary(), ends.bad.summary(), *(f"note: {text}" for text in ends.notes)):
-            note(line, shown)
+            view(events.Said(line))
         good, bad = ends.wholes
         channels = question.channels or ends.channels
         pair = Pair(good, bad, question, channels, allow_source=allow_source)
-        comparison = _Comparison(ends, pair, files, where, reporter, shown)
+        comparison = _Comparison(ends, pair, files, where, view)
         report, is_sure = comparison.run(save, versions=not no_versions, hashes=not no_hashes)
     end_with_answer(report, shown, int(ExitCode.VERDICT if is_sure else ExitCode.NO_VERDICT))
 
@@ -119,8 +122,7 @@ class _Comparison:
     pair: Pair
     files: Sequence[StudyFile]
     where: ExecutionOptions
-    reporter: Reporter
-    shown: ShownOptions
+    view: View
 
     def run(self, save: Path | None, *, versions: bool, hashes: bool) -> tuple[dict[str, Any], bool]:
         """Run all studies, and return the report and whether its answer reaches the wanted confidence."""
@@ -130,13 +132,13 @@ class _Comparison:
             matrix = save_question(matrix, save)
         self._say("both environments are tried")
         missing = MissingModules((), {ENVIRONMENT: (GOOD, BAD)})
-        conclusion = conduct(matrix, self.where, self.reporter, missing=missing)
+        conclusion = conduct(matrix, self.where, self.view, missing=missing)
         verdict = VerdictDocument.model_validate(conclusion.report["verdict"])
         if not verdict.first_bad or not verdict.is_decided:
             return conclusion.report, conclusion.exit_code is ExitCode.VERDICT
         self._say("finding the smallest set of changes that carries the failure")
         study_id = conclusion.report["study"]["id"]
-        explanation = find_culprits(matrix, study_id, self.where, self.shown)
+        explanation = find_culprits(matrix, study_id, self.where, self.view)
         with Store.open(self.where.db) as store:
             found: dict[str, Any] | str = ""
             if versions:
@@ -215,8 +217,8 @@ class _Comparison:
             if not locking.prepared.unsolvable.keys() & set(ends):
                 names = " and ".join(one.name for one in moving)
                 self._say(f"bisecting the releases of {names}, {what}")
-                return conduct(own, self.where, self.reporter).report
+                return conduct(own, self.where, self.view).report
         return "no environment holds its releases beside the other packages"
 
     def _say(self, text: str) -> None:
-        note(text, self.shown)
+        self.view(events.Said(text))

@@ -14,7 +14,7 @@ from bisect_env.answers.verdict_document import VerdictDocument
 from bisect_env.cli.asking import Flags, checked, commit_range
 from bisect_env.cli.asking import save as save_question
 from bisect_env.cli.commands import with_groups
-from bisect_env.cli.conduct import Reporter, conduct, reporting
+from bisect_env.cli.conduct import conduct, reporting
 from bisect_env.cli.options import (
     QUESTION,
     STUDY,
@@ -24,11 +24,12 @@ from bisect_env.cli.options import (
     TargetArgument,
     opt,
 )
-from bisect_env.cli.output import emit, note, say
+from bisect_env.cli.output import emit, say
 from bisect_env.cli.report_command import end_with_answer
 from bisect_env.cli.target import FoundTarget, asked_study, find_target
-from bisect_env.cli.views import lines
+from bisect_env.cli.views import View, choose
 from bisect_env.cli.work import opened
+from bisect_env.engine import events
 from bisect_env.engine.explain import CulpritStudy
 from bisect_env.engine.narrow import Releases, commits_data, is_of_commits, releases_of, tag_of
 from bisect_env.environments.repository import Repository
@@ -69,14 +70,15 @@ def explain(
         raise UsageError(
             "--from, --to, --into-merges and --subdirectory belong to `--git`", remedy="add `--git`"
         )
-    with reporting("explain", shown) as reporter:
+    view = choose(shown, plain=True)
+    with reporting("explain", shown, view):
         target, study = _answered(words or (), asked, where.db)
         if not (flags.good and flags.bad):
             _refuse_unanswered(study)
         if flags.git:
-            _commit(target.matrix, study, commit_range(flags, flags.git, ""), reporter, save, where, shown)
+            _commit(target.matrix, study, commit_range(flags, flags.git, ""), save, where, view, shown)
         ends = target.stated_ends(flags)
-        found = find_culprits(target.matrix, study.id, where, shown, **ends, max_trials=max_trials)
+        found = find_culprits(target.matrix, study.id, where, view, **ends, max_trials=max_trials)
     if shown.as_json:
         emit({"event": "explained", "schema": 1, **found.model_dump(mode="json")})
     else:
@@ -135,7 +137,7 @@ def find_culprits(
     matrix: Matrix,
     study_id: str,
     where: ExecutionOptions,
-    shown: ShownOptions,
+    view: View,
     *,
     good: str | None = None,
     bad: str | None = None,
@@ -147,7 +149,7 @@ def find_culprits(
         matrix: Matrix of the study.
         study_id: Id of the answered study.
         where: Options for the place of trials.
-        shown: Options for what is shown.
+        view: Shows what happens.
         good: Combination that passes; the last good one if None.
         bad: Combination that fails; the first bad one if None.
         max_trials: Maximum number of trials.
@@ -155,7 +157,7 @@ def find_culprits(
     Raises:
         StudyInterruptedError: The user stopped the search before the answer was sure.
     """
-    with opened(matrix, where, lines(shown)) as (session, _):
+    with opened(matrix, where, view) as (session, _):
         culprit = CulpritStudy(
             matrix,
             session.store.study(study_id),
@@ -194,21 +196,22 @@ def _commit(
     matrix: Matrix,
     study: Study,
     wanted: CommitAxis,
-    reporter: Reporter,
     save: Path | None,
     where: ExecutionOptions,
+    view: View,
     shown: ShownOptions,
 ) -> NoReturn:
     if where.offline is not None:
         raise UsageError("--offline: commits are fetched and built", remedy="leave it out")
     releases = releases_of(matrix, study.verdict or VerdictDocument())
     commits = _between(releases, wanted, where.cache)
-    note(f"{releases.package} {releases.good} is {commits.from_}, {releases.bad} is {commits.to}", shown)
+    said = f"{releases.package} {releases.good} is {commits.from_}, {releases.bad} is {commits.to}"
+    view(events.Said(said))
     loaded = checked(commits_data(matrix, releases, commits), matrix.files)
     if save is not None:
         loaded = save_question(loaded, save)
     try:
-        conclusion = conduct(loaded, where, reporter)
+        conclusion = conduct(loaded, where, view)
     except EndsNotAsStatedError as error:
         raise EndsNotAsStatedError(
             f"what is built from {commits.from_} and {commits.to} does not behave as the releases "

@@ -15,6 +15,7 @@ from bisect_env.cli.conduct import conduct, listener, reporting
 from bisect_env.cli.options import FAILURE, ExecutionOptions, ShownOptions, StudyOptions, TargetArgument, opt
 from bisect_env.cli.report_command import show_report
 from bisect_env.cli.target import announce, find_target
+from bisect_env.cli.views import choose
 from bisect_env.errors import UsageError
 from bisect_env.matrix.load import skipping
 from bisect_env.search.goals import Goal
@@ -75,7 +76,8 @@ def answer(
         BisectEnvError: An error that the user can correct.
         typer.Exit: The study has ended.
     """
-    with reporting(command, shown) as reporter:
+    view = choose(shown)
+    with reporting(command, shown, view):
         target = find_target(words or (), flags, db=where.db, to=study.save)
         announce(target, shown)
         is_file = study.save is not None or not target.words
@@ -85,7 +87,7 @@ def answer(
         conclusion = conduct(
             matrix,
             where,
-            reporter,
+            view,
             study=study,
             missing=listener(matrix) if target.words else None,
             goal=goal,

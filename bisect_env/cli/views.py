@@ -26,6 +26,7 @@ from bisect_env.answers.phrases import and_more, duration, how_many, probability
 from bisect_env.answers.sentence import sentence
 from bisect_env.answers.untrusted import clean, shortened
 from bisect_env.answers.verdict_document import VerdictDocument
+from bisect_env.cli.log import log_event
 from bisect_env.cli.options import ShownOptions
 from bisect_env.cli.output import shown_line
 from bisect_env.engine import events
@@ -54,9 +55,21 @@ PLAIN_AGAIN = 30.0
 
 
 class View(AbstractContextManager["View"]):
-    """The base class of views, which show events to the user. Leaving a view's block cleans the terminal."""
+    """The base class of views, which log events and show them. Leaving a view's block cleans the terminal.
+
+    Attributes:
+        has_failed: Whether an error was shown.
+    """
+
+    has_failed = False
 
     def __call__(self, event: events.Event) -> None:
+        """Log one event, and show it."""
+        log_event(event)
+        self.has_failed = self.has_failed or isinstance(event, events.Failed)
+        self.show(event)
+
+    def show(self, event: events.Event) -> None:
         """Show one event."""
         raise NotImplementedError
 
@@ -70,7 +83,7 @@ class QuietView(View):
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
 
-    def __call__(self, event: events.Event) -> None:
+    def show(self, event: events.Event) -> None:
         """Show one event."""
         if isinstance(event, events.Warned):
             print(shown_line(describe(event) or ""), file=self._stream, flush=True)
@@ -87,7 +100,7 @@ class PlainView(View):
         self._doing = Doing(clock)
         self._again: Counter[str] = Counter()
 
-    def __call__(self, event: events.Event) -> None:
+    def show(self, event: events.Event) -> None:
         """Show one event."""
         for text in self._lines(event):
             print(shown_line(text), file=self._stream, flush=True)
@@ -296,7 +309,7 @@ class JsonView(View):
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
 
-    def __call__(self, event: events.Event) -> None:
+    def show(self, event: events.Event) -> None:
         """Show one event."""
         # Plain ASCII, because scripts print arbitrary bytes and the locale's encoding may lack characters.
         try:
@@ -337,7 +350,7 @@ class LiveView(View):
         """Remove the table, so that later output starts on a clean terminal."""
         self._live.stop()
 
-    def __call__(self, event: events.Event) -> None:
+    def show(self, event: events.Event) -> None:
         """Show one event."""
         self._doing.update(event)
         match event:
@@ -418,11 +431,6 @@ def interesting(progress: events.Progress, rows: int) -> list[tuple[Combination,
     return [pair for _, pair in sorted(chosen, key=lambda item: item[0])]
 
 
-def lines(shown: ShownOptions) -> View:
-    """Return a view that prints lines on stderr. With `--json` or `--quiet`, it prints only warnings."""
-    return QuietView(sys.stderr) if shown.as_json or shown.quiet else PlainView(sys.stderr)
-
-
 def choose(shown: ShownOptions, *, plain: bool = False) -> View:
     """Return the view for a command: JSON lines, a live table, plain lines or only warnings.
 
@@ -434,5 +442,8 @@ def choose(shown: ShownOptions, *, plain: bool = False) -> View:
     """
     if shown.as_json:
         return JsonView(sys.stdout)
+    if shown.quiet:
+        return QuietView(sys.stderr)
     console = Console(stderr=True)
-    return LiveView(console) if console.is_terminal and not (plain or shown.quiet) else lines(shown)
+    is_live = console.is_terminal and not (plain or shown.verbose)
+    return LiveView(console) if is_live else PlainView(sys.stderr)
