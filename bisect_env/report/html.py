@@ -36,7 +36,7 @@ from bisect_env.report.model import (
     TimelineReport,
     labels,
 )
-from bisect_env.report.shared_question import address_of, question_files
+from bisect_env.report.shared_question import question_files
 
 LISTED = 3000
 """Maximum number of combinations in the table; in larger matrices, untried runnable ones are left out."""
@@ -119,7 +119,6 @@ def _environment() -> Environment:
         diffstat=lambda found: words.diffstat(found, 200),
         cell_note=cell_note,
         is_address=_is_address,
-        address_of=address_of,
     )
     return environment
 
