@@ -22,7 +22,7 @@ from rich.text import Text
 
 from bisect_env.answers.axes import AxisInfo
 from bisect_env.answers.origins import origins_text
-from bisect_env.answers.phrases import and_more, duration, how_many, probability
+from bisect_env.answers.phrases import and_more, duration, how_many, percent, probability
 from bisect_env.answers.sentence import sentence
 from bisect_env.answers.untrusted import clean, shortened
 from bisect_env.answers.verdict_document import VerdictDocument
@@ -46,8 +46,6 @@ _BAR = 20
 REFRESH_PER_SECOND = 4
 PLAIN_EVERY = 5.0
 """Minimum number of seconds between two different progress lines without a terminal."""
-PLAIN_STEP = 2.0
-"""Minimum number of seconds between two lines about steps of builds."""
 DETAIL_WIDTH = 120
 """Maximum number of characters of a failing trial's message in a line."""
 PLAIN_AGAIN = 30.0
@@ -140,11 +138,8 @@ class PlainView(View):
             return None
         # The amount within a step changes all the time; only another step counts as new.
         key = (is_doing, self._doing.step if is_doing and self._doing.text else text)
-        if key == self._shown:
-            wait = PLAIN_AGAIN
-        else:
-            wait = 0.0 if key[0] != self._shown[0] else PLAIN_STEP if is_doing else PLAIN_EVERY
-        if self._clock() < self._shown_at + wait:
+        wait = PLAIN_AGAIN if key == self._shown else PLAIN_EVERY
+        if key[0] == self._shown[0] and self._clock() < self._shown_at + wait:
             return None
         self._shown, self._shown_at = key, self._clock()
         return text
@@ -268,7 +263,7 @@ def passing_text(progress: events.Progress) -> str:
         return ""
     combination, passes, floor = progress.passing
     _, most = clopper_pearson(0, passes, 0.90)  # one-sided: 95 %
-    known = f"{combination} passed {passes} times: it fails in less than {_percent(most)} of runs, if at all"
+    known = f"{combination} passed {passes} times: it fails in less than {percent(most)} of runs, if at all"
     if most <= floor:
         return known
     return f"{known} (Ctrl-C ends it here; with `--always`, or `--rate 0.5`, fewer passes are enough)"
@@ -289,14 +284,10 @@ def always_text(progress: events.Progress) -> str:
     return "it failed every time so far: the same command with `--always` ends sooner"
 
 
-def _percent(share: float) -> str:
-    return f"{100 * share:.2g} %"
-
-
 def _what_is_left(progress: events.Progress) -> str:
     """Return in words what remains to be done before the study ends."""
     if progress.passing is not None:
-        least = _percent(progress.passing[2])
+        least = percent(progress.passing[2])
         return f"no failure yet; continuing until a failure rate of {least} can be ruled out"
     left = round(progress.verdict.expected_left or 0.0)
     # The number of checks that an answer needs is not known in advance.
