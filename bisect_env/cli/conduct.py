@@ -14,7 +14,7 @@ from bisect_env.cli.work import opened
 from bisect_env.cluster.pool import default_workers
 from bisect_env.engine import events
 from bisect_env.engine.missing import MissingModules
-from bisect_env.engine.study import Conclusion, StudyRun
+from bisect_env.engine.study import StudyRun
 from bisect_env.errors import (
     BisectEnvError,
     EndsNotAsStatedError,
@@ -26,6 +26,7 @@ from bisect_env.matrix.import_names import package_of_module
 from bisect_env.matrix.load import Matrix
 from bisect_env.matrix.schema import CommitAxis, PackageAxis
 from bisect_env.report.build import report_document
+from bisect_env.report.model import Report
 from bisect_env.search.goals import Goal
 
 _STUDY = StudyOptions()
@@ -58,8 +59,8 @@ def conduct(
     missing: MissingModules | None = None,
     goal: Goal = Goal.FIRST_BAD,
     posterior: bool = False,
-) -> Conclusion:
-    """Run the study of a matrix, and return its report and exit code.
+) -> Report:
+    """Run the study of a matrix, and return its report.
 
     Args:
         matrix: The question.
@@ -111,7 +112,7 @@ def conduct(
                 raise
             everywhere = missing is not None and missing.module is not None
             raise _forgotten(matrix, module, everywhere=everywhere) from None
-        return conclusion
+        return Report.read(conclusion.report)
 
 
 def listener(matrix: Matrix) -> MissingModules:

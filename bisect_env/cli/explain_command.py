@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any, NoReturn
+from typing import Annotated, NoReturn
 
 import typer
 
 from bisect_env.answers.explanation import Explanation
-from bisect_env.answers.verdict_document import VerdictDocument
+from bisect_env.answers.verdict_document import AnswerPart, VerdictDocument
 from bisect_env.cli.asking import Flags, checked, commit_range
 from bisect_env.cli.asking import save as save_question
 from bisect_env.cli.commands import with_groups
@@ -25,7 +25,7 @@ from bisect_env.cli.options import (
     opt,
 )
 from bisect_env.cli.output import emit, say
-from bisect_env.cli.report_command import end_with_answer
+from bisect_env.cli.report_command import exit_code, print_answer
 from bisect_env.cli.target import FoundTarget, asked_study, find_target
 from bisect_env.cli.views import View, choose
 from bisect_env.cli.work import opened
@@ -38,7 +38,8 @@ from bisect_env.errors import EndsNotAsStatedError, ExitCode, StudyInterruptedEr
 from bisect_env.matrix.load import Matrix, repository_at
 from bisect_env.matrix.schema import CommitAxis
 from bisect_env.report import words
-from bisect_env.report.build import report_document
+from bisect_env.report.build import load_report
+from bisect_env.report.model import Report
 from bisect_env.storage.connecting import has_database
 from bisect_env.storage.entries import COMMIT, Study
 from bisect_env.storage.store import Store
@@ -211,7 +212,7 @@ def _commit(
     if save is not None:
         loaded = save_question(loaded, save)
     try:
-        conclusion = conduct(loaded, where, view)
+        report = conduct(loaded, where, view)
     except EndsNotAsStatedError as error:
         raise EndsNotAsStatedError(
             f"what is built from {commits.from_} and {commits.to} does not behave as the releases "
@@ -220,21 +221,26 @@ def _commit(
             remedy="a wheel and a source build can differ (compilers, options, bundled libraries); if these "
             "are the wrong commits, name others with `--from` and `--to`",
         ) from None
-    end_with_answer(_with_chapter(study, conclusion.report, where.db), shown, int(conclusion.exit_code))
+    whole = report
+    if report.commit is not None:
+        told = {"study": report.study.id, "sentence": report.sentence}
+        whole = with_chapter(study.id, COMMIT, report.commit.model_copy(update=told), where.db)
+    print_answer(whole, shown)
+    raise typer.Exit(exit_code(report))
 
 
-def _with_chapter(study: Study, report: dict[str, Any], db: str | None) -> dict[str, Any]:
-    """Store the first bad commit in a study, and return the new report of this study.
+def with_chapter(study_id: str, kind: str, chapter: AnswerPart, db: str | None) -> Report:
+    """Store a further answer about a study, and return the new report of this study.
 
-    If `report` (about the search among commits) names no commit, `report` is returned.
+    Args:
+        study_id: Id of the study.
+        kind: Kind of the decision that holds the answer.
+        chapter: The answer.
+        db: Results database.
     """
-    found = report.get("commit")
-    if found is None:
-        return report
-    payload = {**found, "study": report["study"]["id"], "sentence": str(report["verdict"]["sentence"])}
     with Store.open(db) as store:
-        store.record_if_new(study.id, COMMIT, payload)
-        return report_document(store, study.id)
+        store.record_if_new(study_id, kind, chapter.model_dump(mode="json"))
+        return load_report(store, study_id)
 
 
 def _between(releases: Releases, wanted: CommitAxis, cache: Path | None) -> CommitAxis:

@@ -13,7 +13,7 @@ from bisect_env.cli.asking import Flags
 from bisect_env.cli.commands import with_groups
 from bisect_env.cli.conduct import conduct, listener, reporting
 from bisect_env.cli.options import FAILURE, ExecutionOptions, ShownOptions, StudyOptions, TargetArgument, opt
-from bisect_env.cli.report_command import show_report
+from bisect_env.cli.report_command import exit_code, show_report
 from bisect_env.cli.target import announce, find_target
 from bisect_env.cli.views import choose
 from bisect_env.errors import UsageError
@@ -84,7 +84,7 @@ def answer(
         if study.lockfiles is None and target.study is None and is_file:
             study = replace(study, lockfiles=Path("lockfiles"))
         matrix = skipping(target.matrix, study.skip or ())
-        conclusion = conduct(
+        report = conduct(
             matrix,
             where,
             view,
@@ -94,5 +94,5 @@ def answer(
             posterior=shown.as_json,
         )
     if not shown.as_json:  # with it, the event of the verdict has the report
-        show_report(conclusion.report)
-    raise typer.Exit(int(conclusion.exit_code))
+        show_report(report)
+    raise typer.Exit(exit_code(report))
