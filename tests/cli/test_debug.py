@@ -110,7 +110,7 @@ def test_a_crash_that_leaves_no_core_is_run_in_gdb(  # type: ignore[no-untyped-d
 def test_the_threads_of_a_deadlock(diagnose, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
     code, out, err = diagnose(DEADLOCK, "--json")
     assert code == 3, err
-    found = json.loads(out)
+    found = json.loads(out.splitlines()[-1])
     assert found["outcome"] == "hang"
     deadlock, held, *_ = found["findings"]
     assert deadlock.startswith("deadlock: ")
@@ -168,16 +168,16 @@ def test_another_failure_than_that_of_the_study_is_passed_over(  # type: ignore[
     )
     words = ["trial", "matrix.yaml", "--debug", "--at", "bad", "-n", "2", "--json"]
     code, out, _ = run(*words)
-    found = json.loads(out)
+    found = json.loads(out.splitlines()[-1])
     # Nobody knows yet which failure is meant, and that is said.
     assert (code, found["findings"]) == (3, ["guilty frame: wanted (script.py:3)"])
     assert any("any failure that fits" in note for note in found["notes"])
     assert run("trial", "matrix.yaml", "--at", "bad", "-n", "1")[0] == 3
     code, out, _ = run(*words)
-    assert (code, json.loads(out)["notes"]) == (3, [])
+    assert (code, json.loads(out.splitlines()[-1])["notes"]) == (3, [])
     (tmp_path / "another").touch()
     code, out, _ = run(*words)
-    found = json.loads(out)
+    found = json.loads(out.splitlines()[-1])
     assert (code, found["shown"], found["trials"]) == (1, False, 2)
 
 
