@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import shutil
-import string
 import sys
 import webbrowser
 from collections.abc import Collection, Sequence
@@ -271,10 +270,7 @@ def _trials(
 def _show_trial(beginning: str, store: Store, db: str | None, *, as_json: bool) -> None:
     """Print everything that is known about one trial."""
     remedy = "`bisect-env report --trials --json` lists them"
-    if not beginning or not set(beginning) <= set(string.ascii_letters + string.digits + "-_"):
-        raise UsageError(f"--trial: {beginning!r} is no id", remedy=remedy)
-    escaped = beginning.replace("_", "\\_")
-    question = f"SELECT trial_id FROM v_trials WHERE trial_id LIKE '{escaped}%' ESCAPE '\\' LIMIT 2"
+    question = f"SELECT trial_id FROM v_trials WHERE {condition(f'trial_id={beginning}*')} LIMIT 2"
     with ask(db, question) as (_, found):
         ids = [str(row[0]) for row in found]
     if len(ids) != 1:
