@@ -74,8 +74,6 @@ def explain(
     view = choose(shown, plain=True)
     with reporting("explain", shown, view):
         target, study = _answered(words or (), asked, where.db)
-        if not (flags.good and flags.bad):
-            _refuse_unanswered(study)
         if flags.git:
             _commit(target.matrix, study, commit_range(flags, flags.git, ""), save, where, view, shown)
         ends = target.stated_ends(flags)
@@ -110,20 +108,6 @@ def _answered(words: Sequence[str], flags: Flags, db: str | None) -> tuple[Found
         f"there is no answer to explain yet: {target.shown} was not run",
         remedy="give the same words to `bisect-env run` first",
     )
-
-
-def _refuse_unanswered(study: Study) -> None:
-    """Raise an error if the study has not found both a first bad and a last good combination.
-
-    Raises:
-        UsageError: The study has no first bad and last good combination.
-    """
-    verdict = study.verdict
-    if verdict is None or not verdict.first_bad or not verdict.last_good:
-        raise UsageError(
-            f"the study {study.name} has no first bad combination that could be explained",
-            remedy=f"`bisect-env run {study.id[:8]}` goes on with it; or give `--good` and `--bad`",
-        )
 
 
 def _may_be_meant(study: Study) -> bool:
