@@ -309,7 +309,12 @@ def _debug(
     view: View,
     shown: ShownOptions,
 ) -> ExitCode:
-    for name, value in (("--workers", where.workers), ("--scheduler", where.scheduler)):
+    elsewhere = {
+        "--workers": where.workers,
+        "--scheduler": where.scheduler,
+        "--scheduler-file": where.scheduler_file,
+    }
+    for name, value in elsewhere.items():
         if value is not None:
             raise UsageError(
                 f"{name}: `--debug` runs one trial at a time on this host", remedy="leave it out"

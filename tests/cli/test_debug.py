@@ -197,6 +197,12 @@ def test_a_failure_that_does_not_show(diagnose) -> None:  # type: ignore[no-unty
         assert not Path("none").exists()
 
 
+@pytest.mark.parametrize("option", ["--workers", "--scheduler", "--scheduler-file"])
+def test_options_for_another_place_are_refused(diagnose, option: str) -> None:  # type: ignore[no-untyped-def]
+    code, _, err = diagnose(SEGFAULT, option, "1")
+    assert (code, f"{option}: `--debug` runs one trial at a time on this host" in err) == (2, True)
+
+
 def test_a_sanitizer_runs_the_script_and_nothing_of_the_host(  # type: ignore[no-untyped-def]
     diagnose, run: RunCommand, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
