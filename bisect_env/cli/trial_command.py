@@ -243,9 +243,8 @@ def _until(
     *,
     fresh: bool,
 ) -> ExitCode:
-    for name, value, usual in (("--until-rate", rate, 0.01), ("--confidence", confidence, 0.95)):
-        if not _EXTREME <= value <= 1 - _EXTREME:
-            raise UsageError(f"{name} is {value:g}", remedy=f"give a number between 0 and 1, such as {usual}")
+    if not _EXTREME <= rate <= 1 - _EXTREME:
+        raise UsageError(f"--until-rate is {rate:g}", remedy="give a number between 0 and 1, such as 0.01")
     verifier = Verifier(
         chosen, session.store, max_rate=rate, confidence=confidence, max_trials=limit, fresh=fresh
     )
