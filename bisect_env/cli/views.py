@@ -229,12 +229,8 @@ def describe(event: events.Event) -> str | None:
             limit = f"{event.seconds:.0f} s at most"
             return f"answer: {answer}; now checking it for {limit} (`--sure` checks on: up to {checks})"
         case events.Progress():
-            words, left = passing_text(event), _what_is_left(event)
-            if event.passing is not None:
-                return "; ".join(filter(None, (_seen(event), words, left)))
             best = probability(event.verdict.probability or 0.0)
-            known = f"{_seen(event)}, {event.hits} of them bad; best answer so far {best}; {left}"
-            return "; ".join(filter(None, (known, always_text(event))))
+            return "; ".join(_progress_texts(event, f"best answer so far {best}"))
         case _:
             return None
 
@@ -244,8 +240,19 @@ def _verdict_text(verdict: VerdictDocument, axes: Sequence[AxisInfo]) -> str:
     return readable(sentence(verdict, axes), labels(axes))
 
 
-def _seen(progress: events.Progress) -> str:
-    return how_many(progress.trials, "trial")
+def _progress_texts(progress: events.Progress, answer: str) -> list[str]:
+    """Return what is known so far and what remains to be done.
+
+    Args:
+        progress: The present state of the study.
+        answer: The best answer in words; left out as long as nothing has failed.
+    """
+    seen, left = how_many(progress.trials, "trial"), _what_is_left(progress)
+    if progress.passing is not None:
+        texts = [seen, passing_text(progress), left]
+    else:
+        texts = [f"{seen}, {progress.hits} of them bad", answer, left, always_text(progress)]
+    return [text for text in texts if text]
 
 
 FEW_PASSES = 10
@@ -388,15 +395,9 @@ class LiveView(View):
         return table
 
     def _summary(self, progress: events.Progress) -> Text:
-        words, left = passing_text(progress), _what_is_left(progress)
-        if progress.passing is not None:
-            known = (self._elapsed(), _seen(progress), clean(words))
-            return Text(" · ".join(filter(None, (*known, left))))
         # The sentence already contains the probability.
-        return Text(
-            f"{self._elapsed()} · {_seen(progress)}, {progress.hits} bad · {left} · "
-            f"so far: {clean(_verdict_text(progress.verdict, progress.axes))}"
-        )
+        answer = f"so far: {_verdict_text(progress.verdict, progress.axes)}"
+        return Text(clean(" · ".join([self._elapsed(), *_progress_texts(progress, answer)])))
 
     def _elapsed(self) -> str:
         return duration(max(0.0, self._clock() - self._began))
