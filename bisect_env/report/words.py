@@ -721,15 +721,16 @@ def exclude_rules(report: Report) -> list[str]:
     rules = () if report.verdict.compatibility is None else report.verdict.compatibility.exclude
     found = ["exclude:"] if rules else []
     for rule in rules:
-        conditions = ", ".join(f"{clean(axis)}: {_quoted(what)}" for axis, what in rule.when.items())
+        conditions = ", ".join(f"{clean(axis)}: {quoted(what)}" for axis, what in rule.when.items())
         found.append(f"  - {{when: {{{conditions}}}, why: found failing by bisect-env}}")
     return found
 
 
-def _quoted(what: str | Sequence[str]) -> str:
+def quoted(what: str | Sequence[str]) -> str:
+    """Return a text, or a list of texts, as it is written in YAML between braces."""
     if isinstance(what, str):
         return "'" + clean(what).replace("'", "''") + "'"
-    return f"[{', '.join(_quoted(one) for one in what)}]"
+    return f"[{', '.join(quoted(one) for one in what)}]"
 
 
 def csv_text(report: Report) -> str:
