@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 
-from bisect_env.cli.options import ShownOptions
 from bisect_env.cli.trial_command import TrialLines, verification_text
 from bisect_env.engine import amplify, events
 from bisect_env.engine.verify import Verification
@@ -123,7 +122,7 @@ def test_a_cache_that_has_grown_is_told_of_at_the_end(
 
 
 def test_other_trials_are_told_from_bad_ones(capsys: pytest.CaptureFixture[str]) -> None:
-    lines = TrialLines(ShownOptions())
+    lines = TrialLines()
     for outcome, evidence, detail in (
         (Outcome.EXIT_FAIL, Evidence.OTHER, "exit code 3"),
         (Outcome.KILLED_EXTERNAL, Evidence.VOID, "SIGKILL \x1b[31mred"),
