@@ -88,7 +88,6 @@ MISTAKES = {
         "reproduce 'six>=1.15' repro.py",
         "report --trial zzz",
         "env prune",
-        "env prune --unused --size 1GB",
         "env ls --check zzz",
         "db merge missing.sqlite",
     ),

@@ -6,23 +6,24 @@ from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
 from bisect_env.answers.chapters import TracedReport
 from bisect_env.answers.explanation import Explanation
-from bisect_env.answers.verdict_document import VerdictDocument
 from bisect_env.cli.asking import SOURCES, TrialFlags, asked_command, checked
 from bisect_env.cli.asking import save as save_question
 from bisect_env.cli.commands import with_groups
-from bisect_env.cli.conduct import Reporter, conduct, reporting
-from bisect_env.cli.explain_command import find_culprits
+from bisect_env.cli.conduct import conduct, reporting
+from bisect_env.cli.explain_command import find_culprits, with_chapter
 from bisect_env.cli.options import PYTHON, ExecutionOptions, SaveOption, ShownOptions, opt
-from bisect_env.cli.output import note, tell
-from bisect_env.cli.report_command import end_with_answer
+from bisect_env.cli.output import tell
+from bisect_env.cli.report_command import print_answer
 from bisect_env.cli.target import refuse_broken_scripts
+from bisect_env.cli.views import View, choose
 from bisect_env.cli.work import open_provider
+from bisect_env.engine import events
 from bisect_env.engine.between import (
     Ends,
     answer,
@@ -44,7 +45,7 @@ from bisect_env.errors import ExitCode, NoEnvironmentError, UsageError
 from bisect_env.matrix.ask import Pair, pair_data, releases_data
 from bisect_env.matrix.files import StudyFile
 from bisect_env.matrix.load import Matrix
-from bisect_env.report.build import report_document
+from bisect_env.report.model import Report
 from bisect_env.storage.entries import TRACED
 from bisect_env.storage.store import Store
 
@@ -95,17 +96,19 @@ def between(
         with Store.open(where.db, read_only=True) as store:
             return stored_environment(store, text)
 
-    with reporting("between", shown, plain=True) as reporter:
+    view = choose(shown, plain=True)
+    with reporting("between", shown, view):
         question, files = asked_command(flags, words[2:])
         ends = read_ends(words[0], words[1], python=python, stored=stored)
         for line in (ends.good.summary(), ends.bad.summary(), *(f"note: {text}" for text in ends.notes)):
-            note(line, shown)
+            view(events.Said(line))
         good, bad = ends.wholes
         channels = question.channels or ends.channels
         pair = Pair(good, bad, question, channels, allow_source=allow_source)
-        comparison = _Comparison(ends, pair, files, where, reporter, shown)
+        comparison = _Comparison(ends, pair, files, where, view)
         report, is_sure = comparison.run(save, versions=not no_versions, hashes=not no_hashes)
-    end_with_answer(report, shown, int(ExitCode.VERDICT if is_sure else ExitCode.NO_VERDICT))
+    print_answer(report, shown)
+    raise typer.Exit(int(ExitCode.VERDICT if is_sure else ExitCode.NO_VERDICT))
 
 
 @dataclass(slots=True)
@@ -119,10 +122,9 @@ class _Comparison:
     pair: Pair
     files: Sequence[StudyFile]
     where: ExecutionOptions
-    reporter: Reporter
-    shown: ShownOptions
+    view: View
 
-    def run(self, save: Path | None, *, versions: bool, hashes: bool) -> tuple[dict[str, Any], bool]:
+    def run(self, save: Path | None, *, versions: bool, hashes: bool) -> tuple[Report, bool]:
         """Run all studies, and return the report and whether its answer reaches the wanted confidence."""
         matrix = self._matrix(hashes=hashes)
         refuse_broken_scripts(matrix)
@@ -130,31 +132,23 @@ class _Comparison:
             matrix = save_question(matrix, save)
         self._say("both environments are tried")
         missing = MissingModules((), enough=2)
-        conclusion = conduct(matrix, self.where, self.reporter, missing=missing)
-        verdict = VerdictDocument.model_validate(conclusion.report["verdict"])
-        if not verdict.first_bad or not verdict.is_decided:
-            return conclusion.report, conclusion.exit_code is ExitCode.VERDICT
+        report = conduct(matrix, self.where, self.view, missing=missing)
+        if not report.verdict.first_bad or not report.has_verdict:
+            return report, report.has_verdict
         self._say("finding the smallest set of changes that carries the failure")
-        study_id = conclusion.report["study"]["id"]
-        explanation = find_culprits(matrix, study_id, self.where, self.shown)
-        with Store.open(self.where.db) as store:
-            found: dict[str, Any] | str = ""
-            if versions:
-                said = [f"{one['detail']}\n{one['stack']}" for one in conclusion.report["failures"]]
-                found = self._releases(explanation, matrix, "\n".join(said), store)
-            own, releases, why_not = None, "", ""
-            if isinstance(found, str):
-                why_not = found
-            else:
-                own = VerdictDocument.model_validate(found["verdict"])
-                releases = found["study"]["id"]
-            sentence = answer(explanation, own, why_not)
-            traced = TracedReport(
-                sentence=sentence, study=releases, releases="" if own is None else own.sentence
-            )
-            store.record_if_new(study_id, TRACED, traced.model_dump(mode="json"))
-            report = report_document(store, study_id)
-        return report, explanation.is_sure and (not versions or own is None or own.first_bad is not None)
+        explanation = find_culprits(matrix, report.study.id, self.where, self.view)
+        found: Report | str = ""
+        if versions:
+            failure = "\n".join(f"{one.detail}\n{one.stack}" for one in report.failures)
+            found = self._releases(explanation, matrix, failure)
+        if isinstance(found, str):
+            own, traced = None, TracedReport(sentence=answer(explanation, None, found))
+        else:
+            own = found.verdict
+            sentence = answer(explanation, own, "")
+            traced = TracedReport(sentence=sentence, study=found.study.id, releases=found.sentence)
+        is_sure = explanation.is_sure and (own is None or own.first_bad is not None)
+        return with_chapter(report.study.id, TRACED, traced, self.where.db), is_sure
 
     def _matrix(self, *, hashes: bool) -> Matrix:
         """Return a matrix that compares both environments, after checking that each can be rebuilt.
@@ -189,9 +183,7 @@ class _Comparison:
             return matrix
         raise no_environment(self.ends, problems)
 
-    def _releases(
-        self, explanation: Explanation, matrix: Matrix, failure: str, store: Store
-    ) -> dict[str, Any] | str:
+    def _releases(self, explanation: Explanation, matrix: Matrix, failure: str) -> Report | str:
         """Bisect the releases of the package that causes the failure, and return the report of this study.
 
         If this is impossible, return a sentence that says why.
@@ -200,7 +192,6 @@ class _Comparison:
             explanation: The packages that cause the failure.
             matrix: Matrix of both ends.
             failure: Messages and stacks of failing trials.
-            store: Results database.
         """
         provider = open_provider(matrix, self.where)
         moving = moving_packages(explanation, self.pair, withdrawn(provider), failure)
@@ -208,15 +199,16 @@ class _Comparison:
             return moving
         for what, rest in surroundings(explanation, self.pair, moving):
             own = checked(releases_data(moving, rest, self.pair), self.files)
-            grid = expand_as_known(own, store, provider).grid
+            with Store.open(self.where.db) as store:
+                grid = expand_as_known(own, store, provider).grid
             ends = [end for end in (grid.good, grid.bad) if end is not None]
             with closing(Locking(own, grid, provider)) as locking:
                 locking.lock_every(ends)
             if not locking.prepared.unsolvable.keys() & set(ends):
                 names = " and ".join(one.name for one in moving)
                 self._say(f"bisecting the releases of {names}, {what}")
-                return conduct(own, self.where, self.reporter).report
+                return conduct(own, self.where, self.view)
         return "no environment holds its releases beside the other packages"
 
     def _say(self, text: str) -> None:
-        note(text, self.shown)
+        self.view(events.Said(text))

@@ -8,14 +8,14 @@ from dataclasses import replace
 from functools import partial
 
 from bisect_env.answers.remedies import Asked
-from bisect_env.cli import views
-from bisect_env.cli.log import log_event, start_log
+from bisect_env.cli.log import start_log
 from bisect_env.cli.options import ExecutionOptions, ShownOptions, StudyOptions
+from bisect_env.cli.views import View
 from bisect_env.cli.work import opened
 from bisect_env.cluster.pool import default_workers
 from bisect_env.engine import events
 from bisect_env.engine.missing import MissingModules
-from bisect_env.engine.study import Conclusion, StudyRun
+from bisect_env.engine.study import StudyRun
 from bisect_env.errors import (
     BisectEnvError,
     EndsNotAsStatedError,
@@ -27,65 +27,26 @@ from bisect_env.matrix.import_names import package_of_module
 from bisect_env.matrix.load import Matrix
 from bisect_env.matrix.schema import CommitAxis, PackageAxis
 from bisect_env.report.build import report_document
+from bisect_env.report.model import Report
 from bisect_env.search.goals import Goal
 
 _STUDY = StudyOptions()
 
 
-class Reporter:
-    """An event listener that shows the events of a command and remembers whether an error was shown.
-
-    Args:
-        view: Shows events.
-
-    Attributes:
-        view: The view that shows the events.
-        has_failed: Whether an error was shown.
-        missing: Listener for modules that the environments lack; None if there is none.
-    """
-
-    def __init__(self, view: views.View) -> None:
-        self.view = view
-        self.has_failed = False
-        self.missing: MissingModules | None = None
-
-    def __call__(self, event: events.Event) -> None:
-        """Show an event, and pass it to the listener for missing modules."""
-        if isinstance(event, events.Failed) and self.lacking(event.exit_code):
-            return  # `conduct` explains it
-        self.has_failed = self.has_failed or isinstance(event, events.Failed)
-        self.view(event)
-        if self.missing is not None and isinstance(event, events.TrialFinished):
-            self.missing.tell(event.record)
-
-    def lacking(self, exit_code: int) -> str | None:
-        """Return the name of the missing module that ended the study, or None if there is none."""
-        if self.missing is None:
-            return None
-        return self.missing.module or (
-            self.missing.suspect if exit_code == ExitCode.ENDS_NOT_AS_STATED else None
-        )
-
-
 @contextlib.contextmanager
-def reporting(command: str, shown: ShownOptions, *, plain: bool = False) -> Iterator[Reporter]:
+def reporting(command: str, shown: ShownOptions, view: View) -> Iterator[None]:
     """Start the log of a command, and show errors that are raised in the block.
-
-    Yields a `Reporter` that shows the events of the command.
 
     Args:
         command: Name of the command.
         shown: Options of what is shown.
-        plain: Show lines even on a terminal.
+        view: Shows the events of the command.
     """
     start_log(command, shown)
-    view = views.choose(shown, plain=plain or shown.verbose)
-    reporter = Reporter(view)
     try:
-        yield reporter
+        yield
     except BisectEnvError as error:
-        if not reporter.has_failed:  # the error occurred before the study began, so no event has shown it
-            log_event(events.Failed.of(error))
+        if not view.has_failed:  # the error occurred before the study began, so no event has shown it
             view(events.Failed.of(error))
         raise
 
@@ -93,19 +54,19 @@ def reporting(command: str, shown: ShownOptions, *, plain: bool = False) -> Iter
 def conduct(
     matrix: Matrix,
     where: ExecutionOptions,
-    reporter: Reporter,
+    view: View,
     *,
     study: StudyOptions = _STUDY,
     missing: MissingModules | None = None,
     goal: Goal = Goal.FIRST_BAD,
     posterior: bool = False,
-) -> Conclusion:
-    """Run the study of a matrix, and return its report and exit code.
+) -> Report:
+    """Run the study of a matrix, and return its report.
 
     Args:
         matrix: The question.
         where: Options that say where trials run.
-        reporter: Shows what happens.
+        view: Shows what happens.
         study: Options of the study; `save` and `skip` must already be applied to the matrix.
         missing: Listener that ends the study if environments lack a module; None if there is none.
         goal: What the search must find.
@@ -114,8 +75,21 @@ def conduct(
     Raises:
         BisectEnvError: An error that the user can correct.
     """
-    reporter.missing = missing
-    with opened(matrix, where, reporter) as session, reporter.view:
+
+    def lacking(exit_code: int) -> str | None:
+        """Return the name of the missing module that ended the study, or None if there is none."""
+        if missing is None:
+            return None
+        return missing.module or (missing.suspect if exit_code == ExitCode.ENDS_NOT_AS_STATED else None)
+
+    def notify(event: events.Event) -> None:
+        if isinstance(event, events.Failed) and lacking(event.exit_code):
+            return  # the error is replaced below
+        view(event)
+        if missing is not None and isinstance(event, events.TrialFinished):
+            missing.tell(event.record)
+
+    with opened(matrix, where, notify) as session, view:
         try:
             conclusion = StudyRun(
                 matrix,
@@ -133,12 +107,12 @@ def conduct(
                 sure=study.sure,
             ).run()
         except (StudyInterruptedError, EndsNotAsStatedError) as error:
-            module = reporter.lacking(error.exit_code)
+            module = lacking(error.exit_code)
             if module is None or session.stopped():
                 raise
             everywhere = missing is not None and missing.module is not None
             raise _forgotten(matrix, module, everywhere=everywhere) from None
-        return conclusion
+        return Report.read(conclusion.report)
 
 
 def listener(matrix: Matrix) -> MissingModules:

@@ -130,16 +130,14 @@ def prune(
         float | None,
         opt("--older-than DAYS", "Remove only what was not used for this many days.", min=0),
     ] = None,
-    unused: Annotated[bool, opt("--unused", "Remove everything that is not in use.")] = False,
     dry_run: DryRunOption = False,
 ) -> None:
-    """Remove environments and archives that no trial is using, the least recently used first."""
-    if size is None and older_than is None and not unused:
-        raise UsageError(
-            "nothing says what to remove", remedy="give --size 20GB, --older-than 30 or --unused"
-        )
-    if unused and (size is not None or older_than is not None):
-        raise UsageError("--unused excludes --size and --older-than", remedy="leave one of them out")
+    """Remove environments and archives that no trial is using, the least recently used first.
+
+    `--size 0` removes everything that is not in use.
+    """
+    if size is None and older_than is None:
+        raise UsageError("nothing says what to remove", remedy="give --size 20GB or --older-than 30")
     done = take_away(
         (cache or default_cache_dir()).absolute(),
         limit=None if size is None else parse_size(size, "--size"),

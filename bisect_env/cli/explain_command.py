@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any, NoReturn
+from typing import Annotated, NoReturn
 
 import typer
 
 from bisect_env.answers.explanation import Explanation
-from bisect_env.answers.verdict_document import VerdictDocument
+from bisect_env.answers.verdict_document import AnswerPart, VerdictDocument
 from bisect_env.cli.asking import Flags, checked, commit_range
 from bisect_env.cli.asking import save as save_question
 from bisect_env.cli.commands import with_groups
-from bisect_env.cli.conduct import Reporter, conduct, reporting
+from bisect_env.cli.conduct import conduct, reporting
 from bisect_env.cli.options import (
     QUESTION,
     STUDY,
@@ -24,11 +24,12 @@ from bisect_env.cli.options import (
     TargetArgument,
     opt,
 )
-from bisect_env.cli.output import emit, note, say
-from bisect_env.cli.report_command import end_with_answer
+from bisect_env.cli.output import emit, say
+from bisect_env.cli.report_command import exit_code, print_answer
 from bisect_env.cli.target import FoundTarget, asked_study, find_target
-from bisect_env.cli.views import lines
+from bisect_env.cli.views import View, choose
 from bisect_env.cli.work import opened
+from bisect_env.engine import events
 from bisect_env.engine.explain import CulpritStudy
 from bisect_env.engine.narrow import Releases, commits_data, is_of_commits, releases_of, tag_of
 from bisect_env.environments.repository import Repository
@@ -37,7 +38,8 @@ from bisect_env.errors import EndsNotAsStatedError, ExitCode, StudyInterruptedEr
 from bisect_env.matrix.load import Matrix, repository_at
 from bisect_env.matrix.schema import CommitAxis
 from bisect_env.report import words
-from bisect_env.report.build import report_document
+from bisect_env.report.build import load_report
+from bisect_env.report.model import Report
 from bisect_env.storage.connecting import has_database
 from bisect_env.storage.entries import COMMIT, Study
 from bisect_env.storage.store import Store
@@ -69,14 +71,13 @@ def explain(
         raise UsageError(
             "--from, --to, --into-merges and --subdirectory belong to `--git`", remedy="add `--git`"
         )
-    with reporting("explain", shown) as reporter:
+    view = choose(shown, plain=True)
+    with reporting("explain", shown, view):
         target, study = _answered(words or (), asked, where.db)
-        if not (flags.good and flags.bad):
-            _refuse_unanswered(study)
         if flags.git:
-            _commit(target.matrix, study, commit_range(flags, flags.git, ""), reporter, save, where, shown)
+            _commit(target.matrix, study, commit_range(flags, flags.git, ""), save, where, view, shown)
         ends = target.stated_ends(flags)
-        found = find_culprits(target.matrix, study.id, where, shown, **ends, max_trials=max_trials)
+        found = find_culprits(target.matrix, study.id, where, view, **ends, max_trials=max_trials)
     if shown.as_json:
         emit({"event": "explained", "schema": 1, **found.model_dump(mode="json")})
     else:
@@ -109,20 +110,6 @@ def _answered(words: Sequence[str], flags: Flags, db: str | None) -> tuple[Found
     )
 
 
-def _refuse_unanswered(study: Study) -> None:
-    """Raise an error if the study has not found both a first bad and a last good combination.
-
-    Raises:
-        UsageError: The study has no first bad and last good combination.
-    """
-    verdict = study.verdict
-    if verdict is None or not verdict.first_bad or not verdict.last_good:
-        raise UsageError(
-            f"the study {study.name} has no first bad combination that could be explained",
-            remedy=f"`bisect-env run {study.id[:8]}` goes on with it; or give `--good` and `--bad`",
-        )
-
-
 def _may_be_meant(study: Study) -> bool:
     return not is_of_commits(study) and "explains" not in study.definition.settings
 
@@ -135,7 +122,7 @@ def find_culprits(
     matrix: Matrix,
     study_id: str,
     where: ExecutionOptions,
-    shown: ShownOptions,
+    view: View,
     *,
     good: str | None = None,
     bad: str | None = None,
@@ -147,7 +134,7 @@ def find_culprits(
         matrix: Matrix of the study.
         study_id: Id of the answered study.
         where: Options for the place of trials.
-        shown: Options for what is shown.
+        view: Shows what happens.
         good: Combination that passes; the last good one if None.
         bad: Combination that fails; the first bad one if None.
         max_trials: Maximum number of trials.
@@ -155,7 +142,7 @@ def find_culprits(
     Raises:
         StudyInterruptedError: The user stopped the search before the answer was sure.
     """
-    with opened(matrix, where, lines(shown)) as session:
+    with opened(matrix, where, view) as session:
         culprit = CulpritStudy(
             matrix,
             session.store.study(study_id),
@@ -194,21 +181,22 @@ def _commit(
     matrix: Matrix,
     study: Study,
     wanted: CommitAxis,
-    reporter: Reporter,
     save: Path | None,
     where: ExecutionOptions,
+    view: View,
     shown: ShownOptions,
 ) -> NoReturn:
     if where.offline is not None:
         raise UsageError("--offline: commits are fetched and built", remedy="leave it out")
     releases = releases_of(matrix, study.verdict or VerdictDocument())
     commits = _between(releases, wanted, where.cache)
-    note(f"{releases.package} {releases.good} is {commits.from_}, {releases.bad} is {commits.to}", shown)
+    said = f"{releases.package} {releases.good} is {commits.from_}, {releases.bad} is {commits.to}"
+    view(events.Said(said))
     loaded = checked(commits_data(matrix, releases, commits), matrix.files)
     if save is not None:
         loaded = save_question(loaded, save)
     try:
-        conclusion = conduct(loaded, where, reporter)
+        report = conduct(loaded, where, view)
     except EndsNotAsStatedError as error:
         raise EndsNotAsStatedError(
             f"what is built from {commits.from_} and {commits.to} does not behave as the releases "
@@ -217,21 +205,26 @@ def _commit(
             remedy="a wheel and a source build can differ (compilers, options, bundled libraries); if these "
             "are the wrong commits, name others with `--from` and `--to`",
         ) from None
-    end_with_answer(_with_chapter(study, conclusion.report, where.db), shown, int(conclusion.exit_code))
+    whole = report
+    if report.commit is not None:
+        told = {"study": report.study.id, "sentence": report.sentence}
+        whole = with_chapter(study.id, COMMIT, report.commit.model_copy(update=told), where.db)
+    print_answer(whole, shown)
+    raise typer.Exit(exit_code(report))
 
 
-def _with_chapter(study: Study, report: dict[str, Any], db: str | None) -> dict[str, Any]:
-    """Store the first bad commit in a study, and return the new report of this study.
+def with_chapter(study_id: str, kind: str, chapter: AnswerPart, db: str | None) -> Report:
+    """Store a further answer about a study, and return the new report of this study.
 
-    If `report` (about the search among commits) names no commit, `report` is returned.
+    Args:
+        study_id: Id of the study.
+        kind: Kind of the decision that holds the answer.
+        chapter: The answer.
+        db: Results database.
     """
-    found = report.get("commit")
-    if found is None:
-        return report
-    payload = {**found, "study": report["study"]["id"], "sentence": str(report["verdict"]["sentence"])}
     with Store.open(db) as store:
-        store.record_if_new(study.id, COMMIT, payload)
-        return report_document(store, study.id)
+        store.record_if_new(study_id, kind, chapter.model_dump(mode="json"))
+        return load_report(store, study_id)
 
 
 def _between(releases: Releases, wanted: CommitAxis, cache: Path | None) -> CommitAxis:

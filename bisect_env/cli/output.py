@@ -12,9 +12,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, TextIO
 
+import psutil
+
 from bisect_env.answers.phrases import aligned
 from bisect_env.answers.untrusted import clean, clean_lines, comma_separated, command_line, write
-from bisect_env.cli.options import ShownOptions
 from bisect_env.errors import InfrastructureError, UsageError
 from bisect_env.secrets import MASK, may_be_stored, without_passwords, without_passwords_in_code
 from bisect_env.temporary import replacing
@@ -31,12 +32,6 @@ def say(text: str, stream: TextIO | None = None) -> None:
 def tell(text: str) -> None:
     """Print a line on stderr; commands in it are written as the user calls this program."""
     say(in_own_form(text), sys.stderr)
-
-
-def note(text: str, shown: ShownOptions) -> None:
-    """Print a line on stderr as `tell` does, unless the command is quiet or prints JSON."""
-    if not (shown.quiet or shown.as_json):
-        tell(text)
 
 
 def shown_line(text: str) -> str:
@@ -145,8 +140,6 @@ def _form_of_parent() -> str:
 
     Return "" if the parent process is none of these tools.
     """
-    import psutil
-
     try:
         words = psutil.Process().parent().cmdline()  # type: ignore[union-attr]
     except (psutil.Error, AttributeError):

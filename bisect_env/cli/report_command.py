@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import contextlib
-import string
+import shutil
 import sys
 import webbrowser
 from collections.abc import Collection, Sequence
 from dataclasses import asdict
 from functools import cache
 from pathlib import Path
-from typing import Annotated, Any, NoReturn
+from typing import Annotated, NoReturn
 
 import platformdirs
 import typer
 
 from bisect_env.answers.phrases import aligned
-from bisect_env.answers.untrusted import clean, clean_lines
+from bisect_env.answers.untrusted import clean, clean_lines, write
 from bisect_env.cli.asking import Flags
 from bisect_env.cli.commands import with_groups
 from bisect_env.cli.options import (
@@ -42,7 +42,7 @@ from bisect_env.report.build import load_report
 from bisect_env.report.formats import Format, formatted, report_schema_text
 from bisect_env.report.model import Report
 from bisect_env.report.one_trial import trial_facts, trial_logs, trial_text
-from bisect_env.report.text import print_report
+from bisect_env.report.text import report_text
 from bisect_env.report.words import change as change_words
 from bisect_env.secrets import public_json
 from bisect_env.storage.backend import TRIAL_COLUMNS
@@ -54,29 +54,26 @@ from bisect_env.trials.records import Evidence
 TRIALS = "Trials"
 
 
-def show_report(document: Report | dict[str, object], *, details: bool = False) -> None:
+def show_report(report: Report, *, details: bool = False) -> None:
     """Print a report on stdout. Print on stderr which options to add to the commands in the report."""
-    print_report(document, details=details, completed=in_own_form)
+    terminal = sys.stdout.isatty()
+    width = shutil.get_terminal_size().columns if terminal else None
+    write(in_own_form(report_text(report, details=details, terminal=terminal, width=width)), sys.stdout)
     if note := to_repeat(sys.argv[1:]):
         tell(clean_lines(note))
 
 
-def end_with_answer(document: dict[str, Any], shown: ShownOptions, code: int) -> NoReturn:
-    """Print the report of a finished command, as text or as JSON, and exit.
+def exit_code(report: Report) -> int:
+    """Return the exit code of a command that ends with a report."""
+    return int(ExitCode.VERDICT if report.has_verdict else ExitCode.NO_VERDICT)
 
-    Args:
-        document: The report as a JSON object.
-        shown: Options of what is shown.
-        code: The exit code.
 
-    Raises:
-        typer.Exit: Always.
-    """
+def print_answer(report: Report, shown: ShownOptions) -> None:
+    """Print the report of a finished command, as text or as JSON."""
     if shown.as_json:
-        emit({"event": "verdict", **document})
+        emit({"event": "verdict", **report.document()})
     else:
-        show_report(document)
-    raise typer.Exit(code)
+        show_report(report)
 
 
 @with_groups(panel=QUESTION)
@@ -179,7 +176,7 @@ def _show(
     if in_browser and output is not None:
         webbrowser.open(output.absolute().as_uri())
         tell(f"opened {output}")
-    raise typer.Exit(int(ExitCode.VERDICT if found.has_verdict else ExitCode.NO_VERDICT))
+    raise typer.Exit(exit_code(found))
 
 
 # --------------------------------------------------------------------------------------------------
@@ -273,10 +270,7 @@ def _trials(
 def _show_trial(beginning: str, store: Store, db: str | None, *, as_json: bool) -> None:
     """Print everything that is known about one trial."""
     remedy = "`bisect-env report --trials --json` lists them"
-    if not beginning or not set(beginning) <= set(string.ascii_letters + string.digits + "-_"):
-        raise UsageError(f"--trial: {beginning!r} is no id", remedy=remedy)
-    escaped = beginning.replace("_", "\\_")
-    question = f"SELECT trial_id FROM v_trials WHERE trial_id LIKE '{escaped}%' ESCAPE '\\' LIMIT 2"
+    question = f"SELECT trial_id FROM v_trials WHERE {condition(f'trial_id={beginning}*')} LIMIT 2"
     with ask(db, question) as (_, found):
         ids = [str(row[0]) for row in found]
     if len(ids) != 1:

@@ -23,9 +23,10 @@ from bisect_env.engine.stored import (
 )
 from bisect_env.errors import InfrastructureError, UsageError
 from bisect_env.matrix.files import StudyFile
+from bisect_env.matrix.grid import Combination
 from bisect_env.report.build import load_report
 from bisect_env.secrets import without_passwords
-from bisect_env.storage.entries import Study, counts_of
+from bisect_env.storage.entries import Study
 from bisect_env.storage.store import Store
 from bisect_env.trials.records import Evidence
 
@@ -53,7 +54,7 @@ def reproduce(
         refuse_local(one)
         index = without_passwords(matrix.file.index or "")
         try:
-            files = reproduction(matrix, one.combination, one.lock, _seen(store, found, one), index=index)
+            files = reproduction(matrix, one.combination, one.lock, observed(store, found, one), index=index)
         except ValueError as error:
             raise UsageError(str(error)) from None
     target = output or Path(f"{found.name}-{_file_name(str(one.combination))}")
@@ -76,38 +77,34 @@ def _refuse_archive(output: Path) -> None:
                 )
 
 
-def _seen(store: Store, study: Study, one: LockedCombination) -> ObservedFailure:
-    """Return how often a combination failed in a study, with the details of one failure."""
-    trials = [trial for trial in store.trials(study.id) if trial.combination == one.combination]
-    if not trials:
-        return ObservedFailure()
-    counts = counts_of(trials)[one.combination]
-    bad = [trial for trial in trials if trial.evidence is Evidence.BAD]
-    whole = store.trial(bad[0].trial_id) if bad else None
-    contrast = _contrast(store, study, one) if bad else None
-    if whole is None:
-        return ObservedFailure(counts.bad, counts.counted)
-    record = whole.record
-    return ObservedFailure(
-        counts.bad, counts.counted, record.detail, record.stack, str(record.machine), contrast
-    )
+def observed(store: Store, study: Study, one: LockedCombination) -> ObservedFailure:
+    """Return how often a combination failed in a study, with the details of one failure.
 
+    Trials of an equal environment with equal values count, as in the report: the study may have recorded its
+    trials for another combination.
 
-def _contrast(store: Store, study: Study, one: LockedCombination) -> Contrast | None:
-    """Return the last good combination and its trial counts, for comparison with the first bad one.
-
-    Return None if `one` is not the first bad combination, or if the last good one has no counted trials.
+    Args:
+        store: Database with the study.
+        study: The study.
+        one: The combination.
     """
+    counts = {
+        Combination.of(c.combination): c for c in load_report(store, study.id, posterior=False).combinations
+    }
+    here = counts[one.combination]
+    measured = Combination.of(here.same_as or here.combination)
+    bad = [t for t in store.trials(study.id) if t.combination == measured and t.evidence is Evidence.BAD]
+    whole = store.trial(bad[0].trial_id) if bad else None
+    if whole is None:
+        return ObservedFailure(here.bad, here.counted)
+    contrast = None
     named = named_combinations(study)
-    if not {"first-bad", "last-good"} <= named.keys() or named["first-bad"] != one.combination.as_dict():
-        return None
-    good = stored_combination(store, study, "last-good")
-    # Use the report's counts, because the trials may have been recorded for another combination with the same
-    # environment and values.
-    values = good.combination.as_dict()
-    said = next(one for one in load_report(store, study.id).combinations if one.combination == values)
-    counted = said.good + said.bad
-    return Contrast(good.combination, good.lock, said.bad, counted) if counted else None
+    if {"first-bad", "last-good"} <= named.keys() and named["first-bad"] == here.combination:
+        good = stored_combination(store, study, "last-good")
+        other = counts[good.combination]
+        contrast = Contrast(good.combination, good.lock, other.bad, other.counted) if other.counted else None
+    record = whole.record
+    return ObservedFailure(here.bad, here.counted, record.detail, record.stack, str(record.machine), contrast)
 
 
 def _file_name(text: str) -> str:

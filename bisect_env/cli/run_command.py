@@ -13,8 +13,9 @@ from bisect_env.cli.asking import Flags
 from bisect_env.cli.commands import with_groups
 from bisect_env.cli.conduct import conduct, listener, reporting
 from bisect_env.cli.options import FAILURE, ExecutionOptions, ShownOptions, StudyOptions, TargetArgument, opt
-from bisect_env.cli.report_command import show_report
+from bisect_env.cli.report_command import exit_code, show_report
 from bisect_env.cli.target import announce, find_target
+from bisect_env.cli.views import choose
 from bisect_env.errors import UsageError
 from bisect_env.matrix.load import skipping
 from bisect_env.search.goals import Goal
@@ -75,22 +76,23 @@ def answer(
         BisectEnvError: An error that the user can correct.
         typer.Exit: The study has ended.
     """
-    with reporting(command, shown) as reporter:
+    view = choose(shown)
+    with reporting(command, shown, view):
         target = find_target(words or (), flags, db=where.db, to=study.save)
         announce(target, shown)
         is_file = study.save is not None or not target.words
         if study.lockfiles is None and target.study is None and is_file:
             study = replace(study, lockfiles=Path("lockfiles"))
         matrix = skipping(target.matrix, study.skip or ())
-        conclusion = conduct(
+        report = conduct(
             matrix,
             where,
-            reporter,
+            view,
             study=study,
             missing=listener(matrix) if target.words else None,
             goal=goal,
             posterior=shown.as_json,
         )
     if not shown.as_json:  # with it, the event of the verdict has the report
-        show_report(conclusion.report)
-    raise typer.Exit(int(conclusion.exit_code))
+        show_report(report)
+    raise typer.Exit(exit_code(report))

@@ -19,7 +19,7 @@ from bisect_env.cli.asking import (
     with_search,
 )
 from bisect_env.cli.options import ShownOptions
-from bisect_env.cli.output import note, tell
+from bisect_env.cli.output import tell
 from bisect_env.cli.spelling import RANGE, SCRIPTS, is_file, names_matrix
 from bisect_env.engine.stored import matrix_of, refuse_strangers, was_asked_here
 from bisect_env.errors import UsageError
@@ -228,10 +228,10 @@ def _stored(reference: str | None, db: str | None, default: Callable[[Study], bo
 
 def announce(target: FoundTarget, shown: ShownOptions) -> None:
     """Print how a question on the command line was understood, so that the user can check it."""
-    if target.words:
+    if target.words and not (shown.quiet or shown.as_json):
         is_known = target.matrix.path is not None or was_asked_here(target.matrix.digest)
         again = "" if is_known else " (`--save FILE` writes it to a file)"
-        note(f"asked as the study {target.matrix.name}{again}:\n{shown_question(target.matrix)}", shown)
+        tell(f"asked as the study {target.matrix.name}{again}:\n{shown_question(target.matrix)}")
 
 
 def refuse_broken_scripts(matrix: Matrix) -> None:

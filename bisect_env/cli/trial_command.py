@@ -28,9 +28,9 @@ from bisect_env.cli.options import (
     output_option,
     share_of,
 )
-from bisect_env.cli.output import emit, note, say, tell
+from bisect_env.cli.output import emit, say, tell
 from bisect_env.cli.target import FoundTarget, announce, find_target
-from bisect_env.cli.views import JsonView, View, lines
+from bisect_env.cli.views import PlainView, View, choose
 from bisect_env.cli.work import environment_of, opened
 from bisect_env.cluster.gpus import choose_gpus, group_gpus, open_nvml
 from bisect_env.engine import events
@@ -124,20 +124,21 @@ def trial(
     for name, is_given in (("--output", output), ("--cuda", cuda), ("--sanitizer", sanitizer)):
         if is_given and not debug:
             raise UsageError(f"{name} belongs to `--debug`", remedy="add `--debug`, or leave it out")
-    with reporting("trial", shown):
+    has_lines = not (debug or amplify or shown.as_json or shown.quiet)
+    view = TrialLines() if has_lines else choose(shown, plain=True)
+    with reporting("trial", shown, view):
         target = find_target(
             words or (), flags, db=where.db, to=save, without=("good", "bad") if amplify else ()
         )
         announce(target, shown)
         if debug:
             tools = Tools(cuda, _sanitizer(sanitizer))
-            code = _debug(target.matrix, at, number or _DEBUGGED, output, tools, where, shown)
+            code = _debug(target.matrix, at, number or _DEBUGGED, output, tools, where, view, shown)
         elif amplify:
-            code = _amplify(target, flags, where, shown)
+            code = _amplify(target, flags, where, view, shown)
         else:
-            show = TrialLines(shown)
-            with opened(target.matrix, where, show) as session:
-                chosen = _chosen(target.matrix, at, session, where, shown)
+            with opened(target.matrix, where, view) as session:
+                chosen = _chosen(target.matrix, at, session, where)
                 if until is None:
                     code = _count(chosen, number or _NUMBER, session, shown)
                 else:
@@ -146,29 +147,20 @@ def trial(
     raise typer.Exit(int(code))
 
 
-class TrialLines(View):
-    """A view that prints a line for each trial on stdout, and other events on stderr.
+class TrialLines(PlainView):
+    """A view that prints a line for each trial on stdout, and lines for other events on stderr."""
 
-    Args:
-        shown: With `as_json`, each trial is a JSON object; with `quiet`, trials are not printed.
-    """
-
-    def __init__(self, shown: ShownOptions) -> None:
-        self._shown = shown
-        self._others = lines(shown)
-        self._json = JsonView(sys.stdout)
+    def __init__(self) -> None:
+        super().__init__(sys.stderr)
         self._count = 0
 
-    def __call__(self, event: events.Event) -> None:
+    def show(self, event: events.Event) -> None:
         """Show one event."""
-        if not isinstance(event, events.TrialFinished):
-            self._others(event)
-            return
-        self._count += 1
-        if self._shown.as_json:
-            self._json(event)
-        elif not self._shown.quiet:
+        if isinstance(event, events.TrialFinished):
+            self._count += 1
             say(_line(self._count, event))
+        else:
+            super().show(event)
 
 
 def _line(number: int, event: events.TrialFinished) -> str:
@@ -181,14 +173,12 @@ def _line(number: int, event: events.TrialFinished) -> str:
     return "  ".join([*parts, "; ".join(note for note in notes if note)]).rstrip()
 
 
-def _chosen(
-    matrix: Matrix, at: str | None, session: Session, where: ExecutionOptions, shown: ShownOptions
-) -> ChosenCombination:
+def _chosen(matrix: Matrix, at: str | None, session: Session, where: ExecutionOptions) -> ChosenCombination:
     chosen = open_combination(
         matrix, at, store=session.store, provider=session.provider, notify=session.notify
     )
     session.say(where.starting)
-    note(f"{chosen.combination} (environment {chosen.lock.content_hash[:12]})", shown)
+    session.say(f"{chosen.combination} (environment {chosen.lock.content_hash[:12]})")
     return chosen
 
 
@@ -253,9 +243,8 @@ def _until(
     *,
     fresh: bool,
 ) -> ExitCode:
-    for name, value, usual in (("--until-rate", rate, 0.01), ("--confidence", confidence, 0.95)):
-        if not _EXTREME <= value <= 1 - _EXTREME:
-            raise UsageError(f"{name} is {value:g}", remedy=f"give a number between 0 and 1, such as {usual}")
+    if not _EXTREME <= rate <= 1 - _EXTREME:
+        raise UsageError(f"--until-rate is {rate:g}", remedy="give a number between 0 and 1, such as 0.01")
     verifier = Verifier(
         chosen, session.store, max_rate=rate, confidence=confidence, max_trials=limit, fresh=fresh
     )
@@ -316,14 +305,20 @@ def _debug(
     output: Path | None,
     tools: Tools,
     where: ExecutionOptions,
+    view: View,
     shown: ShownOptions,
 ) -> ExitCode:
-    for name, value in (("--workers", where.workers), ("--scheduler", where.scheduler)):
+    elsewhere = {
+        "--workers": where.workers,
+        "--scheduler": where.scheduler,
+        "--scheduler-file": where.scheduler_file,
+    }
+    for name, value in elsewhere.items():
         if value is not None:
             raise UsageError(
                 f"{name}: `--debug` runs one trial at a time on this host", remedy="leave it out"
             )
-    with opened(matrix, where, lines(shown)) as session:
+    with opened(matrix, where, view) as session:
         store, provider, show = session.store, session.provider, session.notify
         expansion = expand_as_known(matrix, store, provider)
         one = look_up(expansion, at, store=store, provider=provider, notify=show)
@@ -401,9 +396,11 @@ def _print_diagnosis(found: Diagnosis, *, as_json: bool) -> None:
 # `--amplify`: circumstances under which the failure is more frequent.
 
 
-def _amplify(target: FoundTarget, flags: Flags, where: ExecutionOptions, shown: ShownOptions) -> ExitCode:
+def _amplify(
+    target: FoundTarget, flags: Flags, where: ExecutionOptions, view: View, shown: ShownOptions
+) -> ExitCode:
     matrix = target.matrix
-    with opened(matrix, where, lines(shown)) as session:
+    with opened(matrix, where, view) as session:
         expansion = expand_as_known(matrix, session.store, session.provider)
         texts = target.stated_ends(flags)
         if expansion.grid.ends is not None:

@@ -22,10 +22,11 @@ from rich.text import Text
 
 from bisect_env.answers.axes import AxisInfo
 from bisect_env.answers.origins import origins_text
-from bisect_env.answers.phrases import and_more, duration, how_many, probability
+from bisect_env.answers.phrases import and_more, duration, how_many, percent, probability
 from bisect_env.answers.sentence import sentence
 from bisect_env.answers.untrusted import clean, shortened
 from bisect_env.answers.verdict_document import VerdictDocument
+from bisect_env.cli.log import log_event
 from bisect_env.cli.options import ShownOptions
 from bisect_env.cli.output import shown_line
 from bisect_env.engine import events
@@ -45,8 +46,6 @@ _BAR = 20
 REFRESH_PER_SECOND = 4
 PLAIN_EVERY = 5.0
 """Minimum number of seconds between two different progress lines without a terminal."""
-PLAIN_STEP = 2.0
-"""Minimum number of seconds between two lines about steps of builds."""
 DETAIL_WIDTH = 120
 """Maximum number of characters of a failing trial's message in a line."""
 PLAIN_AGAIN = 30.0
@@ -54,9 +53,21 @@ PLAIN_AGAIN = 30.0
 
 
 class View(AbstractContextManager["View"]):
-    """The base class of views, which show events to the user. Leaving a view's block cleans the terminal."""
+    """The base class of views, which log events and show them. Leaving a view's block cleans the terminal.
+
+    Attributes:
+        has_failed: Whether an error was shown.
+    """
+
+    has_failed = False
 
     def __call__(self, event: events.Event) -> None:
+        """Log one event, and show it."""
+        log_event(event)
+        self.has_failed = self.has_failed or isinstance(event, events.Failed)
+        self.show(event)
+
+    def show(self, event: events.Event) -> None:
         """Show one event."""
         raise NotImplementedError
 
@@ -70,7 +81,7 @@ class QuietView(View):
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
 
-    def __call__(self, event: events.Event) -> None:
+    def show(self, event: events.Event) -> None:
         """Show one event."""
         if isinstance(event, events.Warned):
             print(shown_line(describe(event) or ""), file=self._stream, flush=True)
@@ -87,7 +98,7 @@ class PlainView(View):
         self._doing = Doing(clock)
         self._again: Counter[str] = Counter()
 
-    def __call__(self, event: events.Event) -> None:
+    def show(self, event: events.Event) -> None:
         """Show one event."""
         for text in self._lines(event):
             print(shown_line(text), file=self._stream, flush=True)
@@ -127,11 +138,8 @@ class PlainView(View):
             return None
         # The amount within a step changes all the time; only another step counts as new.
         key = (is_doing, self._doing.step if is_doing and self._doing.text else text)
-        if key == self._shown:
-            wait = PLAIN_AGAIN
-        else:
-            wait = 0.0 if key[0] != self._shown[0] else PLAIN_STEP if is_doing else PLAIN_EVERY
-        if self._clock() < self._shown_at + wait:
+        wait = PLAIN_AGAIN if key == self._shown else PLAIN_EVERY
+        if key[0] == self._shown[0] and self._clock() < self._shown_at + wait:
             return None
         self._shown, self._shown_at = key, self._clock()
         return text
@@ -221,12 +229,8 @@ def describe(event: events.Event) -> str | None:
             limit = f"{event.seconds:.0f} s at most"
             return f"answer: {answer}; now checking it for {limit} (`--sure` checks on: up to {checks})"
         case events.Progress():
-            words, left = passing_text(event), _what_is_left(event)
-            if event.passing is not None:
-                return "; ".join(filter(None, (_seen(event), words, left)))
             best = probability(event.verdict.probability or 0.0)
-            known = f"{_seen(event)}, {event.hits} of them bad; best answer so far {best}; {left}"
-            return "; ".join(filter(None, (known, always_text(event))))
+            return "; ".join(_progress_texts(event, f"best answer so far {best}"))
         case _:
             return None
 
@@ -236,8 +240,19 @@ def _verdict_text(verdict: VerdictDocument, axes: Sequence[AxisInfo]) -> str:
     return readable(sentence(verdict, axes), labels(axes))
 
 
-def _seen(progress: events.Progress) -> str:
-    return how_many(progress.trials, "trial")
+def _progress_texts(progress: events.Progress, answer: str) -> list[str]:
+    """Return what is known so far and what remains to be done.
+
+    Args:
+        progress: The present state of the study.
+        answer: The best answer in words; left out as long as nothing has failed.
+    """
+    seen, left = how_many(progress.trials, "trial"), _what_is_left(progress)
+    if progress.passing is not None:
+        texts = [seen, passing_text(progress), left]
+    else:
+        texts = [f"{seen}, {progress.hits} of them bad", answer, left, always_text(progress)]
+    return [text for text in texts if text]
 
 
 FEW_PASSES = 10
@@ -255,7 +270,7 @@ def passing_text(progress: events.Progress) -> str:
         return ""
     combination, passes, floor = progress.passing
     _, most = clopper_pearson(0, passes, 0.90)  # one-sided: 95 %
-    known = f"{combination} passed {passes} times: it fails in less than {_percent(most)} of runs, if at all"
+    known = f"{combination} passed {passes} times: it fails in less than {percent(most)} of runs, if at all"
     if most <= floor:
         return known
     return f"{known} (Ctrl-C ends it here; with `--always`, or `--rate 0.5`, fewer passes are enough)"
@@ -276,14 +291,10 @@ def always_text(progress: events.Progress) -> str:
     return "it failed every time so far: the same command with `--always` ends sooner"
 
 
-def _percent(share: float) -> str:
-    return f"{100 * share:.2g} %"
-
-
 def _what_is_left(progress: events.Progress) -> str:
     """Return in words what remains to be done before the study ends."""
     if progress.passing is not None:
-        least = _percent(progress.passing[2])
+        least = percent(progress.passing[2])
         return f"no failure yet; continuing until a failure rate of {least} can be ruled out"
     left = round(progress.verdict.expected_left or 0.0)
     # The number of checks that an answer needs is not known in advance.
@@ -296,7 +307,7 @@ class JsonView(View):
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
 
-    def __call__(self, event: events.Event) -> None:
+    def show(self, event: events.Event) -> None:
         """Show one event."""
         # Plain ASCII, because scripts print arbitrary bytes and the locale's encoding may lack characters.
         try:
@@ -337,7 +348,7 @@ class LiveView(View):
         """Remove the table, so that later output starts on a clean terminal."""
         self._live.stop()
 
-    def __call__(self, event: events.Event) -> None:
+    def show(self, event: events.Event) -> None:
         """Show one event."""
         self._doing.update(event)
         match event:
@@ -384,15 +395,9 @@ class LiveView(View):
         return table
 
     def _summary(self, progress: events.Progress) -> Text:
-        words, left = passing_text(progress), _what_is_left(progress)
-        if progress.passing is not None:
-            known = (self._elapsed(), _seen(progress), clean(words))
-            return Text(" · ".join(filter(None, (*known, left))))
         # The sentence already contains the probability.
-        return Text(
-            f"{self._elapsed()} · {_seen(progress)}, {progress.hits} bad · {left} · "
-            f"so far: {clean(_verdict_text(progress.verdict, progress.axes))}"
-        )
+        answer = f"so far: {_verdict_text(progress.verdict, progress.axes)}"
+        return Text(clean(" · ".join([self._elapsed(), *_progress_texts(progress, answer)])))
 
     def _elapsed(self) -> str:
         return duration(max(0.0, self._clock() - self._began))
@@ -418,11 +423,6 @@ def interesting(progress: events.Progress, rows: int) -> list[tuple[Combination,
     return [pair for _, pair in sorted(chosen, key=lambda item: item[0])]
 
 
-def lines(shown: ShownOptions) -> View:
-    """Return a view that prints lines on stderr. With `--json` or `--quiet`, it prints only warnings."""
-    return QuietView(sys.stderr) if shown.as_json or shown.quiet else PlainView(sys.stderr)
-
-
 def choose(shown: ShownOptions, *, plain: bool = False) -> View:
     """Return the view for a command: JSON lines, a live table, plain lines or only warnings.
 
@@ -434,5 +434,8 @@ def choose(shown: ShownOptions, *, plain: bool = False) -> View:
     """
     if shown.as_json:
         return JsonView(sys.stdout)
+    if shown.quiet:
+        return QuietView(sys.stderr)
     console = Console(stderr=True)
-    return LiveView(console) if console.is_terminal and not (plain or shown.quiet) else lines(shown)
+    is_live = console.is_terminal and not (plain or shown.verbose)
+    return LiveView(console) if is_live else PlainView(sys.stderr)

@@ -6,7 +6,6 @@ import contextlib
 from collections.abc import Callable, Iterator
 from contextlib import closing
 
-from bisect_env.cli.log import log_event
 from bisect_env.cli.options import ExecutionOptions
 from bisect_env.cli.output import tell
 from bisect_env.cli.signals import stop_on_signals
@@ -35,7 +34,7 @@ def opened(matrix: Matrix, where: ExecutionOptions, show: Show) -> Iterator[Sess
     Args:
         matrix: The question.
         where: Options for the place of trials and of results.
-        show: Receiver of every event; each event is also logged.
+        show: Receiver of every event.
 
     Raises:
         UsageError: Options exclude each other, or a size is invalid.
@@ -63,12 +62,7 @@ def opened(matrix: Matrix, where: ExecutionOptions, show: Show) -> Iterator[Sess
         stack.callback(end_running)  # solvers may still be running for results that are no longer needed
         stack.enter_context(closing(place))
         store = stack.enter_context(Store.open(where.db))
-
-        def notify(event: events.Event) -> None:
-            log_event(event)
-            show(event)
-
-        session = Session(store, provider, place.executor, notify, stopping.is_set)
+        session = Session(store, provider, place.executor, show, stopping.is_set)
         yield session
         if text := growth(cache, free):
             session.say(text)

@@ -24,12 +24,14 @@ from bisect_env.answers.verdict_document import (
 )
 from bisect_env.environments.difference import counted, difference, project_urls
 from bisect_env.environments.lock import Lock
+from bisect_env.environments.lockfiles import plain_lists
 from bisect_env.environments.settings import default_cache_dir
 from bisect_env.matrix import yaml_source
 from bisect_env.matrix.files import StudyFile
 from bisect_env.matrix.grid import AxisKind, Combination, Grid, Index
 from bisect_env.matrix.history import readable
 from bisect_env.matrix.scalars import cutoff
+from bisect_env.matrix.schema import SearchLimits
 from bisect_env.matrix.signatures import shown
 from bisect_env.report.doubts import (
     advice,
@@ -62,8 +64,10 @@ from bisect_env.report.model import (
     TrialCounts,
     labels,
 )
+from bisect_env.search.goals import Goal, search_towards
 from bisect_env.search.numeric import clopper_pearson
 from bisect_env.search.space import Hypothesis, is_large
+from bisect_env.search.trace import trace
 from bisect_env.storage.entries import (
     BUILD_FAILED,
     BUILT,
@@ -228,11 +232,6 @@ def _posterior(
     """
     if not study.definition.grid:
         return PosteriorReport()
-    # Imported here, because most formats do not need the search, and importing it is slow.
-    from bisect_env.matrix.schema import SearchLimits
-    from bisect_env.search.goals import Goal, search_towards
-    from bisect_env.search.trace import trace
-
     grid = study.grid
     same = measurements(states, study.definition.grid)
     groups: dict[Index, Index] = {}
@@ -330,9 +329,6 @@ def steps(
         path = f"./{path}"
     found = []
     if lock is not None:
-        # Imported here because it brings a YAML parser, which most reports do not need.
-        from bisect_env.environments.lockfiles import plain_lists
-
         made = command_line(*("bisect-env", "reproduce", study.id[:_SHORT_ID], "--output", "repro"))
         title = "As a directory with lock, script and Dockerfile, which needs no bisect-env to be run"
         found.append(
@@ -385,10 +381,14 @@ def _by_hand(lock: Lock) -> list[str]:
     ]
 
 
+def _matrix_data(study: Study) -> dict[str, Any]:
+    data = yaml_source.parse(study.definition.matrix_text).data
+    return data if isinstance(data, dict) else {}
+
+
 def own_date(study: Study) -> datetime | None:
     """Return the time given as `exclude_newer` in the matrix file, or None if there is none."""
-    data = yaml_source.parse(study.definition.matrix_text).data
-    named = data.get("exclude_newer") if isinstance(data, dict) else None
+    named = _matrix_data(study).get("exclude_newer")
     try:
         return cutoff(str(named)) if named else None
     except ValueError:
@@ -412,11 +412,6 @@ OUTPUT_LINES = 15
 _SHOWN = 3
 """Maximum number of combinations that a warning names."""
 
-_STATUS = {
-    # An unlocked combination is shown as solvable; it has neither a lock nor trials.
-    CombinationStatus.UNLOCKED: str(CombinationStatus.SOLVABLE),
-}
-
 
 def _changed(difference: DifferenceReport | None, explanation: Explanation | None) -> list[str]:
     """Return the packages that cause the failure, each with its old and new version.
@@ -436,8 +431,7 @@ def _changed(difference: DifferenceReport | None, explanation: Explanation | Non
 
 def _scripts(study: Study) -> list[str]:
     """Return the files that the matrix names in `trial.files`."""
-    data = yaml_source.parse(study.definition.matrix_text).data
-    trial = data.get("trial") if isinstance(data, dict) else None
+    trial = _matrix_data(study).get("trial")
     files = trial.get("files") if isinstance(trial, dict) else None
     return [files] if isinstance(files, str) else [str(file) for file in files or ()]
 
@@ -495,7 +489,8 @@ def _combinations(
         reports.append(
             CombinationReport(
                 combination=combination.as_dict(),
-                status=_STATUS.get(status, str(status)),
+                # An unlocked combination is shown as solvable; it has neither a lock nor trials.
+                status=str(CombinationStatus.SOLVABLE if status in _CAN_RUN else status),
                 reason=state.reason,
                 lock=state.lock_hash,
                 good=total.good,

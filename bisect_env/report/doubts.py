@@ -22,6 +22,7 @@ from bisect_env.matrix.import_names import package_of_module
 from bisect_env.matrix.signatures import read_signature, shown
 from bisect_env.matrix.versions import between
 from bisect_env.report.model import EffectReport, FailureReport, StabilityReport
+from bisect_env.report.words import quoted
 from bisect_env.search.numeric import clopper_pearson
 from bisect_env.search.stability import Effect, Told, drift, host_effect
 from bisect_env.storage.entries import StoredTrial, counts_of
@@ -433,7 +434,7 @@ def _why_always(bad: Sequence[FailureReport], scripts: Sequence[str], asked: Ask
     elif len(bad) > 1:
         yield (
             f"there are {len(bad)} kinds of failures; to look for one of them, write "
-            + asked.setting(f"bad: {{signature: {_quoted(shown(bad[-1].signature))}}}", "trial")
+            + asked.setting(f"bad: {{signature: {quoted(shown(bad[-1].signature))}}}", "trial")
             if bad[-1].signature
             else f"there are {len(bad)} kinds of failures"
         )
@@ -486,7 +487,7 @@ def _unrelated(
     return [
         f"{axis.name} {other} fails as {_way(kinds[other])}, and {axis.name} {meant} as "
         f"{_way(kinds[meant])}; if these are two problems, look for the latter alone with "
-        + asked.setting(f"bad: {{signature: {_quoted(shown(kinds[meant]))}}}", "trial")
+        + asked.setting(f"bad: {{signature: {quoted(shown(kinds[meant]))}}}", "trial")
     ]
 
 
@@ -576,7 +577,3 @@ def _why_open(
     if trials and bad and sum(failure.trials for failure in bad) * 5 < trials:
         lines = asked.setting("search: {amplify: true}")
         yield f"the failure is rare: {lines} looks first for what makes it more frequent"
-
-
-def _quoted(text: str) -> str:
-    return "'" + text.replace("'", "''") + "'"

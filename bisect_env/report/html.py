@@ -11,7 +11,7 @@ import hashlib
 import math
 import re
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from functools import cache
@@ -19,13 +19,11 @@ from importlib.resources import files
 from typing import Any
 from urllib.parse import urlsplit
 
-from jinja2 import Environment, StrictUndefined
+from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup, escape
 
-from bisect_env.answers.axes import AxisInfo
 from bisect_env.answers.phrases import duration, interval, percent, probability
 from bisect_env.answers.untrusted import LINE_WIDTH, clean, shortened, shown_lines
-from bisect_env.answers.verdict_document import VerdictDocument
 from bisect_env.matrix.history import readable
 from bisect_env.report import words
 from bisect_env.report.model import (
@@ -36,7 +34,7 @@ from bisect_env.report.model import (
     TimelineReport,
     labels,
 )
-from bisect_env.report.shared_question import address_of, question_files
+from bisect_env.report.shared_question import question_files
 
 LISTED = 3000
 """Maximum number of combinations in the table; in larger matrices, untried runnable ones are left out."""
@@ -49,8 +47,8 @@ def html_text(report: Report, *, served: bool = False) -> str:
         report: The report to show.
         served: Whether `bisect-env serve` shows the page, which then has links to the other served pages.
     """
-    fixed = heat_map(report)
-    text: str = _template("report.html.j2").render(
+    page = _pages().get_template("report.html.j2")
+    text: str = page.render(
         report=report,
         served=served,
         policy=policy(),
@@ -61,10 +59,12 @@ def html_text(report: Report, *, served: bool = False) -> str:
         timing=words.timing(report),
         ends=words.ends(report),
         alternatives=words.alternatives(report),
-        compatibility=compatibility(report),
+        compatibility=words.table_grid(report),
+        mark_cell=_mark_cell,
         requirements=words.constraints(report),
         rules=words.exclude_rules(report),
-        map=fixed,
+        map=heat_map(report),
+        heat_cell=lambda one: None if one is None else _heat_cell(one, report),
         chosen=report.verdict.first_bad or {},
         listed=_listed(report),
         labels=labels(report.axes),
@@ -73,7 +73,6 @@ def html_text(report: Report, *, served: bool = False) -> str:
         timeline=timeline_picture(report),
         lanes=_lanes(report),
         machines=words.machines(report),
-        facts=_facts(report.verdict),
         question_files=question_files(report.question),
     )
     # Scripts print arbitrary bytes, which become characters that UTF-8 cannot encode.
@@ -96,9 +95,13 @@ def _own(name: str) -> str:
 
 
 @cache
-def _environment() -> Environment:
+def _pages() -> Environment:
     environment = Environment(
-        autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
+        loader=PackageLoader("bisect_env.report", "page"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
     )
     environment.filters.update(
         px=lambda value: f"{value:.1f}".removesuffix(".0"),
@@ -106,9 +109,13 @@ def _environment() -> Environment:
         prose=_prose,
         lines=lambda text: shown_lines(str(text)),
         named=words.named,
-        percent=percent,
+        percent=_known(percent),
         interval=lambda pair: interval(*pair),
-        probability=probability,
+        probability=_known(probability),
+        number=_known("{:.3g}".format),
+        odds=_known(_odds),
+        axis_value=lambda value: shortened(clean(readable(value)), _LONGEST),
+        table_title=words.table_title,
         duration=duration,
         moment=_moment,
         described=words.described,
@@ -119,18 +126,13 @@ def _environment() -> Environment:
         diffstat=lambda found: words.diffstat(found, 200),
         cell_note=cell_note,
         is_address=_is_address,
-        address_of=address_of,
     )
     return environment
 
 
-@cache
-def _template(name: str) -> Any:
-    return _environment().from_string(_own(name))
-
-
-def _rendered(name: str, **values: Any) -> Markup:
-    return Markup(_template(name).render(**values))
+def _known(form: Callable[[float], str]) -> Callable[[float | None], str]:
+    """Return a function that formats a number with `form`, and None as ""."""
+    return lambda value: "" if value is None else form(value)
 
 
 def _prose(text: str) -> Markup:
@@ -174,50 +176,18 @@ def _lanes(report: Report) -> list[dict[str, Any]]:
     return found
 
 
-def _facts(verdict: VerdictDocument) -> list[tuple[str, str]]:
-    """Return details of the verdict that its sentence does not contain, as pairs of title and text."""
-
-    def number(value: float | None) -> str:
-        return "" if value is None else f"{value:.3g}"
-
-    factors = verdict.bayes_factors
-    return [
-        ("why this status", clean(f"{verdict.status}: {verdict.reason}")),
-        ("probability if bad combinations share one rate", _chance(verdict.models.sharing)),
-        ("probability if their rates differ", _chance(verdict.models.differing)),
-        ("typical rate of bad combinations", _rate(verdict.typical_bad_rate)),
-        ("background rate of good ones", _rate(verdict.background_rate)),
-        ("chance that the good side was merely lucky", _rate(verdict.chance_of_luck)),
-        ("evidence against no difference at all", _odds(factors.log10_against_no_difference)),
-        ("evidence against the second answer", _odds(factors.log10_against_runner_up)),
-        ("stated ends that are not as stated", clean(", ".join(verdict.ends_wrong))),
-        ("trials still needed, about", number(verdict.expected_left or None)),
-        ("environments still to be built, about", number(verdict.expected_environments_left or None)),
-    ]
-
-
-def _odds(log10: float | None) -> str:
+def _odds(log10: float) -> str:
     """Return a Bayes factor as odds such as `100 to 1`.
 
     The odds say how many times better the answer explains the trials than the alternative does.
 
     Args:
-        log10: Decimal logarithm of the factor; None gives "".
+        log10: Decimal logarithm of the factor.
     """
-    if log10 is None:
-        return ""
     if log10 < 0:
         return "none: the trials are explained better by it"
     factor = f"10^{log10:.0f}" if log10 >= 6 else f"{10.0**log10:,.{0 if log10 >= 1 else 1}f}"
     return f"{factor} to 1 (Bayes factor)"
-
-
-def _chance(value: float | None) -> str:
-    return "" if value is None else probability(value)
-
-
-def _rate(value: float | None) -> str:
-    return "" if value is None else percent(value)
 
 
 # --------------------------------------------------------------------------------------------------
@@ -236,6 +206,10 @@ _CUT = 12.0
 _LANE = 30.0
 _TICKS = 8
 _NICE_SECONDS = (0.1, 0.2, 0.5, 1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 1800, 3600, 7200, 21600, 43200)
+
+
+def _rendered(name: str, **values: Any) -> Markup:
+    return Markup(_pages().get_template(name).render(**values))
 
 
 @dataclass(frozen=True, slots=True)
@@ -401,36 +375,6 @@ _REASON = 400
 
 
 @dataclass(frozen=True, slots=True)
-class DrawnSlice:
-    """An HTML table of combinations that differ only on the row axis and the column axis.
-
-    Attributes:
-        fixed: Further axes and their values here.
-        title: Values of the further axes that have several.
-        picture: The `<table>`.
-    """
-
-    fixed: Mapping[str, str]
-    title: str
-    picture: Markup
-
-
-@dataclass(frozen=True, slots=True)
-class Drawn:
-    """The HTML tables of a matrix, and the number of tables that were left out.
-
-    Attributes:
-        controls: Further axes with several values.
-        slices: In matrix order.
-        left_out: Number of slices that are not drawn.
-    """
-
-    controls: tuple[AxisInfo, ...]
-    slices: tuple[DrawnSlice, ...]
-    left_out: int
-
-
-@dataclass(frozen=True, slots=True)
 class _Cell:
     """One cell of an HTML table.
 
@@ -447,24 +391,15 @@ class _Cell:
     lines: tuple[tuple[str, str], ...]
 
 
-def heat_map(report: Report) -> Drawn | None:
-    """Draw the failure rates as coloured tables, or return None if the report has no axes or combinations."""
+def heat_map(report: Report) -> words.MatrixGrid | None:
+    """Return the tables of failure rates that are drawn, or None if there are no axes or combinations."""
     grid = words.matrix_grid(report)
     if grid is None:
         return None
     most = max(1, MOST_CELLS // max(1, sum(map(len, grid.slices[0].rows))))
     ranked = sorted(grid.slices, key=lambda one: _worth(one, report), reverse=True)
-    shown = {id(one) for one in ranked[:most]}
-    slices = [one for one in grid.slices if id(one) in shown]
-    return _drawn(grid, slices, "heat", "Rates", lambda one: None if one is None else _heat_cell(one, report))
-
-
-def compatibility(report: Report) -> Drawn | None:
-    """Draw the compatibility table, or return None if the study was not run by `bisect-env map`."""
-    grid = words.table_grid(report)
-    if grid is None:
-        return None
-    return _drawn(grid, grid.slices[: words.MOST_SLICES], "compatibility", "Compatibility", _mark_cell)
+    kept = {id(one) for one in ranked[:most]}
+    return grid.with_slices([one for one in grid.slices if id(one) in kept])
 
 
 def _worth(one: words.GridSlice, report: Report) -> tuple[bool, int, int]:
@@ -474,43 +409,6 @@ def _worth(one: words.GridSlice, report: Report) -> tuple[bool, int, int]:
         sum(member.bad for member in members),
         sum(member.counted for member in members),
     )
-
-
-def _drawn(
-    grid: words.MatrixGrid,
-    slices: Sequence[words.GridSlice],
-    style: str,
-    what: str,
-    cell: Callable[[CombinationReport | None], _Cell | None],
-) -> Drawn:
-    """Draw some slices of a grid as HTML tables.
-
-    Args:
-        grid: The whole grid.
-        slices: The slices to draw.
-        style: Name of the CSS style of the tables.
-        what: What the cells show, for the title.
-        cell: Function that returns the cell of a combination, or None for an empty cell.
-    """
-    across, down = grid.across, grid.down
-    title = f"{what} by {clean(across.name)}" + (f" and {clean(down.name)}" if down else "")
-    pictures = []
-    for one in slices:
-        picture = _rendered(
-            "grid.html.j2",
-            style=style,
-            title=title + (f", where {words.named(one.fixed)}" if one.fixed else ""),
-            across=clean(across.name),
-            down=clean(down.name) if down else "",
-            columns=[shortened(clean(readable(value)), _LONGEST) for value in across.values],
-            rows=[
-                (shortened(clean(readable(value)), _LONGEST), [cell(combination) for combination in row])
-                for value, row in zip(down.values if down else ("",), one.rows, strict=True)
-            ],
-        )
-        pictures.append(DrawnSlice(one.fixed, words.named(one.fixed), picture))
-    controls = tuple(axis for axis in grid.further if len(axis.values) > 1)
-    return Drawn(controls, tuple(pictures), len(grid.slices) - len(pictures))
 
 
 def _mark_cell(one: CombinationReport | None) -> _Cell:

@@ -108,7 +108,7 @@ def _compatibility(report: Report) -> Iterator[Iterator[str]]:
     if grid is None:
         return
     yield iter(["### Compatibility\n"])
-    for one in grid.slices[: words.MOST_SLICES]:
+    for one in grid.slices:
         yield _slice(grid, one)
     yield iter(["✓ works, ✗ fails, in brackets: not tried itself, known from others; – cannot be tried.\n"])
     yield _requirements(report)

@@ -263,8 +263,8 @@ class TrialCounts(Frozen):
         return self.good + self.bad
 
 
-class CombinationReport(Frozen):
-    """One combination of the matrix.
+class CombinationReport(TrialCounts):
+    """One combination of the matrix, with the numbers of its trials, or of those of `same_as`.
 
     Attributes:
         combination: Axis to value, in matrix order.
@@ -272,7 +272,6 @@ class CombinationReport(Frozen):
         reason: Reason of the status; for a solvable combination, warnings about its environment, mostly "".
             Quotes solvers, with their line breaks.
         lock: Hash of the environment's lock, or None.
-        good, bad, other, void, skip: Numbers of trials of the combination, or of `same_as`.
         outcomes: Outcome to number of these trials.
         rate: Bad trials divided by counted trials; None without counted trials.
         interval: 95 % interval of the rate; (0, 1) without counted trials.
@@ -285,22 +284,12 @@ class CombinationReport(Frozen):
     status: str
     reason: str = ""
     lock: str | None = None
-    good: int = 0
-    bad: int = 0
-    other: int = 0
-    void: int = 0
-    skip: int = 0
     outcomes: dict[str, int] = Field(default_factory=dict)
     rate: float | None = None
     interval: tuple[float, float] = (0.0, 1.0)
     verdict: str | None = None
     same_as: dict[str, str] | None = None
     seconds: float = 0.0
-
-    @property
-    def counted(self) -> int:
-        """Return the number of good and bad trials."""
-        return self.good + self.bad
 
     @property
     def is_runnable(self) -> bool:

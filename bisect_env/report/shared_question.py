@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import base64
-import binascii
 import re
-from collections.abc import Sequence
-from html.parser import HTMLParser
 from pathlib import Path
 
 from bisect_env.answers.untrusted import clean, command_line
@@ -17,7 +13,8 @@ from bisect_env.report.model import QuestionFile, QuestionReport, Report, StepRe
 MATRIX = "matrix.yaml"
 """Name of the matrix beside its files."""
 _SHORT_ID = 8
-_ADDRESS = "data:text/plain;charset=utf-8;base64,"
+_IN_PAGE = re.compile(r'<script type="application/json" id="question">(.*?)</script>', re.DOTALL)
+"""The data of a page that holds its question; the template writes it."""
 _LARGEST = 64 * 1024 * 1024
 """Maximum size in bytes of a report that is read back."""
 # Home directories of users. Paths in web addresses do not match, because another character precedes them.
@@ -31,11 +28,6 @@ def question_files(question: QuestionReport) -> list[QuestionFile]:
     if not question.matrix:
         return []
     return [QuestionFile(name=MATRIX, text=question.matrix), *question.files]
-
-
-def address_of(text: str) -> str:
-    """Return a `data:` URL that contains a text, for a link with which readers save the text."""
-    return _ADDRESS + base64.b64encode(text.encode("utf-8", "replace")).decode()
 
 
 def question_of_report(path: Path) -> tuple[str, tuple[StudyFile, ...]]:
@@ -56,61 +48,33 @@ def question_of_report(path: Path) -> tuple[str, tuple[StudyFile, ...]]:
         text = path.read_text("utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise UsageError(f"{path} cannot be read: {error}", remedy="name a report or a matrix file") from None
-    files, left_out = _from_json(text) if text.lstrip().startswith("{") else _from_page(text)
-    matrix = next((file.content for file in files if file.name == MATRIX), None)
-    if matrix is None:
+    question = _question_in(text)
+    if not question.matrix:
         raise UsageError(
             f"{path} holds no question", remedy="name a report that `bisect-env report` wrote as html or json"
         )
-    if left_out:
+    if missing := ", ".join(question.left_out):
         raise UsageError(
-            clean(f"{path} lacks {', '.join(left_out)}: too large, no text, or with a password in it"),
+            clean(f"{path} lacks {missing}: too large, no text, or with a password in it"),
             remedy="save the other files from the report, and add what it lacks",
         )
-    for file in files:
+    for file in question.files:
         if (problem := name_problem(file.name)) is not None:
             remedy = "ask its author for the matrix and its files"
             raise UsageError(clean(f"{path}: {problem}"), remedy=remedy)
-    return matrix.decode("utf-8", "replace"), tuple(file for file in files if file.name != MATRIX)
+    files = (StudyFile(file.name, file.text.encode(), file.executable) for file in question.files)
+    return question.matrix, tuple(files)
 
 
-def _from_json(text: str) -> tuple[list[StudyFile], Sequence[str]]:
+def _question_in(text: str) -> QuestionReport:
+    """Return the question of a report in HTML or JSON format, or an empty one if there is none."""
     try:
-        question = Report.model_validate_json(text).question
+        if text.lstrip().startswith("{"):
+            return Report.model_validate_json(text).question
+        found = _IN_PAGE.search(text)
+        return QuestionReport() if found is None else QuestionReport.model_validate_json(found[1])
     except ValueError:
-        return [], ()
-    files = question_files(question)
-    return [StudyFile(one.name, one.text.encode(), one.executable) for one in files], question.left_out
-
-
-def _from_page(text: str) -> tuple[list[StudyFile], Sequence[str]]:
-    parser = _Links()
-    parser.feed(text)
-    return parser.files, parser.left_out
-
-
-class _Links(HTMLParser):
-    """A parser that collects the question's files from the links of an HTML report."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.files: list[StudyFile] = []
-        self.left_out: list[str] = []
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        """Record a link that holds a file, or the name of a file that was left out."""
-        values = {name: value or "" for name, value in attrs}
-        if values.get("class") == "left-out":
-            self.left_out.append(values.get("data-name", ""))
-        if tag != "a" or values.get("class") != "question" or not values.get("href", "").startswith(_ADDRESS):
-            return
-        name, executable = values.get("download", ""), values.get("data-executable") == "yes"
-        try:
-            content = base64.b64decode(values["href"].removeprefix(_ADDRESS), validate=True)
-        except binascii.Error:
-            self.left_out.append(name)
-            return
-        self.files.append(StudyFile(name, content, executable))
+        return QuestionReport()
 
 
 def shared(report: Report) -> Report:

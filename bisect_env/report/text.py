@@ -6,17 +6,14 @@ Text from other people is cleaned by `clean` and printed literally, never as ric
 from __future__ import annotations
 
 import io
-import shutil
-import sys
-from collections.abc import Callable, Iterator, Mapping
-from typing import Any, TextIO
+from collections.abc import Iterator
 
 from rich.console import Console, RenderableType
 from rich.table import Table
 from rich.text import Text
 
 from bisect_env.answers.phrases import first_few, how_many
-from bisect_env.answers.untrusted import clean, clean_lines, command_line, shortened, write
+from bisect_env.answers.untrusted import clean, clean_lines, command_line, shortened
 from bisect_env.report import words
 from bisect_env.report.model import FailureReport, Report
 from bisect_env.report.words import Rows, columns, rows
@@ -36,29 +33,6 @@ CHANGES = 12
 """Maximum number of changed packages that are listed."""
 _PLAIN_WIDTH = 200
 _COLOURS = {"bad": "red", "good": "green"}
-
-
-def print_report(
-    report: Report | Mapping[str, Any],
-    stream: TextIO | None = None,
-    *,
-    details: bool = False,
-    completed: Callable[[str], str] = lambda text: text,
-) -> None:
-    """Print a short version of a report, or the whole report if `details` is true.
-
-    Args:
-        report: The report, as an object or as its JSON document.
-        stream: Output; stdout if None. Characters that it cannot encode become `?`.
-        details: Whether to print everything.
-        completed: Function applied to the text first, for example to add options to its commands.
-    """
-    stream = sys.stdout if stream is None else stream
-    whole = report if isinstance(report, Report) else Report.read(report)
-    terminal = stream.isatty()
-    width = shutil.get_terminal_size().columns if terminal else None
-    text = completed(report_text(whole, details=details, terminal=terminal, width=width))
-    write(text, stream)
 
 
 def report_text(

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import IntEnum
 
 from bisect_env.answers.axes import AxisInfo
@@ -591,12 +591,23 @@ class MatrixGrid:
         down: Axis of the rows; None if there is only one axis.
         further: The other axes.
         slices: One table for each combination of their values.
+        left_out: Number of tables that were left out.
     """
 
     across: AxisInfo
     down: AxisInfo | None
     further: tuple[AxisInfo, ...]
     slices: tuple[GridSlice, ...]
+    left_out: int = 0
+
+    @property
+    def controls(self) -> list[AxisInfo]:
+        """Return the further axes with several values."""
+        return [axis for axis in self.further if len(axis.values) > 1]
+
+    def with_slices(self, slices: Sequence[GridSlice]) -> MatrixGrid:
+        """Return a copy with only some of the tables."""
+        return replace(self, slices=tuple(slices), left_out=len(self.slices) - len(slices))
 
 
 def matrix_grid(report: Report) -> MatrixGrid | None:
@@ -631,8 +642,9 @@ def matrix_grid(report: Report) -> MatrixGrid | None:
 
 
 def table_grid(report: Report) -> MatrixGrid | None:
-    """Return the compatibility table, or None if the study was not run by `bisect-env map`."""
-    return None if report.verdict.table is None else matrix_grid(report)
+    """Return up to `MOST_SLICES` compatibility tables, or None if `bisect-env map` did not run the study."""
+    grid = None if report.verdict.table is None else matrix_grid(report)
+    return None if grid is None else grid.with_slices(grid.slices[:MOST_SLICES])
 
 
 def called(one: CombinationReport | None) -> str:
@@ -669,8 +681,7 @@ def table_rows(grid: MatrixGrid, one: GridSlice, marks: Mapping[str, str]) -> li
 
 def table_title(grid: MatrixGrid, one: GridSlice) -> str:
     """Return the axis values that distinguish a table from the other tables, or "" if there is only one."""
-    several = {axis.name for axis in grid.further if len(axis.values) > 1}
-    return named({axis: value for axis, value in one.fixed.items() if axis in several})
+    return named({axis.name: one.fixed[axis.name] for axis in grid.controls})
 
 
 def table_lines(report: Report) -> Iterator[str]:
@@ -678,13 +689,13 @@ def table_lines(report: Report) -> Iterator[str]:
     grid = table_grid(report)
     if grid is None:
         return
-    for one in grid.slices[:MOST_SLICES]:
+    for one in grid.slices:
         if title := table_title(grid, one):
             yield title
         yield from aligned(table_rows(grid, one, WORDS))
         yield ""
-    if len(grid.slices) > MOST_SLICES:
-        yield f"… and {len(grid.slices) - MOST_SLICES} more tables"
+    if grid.left_out:
+        yield f"… and {grid.left_out} more tables"
     yield "(works), (fails): not tried itself, known from others; -: cannot be tried"
 
 
@@ -710,15 +721,16 @@ def exclude_rules(report: Report) -> list[str]:
     rules = () if report.verdict.compatibility is None else report.verdict.compatibility.exclude
     found = ["exclude:"] if rules else []
     for rule in rules:
-        conditions = ", ".join(f"{clean(axis)}: {_quoted(what)}" for axis, what in rule.when.items())
+        conditions = ", ".join(f"{clean(axis)}: {quoted(what)}" for axis, what in rule.when.items())
         found.append(f"  - {{when: {{{conditions}}}, why: found failing by bisect-env}}")
     return found
 
 
-def _quoted(what: str | Sequence[str]) -> str:
+def quoted(what: str | Sequence[str]) -> str:
+    """Return a text, or a list of texts, as it is written in YAML between braces."""
     if isinstance(what, str):
         return "'" + clean(what).replace("'", "''") + "'"
-    return f"[{', '.join(_quoted(one) for one in what)}]"
+    return f"[{', '.join(quoted(one) for one in what)}]"
 
 
 def csv_text(report: Report) -> str:

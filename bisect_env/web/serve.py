@@ -9,7 +9,7 @@ import socket
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from bisect_env.errors import InfrastructureError, UsageError
+from bisect_env.errors import UsageError
 from bisect_env.storage.backend import database_location, shown_location
 from bisect_env.storage.connecting import open_database
 from bisect_env.storage.transfer import export
@@ -70,23 +70,15 @@ def listening(port: int) -> Iterator[socket.socket]:
 
     Raises:
         UsageError: The port is taken, or needs privileges.
-        InfrastructureError: There is no loopback address.
     """
     with socket.socket() as listener:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             listener.bind((LOOPBACK, port))
-        except (PermissionError, OverflowError) as error:
-            raise UsageError(
-                f"port {port} cannot be used: {error}", remedy="name one above 1023 with `--port`"
-            ) from error
         except OSError as error:
-            if error.errno == 99:
-                raise InfrastructureError(
-                    f"there is no address {LOOPBACK} here", remedy="bring up the loopback device"
-                ) from error
             raise UsageError(
-                f"port {port} is taken", remedy="name another with `--port`, or 0 for any"
+                f"port {port} of {LOOPBACK} cannot be used: {error.strerror}",
+                remedy="name another one above 1023 with `--port`, or 0 for any",
             ) from error
         # Early requests now wait until the server runs, instead of being refused.
         listener.listen()

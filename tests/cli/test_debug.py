@@ -110,7 +110,7 @@ def test_a_crash_that_leaves_no_core_is_run_in_gdb(  # type: ignore[no-untyped-d
 def test_the_threads_of_a_deadlock(diagnose, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
     code, out, err = diagnose(DEADLOCK, "--json")
     assert code == 3, err
-    found = json.loads(out)
+    found = json.loads(out.splitlines()[-1])
     assert found["outcome"] == "hang"
     deadlock, held, *_ = found["findings"]
     assert deadlock.startswith("deadlock: ")
@@ -168,16 +168,16 @@ def test_another_failure_than_that_of_the_study_is_passed_over(  # type: ignore[
     )
     words = ["trial", "matrix.yaml", "--debug", "--at", "bad", "-n", "2", "--json"]
     code, out, _ = run(*words)
-    found = json.loads(out)
+    found = json.loads(out.splitlines()[-1])
     # Nobody knows yet which failure is meant, and that is said.
     assert (code, found["findings"]) == (3, ["guilty frame: wanted (script.py:3)"])
     assert any("any failure that fits" in note for note in found["notes"])
     assert run("trial", "matrix.yaml", "--at", "bad", "-n", "1")[0] == 3
     code, out, _ = run(*words)
-    assert (code, json.loads(out)["notes"]) == (3, [])
+    assert (code, json.loads(out.splitlines()[-1])["notes"]) == (3, [])
     (tmp_path / "another").touch()
     code, out, _ = run(*words)
-    found = json.loads(out)
+    found = json.loads(out.splitlines()[-1])
     assert (code, found["shown"], found["trials"]) == (1, False, 2)
 
 
@@ -195,6 +195,12 @@ def test_a_failure_that_does_not_show(diagnose) -> None:  # type: ignore[no-unty
         code, _, err = diagnose(SEGFAULT, "--sanitizer", "memcheck", "--output", "none")
         assert (code, "CUDA toolkit" in err) == (2, True)
         assert not Path("none").exists()
+
+
+@pytest.mark.parametrize("option", ["--workers", "--scheduler", "--scheduler-file"])
+def test_options_for_another_place_are_refused(diagnose, option: str) -> None:  # type: ignore[no-untyped-def]
+    code, _, err = diagnose(SEGFAULT, option, "1")
+    assert (code, f"{option}: `--debug` runs one trial at a time on this host" in err) == (2, True)
 
 
 def test_a_sanitizer_runs_the_script_and_nothing_of_the_host(  # type: ignore[no-untyped-def]

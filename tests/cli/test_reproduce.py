@@ -13,11 +13,13 @@ from pathlib import Path
 
 import pytest
 
+from bisect_env.cli.reproduce_command import observed
 from bisect_env.cluster.pool import PoolExecutor
 from bisect_env.engine.plans import FixedNumberPlan
 from bisect_env.engine.reproduction import ObservedFailure, reproduction
 from bisect_env.engine.session import Session
 from bisect_env.engine.single import open_combination, run_trials
+from bisect_env.engine.stored import stored_combination
 from bisect_env.environments.lock import LockedPackage
 from bisect_env.environments.lockfiles import make_lock
 from bisect_env.environments.prefix import ensure_prefix
@@ -25,10 +27,12 @@ from bisect_env.environments.provider import Environments
 from bisect_env.matrix.grid import Combination
 from bisect_env.matrix.load import load_matrix
 from bisect_env.storage.store import Store
+from bisect_env.trials.records import Outcome
 from tests.cli.calls import RunCommand
 from tests.engine.studies import Studies
 from tests.environments.index_server import IndexServer, make_wheel, serve
 from tests.environments.test_difference import conda, wheel
+from tests.report.samples import StudyBuilder, axis, verdict
 
 SCRIPT = """
     import lib, os, sys
@@ -250,6 +254,22 @@ def test_the_same_bundle_is_the_same_directory(study: Path, run: RunCommand, tmp
     study.with_name("script.py").write_text("pass")
     assert run("reproduce", "--at", "lib=2,level=9", "-o", str(tmp_path / "other"))[0] == 0
     assert "os.abort" in (tmp_path / "other" / "script.py").read_text()
+
+
+def test_trials_of_an_equal_environment_are_told_in_the_bundle(tmp_path: Path) -> None:
+    """Days of the index with one lock share trials, which are recorded for the first of these days."""
+    days = [f"2026-01-0{day}" for day in range(1, 5)]
+    axes = [axis("day", *days, kind="date", direction="fixed")]
+    with Store.open(str(tmp_path / "results.sqlite")) as store:
+        study = StudyBuilder(store, axes)
+        study.fill(lock_of=lambda cell: "old" if cell["day"] < days[2] else "new")
+        study.trials({"day": days[0]}, Outcome.CRASH, 5, "old", detail="SIGSEGV", stack="where it died")
+        study.trials({"day": days[2]}, Outcome.PASS, 7, "new")
+        found = study.finished(verdict(axes, {"day": days[1]}, {"day": days[2]}))
+        seen = observed(store, found, stored_combination(store, found, "first-bad"))
+    assert (seen.bad, seen.trials, seen.detail, seen.stack) == (5, 5, "SIGSEGV", "where it died")
+    assert seen.contrast is not None
+    assert (seen.contrast.bad, seen.contrast.trials) == (0, 7)
 
 
 @pytest.mark.slow

@@ -10,12 +10,13 @@ from typing import Any
 
 import pytest
 
+from bisect_env.answers.untrusted import write
 from bisect_env.answers.verdict_document import NeighbourPair, VerdictDocument, calls_bad
 from bisect_env.report.build import load_report, report_document
 from bisect_env.report.doubts import verdict_warnings
 from bisect_env.report.formats import formatted, json_text
 from bisect_env.report.model import Report
-from bisect_env.report.text import STACK_LINES, print_report, report_text, stack_lines
+from bisect_env.report.text import STACK_LINES, report_text, stack_lines
 from bisect_env.report.words import ROWS, rows
 from bisect_env.search.numeric import clopper_pearson
 from bisect_env.storage.store import Store
@@ -411,7 +412,7 @@ def test_a_terminal_gets_colours_and_its_width(report: Report, monkeypatch: pyte
 def test_a_stream_that_cannot_encode_gets_question_marks(report: Report, tmp_path: Path) -> None:
     path = tmp_path / "out.txt"
     with path.open("w", encoding="ascii") as stream:
-        print_report(report.document(), stream)
+        write(report_text(report), stream)
     assert "3.6?41 %" in path.read_text("ascii")
 
 

@@ -286,7 +286,13 @@ def test_what_is_recorded_meanwhile_is_seen_and_writers_do_not_wait(
 def test_a_port_that_is_taken() -> None:
     with listening(0) as listener:
         port = listener.getsockname()[1]
-        with pytest.raises(UsageError, match=rf"port {port} is taken[^$]*--port"), listening(port):
+        with (
+            pytest.raises(
+                UsageError,
+                match=rf"port {port} of 127.0.0.1 cannot be used: Address already in use[^$]*--port",
+            ),
+            listening(port),
+        ):
             pass
 
 
