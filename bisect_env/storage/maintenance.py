@@ -73,8 +73,8 @@ def _damages(connection: Connection) -> list[str]:
             (StudyRow, rows.study_of),
             (LockRow, lambda row: rows.lock_of(row, packages[row.content_hash])),
             (CombinationRow, rows.combination_of),
-            (TrialRow, rows.check_trial),
-            (MemberRow, rows.check_member),
+            (TrialRow, rows.checked),
+            (MemberRow, rows.checked),
             (ChangedRow, rows.change_of),
             (DecisionRow, rows.decision_of),
         ]

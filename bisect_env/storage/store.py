@@ -74,7 +74,7 @@ from bisect_env.storage.tables import (
     StudyRow,
     TrialRow,
 )
-from bisect_env.storage.values import DamageError, clean, public, shortened
+from bisect_env.storage.values import DamageError, clean, public
 from bisect_env.trials.judge import Target
 from bisect_env.trials.records import Evidence
 
@@ -120,15 +120,14 @@ def _stored(session: Session) -> int:
     return int(session.exec(query).one())
 
 
-def _cited_trials(store: Store, session: Session) -> list[str]:
+def _cited_trials(store: Store) -> list[str]:
     """Return the ids of all trials that verdicts cite."""
     cited: list[str] = []
-    for study_id, document in session.exec(
-        select(StudyRow.id, StudyRow.verdict).where(col(StudyRow.verdict).is_not(None))
-    ).all():
-        trials = store.trials(study_id)
+    for study in store.studies():
+        if (verdict := study.verdict) is None:
+            continue
+        trials = store.trials(study.id)
         cited += [group.trial_id for group in failures_of(trials)]
-        verdict = rows.verdict_of(document, f"study {shortened(study_id)}")
         for values, evidence in ((verdict.first_bad, Evidence.BAD), (verdict.last_good, Evidence.GOOD)):
             if values:
                 there = Combination.of(values)
@@ -862,7 +861,7 @@ class Store:
             limit = _limit_of(session) if limit is None else limit
             after = before
             of_studies = _of_studies(session)
-            cited = _blobs_of(session, _cited_trials(self, session)) if after > limit else {}
+            cited = _blobs_of(session, _cited_trials(self)) if after > limit else {}
             dropped: dict[str, int] = {}
             for digest, size in _oldest_first(session) if after > limit else ():
                 if after <= limit:

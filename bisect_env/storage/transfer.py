@@ -247,7 +247,7 @@ class _Copier:
                 continue
             with speaking(self._shown):
                 try:
-                    rows.check_trial(row)
+                    rows.checked(row)
                     left = blobs.left_by(self._reading, row)
                 except StorageError as error:
                     self.merged.damaged.append(error.what)
@@ -301,7 +301,7 @@ class _Copier:
         )
         there = self._reading.exec(query).all()
         for member, _, _ in there:
-            rows.check_row(member, f"a trial of study {study_id}")
+            rows.checked(member)
         trials = self._store.study_trials(study_id)
         for i in range(0, len(there), _CHUNK):
             chunk = there[i : i + _CHUNK]

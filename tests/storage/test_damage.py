@@ -383,7 +383,7 @@ def test_a_chapter_that_is_none_is_named(
     path = tmp_path / "results.sqlite"
     path.write_bytes(original[0].read_bytes())
     changed(path, f"UPDATE decisions SET payload = {payload} WHERE kind = '{kind}'")
-    match = rf"is damaged: decision \d+ of study '[0-9a-f]{{32}}', column {column}: "
+    match = rf"is damaged: decision \d+ of study [0-9a-f]{{32}}, column {column}: "
     with Store.open(str(path), read_only=True) as store, pytest.raises(StorageError, match=match):
         load_report(store, original[1])
 

@@ -249,7 +249,10 @@ def test_a_database_that_somebody_changed(filled: Path, statement: str, match: s
 @pytest.mark.parametrize(
     ("statement", "match"),
     [
-        ("UPDATE trials SET outcome = 'imploded'", "holds 'imploded', which this release does not know"),
+        (
+            "UPDATE trials SET outcome = 'imploded'",
+            "column outcome: it holds 'imploded': Input should be 'harness-error', ",
+        ),
         ("UPDATE studies SET grid = '[{'", "is damaged: study [0-9a-f]{32}, column grid: it holds '\\[{'"),
         ("UPDATE blobs SET data = x'00'", "stored log [0-9a-f]+ cannot be read"),
         ("UPDATE blobs SET data = x'789c030000000001'", "does not unpack to the 1200 bytes"),
