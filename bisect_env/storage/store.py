@@ -136,32 +136,16 @@ def _cited_trials(store: Store) -> list[str]:
     return cited
 
 
-def _blobs_of(session: Session, trial_ids: Sequence[str]) -> dict[str, int]:
-    """Return the stored size in bytes of each log and file that the trials left, by content hash."""
-    found: dict[str, int] = {}
-    for i in range(0, len(trial_ids), 500):
-        query = (
-            select(BlobRow.content_hash, BlobRow.stored)
-            .join(ArtefactRow, col(ArtefactRow.content_hash) == col(BlobRow.content_hash))
-            .join(TrialRow, col(TrialRow.sequence) == col(ArtefactRow.trial_sequence))
-            .where(col(TrialRow.trial_id).in_(trial_ids[i : i + 500]))
-            .where(col(BlobRow.collected).is_(False))
-        )
-        found.update(dict(session.exec(query).all()))
-    return found
-
-
-def _oldest_first(session: Session) -> list[tuple[str, int]]:
-    # Order contents by the newest trial that left them, so that contents which still occur are kept longer.
-    youngest: Any = func.max(ArtefactRow.trial_sequence)
+def _logs(session: Session) -> list[tuple[str, str, int]]:
+    """Return trial id, content hash and stored size in bytes of each stored log, the oldest trial first."""
     query = (
-        select(BlobRow.content_hash, BlobRow.stored)
-        .join(ArtefactRow, col(ArtefactRow.content_hash) == col(BlobRow.content_hash))
+        select(TrialRow.trial_id, BlobRow.content_hash, BlobRow.stored)
+        .join(ArtefactRow, col(ArtefactRow.trial_sequence) == col(TrialRow.sequence))
+        .join(BlobRow, col(BlobRow.content_hash) == col(ArtefactRow.content_hash))
         .where(col(BlobRow.collected).is_(False))
-        .group_by(col(BlobRow.content_hash), col(BlobRow.stored))
-        .order_by(youngest, col(BlobRow.content_hash))
+        .order_by(col(TrialRow.sequence), col(BlobRow.content_hash))
     )
-    return [(digest, size) for digest, size in session.exec(query)]
+    return list(session.exec(query))
 
 
 # --------------------------------------------------------------------------------------------------
@@ -857,18 +841,21 @@ class Store:
             dry: Change nothing, only compute the result.
         """
         with self.reading() if dry else self.writing() as session:
-            before = _stored(session)
+            before = after = _stored(session)
             limit = _limit_of(session) if limit is None else limit
-            after = before
-            of_studies = _of_studies(session)
-            cited = _blobs_of(session, _cited_trials(self)) if after > limit else {}
-            dropped: dict[str, int] = {}
-            for digest, size in _oldest_first(session) if after > limit else ():
-                if after <= limit:
-                    break
-                if digest not in cited and digest not in of_studies:
-                    dropped[digest] = size
-                    after -= size
+            cited: dict[str, int] = {}
+            dropped: list[str] = []
+            if after > limit:
+                logs = _logs(session)
+                trial_ids = set(_cited_trials(self))
+                cited = {digest: size for trial_id, digest, size in logs if trial_id in trial_ids}
+                kept = cited.keys() | _of_studies(session)
+                # The newest trial that left a content counts, so that contents which still occur stay longer.
+                newest_first = {digest: size for _, digest, size in reversed(logs)}
+                for digest, size in reversed(newest_first.items()):
+                    if after > limit and digest not in kept:
+                        dropped.append(digest)
+                        after -= size
             if not dry:
                 session.merge(MetaRow(name=LOG_LIMIT, value=str(limit)))
                 for digest in dropped:
