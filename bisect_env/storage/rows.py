@@ -66,7 +66,7 @@ from bisect_env.storage.values import (
     read_json,
     shortened,
 )
-from bisect_env.trials.judge import ChangedEnvironment, Target
+from bisect_env.trials.judge import TARGET, ChangedEnvironment, Target
 from bisect_env.trials.records import Evidence, Machine, Outcome, Phase, TrialFacts, TrialRecord
 
 # --------------------------------------------------------------------------------------------------
@@ -276,7 +276,7 @@ def definition_values(definition: StudyDefinition) -> dict[str, Any]:
         "description": public(definition.description),
         "grid": grid_value(definition.grid),
         "settings": jsonable(definition.settings),
-        "target": jsonable(definition.target.as_json()),
+        "target": jsonable(TARGET.dump_python(definition.target, mode="json")),
         "matrix_text": clean(shared_matrix_text(definition.matrix_text)),
     }
 

@@ -16,7 +16,7 @@ from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
-from typing import Annotated, Any
+from typing import Annotated
 
 from pydantic import AfterValidator, PlainSerializer, TypeAdapter
 
@@ -100,20 +100,6 @@ class Target:
     def any_signature(self) -> Target:
         """Return a copy of the target that accepts failures with any signature."""
         return replace(self, signature="")
-
-    def as_json(self) -> dict[str, Any]:
-        """Return the target as a dict that can be stored as JSON."""
-        found: dict[str, Any] = TARGET.dump_python(self, mode="json")
-        return found
-
-    @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> Target:
-        """Build a target from the result of `as_json`; missing keys get their defaults.
-
-        Raises:
-            ValueError: A value is not valid.
-        """
-        return TARGET.validate_python(data)
 
 
 TARGET = TypeAdapter(Target)

@@ -16,6 +16,7 @@ from bisect_env.trials.judge import (
     ENOUGH,
     NEVER_TARGET,
     SKIPPED,
+    TARGET,
     VOID,
     ChangedEnvironment,
     Judge,
@@ -268,8 +269,8 @@ def test_the_same_facts_under_another_target_are_the_other_study(run: int) -> No
 
 def test_a_target_is_read_as_it_was_written() -> None:
     target = Target(frozenset({Outcome.CRASH}), frozenset({11}), frozenset({3}), ("a", "b"), A)
-    assert Target.from_json(target.as_json()) == target
-    assert Target.from_json({}) == Target()
+    assert TARGET.validate_python(TARGET.dump_python(target, mode="json")) == target
+    assert TARGET.validate_python({}) == Target()
     for wrong in ({"outcomes": ["boom"]}, {"signature": "nonsense"}, {"signals": ["x"]}):
         with pytest.raises((ValueError, TypeError)):
-            Target.from_json(wrong)
+            TARGET.validate_python(wrong)
