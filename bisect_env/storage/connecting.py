@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator
 from pathlib import Path
 
 from bisect_env.storage.backend import (
@@ -50,26 +48,6 @@ def open_database(reference: str | None, *, read_only: bool) -> Database:
         database.engine.dispose()
         raise
     return database
-
-
-@contextlib.contextmanager
-def opened(reference: str | None, *, read_only: bool) -> Iterator[Database]:
-    """Open the results database for the `with` block, in which errors of its driver become readable errors.
-
-    Args:
-        reference: As `database_location` takes it.
-        read_only: Whether to open it for reading only; it must exist then.
-
-    Raises:
-        UsageError: The reference cannot be understood.
-        StorageError: There is no database that this release can use, or it fails.
-    """
-    database = open_database(reference, read_only=read_only)
-    try:
-        with speaking(database.shown):
-            yield database
-    finally:
-        database.engine.dispose()
 
 
 def _find_or_make(database: Database, *, read_only: bool) -> None:

@@ -19,8 +19,7 @@ from sqlmodel import Session, col, select
 
 from bisect_env.errors import StorageError, UsageError
 from bisect_env.storage import blobs, rows
-from bisect_env.storage.backend import Database, speaking
-from bisect_env.storage.connecting import opened
+from bisect_env.storage.backend import speaking
 from bisect_env.storage.entries import CombinationStatus
 from bisect_env.storage.store import Store
 from bisect_env.storage.study_trials import sequences_of
@@ -68,8 +67,8 @@ class Merged:
 
 
 def merge(
-    source: Database,
-    target: Database,
+    source: Store,
+    target: Store,
     chosen: Sequence[str] | None = None,
 ) -> Merged:
     """Copy the contents of one database into another.
@@ -85,8 +84,8 @@ def merge(
     """
     if source.shown == target.shown:
         raise UsageError(f"{source.shown} would be merged into itself", remedy="name another database")
-    with speaking(source.shown), Session(source.reader) as reading:
-        copier = _Copier(source, reading, target)
+    with source.reading() as reading:
+        copier = _Copier(source.shown, reading, target)
         query = select(StudyRow).order_by(col(StudyRow.created_at), col(StudyRow.id))
         if chosen is not None:
             query = query.where(col(StudyRow.id).in_(_with_origins(reading, chosen)))
@@ -124,10 +123,10 @@ def _values(row: Any, *without: str) -> dict[str, Any]:
 
 
 class _Copier:
-    def __init__(self, source: Database, reading: Session, target: Database) -> None:
-        self._shown = source.shown
+    def __init__(self, source: str, reading: Session, target: Store) -> None:
+        self._shown = source
         self._reading = reading
-        self._store = Store(target)
+        self._store = target
         self.merged = Merged()
 
     def study(self, study: StudyRow) -> bool:
@@ -364,7 +363,7 @@ def export(reference: str | None, file: Path, studies: Sequence[str] = ()) -> Me
         chosen = [store.study(one).id for one in studies] or None
     part = file.with_name(f".{file.name}.{secrets.token_hex(4)}.part")
     try:
-        with opened(reference, read_only=True) as source, opened(str(part), read_only=False) as target:
+        with Store.open(reference, read_only=True) as source, Store.open(str(part)) as target:
             merged = merge(source, target, chosen)
         part.replace(file)
     except OSError as error:
@@ -385,5 +384,5 @@ def merge_databases(reference: str | None, other: str) -> Merged:
     Raises:
         StorageError: It has another schema than this release's, or cannot be read.
     """
-    with opened(other, read_only=True) as source, opened(reference, read_only=False) as target:
+    with Store.open(other, read_only=True) as source, Store.open(reference) as target:
         return merge(source, target)

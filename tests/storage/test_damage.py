@@ -29,7 +29,6 @@ from bisect_env.matrix.load import load_matrix
 from bisect_env.report import formats
 from bisect_env.report.build import load_report
 from bisect_env.storage import maintenance, transfer
-from bisect_env.storage.connecting import open_database
 from bisect_env.storage.entries import AMPLIFIED, COMMIT, TRACED, Study
 from bisect_env.storage.store import Store
 from bisect_env.storage.tables import METADATA
@@ -183,7 +182,7 @@ def damage_and_use(original: tuple[Path, str], folder: Path, chosen: list[tuple[
     empty, damaged, copy = (folder / f"{name}.sqlite" for name in ("empty", "damaged", "copy"))
     for path in (empty, damaged, copy):
         Store.open(str(path)).close()
-    source, target = (open_database(str(path), read_only=path == damaged) for path in (damaged, copy))
+    source, target = (Store.open(str(path), read_only=path == damaged) for path in (damaged, copy))
     with contextlib.ExitStack() as closing:
         connections = [
             closing.enter_context(contextlib.closing(sqlite3.connect(p)))
@@ -193,17 +192,19 @@ def damage_and_use(original: tuple[Path, str], folder: Path, chosen: list[tuple[
         for connection in connections:
             connection.execute("PRAGMA synchronous = OFF")
         event.listen(
-            target.engine, "connect", lambda connection, _: connection.execute("PRAGMA synchronous = OFF")
+            target.database.engine,
+            "connect",
+            lambda connection, _: connection.execute("PRAGMA synchronous = OFF"),
         )
-        store = closing.enter_context(Store(source))
-        closing.callback(target.engine.dispose)
+        closing.enter_context(source)
+        closing.enter_context(target)
         for table, column, value in chosen:
             unhurt.backup(hurt)
             nothing.backup(received)
             if not has_changed(hurt, table, column, value):
                 continue
             try:
-                look_at(store, study_id)
+                look_at(source, study_id)
                 transfer.merge(source, target)
                 maintenance.problems(str(damaged))
             except BisectEnvError as error:
