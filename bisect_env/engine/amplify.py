@@ -410,7 +410,7 @@ class Amplifier:
             runner = BlockRunner(setup, locking)
             runner.replay()
             runner.run()
-        self.session.store.finish_study(own.id, StudyStatus.FINISHED, None)
+        self.session.store.update_study(own.id, StudyStatus.FINISHED)
         self._check(runner, ends)
         assert isinstance(runner.plan, BatchPlan)
         assert runner.plan.found is not None

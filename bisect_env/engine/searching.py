@@ -222,7 +222,7 @@ class StudyRunner(TrialRunner):
         if now >= self._saved_at + SAVE_EVERY:
             # The first one is stored when there is something to tell.
             if self._saved_at > 0 and self.plan.trials:
-                self._store.save_verdict(self._study_id, self.document())
+                self._store.update_study(self._study_id, verdict=self.document())
             self._saved_at = now
         if now < self._shown_at + SHOW_EVERY:
             return

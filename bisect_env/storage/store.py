@@ -382,7 +382,7 @@ class Store:
 
         If the definition is fresh, a study is always created. A resumed study takes over the new definition
         except `exclude_newer`, which keeps its first value (so that resolved versions stay the same), and
-        `fresh`. An interrupted or failed study is opened again; a finished one stays finished until `reopen`.
+        `fresh`. An interrupted or failed study is opened again; a finished one stays finished.
         A `study_id` names the study to resume, and "" creates another one.
         """
         now = datetime.now(UTC)
@@ -440,47 +440,36 @@ class Store:
                     found.append(StudyFile(str(file["name"]), content, bool(file["executable"])))
             return tuple(found), tuple(missing)
 
-    def save_verdict(self, study_id: str, verdict: VerdictDocument) -> None:
-        """Store the current verdict of a study, so that reports can show it while the study runs."""
-        with self.writing() as session:
-            row = study_row(session, study_id)
-            row.verdict, row.updated_at = rows.model_value(verdict), datetime.now(UTC)
-
-    def set_grid(self, study_id: str, grid: Sequence[AxisInfo]) -> None:
-        """Replace the stored axis values of a study, after releases were added to them."""
-        with self.writing() as session:
-            row = study_row(session, study_id)
-            row.grid, row.updated_at = rows.grid_value(grid), datetime.now(UTC)
-
-    def finish_study(self, study_id: str, status: str, verdict: VerdictDocument | None) -> None:
-        """Store that a study has ended, and how.
+    def update_study(
+        self,
+        study_id: str,
+        status: str | None = None,
+        verdict: VerdictDocument | None = None,
+        *,
+        grid: Sequence[AxisInfo] | None = None,
+    ) -> None:
+        """Store a new status, verdict or grid of a study; None keeps the present one.
 
         Args:
             study_id: Id of the study.
-            status: `finished`, `interrupted` or `failed`.
-            verdict: Final verdict; None keeps the one stored last.
+            status: A `StudyStatus`. With any but `open`, the study has ended.
+            verdict: Current verdict. Reports can show it while the study runs.
+            grid: Axes with all values, after releases were added to them.
 
         Raises:
-            ValueError: Another status.
+            ValueError: An invalid status.
         """
-        ended = StudyStatus(status)
-        if ended is StudyStatus.OPEN:
-            raise ValueError("an open study has not ended")
         now = datetime.now(UTC)
         with self.writing() as session:
             row = study_row(session, study_id)
-            row.status, row.finished_at, row.updated_at = ended.value, now, now
+            row.updated_at = now
+            if status is not None:
+                row.status = StudyStatus(status).value
+                row.finished_at = None if status == StudyStatus.OPEN else now
             if verdict is not None:
                 row.verdict = rows.model_value(verdict)
-
-    def reopen(self, study_id: str) -> None:
-        """Set the status of an ended study to open.
-
-        The verdict stays until the next one is stored.
-        """
-        with self.writing() as session:
-            row = study_row(session, study_id)
-            row.status, row.finished_at, row.updated_at = StudyStatus.OPEN.value, None, datetime.now(UTC)
+            if grid is not None:
+                row.grid = rows.grid_value(grid)
 
     def study(self, reference: str | None = None) -> Study:
         """Return the study that a reference names, or the newest study.

@@ -43,7 +43,7 @@ def db(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         none = CombinationState(Combination.of({"torch": "2.4"}), CombinationStatus.UNSOLVABLE, "no wheel")
         store.save_combinations(study.id, [*states, none])
         verdict = VerdictDocument(status="confirmed", first_bad={"torch": "2.3"}, last_good={"torch": "2.2"})
-        store.finish_study(study.id, "finished", verdict)
+        store.update_study(study.id, "finished", verdict)
     return path
 
 

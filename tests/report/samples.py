@@ -193,7 +193,7 @@ class StudyBuilder:
         self.trials(cell, Outcome.CRASH, number, **{**plain, **changes})
 
     def finished(self, document: VerdictDocument | None, status: str = "finished") -> Study:
-        self.store.finish_study(self.study.id, status, document)
+        self.store.update_study(self.study.id, status, document)
         return self.store.study(self.study.id)
 
 

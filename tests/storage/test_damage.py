@@ -90,7 +90,7 @@ def fill(path: Path) -> str:
         other = opened_study(store, digest="e" * 64)
         store.study_trials(other.id).reuse({"k": combination("2.0")}, [UNKNOWN_MACHINE])
         assert len(store.trials(other.id)) == 1
-        store.finish_study(study.id, "finished", VerdictDocument.model_validate(VERDICT))
+        store.update_study(study.id, "finished", VerdictDocument.model_validate(VERDICT))
         return study.id
 
 
