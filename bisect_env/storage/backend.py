@@ -173,6 +173,12 @@ def database_location(reference: str | None) -> Path | URL:
             )
 
 
+def has_database(reference: str | None) -> bool:
+    """Return whether the file of the results database exists. A database server is assumed to exist."""
+    location = database_location(reference)
+    return not isinstance(location, Path) or location.exists()
+
+
 def shown_location(reference: str | None) -> str:
     """Return the path or URL of a user's database as text for messages, without a password.
 

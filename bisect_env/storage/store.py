@@ -31,6 +31,7 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any, Self
 
 from sqlalchemy import ColumnElement, literal_column
@@ -46,8 +47,16 @@ from bisect_env.errors import UsageError
 from bisect_env.matrix.files import StudyFile
 from bisect_env.matrix.grid import Combination
 from bisect_env.storage import blobs, rows
-from bisect_env.storage.backend import LOG_LIMIT, Database, speaking
-from bisect_env.storage.connecting import open_database
+from bisect_env.storage.backend import (
+    LOG_LIMIT,
+    Database,
+    check_version,
+    database_location,
+    has_schema,
+    make_schema,
+    no_results,
+    speaking,
+)
 from bisect_env.storage.entries import (
     AMPLIFIED,
     CombinationState,
@@ -60,6 +69,8 @@ from bisect_env.storage.entries import (
     WholeTrial,
     failures_of,
 )
+from bisect_env.storage.postgres import open_server
+from bisect_env.storage.sqlite import open_file
 from bisect_env.storage.study_trials import StudyTrials, end_keys, like_ends, sequences_of, study_row
 from bisect_env.storage.tables import (
     ArtefactRow,
@@ -364,7 +375,30 @@ class Store:
             StorageError: It is no database of ours, is damaged, has another schema, cannot be reached or
                 lies on a network file system. It was not changed.
         """
-        return cls(open_database(url_or_path, read_only=read_only))
+        location = database_location(url_or_path)
+        if isinstance(location, Path):
+            store = cls(open_file(location, read_only=read_only))
+        else:
+            store = cls(open_server(location, read_only=read_only))
+        try:
+            store._find_or_make(read_only=read_only)
+        except BaseException:
+            store.close()
+            raise
+        return store
+
+    def _find_or_make(self, *, read_only: bool) -> None:
+        with self.reading() as session:
+            is_ours = has_schema(session.connection(), self.shown)
+        if not is_ours and read_only:
+            raise no_results(self.shown)
+        if not is_ours:
+            with self.writing() as session:
+                # Another process may have created the tables while this one waited for the write lock.
+                if not has_schema(session.connection(), self.shown):
+                    make_schema(session.connection())
+        with self.reading() as session:
+            check_version(session.connection(), self.shown)
 
     # -- studies, and what was decided in them ---------------------------------------------------------------
 
