@@ -325,15 +325,12 @@ def lock_of(row: LockRow, packages: list[PackageRow]) -> Lock:
         lock = parse_lock(row.text, name="it")
     except LockFileError as error:
         raise DamageError(where, "text", error.what) from None
-    if lock.content_hash != row.content_hash:
-        raise DamageError(where, "text", f"its content has the hash {lock.content_hash[:12]}")
-    for column in ("python", "platform"):
-        if getattr(row, column) != getattr(lock, column):
+    expected, expected_packages = lock_rows(lock, row.created_at)
+    for column in ("content_hash", "python", "platform"):
+        if getattr(row, column) != getattr(expected, column):
             raise DamageError(where, column, "it is not what the text says")
-    for package in packages:
-        checked(package)
-    said = sorted((p.manager, p.name, p.version, p.build, p.url, p.sha256) for p in packages)
-    if said != sorted((p.manager, p.name, p.version, p.build, p.url, p.sha256) for p in lock.packages):
+    found, wanted = (sorted(tuple(checked(one)) for one in some) for some in (packages, expected_packages))
+    if found != wanted:
         raise DamageError(where, "packages", "its packages are not those of the text")
     return lock
 
