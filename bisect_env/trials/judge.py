@@ -75,7 +75,7 @@ class Target:
     Attributes:
         outcomes: Outcomes that a trial may have.
         signals: Signals of which a crash may have died; empty allows all.
-        exit_codes: Exit codes that an `exit-fail` may have; empty allows all.
+        exit_codes: Exit codes that an `exit-fail` or `import-error` may have; empty allows all.
         output: Regular expressions, at least one of which must match in stdout or stderr; empty sets no
             condition.
         signature: Stored signature that the failure must match. `from-bad-end` means the signature of the
@@ -160,7 +160,9 @@ def _has_details(facts: TrialFacts, target: Target) -> bool:
     code = facts.returncode
     if facts.outcome is Outcome.CRASH and target.signals:
         return code is not None and -code in target.signals
-    return facts.outcome is not Outcome.EXIT_FAIL or not target.exit_codes or code in target.exit_codes
+    if facts.outcome in (Outcome.EXIT_FAIL, Outcome.IMPORT_ERROR) and target.exit_codes:
+        return code in target.exit_codes
+    return True
 
 
 # --------------------------------------------------------------------------------------------------

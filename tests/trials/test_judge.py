@@ -84,6 +84,8 @@ def test_signals_and_exit_codes_narrow_their_own_outcome_only() -> None:
     assert said(record(Outcome.CRASH, -6), target) is Evidence.OTHER
     assert said(record(Outcome.EXIT_FAIL, 3), target) is Evidence.BAD
     assert said(record(Outcome.EXIT_FAIL, 4), target) is Evidence.OTHER
+    assert said(record(Outcome.IMPORT_ERROR, 3), target) is Evidence.BAD
+    assert said(record(Outcome.IMPORT_ERROR, 1), target) is Evidence.OTHER
     assert said(record(Outcome.HANG, -6), target) is Evidence.BAD
 
 
