@@ -29,7 +29,7 @@ from bisect_env.trials.judge import Target, judge_alone
 from bisect_env.trials.records import NONE, Evidence, Outcome, Perturbation, TrialRecord, TrialSpec
 from bisect_env.trials.run import run_trial
 from bisect_env.trials.stacks import find_tool, sentences
-from bisect_env.trials.tracebacks import PythonFrame, final_traceback, parse_fatal_dump
+from bisect_env.trials.tracebacks import Frame, final_traceback, parse_fatal_dump
 
 IN_GDB = 20
 """Maximum number of trials in gdb, if a crash left no core file."""
@@ -243,9 +243,8 @@ def findings_of(record: TrialRecord, debug: Debug) -> list[str]:
     return [*debug.on_gpu, *found, *_of_sanitizer(record.stdout)]
 
 
-def _guilty(frame: PythonFrame) -> str:
-    line = f":{frame.line}" if frame.line else ""
-    return f"guilty frame: {frame.function} ({frame.file.rpartition('/')[2]}{line})"
+def _guilty(frame: Frame) -> str:
+    return f"guilty frame: {replace(frame, file=frame.file.rpartition('/')[2])}"
 
 
 def _of_sanitizer(stdout: str) -> list[str]:

@@ -20,7 +20,6 @@ from hypothesis import strategies as st
 from bisect_env.trials import stacks
 from bisect_env.trials.records import Outcome, TrialRecord
 from bisect_env.trials.stacks import (
-    Frame,
     Thread,
     ToolOutput,
     explain,
@@ -30,6 +29,7 @@ from bisect_env.trials.stacks import (
     of_py_spy,
     where_main_is,
 )
+from bisect_env.trials.tracebacks import Frame
 
 Run = Callable[..., TrialRecord]
 
