@@ -183,18 +183,16 @@ def find_study(studies: Sequence[Study], reference: str | None, shown: str) -> S
             f"there is no study in {shown}",
             remedy="start `bisect-env run MATRIX` first, or name the database with `--db` or BISECT_ENV_DB",
         )
+    # Studies that explain another study are shown only on request.
+    own = [study for study in studies if "explains" not in study.definition.settings]
     if reference is None:
-        # Studies that explain another study are shown only on request.
-        own = (study for study in studies if "explains" not in study.definition.settings)
-        return next(own, studies[0])
-    for study in studies:
-        # A name takes precedence over the beginning of an id; `cafe` can be both.
-        if reference in (study.id, study.name):
-            return study
-    for study in studies:
-        # Users may also refer to a study by the path of its matrix file.
-        if study.definition.matrix_path == reference and "explains" not in study.definition.settings:
-            return study
+        return (own or studies)[0]
+    # A name takes precedence over the beginning of an id; `cafe` can be both.
+    named = [study for study in studies if reference in (study.id, study.name)]
+    # Users may also refer to a study by the path of its matrix file.
+    named += [study for study in own if reference and study.definition.matrix_path == reference]
+    if named:
+        return named[0]
     matching = [study for study in studies if reference and study.id.startswith(reference.lower())]
     if len(matching) == 1:
         return matching[0]

@@ -148,6 +148,9 @@ class StoreContract:
         assert store.study("alpha").id == middle.id
         length = next(n for n in range(1, 33) if sum(s.id[:n] == old.id[:n] for s in (old, middle, new)) == 1)
         assert store.study(old.id[:length].upper()).id == old.id
+        store.open_study(definition("of no file", matrix_path=""))
+        with pytest.raises(UsageError, match="there is no study ''"):
+            store.study("")
         with pytest.raises(UsageError, match="did you mean alpha"):
             store.study("alhpa")
 
