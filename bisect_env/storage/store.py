@@ -547,11 +547,10 @@ class Store:
 
     # -- combinations and locks ------------------------------------------------------------------------------
 
-    def save_locks(self, study_id: str, locks: Iterable[Lock]) -> None:
+    def save_locks(self, locks: Iterable[Lock]) -> None:
         """Store locks that are not there yet, with their packages."""
         wanted = {lock.content_hash: lock for lock in locks}
         with self.writing() as session:
-            study_row(session, study_id)
             query = select(LockRow.content_hash).where(col(LockRow.content_hash).in_(wanted))
             known = set(session.exec(query))
             now = datetime.now(UTC)

@@ -29,9 +29,7 @@ from bisect_env.storage.tables import (
     ChangedRow,
     CombinationRow,
     DecisionRow,
-    LockRow,
     MemberRow,
-    PackageRow,
     StudyRow,
     TrialRow,
 )
@@ -84,8 +82,8 @@ def merge(
     """
     if source.shown == target.shown:
         raise UsageError(f"{source.shown} would be merged into itself", remedy="name another database")
-    with source.reading() as reading:
-        copier = _Copier(source.shown, reading, target)
+    with source.snapshot(), source.reading() as reading:
+        copier = _Copier(source, reading, target)
         query = select(StudyRow).order_by(col(StudyRow.created_at), col(StudyRow.id))
         if chosen is not None:
             query = query.where(col(StudyRow.id).in_(_with_origins(reading, chosen)))
@@ -123,8 +121,8 @@ def _values(row: Any, *without: str) -> dict[str, Any]:
 
 
 class _Copier:
-    def __init__(self, source: str, reading: Session, target: Store) -> None:
-        self._shown = source
+    def __init__(self, source: Store, reading: Session, target: Store) -> None:
+        self._source = source
         self._reading = reading
         self._store = target
         self.merged = Merged()
@@ -132,14 +130,14 @@ class _Copier:
     def study(self, study: StudyRow) -> bool:
         """Copy a study, and return whether this was possible.
 
-        If its rows or locks are damaged, this is reported and nothing of the study is copied.
+        If its rows or locks are damaged, this is reported, and no row of the study is copied.
         """
         try:
             self._check(study)
-        except StorageError as error:
+            self._locks(study.id)
+        except DamageError as error:
             self.merged.damaged.append(error.what)
             return False
-        self._locks(study.id)
         with self._store.writing() as session:
             self.merged.studies += 1
             known = session.get(StudyRow, study.id)
@@ -161,20 +159,8 @@ class _Copier:
     def _check(self, study: StudyRow) -> None:
         rows.study_of(study)
         self._contents(study)
-        for combination in self._reading.exec(
-            select(CombinationRow).where(CombinationRow.study_id == study.id)
-        ):
-            rows.combination_of(combination)
-        for decision in self._reading.exec(select(DecisionRow).where(DecisionRow.study_id == study.id)):
-            rows.decision_of(decision)
-        for lock_hash in self._locks_of(study.id):
-            row = self._reading.get(LockRow, lock_hash)
-            if row is None:
-                raise DamageError(
-                    f"study {study.id}", "lock_hash", f"there is no lock {shortened(lock_hash)}"
-                )
-            query = select(PackageRow).where(PackageRow.lock_hash == lock_hash)
-            rows.lock_of(row, list(self._reading.exec(query)))
+        self._source.combinations(study.id)
+        self._source.decisions(study.id)
 
     def _contents(self, study: StudyRow) -> list[bytes]:
         """Return the stored contents of the files of a study."""
@@ -190,13 +176,12 @@ class _Copier:
 
     def _locks(self, study_id: str) -> None:
         for lock_hash in self._locks_of(study_id):
-            with self._store.writing() as session:
-                if session.get(LockRow, lock_hash) is not None:
-                    continue
-                session.add(LockRow(**_values(self._reading.get_one(LockRow, lock_hash))))
-                session.flush()
-                packages = select(PackageRow).where(PackageRow.lock_hash == lock_hash)
-                session.add_all(PackageRow(**_values(p)) for p in self._reading.exec(packages))
+            lock = self._source.lock(lock_hash)
+            if lock is None:
+                raise DamageError(
+                    f"study {study_id}", "lock_hash", f"there is no lock {shortened(lock_hash)}"
+                )
+            self._store.save_locks([lock])
 
     def _combinations(self, session: Session, study_id: str) -> None:
         query = select(CombinationRow).where(CombinationRow.study_id == study_id)
@@ -244,7 +229,7 @@ class _Copier:
                 if (mine.outcome, mine.lock_hash) != (row.outcome, row.lock_hash):
                     self.merged.conflicts.append(row.trial_id)
                 continue
-            with speaking(self._shown):
+            with speaking(self._source.shown):
                 try:
                     rows.checked(row)
                     left = blobs.left_by(self._reading, row)

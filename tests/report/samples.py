@@ -169,7 +169,7 @@ class StudyBuilder:
             for name in sorted(names)
         }
         self.locks |= {name: lock.content_hash for name, lock in locks.items()}
-        self.store.save_locks(self.study.id, locks.values())
+        self.store.save_locks(locks.values())
         self.store.save_combinations(
             self.study.id,
             [replace(s, lock_hash=self.locks[s.lock_hash]) if s.lock_hash else s for s in states],

@@ -176,7 +176,7 @@ class StoreContract:
 
     def test_locks_come_back_whole_and_are_stored_once(self, store: Store, reopen: Reopen) -> None:
         study = opened_study(store)
-        store.save_locks(study.id, [lock("1.0"), lock("1.0"), lock("1.1")])
+        store.save_locks([lock("1.0"), lock("1.0"), lock("1.1")])
         other = opened_study(reopen(), "another")
         assert other.id != study.id
         for version in ("1.0", "1.1", "2.0"):
@@ -201,7 +201,6 @@ class StoreContract:
         lost: list[Callable[[], object]] = [
             lambda: store.update_study(gone, verdict=VerdictDocument()),
             lambda: store.update_study(gone, StudyStatus.OPEN),
-            lambda: store.save_locks(gone, []),
             lambda: store.save_combinations(gone, []),
             lambda: store.record_decision(gone, "ask", {}),
             lambda: record_trial(store, gone, record()),
@@ -378,7 +377,7 @@ class StoreContract:
     def test_what_an_environment_warns_of_stays_when_it_is_saved_again(self, store: Store) -> None:
         study = opened_study(store)
         two, its = combination("2.0"), lock("2.0").content_hash
-        store.save_locks(study.id, [lock("3.0")])
+        store.save_locks([lock("3.0")])
         for content_hash, reason, expected in (
             (its, "", ""),
             (lock("3.0").content_hash, "numpy 2 with numpy 1's ABI", "numpy 2 with numpy 1's ABI"),
@@ -395,7 +394,7 @@ class StoreContract:
             for name, values in (("torch", ("2.4.0", "2.4.1")), ("mode", ("Éclair", "1.1")))
         )
         study = store.open_study(definition(grid=grid))
-        store.save_locks(study.id, [lock("2.0")])
+        store.save_locks([lock("2.0")])
         ids = {}
         for torch, mode in (("2.4.0", "1.1"), ("2.4.1", "Éclair")):
             place = Combination.of({"torch": torch, "mode": mode})
@@ -529,7 +528,7 @@ class StoreContract:
         )
         package = LockedPackage("orjson", "2.0", "pip", f"{url}/o.whl?token=hunter2", "a" * 64)
         made = make_lock("3.11", "linux-64", [package])
-        store.save_locks(study.id, [made])
+        store.save_locks([made])
         store.save_combinations(
             study.id,
             [

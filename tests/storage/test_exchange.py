@@ -220,7 +220,7 @@ def test_what_a_copy_learnt_of_a_combination_is_taken_over(db: str, tmp_path: Pa
     copy = tmp_path / "copy.sqlite"
     transfer.export(db, copy)
     with Store.open(str(copy)) as store:
-        store.save_locks(study.id, [lock("1.0"), lock("2.0")])
+        store.save_locks([lock("1.0"), lock("2.0")])
         store.save_combinations(study.id, states())
     transfer.merge_databases(db, str(copy))
     with Store.open(db) as store:
