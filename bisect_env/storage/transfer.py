@@ -261,18 +261,13 @@ class _Copier:
             study_ids: Studies whose locks have already been copied.
         """
         wanted = {lock_hash for study_id in study_ids for lock_hash in self._locks_of(study_id)}
-        with self._store.writing() as session:
-            known = [rows.change_of(row) for row in session.exec(select(ChangedRow))]
         for row in self._reading.exec(select(ChangedRow).order_by(col(ChangedRow.id))):
             if row.lock_hash not in wanted:
                 continue
             try:
-                changed = rows.change_of(row)
-            except StorageError as error:
+                self._store.study_trials(study_ids[0]).note_change(rows.change_of(row))
+            except DamageError as error:
                 self.merged.damaged.append(error.what)
-                continue
-            if changed not in known:
-                self._store.study_trials(study_ids[0]).note_change(changed)
 
     def members(self, study_id: str) -> None:
         """Add trials to a study in the target that only the source's copy of the study has."""
