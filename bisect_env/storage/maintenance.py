@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Callable
 from typing import Any
 
@@ -21,7 +20,6 @@ from bisect_env.storage.tables import (
     DecisionRow,
     LockRow,
     MemberRow,
-    PackageRow,
     StudyRow,
     TrialRow,
 )
@@ -33,9 +31,9 @@ def problems(reference: str | None) -> tuple[str, list[str]]:
     Raises:
         StorageError: It cannot be opened, or has another schema.
     """
-    with Store.open(reference, read_only=True) as store, store.reading() as session:
+    with Store.open(reference, read_only=True) as store, store.snapshot(), store.reading() as session:
         found = _problems(session.connection())
-        return store.shown, found or _damages(session)
+        return store.shown, found or _damages(store, session)
 
 
 def _problems(connection: Connection) -> list[str]:
@@ -59,18 +57,15 @@ _NAMED = 10
 """Damaged rows of a table that are named."""
 
 
-def _damages(session: Session) -> list[str]:
+def _damages(store: Store, session: Session) -> list[str]:
     """Check the rows of all tables, and return a description of each damaged row.
 
     Logs are not read.
     """
     found: list[str] = []
-    packages: defaultdict[str, list[PackageRow]] = defaultdict(list)
-    for package in session.exec(select_rows(PackageRow)):
-        packages[package.lock_hash].append(package)
     looks: list[tuple[Any, Callable[[Any], object]]] = [
         (StudyRow, rows.study_of),
-        (LockRow, lambda row: rows.lock_of(row, packages[row.content_hash])),
+        (LockRow, lambda row: store.lock(row.content_hash)),
         (CombinationRow, rows.combination_of),
         (TrialRow, rows.checked),
         (MemberRow, rows.checked),
