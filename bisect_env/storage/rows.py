@@ -67,11 +67,28 @@ from bisect_env.storage.values import (
     shortened,
 )
 from bisect_env.trials.judge import TARGET, ChangedEnvironment, Target
-from bisect_env.trials.records import Evidence, Machine, Outcome, Phase, TrialFacts, TrialRecord
+from bisect_env.trials.records import (
+    Evidence,
+    Machine,
+    Outcome,
+    Perturbation,
+    Phase,
+    TrialFacts,
+    TrialRecord,
+)
 
 # --------------------------------------------------------------------------------------------------
 # Checks that rows have valid contents, because SQLite does not enforce types. The annotation of a column
 # states its type, unless `_CONTENTS` gives a more exact one. A payload's type depends on the decision's kind.
+
+
+def _check_signature(text: str) -> str:
+    if text:
+        read_signature(text)
+    return text
+
+
+_Signature = Annotated[str, AfterValidator(_check_signature)]
 
 
 class _Ends(AnswerPart):
@@ -96,14 +113,9 @@ class _Build(AnswerPart):
 
 
 class _Amplified(AnswerPart):
-    perturbation: dict[str, Any]
+    perturbation: Perturbation
+    signature: _Signature = ""
     reason: str = ""
-
-
-def _check_signature(text: str) -> str:
-    if text:
-        read_signature(text)
-    return text
 
 
 _Key: Any = Annotated[Json[tuple[tuple[str, str], ...]], AfterValidator(Combination)]
@@ -122,7 +134,7 @@ _CONTENTS: dict[type[SQLModel], dict[str, Any]] = {
         "outcome": Outcome,
         "phase": Phase,
         "copies": dict[Outcome, NonNegativeInt],
-        "signature": Annotated[str, AfterValidator(_check_signature)],
+        "signature": _Signature,
     },
     MemberRow: {"evidence": Evidence},
 }

@@ -376,6 +376,8 @@ def test_the_row_and_the_column_are_named(
         ("commit", "json_set(payload, '$.last_good', 'x')", "payload.last_good"),
         ("traced", "json('{}')", "payload.sentence"),
         ("traced", "json('[]')", "payload"),
+        ("amplify", "json_set(payload, '$.signature', 'nonsense')", "payload.signature"),
+        ("amplify", "json_set(payload, '$.perturbation.copies', 'x')", "payload.perturbation.copies"),
     ],
 )
 def test_a_chapter_that_is_none_is_named(
