@@ -216,7 +216,7 @@ def with_tools(spec: TrialSpec, tools: Tools) -> TrialSpec:
     if tools.cuda:
         spec = replace(spec, env={**spec.env, **CUDA_ENV})
     if tools.sanitizer:
-        found = find_tool("compute-sanitizer") or _in_toolkit("compute-sanitizer")
+        found = find_tool("compute-sanitizer")
         if found is None:
             raise UsageError(
                 "compute-sanitizer is not on this machine",
@@ -224,11 +224,6 @@ def with_tools(spec: TrialSpec, tools: Tools) -> TrialSpec:
             )
         spec = replace(spec, under=(found, "--tool", tools.sanitizer, "--target-processes", "all"))
     return spec
-
-
-def _in_toolkit(name: str) -> str | None:
-    """Return the path of a program in the default folders of the CUDA toolkit, or None if it is not there."""
-    return shutil.which(name, path="/usr/local/cuda/bin:/usr/local/cuda/compute-sanitizer")
 
 
 def findings_of(record: TrialRecord, debug: Debug) -> list[str]:

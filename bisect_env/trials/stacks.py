@@ -48,14 +48,20 @@ class ToolOutput:
     why: str = ""
 
 
+_TOOLKIT = "/usr/local/cuda/bin:/usr/local/cuda/compute-sanitizer"
+"""Directories of the CUDA toolkit, which its installer does not add to PATH."""
+
+
 @functools.cache
 def find_tool(name: str) -> str | None:
     """Return the path of an installed program, or None if the program is not found.
 
-    The directory of the current Python interpreter is searched first, then PATH.
+    The directory of the current Python interpreter is searched first, then PATH, then the CUDA toolkit.
     """
     beside = Path(sys.executable).parent / name
-    return str(beside) if os.access(beside, os.X_OK) else shutil.which(name)
+    if os.access(beside, os.X_OK):
+        return str(beside)
+    return shutil.which(name) or shutil.which(name, path=_TOOLKIT)
 
 
 def run_tool(argv: Sequence[str], limit: float = TOOL_LIMIT) -> ToolOutput:

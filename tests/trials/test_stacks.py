@@ -261,3 +261,12 @@ def test_py_spys_answer() -> None:
     assert (found.tid, found.name, found.has_gil) == (7, "", True)
     assert found.python == Frame("f", "b.py", 3)
     assert found.native_call == Frame("0x1", "c.so", 0, native=True)
+
+
+def test_the_tools_of_cuda_are_found_where_its_installer_puts_them(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    tool = tmp_path / "compute-sanitizer-of-a-test"
+    tool.touch(0o755)
+    monkeypatch.setattr(stacks, "_TOOLKIT", str(tmp_path))
+    assert find_tool(tool.name) == str(tool)
