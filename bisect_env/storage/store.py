@@ -610,11 +610,8 @@ class Store:
                 session.flush()
             except IntegrityError as error:
                 raise ValueError("a combination names a lock that is not stored") from error
-            has_trials = select(MemberRow.id).where(MemberRow.study_id == study_id).limit(1)
-            if not locked or session.exec(has_trials).first() is None:
-                return
             # Failures in the environment of a stated end determine the target of the study.
-            if locked & like_ends(session, study_id, end_keys(rows.study_of(study))):
+            if locked and locked & like_ends(session, study_id, end_keys(rows.study_of(study))):
                 self.study_trials(study_id).write_evidence(session)
 
     def set_combination(self, study_id: str, combination: Combination, status: str, reason: str) -> None:
