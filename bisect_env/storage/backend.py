@@ -15,7 +15,7 @@ from typing import Any
 import platformdirs
 from sqlalchemy import URL, Connection, Engine, insert, inspect, select
 from sqlalchemy.engine import make_url
-from sqlalchemy.exc import ArgumentError, DBAPIError, IntegrityError
+from sqlalchemy.exc import ArgumentError, DBAPIError, IntegrityError, OperationalError
 
 from bisect_env import __version__
 from bisect_env.errors import StorageError, UsageError
@@ -116,6 +116,8 @@ def speaking(shown: str) -> Iterator[None]:
         raise
     except DBAPIError as error:
         code = getattr(error.orig, "sqlite_errorname", None) or getattr(error.orig, "sqlstate", None)
+        if code is None and not isinstance(error, OperationalError):
+            code = ""  # a mistake in the URL may mention a connection, too
         raise _storage_error(shown, str(error.orig), code) from error
     except UnicodeDecodeError as error:
         # SQLite quotes a damaged schema in a message that Python's driver cannot read.
