@@ -26,7 +26,6 @@ from bisect_env.environments.lockfiles import make_lock
 from bisect_env.matrix.grid import Combination
 from bisect_env.report.build import load_report
 from bisect_env.report.text import report_text
-from bisect_env.storage.connecting import open_database
 from bisect_env.storage.query import ask, condition, package_condition
 from bisect_env.storage.rows import lock_rows
 from bisect_env.storage.store import Store
@@ -42,8 +41,7 @@ _PACKAGES = 60
 
 def fill(reference: str, trials: int) -> list[str]:
     """Write studies with trials, the quick way; gives their ids."""
-    Store.open(reference).close()
-    database = open_database(reference, read_only=False)
+    database = Store.open(reference).database
     chance = random.Random(1)
     studies = [f"{n:032x}" for n in range(1, max(2, trials // STUDY_SIZE) + 1)]
     try:
@@ -162,7 +160,7 @@ def questions(reference: str) -> dict[str, str]:
 
 def plan(reference: str, sql: str) -> list[str]:
     """How `trials` is read, in the database's own words."""
-    database = open_database(reference, read_only=True)
+    database = Store.open(reference, read_only=True).database
     try:
         with database.reader.connect() as connection:
             if connection.dialect.name == "sqlite":

@@ -20,7 +20,7 @@ from pathlib import Path
 
 from bisect_env.environments.interpreters import machine_interpreters
 from bisect_env.trials.harness_marks import install, read_marks
-from bisect_env.trials.workdir import child_env
+from bisect_env.trials.workdir import inherited_env, trial_env
 
 LIMIT_MS = 20.0
 MODULES = """
@@ -39,7 +39,7 @@ def one(python: Path, script: str, *, harness: bool, modules: list[str]) -> tupl
     with tempfile.TemporaryDirectory() as directory:
         top = Path(directory)
         (top / "main.py").write_text(script)
-        env = child_env(os.environ, prefix_bin=python.parent, tmp=top, hash_seed=1, trial_id="x")
+        env = trial_env(inherited_env(os.environ, python.parent), tmp=top, hash_seed=1, trial_id="x")
         cpu, wall = _cpu(), time.perf_counter()
         if harness:
             env, marks = install(top, env, modules)

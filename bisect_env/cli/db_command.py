@@ -14,8 +14,7 @@ from bisect_env.cli.options import CheckOption, DatabaseOption, DryRunOption, Js
 from bisect_env.cli.output import deliver, emit, tell
 from bisect_env.environments.settings import parse_size
 from bisect_env.errors import StorageError
-from bisect_env.storage.backend import shown_location
-from bisect_env.storage.connecting import has_database
+from bisect_env.storage.backend import has_database, shown_location
 from bisect_env.storage.maintenance import problems
 from bisect_env.storage.maintenance import stats as measure
 from bisect_env.storage.store import Store

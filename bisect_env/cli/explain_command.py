@@ -40,7 +40,7 @@ from bisect_env.matrix.schema import CommitAxis
 from bisect_env.report import words
 from bisect_env.report.build import load_report
 from bisect_env.report.model import Report
-from bisect_env.storage.connecting import has_database
+from bisect_env.storage.backend import has_database
 from bisect_env.storage.entries import COMMIT, Study
 from bisect_env.storage.store import Store
 

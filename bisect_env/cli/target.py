@@ -26,7 +26,7 @@ from bisect_env.errors import UsageError
 from bisect_env.matrix.load import Matrix, load_matrix, stored_matrix
 from bisect_env.matrix.schema import PackageAxis
 from bisect_env.report.shared_question import question_of_report
-from bisect_env.storage.connecting import has_database
+from bisect_env.storage.backend import has_database
 from bisect_env.storage.entries import Study
 from bisect_env.storage.store import Store
 

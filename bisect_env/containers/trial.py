@@ -6,7 +6,7 @@ import json
 import os
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -305,10 +305,6 @@ class ContainerCommands:
     state: Sequence[str]
     remove: Sequence[str]
     hold: Path
-
-    def as_json(self) -> dict[str, object]:
-        """Return a dict of the commands that can be written as JSON."""
-        return {**asdict(self), "hold": str(self.hold)}
 
 
 @dataclass(frozen=True, slots=True)

@@ -40,7 +40,7 @@ from bisect_env.storage.entries import (
     StudyStatus,
 )
 from bisect_env.storage.store import Store
-from bisect_env.trials.records import NONE, Evidence, Perturbation
+from bisect_env.trials.records import NONE, PERTURBATION, Evidence, Perturbation
 from bisect_env.trials.signature import matches
 
 BASE_TRIALS = 24
@@ -123,7 +123,7 @@ class Amplified:
     def as_json(self) -> dict[str, Any]:
         """Return the result as a JSON object, in the form in which the database stores it."""
         return {
-            "perturbation": self.perturbation.as_json(),
+            "perturbation": PERTURBATION.dump_python(self.perturbation, mode="json", exclude_defaults=True),
             "reason": self.reason,
             "base": asdict(self.base),
             "arm": self.arm and asdict(self.arm),
@@ -140,7 +140,7 @@ def known_perturbation(store: Store, study_id: str) -> Perturbation | None:
     Returns None if none was chosen yet.
     """
     chosen = store.payloads(study_id, AMPLIFIED)
-    return Perturbation.from_json(chosen[0]["perturbation"]) if chosen else None
+    return PERTURBATION.validate_python(chosen[0]["perturbation"]) if chosen else None
 
 
 def circumstances_of(store: Store, study_id: str) -> list[str]:
@@ -410,7 +410,7 @@ class Amplifier:
             runner = BlockRunner(setup, locking)
             runner.replay()
             runner.run()
-        self.session.store.finish_study(own.id, StudyStatus.FINISHED, None)
+        self.session.store.update_study(own.id, StudyStatus.FINISHED)
         self._check(runner, ends)
         assert isinstance(runner.plan, BatchPlan)
         assert runner.plan.found is not None

@@ -29,7 +29,7 @@ from bisect_env.trials.judge import Target, judge_alone
 from bisect_env.trials.records import NONE, Evidence, Outcome, Perturbation, TrialRecord, TrialSpec
 from bisect_env.trials.run import run_trial
 from bisect_env.trials.stacks import find_tool, sentences
-from bisect_env.trials.tracebacks import PythonFrame, final_traceback, parse_fatal_dump
+from bisect_env.trials.tracebacks import Frame, final_traceback, parse_fatal_dump
 
 IN_GDB = 20
 """Maximum number of trials in gdb, if a crash left no core file."""
@@ -216,7 +216,7 @@ def with_tools(spec: TrialSpec, tools: Tools) -> TrialSpec:
     if tools.cuda:
         spec = replace(spec, env={**spec.env, **CUDA_ENV})
     if tools.sanitizer:
-        found = find_tool("compute-sanitizer") or _in_toolkit("compute-sanitizer")
+        found = find_tool("compute-sanitizer")
         if found is None:
             raise UsageError(
                 "compute-sanitizer is not on this machine",
@@ -224,11 +224,6 @@ def with_tools(spec: TrialSpec, tools: Tools) -> TrialSpec:
             )
         spec = replace(spec, under=(found, "--tool", tools.sanitizer, "--target-processes", "all"))
     return spec
-
-
-def _in_toolkit(name: str) -> str | None:
-    """Return the path of a program in the default folders of the CUDA toolkit, or None if it is not there."""
-    return shutil.which(name, path="/usr/local/cuda/bin:/usr/local/cuda/compute-sanitizer")
 
 
 def findings_of(record: TrialRecord, debug: Debug) -> list[str]:
@@ -243,9 +238,8 @@ def findings_of(record: TrialRecord, debug: Debug) -> list[str]:
     return [*debug.on_gpu, *found, *_of_sanitizer(record.stdout)]
 
 
-def _guilty(frame: PythonFrame) -> str:
-    line = f":{frame.line}" if frame.line else ""
-    return f"guilty frame: {frame.function} ({frame.file.rpartition('/')[2]}{line})"
+def _guilty(frame: Frame) -> str:
+    return f"guilty frame: {replace(frame, file=frame.file.rpartition('/')[2])}"
 
 
 def _of_sanitizer(stdout: str) -> list[str]:

@@ -215,11 +215,11 @@ class CulpritStudy:
             plan = self._pursue(own, locking, search)
         found = self._explanation(plan.search, is_sure=plan.is_sure)
         if self.session.stopped():
-            self.session.store.finish_study(own.id, StudyStatus.INTERRUPTED, None)
+            self.session.store.update_study(own.id, StudyStatus.INTERRUPTED)
             return found
         self.session.store.record_decision(self.study.id, EXPLAINED, found.model_dump(mode="json"))
         verdict = VerdictDocument(kind="explanation", reason=found.sentence, sentence=found.sentence)
-        self.session.store.finish_study(own.id, StudyStatus.FINISHED, verdict)
+        self.session.store.update_study(own.id, StudyStatus.FINISHED, verdict)
         return found
 
     def _pursue(self, own: Study, locking: Locking, search: Callable[[], CulpritSearch]) -> CulpritPlan:

@@ -261,5 +261,5 @@ def recorded_images(matrix: Matrix, store: Store, study: Study) -> dict[str, str
 def save_prepared(store: Store, study_id: str, prepared: Prepared, indices: Collection[Index]) -> None:
     """Store the states and locks of some combinations of a study; what is stored already is not changed."""
     locks = [prepared.locks[index] for index in indices if index in prepared.locks]
-    store.save_locks(study_id, {lock.content_hash: lock for lock in locks}.values())
+    store.save_locks(locks)
     store.save_combinations(study_id, [prepared.state(index) for index in indices])

@@ -21,7 +21,7 @@ from bisect_env.environments.lock import Lock
 from bisect_env.matrix.grid import Combination
 from bisect_env.matrix.load import Matrix
 from bisect_env.matrix.schema import ValueAxis
-from bisect_env.trials.records import NONE, Machine, Perturbation
+from bisect_env.trials.records import NONE, PERTURBATION, Machine, Perturbation
 
 _VERSION = 1
 """Version of what a key covers. Increased when outcomes change their meaning, so that older trials are not
@@ -59,7 +59,9 @@ def trial_key(matrix: Matrix, combination: Combination, lock: Lock, perturbation
         facts["network"] = matrix.file.executor.network
     if perturbation != NONE:
         # Leave the name out, because it does not affect the trial.
-        facts["perturbation"] = {key: value for key, value in perturbation.as_json().items() if key != "name"}
+        facts["perturbation"] = PERTURBATION.dump_python(
+            perturbation, mode="json", exclude_defaults=True, exclude={"name"}
+        )
     text = json.dumps(facts, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
     return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
 

@@ -44,7 +44,7 @@ class StudyRunner(TrialRunner):
     def __init__(self, setup: RunSetup, locking: Locking, *, began: float, is_sure: bool) -> None:
         super().__init__(setup, locking, max_trials=setup.matrix.file.search.max_trials)
         self._axes = axis_infos(setup.matrix, self.grid)
-        self._trials_alone = {one["trial"] for one in self._store.payloads(self._study_id, ALONE)}
+        self._trials_alone = {one.get("trial") for one in self._store.payloads(self._study_id, ALONE)}
         self._alone = Alone(setup.matrix.file.trial.gpus)
         self._checks = CheckTime(began, is_sure=is_sure)
         self._shown_at = self._saved_at = float("-inf")
@@ -184,7 +184,7 @@ class StudyRunner(TrialRunner):
         if now >= self._saved_at + SAVE_EVERY:
             # The first one is stored when there is something to tell.
             if self._saved_at > 0 and self.plan.trials:
-                self._store.save_verdict(self._study_id, self.document())
+                self._store.update_study(self._study_id, verdict=self.document())
             self._saved_at = now
         if now < self._shown_at + SHOW_EVERY:
             return

@@ -105,7 +105,7 @@ def open_combination(
     if study is None:
         study = open_study(store, expansion)
         # No command is searching for its answer.
-        store.finish_study(study.id, StudyStatus.INTERRUPTED, None)
+        store.update_study(study.id, StudyStatus.INTERRUPTED)
         study = store.study(study.id)
     notify(events.StudyOpened(study.id, study.name, own_trials(store, study)))
     prepared = Prepared(grid, {index: chosen.lock}, {}, {}, {index: chosen.warnings})

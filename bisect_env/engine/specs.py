@@ -10,7 +10,7 @@ from bisect_env.environments.lock import BuildLimit, Lock
 from bisect_env.matrix.grid import Combination
 from bisect_env.matrix.load import Matrix
 from bisect_env.matrix.schema import CommitAxis
-from bisect_env.trials.judge import Target
+from bisect_env.trials.judge import TARGET, Target
 from bisect_env.trials.records import NONE, Outcome, Perturbation, Phase, TrialRecord, TrialSpec
 
 
@@ -65,7 +65,7 @@ def _hash_seed(perturbation: Perturbation) -> int:
 
 def target_of(matrix: Matrix) -> Target:
     """Return the target of a study: the failure to search for, from `trial.bad` of the matrix."""
-    return Target.from_json(matrix.file.trial.bad.model_dump())
+    return TARGET.validate_python(matrix.file.trial.bad.model_dump())
 
 
 def allowed_sources(matrix: Matrix) -> bool | frozenset[str]:

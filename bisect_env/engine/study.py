@@ -288,7 +288,7 @@ class StudyRun:
             runner.unchecked.clear()
         if not runner.finished or runner.unchecked:
             if store.study(study.id).status is StudyStatus.FINISHED:
-                store.reopen(study.id)
+                store.update_study(study.id, StudyStatus.OPEN)
             runner.run()
         return runner
 
@@ -320,7 +320,7 @@ class StudyRun:
             return True
         else:
             return False
-        self.session.store.set_grid(self._study.id, axis_infos(matrix, self._grid))
+        self.session.store.update_study(self._study.id, grid=axis_infos(matrix, self._grid))
         return True
 
     def _conclude(self, runner: StudyRunner) -> Conclusion:
@@ -335,7 +335,7 @@ class StudyRun:
             # Skip the remaining checks, as with `--quick`.
             runner.plan.end_checks()
         if self.session.stopped() and (runner.unchecked or not (runner.finished or runner.has_answered)):
-            store.finish_study(study.id, StudyStatus.INTERRUPTED, runner.document())
+            store.update_study(study.id, StudyStatus.INTERRUPTED, runner.document())
             raise StudyInterruptedError(
                 # Count only trials of this study, not those that it reuses.
                 f"stopped after {how_many(own_trials(store, study), 'trial')}; every one of them is stored",
@@ -346,12 +346,12 @@ class StudyRun:
             if verdict.ends_wrong:
                 reason = _ends_reason(verdict.ends_wrong)
                 document = document.model_copy(update={"status": "none", "reason": reason})
-            store.finish_study(study.id, StudyStatus.FINISHED, document)
+            store.update_study(study.id, StudyStatus.FINISHED, document)
             self._keep_commit(runner, document)
             report = self.report(store, study.id)
             # Store the sentence for SQL queries; only the report can formulate it.
             sentence = report["verdict"]["sentence"]
-            store.save_verdict(study.id, document.model_copy(update={"sentence": sentence}))
+            store.update_study(study.id, verdict=document.model_copy(update={"sentence": sentence}))
             # Read after writing: if two commands end together, the later verdict then includes all trials.
             if not runner.read_others():
                 break
@@ -388,7 +388,7 @@ class StudyRun:
         if self.session.store.study(self._study.id).status is not StudyStatus.FINISHED:
             interrupted = isinstance(error, StudyInterruptedError)
             status = StudyStatus.INTERRUPTED if interrupted else StudyStatus.FAILED
-            self.session.store.finish_study(self._study.id, status, None)
+            self.session.store.update_study(self._study.id, status)
         self.session.notify(events.Failed.of(error))
         self.session.notify(events.Concluded(self.report(self.session.store, self._study.id)))
 

@@ -529,7 +529,8 @@ class TargetRule(StrictModel):
             )
         if self.exit_codes and not {"exit-fail", "import-error"} & set(self.outcomes):
             raise ValueError(
-                "`exit_codes` narrows exit-fail, and `outcomes` lacks it; add it or remove `exit_codes`"
+                "`exit_codes` narrows exit-fail and import-error, and `outcomes` lacks both; add one or "
+                "remove `exit_codes`"
             )
         return self
 

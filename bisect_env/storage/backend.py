@@ -28,8 +28,12 @@ from bisect_env.storage.values import ANOTHER, CHANGED, DamageError, read_json
 VARIABLE = "BISECT_ENV_DB"
 """Environment variable that names the database where `--db` does not."""
 
-# Beginnings of SQLite's own error names (https://sqlite.org/rescode.html).
-_BY_NAME: tuple[tuple[str, str, str], ...] = (
+_SERVER = "check that the server runs and that the URL names it, then start the same command again"
+_NO_TEXT = "Could not decode to UTF-8"
+
+# Beginnings of SQLite's error names (https://sqlite.org/rescode.html) and of PostgreSQL's SQLSTATEs
+# (https://www.postgresql.org/docs/current/errcodes-appendix.html).
+_BY_CODE: tuple[tuple[str, str, str], ...] = (
     (
         "SQLITE_BUSY",
         "is held by another process for too long",
@@ -47,12 +51,6 @@ _BY_NAME: tuple[tuple[str, str, str], ...] = (
     ("SQLITE_FULL", "cannot grow: the disk is full", "make room, then start the same command again"),
     ("SQLITE_CANTOPEN", "cannot be opened", "check the path and its permissions, or " + ANOTHER),
     ("SQLITE_IOERR", "cannot be read or written: the disk reports an error", "check the disk, or " + ANOTHER),
-)
-
-_SERVER = "check that the server runs and that the URL names it, then start the same command again"
-
-# Beginnings of PostgreSQL's SQLSTATE (https://www.postgresql.org/docs/current/errcodes-appendix.html).
-_BY_STATE: tuple[tuple[str, str, str], ...] = (
     (
         "55P03",
         "is held by another writer for too long",
@@ -62,17 +60,22 @@ _BY_STATE: tuple[tuple[str, str, str], ...] = (
     ("3D000", "does not exist", "make it with `createdb`, or " + ANOTHER),
     ("25006", "cannot be written", "write to the server that is not a replica, or " + ANOTHER),
     ("42501", "may not be accessed by this user", "let the owner grant the rights, or " + ANOTHER),
-    ("42P01", "lacks a part that it should have", "take it from a backup, or " + ANOTHER),
-    ("42703", "lacks a part that it should have", "take it from a backup, or " + ANOTHER),
+    ("42P01", "lacks a part that it should have", CHANGED),
+    ("42703", "lacks a part that it should have", CHANGED),
     ("53100", "cannot grow: the server's disk is full", "make room, then start the same command again"),
     ("53300", "has no connection left", "raise `max_connections` of the server, or use fewer processes"),
     ("57P", "was shut down", _SERVER),
     ("25P03", "gave up on this process, which paused for too long", "start the same command again"),
     ("08", "cannot be reached", _SERVER),
+    (_NO_TEXT, "is damaged: it holds text that is not UTF-8", CHANGED),
+    ("", "failed", ANOTHER),
 )
 
-# libpq reports a connection that was refused without a SQLSTATE.
+# Words in errors that have no code of their own. libpq gives none for a connection that was refused.
 _BY_WORDS: tuple[tuple[str, str], ...] = (
+    (_NO_TEXT, _NO_TEXT),
+    ("no such table", "42P01"),
+    ("no such column", "42703"),
     ("password authentication failed", "28"),
     ("no password supplied", "28"),
     ("no pg_hba.conf entry", "28"),
@@ -84,48 +87,18 @@ _BY_WORDS: tuple[tuple[str, str], ...] = (
 )
 
 
-def _of_server(shown: str, error: DBAPIError) -> StorageError | None:
-    if not hasattr(error.orig, "sqlstate"):
-        return None
-    text, state = " ".join(str(error.orig).split()), getattr(error.orig, "sqlstate", None)
-    if state is None and isinstance(error, OperationalError):
-        state = next((code for words, code in _BY_WORDS if words in text), None)
-    for beginning, what, remedy in _BY_STATE:
-        if state is not None and state.startswith(beginning):
-            return StorageError(f"the database {shown} {what}", tried=text, remedy=remedy)
-    return None
-
-
-def storage_error(shown: str, error: DBAPIError) -> StorageError:
-    """Convert an error of the database driver to an error with a message for the user.
+def _storage_error(shown: str, text: str, code: str | None) -> StorageError:
+    """Return an error with a message for the user, for an error of the database driver.
 
     Args:
         shown: The database as messages name it, without a password.
-        error: As SQLAlchemy raised it.
+        text: Message of the driver.
+        code: SQLite's name of the error or PostgreSQL's SQLSTATE; None if there is none.
     """
-    name = str(getattr(error.orig, "sqlite_errorname", ""))
-    for beginning, what, remedy in _BY_NAME:
-        if name.startswith(beginning):
-            return StorageError(f"the database {shown} {what}", tried=f"{error.orig}", remedy=remedy)
-    if found := _of_server(shown, error):
-        return found
-    if "Could not decode to UTF-8" in str(error.orig):
-        return _no_text(shown, f"{error.orig}")
-    if "no such table" in str(error.orig) or "no such column" in str(error.orig):
-        return StorageError(
-            f"the database {shown} lacks a part that it should have",
-            tried=f"{error.orig}",
-            remedy=CHANGED,
-        )
-    return StorageError(f"the database {shown} failed", tried=f"{error.orig}", remedy=ANOTHER)
-
-
-def _no_text(shown: str, tried: str) -> StorageError:
-    return StorageError(
-        f"the database {shown} is damaged: it holds text that is not UTF-8",
-        tried=tried,
-        remedy=CHANGED,
-    )
+    if code in (None, "SQLITE_ERROR"):
+        code = next((known for words, known in _BY_WORDS if words in text), "")
+    what, remedy = next((what, remedy) for known, what, remedy in _BY_CODE if str(code).startswith(known))
+    return StorageError(f"the database {shown} {what}", tried=" ".join(text.split()), remedy=remedy)
 
 
 @contextlib.contextmanager
@@ -142,10 +115,13 @@ def speaking(shown: str) -> Iterator[None]:
     except IntegrityError:
         raise
     except DBAPIError as error:
-        raise storage_error(shown, error) from error
+        code = getattr(error.orig, "sqlite_errorname", None) or getattr(error.orig, "sqlstate", None)
+        if code is None and not isinstance(error, OperationalError):
+            code = ""  # a mistake in the URL may mention a connection, too
+        raise _storage_error(shown, str(error.orig), code) from error
     except UnicodeDecodeError as error:
         # SQLite quotes a damaged schema in a message that Python's driver cannot read.
-        raise _no_text(shown, str(error)) from error
+        raise _storage_error(shown, str(error), _NO_TEXT) from error
     except DamageError as damage:
         raise StorageError(
             f"the database {shown} is damaged: {damage.what}", remedy=damage.remedy
@@ -197,6 +173,12 @@ def database_location(reference: str | None) -> Path | URL:
                 f"{shown_url(url)}: this release keeps its results in SQLite or PostgreSQL, not in {other}",
                 remedy=_REMEDY,
             )
+
+
+def has_database(reference: str | None) -> bool:
+    """Return whether the file of the results database exists. A database server is assumed to exist."""
+    location = database_location(reference)
+    return not isinstance(location, Path) or location.exists()
 
 
 def shown_location(reference: str | None) -> str:

@@ -9,8 +9,8 @@ from collections.abc import Sequence
 
 from sqlmodel import Session, col, select
 
-from bisect_env.errors import StorageError
 from bisect_env.storage.tables import ArtefactRow, BlobRow, TrialRow
+from bisect_env.storage.values import DamageError
 
 LARGEST = 64 * 1024 * 1024
 """Maximum size of one content in bytes, to keep files such as CUDA core dumps out of the database."""
@@ -51,7 +51,7 @@ def get(row: BlobRow) -> bytes | None:
     four megabytes that somebody else wrote may unpack to four gigabytes.
 
     Raises:
-        StorageError: The content does not match its hash and size.
+        DamageError: The content does not match its hash and size.
     """
     digest: object = row.content_hash
     if not isinstance(digest, str) or not _DIGEST.fullmatch(digest):
@@ -82,7 +82,7 @@ def left_by(session: Session, trial: TrialRow) -> list[tuple[str, BlobRow, bytes
     The content is None if it was deleted to save space.
 
     Raises:
-        StorageError: A content does not match its hash and size.
+        DamageError: A content does not match its hash and size.
     """
     query = (
         select(ArtefactRow.name, BlobRow)
@@ -93,8 +93,5 @@ def left_by(session: Session, trial: TrialRow) -> list[tuple[str, BlobRow, bytes
     return [(name, blob, get(blob)) for name, blob in session.exec(query)]
 
 
-def _broken(digest: str, why: str) -> StorageError:
-    return StorageError(
-        f"the stored log {digest[:12]} cannot be read ({why})",
-        remedy="take the database from a backup, or name another with `--db`",
-    )
+def _broken(digest: str, why: str) -> DamageError:
+    return DamageError(f"stored log {digest[:12]}", "data", why)

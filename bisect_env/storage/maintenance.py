@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Callable
 from typing import Any
 
@@ -12,7 +11,7 @@ from sqlmodel import select as select_rows
 
 from bisect_env.errors import StorageError
 from bisect_env.storage import backend, rows
-from bisect_env.storage.connecting import opened
+from bisect_env.storage.store import Store
 from bisect_env.storage.tables import (
     METADATA,
     SCHEMA_VERSION,
@@ -21,7 +20,6 @@ from bisect_env.storage.tables import (
     DecisionRow,
     LockRow,
     MemberRow,
-    PackageRow,
     StudyRow,
     TrialRow,
 )
@@ -33,9 +31,9 @@ def problems(reference: str | None) -> tuple[str, list[str]]:
     Raises:
         StorageError: It cannot be opened, or has another schema.
     """
-    with opened(reference, read_only=True) as database, database.reader.connect() as connection:
-        found = _problems(connection)
-        return database.shown, found or _damages(connection)
+    with Store.open(reference, read_only=True) as store, store.snapshot(), store.reading() as session:
+        found = _problems(session.connection())
+        return store.shown, found or _damages(store, session)
 
 
 def _problems(connection: Connection) -> list[str]:
@@ -59,36 +57,32 @@ _NAMED = 10
 """Damaged rows of a table that are named."""
 
 
-def _damages(connection: Connection) -> list[str]:
+def _damages(store: Store, session: Session) -> list[str]:
     """Check the rows of all tables, and return a description of each damaged row.
 
     Logs are not read.
     """
     found: list[str] = []
-    with Session(connection) as session:
-        packages: defaultdict[str, list[PackageRow]] = defaultdict(list)
-        for package in session.exec(select_rows(PackageRow)):
-            packages[package.lock_hash].append(package)
-        looks: list[tuple[Any, Callable[[Any], object]]] = [
-            (StudyRow, rows.study_of),
-            (LockRow, lambda row: rows.lock_of(row, packages[row.content_hash])),
-            (CombinationRow, rows.combination_of),
-            (TrialRow, rows.check_trial),
-            (MemberRow, rows.check_member),
-            (ChangedRow, rows.change_of),
-            (DecisionRow, rows.decision_of),
-        ]
-        for table, look in looks:
-            damaged: list[str] = []
-            for row in session.exec(select_rows(table).execution_options(yield_per=1000)):
-                try:
-                    look(row)
-                except StorageError as error:
-                    damaged.append(f"damaged: {error.what}")
-                if len(damaged) >= _NAMED:
-                    damaged.append(f"and perhaps more of {table.__tablename__}")
-                    break
-            found += damaged
+    looks: list[tuple[Any, Callable[[Any], object]]] = [
+        (StudyRow, rows.study_of),
+        (LockRow, lambda row: store.lock(row.content_hash)),
+        (CombinationRow, rows.combination_of),
+        (TrialRow, rows.checked),
+        (MemberRow, rows.checked),
+        (ChangedRow, rows.change_of),
+        (DecisionRow, rows.decision_of),
+    ]
+    for table, look in looks:
+        damaged: list[str] = []
+        for row in session.exec(select_rows(table).execution_options(yield_per=1000)):
+            try:
+                look(row)
+            except StorageError as error:
+                damaged.append(f"damaged: {error.what}")
+            if len(damaged) >= _NAMED:
+                damaged.append(f"and perhaps more of {table.__tablename__}")
+                break
+        found += damaged
     return found
 
 
@@ -98,7 +92,8 @@ def stats(reference: str | None) -> tuple[str, dict[str, int | str]]:
     Raises:
         StorageError: It cannot be opened, or has another schema.
     """
-    with opened(reference, read_only=True) as database, database.reader.connect() as connection:
+    with Store.open(reference, read_only=True) as store, store.reading() as session:
+        connection = session.connection()
         measured: dict[str, int | str] = {
             "back end": connection.dialect.name,
             "schema": SCHEMA_VERSION,
@@ -109,7 +104,7 @@ def stats(reference: str | None) -> tuple[str, dict[str, int | str]]:
                 query = select(func.count()).select_from(table)
                 measured[name] = int(connection.execute(query).scalar_one())
         measured["bytes"] = _size(connection)
-        return database.shown, measured
+        return store.shown, measured
 
 
 def _size(connection: Connection) -> int:

@@ -24,8 +24,9 @@ from bisect_env.storage.backend import (
     TRIAL_COLUMNS,
     Database,
     name_public,
+    speaking,
 )
-from bisect_env.storage.connecting import opened
+from bisect_env.storage.store import Store
 from bisect_env.storage.tables import METADATA
 from bisect_env.trials.records import Evidence
 
@@ -186,7 +187,8 @@ def ask(
         StorageError: There is no database that this release can use, or it fails.
     """
     limit = _Limit(timeout)
-    with opened(reference, read_only=True) as database:
+    with Store.open(reference, read_only=True) as store, speaking(store.shown):
+        database = store.database
         try:
             with database.reader.connect() as connection, _held_back(connection, limit, question):
                 options = {"stream_results": True, "no_parameters": True}

@@ -4,13 +4,22 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from datetime import UTC, datetime
 from functools import cache
 from typing import Annotated, Any, TypeVar
 
-from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError, create_model
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Json,
+    NonNegativeInt,
+    TypeAdapter,
+    ValidationError,
+    create_model,
+)
 from sqlmodel import SQLModel
 
 from bisect_env.answers.axes import AxisInfo
@@ -53,17 +62,33 @@ from bisect_env.storage.values import (
     DamageError,
     clean,
     jsonable,
-    member,
     public,
     read_json,
     shortened,
 )
-from bisect_env.trials.judge import TARGET, ChangedEnvironment
-from bisect_env.trials.records import Evidence, Machine, Outcome, Phase, TrialFacts, TrialRecord
+from bisect_env.trials.judge import TARGET, ChangedEnvironment, Target
+from bisect_env.trials.records import (
+    Evidence,
+    Machine,
+    Outcome,
+    Perturbation,
+    Phase,
+    TrialFacts,
+    TrialRecord,
+)
 
 # --------------------------------------------------------------------------------------------------
 # Checks that rows have valid contents, because SQLite does not enforce types. The annotation of a column
-# states its type; JSON documents are validated by their models.
+# states its type, unless `_CONTENTS` gives a more exact one. A payload's type depends on the decision's kind.
+
+
+def _check_signature(text: str) -> str:
+    if text:
+        read_signature(text)
+    return text
+
+
+_Signature = Annotated[str, AfterValidator(_check_signature)]
 
 
 class _Ends(AnswerPart):
@@ -88,12 +113,31 @@ class _Build(AnswerPart):
 
 
 class _Amplified(AnswerPart):
-    perturbation: dict[str, Any]
+    perturbation: Perturbation
+    signature: _Signature = ""
     reason: str = ""
 
 
-_GRID = TypeAdapter(tuple[AxisInfo, ...])
-_FILES = TypeAdapter(tuple[_File, ...])
+_Key: Any = Annotated[Json[tuple[tuple[str, str], ...]], AfterValidator(Combination)]
+_KEY: TypeAdapter[Combination] = TypeAdapter(_Key)
+_CONTENTS: dict[type[SQLModel], dict[str, Any]] = {
+    StudyRow: {
+        "status": StudyStatus,
+        "grid": tuple[AxisInfo, ...],
+        "settings": _Settings,
+        "target": Target,
+        "files": tuple[_File, ...],
+        "verdict": VerdictDocument | None,
+    },
+    CombinationRow: {"key": _Key, "status": CombinationStatus},
+    TrialRow: {
+        "outcome": Outcome,
+        "phase": Phase,
+        "copies": dict[Outcome, NonNegativeInt],
+        "signature": _Signature,
+    },
+    MemberRow: {"evidence": Evidence},
+}
 _PAYLOADS: dict[str, type[AnswerPart]] = {
     AMPLIFIED: _Amplified,
     BUILT: _Build,
@@ -102,8 +146,28 @@ _PAYLOADS: dict[str, type[AnswerPart]] = {
     EXPLAINED: Explanation,
     TRACED: TracedReport,
 }
+_NAMES: dict[type[SQLModel], str] = {
+    StudyRow: "study {id}",
+    LockRow: "lock {content_hash}",
+    PackageRow: "a package of lock {lock_hash}",
+    CombinationRow: "combination {key} of study {study_id}",
+    TrialRow: "trial {trial_id}",
+    MemberRow: "trial {trial_sequence} of study {study_id}",
+    ChangedRow: "change {id} of an environment",
+    DecisionRow: "decision {id} of study {study_id}",
+}
+"""How messages name a row of each table."""
+_ID = re.compile(r"[0-9A-Za-z_-]{1,64}")
 
-_TRIAL_ID = re.compile(r"[0-9A-Za-z_-]{1,64}")
+
+def _name_of(row: SQLModel) -> str:
+    """Return a name of a row for error messages, such as `trial 4f0c`. Invalid ids are quoted."""
+
+    def shown(column: re.Match[str]) -> str:
+        value = getattr(row, column[1])
+        return value if isinstance(value, str) and _ID.fullmatch(value) else shortened(value)
+
+    return re.sub(r"{(\w+)}", shown, _NAMES[type(row)])
 
 
 @cache
@@ -116,46 +180,53 @@ def _columns_of(table: type[SQLModel]) -> TypeAdapter[Any]:
         name: (Annotated[(field.annotation, *field.metadata)] if field.metadata else field.annotation, ...)
         for name, field in table.model_fields.items()
     }
+    columns |= {name: (kind, ...) for name, kind in _CONTENTS.get(table, {}).items()}
     # SQLite turns numbers that are too large into infinity.
-    config = ConfigDict(strict=True, allow_inf_nan=False)
+    config = ConfigDict(allow_inf_nan=False)
     return TypeAdapter(create_model(f"{table.__name__}Columns", __config__=config, **columns))
 
 
-def _damage(error: ValidationError, where: str, column: str) -> DamageError:
-    first = error.errors(include_url=False)[0]
-    path = ".".join(str(part) for part in (column, *first["loc"]) if part != "")
-    return DamageError(where, path, f"it holds {shortened(first['input'])}: {without_kind(first['msg'])}")
+_Document = TypeVar("_Document")
 
 
-def check_row(row: SQLModel, where: str) -> None:
-    """Raise an error if a row contains a value that its column does not allow.
-
-    Such a value has another type than the column, or is NaN or an infinity.
+def read(
+    kind: type[_Document] | TypeAdapter[_Document], document: object, where: str, column: str
+) -> _Document:
+    """Convert a stored JSON document to the type that it must have.
 
     Args:
-        row: A row of one of our tables.
+        kind: The type, or a validator of it.
+        document: The parsed document.
         where: Name of the row, for the message.
+        column: Name of the column, for the message; "" if the keys of the document are columns.
 
     Raises:
-        DamageError: A column of `row` holds a value of the wrong type, NaN or an infinity.
+        DamageError: The document has another type.
+    """
+    adapter = kind if isinstance(kind, TypeAdapter) else TypeAdapter(kind)
+    try:
+        # As JSON: strict validation of Python objects refuses lists where the model has tuples.
+        return adapter.validate_json(json.dumps(document, default=_as_json), strict=True)
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        path = ".".join(str(part) for part in (column, *first["loc"]) if part != "")
+        why = f"it holds {shortened(first['input'])}: {without_kind(first['msg'])}"
+        raise DamageError(where, path, why) from None
+
+
+def _as_json(value: object) -> object:
+    # A list, which no column may hold at its top, stands for binary data in a column of another type.
+    return value.isoformat() if isinstance(value, datetime) else [repr(value)]
+
+
+def checked(row: SQLModel) -> Any:
+    """Return the values of a row, converted to the types that its columns must have.
+
+    Raises:
+        DamageError: A column holds a value of the wrong type, NaN or an infinity.
     """
     columns = {name: getattr(row, name) for name in type(row).model_fields}
-    try:
-        _columns_of(type(row)).validate_python(columns, strict=True)
-    except ValidationError as error:
-        raise _damage(error, where, "") from None
-
-
-def _named(kind: str, row_id: object) -> str:
-    """Return a name of a row for error messages, such as `trial 4f0c`.
-
-    An invalid id is quoted.
-    """
-    return (
-        f"{kind} {row_id}"
-        if isinstance(row_id, str) and _TRIAL_ID.fullmatch(row_id)
-        else f"{kind} {shortened(row_id)}"
-    )
+    return read(_columns_of(type(row)), columns, _name_of(row), "")
 
 
 # --------------------------------------------------------------------------------------------------
@@ -169,9 +240,9 @@ of a combination, and then stored once."""
 
 
 _DEFINITION = {one.name for one in fields(StudyDefinition)} & StudyRow.model_fields.keys() - {
-    *("grid", "target", "files")
+    *("settings", "files")
 }
-"""Fields that are stored without conversion."""
+"""Fields that are equal to a column."""
 
 
 def study_of(row: StudyRow) -> Study:
@@ -180,48 +251,19 @@ def study_of(row: StudyRow) -> Study:
     Raises:
         DamageError: The stored value is invalid.
     """
-    where = _named("study", row.id)
-    check_row(row, where)
-    _read(_Settings, row.settings, where, "settings")
-    _read(_FILES, row.files, where, "files")
+    found = checked(row)
     definition = StudyDefinition(
-        **{name: getattr(row, name) for name in _DEFINITION},
-        grid=_read(_GRID, row.grid, where, "grid"),
-        target=_read(TARGET, row.target, where, "target"),
-        user=row.username,
+        **{name: getattr(found, name) for name in _DEFINITION}, settings=row.settings, user=found.username
     )
     return Study(
-        id=row.id,
+        id=found.id,
         definition=definition,
-        status=member(StudyStatus, row.status, where),
-        verdict=None if row.verdict is None else verdict_of(row.verdict, where),
-        created_at=row.created_at,
-        updated_at=row.updated_at,
-        finished_at=row.finished_at,
+        status=found.status,
+        verdict=found.verdict,
+        created_at=found.created_at,
+        updated_at=found.updated_at,
+        finished_at=found.finished_at,
     )
-
-
-def verdict_of(document: object, where: str) -> VerdictDocument:
-    """Convert a stored JSON document to a verdict.
-
-    Raises:
-        DamageError: The stored value is invalid.
-    """
-    return _read(VerdictDocument, document, where, "verdict")
-
-
-_Document = TypeVar("_Document")
-
-
-def _read(
-    kind: TypeAdapter[_Document] | type[_Document], document: object, where: str, column: str
-) -> _Document:
-    adapter = kind if isinstance(kind, TypeAdapter) else TypeAdapter(kind)
-    try:
-        # As JSON: strict validation of Python objects refuses lists where the model has tuples.
-        return adapter.validate_json(json.dumps(document), strict=True)
-    except ValidationError as error:
-        raise _damage(error, where, column) from None
 
 
 def model_value(model: BaseModel) -> dict[str, Any]:
@@ -246,7 +288,7 @@ def definition_values(definition: StudyDefinition) -> dict[str, Any]:
         "description": public(definition.description),
         "grid": grid_value(definition.grid),
         "settings": jsonable(definition.settings),
-        "target": jsonable(definition.target.as_json()),
+        "target": jsonable(TARGET.dump_python(definition.target, mode="json")),
         "matrix_text": clean(shared_matrix_text(definition.matrix_text)),
     }
 
@@ -289,21 +331,18 @@ def lock_of(row: LockRow, packages: list[PackageRow]) -> Lock:
     """
     from bisect_env.environments.lockfiles import parse_lock  # brings a YAML parser, which few commands need
 
-    where = _named("lock", row.content_hash)
-    check_row(row, where)
+    where = _name_of(row)
+    checked(row)
     try:
         lock = parse_lock(row.text, name="it")
     except LockFileError as error:
         raise DamageError(where, "text", error.what) from None
-    if lock.content_hash != row.content_hash:
-        raise DamageError(where, "text", f"its content has the hash {lock.content_hash[:12]}")
-    for column in ("python", "platform"):
-        if getattr(row, column) != getattr(lock, column):
+    expected, expected_packages = lock_rows(lock, row.created_at)
+    for column in ("content_hash", "python", "platform"):
+        if getattr(row, column) != getattr(expected, column):
             raise DamageError(where, column, "it is not what the text says")
-    for package in packages:
-        check_row(package, f"a package of {where}")
-    said = sorted((p.manager, p.name, p.version, p.build, p.url, p.sha256) for p in packages)
-    if said != sorted((p.manager, p.name, p.version, p.build, p.url, p.sha256) for p in lock.packages):
+    found, wanted = (sorted(tuple(checked(one)) for one in some) for some in (packages, expected_packages))
+    if found != wanted:
         raise DamageError(where, "packages", "its packages are not those of the text")
     return lock
 
@@ -314,10 +353,8 @@ def combination_of(row: CombinationRow) -> CombinationState:
     Raises:
         DamageError: The stored value is invalid.
     """
-    where = f"combination {shortened(row.key)} of study {shortened(row.study_id)}"
-    check_row(row, where)
-    status = member(CombinationStatus, row.status, where)
-    return CombinationState(combination_from(row.key, where), status, row.reason, row.lock_hash)
+    found = checked(row)
+    return CombinationState(found.key, found.status, found.reason, found.lock_hash)
 
 
 def combination_from(key: object, where: str) -> Combination:
@@ -326,14 +363,7 @@ def combination_from(key: object, where: str) -> Combination:
     Raises:
         DamageError: The key is invalid.
     """
-    data = read_json(key)
-    pairs = data if isinstance(data, list) else None
-    if pairs is None or not all(
-        isinstance(pair, list) and len(pair) == 2 and all(isinstance(part, str) for part in pair)
-        for pair in pairs
-    ):
-        raise DamageError(where, "key", f"it holds {shortened(key)}, which is no combination")
-    return Combination(tuple((axis, value) for axis, value in pairs))
+    return read(_KEY, key, where, "key")
 
 
 def decision_of(row: DecisionRow) -> Decision:
@@ -342,11 +372,10 @@ def decision_of(row: DecisionRow) -> Decision:
     Raises:
         DamageError: The stored value is invalid.
     """
-    where = f"decision {row.id} of study {shortened(row.study_id)}"
-    check_row(row, where)
+    found = checked(row)
     if row.kind in _PAYLOADS:
-        _read(_PAYLOADS[row.kind], row.payload, where, "payload")
-    return Decision(row.at, row.kind, row.payload)
+        read(_PAYLOADS[row.kind], row.payload, _name_of(row), "payload")
+    return Decision(found.at, found.kind, row.payload)
 
 
 def decision_row(study_id: str, kind: str, payload: Mapping[str, Any]) -> DecisionRow:
@@ -356,17 +385,6 @@ def decision_row(study_id: str, kind: str, payload: Mapping[str, Any]) -> Decisi
 
 _FACTS = [one.name for one in fields(TrialFacts) if one.name in TrialRow.model_fields]
 _MACHINE = [one.name for one in fields(Machine)]
-_STORED: dict[str, Callable[[Any], Any]] = {
-    **dict.fromkeys(("host", "worker", "gpu"), clean),
-    **dict.fromkeys(("signature", "detail"), public),
-    "outcome": lambda outcome: str(Outcome(outcome)),
-    "phase": lambda phase: str(Phase(phase)),
-    "duration": float,
-    "killed_by_us": bool,
-    "copies": lambda copies: {str(Outcome(outcome)): int(number) for outcome, number in copies.items()},
-    "iterations": int,
-}
-"""Functions that convert facts to column values, for facts that need conversion."""
 
 
 def trial_row(study_id: str, record: TrialRecord, trial_key: str, now: datetime) -> TrialRow:
@@ -379,9 +397,9 @@ def trial_row(study_id: str, record: TrialRecord, trial_key: str, now: datetime)
         now: Time of recording.
     """
     facts: dict[str, Any] = {name: getattr(record, name) for name in _FACTS}
-    facts |= {name: convert(facts[name]) for name, convert in _STORED.items()}
-    facts |= {name: clean(getattr(record.machine, name)) for name in _MACHINE}
-    return TrialRow(**facts, study_id=study_id, trial_key=trial_key, recorded_at=now)
+    facts |= {name: getattr(record.machine, name) for name in _MACHINE}
+    times = {"started_at": facts.pop("started_at"), "recorded_at": now}
+    return TrialRow(**jsonable(facts), **times, study_id=study_id, trial_key=trial_key)
 
 
 def artefacts_of(record: TrialRecord) -> dict[str, bytes]:
@@ -410,14 +428,13 @@ def stored_trial(of_study: MemberRow, row: TrialRow, key: str) -> StoredTrial:
     Raises:
         DamageError: A row holds invalid content.
     """
-    facts = _facts(row, key)
-    check_member(of_study)
+    member = checked(of_study)
     return StoredTrial(
-        **facts,
-        sequence=of_study.id or 0,
+        **_facts(row, key),
+        sequence=member.id,
         study_id=row.study_id,
-        reused=of_study.reused,
-        matched=of_study.matched,
+        reused=member.reused,
+        matched=member.matched,
         recorded_at=row.recorded_at,
     )
 
@@ -428,48 +445,17 @@ def change_of(row: ChangedRow) -> ChangedEnvironment:
     Raises:
         DamageError: The row holds invalid content.
     """
-    check_row(row, f"change {shortened(row.id)} of an environment")
-    return ChangedEnvironment(row.lock_hash, row.host, row.since, row.until)
-
-
-def check_member(row: MemberRow) -> None:
-    """Raise an error if a row that links a trial to a study holds invalid content.
-
-    Raises:
-        DamageError: The row holds invalid content.
-    """
-    where = f"trial {shortened(row.trial_sequence)} of study {shortened(row.study_id)}"
-    check_row(row, where)
-    member(Evidence, row.evidence, where)
+    found = checked(row)
+    return ChangedEnvironment(found.lock_hash, found.host, found.since, found.until)
 
 
 def _facts(row: TrialRow, key: str) -> dict[str, Any]:
-    return {**check_trial(row), "combination": combination_from(key, _named("trial", row.trial_id))}
-
-
-def check_trial(row: TrialRow) -> dict[str, Any]:
-    """Check the row of a trial, and return its values as arguments for `TrialFacts`.
-
-    The combination is missing, because the row does not contain it.
-
-    Raises:
-        DamageError: They are not what we store.
-    """
-    where = _named("trial", row.trial_id)
-    check_row(row, where)
-    if row.signature:
-        try:
-            read_signature(row.signature)
-        except (ValueError, TypeError):
-            raise DamageError(
-                where, "signature", f"it holds {shortened(row.signature)}, which is none"
-            ) from None
+    """Check the row of a trial, and return its values as arguments for `TrialFacts`."""
+    found = checked(row)
     return {
-        **{name: getattr(row, name) for name in _FACTS},
-        "outcome": member(Outcome, row.outcome, where),
-        "phase": member(Phase, row.phase, where),
-        "copies": {member(Outcome, outcome, where): number for outcome, number in row.copies.items()},
-        "machine": Machine(*(getattr(row, name) for name in _MACHINE)),
+        **{name: getattr(found, name) for name in _FACTS},
+        "combination": combination_from(key, _name_of(row)),
+        "machine": Machine(*(getattr(found, name) for name in _MACHINE)),
     }
 
 
@@ -482,14 +468,12 @@ def whole_trial(row: TrialRow, key: str, logs: Mapping[str, bytes | None]) -> Wh
         DamageError: The row or its logs hold invalid content.
     """
     facts = _facts(row, key)
-    where = _named("trial", row.trial_id)
+    where = _name_of(row)
     try:
         texts = {name: (logs.get(name) or b"").decode("utf-8", "surrogatepass") for name in LOGS}
     except UnicodeDecodeError as error:
         raise DamageError(where, "logs", f"they are not UTF-8 ({error.reason})") from None
-    imported = read_json(logs.get(IMPORTED) or b"{}")
-    if not isinstance(imported, dict) or not all(isinstance(value, str) for value in imported.values()):
-        raise DamageError(where, IMPORTED, f"it holds {shortened(imported)}, not versions")
+    imported = read(dict[str, str], read_json(logs.get(IMPORTED) or b"{}"), where, IMPORTED)
     record = TrialRecord(**{**facts, **texts, "imported": imported})
     collected = any(content is None for content in logs.values())
     return WholeTrial(row.study_id, record, row.recorded_at, collected)

@@ -31,6 +31,7 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any, Self
 
 from sqlalchemy import ColumnElement, literal_column
@@ -46,8 +47,16 @@ from bisect_env.errors import UsageError
 from bisect_env.matrix.files import StudyFile
 from bisect_env.matrix.grid import Combination
 from bisect_env.storage import blobs, rows
-from bisect_env.storage.backend import LOG_LIMIT, Database, speaking
-from bisect_env.storage.connecting import open_database
+from bisect_env.storage.backend import (
+    LOG_LIMIT,
+    Database,
+    check_version,
+    database_location,
+    has_schema,
+    make_schema,
+    no_results,
+    speaking,
+)
 from bisect_env.storage.entries import (
     AMPLIFIED,
     CombinationState,
@@ -60,6 +69,8 @@ from bisect_env.storage.entries import (
     WholeTrial,
     failures_of,
 )
+from bisect_env.storage.postgres import open_server
+from bisect_env.storage.sqlite import open_file
 from bisect_env.storage.study_trials import StudyTrials, end_keys, like_ends, sequences_of, study_row
 from bisect_env.storage.tables import (
     ArtefactRow,
@@ -74,7 +85,7 @@ from bisect_env.storage.tables import (
     StudyRow,
     TrialRow,
 )
-from bisect_env.storage.values import DamageError, clean, public, shortened
+from bisect_env.storage.values import DamageError, clean, public
 from bisect_env.trials.judge import Target
 from bisect_env.trials.records import Evidence
 
@@ -120,15 +131,14 @@ def _stored(session: Session) -> int:
     return int(session.exec(query).one())
 
 
-def _cited_trials(store: Store, session: Session) -> list[str]:
+def _cited_trials(store: Store) -> list[str]:
     """Return the ids of all trials that verdicts cite."""
     cited: list[str] = []
-    for study_id, document in session.exec(
-        select(StudyRow.id, StudyRow.verdict).where(col(StudyRow.verdict).is_not(None))
-    ).all():
-        trials = store.trials(study_id)
+    for study in store.studies():
+        if (verdict := study.verdict) is None:
+            continue
+        trials = store.trials(study.id)
         cited += [group.trial_id for group in failures_of(trials)]
-        verdict = rows.verdict_of(document, f"study {shortened(study_id)}")
         for values, evidence in ((verdict.first_bad, Evidence.BAD), (verdict.last_good, Evidence.GOOD)):
             if values:
                 there = Combination.of(values)
@@ -137,32 +147,16 @@ def _cited_trials(store: Store, session: Session) -> list[str]:
     return cited
 
 
-def _blobs_of(session: Session, trial_ids: Sequence[str]) -> dict[str, int]:
-    """Return the stored size in bytes of each log and file that the trials left, by content hash."""
-    found: dict[str, int] = {}
-    for i in range(0, len(trial_ids), 500):
-        query = (
-            select(BlobRow.content_hash, BlobRow.stored)
-            .join(ArtefactRow, col(ArtefactRow.content_hash) == col(BlobRow.content_hash))
-            .join(TrialRow, col(TrialRow.sequence) == col(ArtefactRow.trial_sequence))
-            .where(col(TrialRow.trial_id).in_(trial_ids[i : i + 500]))
-            .where(col(BlobRow.collected).is_(False))
-        )
-        found.update(dict(session.exec(query).all()))
-    return found
-
-
-def _oldest_first(session: Session) -> list[tuple[str, int]]:
-    # Order contents by the newest trial that left them, so that contents which still occur are kept longer.
-    youngest: Any = func.max(ArtefactRow.trial_sequence)
+def _logs(session: Session) -> list[tuple[str, str, int]]:
+    """Return trial id, content hash and stored size in bytes of each stored log, the oldest trial first."""
     query = (
-        select(BlobRow.content_hash, BlobRow.stored)
-        .join(ArtefactRow, col(ArtefactRow.content_hash) == col(BlobRow.content_hash))
+        select(TrialRow.trial_id, BlobRow.content_hash, BlobRow.stored)
+        .join(ArtefactRow, col(ArtefactRow.trial_sequence) == col(TrialRow.sequence))
+        .join(BlobRow, col(BlobRow.content_hash) == col(ArtefactRow.content_hash))
         .where(col(BlobRow.collected).is_(False))
-        .group_by(col(BlobRow.content_hash), col(BlobRow.stored))
-        .order_by(youngest, col(BlobRow.content_hash))
+        .order_by(col(TrialRow.sequence), col(BlobRow.content_hash))
     )
-    return [(digest, size) for digest, size in session.exec(query)]
+    return list(session.exec(query))
 
 
 # --------------------------------------------------------------------------------------------------
@@ -189,18 +183,16 @@ def find_study(studies: Sequence[Study], reference: str | None, shown: str) -> S
             f"there is no study in {shown}",
             remedy="start `bisect-env run MATRIX` first, or name the database with `--db` or BISECT_ENV_DB",
         )
+    # Studies that explain another study are shown only on request.
+    own = [study for study in studies if "explains" not in study.definition.settings]
     if reference is None:
-        # Studies that explain another study are shown only on request.
-        own = (study for study in studies if "explains" not in study.definition.settings)
-        return next(own, studies[0])
-    for study in studies:
-        # A name takes precedence over the beginning of an id; `cafe` can be both.
-        if reference in (study.id, study.name):
-            return study
-    for study in studies:
-        # Users may also refer to a study by the path of its matrix file.
-        if study.definition.matrix_path == reference and "explains" not in study.definition.settings:
-            return study
+        return (own or studies)[0]
+    # A name takes precedence over the beginning of an id; `cafe` can be both.
+    named = [study for study in studies if reference in (study.id, study.name)]
+    # Users may also refer to a study by the path of its matrix file.
+    named += [study for study in own if reference and study.definition.matrix_path == reference]
+    if named:
+        return named[0]
     matching = [study for study in studies if reference and study.id.startswith(reference.lower())]
     if len(matching) == 1:
         return matching[0]
@@ -381,7 +373,30 @@ class Store:
             StorageError: It is no database of ours, is damaged, has another schema, cannot be reached or
                 lies on a network file system. It was not changed.
         """
-        return cls(open_database(url_or_path, read_only=read_only))
+        location = database_location(url_or_path)
+        if isinstance(location, Path):
+            store = cls(open_file(location, read_only=read_only))
+        else:
+            store = cls(open_server(location, read_only=read_only))
+        try:
+            store._find_or_make(read_only=read_only)
+        except BaseException:
+            store.close()
+            raise
+        return store
+
+    def _find_or_make(self, *, read_only: bool) -> None:
+        with self.reading() as session:
+            is_ours = has_schema(session.connection(), self.shown)
+        if not is_ours and read_only:
+            raise no_results(self.shown)
+        if not is_ours:
+            with self.writing() as session:
+                # Another process may have created the tables while this one waited for the write lock.
+                if not has_schema(session.connection(), self.shown):
+                    make_schema(session.connection())
+        with self.reading() as session:
+            check_version(session.connection(), self.shown)
 
     # -- studies, and what was decided in them ---------------------------------------------------------------
 
@@ -399,7 +414,7 @@ class Store:
 
         If the definition is fresh, a study is always created. A resumed study takes over the new definition
         except `exclude_newer`, which keeps its first value (so that resolved versions stay the same), and
-        `fresh`. An interrupted or failed study is opened again; a finished one stays finished until `reopen`.
+        `fresh`. An interrupted or failed study is opened again; a finished one stays finished.
         A `study_id` names the study to resume, and "" creates another one.
         """
         now = datetime.now(UTC)
@@ -457,47 +472,36 @@ class Store:
                     found.append(StudyFile(str(file["name"]), content, bool(file["executable"])))
             return tuple(found), tuple(missing)
 
-    def save_verdict(self, study_id: str, verdict: VerdictDocument) -> None:
-        """Store the current verdict of a study, so that reports can show it while the study runs."""
-        with self.writing() as session:
-            row = study_row(session, study_id)
-            row.verdict, row.updated_at = rows.model_value(verdict), datetime.now(UTC)
-
-    def set_grid(self, study_id: str, grid: Sequence[AxisInfo]) -> None:
-        """Replace the stored axis values of a study, after releases were added to them."""
-        with self.writing() as session:
-            row = study_row(session, study_id)
-            row.grid, row.updated_at = rows.grid_value(grid), datetime.now(UTC)
-
-    def finish_study(self, study_id: str, status: str, verdict: VerdictDocument | None) -> None:
-        """Store that a study has ended, and how.
+    def update_study(
+        self,
+        study_id: str,
+        status: str | None = None,
+        verdict: VerdictDocument | None = None,
+        *,
+        grid: Sequence[AxisInfo] | None = None,
+    ) -> None:
+        """Store a new status, verdict or grid of a study; None keeps the present one.
 
         Args:
             study_id: Id of the study.
-            status: `finished`, `interrupted` or `failed`.
-            verdict: Final verdict; None keeps the one stored last.
+            status: A `StudyStatus`. With any but `open`, the study has ended.
+            verdict: Current verdict. Reports can show it while the study runs.
+            grid: Axes with all values, after releases were added to them.
 
         Raises:
-            ValueError: Another status.
+            ValueError: An invalid status.
         """
-        ended = StudyStatus(status)
-        if ended is StudyStatus.OPEN:
-            raise ValueError("an open study has not ended")
         now = datetime.now(UTC)
         with self.writing() as session:
             row = study_row(session, study_id)
-            row.status, row.finished_at, row.updated_at = ended.value, now, now
+            row.updated_at = now
+            if status is not None:
+                row.status = StudyStatus(status).value
+                row.finished_at = None if status == StudyStatus.OPEN else now
             if verdict is not None:
                 row.verdict = rows.model_value(verdict)
-
-    def reopen(self, study_id: str) -> None:
-        """Set the status of an ended study to open.
-
-        The verdict stays until the next one is stored.
-        """
-        with self.writing() as session:
-            row = study_row(session, study_id)
-            row.status, row.finished_at, row.updated_at = StudyStatus.OPEN.value, None, datetime.now(UTC)
+            if grid is not None:
+                row.grid = rows.grid_value(grid)
 
     def study(self, reference: str | None = None) -> Study:
         """Return the study that a reference names, or the newest study.
@@ -543,11 +547,10 @@ class Store:
 
     # -- combinations and locks ------------------------------------------------------------------------------
 
-    def save_locks(self, study_id: str, locks: Iterable[Lock]) -> None:
+    def save_locks(self, locks: Iterable[Lock]) -> None:
         """Store locks that are not there yet, with their packages."""
         wanted = {lock.content_hash: lock for lock in locks}
         with self.writing() as session:
-            study_row(session, study_id)
             query = select(LockRow.content_hash).where(col(LockRow.content_hash).in_(wanted))
             known = set(session.exec(query))
             now = datetime.now(UTC)
@@ -607,11 +610,8 @@ class Store:
                 session.flush()
             except IntegrityError as error:
                 raise ValueError("a combination names a lock that is not stored") from error
-            has_trials = select(MemberRow.id).where(MemberRow.study_id == study_id).limit(1)
-            if not locked or session.exec(has_trials).first() is None:
-                return
             # Failures in the environment of a stated end determine the target of the study.
-            if locked & like_ends(session, study_id, end_keys(rows.study_of(study))):
+            if locked and locked & like_ends(session, study_id, end_keys(rows.study_of(study))):
                 self.study_trials(study_id).write_evidence(session)
 
     def set_combination(self, study_id: str, combination: Combination, status: str, reason: str) -> None:
@@ -854,18 +854,21 @@ class Store:
             dry: Change nothing, only compute the result.
         """
         with self.reading() if dry else self.writing() as session:
-            before = _stored(session)
+            before = after = _stored(session)
             limit = _limit_of(session) if limit is None else limit
-            after = before
-            of_studies = _of_studies(session)
-            cited = _blobs_of(session, _cited_trials(self, session)) if after > limit else {}
-            dropped: dict[str, int] = {}
-            for digest, size in _oldest_first(session) if after > limit else ():
-                if after <= limit:
-                    break
-                if digest not in cited and digest not in of_studies:
-                    dropped[digest] = size
-                    after -= size
+            cited: dict[str, int] = {}
+            dropped: list[str] = []
+            if after > limit:
+                logs = _logs(session)
+                trial_ids = set(_cited_trials(self))
+                cited = {digest: size for trial_id, digest, size in logs if trial_id in trial_ids}
+                kept = cited.keys() | _of_studies(session)
+                # The newest trial that left a content counts, so that contents which still occur stay longer.
+                newest_first = {digest: size for _, digest, size in reversed(logs)}
+                for digest, size in reversed(newest_first.items()):
+                    if after > limit and digest not in kept:
+                        dropped.append(digest)
+                        after -= size
             if not dry:
                 session.merge(MetaRow(name=LOG_LIMIT, value=str(limit)))
                 for digest in dropped:

@@ -4,10 +4,9 @@ Enumerations are stored as text and checked in code, times are UTC, and a combin
 canonical key. (No `from __future__ import annotations` here: SQLModel reads the annotations.)
 """
 
-from datetime import datetime
 from typing import Any
 
-from pydantic import NonNegativeInt
+from pydantic import AwareDatetime
 from sqlalchemy import (
     JSON,
     BigInteger,
@@ -54,10 +53,10 @@ class StudyRow(_Table, table=True):
     name: str
     digest: str
     status: str
-    created_at: datetime = Field(sa_type=UtcDateTime, index=True)
-    updated_at: datetime = Field(sa_type=UtcDateTime)
-    finished_at: datetime | None = Field(default=None, sa_type=UtcDateTime)
-    exclude_newer: datetime | None = Field(default=None, sa_type=UtcDateTime)
+    created_at: AwareDatetime = Field(sa_type=UtcDateTime, index=True)
+    updated_at: AwareDatetime = Field(sa_type=UtcDateTime)
+    finished_at: AwareDatetime | None = Field(default=None, sa_type=UtcDateTime)
+    exclude_newer: AwareDatetime | None = Field(default=None, sa_type=UtcDateTime)
     version: str
     host: str
     username: str
@@ -79,7 +78,7 @@ class LockRow(_Table, table=True):
     content_hash: str = Field(primary_key=True, regex=r"^[0-9a-f]{64}$")
     python: str
     platform: str
-    created_at: datetime = Field(sa_type=UtcDateTime)
+    created_at: AwareDatetime = Field(sa_type=UtcDateTime)
     text: str = Field(sa_type=Text)
 
 
@@ -129,12 +128,12 @@ class TrialRow(_Table, table=True):
     outcome: str
     returncode: int | None = Field(default=None, sa_type=BigInteger)
     phase: str
-    started_at: datetime = Field(sa_type=UtcDateTime)
-    recorded_at: datetime = Field(sa_type=UtcDateTime)
+    started_at: AwareDatetime = Field(sa_type=UtcDateTime)
+    recorded_at: AwareDatetime = Field(sa_type=UtcDateTime)
     duration: float
     killed_by_us: bool
     hash_seed: int = Field(sa_type=BigInteger)
-    copies: dict[str, NonNegativeInt] = Field(sa_type=JSON)
+    copies: dict[str, int] = Field(sa_type=JSON)
     iterations: int = Field(ge=0)
     host: str
     worker: str
@@ -181,8 +180,8 @@ class ChangedRow(_Table, table=True):
     id: int | None = Field(default=None, primary_key=True)
     lock_hash: str = Field(foreign_key="locks.content_hash", index=True)
     host: str
-    since: datetime = Field(sa_type=UtcDateTime)
-    until: datetime = Field(sa_type=UtcDateTime)
+    since: AwareDatetime = Field(sa_type=UtcDateTime)
+    until: AwareDatetime = Field(sa_type=UtcDateTime)
 
 
 class ClaimRow(_Table, table=True):
@@ -231,7 +230,7 @@ class DecisionRow(_Table, table=True):
     __tablename__ = "decisions"
     id: int | None = Field(default=None, primary_key=True)
     study_id: str = Field(foreign_key="studies.id", index=True)
-    at: datetime = Field(sa_type=UtcDateTime)
+    at: AwareDatetime = Field(sa_type=UtcDateTime)
     kind: str
     payload: dict[str, Any] = Field(sa_type=JSON)
 

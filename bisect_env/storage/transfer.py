@@ -19,8 +19,7 @@ from sqlmodel import Session, col, select
 
 from bisect_env.errors import StorageError, UsageError
 from bisect_env.storage import blobs, rows
-from bisect_env.storage.backend import Database, speaking
-from bisect_env.storage.connecting import opened
+from bisect_env.storage.backend import speaking
 from bisect_env.storage.entries import CombinationStatus
 from bisect_env.storage.store import Store
 from bisect_env.storage.study_trials import sequences_of
@@ -30,9 +29,7 @@ from bisect_env.storage.tables import (
     ChangedRow,
     CombinationRow,
     DecisionRow,
-    LockRow,
     MemberRow,
-    PackageRow,
     StudyRow,
     TrialRow,
 )
@@ -68,8 +65,8 @@ class Merged:
 
 
 def merge(
-    source: Database,
-    target: Database,
+    source: Store,
+    target: Store,
     chosen: Sequence[str] | None = None,
 ) -> Merged:
     """Copy the contents of one database into another.
@@ -85,7 +82,7 @@ def merge(
     """
     if source.shown == target.shown:
         raise UsageError(f"{source.shown} would be merged into itself", remedy="name another database")
-    with speaking(source.shown), Session(source.reader) as reading:
+    with source.snapshot(), source.reading() as reading:
         copier = _Copier(source, reading, target)
         query = select(StudyRow).order_by(col(StudyRow.created_at), col(StudyRow.id))
         if chosen is not None:
@@ -124,23 +121,23 @@ def _values(row: Any, *without: str) -> dict[str, Any]:
 
 
 class _Copier:
-    def __init__(self, source: Database, reading: Session, target: Database) -> None:
-        self._shown = source.shown
+    def __init__(self, source: Store, reading: Session, target: Store) -> None:
+        self._source = source
         self._reading = reading
-        self._store = Store(target)
+        self._store = target
         self.merged = Merged()
 
     def study(self, study: StudyRow) -> bool:
         """Copy a study, and return whether this was possible.
 
-        If its rows or locks are damaged, this is reported and nothing of the study is copied.
+        If its rows or locks are damaged, this is reported, and no row of the study is copied.
         """
         try:
             self._check(study)
-        except StorageError as error:
+            self._locks(study.id)
+        except DamageError as error:
             self.merged.damaged.append(error.what)
             return False
-        self._locks(study.id)
         with self._store.writing() as session:
             self.merged.studies += 1
             known = session.get(StudyRow, study.id)
@@ -162,20 +159,8 @@ class _Copier:
     def _check(self, study: StudyRow) -> None:
         rows.study_of(study)
         self._contents(study)
-        for combination in self._reading.exec(
-            select(CombinationRow).where(CombinationRow.study_id == study.id)
-        ):
-            rows.combination_of(combination)
-        for decision in self._reading.exec(select(DecisionRow).where(DecisionRow.study_id == study.id)):
-            rows.decision_of(decision)
-        for lock_hash in self._locks_of(study.id):
-            row = self._reading.get(LockRow, lock_hash)
-            if row is None:
-                raise DamageError(
-                    f"study {study.id}", "lock_hash", f"there is no lock {shortened(lock_hash)}"
-                )
-            query = select(PackageRow).where(PackageRow.lock_hash == lock_hash)
-            rows.lock_of(row, list(self._reading.exec(query)))
+        self._source.combinations(study.id)
+        self._source.decisions(study.id)
 
     def _contents(self, study: StudyRow) -> list[bytes]:
         """Return the stored contents of the files of a study."""
@@ -191,13 +176,12 @@ class _Copier:
 
     def _locks(self, study_id: str) -> None:
         for lock_hash in self._locks_of(study_id):
-            with self._store.writing() as session:
-                if session.get(LockRow, lock_hash) is not None:
-                    continue
-                session.add(LockRow(**_values(self._reading.get_one(LockRow, lock_hash))))
-                session.flush()
-                packages = select(PackageRow).where(PackageRow.lock_hash == lock_hash)
-                session.add_all(PackageRow(**_values(p)) for p in self._reading.exec(packages))
+            lock = self._source.lock(lock_hash)
+            if lock is None:
+                raise DamageError(
+                    f"study {study_id}", "lock_hash", f"there is no lock {shortened(lock_hash)}"
+                )
+            self._store.save_locks([lock])
 
     def _combinations(self, session: Session, study_id: str) -> None:
         query = select(CombinationRow).where(CombinationRow.study_id == study_id)
@@ -245,9 +229,9 @@ class _Copier:
                 if (mine.outcome, mine.lock_hash) != (row.outcome, row.lock_hash):
                     self.merged.conflicts.append(row.trial_id)
                 continue
-            with speaking(self._shown):
+            with speaking(self._source.shown):
                 try:
-                    rows.check_trial(row)
+                    rows.checked(row)
                     left = blobs.left_by(self._reading, row)
                 except StorageError as error:
                     self.merged.damaged.append(error.what)
@@ -277,18 +261,13 @@ class _Copier:
             study_ids: Studies whose locks have already been copied.
         """
         wanted = {lock_hash for study_id in study_ids for lock_hash in self._locks_of(study_id)}
-        with self._store.writing() as session:
-            known = [rows.change_of(row) for row in session.exec(select(ChangedRow))]
         for row in self._reading.exec(select(ChangedRow).order_by(col(ChangedRow.id))):
             if row.lock_hash not in wanted:
                 continue
             try:
-                changed = rows.change_of(row)
-            except StorageError as error:
+                self._store.study_trials(study_ids[0]).note_change(rows.change_of(row))
+            except DamageError as error:
                 self.merged.damaged.append(error.what)
-                continue
-            if changed not in known:
-                self._store.study_trials(study_ids[0]).note_change(changed)
 
     def members(self, study_id: str) -> None:
         """Add trials to a study in the target that only the source's copy of the study has."""
@@ -301,7 +280,7 @@ class _Copier:
         )
         there = self._reading.exec(query).all()
         for member, _, _ in there:
-            rows.check_row(member, f"a trial of study {study_id}")
+            rows.checked(member)
         trials = self._store.study_trials(study_id)
         for i in range(0, len(there), _CHUNK):
             chunk = there[i : i + _CHUNK]
@@ -364,7 +343,7 @@ def export(reference: str | None, file: Path, studies: Sequence[str] = ()) -> Me
         chosen = [store.study(one).id for one in studies] or None
     part = file.with_name(f".{file.name}.{secrets.token_hex(4)}.part")
     try:
-        with opened(reference, read_only=True) as source, opened(str(part), read_only=False) as target:
+        with Store.open(reference, read_only=True) as source, Store.open(str(part)) as target:
             merged = merge(source, target, chosen)
         part.replace(file)
     except OSError as error:
@@ -385,5 +364,5 @@ def merge_databases(reference: str | None, other: str) -> Merged:
     Raises:
         StorageError: It has another schema than this release's, or cannot be read.
     """
-    with opened(other, read_only=True) as source, opened(reference, read_only=False) as target:
+    with Store.open(other, read_only=True) as source, Store.open(reference) as target:
         return merge(source, target)

@@ -6,8 +6,7 @@ import json
 import math
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
-from enum import StrEnum
-from typing import Any, TypeVar
+from typing import Any
 
 from sqlalchemy import DateTime, LargeBinary
 from sqlalchemy.engine import Dialect
@@ -19,8 +18,6 @@ from bisect_env.secrets import without_passwords
 ANOTHER = "name another database with `--db` or BISECT_ENV_DB"
 CHANGED = f"another program changed it: take it from a backup, or {ANOTHER}"
 """Remedies, for messages."""
-
-_Member = TypeVar("_Member", bound=StrEnum)
 
 
 class DamageError(StorageError):
@@ -48,7 +45,7 @@ def read_json(text: object) -> Any:
     """Parse JSON from a database; return the text itself if it is invalid.
 
     JSON that could not be written again is invalid, too. The function does not raise an error because the
-    damaged row could not be named here: `rows.check_row` finds the text.
+    damaged row could not be named here: `rows.checked` finds the text.
     """
     try:
         if not isinstance(text, str | bytes | bytearray):
@@ -150,19 +147,3 @@ def jsonable(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [jsonable(item) for item in value]
     raise TypeError(f"{type(value).__name__} cannot be stored as JSON")
-
-
-def member(enum: type[_Member], text: str, where: str) -> _Member:
-    """Return the member of an enumeration that has the given stored value.
-
-    Raises:
-        StorageError: No member has this value, because another program or a newer release wrote it.
-    """
-    try:
-        return enum(text)
-    except (ValueError, TypeError):
-        raise StorageError(
-            f"{where} holds {shortened(text)}, which this release does not know",
-            tried=f"one of {', '.join(enum)}",
-            remedy="use the newest release of bisect-env, or name another database with `--db`",
-        ) from None

@@ -239,7 +239,7 @@ def read_gpu_core(core: Path) -> tuple[str, str]:
 
     The summary is that of `of_cuda_gdb`. Output and summary are "" if cuda-gdb is not installed.
     """
-    tool = find_tool("cuda-gdb") or shutil.which("cuda-gdb", path="/usr/local/cuda/bin")
+    tool = find_tool("cuda-gdb")
     if tool is None:
         return "", ""
     said = run_tool([tool, "-batch", "-nx", "-ex", f"target cudacore {core}", "-ex", "bt"], _GDB_LIMIT)

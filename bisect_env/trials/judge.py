@@ -16,7 +16,7 @@ from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
-from typing import Annotated, Any
+from typing import Annotated
 
 from pydantic import AfterValidator, PlainSerializer, TypeAdapter
 
@@ -75,7 +75,7 @@ class Target:
     Attributes:
         outcomes: Outcomes that a trial may have.
         signals: Signals of which a crash may have died; empty allows all.
-        exit_codes: Exit codes that an `exit-fail` may have; empty allows all.
+        exit_codes: Exit codes that an `exit-fail` or `import-error` may have; empty allows all.
         output: Regular expressions, at least one of which must match in stdout or stderr; empty sets no
             condition.
         signature: Stored signature that the failure must match. `from-bad-end` means the signature of the
@@ -100,20 +100,6 @@ class Target:
     def any_signature(self) -> Target:
         """Return a copy of the target that accepts failures with any signature."""
         return replace(self, signature="")
-
-    def as_json(self) -> dict[str, Any]:
-        """Return the target as a dict that can be stored as JSON."""
-        found: dict[str, Any] = TARGET.dump_python(self, mode="json")
-        return found
-
-    @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> Target:
-        """Build a target from the result of `as_json`; missing keys get their defaults.
-
-        Raises:
-            ValueError: A value is not valid.
-        """
-        return TARGET.validate_python(data)
 
 
 TARGET = TypeAdapter(Target)
@@ -174,7 +160,9 @@ def _has_details(facts: TrialFacts, target: Target) -> bool:
     code = facts.returncode
     if facts.outcome is Outcome.CRASH and target.signals:
         return code is not None and -code in target.signals
-    return facts.outcome is not Outcome.EXIT_FAIL or not target.exit_codes or code in target.exit_codes
+    if facts.outcome in (Outcome.EXIT_FAIL, Outcome.IMPORT_ERROR) and target.exit_codes:
+        return code in target.exit_codes
+    return True
 
 
 # --------------------------------------------------------------------------------------------------

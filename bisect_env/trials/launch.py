@@ -20,7 +20,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -207,11 +207,7 @@ class Launcher:
         Raises:
             LaunchError: The server could not be started or reached.
         """
-        request = {
-            **{field.name: getattr(launch, field.name) for field in fields(launch)},
-            "elsewhere": None if launch.elsewhere is None else launch.elsewhere.as_json(),
-        }
-        body = json.dumps(request, default=str).encode()  # `str` for paths
+        body = json.dumps(asdict(launch), default=str).encode()  # `str` for paths
         ours, theirs = socket.socketpair()
         try:
             with theirs:
@@ -433,7 +429,7 @@ class _Process:
         *lines, self.pending = (self.pending + data).split(b"\n")
         for line in lines:
             event = json.loads(line)
-            self.events[event["event"]] = event
+            self.events[event.pop("event")] = event
         return "exited" in self.events or "failed" in self.events
 
 
@@ -532,21 +528,12 @@ def _exit_record(watch: _Process, output: list[str], kills: int) -> ExitRecord:
     if failed is not None:
         if "text" in failed:
             raise LaunchError(f"the trial's supervisor failed:\n{failed['text']}")
-        return ExitRecord(returncode=None, stage=failed["stage"], errno=failed["errno"])
-    exited = watch.events["exited"]
+        return ExitRecord(returncode=None, **failed)
     return ExitRecord(
-        returncode=exited["returncode"],
-        timed_out="A" in exited["sent"],
-        killed_by_us=bool(exited["sent"]),
+        **watch.events["exited"],
         cpu_rate=watch.cpu_rate,
         oom_kills=kills,
-        left_over=exited["left_over"],
-        unended=exited["left"],
-        duration=exited["wall"],
-        peak=exited["peak"],
         stdout=stdout,
         stderr=stderr,
         stacks=watch.stacks,
-        pid=watch.events["started"]["pid"],
-        state=exited["state"],
     )

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from datetime import datetime
 from enum import StrEnum
-from typing import Annotated, Any
+from typing import Annotated
 
-from pydantic import Field
+from pydantic import Field, TypeAdapter
 
 from bisect_env.matrix.files import StudyFile
 from bisect_env.matrix.grid import Combination
@@ -47,22 +47,11 @@ class Perturbation:
     gc_threshold: int = 0
     seeds: tuple[int, ...] = ()
 
-    def as_json(self) -> dict[str, Any]:
-        """Return a dict of the attributes that differ from their defaults, for storage as JSON."""
-        return {key: value for key, value in asdict(self).items() if value != getattr(NONE, key)}
-
-    @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> Perturbation:
-        """Build a perturbation from the result of `as_json`.
-
-        Raises:
-            TypeError: A key is unknown.
-        """
-        return cls(**{**data, "seeds": tuple(data.get("seeds", ()))})
-
 
 NONE = Perturbation()
 """No perturbation: the script runs under normal circumstances."""
+PERTURBATION = TypeAdapter(Perturbation)
+"""Converter between perturbations and the JSON objects that are stored."""
 
 
 # --------------------------------------------------------------------------------------------------

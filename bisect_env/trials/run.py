@@ -45,10 +45,10 @@ from bisect_env.trials.stacks import live_stacks
 from bisect_env.trials.workdir import (
     TRIAL_ID,
     WorkDir,
-    child_env,
-    container_env,
+    inherited_env,
     keep_removal,
     own_bin,
+    trial_env,
     work_dir,
     write_problem,
 )
@@ -370,26 +370,17 @@ def _run_in(directory: WorkDir, spec: TrialSpec, place: _Execution) -> ExitRecor
     The harness is installed if it can run in the command, and its notes are added to the result.
     """
     notes_in = directory.top
+    env = trial_env(
+        inherited_env(os.environ, place.prefix / "bin", own_bin()) if place.inside is None else {},
+        tmp=directory.tmp,
+        hash_seed=spec.hash_seed,
+        trial_id=spec.trial_id,
+        gpus=place.gpus,
+        extra=spec.env,
+    )
     if place.inside is None:
-        env = child_env(
-            os.environ,
-            prefix_bin=place.prefix / "bin",
-            tmp=directory.tmp,
-            hash_seed=spec.hash_seed,
-            trial_id=spec.trial_id,
-            gpus=place.gpus,
-            own_bin=own_bin(),
-            extra=spec.env,
-        )
         program = _program_here(spec, place, env["PATH"], directory.work)
     else:
-        env = container_env(
-            tmp=directory.tmp,
-            hash_seed=spec.hash_seed,
-            trial_id=spec.trial_id,
-            gpus=place.gpus,
-            extra=spec.env,
-        )
         program = _program_inside(spec, place, place.inside)
         notes_in = directory.top / "control"
         notes_in.mkdir()

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from bisect_env.matrix.signatures import SIGNATURE_VERSION, SignatureParts, as_part, read_signature
 from bisect_env.trials.classify import Classification, ExitRecord
 from bisect_env.trials.records import Outcome
-from bisect_env.trials.tracebacks import PythonFrame
+from bisect_env.trials.tracebacks import Frame
 
 FRAMES = 3
 """Maximum number of frames in a signature."""
@@ -56,7 +56,7 @@ def _write(kind: str, phase: str, frames: Sequence[str]) -> str:
 
 
 def _frames(record: ExitRecord, found: Classification) -> tuple[str, ...]:
-    frames: tuple[PythonFrame, ...] = ()
+    frames: tuple[Frame, ...] = ()
     if found.outcome in (Outcome.CRASH, Outcome.HANG):
         if record.dump is not None and record.dump.current is not None:
             frames = record.dump.current.frames
@@ -68,7 +68,7 @@ def _frames(record: ExitRecord, found: Classification) -> tuple[str, ...]:
     return (normalise_cause(record.abort_cause),) if record.abort_cause else ()
 
 
-def normalise_python(frame: PythonFrame) -> str:
+def normalise_python(frame: Frame) -> str:
     """Return a stack frame as text that is equal on all hosts, such as `package/module.py:function`.
 
     Line numbers and directories are left out.

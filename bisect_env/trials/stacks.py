@@ -21,6 +21,7 @@ from typing import Any
 import psutil
 
 from bisect_env.containers.engine import ask
+from bisect_env.trials.tracebacks import Frame
 
 # --------------------------------------------------------------------------------------------------
 # Running the debugging tools with a time limit.
@@ -47,14 +48,20 @@ class ToolOutput:
     why: str = ""
 
 
+_TOOLKIT = "/usr/local/cuda/bin:/usr/local/cuda/compute-sanitizer"
+"""Directories of the CUDA toolkit, which its installer does not add to PATH."""
+
+
 @functools.cache
 def find_tool(name: str) -> str | None:
     """Return the path of an installed program, or None if the program is not found.
 
-    The directory of the current Python interpreter is searched first, then PATH.
+    The directory of the current Python interpreter is searched first, then PATH, then the CUDA toolkit.
     """
     beside = Path(sys.executable).parent / name
-    return str(beside) if os.access(beside, os.X_OK) else shutil.which(name)
+    if os.access(beside, os.X_OK):
+        return str(beside)
+    return shutil.which(name) or shutil.which(name, path=_TOOLKIT)
 
 
 def run_tool(argv: Sequence[str], limit: float = TOOL_LIMIT) -> ToolOutput:
@@ -103,7 +110,7 @@ def look_at(take: Callable[[str, int], ToolOutput], tool: str, pid: int) -> Tool
 # Parsing native stacks in the format of gdb. Pure.
 
 _FRAME = re.compile(r"^#\d+\s+(?:0x[0-9a-f]+ in )?(?P<name>.+)$")
-_HANDLER = "<signal handler called>"
+_HANDLER = Frame("<signal handler called>", native=True)
 _PLACE = re.compile(r" (?:at (?P<source>(?:(?! at ).)+:\d+)|from (?P<library>(?:(?! from ).)+))$")
 _THREAD = re.compile(r"^Thread (\d+) (?P<took>.*received signal )?")
 _UNNAMED = "??"
@@ -114,30 +121,6 @@ _DYING = re.compile(
 )
 """Functions with which a process ends itself by a signal (`abort`, `raise`, ...). They are the same for every
 cause, so they are left out of stacks."""
-
-
-@dataclass(frozen=True, slots=True)
-class Frame:
-    """A frame of a thread's stack.
-
-    Attributes:
-        function: Name of the function, or an address if the name is unknown.
-        file: Name of the source file or library.
-        line: Line number; 0 if unknown.
-        native: Whether it is a frame of native code, not of Python.
-    """
-
-    function: str
-    file: str = ""
-    line: int = 0
-    native: bool = False
-
-    def __str__(self) -> str:
-        place = f"{self.file}{f':{self.line}' if self.line else ''}"
-        return f"{self.function} ({place})" if place else self.function
-
-
-_HANDLER_FRAME = Frame(_HANDLER, native=True)
 
 
 def failing_frames(text: str) -> list[Frame]:
@@ -161,11 +144,11 @@ def failing_frames(text: str) -> list[Frame]:
             threads.setdefault(number, []).append(_native_frame(match["name"]))
     if not threads:
         return []
-    with_handler = next((stack for stack in threads.values() if _HANDLER_FRAME in stack), None)
+    with_handler = next((stack for stack in threads.values() if _HANDLER in stack), None)
     failed = with_handler or threads.get(took) or next(iter(threads.values()))
     if with_handler:
         # Use the outermost handler: a second signal may have arrived while faulthandler was printing.
-        failed = failed[len(failed) - failed[::-1].index(_HANDLER_FRAME) :]
+        failed = failed[len(failed) - failed[::-1].index(_HANDLER) :]
     begin = 0
     for position, frame in enumerate(failed):
         # In libraries without symbols, unnamed frames may lie between the frames of `abort`.
@@ -177,8 +160,8 @@ def failing_frames(text: str) -> list[Frame]:
 
 
 def _native_frame(text: str) -> Frame:
-    if text.startswith(_HANDLER):
-        return _HANDLER_FRAME
+    if text.startswith(_HANDLER.function):
+        return _HANDLER
     place = _PLACE.search(text)
     if place is not None:
         text = text[: place.start()]
@@ -300,7 +283,7 @@ def of_py_spy(document: Sequence[Mapping[str, Any]]) -> list[Thread]:
                 str(frame.get("short_filename") or frame["filename"]),
                 int(frame.get("line") or 0),
                 # Only native frames have a module (their library).
-                bool(frame.get("module")),
+                native=bool(frame.get("module")),
             )
             for frame in thread["frames"]
         )

@@ -233,16 +233,19 @@ class Supervisor:
         with contextlib.suppress(OSError):
             self.control.sendall(json.dumps(event).encode() + b"\n")
 
-    def _tell_exit(self, left_over: int, left: int) -> None:
+    def _tell_exit(self, left_over: int, unended: int) -> None:
+        # Names as in `ExitRecord`.
         self.tell(
             {
                 "event": "exited",
+                "pid": self.main,
                 "returncode": None if self.status is None else os.waitstatus_to_exitcode(self.status),
-                "sent": self.sent,
-                "wall": (self.ended or time.monotonic()) - self.started,
+                "timed_out": "A" in self.sent,
+                "killed_by_us": bool(self.sent),
+                "duration": (self.ended or time.monotonic()) - self.started,
                 "peak": self.peak,
                 "left_over": left_over,
-                "left": left,
+                "unended": unended,
                 "state": "" if self.elsewhere is None else self.elsewhere.state,
             }
         )

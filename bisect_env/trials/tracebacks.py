@@ -87,14 +87,26 @@ _DUMP_FRAME = re.compile(r'^  File "(?P<file>.*)", line (?P<line>\d+|\?\?\?) in 
 
 
 @dataclass(frozen=True, slots=True)
-class PythonFrame:
-    """A frame of a Python stack."""
+class Frame:
+    """A frame of a thread's stack.
+
+    Attributes:
+        function: Name of the function, or an address if the name is unknown.
+        file: Name of the source file, or of the library.
+        line: Line number; 0 if unknown.
+        source: Line of Python code; "" if it is unknown.
+        native: Whether it is a frame of native code, not of Python.
+    """
 
     function: str
-    file: str
+    file: str = ""
     line: int = 0
     source: str = ""
-    """Line of code; "" if the interpreter could not read it."""
+    native: bool = False
+
+    def __str__(self) -> str:
+        place = f"{self.file}{f':{self.line}' if self.line else ''}"
+        return f"{self.function} ({place})" if place else self.function
 
     @property
     def is_importlib(self) -> bool:
@@ -125,7 +137,7 @@ class Traceback:
         text: Printed text, from the first exception of a chain to the end of the last message.
     """
 
-    frames: tuple[PythonFrame, ...]
+    frames: tuple[Frame, ...]
     exception: str
     message: str
     is_aside: bool
@@ -173,7 +185,7 @@ class ThreadStack:
     """
 
     current: bool
-    frames: tuple[PythonFrame, ...]
+    frames: tuple[Frame, ...]
     cut: bool = False
 
 
@@ -213,15 +225,15 @@ class FatalDump:
         return Phase.IMPORT if any(frame.is_importlib for frame in self.current.frames) else Phase.BODY
 
 
-def _is_runpy(frame: PythonFrame) -> bool:
+def _is_runpy(frame: Frame) -> bool:
     return frame.file.startswith("<frozen runpy") or frame.file.endswith("/runpy.py")
 
 
-def _is_top_level(frame: PythonFrame) -> bool:
+def _is_top_level(frame: Frame) -> bool:
     return frame.function == "<module>" or frame.function == "_run_module_as_main"
 
 
-def _waits_for_threads(frame: PythonFrame) -> bool:
+def _waits_for_threads(frame: Frame) -> bool:
     return frame.function in ("_shutdown", "_exitfunc") and frame.file.endswith("/threading.py")
 
 
@@ -269,7 +281,7 @@ def _from_header(line: str) -> str:
     return line if line.startswith((" ", "+")) else _HEADER
 
 
-def _frames(lines: list[str], position: int) -> tuple[list[PythonFrame], int]:
+def _frames(lines: list[str], position: int) -> tuple[list[Frame], int]:
     """Parse the frames of a traceback from index `position` on.
 
     Return them and the index of the first unindented line.
@@ -280,14 +292,12 @@ def _frames(lines: list[str], position: int) -> tuple[list[PythonFrame], int]:
         if match:
             following = lines[position + 1] if position + 1 < len(lines) else ""
             source = following.strip() if following.startswith("    ") else ""
-            frames.append(
-                PythonFrame(match["function"] or "<module>", match["file"], int(match["line"]), source)
-            )
+            frames.append(Frame(match["function"] or "<module>", match["file"], int(match["line"]), source))
         position += 1
     return _of_script(frames), position
 
 
-def _of_script(frames: list[PythonFrame]) -> list[PythonFrame]:
+def _of_script(frames: list[Frame]) -> list[Frame]:
     """Return the frames except those of `repeat.py`, the harness's runner that repeats a script."""
     return [frame for frame in frames if not frame.file.endswith("/repeat/repeat.py")]
 
@@ -342,7 +352,7 @@ def parse_fatal_dump(text: str) -> FatalDump | None:
     lines[start] = header["text"]
     threads: list[ThreadStack] = []
     current, inside, cut, end = False, False, False, start + 1
-    frames: list[PythonFrame] = []
+    frames: list[Frame] = []
     for index in range(start + 1, len(lines)):
         line = lines[index]
         if match := _THREAD.match(line):
@@ -351,7 +361,7 @@ def parse_fatal_dump(text: str) -> FatalDump | None:
             inside, current, cut, frames = True, match["which"] == "Current thread", False, []
         elif inside and (match := _DUMP_FRAME.match(line)):
             number = int(match["line"]) if match["line"].isdigit() else 0
-            frames.append(PythonFrame(match["function"], match["file"], number))
+            frames.append(Frame(match["function"], match["file"], number))
         elif inside and line == "  ...":
             cut = True
         elif line and not line.startswith(

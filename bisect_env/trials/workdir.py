@@ -173,66 +173,54 @@ TRIAL_ID = "BISECT_ENV_TRIAL_ID"
 """Environment variable with the trial's id, so that its processes can be recognised in a process list."""
 
 
-def child_env(
-    outer: Mapping[str, str],
-    *,
-    prefix_bin: Path,
-    tmp: Path,
-    hash_seed: int,
-    trial_id: str,
-    gpus: Sequence[str] = (),
-    own_bin: Path | None = None,
-    extra: Mapping[str, str] | None = None,
-) -> dict[str, str]:
-    """Return all environment variables of a trial that runs on this host.
+def inherited_env(outer: Mapping[str, str], prefix_bin: Path, own_bin: Path | None = None) -> dict[str, str]:
+    """Return the environment variables that a trial on this host inherits from the worker, and its PATH.
 
     Args:
         outer: Environment variables of the worker, some of which are passed on.
         prefix_bin: Directory of the environment's commands, which becomes the first on PATH.
+        own_bin: Directory of bisect-env's own commands, which is removed from PATH. Otherwise a `pytest` that
+            is missing in the environment would run with bisect-env's packages.
+    """
+    env = without_proxy_logins(passed_on(outer))
+    env["PATH"] = child_path(outer.get("PATH", DEFAULT_PATH), prefix_bin, own_bin)
+    return env
+
+
+def trial_env(
+    inherited: Mapping[str, str],
+    *,
+    tmp: Path,
+    hash_seed: int,
+    trial_id: str,
+    gpus: Sequence[str] = (),
+    extra: Mapping[str, str] | None = None,
+) -> dict[str, str]:
+    """Return the environment variables of a trial. In a container, the image adds its own.
+
+    Args:
+        inherited: Variables that the trial inherits from this host (see `inherited_env`); {} in a container.
         tmp: Private directory for temporary files.
         hash_seed: Value of `PYTHONHASHSEED`.
         trial_id: Id of the trial.
         gpus: UUIDs of the GPUs that the trial may see. If empty, it sees no GPU: a script that used the GPU
             of another trial would distort both results.
-        own_bin: Directory of bisect-env's own commands, which is removed from PATH. Otherwise a `pytest` that
-            is missing in the environment would run with bisect-env's packages.
         extra: Variables set by the matrix (`trial.env` and `BISECT_ENV_<AXIS>`), which override all others.
     """
-    env = without_proxy_logins(passed_on(outer))
-    env["PATH"] = child_path(outer.get("PATH", DEFAULT_PATH), prefix_bin, own_bin)
-    env.update(_settings(tmp, hash_seed, trial_id, gpus))
-    env.update(extra or {})
-    return env
-
-
-def container_env(
-    *,
-    tmp: Path,
-    hash_seed: int,
-    trial_id: str,
-    gpus: Sequence[str] = (),
-    extra: Mapping[str, str] | None = None,
-) -> dict[str, str]:
-    """Return the environment variables of a trial in a container, in addition to those of the image.
-
-    No variables of this host are passed on. For the arguments, see `child_env`.
-    """
-    return {**_settings(tmp, hash_seed, trial_id, gpus), **(extra or {})}
-
-
-def _settings(tmp: Path, hash_seed: int, trial_id: str, gpus: Sequence[str]) -> dict[str, str]:
-    """Return the environment variables that every trial gets, on the host and in containers."""
-    env = {"TMPDIR": str(tmp)}
-    env["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"
-    env["CUDA_VISIBLE_DEVICES"] = ",".join(gpus)
-    env["PYTHONFAULTHANDLER"] = "1"
-    env["PYTHONHASHSEED"] = str(hash_seed)
-    env["PYTHONNOUSERSITE"] = "1"
-    # Without this, a crash would lose the lines in the buffer of the pipe. On a terminal they are printed,
-    # and patterns on the output need them.
-    env["PYTHONUNBUFFERED"] = "1"
-    env[TRIAL_ID] = trial_id
-    return env
+    return {
+        **inherited,
+        "TMPDIR": str(tmp),
+        "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
+        "CUDA_VISIBLE_DEVICES": ",".join(gpus),
+        "PYTHONFAULTHANDLER": "1",
+        "PYTHONHASHSEED": str(hash_seed),
+        "PYTHONNOUSERSITE": "1",
+        # Without this, a crash would lose the lines in the buffer of the pipe. On a terminal they are
+        # printed, and patterns on the output need them.
+        "PYTHONUNBUFFERED": "1",
+        TRIAL_ID: trial_id,
+        **(extra or {}),
+    }
 
 
 def child_path(path: str, prefix_bin: Path, own_bin: Path | None) -> str:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from bisect_env.errors import UsageError
 from bisect_env.storage.backend import database_location, shown_location
-from bisect_env.storage.connecting import open_database
+from bisect_env.storage.store import Store
 from bisect_env.storage.transfer import export
 from bisect_env.temporary import temporary
 
@@ -51,7 +51,7 @@ def serve(reference: str | None, port: int, *, tell: Callable[[str, str | None],
 def _file(reference: str | None) -> Iterator[tuple[Path, str | None]]:
     location = database_location(reference)
     if isinstance(location, Path):
-        open_database(reference, read_only=True).engine.dispose()
+        Store.open(reference, read_only=True).close()
         yield location, None
         return
     with temporary("serve") as folder:

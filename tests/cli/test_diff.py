@@ -35,7 +35,7 @@ def db(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     axis = AxisInfo(name="torch", values=tuple(versions), package="torch")
     with Store.open(str(path)) as store:
         study = store.open_study(StudyDefinition("t", "d", "t.yaml", "version: 1\n", grid=(axis,)))
-        store.save_locks(study.id, LOCKS)
+        store.save_locks(LOCKS)
         states = [
             CombinationState(Combination.of({"torch": v}), CombinationStatus.SOLVABLE, "", lock.content_hash)
             for v, lock in zip(versions, LOCKS, strict=False)
@@ -43,7 +43,7 @@ def db(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         none = CombinationState(Combination.of({"torch": "2.4"}), CombinationStatus.UNSOLVABLE, "no wheel")
         store.save_combinations(study.id, [*states, none])
         verdict = VerdictDocument(status="confirmed", first_bad={"torch": "2.3"}, last_good={"torch": "2.2"})
-        store.finish_study(study.id, "finished", verdict)
+        store.update_study(study.id, "finished", verdict)
     return path
 
 

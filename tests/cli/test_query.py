@@ -30,7 +30,7 @@ def db(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.Monke
         study = opened_study(store)
         record_trial(store, study.id, whole_record())
         record_trial(store, study.id, record("1.0", Outcome.PASS, worker="a,b\x1b[31m"))
-        store.finish_study(
+        store.update_study(
             study.id,
             "finished",
             VerdictDocument(status="confirmed", probability=0.97, first_bad={"orjson": "2.0"}),

@@ -74,9 +74,9 @@ def test_a_path_in_the_database_is_one_word_of_the_commands_to_paste(
         # What a terminal obeys is taken out when it is printed: within quotes it can end them.
         hostile = definition(matrix_path="m'\x1b[31m'; touch ran; '")
         study = store.open_study(hostile)
-        store.save_locks(study.id, [lock("1.0"), lock("2.0")])
+        store.save_locks([lock("1.0"), lock("2.0")])
         store.save_combinations(study.id, states())
-        store.finish_study(
+        store.update_study(
             study.id, "finished", VerdictDocument(status="confirmed", first_bad={"orjson": "2.0"})
         )
     monkeypatch.chdir(tmp_path)
@@ -98,9 +98,9 @@ def test_a_path_in_the_database_is_no_option_of_the_commands_to_paste(
     path = tmp_path / "results.sqlite"
     with Store.open(str(path)) as store:
         study = store.open_study(definition(matrix_path=f"{hidden}--log-file=over"))
-        store.save_locks(study.id, [lock("1.0"), lock("2.0")])
+        store.save_locks([lock("1.0"), lock("2.0")])
         store.save_combinations(study.id, states())
-        store.finish_study(
+        store.update_study(
             study.id, "finished", VerdictDocument(status="confirmed", first_bad={"orjson": "2.0"})
         )
     monkeypatch.chdir(tmp_path)
@@ -421,10 +421,10 @@ def test_a_matrix_names_no_study_of_another_directory_that_had_the_same_path(
     db = str(tmp_path / "results.sqlite")
     with Store.open(db) as store:
         study = store.open_study(definition(matrix_path="matrix.yaml"))
-        store.save_locks(study.id, [lock("1.0"), lock("2.0")])
+        store.save_locks([lock("1.0"), lock("2.0")])
         store.save_combinations(study.id, states())
         verdict = VerdictDocument(status="confirmed", first_bad={"orjson": "2.0"})
-        store.finish_study(study.id, "finished", verdict)
+        store.update_study(study.id, "finished", verdict)
     monkeypatch.chdir(tmp_path)
     text = "version: 1\nname: {}\naxes: {{level: {{values: [1, 2]}}}}\ntrial: {{command: python -c pass}}\n"
     Path("matrix.yaml").write_text(text.format("another"))

@@ -183,7 +183,7 @@ def test_a_file_that_only_the_database_names_is_not_installed(
         (state,) = (one for one in store.combinations(known.id) if one.lock_hash is not None)
         before = store.lock(state.lock_hash)
         lock = make_lock(before.python, before.platform, [hostile])
-        store.save_locks(known.id, [lock])
+        store.save_locks([lock])
     with sqlite3.connect(db) as writer:
         writer.execute("UPDATE combinations SET lock_hash = ?", (lock.content_hash,))
     code, _, err = run("reproduce", "--at", "lib=2,level=9", "-o", str(tmp_path / "bundle"))

@@ -32,7 +32,7 @@ from bisect_env.containers.trial import (
     run_argv,
 )
 from bisect_env.errors import InfrastructureError, UsageError
-from bisect_env.trials.workdir import container_env, work_dir
+from bisect_env.trials.workdir import trial_env, work_dir
 from tests.trials.trial_support import make_spec
 
 UUIDS = ("GPU-1", "GPU-2")
@@ -228,7 +228,7 @@ def test_a_script_in_a_container_sees_its_gpus_by_uuid(tmp_path: Path) -> None:
     with work_dir(spec.files) as directory:
         control = directory.top / "control"
         control.mkdir()
-        env = container_env(tmp=directory.tmp, hash_seed=1, trial_id=spec.trial_id, gpus=UUIDS[:1])
+        env = trial_env({}, tmp=directory.tmp, hash_seed=1, trial_id=spec.trial_id, gpus=UUIDS[:1])
         argv, work, tmp = ["python", "main.py"], directory.work, directory.tmp
         parcel = Parcel("name", spec.trial_id, argv, env, work, tmp, control, gpus=UUIDS[:1])
         prepare(inside, parcel)

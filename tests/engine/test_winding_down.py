@@ -131,7 +131,7 @@ def ran(studies: Studies, make_plan: Callable[[], Reopened], *, claims: bool = F
     with Store.open(str(studies.db)) as store:
         study = open_study(store, Expansion(matrix, grid, datetime.now(UTC), None))
         locking = Locking(matrix, grid, provider, known=locks, is_whole=False)
-        store.save_locks(study.id, locks.values())
+        store.save_locks(locks.values())
         store.save_combinations(study.id, [locking.prepared.state(index) for index in locks])
         if claims:
             wanted = {"another": grid.combination(A)}

@@ -169,7 +169,7 @@ class StudyBuilder:
             for name in sorted(names)
         }
         self.locks |= {name: lock.content_hash for name, lock in locks.items()}
-        self.store.save_locks(self.study.id, locks.values())
+        self.store.save_locks(locks.values())
         self.store.save_combinations(
             self.study.id,
             [replace(s, lock_hash=self.locks[s.lock_hash]) if s.lock_hash else s for s in states],
@@ -193,7 +193,7 @@ class StudyBuilder:
         self.trials(cell, Outcome.CRASH, number, **{**plain, **changes})
 
     def finished(self, document: VerdictDocument | None, status: str = "finished") -> Study:
-        self.store.finish_study(self.study.id, status, document)
+        self.store.update_study(self.study.id, status, document)
         return self.store.study(self.study.id)
 
 

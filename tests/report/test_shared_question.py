@@ -28,7 +28,7 @@ def store(tmp_path: Path) -> Iterator[Store]:
 
 def with_files(store: Store, *files: StudyFile, path: str = "matrices/orjson.yaml") -> Report:
     study = store.open_study(definition(matrix_text=MATRIX, files=files, matrix_path=path))
-    store.save_locks(study.id, [lock("1.0"), lock("2.0")])
+    store.save_locks([lock("1.0"), lock("2.0")])
     store.save_combinations(study.id, states())
     return load_report(store, study.id)
 

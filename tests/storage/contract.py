@@ -96,11 +96,11 @@ class StoreContract:
 
     def test_a_finished_study_stays_finished_until_it_is_reopened(self, store: Store) -> None:
         study = store.open_study(definition())
-        store.finish_study(study.id, "finished", CONFIRMED)
+        store.update_study(study.id, "finished", CONFIRMED)
         again = store.open_study(definition())
         assert (again.id, again.status, again.verdict) == (study.id, "finished", CONFIRMED)
         assert again.finished_at is not None
-        store.reopen(study.id)
+        store.update_study(study.id, StudyStatus.OPEN)
         opened = store.study(study.id)
         assert (opened.status, opened.finished_at) == ("open", None)
         assert opened.verdict == CONFIRMED
@@ -108,23 +108,23 @@ class StoreContract:
     @pytest.mark.parametrize("status", ["interrupted", "failed"])
     def test_a_stopped_study_is_open_again(self, store: Store, status: str) -> None:
         study = store.open_study(definition())
-        store.save_verdict(study.id, VerdictDocument())
-        store.finish_study(study.id, status, None)
+        store.update_study(study.id, verdict=VerdictDocument())
+        store.update_study(study.id, status)
         assert store.study(study.id).status == status
         assert store.study(study.id).verdict == VerdictDocument()
         assert store.open_study(definition()).status == "open"
 
-    def test_a_study_cannot_end_in_a_status_that_is_none(self, store: Store) -> None:
+    def test_a_study_cannot_have_a_status_that_is_none(self, store: Store) -> None:
         study = store.open_study(definition())
-        for status in ("open", "confirmed", ""):
-            with pytest.raises(ValueError, match=r"open|StudyStatus"):
-                store.finish_study(study.id, status, None)
+        for status in ("confirmed", ""):
+            with pytest.raises(ValueError, match="StudyStatus"):
+                store.update_study(study.id, status)
 
     def test_numbers_that_json_lacks_become_null(self, store: Store) -> None:
         study = store.open_study(definition())
         models = RateModels(sharing=float("nan"), differing=0.1)
         verdict = VerdictDocument(expected_left=float("inf"), models=models, reason="a\0b")
-        store.save_verdict(study.id, verdict)
+        store.update_study(study.id, verdict=verdict)
         read = store.study(study.id).verdict
         assert read is not None
         assert (read.expected_left, read.reason) == (None, "a\ufffdb")
@@ -132,7 +132,7 @@ class StoreContract:
 
     def test_axes_keep_their_order(self, store: Store) -> None:
         study = store.open_study(definition())
-        store.save_verdict(study.id, VerdictDocument(first_bad={"z": "1", "a": "2", "m": "3"}))
+        store.update_study(study.id, verdict=VerdictDocument(first_bad={"z": "1", "a": "2", "m": "3"}))
         verdict = store.study(study.id).verdict
         assert verdict is not None
         assert list(verdict.first_bad or ()) == ["z", "a", "m"]
@@ -148,6 +148,9 @@ class StoreContract:
         assert store.study("alpha").id == middle.id
         length = next(n for n in range(1, 33) if sum(s.id[:n] == old.id[:n] for s in (old, middle, new)) == 1)
         assert store.study(old.id[:length].upper()).id == old.id
+        store.open_study(definition("of no file", matrix_path=""))
+        with pytest.raises(UsageError, match="there is no study ''"):
+            store.study("")
         with pytest.raises(UsageError, match="did you mean alpha"):
             store.study("alhpa")
 
@@ -173,7 +176,7 @@ class StoreContract:
 
     def test_locks_come_back_whole_and_are_stored_once(self, store: Store, reopen: Reopen) -> None:
         study = opened_study(store)
-        store.save_locks(study.id, [lock("1.0"), lock("1.0"), lock("1.1")])
+        store.save_locks([lock("1.0"), lock("1.0"), lock("1.1")])
         other = opened_study(reopen(), "another")
         assert other.id != study.id
         for version in ("1.0", "1.1", "2.0"):
@@ -196,9 +199,8 @@ class StoreContract:
         # In a damaged file, a list of studies may name one that is not found.
         gone = "0" * 32
         lost: list[Callable[[], object]] = [
-            lambda: store.save_verdict(gone, VerdictDocument()),
-            lambda: store.reopen(gone),
-            lambda: store.save_locks(gone, []),
+            lambda: store.update_study(gone, verdict=VerdictDocument()),
+            lambda: store.update_study(gone, StudyStatus.OPEN),
             lambda: store.save_combinations(gone, []),
             lambda: store.record_decision(gone, "ask", {}),
             lambda: record_trial(store, gone, record()),
@@ -375,7 +377,7 @@ class StoreContract:
     def test_what_an_environment_warns_of_stays_when_it_is_saved_again(self, store: Store) -> None:
         study = opened_study(store)
         two, its = combination("2.0"), lock("2.0").content_hash
-        store.save_locks(study.id, [lock("3.0")])
+        store.save_locks([lock("3.0")])
         for content_hash, reason, expected in (
             (its, "", ""),
             (lock("3.0").content_hash, "numpy 2 with numpy 1's ABI", "numpy 2 with numpy 1's ABI"),
@@ -392,7 +394,7 @@ class StoreContract:
             for name, values in (("torch", ("2.4.0", "2.4.1")), ("mode", ("Éclair", "1.1")))
         )
         study = store.open_study(definition(grid=grid))
-        store.save_locks(study.id, [lock("2.0")])
+        store.save_locks([lock("2.0")])
         ids = {}
         for torch, mode in (("2.4.0", "1.1"), ("2.4.1", "Éclair")):
             place = Combination.of({"torch": torch, "mode": mode})
@@ -526,7 +528,7 @@ class StoreContract:
         )
         package = LockedPackage("orjson", "2.0", "pip", f"{url}/o.whl?token=hunter2", "a" * 64)
         made = make_lock("3.11", "linux-64", [package])
-        store.save_locks(study.id, [made])
+        store.save_locks([made])
         store.save_combinations(
             study.id,
             [
@@ -546,7 +548,7 @@ class StoreContract:
         )
         record_trial(store, study.id, given)
         store.record_decision(study.id, "ask", {"why": [url]})
-        store.finish_study(study.id, "failed", VerdictDocument(reason=url))
+        store.update_study(study.id, "failed", VerdictDocument(reason=url))
         found = store.trial(given.trial_id)
         assert found is not None
         assert "https://me:***@index.example/simple" in found.record.stdout
@@ -782,7 +784,7 @@ class StoreContract:
         verdict = VerdictDocument(
             status="confirmed", first_bad={"orjson": "2.0"}, last_good={"orjson": "1.0"}
         )
-        store.finish_study(study.id, "finished", verdict)
+        store.update_study(study.id, "finished", verdict)
         assert not store.logs_beyond_limit()
         counts = counts_of(store.trials(study.id))
         dry = store.collect(0, dry=True)

@@ -97,7 +97,7 @@ def states() -> list[CombinationState]:
 def opened_study(store: Store, name: str = "orjson", digest: str = "d" * 64, **changes: Any) -> Study:
     """A study with its locks and combinations stored."""
     study = store.open_study(definition(name, digest, **changes))
-    store.save_locks(study.id, [lock("1.0"), lock("2.0")])
+    store.save_locks([lock("1.0"), lock("2.0")])
     store.save_combinations(study.id, states())
     return study
 

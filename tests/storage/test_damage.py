@@ -29,7 +29,6 @@ from bisect_env.matrix.load import load_matrix
 from bisect_env.report import formats
 from bisect_env.report.build import load_report
 from bisect_env.storage import maintenance, transfer
-from bisect_env.storage.connecting import open_database
 from bisect_env.storage.entries import AMPLIFIED, COMMIT, TRACED, Study
 from bisect_env.storage.store import Store
 from bisect_env.storage.tables import METADATA
@@ -91,7 +90,7 @@ def fill(path: Path) -> str:
         other = opened_study(store, digest="e" * 64)
         store.study_trials(other.id).reuse({"k": combination("2.0")}, [UNKNOWN_MACHINE])
         assert len(store.trials(other.id)) == 1
-        store.finish_study(study.id, "finished", VerdictDocument.model_validate(VERDICT))
+        store.update_study(study.id, "finished", VerdictDocument.model_validate(VERDICT))
         return study.id
 
 
@@ -183,7 +182,7 @@ def damage_and_use(original: tuple[Path, str], folder: Path, chosen: list[tuple[
     empty, damaged, copy = (folder / f"{name}.sqlite" for name in ("empty", "damaged", "copy"))
     for path in (empty, damaged, copy):
         Store.open(str(path)).close()
-    source, target = (open_database(str(path), read_only=path == damaged) for path in (damaged, copy))
+    source, target = (Store.open(str(path), read_only=path == damaged) for path in (damaged, copy))
     with contextlib.ExitStack() as closing:
         connections = [
             closing.enter_context(contextlib.closing(sqlite3.connect(p)))
@@ -193,17 +192,19 @@ def damage_and_use(original: tuple[Path, str], folder: Path, chosen: list[tuple[
         for connection in connections:
             connection.execute("PRAGMA synchronous = OFF")
         event.listen(
-            target.engine, "connect", lambda connection, _: connection.execute("PRAGMA synchronous = OFF")
+            target.database.engine,
+            "connect",
+            lambda connection, _: connection.execute("PRAGMA synchronous = OFF"),
         )
-        store = closing.enter_context(Store(source))
-        closing.callback(target.engine.dispose)
+        closing.enter_context(source)
+        closing.enter_context(target)
         for table, column, value in chosen:
             unhurt.backup(hurt)
             nothing.backup(received)
             if not has_changed(hurt, table, column, value):
                 continue
             try:
-                look_at(store, study_id)
+                look_at(source, study_id)
                 transfer.merge(source, target)
                 maintenance.problems(str(damaged))
             except BisectEnvError as error:
@@ -375,6 +376,8 @@ def test_the_row_and_the_column_are_named(
         ("commit", "json_set(payload, '$.last_good', 'x')", "payload.last_good"),
         ("traced", "json('{}')", "payload.sentence"),
         ("traced", "json('[]')", "payload"),
+        ("amplify", "json_set(payload, '$.signature', 'nonsense')", "payload.signature"),
+        ("amplify", "json_set(payload, '$.perturbation.copies', 'x')", "payload.perturbation.copies"),
     ],
 )
 def test_a_chapter_that_is_none_is_named(
@@ -383,7 +386,7 @@ def test_a_chapter_that_is_none_is_named(
     path = tmp_path / "results.sqlite"
     path.write_bytes(original[0].read_bytes())
     changed(path, f"UPDATE decisions SET payload = {payload} WHERE kind = '{kind}'")
-    match = rf"is damaged: decision \d+ of study '[0-9a-f]{{32}}', column {column}: "
+    match = rf"is damaged: decision \d+ of study [0-9a-f]{{32}}, column {column}: "
     with Store.open(str(path), read_only=True) as store, pytest.raises(StorageError, match=match):
         load_report(store, original[1])
 

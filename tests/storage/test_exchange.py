@@ -62,7 +62,7 @@ def fill(reference: str) -> tuple[str, str]:
         store.set_combination(first.id, combination("1.1"), "env-unbuildable", "no compiler")
         store.record_decision(first.id, "ask", {"n": 1})
         store.claim(first.id, "me", {}, {}, lease=60)
-        store.finish_study(
+        store.update_study(
             first.id, "finished", VerdictDocument(status="confirmed", first_bad={"orjson": "2.0"})
         )
         return first.id, second.id
@@ -129,7 +129,7 @@ def test_studies_that_went_on_in_two_places_get_the_trials_of_both(db: str, tmp_
                 record_trial(store, first, record("2.0", outcome))
     with Store.open(other) as store:
         store.set_combination(first, combination("2.0"), "set-aside", "enough")
-        store.finish_study(first, "finished", VerdictDocument(status="likely"))
+        store.update_study(first, "finished", VerdictDocument(status="likely"))
     transfer.merge_databases(db, other)
     transfer.merge_databases(other, db)
     with Store.open(db) as store:
@@ -220,7 +220,7 @@ def test_what_a_copy_learnt_of_a_combination_is_taken_over(db: str, tmp_path: Pa
     copy = tmp_path / "copy.sqlite"
     transfer.export(db, copy)
     with Store.open(str(copy)) as store:
-        store.save_locks(study.id, [lock("1.0"), lock("2.0")])
+        store.save_locks([lock("1.0"), lock("2.0")])
         store.save_combinations(study.id, states())
     transfer.merge_databases(db, str(copy))
     with Store.open(db) as store:
@@ -246,7 +246,7 @@ def test_collected_logs_stay_collected_and_come_back_from_who_has_them(db: str, 
     transfer.merge_databases(kept, db)
     with Store.open(db) as store:
         large = store.trials(first)[1].trial_id
-        store.finish_study(first, "finished", VerdictDocument())
+        store.update_study(first, "finished", VerdictDocument())
         store.collect(0)
     transfer.export(db, tmp_path / "small.sqlite")
     with Store.open(str(tmp_path / "small.sqlite")) as store:

@@ -180,7 +180,7 @@ def test_who_may_only_insert_changes_nothing_that_is_there(postgres: Server, pos
         with Store.open(postgres.url(name, user=f"i{name}", password="inserter")) as store:
             for change in (
                 lambda: store.open_study(definition()),
-                lambda: store.finish_study(study.id, "finished", VerdictDocument(status="confirmed")),
+                lambda: store.update_study(study.id, "finished", VerdictDocument(status="confirmed")),
                 lambda: store.set_combination(study.id, combination("1.0"), "env-unbuildable", "no"),
                 lambda: record_trial(store, study.id, record("1.0")),
             ):
@@ -255,7 +255,7 @@ def test_a_colleagues_tables_triggers_and_operators_are_not_used(postgres: Serve
         with Store.open(postgres_url) as store:
             study = opened_study(store)
             record_trial(store, study.id, record())
-            store.finish_study(study.id, "finished", VerdictDocument(status="confirmed"))
+            store.update_study(study.id, "finished", VerdictDocument(status="confirmed"))
             assert len(store.trials(study.id)) == 1
         assert postgres.run("SELECT * FROM bait.ran", database=name) == []
         assert postgres.run("SELECT count(*) FROM public.trials", database=name) == [(1,)]

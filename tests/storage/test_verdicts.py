@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from pydantic import BaseModel
 
 from bisect_env.answers.verdict_document import VerdictDocument
-from bisect_env.storage.rows import model_value, verdict_of
+from bisect_env.storage.rows import model_value, read
 
 TEXT = st.text("abcé1.*<>= ", max_size=8)
 """No passwords and no control characters: these are left out of what is stored."""
@@ -42,4 +42,4 @@ def values(kind: Any) -> st.SearchStrategy[Any]:
 @given(values(VerdictDocument))
 def test_a_verdict_is_read_back_as_it_was_stored(verdict: VerdictDocument) -> None:
     stored = json.loads(json.dumps(model_value(verdict), allow_nan=False))
-    assert verdict_of(stored, "study x") == verdict
+    assert read(VerdictDocument, stored, "study x", "verdict") == verdict

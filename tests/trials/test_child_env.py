@@ -1,20 +1,21 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 from hypothesis import given
 from hypothesis import strategies as st
 
 from bisect_env.secrets import PASSED
 from bisect_env.trials.run import resolve_program
-from bisect_env.trials.workdir import TRIAL_ID, child_env
+from bisect_env.trials.workdir import TRIAL_ID, inherited_env, trial_env
 
 BIN = Path("/prefix/bin")
 
 
-def env_of(outer: dict[str, str], **changes: object) -> dict[str, str]:
-    values: dict[str, object] = {"prefix_bin": BIN, "tmp": Path("/t"), "hash_seed": 5, "trial_id": "x"}
-    return child_env(outer, **{**values, **changes})  # type: ignore[arg-type]
+def env_of(outer: dict[str, str], own_bin: Path | None = None, **changes: Any) -> dict[str, str]:
+    values: dict[str, Any] = {"tmp": Path("/t"), "hash_seed": 5, "trial_id": "x", **changes}
+    return trial_env(inherited_env(outer, BIN, own_bin), **values)
 
 
 def test_what_dask_and_shells_set_does_not_leak() -> None:

@@ -17,6 +17,7 @@ from bisect_env.trials.cores import (
     of_gdb,
     under_gdb,
 )
+from bisect_env.trials.tracebacks import Frame
 
 HANDLED = """\
 #0  __pthread_kill_implementation (threadid=<optimized out>, signo=11, no_tid=0) at ./nptl/pthread_kill.c:44
@@ -96,8 +97,8 @@ def test_why_there_is_none(tmp_path: Path) -> None:
 
 
 def test_the_users_own_frame_is_named_beside_a_librarys() -> None:
-    def frame(function: str, file: str, *, native: bool = False) -> stacks.Frame:
-        return stacks.Frame(function, file, 1, native)
+    def frame(function: str, file: str, *, native: bool = False) -> Frame:
+        return Frame(function, file, 1, native=native)
 
     inner, library = (
         frame("strlen", "libc.so", native=True),

@@ -16,6 +16,7 @@ from bisect_env.trials.judge import (
     ENOUGH,
     NEVER_TARGET,
     SKIPPED,
+    TARGET,
     VOID,
     ChangedEnvironment,
     Judge,
@@ -83,6 +84,8 @@ def test_signals_and_exit_codes_narrow_their_own_outcome_only() -> None:
     assert said(record(Outcome.CRASH, -6), target) is Evidence.OTHER
     assert said(record(Outcome.EXIT_FAIL, 3), target) is Evidence.BAD
     assert said(record(Outcome.EXIT_FAIL, 4), target) is Evidence.OTHER
+    assert said(record(Outcome.IMPORT_ERROR, 3), target) is Evidence.BAD
+    assert said(record(Outcome.IMPORT_ERROR, 1), target) is Evidence.OTHER
     assert said(record(Outcome.HANG, -6), target) is Evidence.BAD
 
 
@@ -268,8 +271,8 @@ def test_the_same_facts_under_another_target_are_the_other_study(run: int) -> No
 
 def test_a_target_is_read_as_it_was_written() -> None:
     target = Target(frozenset({Outcome.CRASH}), frozenset({11}), frozenset({3}), ("a", "b"), A)
-    assert Target.from_json(target.as_json()) == target
-    assert Target.from_json({}) == Target()
+    assert TARGET.validate_python(TARGET.dump_python(target, mode="json")) == target
+    assert TARGET.validate_python({}) == Target()
     for wrong in ({"outcomes": ["boom"]}, {"signature": "nonsense"}, {"signals": ["x"]}):
         with pytest.raises((ValueError, TypeError)):
-            Target.from_json(wrong)
+            TARGET.validate_python(wrong)

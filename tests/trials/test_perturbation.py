@@ -11,16 +11,17 @@ import psutil
 import pytest
 
 from bisect_env.engine.amplify import catalogue
-from bisect_env.trials.records import NONE, Outcome, Perturbation, TrialRecord
+from bisect_env.trials.records import NONE, PERTURBATION, Outcome, Perturbation, TrialRecord
 
 Run = Callable[..., TrialRecord]
 
 
 def test_they_are_stored_and_read_back() -> None:
     for one in catalogue(4, seeds=(7,), repeats=True):
-        assert Perturbation.from_json(json.loads(json.dumps(one.as_json()))) == one
+        stored = json.dumps(PERTURBATION.dump_python(one, mode="json", exclude_defaults=True))
+        assert PERTURBATION.validate_python(json.loads(stored)) == one
         assert one != NONE
-    assert NONE.as_json() == {}
+    assert PERTURBATION.dump_python(NONE, mode="json", exclude_defaults=True) == {}
     assert len({one.name for one in catalogue(4, (7, 8), repeats=True)}) == len(
         catalogue(4, (7, 8), repeats=True)
     )

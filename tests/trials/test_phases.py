@@ -20,7 +20,7 @@ from bisect_env.matrix.files import StudyFile
 from bisect_env.trials import launch
 from bisect_env.trials.harness_marks import MARKS, MODULES, PYTHONPATH, Marks, install, is_watched, read_marks
 from bisect_env.trials.records import Outcome, Phase, TrialRecord
-from bisect_env.trials.workdir import child_env
+from bisect_env.trials.workdir import inherited_env, trial_env
 
 Run = Callable[..., TrialRecord]
 
@@ -82,7 +82,7 @@ def plain(output: bytes, place: Path) -> str:
 def started(
     python: Path, arguments: list[str], place: Path, *, harness: bool, extra: dict[str, str] | None = None
 ) -> tuple[subprocess.CompletedProcess[bytes], Marks]:
-    env = child_env({}, prefix_bin=python.parent, tmp=place, hash_seed=1, trial_id="x", extra=extra)
+    env = trial_env(inherited_env({}, python.parent), tmp=place, hash_seed=1, trial_id="x", extra=extra)
     marks = place / "none"
     if harness:
         top = place / "top"

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from bisect_env.trials.classify import ExitRecord, classify
 from bisect_env.trials.signature import matches, normalise_cause, normalise_python, signature
-from bisect_env.trials.tracebacks import PythonFrame
+from bisect_env.trials.tracebacks import Frame
 
 
 def dump(*frames: str, reason: str = "Segmentation fault", python: str = "3.11") -> str:
@@ -125,4 +125,4 @@ def test_any_words_can_be_normalised_and_keep_no_brackets_that_match(words: str)
     ],
 )
 def test_python_frames(file: str, expected: str) -> None:
-    assert normalise_python(PythonFrame("f", file, 3)) == expected
+    assert normalise_python(Frame("f", file, 3)) == expected

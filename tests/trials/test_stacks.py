@@ -20,7 +20,6 @@ from hypothesis import strategies as st
 from bisect_env.trials import stacks
 from bisect_env.trials.records import Outcome, TrialRecord
 from bisect_env.trials.stacks import (
-    Frame,
     Thread,
     ToolOutput,
     explain,
@@ -30,6 +29,7 @@ from bisect_env.trials.stacks import (
     of_py_spy,
     where_main_is,
 )
+from bisect_env.trials.tracebacks import Frame
 
 Run = Callable[..., TrialRecord]
 
@@ -261,3 +261,12 @@ def test_py_spys_answer() -> None:
     assert (found.tid, found.name, found.has_gil) == (7, "", True)
     assert found.python == Frame("f", "b.py", 3)
     assert found.native_call == Frame("0x1", "c.so", 0, native=True)
+
+
+def test_the_tools_of_cuda_are_found_where_its_installer_puts_them(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    tool = tmp_path / "compute-sanitizer-of-a-test"
+    tool.touch(0o755)
+    monkeypatch.setattr(stacks, "_TOOLKIT", str(tmp_path))
+    assert find_tool(tool.name) == str(tool)

@@ -56,7 +56,7 @@ def fill(reference: str) -> tuple[str, str]:
         record_trial(store, study.id, crash)
         record_trial(store, study.id, record("1.0"))
         verdict = VerdictDocument(status="confirmed", probability=0.97, first_bad={"orjson": "2.0"})
-        store.finish_study(study.id, "finished", verdict)
+        store.update_study(study.id, "finished", verdict)
         return study.id, crash.trial_id
 
 
