@@ -6,7 +6,6 @@ Combinations with equal locks (and equal values of value axes) are the same meas
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import logging
 from collections.abc import Callable, Collection, Iterable, Mapping
@@ -16,7 +15,6 @@ from dataclasses import dataclass, field
 from bisect_env.engine.requests import MatrixRequests, Requests, environment_warnings
 from bisect_env.environments.lock import Lock, LockResult, UnsolvableError
 from bisect_env.environments.provider import EnvironmentProvider
-from bisect_env.environments.uv_tool import giving_way
 from bisect_env.matrix.grid import AxisKind, Grid, Index
 from bisect_env.matrix.load import Matrix
 from bisect_env.storage.entries import CombinationState, CombinationStatus
@@ -280,10 +278,11 @@ class Locking:
             return
         missing, model = self._model(index)
         if missing is None:
-            is_wanted = index in self._waiting
             self._waiting.pop(index, None)
             self._failed_ahead.discard(index)
-            future = self._running[index] = self._pool.submit(self._solve, index, model, is_wanted)
+            future = self._running[index] = self._pool.submit(
+                self._requests.solve, index, model, self._provider
+            )
             future.add_done_callback(lambda _future: self.on_done())
             return
         if index in self._asked:
@@ -305,10 +304,6 @@ class Locking:
             if anchor not in self._unsolvable:
                 return anchor, None
         return None, None
-
-    def _solve(self, index: Index, model: Lock | None, is_wanted: bool) -> LockResult:
-        with contextlib.nullcontext() if is_wanted else giving_way():
-            return self._requests.solve(index, model, self._provider)
 
     def _note(self, index: Index, result: LockResult) -> list[Index]:
         """Store a solver's result for all combinations with this environment, and return these."""

@@ -37,7 +37,6 @@ from bisect_env.temporary import FULL, full_file_system, read_limited, temporary
 
 _LISTEN = 0.2  # seconds between two reads of a tool's output
 _KEEP = 400_000  # bytes of output that are kept; a failing C++ build can write gigabytes
-_NICE = 10  # niceness of background work
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,9 +97,6 @@ def run_tool(
         )
         with _lock:
             _running.add(process.pid)
-        if nice := getattr(_here, "nice", 0):
-            with contextlib.suppress(OSError):  # it has ended already
-                os.setpriority(os.PRIO_PROCESS, process.pid, nice)
         ended = False
         try:
             ended = _ended_in(process, timeout, err.fileno(), on_line)
@@ -117,20 +113,6 @@ def run_tool(
 
 _lock = threading.Lock()
 _running: set[int] = set()
-_here = threading.local()
-
-
-@contextlib.contextmanager
-def giving_way() -> Iterator[None]:
-    """Give low priority to the tools that this thread starts inside the `with` block.
-
-    This is for work in the background, for which no user waits.
-    """
-    _here.nice = _NICE
-    try:
-        yield
-    finally:
-        _here.nice = 0
 
 
 def end_running() -> None:
