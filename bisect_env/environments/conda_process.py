@@ -335,6 +335,19 @@ def with_usual_alias(config: CondaConfig, pool: HelperPool) -> CondaConfig:
     return replace(config, channel_alias=answer["alias"])
 
 
+def mirrors_here(channels: Sequence[str]) -> dict[str, list[str]]:
+    """Return the mirrors that this host's configuration names for the channel URLs of a lock.
+
+    Raises:
+        InfrastructureError: The configuration cannot be read, or the helper process failed.
+    """
+    config = read_conda_config()
+    if config.mirrored_channels or config.custom_multichannels or config.default_channels:
+        # These settings may contain bare channel names, which need the alias.
+        config = with_usual_alias(config, shared_pool())
+    return mirrors_of_urls(channels, config)
+
+
 # --------------------------------------------------------------------------------------------------
 # Installation of the conda packages of a lock.
 
@@ -369,10 +382,6 @@ def fill(
     Raises:
         UnbuildableError: The installation failed; `transient` is True if a retry may succeed.
     """
-    config = read_conda_config()
-    if config.mirrored_channels or config.custom_multichannels or config.default_channels:
-        # These settings may contain bare channel names, which need the alias.
-        config = with_usual_alias(config, shared_pool())
     packages = [package for package in lock.packages if package.is_conda]
     channels = sorted({package.url.rsplit("/", 2)[0] for package in packages})
     message = {
@@ -383,7 +392,7 @@ def fill(
         "package_cache": str(cache / "conda" / "pkgs"),
         "stall": stall,
         "verified": str(cache / "verified"),
-        "mirrors": mirrors_of_urls(channels, config),
+        "mirrors": mirrors_here(channels),
     }
     (cache / "conda").mkdir(mode=0o700, parents=True, exist_ok=True)
     helper = HelperProcess(command, holding)
