@@ -112,6 +112,8 @@ _DROPPED = ("PYTHONPATH", "PYTHONHOME", "PYTHONSTARTUP", "PYTHONINSPECT")
 _READ = 1 << 16
 _ALIAS_TIMEOUT = 60.0
 _TAIL = 4000
+_ATTEMPTS = 3
+"""Number of helper processes to try for one request, because py-rattler crashes in rare cases."""
 
 
 class HelperDiedError(Exception):
@@ -254,13 +256,14 @@ class HelperPool:
         self._lock = threading.Lock()
         self._owner = os.getpid()
 
-    def ask(self, request: dict[str, Any], timeout: float, *, attempts: int = 1) -> dict[str, Any]:
+    def ask(self, request: dict[str, Any], timeout: float) -> dict[str, Any]:
         """Send a request to an idle helper process, or to a new one, and return the response.
+
+        If the process crashes, the request is sent to another one, up to three in all.
 
         Args:
             request: The request; see `conda_helper`.
             timeout: Time limit in seconds.
-            attempts: Number of processes to try if they crash.
 
         Raises:
             HelperDiedError: All attempts crashed, or a process failed or timed out without a crash.
@@ -275,7 +278,7 @@ class HelperPool:
                     return answer
             except HelperDiedError as error:
                 deaths.append(error.text)
-                if not error.crashed or len(deaths) >= attempts:
+                if not error.crashed or len(deaths) >= _ATTEMPTS:
                     text = "; then ".join(dict.fromkeys(deaths))
                     if len(deaths) > 1:
                         text += f" ({len(deaths)} times)"
@@ -327,7 +330,7 @@ def with_usual_alias(config: CondaConfig, pool: HelperPool) -> CondaConfig:
     if config.channel_alias:
         return config
     try:
-        answer = pool.ask({"op": "alias"}, _ALIAS_TIMEOUT, attempts=3)
+        answer = pool.ask({"op": "alias"}, _ALIAS_TIMEOUT)
     except HelperDiedError as error:
         raise InfrastructureError(
             error.text, remedy="give the same command again; if it stays so, report it to py-rattler"
