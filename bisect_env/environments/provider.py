@@ -233,34 +233,25 @@ class Environments:
             IndexUnavailableError: The package index or a channel fails.
             InfrastructureError: The solver does not work here, or the platform is not this machine's.
         """
-        lock = self._solved(request, prefer)
-        note_solved(lock)
-        return lock
-
-    def _solved(self, request: EnvironmentRequest, prefer: Lock | None) -> Lock:
         if request.platform != host_platform():
             raise InfrastructureError(
                 f"an environment for {request.platform} cannot be locked on {host_platform()}",
                 remedy="leave `platform` out, or lock on a machine of that platform",
             )
         known = without_image(prefer).packages if prefer else ()
-        image = self._image(request)
-        if image and not request.python and request.conda is None:
-            return make_lock("", request.platform, image)
-        if request.conda is None:
-            packages = self._pypi.solve(request, known)
-            return make_lock(
-                request.python, request.platform, [*packages, *image], request.exclude_newer_text
-            )
-        conda, records = self._conda.solve(request, known)
-        wheels = self._pypi.solve(request, known, conda) if request.requirements else []
-        return make_lock(
-            python_of(conda),
-            request.platform,
-            [*conda, *wheels, *image],
-            request.exclude_newer_text,
-            records=records,
-        )
+        packages, python = self._image(request), request.python
+        records: Mapping[str, str] = {}
+        if request.conda is not None:
+            conda, records = self._conda.solve(request, known)
+            packages += conda
+            python = python_of(conda)
+            if request.requirements:
+                packages += self._pypi.solve(request, known, conda)
+        elif python or not packages:
+            packages += self._pypi.solve(request, known)
+        lock = make_lock(python, request.platform, packages, request.exclude_newer_text, records=records)
+        note_solved(lock)
+        return lock
 
     def _image(self, request: EnvironmentRequest) -> list[LockedPackage]:
         """Return a list with the container image of a request; an empty list if there is no image.
