@@ -284,7 +284,6 @@ class CommitBuilder:
             timeout=max(1.0, deadline - time.monotonic()),
             builds=True,
             extra=env,
-            watched=True,
             memory=build.memory,
         )
         if finished.returncode != 0 or finished.timed_out:

@@ -351,11 +351,7 @@ class _Builder:
         on_line: Callable[[str], None] | None = None,
     ) -> None:
         """Run uv, and raise an `UnbuildableError` if it fails."""
-        # A build may start a server process that would keep the inherited lock forever. `watched` makes uv
-        # and its children end with this process.
-        finished = self._uv_tool().run(
-            args, cwd=cwd, timeout=self.timeout, builds=builds, on_line=on_line, watched=builds
-        )
+        finished = self._uv_tool().run(args, cwd=cwd, timeout=self.timeout, builds=builds, on_line=on_line)
         words = plain_words(finished.stderr)
         if finished.timed_out:
             # A stalled download may succeed next time; a build that takes too long will not.

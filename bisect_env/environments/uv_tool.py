@@ -286,7 +286,7 @@ class Uv:
         environ: Environment variables to start from; those of this process if None.
         indexes: Additional indexes with higher priority than `index` and the configured ones.
         find_links: Directories and web pages with additional archives.
-        holding: File descriptor that runs inherit unless they are watched; see `run_tool`.
+        holding: File descriptor that runs inherit unless they build; see `run_tool`.
     """
 
     def __init__(
@@ -321,7 +321,6 @@ class Uv:
         builds: bool,
         on_line: Callable[[str], None] | None = None,
         extra: Mapping[str, str] | None = None,
-        watched: bool = False,
         memory: int = 0,
     ) -> Finished:
         """Run uv, wait for it, and return its result.
@@ -331,12 +330,11 @@ class Uv:
             cwd: Working directory.
             timeout: Time limit in seconds.
             builds: Whether uv may run code of source distributions, which inherits uv's environment. If so,
-                the environment is reduced to what trials get and what uv needs, and uv receives passwords
-                through a pipe.
+                the environment is reduced to what trials get and what uv needs, uv receives passwords through
+                a pipe, and uv and its child processes are killed when this process ends.
             on_line: Called with each line of uv's standard error.
             extra: Additional environment variables.
-            watched: Whether uv and its child processes are killed when this process ends.
-            memory: Limit of the address space of each process in bytes, if `watched`; 0 for no limit.
+            memory: Limit of the address space of each process in bytes, if `builds`; 0 for no limit.
 
         Raises:
             InfrastructureError: uv cannot be started, or its cache cannot be created.
@@ -355,10 +353,11 @@ class Uv:
                 # `--project /` keeps uv from reading a `uv.toml` in a parent directory of `cwd`, to which
                 # other users may be able to write.
                 argv: list[str | Path] = [uv.find_uv_bin(), "--project", "/", *args]
-                if watched:
+                # A build may start a server process that would keep an inherited lock forever.
+                if builds:
                     argv = [sys.executable, "-I", "-S", "-c", _WATCHED, str(os.getpid()), str(memory), *argv]
                 whole = {**env, **(extra or {})}
-                holding = None if watched else self._holding
+                holding = None if builds else self._holding
                 return run_tool(argv, env=whole, cwd=cwd, timeout=timeout, on_line=on_line, holding=holding)
         except OSError as error:
             if error.errno in FULL and (place := full_file_system(self.cache_dir)):
