@@ -19,7 +19,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 from typing import IO, Any
 
@@ -335,7 +335,7 @@ def with_usual_alias(config: CondaConfig, pool: HelperPool) -> CondaConfig:
         raise InfrastructureError(
             error.text, remedy="give the same command again; if it stays so, report it to py-rattler"
         ) from error
-    return replace(config, channel_alias=answer["alias"])
+    return config.model_copy(update={"channel_alias": answer["alias"]})
 
 
 def mirrors_here(channels: Sequence[str]) -> dict[str, list[str]]:

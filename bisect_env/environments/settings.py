@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import configparser
 import os
 import sys
+import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 from urllib.parse import urlsplit
 
 import platformdirs
+import yaml
+from pydantic import BaseModel, BeforeValidator, ByteSize, TypeAdapter, ValidationError
 
 from bisect_env.errors import InfrastructureError, UsageError
 from bisect_env.matrix.versions import PackageIndex
@@ -61,9 +65,6 @@ def parse_size(text: str, name: str) -> int:
     Raises:
         UsageError: The text is not a size.
     """
-    # Imported here because every worker imports this module but few call this function.
-    from pydantic import ByteSize, TypeAdapter, ValidationError
-
     try:
         return int(TypeAdapter(ByteSize).validate_python(text.strip()))
     except ValidationError:
@@ -170,8 +171,6 @@ def uv_config_files(environ: Mapping[str, str]) -> Iterator[Path]:
 
 
 def _read_toml(path: Path) -> dict[str, Any]:
-    import tomllib  # imported here because some commands only need the cache directory
-
     try:
         return tomllib.loads(path.read_text("utf-8"))
     except (OSError, ValueError) as error:
@@ -199,8 +198,6 @@ def pip_config_files(environ: Mapping[str, str]) -> Iterator[Path]:
 
 
 def _of_pip_conf(path: Path, key: str) -> str | None:
-    import configparser  # imported here because few hosts configure pip
-
     parser = configparser.RawConfigParser(strict=False)
     try:
         if not path.is_file():
@@ -224,8 +221,12 @@ def _of_pip_conf(path: Path, key: str) -> str | None:
 _MAPPINGS = ("custom_channels", "custom_multichannels", "mirrored_channels")
 
 
-@dataclass(frozen=True, slots=True)
-class CondaConfig:
+_Names = Annotated[
+    tuple[str, ...], BeforeValidator(lambda value: [value] if isinstance(value, str) else value)
+]
+
+
+class CondaConfig(BaseModel, frozen=True, coerce_numbers_to_str=True):
     """The settings in conda's configuration that determine the URLs of channels.
 
     Attributes:
@@ -237,10 +238,10 @@ class CondaConfig:
     """
 
     channel_alias: str = ""
-    default_channels: tuple[str, ...] = ()
-    custom_channels: Mapping[str, str] = field(default_factory=dict)
-    custom_multichannels: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    mirrored_channels: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    default_channels: _Names = ()
+    custom_channels: Mapping[str, str] = {}
+    custom_multichannels: Mapping[str, _Names] = {}
+    mirrored_channels: Mapping[str, _Names] = {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -356,16 +357,12 @@ def read_conda_config() -> CondaConfig:
     if alias := os.environ.get("CONDA_CHANNEL_ALIAS"):
         merged["channel_alias"] = alias
     try:
-        return CondaConfig(
-            channel_alias=str(merged.get("channel_alias") or ""),
-            default_channels=_texts(merged.get("default_channels")),
-            custom_channels={str(k): str(v) for k, v in (merged.get("custom_channels") or {}).items()},
-            custom_multichannels=_lists(merged.get("custom_multichannels")),
-            mirrored_channels=_lists(merged.get("mirrored_channels")),
-        )
-    except (TypeError, AttributeError) as error:
+        return CondaConfig.model_validate({key: value for key, value in merged.items() if value is not None})
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        key = ".".join(map(str, first["loc"]))
         raise InfrastructureError(
-            f"conda's configuration has a key of the wrong shape: {error}",
+            f"conda's configuration has a key of the wrong shape: {key}: {first['msg']}",
             remedy="see `conda config --show-sources`, and correct it",
         ) from error
 
@@ -417,8 +414,6 @@ def conda_config_files(environ: Mapping[str, str]) -> Iterator[Path]:
 
 
 def _read(path: Path) -> dict[str, Any]:
-    import yaml  # imported here because only matrices with conda packages need it
-
     try:
         data = yaml.safe_load(path.read_text("utf-8"))
     except (OSError, ValueError, yaml.YAMLError) as error:
@@ -442,13 +437,3 @@ def _expanded(value: Any) -> Any:
     if isinstance(value, dict):
         return {key: _expanded(item) for key, item in value.items()}
     return value
-
-
-def _texts(value: Any) -> tuple[str, ...]:
-    if isinstance(value, str):
-        return (value,)
-    return tuple(str(item) for item in value or ())
-
-
-def _lists(value: Any) -> dict[str, tuple[str, ...]]:
-    return {str(key): _texts(items) for key, items in (value or {}).items()}

@@ -280,7 +280,7 @@ class TestConfiguration:
 
     def test_mirrors(self):
         places = ("https://near.example/cf", "https://far.example")
-        config = CondaConfig("https://usual.example", mirrored_channels={"conda-forge": places})
+        config = CondaConfig(channel_alias="https://usual.example", mirrored_channels={"conda-forge": places})
         url = "https://usual.example/conda-forge"
         assert channel_places(["conda-forge"], config).mirrors == {
             url: ("https://near.example/cf", "https://far.example")
