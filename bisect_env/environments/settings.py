@@ -123,12 +123,13 @@ def configured_places(environ: Mapping[str, str] | None = None) -> PackagePlaces
             links += [str(place) for place in section.get("find-links", [])]
             no_index = no_index or section.get("no-index") is True
     are_pips = not indexes and not links
+    pip = _pip_settings(environ) if are_pips or not default else {}
     if are_pips:
-        indexes = [PackageIndex("", url) for url in _of_pip(environ, "extra-index-url")]
-        links = _of_pip(environ, "find-links")
+        indexes = [PackageIndex("", url) for url in pip.get("extra-index-url", "").split()]
+        links = pip.get("find-links", "").split()
         if not uv_files:
-            no_index = any(word.lower() in _TRUE for word in _of_pip(environ, "no-index"))
-    default = default or "".join(_of_pip(environ, "index-url"))
+            no_index = pip.get("no-index", "").lower() in _TRUE
+    default = default or pip.get("index-url", "").strip()
     return PackagePlaces(default, tuple(indexes), tuple(links), are_pips, no_index)
 
 
@@ -147,14 +148,22 @@ def named_index(text: str) -> PackageIndex:
     )
 
 
-def _of_pip(environ: Mapping[str, str], key: str) -> list[str]:
-    """Return the value of one of pip's settings, split into words."""
-    if found := environ.get(f"PIP_{key.upper().replace('-', '_')}"):
-        return found.split()
-    for path in pip_config_files(environ):
-        if found := _of_pip_conf(path, key):
-            return found.split()
-    return []
+def _pip_settings(environ: Mapping[str, str]) -> dict[str, str]:
+    """Return pip's settings, such as `index-url`, from its configuration files and the environment."""
+    found: dict[str, str] = {}
+    for path in reversed([*pip_config_files(environ)]):
+        parser = configparser.RawConfigParser(strict=False)
+        try:
+            parser.read(path, encoding="utf-8")  # passes over a file that does not exist
+        except (ValueError, configparser.Error) as error:
+            raise InfrastructureError(
+                f"pip's configuration {path} cannot be read: {error}", remedy="correct or remove that file"
+            ) from error
+        for section in ("global", "install"):
+            if parser.has_section(section):
+                found |= {key: value for key, value in parser.items(section) if value}
+    stated = {name: value for name, value in environ.items() if name.startswith("PIP_") and value}
+    return found | {name[4:].lower().replace("_", "-"): value for name, value in stated.items()}
 
 
 def uv_config_files(environ: Mapping[str, str]) -> Iterator[Path]:
@@ -195,22 +204,6 @@ def pip_config_files(environ: Mapping[str, str]) -> Iterator[Path]:
     for part in environ.get("XDG_CONFIG_DIRS", "/etc/xdg").split(":"):
         if part:
             yield Path(part) / "pip" / "pip.conf"
-
-
-def _of_pip_conf(path: Path, key: str) -> str | None:
-    parser = configparser.RawConfigParser(strict=False)
-    try:
-        if not path.is_file():
-            return None
-        parser.read(path, encoding="utf-8")
-    except (OSError, ValueError, configparser.Error) as error:
-        raise InfrastructureError(
-            f"pip's configuration {path} cannot be read: {error}", remedy="correct or remove that file"
-        ) from error
-    for section in ("install", "global"):
-        if found := parser.get(section, key, fallback=None):
-            return found
-    return None
 
 
 # --------------------------------------------------------------------------------------------------
