@@ -382,26 +382,24 @@ class Uv:
             "NO_COLOR": "1",
         }
         env.setdefault("UV_HTTP_TIMEOUT", _HTTP_TIMEOUT)
-        env["UV_DEFAULT_INDEX"] = self.index
         further = self._further(env)
-        if self._places.no_index and not any(uv_config_files(self._environ)):
+        if self._places.no_index and not self._has_user_config:
             # `no-index` was set for pip. Pass it on to uv.
-            env.pop("UV_DEFAULT_INDEX")
             env["UV_CONFIG_FILE"] = str(self._own_config("no-index = true\n"))
-            further = []
-        elif self._own_config_fits(further):
-            env.pop("UV_DEFAULT_INDEX")
+        elif self._may_configure and all(
+            without_credentials(url) == url for url in (self.index, *(one.url for one in further))
+        ):
             env["UV_CONFIG_FILE"] = str(self._own_config(_indexes_text(self.index, further)))
-            further = []
-        elif self._explicit is None and any(uv_config_files(self._environ)):
-            # The user's uv.toml may contain further settings of the index, so let uv read it.
-            env.pop("UV_DEFAULT_INDEX")
-            for name in ("UV_DEFAULT_INDEX", "UV_INDEX_URL"):
-                if self._environ.get(name):
-                    env[name] = self._environ[name]
-        if further:
-            words = [f"{one.name}={one.url}" if one.name else one.url for one in further]
-            env["UV_INDEX"] = " ".join([*words, *env.get("UV_INDEX", "").split()])
+        else:
+            if self._explicit is not None or not self._has_user_config:
+                env["UV_DEFAULT_INDEX"] = self.index
+            else:
+                # The user's uv.toml may contain further settings of the index, so let uv read it.
+                names = ("UV_DEFAULT_INDEX", "UV_INDEX_URL")
+                env |= {name: self._environ[name] for name in names if self._environ.get(name)}
+            if further:
+                words = [f"{one.name}={one.url}" if one.name else one.url for one in further]
+                env["UV_INDEX"] = " ".join([*words, *env.get("UV_INDEX", "").split()])
         return env
 
     def _further(self, env: dict[str, str]) -> list[PackageIndex]:
@@ -440,7 +438,7 @@ class Uv:
             if name.startswith("UV_") and not _LOGIN.fullmatch(name):
                 words = (self._public(word, env, logins) for word in value.split())
                 kept[name] = " ".join(words) if name in _ADDRESSES else value
-        if "UV_DEFAULT_INDEX" in kept and self._may_configure():
+        if "UV_DEFAULT_INDEX" in kept and self._may_configure:
             # Without cache settings for this index, uv would download and build each archive every time.
             text = _indexes_text(kept.pop("UV_DEFAULT_INDEX"), ())
             kept["UV_CONFIG_FILE"] = str(self._own_config(text))
@@ -467,13 +465,13 @@ class Uv:
             logins.append((parts.hostname, user or "__token__", password or user))
         return word.removesuffix(index.url) + without_credentials(index.url)
 
-    def _own_config_fits(self, further: Sequence[PackageIndex]) -> bool:
-        urls = [self.index, *(one.url for one in further)]
-        return self._may_configure() and all(without_credentials(url) == url for url in urls)
-
+    @property
     def _may_configure(self) -> bool:
-        has_user_config = any(uv_config_files(self._environ))
-        return urlsplit(self.index).scheme in ("http", "https") and not has_user_config
+        return urlsplit(self.index).scheme in ("http", "https") and not self._has_user_config
+
+    @property
+    def _has_user_config(self) -> bool:
+        return any(uv_config_files(self._environ))
 
     def _own_config(self, text: str) -> Path:
         name = f"{hashlib.sha256(text.encode()).hexdigest()[:16]}.toml"
