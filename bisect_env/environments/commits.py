@@ -109,7 +109,7 @@ class CommitBuilder:
         if _kept(self._place(source, interpreter)) is not None:
             return
         try:
-            Repository(source.repository, self._cache).require(source.commit)
+            Repository(source.repository, self._cache).resolve(source.commit)
         except (CommitNotFoundError, UsageError) as error:
             raise UnbuildableError(f"{error.what} on this host", transient=True) from error
         except InfrastructureError as error:
@@ -164,7 +164,7 @@ class CommitBuilder:
             InfrastructureError: The repository cannot be reached.
         """
         repository = Repository(source.repository, self._cache)
-        repository.require(source.commit)
+        repository.resolve(source.commit)
         path = "/".join(part for part in (source.build.subdirectory, "pyproject.toml") if part)
         text = repository.file(source.commit, path)
         version = stated_version(text or "", source.name)

@@ -67,7 +67,7 @@ class Catalogue(PypiCatalogue):
         """
         found = Repository(repository, self._cache_dir)
         # The mirror may have been removed from the cache since.
-        found.require(*commits)
+        found.resolve(*commits)
         return [found.details(commit) for commit in commits], found.forge()
 
     def conda_versions(

@@ -79,24 +79,6 @@ class Repository:
             return False
         return self._git("cat-file", "-e", f"{commit}^{{commit}}").returncode == 0
 
-    def require(self, *commits: str) -> None:
-        """Fetch those of the given commits that the mirror lacks.
-
-        The repository is not contacted if the mirror has all commits.
-
-        Raises:
-            CommitNotFoundError: The repository does not have one of the commits.
-            InfrastructureError: The repository cannot be reached.
-        """
-        for commit in commits:
-            if self.has(commit):
-                continue
-            self.update()
-            if not self.has(commit):
-                self._fetch_one(commit)
-            if not self.has(commit):
-                raise self._unknown(commit)
-
     def update(self) -> None:
         """Fetch all branches and tags into the mirror; create the mirror if it does not exist.
 
