@@ -26,7 +26,7 @@ from bisect_env.environments.download import sha256_of
 from bisect_env.environments.integrity import remove_tree
 from bisect_env.environments.interpreters import Interpreter
 from bisect_env.environments.lock import BuildLimit, LockedPackage, UnbuildableError
-from bisect_env.environments.repository import CommitNotFoundError, Repository
+from bisect_env.environments.repository import Repository
 from bisect_env.environments.request import CommitSource
 from bisect_env.environments.uv_tool import Finished, Uv, is_transient
 from bisect_env.errors import InfrastructureError, UsageError
@@ -96,25 +96,6 @@ class CommitBuilder:
         self._cache = cache
         self._uv = uv
 
-    def fetch(self, source: CommitSource, interpreter: Interpreter) -> None:
-        """Fetch a commit into the repository's mirror, unless the cache already has a wheel of the commit.
-
-        Args:
-            source: The commit.
-            interpreter: The Python for which the wheel is built.
-
-        Raises:
-            UnbuildableError: The commit cannot be fetched; the error is marked as transient.
-        """
-        if _kept(self._place(source, interpreter)) is not None:
-            return
-        try:
-            Repository(source.repository, self._cache).resolve(source.commit)
-        except (CommitNotFoundError, UsageError) as error:
-            raise UnbuildableError(f"{error.what} on this host", transient=True) from error
-        except InfrastructureError as error:
-            raise UnbuildableError(error.what, transient=True) from error
-
     def wheel(self, source: CommitSource, interpreter: Interpreter) -> BuiltWheel:
         """Return the wheel of a commit from the cache, or build it. Safe to call from several processes.
 
@@ -123,7 +104,8 @@ class CommitBuilder:
             interpreter: The Python for which the wheel is built.
 
         Raises:
-            UnbuildableError: The build failed; `transient` is True if a retry may succeed.
+            UnbuildableError: The commit cannot be fetched, or the build failed; `transient` is True if a
+                retry may succeed.
         """
         place = self._place(source, interpreter)
         if (known := _kept(place)) is not None:
@@ -132,7 +114,12 @@ class CommitBuilder:
         failure = _failures.get(attempt)
         if failure is not None and time.monotonic() - failure[0] < REMEMBERED:
             raise UnbuildableError(failure[1], transient=False)
-        self.fetch(source, interpreter)
+        try:
+            Repository(source.repository, self._cache).resolve(source.commit)
+        except UsageError as error:
+            raise UnbuildableError(f"{error.what} on this host", transient=True) from error
+        except InfrastructureError as error:
+            raise UnbuildableError(error.what, transient=True) from error
         place.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         lease = hold(place)
         try:
