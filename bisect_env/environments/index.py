@@ -18,6 +18,7 @@ from urllib.parse import unquote, urlsplit
 import requests
 from packaging.utils import canonicalize_name
 from packaging.version import InvalidVersion, Version
+from pypi_simple import IndexPage, RepositoryPage, UnparsableFilenameError, parse_filename
 
 from bisect_env.environments.interpreters import installed_pythons, uv_python_versions
 from bisect_env.environments.lock import PackageNotFoundError
@@ -86,9 +87,6 @@ def _listed(base: str) -> frozenset[str] | None:
         if (content := _body(answer, _SMALL)) is None:
             return None
         is_json = "json" in answer.headers.get("content-type", "")
-    # Imported here because importing the HTML parser takes 0.25 s.
-    from pypi_simple import IndexPage
-
     page = IndexPage.from_json_data(json.loads(content)) if is_json else IndexPage.from_html(content)
     return frozenset(str(canonicalize_name(name)) for name in page.projects)
 
@@ -103,7 +101,6 @@ _LARGEST = 64 << 20
 _JSON_PREFERRED = (
     "application/vnd.pypi.simple.v1+json, application/vnd.pypi.simple.v1+html;q=0.5, text/html;q=0.1"
 )
-_SDISTS = (".tar.gz", ".zip", ".tar.bz2", ".tar.xz", ".tgz", ".tar.Z", ".tar")
 
 
 @dataclass(frozen=True, slots=True)
@@ -404,19 +401,12 @@ def _release_of(filename: str, package: str) -> tuple[str, bool] | None:
     """
     if len(filename) > MAX_FILENAME:
         return None
-    wanted = canonicalize_name(package)
-    if filename.endswith(".whl"):
-        parts = filename[: -len(".whl")].split("-")
-        is_own = len(parts) in (5, 6) and canonicalize_name(parts[0]) == wanted
-        return (parts[1], True) if is_own else None
-    stem = next((filename.removesuffix(end) for end in _SDISTS if filename.endswith(end)), None)
-    if stem is None:
+    try:
+        name, version, kind = parse_filename(filename, package)
+    except UnparsableFilenameError:
         return None
-    # Names of old source distributions are not normalised: `zope.interface-5.0`, `a-b-1.0`.
-    for place in (m.start() for m in re.finditer("-", stem)):
-        if canonicalize_name(stem[:place]) == wanted:
-            return stem[place + 1 :], False
-    return None
+    is_own = canonicalize_name(name) == canonicalize_name(package) and kind in ("wheel", "sdist")
+    return (version, kind == "wheel") if is_own else None
 
 
 def _utc(moment: datetime) -> datetime:
@@ -424,9 +414,6 @@ def _utc(moment: datetime) -> datetime:
 
 
 def _html_files(package: str, page: bytes, charset: str | None) -> tuple[IndexFile, ...]:
-    # Imported here because importing the HTML parser takes 0.25 s, and most indexes offer JSON.
-    from pypi_simple import RepositoryPage
-
     entries = []
     for link in RepositoryPage.from_html(page, from_encoding=charset).links:
         entry = {
