@@ -156,9 +156,7 @@ def _pip_settings(environ: Mapping[str, str]) -> dict[str, str]:
         try:
             parser.read(path, encoding="utf-8")  # passes over a file that does not exist
         except (ValueError, configparser.Error) as error:
-            raise InfrastructureError(
-                f"pip's configuration {path} cannot be read: {error}", remedy="correct or remove that file"
-            ) from error
+            raise _unreadable("pip", path, error) from error
         for section in ("global", "install"):
             if parser.has_section(section):
                 found |= {key: value for key, value in parser.items(section) if value}
@@ -183,9 +181,14 @@ def _read_toml(path: Path) -> dict[str, Any]:
     try:
         return tomllib.loads(path.read_text("utf-8"))
     except (OSError, ValueError) as error:
-        raise InfrastructureError(
-            f"uv's configuration {path} cannot be read: {error}", remedy="correct or remove that file"
-        ) from error
+        raise _unreadable("uv", path, error) from error
+
+
+def _unreadable(tool: str, path: Path, why: object) -> InfrastructureError:
+    text = str(why).partition("\n")[0]
+    return InfrastructureError(
+        f"{tool}'s configuration {path} cannot be read: {text}", remedy="correct or remove that file"
+    )
 
 
 def pip_config_files(environ: Mapping[str, str]) -> Iterator[Path]:
@@ -410,14 +413,9 @@ def _read(path: Path) -> dict[str, Any]:
     try:
         data = yaml.safe_load(path.read_text("utf-8"))
     except (OSError, ValueError, yaml.YAMLError) as error:
-        raise InfrastructureError(
-            f"conda's configuration {path} cannot be read: {str(error).splitlines()[0]}",
-            remedy="correct or remove that file",
-        ) from error
+        raise _unreadable("conda", path, error) from error
     if data is not None and not isinstance(data, dict):
-        raise InfrastructureError(
-            f"conda's configuration {path} holds no `key: value` lines", remedy="correct or remove that file"
-        )
+        raise _unreadable("conda", path, "it holds no `key: value` lines")
     # conda expands environment variables in its files; users keep tokens in them.
     return {str(key): _expanded(value) for key, value in (data or {}).items()}
 
