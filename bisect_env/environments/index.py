@@ -17,7 +17,7 @@ from urllib.parse import unquote, urlsplit
 import requests
 from packaging.utils import canonicalize_name
 from packaging.version import InvalidVersion, Version
-from pypi_simple import DistributionPackage, IndexPage, RepositoryPage
+from pypi_simple import DistributionPackage, IndexPage, RepositoryPage, UnsupportedRepoVersionError
 
 from bisect_env.environments.interpreters import installed_pythons, uv_python_versions
 from bisect_env.environments.lock import PackageNotFoundError
@@ -59,7 +59,7 @@ def near_names(package: str, base: str | None = None) -> tuple[str, ...]:
     name = str(canonicalize_name(package.partition("[")[0]))
     try:
         listed = _listed(base)
-    except (requests.RequestException, OSError, ValueError):
+    except (requests.RequestException, OSError, ValueError, UnsupportedRepoVersionError):
         return ()
     known = IMPORTED_AS.get(name)
     if listed is None:
@@ -235,7 +235,14 @@ class PypiCatalogue:
             return _fetched_page(url, package, self._timeout)
         except FileNotFoundError:
             raise _not_found(package, shown) from None
-        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        except (
+            ValueError,
+            KeyError,
+            TypeError,
+            AttributeError,
+            RecursionError,
+            UnsupportedRepoVersionError,
+        ) as error:
             reason = str(error).partition("\n")[0]
             raise IndexUnavailableError(
                 f"{shown} does not answer like a package index: {reason}",
