@@ -111,17 +111,22 @@ def configured_places(environ: Mapping[str, str] | None = None) -> PackagePlaces
     uv_files = list(uv_config_files(environ))
     for path in uv_files:
         config = _read_toml(path)
-        for section in (config.get("pip", {}), config):
-            for one in section.get("index", []):
-                if one.get("default"):
-                    default = default or str(one["url"])
-                else:
-                    index = PackageIndex(str(one.get("name", "")), str(one["url"]), bool(one.get("explicit")))
-                    indexes.append(index)
-            default = default or str(section.get("default-index") or section.get("index-url") or "")
-            indexes += [PackageIndex("", str(url)) for url in section.get("extra-index-url", [])]
-            links += [str(place) for place in section.get("find-links", [])]
-            no_index = no_index or section.get("no-index") is True
+        try:
+            for section in (config.get("pip", {}), config):
+                for one in section.get("index", []):
+                    if one.get("default"):
+                        default = default or str(one["url"])
+                    else:
+                        index = PackageIndex(
+                            str(one.get("name", "")), str(one["url"]), bool(one.get("explicit"))
+                        )
+                        indexes.append(index)
+                default = default or str(section.get("default-index") or section.get("index-url") or "")
+                indexes += [PackageIndex("", str(url)) for url in section.get("extra-index-url", [])]
+                links += [str(place) for place in section.get("find-links", [])]
+                no_index = no_index or section.get("no-index") is True
+        except (AttributeError, KeyError, TypeError) as error:
+            raise _unreadable("uv", path, f"a key has the wrong shape: {error}") from error
     are_pips = not indexes and not links
     pip = _pip_settings(environ) if are_pips or not default else {}
     if are_pips:

@@ -76,7 +76,13 @@ def test_uv_comes_before_pip_and_the_environment_before_files(home):
 
 
 @pytest.mark.parametrize(
-    ("name", "text"), [("uv/uv.toml", "index-url = "), ("pip/pip.conf", "index-url without a section")]
+    ("name", "text"),
+    [
+        ("uv/uv.toml", "index-url = "),
+        ("uv/uv.toml", "index = 3"),
+        ("uv/uv.toml", "[[index]]\nname = 'without an address'"),
+        ("pip/pip.conf", "index-url without a section"),
+    ],
 )
 def test_broken_configuration_is_named(home, name, text):
     write(home / ".config" / name, text)
