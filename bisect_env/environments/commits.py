@@ -25,7 +25,7 @@ from bisect_env.environments.cache import hold, lock_or_fail, lock_path
 from bisect_env.environments.download import sha256_of
 from bisect_env.environments.integrity import remove_tree
 from bisect_env.environments.interpreters import Interpreter
-from bisect_env.environments.lock import BuildLimit, LockedPackage, UnbuildableError
+from bisect_env.environments.lock import BuildLimit, UnbuildableError
 from bisect_env.environments.repository import Repository
 from bisect_env.environments.request import CommitSource
 from bisect_env.environments.uv_tool import Finished, Uv, is_transient
@@ -75,13 +75,6 @@ class BuiltWheel:
     def version(self) -> str:
         """Return the version in the wheel's file name."""
         return self.path.name.split("-")[1]
-
-    def locked(self, package: LockedPackage) -> LockedPackage:
-        """Return a copy of `package` (an entry of a lock) with this wheel as the archive.
-
-        The installer then installs the wheel instead of building the commit.
-        """
-        return LockedPackage(package.name, package.version, "pip", self.path.as_uri(), self.sha256)
 
 
 class CommitBuilder:

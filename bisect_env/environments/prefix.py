@@ -255,7 +255,7 @@ class _Builder:
             if package.is_commit:
                 built = commits.wheel(CommitSource.of(package, self.lock.limits), interpreter)
                 self.spent += built.seconds
-                package = built.locked(package)
+                package = replace(package, url=built.path.as_uri(), sha256=built.sha256)
             packages.append(package)
         self.packages = tuple(packages)
 
