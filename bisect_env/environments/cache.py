@@ -219,7 +219,7 @@ def lock_path(place: Path) -> Path:
 
 _HASH_LENGTH = 64
 _PREFIXES = "prefixes"
-_DEAR = ("commits", "git")
+_COSTLY = ("commits", "git")
 """Directories whose content is slow to recreate (wheels built from commits, and repository mirrors)."""
 _NO_WAIT = 0.0
 
@@ -420,7 +420,7 @@ def prune(
         # Archives that are not in `owners` are new; another process is about to use them.
         known = [folder for folder in _archive_folders(cache) if folder in owners]
         orphans = [f for f in known if all(shares[inode] == 1 for inode in owners[f])]
-        for folder in sorted(orphans, key=lambda one: (one.parent.name in _DEAR, _age(one))):
+        for folder in sorted(orphans, key=lambda one: (one.parent.name in _COSTLY, _age(one))):
             if limit is not None and left <= limit:
                 return
             dropped += drop(folder, _age(folder))
@@ -532,7 +532,7 @@ def _unused(folder: Path) -> Iterator[bool]:
 
     Archives of uv and conda need no lock of their own, because the caller holds `archives_lock`.
     """
-    if folder.parent.name not in (_PREFIXES, *_DEAR):
+    if folder.parent.name not in (_PREFIXES, *_COSTLY):
         yield True
         return
     with taking_away(folder) as free:
