@@ -31,7 +31,7 @@ from bisect_env.cluster.protocol import TrialRequest
 from bisect_env.engine import events
 from bisect_env.engine.session import Session
 from bisect_env.engine.study import StudyRun
-from bisect_env.environments.lock import Lock, LockedPackage, LockResult
+from bisect_env.environments.lock import Lock, LockedPackage
 from bisect_env.environments.lockfiles import make_lock
 from bisect_env.environments.prefix import Prefix
 from bisect_env.environments.request import EnvironmentRequest
@@ -103,7 +103,7 @@ def overhead(trials: int = 120) -> tuple[float, str]:
 class PlantedEnvironments(OneEnvironment):
     """An environment for each that is asked for, all of them this interpreter."""
 
-    def lock(self, request: EnvironmentRequest, prefer: Lock | None = None) -> LockResult:
+    def solve(self, request: EnvironmentRequest, prefer: Lock | None = None) -> Lock:
         """Return a lock of its own for each request."""
         return _lock(hashlib.sha256(request.key.encode()).hexdigest()[:8])
 

@@ -48,10 +48,10 @@ from bisect_env.cluster.protocol import (
 from bisect_env.engine import events
 from bisect_env.engine.session import Session
 from bisect_env.engine.study import StudyRun
-from bisect_env.environments.lock import Lock, LockResult
+from bisect_env.environments.lock import Lock
 from bisect_env.environments.lockfiles import make_lock
 from bisect_env.environments.prefix import Prefix
-from bisect_env.environments.provider import Environments
+from bisect_env.environments.provider import EnvironmentProvider, Environments
 from bisect_env.environments.request import EnvironmentRequest
 from bisect_env.matrix.load import load_matrix
 from bisect_env.matrix.versions import host_platform
@@ -74,18 +74,13 @@ UNTIL = (500, 2000, 8000)
 """Trials up to which each figure of growth goes, from the one before."""
 
 
-class OneEnvironment:
+class OneEnvironment(EnvironmentProvider):
     """An `EnvironmentProvider` whose every environment is this interpreter's own."""
 
     def __init__(self) -> None:
         self.catalogue = Environments().catalogue
 
-    @property
-    def as_of(self) -> None:
-        """Any day will do."""
-        return
-
-    def lock(self, request: EnvironmentRequest, prefer: Lock | None = None) -> LockResult:
+    def solve(self, request: EnvironmentRequest, prefer: Lock | None = None) -> Lock:
         """A lock without packages."""
         return make_lock(platform.python_version(), host_platform(), [])
 

@@ -12,12 +12,11 @@ from pathlib import Path
 from bisect_env.engine.locking import Locking, Prepared
 from bisect_env.engine.requests import environment_request
 from bisect_env.environments.bundle import Bundle, BundledAnswers, NoLock, request_digest
-from bisect_env.environments.download import download_conda, file_name, obtain
+from bisect_env.environments.download import file_name, obtain
 from bisect_env.environments.image_lock import without_image
 from bisect_env.environments.interpreters import fetch_python, machine_interpreters
 from bisect_env.environments.lock import Lock, LockedPackage, UnbuildableError
 from bisect_env.environments.provider import EnvironmentProvider, RememberedCatalogue
-from bisect_env.environments.settings import mirrors_of_urls, read_conda_config
 from bisect_env.environments.uv_tool import Uv, is_transient, plain_words
 from bisect_env.errors import InfrastructureError, NoEnvironmentError, UsageError
 from bisect_env.matrix.expand import expand
@@ -144,8 +143,7 @@ def _archives(
     packages = {package.sha256: package for lock in locks for package in lock.packages}
     done = 0
     with ThreadPoolExecutor(_DOWNLOADS, thread_name_prefix="fetch") as pool:
-        addresses = addresses_of(packages.values())
-        futures = {pool.submit(_archive, bundle, p, addresses[p.url]): p for p in packages.values()}
+        futures = {pool.submit(obtain, p, bundle.folder(p.sha256)): p for p in packages.values()}
         try:
             for future in as_completed(futures):
                 package = futures[future]
@@ -168,36 +166,6 @@ def _archives(
         if problem := _wheel(bundle, lock, package, cache_dir):
             warnings.append(problem)
     return warnings
-
-
-def addresses_of(packages: Iterable[LockedPackage]) -> dict[str, list[str]]:
-    """Return the addresses from which this host can download each archive.
-
-    The keys of the result are the addresses of the archives in the lock. For a conda package, the list
-    contains the mirrors in the user's conda configuration; for a wheel it is empty.
-    """
-    listed = list(packages)
-    channels = sorted({_channel(package) for package in listed if package.is_conda})
-    mirrors = mirrors_of_urls(channels, read_conda_config()) if channels else {}
-    return {
-        package.url: [
-            base.rstrip("/") + package.url.removeprefix(_channel(package))
-            for base in mirrors.get(_channel(package), [])
-        ]
-        if package.is_conda
-        else []
-        for package in listed
-    }
-
-
-def _channel(package: LockedPackage) -> str:
-    return package.url.rsplit("/", 2)[0]
-
-
-def _archive(bundle: Bundle, package: LockedPackage, addresses: list[str]) -> Path:
-    folder = bundle.folder(package.sha256)
-    by = download_conda if package.is_conda else None
-    return obtain(package, folder, addresses, by)
 
 
 def _wheel(bundle: Bundle, lock: Lock, package: LockedPackage, cache_dir: Path) -> str | None:

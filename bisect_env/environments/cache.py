@@ -70,7 +70,8 @@ class Lease:
 def _use_path(place: Path) -> Path:
     """Return the path of the file that is locked while a prefix, wheel or mirror is in use.
 
-    The modification time of this file is the time of the last use.
+    The modification time of this file is the time of the last use. The file is never removed, so that all
+    processes lock the same one.
     """
     return place.with_name(f".{place.name}.use")
 
@@ -85,33 +86,29 @@ def hold(place: Path) -> Lease:
         OSError: The cache cannot be used.
     """
     path = _use_path(place)
-    deadline = time.monotonic() + LEASE_PATIENCE
-    while True:
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    except OSError as error:
+        if error.errno not in _CANNOT_WRITE:
+            raise
+        # The cache belongs to another user or is read-only. A file opened for reading can be locked as well,
+        # which prevents its owner from removing the prefix.
         try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-        except OSError as error:
-            if error.errno not in _CANNOT_WRITE:
-                raise
-            # The cache belongs to another user or is read-only. A file opened for reading can be locked as
-            # well, which prevents its owner from removing the prefix.
-            try:
-                fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-            except OSError:
-                return Lease(None)
-        if not _locked(fd, fcntl.LOCK_SH, deadline):
-            os.close(fd)
-            raise InfrastructureError(
-                f"{path} has been locked for {LEASE_PATIENCE:.0f} s by {lock_holder(path)}",
-                remedy="end that process, or keep others from reading the cache "
-                f"(chmod 700 {shlex.quote(str(path.parent))})",
-            )
-        if _is_still(path, fd):
-            # In a cache of another user, the time of the last use stays as its owner left it.
-            with contextlib.suppress(PermissionError):
-                os.utime(fd)
-            return Lease(fd)
-        os.close(fd)  # another process removed the prefix and this file before we had our lock
+            fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        except OSError:
+            return Lease(None)
+    if not _locked(fd, fcntl.LOCK_SH, time.monotonic() + LEASE_PATIENCE):
+        os.close(fd)
+        raise InfrastructureError(
+            f"{path} has been locked for {LEASE_PATIENCE:.0f} s by {lock_holder(path)}",
+            remedy="end that process, or keep others from reading the cache "
+            f"(chmod 700 {shlex.quote(str(path.parent))})",
+        )
+    # In a cache of another user, the time of the last use stays as its owner left it.
+    with contextlib.suppress(PermissionError):
+        os.utime(fd)
+    return Lease(fd)
 
 
 @contextlib.contextmanager
@@ -121,16 +118,9 @@ def taking_away(place: Path) -> Iterator[bool]:
     Raises:
         OSError: The cache cannot be used.
     """
-    path = _use_path(place)
-    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    fd = os.open(_use_path(place), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
     try:
-        # The file is another one if another process has just removed the directory.
-        if not (_locked(fd, fcntl.LOCK_EX) and _is_still(path, fd)):
-            yield False
-            return
-        yield True
-        if not place.exists():
-            path.unlink(missing_ok=True)
+        yield _locked(fd, fcntl.LOCK_EX)
     finally:
         os.close(fd)
 
@@ -224,19 +214,12 @@ def lock_path(place: Path) -> Path:
     return place.with_name(f".{place.name}.lock")
 
 
-def _is_still(path: Path, fd: int) -> bool:
-    try:
-        return os.path.samestat(path.stat(), os.fstat(fd))
-    except FileNotFoundError:
-        return False  # another process removed it
-
-
 # --------------------------------------------------------------------------------------------------
 # The size of the cache, and the removal of prefixes and archives.
 
 _HASH_LENGTH = 64
 _PREFIXES = "prefixes"
-_DEAR = ("commits", "git")
+_COSTLY = ("commits", "git")
 """Directories whose content is slow to recreate (wheels built from commits, and repository mirrors)."""
 _NO_WAIT = 0.0
 
@@ -437,7 +420,7 @@ def prune(
         # Archives that are not in `owners` are new; another process is about to use them.
         known = [folder for folder in _archive_folders(cache) if folder in owners]
         orphans = [f for f in known if all(shares[inode] == 1 for inode in owners[f])]
-        for folder in sorted(orphans, key=lambda one: (one.parent.name in _DEAR, _age(one))):
+        for folder in sorted(orphans, key=lambda one: (one.parent.name in _COSTLY, _age(one))):
             if limit is not None and left <= limit:
                 return
             dropped += drop(folder, _age(folder))
@@ -549,7 +532,7 @@ def _unused(folder: Path) -> Iterator[bool]:
 
     Archives of uv and conda need no lock of their own, because the caller holds `archives_lock`.
     """
-    if folder.parent.name not in (_PREFIXES, *_DEAR):
+    if folder.parent.name not in (_PREFIXES, *_COSTLY):
         yield True
         return
     with taking_away(folder) as free:

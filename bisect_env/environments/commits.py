@@ -25,8 +25,8 @@ from bisect_env.environments.cache import hold, lock_or_fail, lock_path
 from bisect_env.environments.download import sha256_of
 from bisect_env.environments.integrity import remove_tree
 from bisect_env.environments.interpreters import Interpreter
-from bisect_env.environments.lock import BuildLimit, LockedPackage, UnbuildableError
-from bisect_env.environments.repository import CommitNotFoundError, Repository
+from bisect_env.environments.lock import BuildLimit, UnbuildableError
+from bisect_env.environments.repository import Repository
 from bisect_env.environments.request import CommitSource
 from bisect_env.environments.uv_tool import Finished, Uv, is_transient
 from bisect_env.errors import InfrastructureError, UsageError
@@ -76,13 +76,6 @@ class BuiltWheel:
         """Return the version in the wheel's file name."""
         return self.path.name.split("-")[1]
 
-    def locked(self, package: LockedPackage) -> LockedPackage:
-        """Return a copy of `package` (an entry of a lock) with this wheel as the archive.
-
-        The installer then installs the wheel instead of building the commit.
-        """
-        return LockedPackage(package.name, package.version, "pip", self.path.as_uri(), self.sha256)
-
 
 class CommitBuilder:
     """A builder that builds wheels from commits and keeps them in the cache.
@@ -96,25 +89,6 @@ class CommitBuilder:
         self._cache = cache
         self._uv = uv
 
-    def fetch(self, source: CommitSource, interpreter: Interpreter) -> None:
-        """Fetch a commit into the repository's mirror, unless the cache already has a wheel of the commit.
-
-        Args:
-            source: The commit.
-            interpreter: The Python for which the wheel is built.
-
-        Raises:
-            UnbuildableError: The commit cannot be fetched; the error is marked as transient.
-        """
-        if _kept(self._place(source, interpreter)) is not None:
-            return
-        try:
-            Repository(source.repository, self._cache).require(source.commit)
-        except (CommitNotFoundError, UsageError) as error:
-            raise UnbuildableError(f"{error.what} on this host", transient=True) from error
-        except InfrastructureError as error:
-            raise UnbuildableError(error.what, transient=True) from error
-
     def wheel(self, source: CommitSource, interpreter: Interpreter) -> BuiltWheel:
         """Return the wheel of a commit from the cache, or build it. Safe to call from several processes.
 
@@ -123,7 +97,8 @@ class CommitBuilder:
             interpreter: The Python for which the wheel is built.
 
         Raises:
-            UnbuildableError: The build failed; `transient` is True if a retry may succeed.
+            UnbuildableError: The commit cannot be fetched, or the build failed; `transient` is True if a
+                retry may succeed.
         """
         place = self._place(source, interpreter)
         if (known := _kept(place)) is not None:
@@ -132,7 +107,12 @@ class CommitBuilder:
         failure = _failures.get(attempt)
         if failure is not None and time.monotonic() - failure[0] < REMEMBERED:
             raise UnbuildableError(failure[1], transient=False)
-        self.fetch(source, interpreter)
+        try:
+            Repository(source.repository, self._cache).resolve(source.commit)
+        except UsageError as error:
+            raise UnbuildableError(f"{error.what} on this host", transient=True) from error
+        except InfrastructureError as error:
+            raise UnbuildableError(error.what, transient=True) from error
         place.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         lease = hold(place)
         try:
@@ -164,7 +144,7 @@ class CommitBuilder:
             InfrastructureError: The repository cannot be reached.
         """
         repository = Repository(source.repository, self._cache)
-        repository.require(source.commit)
+        repository.resolve(source.commit)
         path = "/".join(part for part in (source.build.subdirectory, "pyproject.toml") if part)
         text = repository.file(source.commit, path)
         version = stated_version(text or "", source.name)
@@ -284,7 +264,6 @@ class CommitBuilder:
             timeout=max(1.0, deadline - time.monotonic()),
             builds=True,
             extra=env,
-            watched=True,
             memory=build.memory,
         )
         if finished.returncode != 0 or finished.timed_out:

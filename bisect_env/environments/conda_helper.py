@@ -198,26 +198,24 @@ class _Channels:
     """The repodata (package metadata) of some conda channels, downloaded once per process.
 
     Args:
-        urls: URLs of the channels, highest priority first.
+        channels: URLs of the channels, highest priority first.
         mirrors: Maps channel URLs to the URLs that are used instead.
         platform: conda's name of the platform, such as `linux-64`.
         cache: Directory in which repodata is cached across processes.
-        timeout: Time limit for one request in seconds; None for no limit.
     """
 
     def __init__(
         self,
-        urls: Sequence[str],
+        channels: Sequence[str],
         mirrors: dict[str, list[str]],
         platform: str,
         cache: str,
-        timeout: int | None,
     ) -> None:
-        self.sources = [rattler.Channel(url) for url in urls]
+        self.sources = [rattler.Channel(url) for url in channels]
         self.platforms: list[Any] = [platform, "noarch"]
         # Ignore relations to other channels that a channel declares: only those in the matrix are used.
         self.options: dict[str, Any] = {"channel_relations": "disabled"}
-        self.gateway = rattler.Gateway(cache_dir=Path(cache), client=client(mirrors, timeout))
+        self.gateway = rattler.Gateway(cache_dir=Path(cache), client=client(mirrors, _REPODATA_TIMEOUT))
         self._known: dict[str, rattler.RepoDataRecord] = {}
 
     async def solve(self, request: Message) -> list[rattler.RepoDataRecord]:
@@ -312,10 +310,7 @@ class Helper:
         facts = {key: request[key] for key in ("channels", "mirrors", "platform", "cache")}
         key = json.dumps(facts, sort_keys=True)
         if key not in self._channels:
-            timeout = request.get("request_timeout", _REPODATA_TIMEOUT)
-            self._channels[key] = _Channels(
-                facts["channels"], facts["mirrors"], facts["platform"], facts["cache"], timeout
-            )
+            self._channels[key] = _Channels(**facts)
         return self._channels[key]
 
     async def _alias(self, _request: Message) -> Message:

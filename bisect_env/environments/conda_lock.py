@@ -174,9 +174,6 @@ def _last(words: str) -> str:
 # --------------------------------------------------------------------------------------------------
 # `engine: rattler`: py-rattler solves in a helper process.
 
-_ATTEMPTS = 3
-"""Number of helper processes to try for one request, because py-rattler crashes in rare cases."""
-
 
 def python_of(packages: Iterable[LockedPackage]) -> str:
     """Return the version of Python in a list of conda packages."""
@@ -298,7 +295,7 @@ class CondaSolver:
             UsageError: A match spec is invalid.
         """
         try:
-            answer = self._pool.ask(message, self._timeout, attempts=_ATTEMPTS)
+            answer = self._pool.ask(message, self._timeout)
         except HelperDiedError as error:
             if error.timed_out:
                 raise channel_failure(f"no answer in {self._timeout:.0f} s", places.urls, tried) from error

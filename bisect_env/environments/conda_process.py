@@ -19,7 +19,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 from typing import IO, Any
 
@@ -112,6 +112,8 @@ _DROPPED = ("PYTHONPATH", "PYTHONHOME", "PYTHONSTARTUP", "PYTHONINSPECT")
 _READ = 1 << 16
 _ALIAS_TIMEOUT = 60.0
 _TAIL = 4000
+_ATTEMPTS = 3
+"""Number of helper processes to try for one request, because py-rattler crashes in rare cases."""
 
 
 class HelperDiedError(Exception):
@@ -254,13 +256,14 @@ class HelperPool:
         self._lock = threading.Lock()
         self._owner = os.getpid()
 
-    def ask(self, request: dict[str, Any], timeout: float, *, attempts: int = 1) -> dict[str, Any]:
+    def ask(self, request: dict[str, Any], timeout: float) -> dict[str, Any]:
         """Send a request to an idle helper process, or to a new one, and return the response.
+
+        If the process crashes, the request is sent to another one, up to three in all.
 
         Args:
             request: The request; see `conda_helper`.
             timeout: Time limit in seconds.
-            attempts: Number of processes to try if they crash.
 
         Raises:
             HelperDiedError: All attempts crashed, or a process failed or timed out without a crash.
@@ -275,7 +278,7 @@ class HelperPool:
                     return answer
             except HelperDiedError as error:
                 deaths.append(error.text)
-                if not error.crashed or len(deaths) >= attempts:
+                if not error.crashed or len(deaths) >= _ATTEMPTS:
                     text = "; then ".join(dict.fromkeys(deaths))
                     if len(deaths) > 1:
                         text += f" ({len(deaths)} times)"
@@ -327,12 +330,25 @@ def with_usual_alias(config: CondaConfig, pool: HelperPool) -> CondaConfig:
     if config.channel_alias:
         return config
     try:
-        answer = pool.ask({"op": "alias"}, _ALIAS_TIMEOUT, attempts=3)
+        answer = pool.ask({"op": "alias"}, _ALIAS_TIMEOUT)
     except HelperDiedError as error:
         raise InfrastructureError(
             error.text, remedy="give the same command again; if it stays so, report it to py-rattler"
         ) from error
-    return replace(config, channel_alias=answer["alias"])
+    return config.model_copy(update={"channel_alias": answer["alias"]})
+
+
+def mirrors_here(channels: Sequence[str]) -> dict[str, list[str]]:
+    """Return the mirrors that this host's configuration names for the channel URLs of a lock.
+
+    Raises:
+        InfrastructureError: The configuration cannot be read, or the helper process failed.
+    """
+    config = read_conda_config()
+    if config.mirrored_channels or config.custom_multichannels or config.default_channels:
+        # These settings may contain bare channel names, which need the alias.
+        config = with_usual_alias(config, shared_pool())
+    return mirrors_of_urls(channels, config)
 
 
 # --------------------------------------------------------------------------------------------------
@@ -369,10 +385,6 @@ def fill(
     Raises:
         UnbuildableError: The installation failed; `transient` is True if a retry may succeed.
     """
-    config = read_conda_config()
-    if config.mirrored_channels or config.custom_multichannels or config.default_channels:
-        # These settings may contain bare channel names, which need the alias.
-        config = with_usual_alias(config, shared_pool())
     packages = [package for package in lock.packages if package.is_conda]
     channels = sorted({package.url.rsplit("/", 2)[0] for package in packages})
     message = {
@@ -383,7 +395,7 @@ def fill(
         "package_cache": str(cache / "conda" / "pkgs"),
         "stall": stall,
         "verified": str(cache / "verified"),
-        "mirrors": mirrors_of_urls(channels, config),
+        "mirrors": mirrors_here(channels),
     }
     (cache / "conda").mkdir(mode=0o700, parents=True, exist_ok=True)
     helper = HelperProcess(command, holding)

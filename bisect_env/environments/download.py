@@ -5,11 +5,10 @@ from __future__ import annotations
 import hashlib
 import os
 import shutil
-from collections.abc import Callable, Sequence
 from pathlib import Path, PurePosixPath
 from urllib.parse import unquote, urlsplit
 
-from bisect_env.environments.conda_process import HelperDiedError, HelperPool, shared_pool
+from bisect_env.environments.conda_process import HelperDiedError, HelperPool, mirrors_here, shared_pool
 from bisect_env.environments.lock import LockedPackage, UnbuildableError
 from bisect_env.environments.uv_tool import is_transient
 from bisect_env.secrets import public_channel, without_channel_secrets, without_credentials
@@ -36,12 +35,7 @@ def sha256_of(path: Path) -> str:
         return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
-def obtain(
-    package: LockedPackage,
-    folder: Path,
-    addresses: Sequence[str] = (),
-    by: Callable[[str, Path], None] | None = None,
-) -> Path:
+def obtain(package: LockedPackage, folder: Path) -> Path:
     """Return the path of a package's archive in a directory, and download the archive if necessary.
 
     An archive that is already there is used if its hash is right.
@@ -49,14 +43,12 @@ def obtain(
     Args:
         package: The package, with the expected hash.
         folder: Directory of the archive; created if it does not exist.
-        addresses: URLs to try in order, for example mirrors; if empty, the URL of the package.
-        by: Function that downloads a URL to a path; `download` if None.
 
     Returns:
         Path of the archive.
 
     Raises:
-        UnbuildableError: No URL has the archive, the download failed, or the hash differs.
+        UnbuildableError: The download failed, or the hash differs.
         OSError: The directory cannot be written.
     """
     path = folder / file_name(package.url)
@@ -65,7 +57,10 @@ def obtain(
     folder.mkdir(parents=True, exist_ok=True)
     part = folder / f".part-{os.getpid()}-{os.urandom(4).hex()}"
     try:
-        _download_from(addresses or (package.url,), part, by or download)
+        if package.is_conda:
+            download_conda(package.url, part)
+        else:
+            download(package.url, part)
         if (found := sha256_of(part)) != package.sha256:
             raise UnbuildableError(
                 f"Hash mismatch for {package.name} {package.version}: "
@@ -76,21 +71,6 @@ def obtain(
     finally:
         part.unlink(missing_ok=True)
     return path
-
-
-def _download_from(addresses: Sequence[str], target: Path, by: Callable[[str, Path], None]) -> None:
-    failures: list[UnbuildableError] = []
-    for url in addresses:
-        try:
-            by(url, target)
-        except UnbuildableError as error:
-            failures.append(error)
-        else:
-            return
-    # The failure is transient if that of any URL is: that URL may still have the archive.
-    raise UnbuildableError(
-        "; ".join(error.message for error in failures), transient=any(error.transient for error in failures)
-    )
 
 
 def download(url: str, target: Path) -> None:
@@ -128,36 +108,45 @@ _CONDA_TIMEOUT = 6 * 3600.0  # enough for some gigabytes over a slow connection
 
 
 def download_conda(url: str, target: Path, *, pool: HelperPool | None = None, stall: float = 300.0) -> None:
-    """Download an archive of a conda channel with rattler.
+    """Download an archive of a conda channel with rattler, from the first mirror that has it.
 
-    Credentials come from rattler's credential store, `.netrc` and `.condarc`, as for an installation.
+    Mirrors and credentials come from rattler's credential store, `.netrc` and `.condarc`, as for an
+    installation.
 
     Args:
-        url: URL of the archive. Credentials in it are not shown in messages.
+        url: URL of the archive in a lock.
         target: The file to write.
         pool: Helper processes that run rattler; those of this process if None.
-        stall: Seconds without any data after which the download is given up.
+        stall: Seconds without any data after which a download is given up.
 
     Raises:
-        UnbuildableError: The archive does not exist any more, or (`transient`) the download failed.
+        UnbuildableError: No mirror has the archive any more, or (`transient`) a download failed.
     """
     if urlsplit(url).scheme == "file":
         download(url, target)
         return
-    channel, rest = url.rsplit("/", 2)[0], "/".join(url.rsplit("/", 2)[1:])
-    clean = public_channel(channel)
-    message = {
-        "op": "download",
-        "url": f"{clean}/{rest}",
-        "target": str(target),
-        "mirrors": {clean: [channel]} if clean != channel else {},
-        "stall": stall,
-    }
-    try:
-        answer = (pool or shared_pool()).ask(message, _CONDA_TIMEOUT)
-    except HelperDiedError as error:
-        raise UnbuildableError(f"{clean}/{rest} cannot be fetched: {error.text}", transient=True) from error
-    if "failed" in answer:
+    channel = url.rsplit("/", 2)[0]
+    failures: list[UnbuildableError] = []
+    for mirror in mirrors_here([channel]).get(channel, [channel]):
+        message = {
+            "op": "download",
+            "url": url,
+            "target": str(target),
+            "mirrors": {channel: [mirror]} if mirror != channel else {},
+            "stall": stall,
+        }
+        shown = f"{public_channel(mirror)}{url.removeprefix(channel)}"
+        try:
+            answer = (pool or shared_pool()).ask(message, _CONDA_TIMEOUT)
+        except HelperDiedError as error:
+            failures.append(UnbuildableError(f"{shown} cannot be fetched: {error.text}", transient=True))
+            continue
+        if "failed" not in answer:
+            return
         text = without_channel_secrets(str(answer["text"]))
         transient = answer["failed"] == "stalled" or is_transient(text)
-        raise UnbuildableError(f"{clean}/{rest} cannot be fetched: {text}", transient=transient)
+        failures.append(UnbuildableError(f"{shown} cannot be fetched: {text}", transient=transient))
+    # The failure is transient if that of any mirror is: that mirror may still have the archive.
+    raise UnbuildableError(
+        "; ".join(error.message for error in failures), transient=any(error.transient for error in failures)
+    )

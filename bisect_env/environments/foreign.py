@@ -24,7 +24,7 @@ from bisect_env.environments.foreign_reading import (
     refused,
     unknown,
 )
-from bisect_env.environments.foreign_requirements import requirements
+from bisect_env.environments.foreign_requirements import Requirements
 from bisect_env.environments.lock import Lock
 from bisect_env.environments.yaml_text import read_yaml
 from bisect_env.matrix.versions import host_platform
@@ -55,12 +55,18 @@ def read_environment(path: str | Path, *, python: str = "", platform: str = "") 
         text_path, _, name = text_path.rpartition("#")
         where = Path(text_path).expanduser()
     reading = ForeignReading(str(path), where, name, python, platform)
-    if where.is_dir():
-        return foreign_installed.directory(reading)
     if not where.exists():
         beside = sorted(p.name for p in where.parent.iterdir()) if where.parent.is_dir() else []
         raise refused(str(path), f"there is no such file{_near(where.name, beside)}", "correct the path")
-    return _file(reading)
+    try:
+        return foreign_installed.directory(reading) if where.is_dir() else _file(reading)
+    except (KeyError, TypeError, ValueError, AttributeError, IndexError, RecursionError) as error:
+        # Files of other tools may have any content.
+        raise refused(
+            reading.source,
+            "it does not have the form that its tool gives it",
+            "write the file again with its tool; if that does not help, give the output of `pip freeze`",
+        ) from error
 
 
 def environment_of_lock(lock: Lock, source: str) -> ForeignEnvironment:
@@ -88,18 +94,18 @@ def _file(reading: ForeignReading) -> ForeignEnvironment:
     if text.lstrip().startswith("{"):
         return _json(reading, text)
     if "@EXPLICIT" in text.splitlines():
-        return reading.checked(foreign_conda.conda_explicit, text)
+        return foreign_conda.conda_explicit(reading, text)
     if reading.where.suffix in (".yml", ".yaml") or name == "pixi.lock":
         return _yaml(reading, text)
     lines = [line.strip() for line in text.splitlines() if line.strip() and not line.startswith("#")]
     if lines and all(_LISTED.fullmatch(line) for line in lines):
-        return reading.checked(foreign_conda.conda_export, text)
+        return foreign_conda.conda_export(reading, text)
     # The name does not tell the format, so look at the content.
     if text.lstrip().startswith("version:"):
         return _yaml(reading, text)
     if re.search(r"^\[\[packages?\]\]$", text, re.MULTILINE):
         return _toml(reading, text)
-    return reading.checked(requirements, text)
+    return Requirements(reading).read(text)
 
 
 def _text(reading: ForeignReading) -> str:
@@ -120,13 +126,13 @@ def _toml(reading: ForeignReading, text: str) -> ForeignEnvironment:
         raise refused(reading.source, f"it is no TOML: {error}", "write the lock again") from None
     metadata = data.get("metadata") if isinstance(data.get("metadata"), dict) else {}
     if "lock-version" in data and "packages" in data:
-        return reading.checked(foreign_locks.pylock, data)
+        return foreign_locks.pylock(reading, data)
     if metadata and "lock_version" in metadata:
-        return reading.checked(foreign_locks.pdm, data)
+        return foreign_locks.pdm(reading, data)
     if metadata and "lock-version" in metadata:
-        return reading.checked(foreign_locks.poetry, data)
+        return foreign_locks.poetry(reading, data)
     if isinstance(data.get("version"), int) and "requires-python" in data:
-        return reading.checked(foreign_locks.uv, data)
+        return foreign_locks.uv(reading, data)
     if "project" in data or "tool" in data or "build-system" in data:
         raise refused(
             reading.source,
@@ -143,7 +149,7 @@ def _json(reading: ForeignReading, text: str) -> ForeignEnvironment:
         raise refused(reading.source, f"it is no JSON: {error}", "write the lock again") from None
     if not isinstance(data, dict) or "_meta" not in data or "default" not in data:
         raise unknown(reading.source)
-    return reading.checked(foreign_locks.pipenv, data)
+    return foreign_locks.pipenv(reading, data)
 
 
 def _yaml(reading: ForeignReading, text: str) -> ForeignEnvironment:
@@ -156,11 +162,11 @@ def _yaml(reading: ForeignReading, text: str) -> ForeignEnvironment:
     if not isinstance(data, dict):
         raise unknown(reading.source)
     if "environments" in data and "packages" in data:
-        return reading.checked(foreign_conda.pixi, data)
+        return foreign_conda.pixi(reading, data)
     if "package" in data and "metadata" in data:
-        return reading.checked(foreign_conda.conda_lock, data)
+        return foreign_conda.conda_lock(reading, data)
     if "dependencies" in data:
-        return reading.checked(foreign_conda.env_export, data)
+        return foreign_conda.env_export(reading, data)
     raise unknown(reading.source)
 
 

@@ -102,7 +102,7 @@ def pixi(reading: ForeignReading, data: dict[str, Any]) -> ForeignEnvironment:
     """Read one environment of a `pixi.lock` with py-rattler."""
     try:
         request = {"op": "read_lock", "path": str(reading.where), "platform": reading.platform}
-        answer = shared_pool().ask(request, _HELPER_TIMEOUT, attempts=3)
+        answer = shared_pool().ask(request, _HELPER_TIMEOUT)
     except HelperDiedError as error:
         raise refused(reading.source, f"py-rattler cannot read it: {error.text}", "write it again") from None
     if "failed" in answer:

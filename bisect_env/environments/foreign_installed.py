@@ -29,7 +29,7 @@ _INSTALLER = "the installer, which nothing in the environment needs"
 def directory(reading: ForeignReading) -> ForeignEnvironment:
     """Read the packages that are installed in a virtual or a conda environment."""
     if (reading.where / "conda-meta").is_dir():
-        return reading.checked(_conda_directory, reading.where)
+        return _conda_directory(reading, reading.where)
     if not (reading.where / "pyvenv.cfg").is_file():
         inside = [p.name for p in reading.where.iterdir() if (p / "pyvenv.cfg").is_file()]
         hint = f"; did you mean {reading.where / inside[0]}?" if inside else ""
@@ -38,7 +38,7 @@ def directory(reading: ForeignReading) -> ForeignEnvironment:
             f"the directory is neither a virtual nor a conda environment{hint}",
             "name a directory that holds `pyvenv.cfg` or `conda-meta`, or a lock file",
         )
-    return reading.checked(_virtual_environment, reading.where)
+    return _virtual_environment(reading, reading.where)
 
 
 def _virtual_environment(reading: ForeignReading, where: Path) -> ForeignEnvironment:

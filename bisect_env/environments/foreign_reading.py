@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from packaging.markers import InvalidMarker, Marker, UndefinedComparison, UndefinedEnvironmentName
 from packaging.specifiers import InvalidSpecifier, SpecifierSet
@@ -26,9 +26,6 @@ VCS = "from a version control system"
 ARCHIVE = "from an archive's address, on no index"
 _LATE_PATCH = 99
 """Patch number assumed for a Python version such as `3.12`, if a marker compares the full version."""
-
-
-Data = TypeVar("Data")
 
 
 @dataclass(frozen=True, slots=True)
@@ -278,22 +275,6 @@ class ForeignReading:
             requires: Range of supported Python versions, used if the file states no version.
         """
         return Markers(self.python or stated or fitting_python([requires]), self.platform)
-
-    def checked(
-        self, read: Callable[[ForeignReading, Data], ForeignEnvironment], data: Data
-    ) -> ForeignEnvironment:
-        """Call `read(self, data)` and return its result. Errors such as `KeyError` become messages for users.
-
-        Files of other tools may have any content.
-        """
-        try:
-            return read(self, data)
-        except (KeyError, TypeError, ValueError, AttributeError, IndexError, RecursionError) as error:
-            raise refused(
-                self.source,
-                "it does not have the form that its tool gives it",
-                "write the file again with its tool; if that does not help, give the output of `pip freeze`",
-            ) from error
 
     def conda_result(self, kind: str, platform: str, channels: Iterable[str]) -> ForeignEnvironment:
         """Build an environment from conda packages; the package `python` determines the Python version."""

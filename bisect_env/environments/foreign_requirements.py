@@ -173,11 +173,6 @@ class Requirements:
             self.reading.take(found.name, version, hashes)
 
 
-def requirements(reading: ForeignReading, text: str) -> ForeignEnvironment:
-    """Read a requirements file of pip."""
-    return Requirements(reading).read(text)
-
-
 def _pinned(specifier: SpecifierSet) -> str | None:
     """Return the version that a specifier such as `==1.2` pins; None for any other specifier."""
     pins = [one for one in specifier if one.operator in ("==", "===") and not one.version.endswith(".*")]

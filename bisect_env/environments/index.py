@@ -9,7 +9,6 @@ import json
 import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -18,6 +17,7 @@ from urllib.parse import unquote, urlsplit
 import requests
 from packaging.utils import canonicalize_name
 from packaging.version import InvalidVersion, Version
+from pypi_simple import DistributionPackage, IndexPage, RepositoryPage, UnsupportedRepoVersionError
 
 from bisect_env.environments.interpreters import installed_pythons, uv_python_versions
 from bisect_env.environments.lock import PackageNotFoundError
@@ -59,7 +59,7 @@ def near_names(package: str, base: str | None = None) -> tuple[str, ...]:
     name = str(canonicalize_name(package.partition("[")[0]))
     try:
         listed = _listed(base)
-    except (requests.RequestException, OSError, ValueError):
+    except (requests.RequestException, OSError, ValueError, UnsupportedRepoVersionError):
         return ()
     known = IMPORTED_AS.get(name)
     if listed is None:
@@ -86,9 +86,6 @@ def _listed(base: str) -> frozenset[str] | None:
         if (content := _body(answer, _SMALL)) is None:
             return None
         is_json = "json" in answer.headers.get("content-type", "")
-    # Imported here because importing the HTML parser takes 0.25 s.
-    from pypi_simple import IndexPage
-
     page = IndexPage.from_json_data(json.loads(content)) if is_json else IndexPage.from_html(content)
     return frozenset(str(canonicalize_name(name)) for name in page.projects)
 
@@ -100,31 +97,11 @@ _DIGITS_OF_A_DAY = 8
 _TIMEOUT = (10.0, 30.0)  # seconds to wait for a connection, and for data
 _LARGEST = 64 << 20
 """Maximum size of a page in bytes, uncompressed. A project with ten thousand files has 10 MB."""
+_USED = ("filename", "yanked", "requires-python", "upload-time")
+"""Keys of a file on a page that are used. Others need not be valid."""
 _JSON_PREFERRED = (
     "application/vnd.pypi.simple.v1+json, application/vnd.pypi.simple.v1+html;q=0.5, text/html;q=0.1"
 )
-_SDISTS = (".tar.gz", ".zip", ".tar.bz2", ".tar.xz", ".tgz", ".tar.Z", ".tar")
-
-
-@dataclass(frozen=True, slots=True)
-class IndexFile:
-    """One file of a release.
-
-    Attributes:
-        filename: Name of the file.
-        version: Version of the release.
-        uploaded: Upload time (UTC); None if unknown.
-        is_wheel: True for a wheel, False for a source distribution.
-        yanked: Whether the file was yanked (withdrawn).
-        requires_python: Required Python versions (`>=3.9`); None if not stated.
-    """
-
-    filename: str
-    version: str
-    uploaded: datetime | None
-    is_wheel: bool
-    yanked: bool
-    requires_python: str | None
 
 
 class PypiCatalogue:
@@ -153,7 +130,7 @@ class PypiCatalogue:
         self._indexes = indexes
         self._find_links = find_links
         self._timeout = timeout
-        self._pages: OncePerKey[tuple[str, str], tuple[IndexFile, ...]] = OncePerKey()
+        self._pages: OncePerKey[tuple[str, str], tuple[DistributionPackage, ...]] = OncePerKey()
 
     def versions(self, package: str, *, index: str | None = None) -> list[Release]:
         """Return all releases of a package, lowest version first, including yanked ones and pre-releases.
@@ -181,7 +158,7 @@ class PypiCatalogue:
                 ) from None
             return []
 
-    def files(self, package: str, *, index: str | None = None) -> tuple[IndexFile, ...]:
+    def files(self, package: str, *, index: str | None = None) -> tuple[DistributionPackage, ...]:
         """Return all files of a package, in the order in which the index lists them.
 
         The files come from the first index that knows the package. If additional indexes come from pip's
@@ -217,7 +194,7 @@ class PypiCatalogue:
             default = self.index or configured_index()
             asked = [one.url for one in self._indexes if not one.explicit]
             asked += [default, *further] if configured.are_pips else [*further, default]
-        found: list[IndexFile] = []
+        found: list[DistributionPackage] = []
         for base in dict.fromkeys(asked):
             try:
                 found += self._files_of(base, package)
@@ -231,7 +208,7 @@ class PypiCatalogue:
             raise unknown
         return tuple(found)
 
-    def _files_of(self, base: str, package: str, *, is_flat: bool = False) -> tuple[IndexFile, ...]:
+    def _files_of(self, base: str, package: str, *, is_flat: bool = False) -> tuple[DistributionPackage, ...]:
         key = (base, str(canonicalize_name(package)))
         return self._pages.get(key, lambda: self._page(base, package, is_flat=is_flat))
 
@@ -246,7 +223,7 @@ class PypiCatalogue:
         there = {v for v in uv_python_versions() if v.rpartition(".")[0] not in minors}
         return sorted(here | there, key=Version)
 
-    def _page(self, base: str, package: str, *, is_flat: bool) -> tuple[IndexFile, ...]:
+    def _page(self, base: str, package: str, *, is_flat: bool) -> tuple[DistributionPackage, ...]:
         shown = without_credentials(base)
         try:
             if is_flat:
@@ -258,7 +235,14 @@ class PypiCatalogue:
             return _fetched_page(url, package, self._timeout)
         except FileNotFoundError:
             raise _not_found(package, shown) from None
-        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        except (
+            ValueError,
+            KeyError,
+            TypeError,
+            AttributeError,
+            RecursionError,
+            UnsupportedRepoVersionError,
+        ) as error:
             reason = str(error).partition("\n")[0]
             raise IndexUnavailableError(
                 f"{shown} does not answer like a package index: {reason}",
@@ -275,25 +259,25 @@ class PypiCatalogue:
             ) from error
 
 
-def releases(files: Iterable[IndexFile]) -> list[Release]:
+def releases(files: Iterable[DistributionPackage]) -> list[Release]:
     """Group files by version, and return one release per version, lowest version first."""
-    groups: dict[Version, list[IndexFile]] = {}
+    groups: dict[Version, list[DistributionPackage]] = {}
     for file in files:
-        try:
-            groups.setdefault(Version(file.version), []).append(file)
-        except InvalidVersion:
-            continue
-    return [
-        Release(
+        with contextlib.suppress(InvalidVersion):
+            groups.setdefault(Version(file.version or ""), []).append(file)
+    found = []
+    for version, group in sorted(groups.items()):
+        wheels = [f.filename for f in group if f.package_type == "wheel" and fits_platform(f.filename)]
+        release = Release(
             version=str(version),
-            uploaded=min((f.uploaded for f in group if f.uploaded is not None), default=day_of(version)),
-            yanked=all(f.yanked for f in group),
+            uploaded=min((_utc(f.upload_time) for f in group if f.upload_time), default=day_of(version)),
+            yanked=all(f.is_yanked for f in group),
             requires_python=next((f.requires_python for f in group if f.requires_python), None),
-            has_wheel=any(f.is_wheel and fits_platform(f.filename) for f in group),
-            pythons=_pythons(f.filename for f in group if f.is_wheel and fits_platform(f.filename)),
+            has_wheel=bool(wheels),
+            pythons=_pythons(wheels),
         )
-        for version, group in sorted(groups.items())
-    ]
+        found.append(release)
+    return found
 
 
 def day_of(version: Version) -> datetime | None:
@@ -315,7 +299,7 @@ def _pythons(wheels: Iterable[str]) -> frozenset[str] | None:
     return frozenset(found)
 
 
-def _flat_page(place: str, package: str, timeout: tuple[float, float]) -> tuple[IndexFile, ...]:
+def _flat_page(place: str, package: str, timeout: tuple[float, float]) -> tuple[DistributionPackage, ...]:
     """Return the files of a package in a directory or on a web page that lists several packages."""
     if urlsplit(place).scheme in ("http", "https"):
         return _fetched_page(place, package, timeout)
@@ -334,7 +318,7 @@ def _folder(place: str) -> Path:
     return folder
 
 
-def _fetched_page(url: str, package: str, timeout: tuple[float, float]) -> tuple[IndexFile, ...]:
+def _fetched_page(url: str, package: str, timeout: tuple[float, float]) -> tuple[DistributionPackage, ...]:
     """Return the files of a package on a web page, in HTML (PEP 503) or JSON (PEP 691).
 
     Raises:
@@ -370,8 +354,8 @@ def _body(answer: requests.Response, limit: int) -> bytes | None:
     return bytes(content)
 
 
-def _files_on(package: str, entries: Iterable[Mapping[str, Any]]) -> tuple[IndexFile, ...]:
-    """Return the files of a package among the entries of a page.
+def _files_on(package: str, entries: Iterable[Mapping[str, Any]]) -> tuple[DistributionPackage, ...]:
+    """Return the wheels and source distributions of a package among the entries of a page.
 
     Args:
         package: Name of the package. Files of other packages, which some pages list too, are left out.
@@ -379,54 +363,21 @@ def _files_on(package: str, entries: Iterable[Mapping[str, Any]]) -> tuple[Index
     """
     files = []
     for entry in entries:
-        filename = str(entry["filename"])
-        if (release := _release_of(filename, package)) is None:
+        if len(entry["filename"]) > MAX_FILENAME:
             continue
-        version, is_wheel = release
-        uploaded = entry.get("upload-time")
-        files.append(
-            IndexFile(
-                filename=filename,
-                version=version,
-                uploaded=_utc(datetime.fromisoformat(uploaded)) if uploaded else None,
-                is_wheel=is_wheel,
-                yanked=entry.get("yanked", False) is not False,
-                requires_python=entry.get("requires-python"),
-            )
-        )
+        facts = {key: entry[key] for key in _USED if entry.get(key) is not None}
+        file = DistributionPackage.from_json_data({"url": "", "hashes": {}, **facts}, package)
+        is_own = canonicalize_name(file.project or "") == canonicalize_name(package)
+        if is_own and file.package_type in ("wheel", "sdist"):
+            files.append(file)
     return tuple(files)
-
-
-def _release_of(filename: str, package: str) -> tuple[str, bool] | None:
-    """Return the version in the file name of a package's archive, and whether the file is a wheel.
-
-    Return None if the file is not an archive of the package.
-    """
-    if len(filename) > MAX_FILENAME:
-        return None
-    wanted = canonicalize_name(package)
-    if filename.endswith(".whl"):
-        parts = filename[: -len(".whl")].split("-")
-        is_own = len(parts) in (5, 6) and canonicalize_name(parts[0]) == wanted
-        return (parts[1], True) if is_own else None
-    stem = next((filename.removesuffix(end) for end in _SDISTS if filename.endswith(end)), None)
-    if stem is None:
-        return None
-    # Names of old source distributions are not normalised: `zope.interface-5.0`, `a-b-1.0`.
-    for place in (m.start() for m in re.finditer("-", stem)):
-        if canonicalize_name(stem[:place]) == wanted:
-            return stem[place + 1 :], False
-    return None
 
 
 def _utc(moment: datetime) -> datetime:
     return moment.replace(tzinfo=UTC) if moment.tzinfo is None else moment.astimezone(UTC)
 
 
-def _html_files(package: str, page: bytes, charset: str | None) -> tuple[IndexFile, ...]:
-    # Imported here because importing the HTML parser takes 0.25 s, and most indexes offer JSON.
-    from pypi_simple import RepositoryPage
-
+def _html_files(package: str, page: bytes, charset: str | None) -> tuple[DistributionPackage, ...]:
     entries = []
     for link in RepositoryPage.from_html(page, from_encoding=charset).links:
         entry = {

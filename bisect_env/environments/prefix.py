@@ -214,7 +214,7 @@ class _Builder:
         interpreters = offline_interpreters(self.offline) if self.offline else machine_interpreters()
         interpreter = None if self.lock.is_conda else interpreters.find(self.lock.python)
         self.folder.mkdir(parents=True, exist_ok=True)
-        self._fetch_commits(interpreter)
+        self._build_commits(interpreter)
         # Twice the limit: the holder of the lock has one build to finish and cleaning up to do.
         patience, lock = 2 * self.timeout, lock_path(self.final)
         why = f"another process has been building this prefix for {patience:.0f} s"
@@ -226,7 +226,6 @@ class _Builder:
             if self._has_changed:
                 short = self.lock.content_hash[:12]
                 self.notes.append(f"the environment {short} was changed since it was made, and is made anew")
-            self._build_commits(interpreter)
             begun = time.monotonic()
             try:
                 self._fill(interpreter)
@@ -241,30 +240,22 @@ class _Builder:
         python = self.final / "bin" / "python"
         return Prefix(self.final, python, seconds, tuple(self.notes), state=state)
 
-    def _fetch_commits(self, interpreter: Interpreter | None) -> None:
-        """Download the commits from which packages are built.
-
-        This happens before the environment is locked, so that other processes need not wait.
-        """
-        if self.lock.has_commits:
-            if interpreter is None:
-                raise UnbuildableError("commits are not built for conda's Python", transient=False)
-            for package in self.lock.packages:
-                if package.is_commit:
-                    commits = CommitBuilder(self.cache, self._uv_tool())
-                    commits.fetch(CommitSource.of(package, self.lock.limits), interpreter)
-
     def _build_commits(self, interpreter: Interpreter | None) -> None:
-        """Build the packages that come from commits, and replace each by its built wheel."""
-        if interpreter is None or not self.lock.has_commits:
+        """Build the packages that come from commits, and replace each by its built wheel.
+
+        This happens before the environment is locked, so that other processes need not wait for git.
+        """
+        if not self.lock.has_commits:
             return
+        if interpreter is None:
+            raise UnbuildableError("commits are not built for conda's Python", transient=False)
         commits = CommitBuilder(self.cache, self._uv_tool())
         packages = []
         for package in self.lock.packages:
             if package.is_commit:
                 built = commits.wheel(CommitSource.of(package, self.lock.limits), interpreter)
                 self.spent += built.seconds
-                package = built.locked(package)
+                package = replace(package, url=built.path.as_uri(), sha256=built.sha256)
             packages.append(package)
         self.packages = tuple(packages)
 
@@ -351,11 +342,7 @@ class _Builder:
         on_line: Callable[[str], None] | None = None,
     ) -> None:
         """Run uv, and raise an `UnbuildableError` if it fails."""
-        # A build may start a server process that would keep the inherited lock forever. `watched` makes uv
-        # and its children end with this process.
-        finished = self._uv_tool().run(
-            args, cwd=cwd, timeout=self.timeout, builds=builds, on_line=on_line, watched=builds
-        )
+        finished = self._uv_tool().run(args, cwd=cwd, timeout=self.timeout, builds=builds, on_line=on_line)
         words = plain_words(finished.stderr)
         if finished.timed_out:
             # A stalled download may succeed next time; a build that takes too long will not.

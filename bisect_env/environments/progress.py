@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import re
 import shutil
-import time
 from collections.abc import Callable, Iterator
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -13,8 +12,6 @@ from pathlib import Path
 
 from bisect_env.environments.lock import UnbuildableError
 
-EVERY = 0.5
-"""Minimum time, in seconds, between two reports of the same step."""
 _DOWNLOADING = re.compile(r"^\s*Downloading (?P<name>\S+) \((?P<size>[\d.]+)(?P<unit>[KMGT]?i?B)\)")
 _DOWNLOADED = re.compile(r"^\s*Downloaded (?P<name>\S+)")
 UNPACKED = 2.0
@@ -113,20 +110,3 @@ class Archives:
 def shown_bytes(count: int) -> str:
     """Return a number of bytes with a unit, such as `15 MB` or `1.5 GB`."""
     return f"{count / 1e9:.1f} GB" if count >= 1e9 else f"{count / 1e6:.0f} MB"
-
-
-class Seldom:
-    """A listener that forwards new steps at once and repeated steps at most twice a second."""
-
-    def __init__(self, listener: Listener, clock: Callable[[], float] = time.monotonic) -> None:
-        self._listener = listener
-        self._clock = clock
-        self._last: tuple[str, str] | None = None
-        self._at = float("-inf")
-
-    def __call__(self, step: BuildStep) -> None:
-        """Pass `step` to the listener, unless the same step was passed less than half a second ago."""
-        now = self._clock()
-        if (step.what, step.package) != self._last or now >= self._at + EVERY:
-            self._last, self._at = (step.what, step.package), now
-            self._listener(step)

@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import fnmatch
 import json
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from bisect_env.environments.bundle import Bundle, NoLock, request_digest
 from bisect_env.environments.cache import requirements_here
@@ -27,7 +28,7 @@ from bisect_env.environments.lock import (
 )
 from bisect_env.environments.lockfiles import make_lock, note_solved
 from bisect_env.environments.once import OncePerKey
-from bisect_env.environments.prefix import Prefix, ensure_prefix
+from bisect_env.environments.prefix import Prefix
 from bisect_env.environments.pypi_lock import PypiSolver
 from bisect_env.environments.repository import Repository
 from bisect_env.environments.request import EnvironmentRequest
@@ -67,7 +68,7 @@ class Catalogue(PypiCatalogue):
         """
         found = Repository(repository, self._cache_dir)
         # The mirror may have been removed from the cache since.
-        found.require(*commits)
+        found.resolve(*commits)
         return [found.details(commit) for commit in commits], found.forge()
 
     def conda_versions(
@@ -133,39 +134,64 @@ def conda_releases(
 # The interface through which the search uses environments, and its implementation for a host with a network.
 
 
-class EnvironmentProvider(Protocol):
-    """The interface for listing versions, turning requests into locks, and turning locks into prefixes."""
+class EnvironmentProvider(ABC):
+    """Base class of providers, which list versions, turn requests into locks, and turn locks into prefixes.
 
-    @property
-    def catalogue(self) -> VersionCatalogue:
-        """Return the catalogue of available versions."""
-        ...
+    Attributes:
+        cache_dir: The cache directory of bisect-env.
+        catalogue: The catalogue of available versions.
+        as_of: The time that studies must use as "now"; None if they may use any time.
+        offline: Directory of `bisect-env env fetch` from which prefixes are installed; None to download.
+    """
 
-    @property
-    def as_of(self) -> datetime | None:
-        """Return the time that studies must use as "now"; None if they may use any time."""
-        ...
+    cache_dir: Path
+    catalogue: VersionCatalogue
+    as_of: datetime | None = None
+    offline: Path | None = None
 
     def lock(self, request: EnvironmentRequest, prefer: Lock | None = None) -> LockResult:
-        """Solve a request, and return its lock or the error that there is no solution. Thread-safe."""
-        ...
+        """Return the lock of a request, or the error that there is no solution; see `solve`. Thread-safe."""
+        try:
+            lock = self.solve(request, prefer)
+        except UnsolvableError as error:
+            return error
+        note_solved(lock)
+        return lock
+
+    @abstractmethod
+    def solve(self, request: EnvironmentRequest, prefer: Lock | None = None) -> Lock:
+        """Return the lock of a request.
+
+        Args:
+            request: The environment to solve.
+            prefer: Lock of a neighbouring combination. Its package versions are reused where possible.
+
+        Raises:
+            UnsolvableError: No environment satisfies the request.
+            InterpreterNotFoundError: The requested Python is neither installed nor downloadable.
+            PackageNotFoundError: No conda channel has a requested package.
+            IndexUnavailableError: The package index or a channel fails.
+            InfrastructureError: The solver does not work here, or the platform is not this machine's.
+        """
 
     def ensure_prefix(self, lock: Lock, *, allow_source: bool | frozenset[str] = False) -> Prefix:
         """Return the installed environment of a lock; see `image_lock.ensure_environment`.
 
         The environment is installed if it does not exist yet.
         """
-        ...
+        return ensure_environment(
+            lock, cache_dir=self.cache_dir, allow_source=allow_source, offline=self.offline
+        )
 
     def requirements(self, lock: Lock) -> Mapping[str, tuple[str, ...]] | None:
         """Return a map from each package of a lock to its requirements (PEP 508 texts).
 
         Return None if the lock is not installed on this host.
         """
-        ...
+        return requirements_here(lock, self.cache_dir)
 
 
-class Environments:
+class Environments(EnvironmentProvider):
     """A provider of environments that gets packages from package indexes and conda channels.
 
     Args:
@@ -192,7 +218,7 @@ class Environments:
         self._conda = conda or CondaSolver(self.cache_dir, timeout=timeout)
         self._images: OncePerKey[str, LockedPackage] = OncePerKey()
         places = {"index": index, "indexes": indexes, "find_links": find_links}
-        self._catalogue = Catalogue(self._conda, self.cache_dir, **places)
+        self.catalogue = Catalogue(self._conda, self.cache_dir, **places)
 
     @classmethod
     def of(cls, matrix: Matrix, cache_dir: Path | None = None) -> Environments:
@@ -200,67 +226,28 @@ class Environments:
         file = matrix.file
         return cls(cache_dir, index=file.index, indexes=file.package_indexes, find_links=matrix.find_links)
 
-    @property
-    def as_of(self) -> datetime | None:
-        """Return None: this provider prescribes no date at which studies must see the package index."""
-        return None
-
-    @property
-    def catalogue(self) -> Catalogue:
-        """Return the catalogue of available versions."""
-        return self._catalogue
-
-    def lock(self, request: EnvironmentRequest, prefer: Lock | None = None) -> LockResult:
-        """Solve a request, and return its lock or the error that there is no solution; see `solve`."""
-        try:
-            return self.solve(request, prefer)
-        except UnsolvableError as error:
-            return error
-
     def solve(self, request: EnvironmentRequest, prefer: Lock | None = None) -> Lock:
-        """Solve a request and return its lock.
+        """Solve a request and return its lock; see `EnvironmentProvider.solve`.
 
         The same request on the same index gives the same lock text, byte for byte.
-
-        Args:
-            request: The environment to solve.
-            prefer: Lock of a neighbouring combination. Its package versions are reused where possible.
-
-        Raises:
-            UnsolvableError: No environment satisfies the request.
-            InterpreterNotFoundError: The requested Python is neither installed nor downloadable.
-            PackageNotFoundError: No conda channel has a requested package.
-            IndexUnavailableError: The package index or a channel fails.
-            InfrastructureError: The solver does not work here, or the platform is not this machine's.
         """
-        lock = self._solved(request, prefer)
-        note_solved(lock)
-        return lock
-
-    def _solved(self, request: EnvironmentRequest, prefer: Lock | None) -> Lock:
         if request.platform != host_platform():
             raise InfrastructureError(
                 f"an environment for {request.platform} cannot be locked on {host_platform()}",
                 remedy="leave `platform` out, or lock on a machine of that platform",
             )
         known = without_image(prefer).packages if prefer else ()
-        image = self._image(request)
-        if image and not request.python and request.conda is None:
-            return make_lock("", request.platform, image)
-        if request.conda is None:
-            packages = self._pypi.solve(request, known)
-            return make_lock(
-                request.python, request.platform, [*packages, *image], request.exclude_newer_text
-            )
-        conda, records = self._conda.solve(request, known)
-        wheels = self._pypi.solve(request, known, conda) if request.requirements else []
-        return make_lock(
-            python_of(conda),
-            request.platform,
-            [*conda, *wheels, *image],
-            request.exclude_newer_text,
-            records=records,
-        )
+        packages, python = self._image(request), request.python
+        records: Mapping[str, str] = {}
+        if request.conda is not None:
+            conda, records = self._conda.solve(request, known)
+            packages += conda
+            python = python_of(conda)
+            if request.requirements:
+                packages += self._pypi.solve(request, known, conda)
+        elif python or not packages:
+            packages += self._pypi.solve(request, known)
+        return make_lock(python, request.platform, packages, request.exclude_newer_text, records=records)
 
     def _image(self, request: EnvironmentRequest) -> list[LockedPackage]:
         """Return a list with the container image of a request; an empty list if there is no image.
@@ -270,17 +257,6 @@ class Environments:
         if not request.image:
             return []
         return [self._images.get(request.image, lambda: locked_image(request.image))]
-
-    def ensure_prefix(self, lock: Lock, *, allow_source: bool | frozenset[str] = False) -> Prefix:
-        """Return the installed environment of a lock; see `image_lock.ensure_environment`.
-
-        The environment is installed if it does not exist yet.
-        """
-        return ensure_environment(lock, cache_dir=self.cache_dir, allow_source=allow_source)
-
-    def requirements(self, lock: Lock) -> Mapping[str, tuple[str, ...]] | None:
-        """Return the requirements of each package of a lock; see `EnvironmentProvider.requirements`."""
-        return requirements_here(lock, self.cache_dir)
 
 
 # --------------------------------------------------------------------------------------------------
@@ -371,7 +347,7 @@ def _no_commits(repository: str) -> UsageError:
     )
 
 
-class OfflineEnvironments:
+class OfflineEnvironments(EnvironmentProvider):
     """A provider of environments that uses a fetched directory instead of the network.
 
     The directory was written by `bisect-env env fetch`.
@@ -388,8 +364,11 @@ class OfflineEnvironments:
 
     def __init__(self, root: Path, matrix: str, cache_dir: Path | None = None) -> None:
         self._bundle = Bundle(root)
-        self._cache_dir = (cache_dir or default_cache_dir()).absolute()
         self._answers = self._bundle.read(matrix)
+        self.cache_dir = (cache_dir or default_cache_dir()).absolute()
+        self.catalogue = RememberedCatalogue(self._answers.catalogue, root)
+        self.as_of = self._answers.as_of
+        self.offline = root
         if missing := self._bundle.missing(self._answers, pythons=False):
             count = len(self._answers.files)
             raise InfrastructureError(
@@ -399,22 +378,13 @@ class OfflineEnvironments:
                 remedy="copy the rest; `bisect-env env fetch MATRIX -o DIR --check` compares everything",
             )
 
-    @property
-    def as_of(self) -> datetime:
-        """Return the time at which the directory was fetched. Studies use this time as "now"."""
-        return self._answers.as_of
-
-    @property
-    def catalogue(self) -> RememberedCatalogue:
-        """Return a catalogue that replays the recorded responses."""
-        return RememberedCatalogue(self._answers.catalogue, self._bundle.root)
-
-    def lock(self, request: EnvironmentRequest, prefer: Lock | None = None) -> LockResult:
-        """Return the lock, or the solver's error, that `bisect-env env fetch` recorded for a request.
+    def solve(self, request: EnvironmentRequest, prefer: Lock | None = None) -> Lock:
+        """Return the lock that `bisect-env env fetch` recorded for a request.
 
         `prefer` is ignored, because a preferred lock was taken into account then.
 
         Raises:
+            UnsolvableError: The solver found no solution then.
             InfrastructureError: The directory has no lock for the request: the matrix has changed since.
         """
         answer = self._answers.locks.get(request_digest(request))
@@ -422,23 +392,8 @@ class OfflineEnvironments:
             wanted = ", ".join(request.requirements) or "no packages"
             raise _changed(self._bundle.root, f"Python {request.python} with {wanted}")
         if isinstance(answer, NoLock):
-            return UnsolvableError(answer.message, building=answer.building)
-        lock = self._bundle.lock(answer)
-        note_solved(lock)
-        return lock
-
-    def ensure_prefix(self, lock: Lock, *, allow_source: bool | frozenset[str] = False) -> Prefix:
-        """Return the installed environment of a lock; see `prefix.ensure_prefix`.
-
-        If the environment does not exist yet, it is installed from the fetched archives.
-        """
-        return ensure_prefix(
-            lock, cache_dir=self._cache_dir, allow_source=allow_source, offline=self._bundle.root
-        )
-
-    def requirements(self, lock: Lock) -> Mapping[str, tuple[str, ...]] | None:
-        """Return the requirements of each package of a lock; see `EnvironmentProvider.requirements`."""
-        return requirements_here(lock, self._cache_dir)
+            raise UnsolvableError(answer.message, building=answer.building)
+        return self._bundle.lock(answer)
 
 
 def _changed(place: Path, what: str) -> InfrastructureError:

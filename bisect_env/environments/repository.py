@@ -79,24 +79,6 @@ class Repository:
             return False
         return self._git("cat-file", "-e", f"{commit}^{{commit}}").returncode == 0
 
-    def require(self, *commits: str) -> None:
-        """Fetch those of the given commits that the mirror lacks.
-
-        The repository is not contacted if the mirror has all commits.
-
-        Raises:
-            CommitNotFoundError: The repository does not have one of the commits.
-            InfrastructureError: The repository cannot be reached.
-        """
-        for commit in commits:
-            if self.has(commit):
-                continue
-            self.update()
-            if not self.has(commit):
-                self._fetch_one(commit)
-            if not self.has(commit):
-                raise self._unknown(commit)
-
     def update(self) -> None:
         """Fetch all branches and tags into the mirror; create the mirror if it does not exist.
 
@@ -230,22 +212,9 @@ class Repository:
         """Return the web address of the repository, or of the origin of a local clone."""
         if "://" in self.source:
             return self.shown
-        config = self._config()
-        if not config.is_file():
-            return ""
-        args: list[str | Path] = ["config", "--file", config, "--no-includes"]
-        found = self._run([*args, "--get", "remote.origin.url"], cwd=None).stdout.strip()
+        args = ["-C", self.source, "config", "--local", "--no-includes", "--get", "remote.origin.url"]
+        found = self._run(args, cwd=None).stdout.strip()
         return without_credentials(found) if "://" in found else found
-
-    def _config(self) -> Path:
-        """Return the path of the configuration of a local repository, also of a linked worktree."""
-        folder = Path(self.source)
-        found = folder / ".git"
-        if found.is_file():  # it states the path of the real one, which a worktree shares with others
-            found = folder / found.read_text("utf-8").removeprefix("gitdir:").strip()
-            if (shared := found / "commondir").is_file():
-                found = found / shared.read_text("utf-8").strip()
-        return (found if found.is_dir() else folder) / "config"
 
     def tags(self) -> list[str]:
         """Return the names of all tags."""

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import configparser
 import os
 import sys
+import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 from urllib.parse import urlsplit
 
 import platformdirs
+import yaml
+from pydantic import BaseModel, BeforeValidator, ByteSize, TypeAdapter, ValidationError
 
 from bisect_env.errors import InfrastructureError, UsageError
 from bisect_env.matrix.versions import PackageIndex
@@ -61,9 +65,6 @@ def parse_size(text: str, name: str) -> int:
     Raises:
         UsageError: The text is not a size.
     """
-    # Imported here because every worker imports this module but few call this function.
-    from pydantic import ByteSize, TypeAdapter, ValidationError
-
     try:
         return int(TypeAdapter(ByteSize).validate_python(text.strip()))
     except ValidationError:
@@ -110,24 +111,30 @@ def configured_places(environ: Mapping[str, str] | None = None) -> PackagePlaces
     uv_files = list(uv_config_files(environ))
     for path in uv_files:
         config = _read_toml(path)
-        for section in (config.get("pip", {}), config):
-            for one in section.get("index", []):
-                if one.get("default"):
-                    default = default or str(one["url"])
-                else:
-                    index = PackageIndex(str(one.get("name", "")), str(one["url"]), bool(one.get("explicit")))
-                    indexes.append(index)
-            default = default or str(section.get("default-index") or section.get("index-url") or "")
-            indexes += [PackageIndex("", str(url)) for url in section.get("extra-index-url", [])]
-            links += [str(place) for place in section.get("find-links", [])]
-            no_index = no_index or section.get("no-index") is True
+        try:
+            for section in (config.get("pip", {}), config):
+                for one in section.get("index", []):
+                    if one.get("default"):
+                        default = default or str(one["url"])
+                    else:
+                        index = PackageIndex(
+                            str(one.get("name", "")), str(one["url"]), bool(one.get("explicit"))
+                        )
+                        indexes.append(index)
+                default = default or str(section.get("default-index") or section.get("index-url") or "")
+                indexes += [PackageIndex("", str(url)) for url in section.get("extra-index-url", [])]
+                links += [str(place) for place in section.get("find-links", [])]
+                no_index = no_index or section.get("no-index") is True
+        except (AttributeError, KeyError, TypeError) as error:
+            raise _unreadable("uv", path, f"a key has the wrong shape: {error}") from error
     are_pips = not indexes and not links
+    pip = _pip_settings(environ) if are_pips or not default else {}
     if are_pips:
-        indexes = [PackageIndex("", url) for url in _of_pip(environ, "extra-index-url")]
-        links = _of_pip(environ, "find-links")
+        indexes = [PackageIndex("", url) for url in pip.get("extra-index-url", "").split()]
+        links = pip.get("find-links", "").split()
         if not uv_files:
-            no_index = any(word.lower() in _TRUE for word in _of_pip(environ, "no-index"))
-    default = default or "".join(_of_pip(environ, "index-url"))
+            no_index = pip.get("no-index", "").lower() in _TRUE
+    default = default or pip.get("index-url", "").strip()
     return PackagePlaces(default, tuple(indexes), tuple(links), are_pips, no_index)
 
 
@@ -146,14 +153,20 @@ def named_index(text: str) -> PackageIndex:
     )
 
 
-def _of_pip(environ: Mapping[str, str], key: str) -> list[str]:
-    """Return the value of one of pip's settings, split into words."""
-    if found := environ.get(f"PIP_{key.upper().replace('-', '_')}"):
-        return found.split()
-    for path in pip_config_files(environ):
-        if found := _of_pip_conf(path, key):
-            return found.split()
-    return []
+def _pip_settings(environ: Mapping[str, str]) -> dict[str, str]:
+    """Return pip's settings, such as `index-url`, from its configuration files and the environment."""
+    found: dict[str, str] = {}
+    for path in reversed([*pip_config_files(environ)]):
+        parser = configparser.RawConfigParser(strict=False)
+        try:
+            parser.read(path, encoding="utf-8")  # passes over a file that does not exist
+        except (ValueError, configparser.Error) as error:
+            raise _unreadable("pip", path, error) from error
+        for section in ("global", "install"):
+            if parser.has_section(section):
+                found |= {key: value for key, value in parser.items(section) if value}
+    stated = {name: value for name, value in environ.items() if name.startswith("PIP_") and value}
+    return found | {name[4:].lower().replace("_", "-"): value for name, value in stated.items()}
 
 
 def uv_config_files(environ: Mapping[str, str]) -> Iterator[Path]:
@@ -170,14 +183,17 @@ def uv_config_files(environ: Mapping[str, str]) -> Iterator[Path]:
 
 
 def _read_toml(path: Path) -> dict[str, Any]:
-    import tomllib  # imported here because some commands only need the cache directory
-
     try:
         return tomllib.loads(path.read_text("utf-8"))
     except (OSError, ValueError) as error:
-        raise InfrastructureError(
-            f"uv's configuration {path} cannot be read: {error}", remedy="correct or remove that file"
-        ) from error
+        raise _unreadable("uv", path, error) from error
+
+
+def _unreadable(tool: str, path: Path, why: object) -> InfrastructureError:
+    text = str(why).partition("\n")[0]
+    return InfrastructureError(
+        f"{tool}'s configuration {path} cannot be read: {text}", remedy="correct or remove that file"
+    )
 
 
 def pip_config_files(environ: Mapping[str, str]) -> Iterator[Path]:
@@ -198,24 +214,6 @@ def pip_config_files(environ: Mapping[str, str]) -> Iterator[Path]:
             yield Path(part) / "pip" / "pip.conf"
 
 
-def _of_pip_conf(path: Path, key: str) -> str | None:
-    import configparser  # imported here because few hosts configure pip
-
-    parser = configparser.RawConfigParser(strict=False)
-    try:
-        if not path.is_file():
-            return None
-        parser.read(path, encoding="utf-8")
-    except (OSError, ValueError, configparser.Error) as error:
-        raise InfrastructureError(
-            f"pip's configuration {path} cannot be read: {error}", remedy="correct or remove that file"
-        ) from error
-    for section in ("install", "global"):
-        if found := parser.get(section, key, fallback=None):
-            return found
-    return None
-
-
 # --------------------------------------------------------------------------------------------------
 # The user's conda configuration, which maps channel names to URLs and mirrors.
 #
@@ -224,8 +222,12 @@ def _of_pip_conf(path: Path, key: str) -> str | None:
 _MAPPINGS = ("custom_channels", "custom_multichannels", "mirrored_channels")
 
 
-@dataclass(frozen=True, slots=True)
-class CondaConfig:
+_Names = Annotated[
+    tuple[str, ...], BeforeValidator(lambda value: [value] if isinstance(value, str) else value)
+]
+
+
+class CondaConfig(BaseModel, frozen=True, coerce_numbers_to_str=True):
     """The settings in conda's configuration that determine the URLs of channels.
 
     Attributes:
@@ -237,10 +239,10 @@ class CondaConfig:
     """
 
     channel_alias: str = ""
-    default_channels: tuple[str, ...] = ()
-    custom_channels: Mapping[str, str] = field(default_factory=dict)
-    custom_multichannels: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    mirrored_channels: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    default_channels: _Names = ()
+    custom_channels: Mapping[str, str] = {}
+    custom_multichannels: Mapping[str, _Names] = {}
+    mirrored_channels: Mapping[str, _Names] = {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -356,16 +358,12 @@ def read_conda_config() -> CondaConfig:
     if alias := os.environ.get("CONDA_CHANNEL_ALIAS"):
         merged["channel_alias"] = alias
     try:
-        return CondaConfig(
-            channel_alias=str(merged.get("channel_alias") or ""),
-            default_channels=_texts(merged.get("default_channels")),
-            custom_channels={str(k): str(v) for k, v in (merged.get("custom_channels") or {}).items()},
-            custom_multichannels=_lists(merged.get("custom_multichannels")),
-            mirrored_channels=_lists(merged.get("mirrored_channels")),
-        )
-    except (TypeError, AttributeError) as error:
+        return CondaConfig.model_validate({key: value for key, value in merged.items() if value is not None})
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        key = ".".join(map(str, first["loc"]))
         raise InfrastructureError(
-            f"conda's configuration has a key of the wrong shape: {error}",
+            f"conda's configuration has a key of the wrong shape: {key}: {first['msg']}",
             remedy="see `conda config --show-sources`, and correct it",
         ) from error
 
@@ -417,19 +415,12 @@ def conda_config_files(environ: Mapping[str, str]) -> Iterator[Path]:
 
 
 def _read(path: Path) -> dict[str, Any]:
-    import yaml  # imported here because only matrices with conda packages need it
-
     try:
         data = yaml.safe_load(path.read_text("utf-8"))
     except (OSError, ValueError, yaml.YAMLError) as error:
-        raise InfrastructureError(
-            f"conda's configuration {path} cannot be read: {str(error).splitlines()[0]}",
-            remedy="correct or remove that file",
-        ) from error
+        raise _unreadable("conda", path, error) from error
     if data is not None and not isinstance(data, dict):
-        raise InfrastructureError(
-            f"conda's configuration {path} holds no `key: value` lines", remedy="correct or remove that file"
-        )
+        raise _unreadable("conda", path, "it holds no `key: value` lines")
     # conda expands environment variables in its files; users keep tokens in them.
     return {str(key): _expanded(value) for key, value in (data or {}).items()}
 
@@ -442,13 +433,3 @@ def _expanded(value: Any) -> Any:
     if isinstance(value, dict):
         return {key: _expanded(item) for key, item in value.items()}
     return value
-
-
-def _texts(value: Any) -> tuple[str, ...]:
-    if isinstance(value, str):
-        return (value,)
-    return tuple(str(item) for item in value or ())
-
-
-def _lists(value: Any) -> dict[str, tuple[str, ...]]:
-    return {str(key): _texts(items) for key, items in (value or {}).items()}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import hashlib
 import json
 import os
@@ -25,13 +24,12 @@ import uv
 
 from bisect_env.environments.settings import (
     configured_places,
-    default_cache_dir,
     named_index,
     uv_config_files,
 )
 from bisect_env.errors import InfrastructureError
 from bisect_env.matrix.versions import PackageIndex
-from bisect_env.secrets import passed_on, without_credentials, without_passwords
+from bisect_env.secrets import passed_on, without_credentials
 from bisect_env.temporary import FULL, full_file_system, read_limited, temporary, write_atomically
 
 # --------------------------------------------------------------------------------------------------
@@ -186,22 +184,20 @@ def _tail(stream: IO[bytes], keep: int | None) -> str:
 _KEPT = re.compile(
     r"UV_(INDEX_STRATEGY|KEYRING_PROVIDER|OFFLINE|INSECURE_HOST"
     r"|SYSTEM_CERTS|NATIVE_TLS|HTTP_TIMEOUT|HTTP_RETRIES|CONFIG_FILE|PYTHON_INSTALL_MIRROR"
-    r"|PYTHON_INSTALL_DIR|PYTHON_CACHE_DIR|PYTHON_DOWNLOADS_JSON_URL|INDEX_[A-Z0-9_]+_(USERNAME|PASSWORD))"
+    r"|PYTHON_INSTALL_DIR|PYTHON_CACHE_DIR|PYTHON_DOWNLOADS_JSON_URL|INDEX_[A-Z0-9_]+_(USERNAME|PASSWORD)"
+    r"|INDEX|EXTRA_INDEX_URL|FIND_LINKS)"
 )
-_FURTHER_PLACES = ("UV_INDEX", "UV_EXTRA_INDEX_URL", "UV_FIND_LINKS")
-"""Variables that are kept too where uv is told the package indexes."""
 # Variables that would make uv or a build back end use another Python environment.
 _DROPPED = ("VIRTUAL_ENV", "CONDA_PREFIX", "PYTHONPATH", "PYTHONHOME", "PYTHONSTARTUP", "__PYVENV_LAUNCHER__")
 
 _LOGIN = re.compile(r"UV_INDEX_[A-Z0-9_]+_(USERNAME|PASSWORD)")
-_ADDRESSES = ("UV_DEFAULT_INDEX", "UV_INDEX_URL", *_FURTHER_PLACES)
+_ADDRESSES = ("UV_DEFAULT_INDEX", "UV_INDEX_URL", "UV_INDEX", "UV_EXTRA_INDEX_URL", "UV_FIND_LINKS")
 
 CACHE_CONTROL = 'cache-control = { api = "max-age=600", files = "max-age=365000000, immutable" }'
 """Cache settings of an index in `uv.toml`: pages for ten minutes, as on PyPI; files forever."""
 _NETRC = 1 << 20  # maximum size of a netrc file in bytes
 # Seconds without data after which uv gives up a download; it tries four times.
 _HTTP_TIMEOUT = "30"
-_PUBLIC_INDEX_TIMEOUT = 60.0
 
 # Runs a command with a memory limit, and kills its process group when the parent process ends; otherwise an
 # abandoned build could go on for hours. The kernel sends SIGTERM to this program when its parent ends
@@ -290,7 +286,7 @@ class Uv:
         environ: Environment variables to start from; those of this process if None.
         indexes: Additional indexes with higher priority than `index` and the configured ones.
         find_links: Directories and web pages with additional archives.
-        holding: File descriptor that runs inherit unless they are watched; see `run_tool`.
+        holding: File descriptor that runs inherit unless they build; see `run_tool`.
     """
 
     def __init__(
@@ -311,13 +307,9 @@ class Uv:
         self._explicit = index
         self._places = configured_places(self._environ)
 
-    @functools.cached_property
+    @property
     def index(self) -> str:
-        """Return the URL of the default index; ask uv for it if nobody has set one.
-
-        Raises:
-            InfrastructureError: uv does not state its public index.
-        """
+        """Return the URL of the default index."""
         return self._explicit or self._places.default or public_index()
 
     def run(
@@ -329,9 +321,7 @@ class Uv:
         builds: bool,
         on_line: Callable[[str], None] | None = None,
         extra: Mapping[str, str] | None = None,
-        watched: bool = False,
         memory: int = 0,
-        with_indexes: bool = True,
     ) -> Finished:
         """Run uv, wait for it, and return its result.
 
@@ -340,21 +330,18 @@ class Uv:
             cwd: Working directory.
             timeout: Time limit in seconds.
             builds: Whether uv may run code of source distributions, which inherits uv's environment. If so,
-                the environment is reduced to what trials get and what uv needs, and uv receives passwords
-                through a pipe.
+                the environment is reduced to what trials get and what uv needs, uv receives passwords through
+                a pipe, and uv and its child processes are killed when this process ends.
             on_line: Called with each line of uv's standard error.
             extra: Additional environment variables.
-            watched: Whether uv and its child processes are killed when this process ends.
-            memory: Limit of the address space of each process in bytes, if `watched`; 0 for no limit.
-            with_indexes: Whether uv is told the package indexes; asking uv for its own may take 0.1 s.
+            memory: Limit of the address space of each process in bytes, if `builds`; 0 for no limit.
 
         Raises:
-            InfrastructureError: uv cannot be started, its cache cannot be created, or it does not state its
-                public index.
+            InfrastructureError: uv cannot be started, or its cache cannot be created.
         """
         try:
             with contextlib.ExitStack() as held:
-                env = self.variables() if with_indexes else self._variables_without_indexes()
+                env = self.variables()
                 if builds:
                     env, logins = self._for_builds(env)
                     if logins:
@@ -366,10 +353,11 @@ class Uv:
                 # `--project /` keeps uv from reading a `uv.toml` in a parent directory of `cwd`, to which
                 # other users may be able to write.
                 argv: list[str | Path] = [uv.find_uv_bin(), "--project", "/", *args]
-                if watched:
+                # A build may start a server process that would keep an inherited lock forever.
+                if builds:
                     argv = [sys.executable, "-I", "-S", "-c", _WATCHED, str(os.getpid()), str(memory), *argv]
                 whole = {**env, **(extra or {})}
-                holding = None if watched else self._holding
+                holding = None if builds else self._holding
                 return run_tool(argv, env=whole, cwd=cwd, timeout=timeout, on_line=on_line, holding=holding)
         except OSError as error:
             if error.errno in FULL and (place := full_file_system(self.cache_dir)):
@@ -380,8 +368,8 @@ class Uv:
                 f"{self.cache_dir} can be written (BISECT_ENV_CACHE names another)",
             ) from error
 
-    def _variables_without_indexes(self) -> dict[str, str]:
-        """Return the environment variables with which uv is run, without package indexes."""
+    def variables(self) -> dict[str, str]:
+        """Return the environment variables with which uv is run, including package indexes."""
         env = {
             name: value
             for name, value in self._environ.items()
@@ -394,32 +382,24 @@ class Uv:
             "NO_COLOR": "1",
         }
         env.setdefault("UV_HTTP_TIMEOUT", _HTTP_TIMEOUT)
-        return env
-
-    def variables(self) -> dict[str, str]:
-        """Return the environment variables with which uv is run, including package indexes."""
-        env = self._variables_without_indexes()
-        env |= {name: self._environ[name] for name in _FURTHER_PLACES if name in self._environ}
-        env["UV_DEFAULT_INDEX"] = self.index
         further = self._further(env)
-        if self._places.no_index and not any(uv_config_files(self._environ)):
+        if self._places.no_index and not self._has_user_config:
             # `no-index` was set for pip. Pass it on to uv.
-            env.pop("UV_DEFAULT_INDEX")
             env["UV_CONFIG_FILE"] = str(self._own_config("no-index = true\n"))
-            further = []
-        elif self._own_config_fits(further):
-            env.pop("UV_DEFAULT_INDEX")
+        elif self._may_configure and all(
+            without_credentials(url) == url for url in (self.index, *(one.url for one in further))
+        ):
             env["UV_CONFIG_FILE"] = str(self._own_config(_indexes_text(self.index, further)))
-            further = []
-        elif self._explicit is None and any(uv_config_files(self._environ)):
-            # The user's uv.toml may contain further settings of the index, so let uv read it.
-            env.pop("UV_DEFAULT_INDEX")
-            for name in ("UV_DEFAULT_INDEX", "UV_INDEX_URL"):
-                if self._environ.get(name):
-                    env[name] = self._environ[name]
-        if further:
-            words = [f"{one.name}={one.url}" if one.name else one.url for one in further]
-            env["UV_INDEX"] = " ".join([*words, *env.get("UV_INDEX", "").split()])
+        else:
+            if self._explicit is not None or not self._has_user_config:
+                env["UV_DEFAULT_INDEX"] = self.index
+            else:
+                # The user's uv.toml may contain further settings of the index, so let uv read it.
+                names = ("UV_DEFAULT_INDEX", "UV_INDEX_URL")
+                env |= {name: self._environ[name] for name in names if self._environ.get(name)}
+            if further:
+                words = [f"{one.name}={one.url}" if one.name else one.url for one in further]
+                env["UV_INDEX"] = " ".join([*words, *env.get("UV_INDEX", "").split()])
         return env
 
     def _further(self, env: dict[str, str]) -> list[PackageIndex]:
@@ -458,7 +438,7 @@ class Uv:
             if name.startswith("UV_") and not _LOGIN.fullmatch(name):
                 words = (self._public(word, env, logins) for word in value.split())
                 kept[name] = " ".join(words) if name in _ADDRESSES else value
-        if "UV_DEFAULT_INDEX" in kept and self._may_configure():
+        if "UV_DEFAULT_INDEX" in kept and self._may_configure:
             # Without cache settings for this index, uv would download and build each archive every time.
             text = _indexes_text(kept.pop("UV_DEFAULT_INDEX"), ())
             kept["UV_CONFIG_FILE"] = str(self._own_config(text))
@@ -485,13 +465,13 @@ class Uv:
             logins.append((parts.hostname, user or "__token__", password or user))
         return word.removesuffix(index.url) + without_credentials(index.url)
 
-    def _own_config_fits(self, further: Sequence[PackageIndex]) -> bool:
-        urls = [self.index, *(one.url for one in further)]
-        return self._may_configure() and all(without_credentials(url) == url for url in urls)
-
+    @property
     def _may_configure(self) -> bool:
-        has_user_config = any(uv_config_files(self._environ))
-        return urlsplit(self.index).scheme in ("http", "https") and not has_user_config
+        return urlsplit(self.index).scheme in ("http", "https") and not self._has_user_config
+
+    @property
+    def _has_user_config(self) -> bool:
+        return any(uv_config_files(self._environ))
 
     def _own_config(self, text: str) -> Path:
         name = f"{hashlib.sha256(text.encode()).hexdigest()[:16]}.toml"
@@ -502,53 +482,23 @@ class Uv:
         return path
 
 
-def usable_cache(aside: Path) -> Path:
-    """Return the default cache directory, or `aside` if it cannot be written, as that of another user."""
-    cache = default_cache_dir()
-    return cache if any(os.access(place, os.W_OK) for place in (cache, cache.parent)) else aside
-
-
 def configured_index() -> str:
     """Return the URL of the package index to use if a matrix names none.
 
     This is the default index in uv's configuration, in pip's, or the public index that uv knows.
 
     Raises:
-        InfrastructureError: A configuration file cannot be read, or uv does not state its public index.
+        InfrastructureError: A configuration file cannot be read.
     """
     return configured_places().default or public_index()
 
 
-@functools.cache
 def public_index() -> str:
-    """Ask uv for the URL of the package index that it uses if nothing is configured.
+    """Return the URL of the package index that uv uses if nothing is configured."""
+    # Imported here because the import takes 0.1 s, and many hosts have an index of their own.
+    from pypi_simple import PYPI_SIMPLE_ENDPOINT
 
-    Importing pypi-simple, which states the URL too, takes longer: 0.12 s instead of 0.02 s.
-
-    Raises:
-        InfrastructureError: uv failed, or its answer holds no URL.
-    """
-    with temporary("index") as aside:
-        requirements = aside / "requirements.in"
-        requirements.touch()
-        args = ["pip", "compile", "--emit-index-url", "--no-header", "--no-config", "--offline", "--quiet"]
-        # uv reads a file of this variable in spite of `--no-config`.
-        environ = {name: value for name, value in os.environ.items() if name != "UV_CONFIG_FILE"}
-        finished = Uv(usable_cache(aside), environ=environ).run(
-            [*args, "--python", sys.executable, requirements],
-            cwd=aside,
-            timeout=_PUBLIC_INDEX_TIMEOUT,
-            builds=False,
-            with_indexes=False,
-        )
-    match finished.stdout.split():
-        case ["--index-url", address]:
-            return address
-    why = plain_words(finished.stderr) or finished.stdout[:200] or "no answer in time"
-    raise InfrastructureError(
-        f"uv does not state its public index: {without_passwords(why)}",
-        remedy="install bisect-env again (it brings uv), or name an index in uv's or pip's configuration",
-    )
+    return PYPI_SIMPLE_ENDPOINT.rstrip("/")
 
 
 def _indexes_text(default: str, further: Sequence[PackageIndex]) -> str:

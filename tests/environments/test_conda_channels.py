@@ -10,7 +10,8 @@ import pytest
 
 from bisect_env.environments.conda_lock import CondaSolver
 from bisect_env.environments.conda_process import HelperPool, fill
-from bisect_env.environments.lock import UnbuildableError, UnsolvableError
+from bisect_env.environments.download import obtain, sha256_of
+from bisect_env.environments.lock import LockedPackage, UnbuildableError, UnsolvableError
 from bisect_env.environments.prefix import ensure_prefix
 from bisect_env.environments.provider import Environments
 from bisect_env.environments.request import CondaRequest, EnvironmentRequest
@@ -280,7 +281,7 @@ class TestConfiguration:
 
     def test_mirrors(self):
         places = ("https://near.example/cf", "https://far.example")
-        config = CondaConfig("https://usual.example", mirrored_channels={"conda-forge": places})
+        config = CondaConfig(channel_alias="https://usual.example", mirrored_channels={"conda-forge": places})
         url = "https://usual.example/conda-forge"
         assert channel_places(["conda-forge"], config).mirrors == {
             url: ("https://near.example/cf", "https://far.example")
@@ -345,6 +346,17 @@ def test_credentials_and_mirrors_are_used_and_never_locked(channel, index, cache
     assert len(archives) == 2
     assert all("authorization" in asked[path] for path in archives)
     assert not [p for p in prefix.path.rglob("*.json") if b"me:word" in p.read_bytes()]
+
+
+@pytest.mark.integration
+def test_an_archive_is_fetched_from_the_mirror_of_a_bare_name(channel, index, cache, tmp_path):
+    """No alias is configured: rattler knows the usual one, also when only an archive is fetched."""
+    (public,) = CondaSolver(cache).places(["demo"]).urls
+    (tmp_path / "home" / ".condarc").write_text(f"mirrored_channels: {{demo: ['{channel.serve(index)}']}}\n")
+    (archive,) = (channel.folder / "noarch").glob("demo-1.0*.conda")
+    digest = sha256_of(archive)
+    package = LockedPackage("demo", "1.0", "conda", f"{public}/noarch/{archive.name}", digest)
+    assert sha256_of(obtain(package, tmp_path / "here")) == digest
 
 
 @pytest.mark.integration

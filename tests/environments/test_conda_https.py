@@ -186,9 +186,8 @@ def test_a_password_that_is_wrong(private):
 class TestOneArchive:
     def test_failures(self, private, tmp_path, monkeypatch):
         monkeypatch.setenv("HOME", str(private.home))
-        private.configure("")
+        private.configure(f"custom_channels: {{conda: 'https://me:word@{private.host}'}}\n")
         (archive,) = (private.channel.folder / "noarch").glob("demo-1.0*.conda")
-        secret = private.url.replace("://", "://me:word@")
         pool = HelperPool()
         released = threading.Event()
         try:
@@ -199,7 +198,7 @@ class TestOneArchive:
             ):
                 if status:
                     private.index.on_request = lambda path, status=status: status
-                url = f"{secret}/noarch/{name}"
+                url = f"{private.url}/noarch/{name}"
                 with pytest.raises(UnbuildableError, match=shown) as raised:
                     download_conda(url, tmp_path / "archive", pool=pool)
                 assert raised.value.transient is transient

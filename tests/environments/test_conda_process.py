@@ -127,7 +127,7 @@ def test_a_defect_of_ours_is_not_tried_again():
         return HelperProcess([sys.executable, "-c", "input(); raise SystemExit('no such thing')"])
 
     with pytest.raises(HelperDiedError, match="ended with status 1: no such thing"):
-        HelperPool(start).ask({"op": "solve"}, 60, attempts=3)
+        HelperPool(start).ask({"op": "solve"}, 60)
     assert len(starts) == 1
 
 

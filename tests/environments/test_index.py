@@ -131,6 +131,7 @@ def test_nobody_listens():
             "application/vnd.pypi.simple.v1+json",
             b'{"meta": {"api-version": "9.0"}, "name": "demo", "files": []}',
         ),
+        ("text/html", b'<meta name="pypi:repository-version" content="9.0">'),
         ("application/json", b"{}"),
         ("image/png", b"\x89PNG"),
     ],

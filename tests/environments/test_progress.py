@@ -11,7 +11,7 @@ import pytest
 
 from bisect_env.environments.lock import UnbuildableError
 from bisect_env.environments.prefix import ensure_prefix
-from bisect_env.environments.progress import Archives, BuildStep, Seldom, told_to
+from bisect_env.environments.progress import Archives, BuildStep, told_to
 
 from .test_prefix import locked
 
@@ -43,14 +43,6 @@ def test_archives_for_which_there_is_no_room_are_refused_with_what_is_missing(tm
     with pytest.raises(UnbuildableError, match=r"has .* free, and .* GB are missing") as error:
         steps([f"Downloading torch ({free / 2**30:.1f}GiB)"], tmp_path)
     assert error.value.transient
-
-
-def test_one_step_is_told_twice_a_second_and_the_next_at_once() -> None:
-    now, told = 0.0, []
-    seldom = Seldom(told.append, clock=lambda: now)
-    for now, what in ((0.0, "a"), (0.1, "a"), (0.2, "b"), (0.3, "b"), (0.8, "b")):  # noqa: B007
-        seldom(BuildStep(what))
-    assert [step.what for step in told] == ["a", "b", "b"]
 
 
 def test_nobody_need_listen(tmp_path: Path) -> None:

@@ -214,7 +214,7 @@ def test_submodules_and_pointers_of_lfs_are_known(tmp_path: Path, cache: Path) -
     ]
     commits = write(tmp_path / "parts", changes)
     repository = Repository(str(tmp_path / "parts"), cache)
-    repository.require(*commits)
+    repository.resolve(*commits)
     assert repository.submodules(commits[0]) == []
     assert repository.submodules(commits[1]) == ["vendored/lib one"]
     folder = tmp_path / "out"
@@ -226,7 +226,7 @@ def test_submodules_and_pointers_of_lfs_are_known(tmp_path: Path, cache: Path) -
 def test_a_commit_says_who_when_and_what(tmp_path: Path, cache: Path) -> None:
     commits = write(tmp_path / "demo", pure("demo", 3, 2))
     repository = Repository(str(tmp_path / "demo"), cache)
-    repository.require(commits[2])
+    repository.resolve(commits[2])
     found = repository.details(commits[2])
     assert (found.author, found.subject) == ("Ann Author", "Change number 3 (#1003)")
     assert found.authored.isoformat() == "2024-01-01T03:00:00+00:00"
