@@ -44,7 +44,7 @@ class Asked(Enum):
         return f"add `packages: [{package}]`" if self is Asked.IN_FILE else f"add `--with {package}`"
 
     def add_option(self, option: str, lines: str) -> str:
-        """Return how to change a setting of the trial that has an option: by the option, or in the file."""
+        """Return advice to change a setting: add `option` to the command, or write `lines` in the file."""
         return f"write `{lines}` in `trial`" if self is Asked.IN_FILE else f"add `{option}`"
 
     def setting(self, lines: str, key: str = "") -> str:

@@ -135,7 +135,7 @@ def requirements_in_words(
 
 
 def _of_one(grid: Grid, axis: int, bad: NDArray[np.bool_]) -> dict[str, Any]:
-    """Return the fields of `Compatibility` for a single axis.
+    """Return the fields of `Compatibility` for a lattice in which one axis alone decides what is bad.
 
     Args:
         grid: The lattice of combinations.

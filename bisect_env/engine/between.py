@@ -55,7 +55,7 @@ class Ends:
 
     @property
     def wholes(self) -> tuple[WholeEnvironment, WholeEnvironment]:
-        """Return the good and the bad environment as values for a matrix: all packages and the Python."""
+        """Return the good and the bad environment as matrix values: all packages, and the Python version."""
         return _whole(self.good, self.python[0]), _whole(self.bad, self.python[1])
 
     @property

@@ -197,7 +197,9 @@ def _follows(change: PackageChange) -> bool:
 
 
 class Demands:
-    """The requirements of the wheels of two environments, to check mixtures of the two without a solver.
+    """The dependencies that the wheels of two environments declare.
+
+    They show without a solver whether a mixture, with some packages from either environment, is sound.
 
     A mixture is sound if it fulfils all requirements. Requirements that are not even fulfilled in the
     environment of their wheel (for example because it was installed by hand) are ignored.

@@ -43,7 +43,7 @@ class Releases:
 
 
 def is_of_commits(study: Study) -> bool:
-    """Return whether a study already has an axis of commits."""
+    """Return whether a study has an axis whose values are commits of a repository."""
     return any(axis.kind is AxisKind.COMMIT for axis in study.definition.grid)
 
 

@@ -63,7 +63,7 @@ class CheckTime:
 
 
 def is_announced(verdict: VerdictDocument, checks: int) -> bool:
-    """Return whether to tell the user that a result was found and is checked from now on.
+    """Return whether to tell the user that there is a result, and that it is being checked.
 
     Args:
         verdict: The verdict so far.

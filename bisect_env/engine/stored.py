@@ -126,7 +126,7 @@ def refuse_strangers(study: Study) -> None:
 
 
 def named_combinations(study: Study) -> dict[str, Mapping[str, str]]:
-    """Return the combinations that users can name `first-bad` and `last-good`, as a dictionary by name.
+    """Return the combinations to which the names `first-bad` and `last-good` refer, by name.
 
     A combination that the study has not found is left out.
     """

@@ -177,7 +177,7 @@ _NAME = re.compile(r"python(\d(\.\d+)?)?")
 
 
 def _is_script(path: Path) -> bool:
-    """Return whether a file is a script, such as a shim of pyenv, or cannot be executed."""
+    """Return whether a file is no program by itself: a script (such as a shim of pyenv) or not executable."""
     try:
         with path.open("rb") as stream:
             return stream.read(2) == b"#!" or not os.access(path, os.X_OK)

@@ -160,7 +160,7 @@ class EnvironmentProvider(ABC):
 
     @abstractmethod
     def solve(self, request: EnvironmentRequest, prefer: Lock | None = None) -> Lock:
-        """Return the lock of a request.
+        """Choose the exact packages of an environment, and return them as a lock.
 
         Args:
             request: The environment to solve.

@@ -207,7 +207,7 @@ class CommitRecipe:
 
     @classmethod
     def of(cls, fragment: str) -> CommitRecipe:
-        """Create a recipe from the text that `fragment` returned.
+        """Read a recipe from the text that the property `fragment` of an equal recipe gives.
 
         Raises:
             ValueError: The text has another format.

@@ -313,7 +313,7 @@ def _slower_ones_fail(by: Mapping[Evidence, Sequence[float]]) -> bool:
 
 
 def _medians(axes: Sequence[AxisInfo], trials: Sequence[StoredTrial]) -> list[str]:
-    """Return for each axis how long trials with its fastest and its slowest value take.
+    """Return a sentence for each axis with the median durations of its fastest and its slowest value.
 
     An axis is included only if the two values differ clearly and none of their durations overlap.
     """

@@ -48,7 +48,7 @@ class DifferenceReport(Frozen):
 
 
 class AnswerReport(Frozen):
-    """One possible answer of a study, a line in the plot of the posterior.
+    """One possible answer of a study; the plot of the posterior has a curve for each.
 
     Attributes:
         label: The answer in words: `orjson ≥ 3.9.11`, `nothing is bad`.

@@ -65,7 +65,7 @@ class Row:
 
     @property
     def counted(self) -> int:
-        """Return the number of good and bad trials in the row. Trials that combinations share count once."""
+        """Return how many trials of the row were good or bad; count a trial once if combinations share it."""
         return sum(m.counted for m in self._measured())
 
     @property

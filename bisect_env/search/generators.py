@@ -76,7 +76,7 @@ def _splits(space: HypothesisSpace, view: LatticeView) -> NDArray[np.intp]:
 def staircase_rows(
     view: LatticeView, labels: NDArray[np.int8], can_run: NDArray[np.bool_]
 ) -> HypothesisRows | None:
-    """Return a random sample of the staircases (see `staircase.py`) that agree with the labels.
+    """Return random borders between good and bad (staircases, see `staircase.py`) that agree with the labels.
 
     Returns None if there are none, if fewer than two axes are ordered, or if there are no labels of both
     kinds.

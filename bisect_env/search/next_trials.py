@@ -164,10 +164,10 @@ class NextTrials:
         return [cell] * min(count, REPEATED - int(failures[cell])) if self.allowed[cell] else []
 
     def _bad_end_next(self, end: int) -> bool:
-        """Return whether the bad end should be tried next, given that nothing has failed yet.
+        """Return whether to try the bad end next while no trial has failed yet.
 
-        It is tried `_UNSEEN` times, and more often where environments are dear. If nobody stated it, it may
-        be good: then others are tried once each, no faster than trials have paid for their environments.
+        It is tried `_UNSEEN` times, and more often where environments are expensive. If nobody stated it, it
+        may be good: then others are tried once each, no faster than trials have paid for their environments.
         """
         trials = self._trials
         if not trials.any():

@@ -203,7 +203,10 @@ class HypothesisSpace:
 
 
 def _weights(one: Family) -> FloatArray:
-    """Return the prior weight of each set of an axis relative to the first set (the axis does not matter)."""
+    """Return the prior weight of each set of bad values of one axis.
+
+    Weights are relative to the first set, which means that the axis does not matter.
+    """
     return np.where(np.arange(len(one.sets)) == 0, 1.0, EXTRA_AXIS_ODDS * one.prior)
 
 
@@ -232,7 +235,9 @@ def _sets(direction: Direction, size: int) -> int:
 
 
 def drawn(grid: Grid, rng: np.random.Generator) -> Hypothesis:
-    """Draw a random hypothesis of the kind *all of* from the prior.
+    """Draw a random hypothesis: what is bad has bad values on *all of* some axes.
+
+    It is drawn from the prior of such hypotheses.
 
     At least one axis matters.
 

@@ -73,7 +73,7 @@ class Shape:
 
     @classmethod
     def of(cls, ways: Iterable[Way], values: Mapping[int, Sequence[int]], base: Index) -> Shape:
-        """Create a shape from the values of the axes that change; `base` has the values of all others."""
+        """Create a shape from its ways and values; an axis without `values` keeps its value in `base`."""
         whole = tuple(tuple(values.get(axis, (place,))) for axis, place in enumerate(base))
         return cls(tuple(ways), whole)
 
@@ -194,7 +194,7 @@ class Stage:
     # -- the whole lattice -------------------------------------------------------------------------------
 
     def whole(self, found: Answer) -> Answer:
-        """Convert an answer about the stage to an answer about the whole lattice.
+        """Convert an answer about this stage's part of the lattice to an answer about the whole lattice.
 
         Values between a bad and a good value of the stage count as good.
         """
@@ -296,7 +296,9 @@ def _split(ways: Iterable[Way]) -> list[Way]:
 
 
 def _from_end_to_end(ways: Sequence[Way], grid: Grid, base: Index | None) -> Shape:
-    """Return the combinations in which the axes of each way change from the good to the bad end at once.
+    """Return the shape in which all axes of a way move together, from their good to their bad values.
+
+    A way is a set of axes.
 
     The ends are as stated, or as the directions of the axes imply. If only one axis changes along a way, its
     values are in ascending order.

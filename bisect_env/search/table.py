@@ -210,9 +210,9 @@ class Table:
         return [self.view.cells[place] for place in np.flatnonzero(self._labels >= 0)]
 
     def _alone(self, labels: NDArray[np.int8]) -> list[int]:
-        """Return the few groups that must lose their labels for the others to form a frontier.
+        """Return the few groups whose labels must be ignored so that the others form a frontier.
 
-        A frontier is a border between good and bad that never turns back.
+        A frontier is a border between good and bad combinations that never turns back.
 
         Args:
             labels: The label of each group, shape (X,).

@@ -46,7 +46,7 @@ class Boundary:
 
     @property
     def between(self) -> tuple[Index, ...]:
-        """Return the cells strictly between the two, which could not be tried."""
+        """Return the cells between the last good and the first bad one; none of them could be tried."""
         axis, low, high = self.axis, *sorted((self.bad[self.axis], self.good[self.axis]))
         return tuple((*self.bad[:axis], i, *self.bad[axis + 1 :]) for i in range(low + 1, high))
 

@@ -101,9 +101,10 @@ class StudyTrials:
 
     @property
     def basis(self) -> tuple[Target, int]:
-        """Return what determines the evidence of trials: the target, and the number of the last change.
+        """Return what the evidence of trials depends on: the target, and how many changes were noted.
 
-        A change is noted when files of an environment were found changed after its installation.
+        A change is noted when files of an environment differ from what was installed. Evidence computed
+        before stays valid as long as both are the same.
         """
         return self.target, self.changes
 
