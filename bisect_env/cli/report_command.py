@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import shutil
+import string
 import sys
 import webbrowser
 from collections.abc import Collection, Sequence
@@ -270,6 +271,8 @@ def _trials(
 def _show_trial(beginning: str, store: Store, db: str | None, *, as_json: bool) -> None:
     """Print everything that is known about one trial."""
     remedy = "`bisect-env report --trials --json` lists them"
+    if not beginning or not set(beginning) <= set(string.ascii_letters + string.digits + "-_"):
+        raise UsageError(f"--trial: {beginning!r} is no id", remedy=remedy)
     question = f"SELECT trial_id FROM v_trials WHERE {condition(f'trial_id={beginning}*')} LIMIT 2"
     with ask(db, question) as (_, found):
         ids = [str(row[0]) for row in found]

@@ -93,7 +93,8 @@ def observed(store: Store, study: Study, one: LockedCombination) -> ObservedFail
     }
     here = counts[one.combination]
     measured = Combination.of(here.same_as or here.combination)
-    bad = [t for t in store.trials(study.id) if t.combination == measured and t.evidence is Evidence.BAD]
+    alike = {one for one, c in counts.items() if Combination.of(c.same_as or c.combination) == measured}
+    bad = [t for t in store.trials(study.id) if t.combination in alike and t.evidence is Evidence.BAD]
     whole = store.trial(bad[0].trial_id) if bad else None
     if whole is None:
         return ObservedFailure(here.bad, here.counted)

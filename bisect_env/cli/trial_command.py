@@ -378,7 +378,7 @@ def _new_folder(output: Path | None, name: str) -> Path:
 def _print_diagnosis(found: Diagnosis, *, as_json: bool) -> None:
     if as_json:
         document = json.loads((found.folder / "diagnosis.json").read_text("utf-8"))
-        emit({**document, "folder": str(found.folder), "files": list(found.files)})
+        emit({"event": "diagnosis", **document, "folder": str(found.folder), "files": list(found.files)})
         return
     trials = how_many(found.trials, "trial")
     if found.shown:
@@ -437,7 +437,7 @@ def _text(grid: Grid, index: tuple[int, ...]) -> str:
 def _print_amplified(found: Amplified, asked: Asked, *, as_json: bool) -> None:
     document: dict[str, Any] = found.as_json()
     if as_json:
-        emit(document)
+        emit({"event": "amplified", **document})
         return
     rows = [("as it is", document["base"]), *((one["name"], one) for one in document["tried"])]
     width = max(len(name) for name, _ in rows)

@@ -28,7 +28,7 @@ from bisect_env.answers.untrusted import clean, shortened
 from bisect_env.answers.verdict_document import VerdictDocument
 from bisect_env.cli.log import log_event
 from bisect_env.cli.options import ShownOptions
-from bisect_env.cli.output import shown_line
+from bisect_env.cli.output import shown_line, tell
 from bisect_env.engine import events
 from bisect_env.environments.progress import BuildStep
 from bisect_env.errors import StudyInterruptedError
@@ -302,13 +302,19 @@ def _what_is_left(progress: events.Progress) -> str:
 
 
 class JsonView(View):
-    """A view that prints events on stdout as JSON lines with the keys `event` and `time`."""
+    """A view that prints events on stdout as JSON lines with the keys `event` and `time`.
+
+    What is only said to people goes to stderr: the last line on stdout is the answer.
+    """
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
 
     def show(self, event: events.Event) -> None:
         """Show one event."""
+        if isinstance(event, events.Said):
+            tell(event.text)
+            return
         # Plain ASCII, because scripts print arbitrary bytes and the locale's encoding may lack characters.
         try:
             print(json.dumps(public_json(_timed(event))), file=self._stream, flush=True)

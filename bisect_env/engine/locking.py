@@ -18,6 +18,7 @@ from bisect_env.engine.requests import MatrixRequests, Requests, environment_war
 from bisect_env.environments.lock import Lock, LockResult, UnsolvableError
 from bisect_env.environments.once import OncePerKey
 from bisect_env.environments.provider import EnvironmentProvider
+from bisect_env.errors import InfrastructureError
 from bisect_env.matrix.grid import AxisKind, Grid, Index
 from bisect_env.matrix.load import Matrix
 from bisect_env.storage.entries import CombinationState, CombinationStatus
@@ -144,6 +145,7 @@ class Locking:
         # The needed combinations; and those whose locking ahead failed, which are locked again when needed.
         self._asked: set[Index] = set()
         self._failed_ahead: set[Index] = set()
+        self._is_closed = False
         # Without date axes, no two combinations have the same environment and values, because each names
         # other versions.
         groups = unlocked(grid).groups if is_whole else {index: index for index in self._locks}
@@ -252,7 +254,11 @@ class Locking:
         return self.prepared
 
     def close(self) -> None:
-        """Cancel the requests that no solver has begun; running solvers are not waited for."""
+        """Cancel the requests that no solver has begun.
+
+        Running solvers are not waited for, and start no others.
+        """
+        self._is_closed = True
         self._pool.shutdown(wait=False, cancel_futures=True)
 
     def _begin(self, index: Index) -> None:
@@ -261,6 +267,8 @@ class Locking:
             return
         # Its anchor is solved in any case. Ask for it, so that it is stored and a resumed study leans on it.
         for anchor in self._requests.anchors(index)[:1]:
+            if index in self._asked:
+                self._asked.add(anchor)
             self._begin(anchor)
         key = self._requests.request(index).key
         if key not in self._solving:
@@ -272,7 +280,7 @@ class Locking:
         for index in self._ahead:
             if len(self._open) >= self._most_ahead:
                 return
-            if index not in self._failed_ahead:
+            if self._failed_ahead.isdisjoint((index, *self._requests.anchors(index)[:1])):
                 self._begin(index)
 
     def _finish(self, index: Index) -> None:
@@ -289,6 +297,9 @@ class Locking:
             return known
 
         def solve() -> LockResult:
+            # Solvers that wait for the same anchor would solve it one after the other if it fails.
+            if self._is_closed:
+                raise InfrastructureError("the command has ended")
             models = (self._result(anchor) for anchor in self._requests.anchors(index))
             model = next((found for found in models if isinstance(found, Lock)), None)
             return self._requests.solve(index, model, self._provider)

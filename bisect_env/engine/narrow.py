@@ -94,13 +94,18 @@ def tag_of(version: str, package: str, tags: Sequence[str]) -> str | None:
         package: Normalised name of the package.
         tags: All tags of the repository.
     """
-    names = {package, package.replace("-", "")}
+    names = {package, package.replace("-", "_"), package.replace("-", "")}
     wanted = Version(version)
     alike = [tag for tag in tags if (read := _version_in(tag, names)) is not None and read == wanted]
     return min(alike, key=lambda tag: (not tag.endswith(version), len(tag), tag), default=None)
 
 
 def _version_in(tag: str, names: set[str]) -> Version | None:
+    # A name may end in a digit, which is no part of the version: lib2-1.0.
+    for name in sorted(names, key=len, reverse=True):
+        if tag.lower().startswith(name) and tag[len(name) :][:1] in "-_/@vV":
+            tag = tag[len(name) :]
+            break
     found = _TAIL.search(tag)
     if found is None:
         return None

@@ -120,6 +120,7 @@ def _between_kinds(grid: Grid, state: StudyState, search: StudySearch, judge: Ju
     if judge.target.signature or not positions or not search.answered:
         return None
     line = {grid.combination(index): index for index in state.members if index not in state.aside}
+    otherwise = {grid.combination(index) for index, counts in state.counts.items() if counts.other}
     ordered = sorted((one for one in line if one in positions), key=lambda one: positions[one])
-    between = judge.between_kinds(ordered)
+    between = judge.between_kinds(ordered, otherwise)
     return None if between is None else line[between]

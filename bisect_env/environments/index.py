@@ -365,7 +365,9 @@ def _files_on(package: str, entries: Iterable[Mapping[str, Any]]) -> tuple[Distr
     for entry in entries:
         if len(entry["filename"]) > MAX_FILENAME:
             continue
+        # An empty text means that it is not known; of `yanked`, that no reason is given.
         facts = {key: entry[key] for key in _USED if entry.get(key) is not None}
+        facts = {key: value for key, value in facts.items() if value != "" or key == "yanked"}
         file = DistributionPackage.from_json_data({"url": "", "hashes": {}, **facts}, package)
         is_own = canonicalize_name(file.project or "") == canonicalize_name(package)
         if is_own and file.package_type in ("wheel", "sdist"):

@@ -223,7 +223,7 @@ _MAPPINGS = ("custom_channels", "custom_multichannels", "mirrored_channels")
 
 
 _Names = Annotated[
-    tuple[str, ...], BeforeValidator(lambda value: [value] if isinstance(value, str) else value)
+    tuple[str, ...], BeforeValidator(lambda value: [value] if isinstance(value, str) else value or ())
 ]
 
 

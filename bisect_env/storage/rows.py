@@ -20,6 +20,7 @@ from pydantic import (
     ValidationError,
     create_model,
 )
+from sqlalchemy import inspect
 from sqlmodel import SQLModel
 
 from bisect_env.answers.axes import AxisInfo
@@ -60,6 +61,7 @@ from bisect_env.storage.tables import (
 )
 from bisect_env.storage.values import (
     DamageError,
+    UtcDateTime,
     clean,
     jsonable,
     public,
@@ -226,6 +228,10 @@ def checked(row: SQLModel) -> Any:
         DamageError: A column holds a value of the wrong type, NaN or an infinity.
     """
     columns = {name: getattr(row, name) for name in type(row).model_fields}
+    for name, value in columns.items():
+        # Strict validation of JSON accepts texts of moments; the database has converted those that it can.
+        if isinstance(value, str) and isinstance(inspect(type(row)).columns[name].type, UtcDateTime):
+            raise DamageError(_name_of(row), name, f"it holds {shortened(value)}, which is no moment in time")
     return read(_columns_of(type(row)), columns, _name_of(row), "")
 
 

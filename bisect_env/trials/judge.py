@@ -358,7 +358,9 @@ class Judge:
             self._problems, self._is_stale = self._find_problems(), False
         return self._problems
 
-    def between_kinds(self, line: Sequence[Combination]) -> Combination | None:
+    def between_kinds(
+        self, line: Sequence[Combination], otherwise: Collection[Combination] = ()
+    ) -> Combination | None:
         """Return an untried combination between two combinations that fail in different ways.
 
         The two are neighbours: both have trials, and no combination between them has any. The one in the
@@ -367,8 +369,11 @@ class Judge:
 
         Args:
             line: Combinations that can be run, in order.
+            otherwise: Combinations whose trials failed in a way that is not the study's; nothing is tried
+                between such a combination and another, because it says nothing about the two.
         """
-        seen = [(n, self._seen[one]) for n, one in enumerate(line) if one in self._seen]
+        tried = self._seen.keys() | otherwise
+        seen = [(n, self._seen.get(one, Behaviour())) for n, one in enumerate(line) if one in tried]
         if any(one.unsigned for _, one in seen):
             return None
         for (low, one), (high, other) in itertools.pairwise(seen):

@@ -23,7 +23,7 @@ from typing import Protocol
 
 from bisect_env.containers.trial import Contained, ContainerError, Inside, Parcel, prepare
 from bisect_env.matrix.interpreter import is_python
-from bisect_env.secrets import without_values
+from bisect_env.secrets import without_passwords_in_code, without_values
 from bisect_env.trials.classify import IO_ERROR, Classification, ExitRecord, classify
 from bisect_env.trials.cores import Debug
 from bisect_env.trials.harness_marks import (
@@ -316,7 +316,8 @@ def harness_error_record(
         error: The internal error; its traceback becomes the record's stack.
         started_at: UTC time of the trial's start; now by default.
     """
-    text = "".join(traceback.format_exception(error))
+    # The traceback quotes lines of code, in which an address may have a password.
+    text = without_passwords_in_code("".join(traceback.format_exception(error)))
     return TrialRecord(
         trial_id=spec.trial_id,
         combination=spec.combination,

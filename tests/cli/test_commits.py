@@ -181,6 +181,11 @@ def test_tags_of_releases(tag: str | None, others: list[str]) -> None:
     assert tag_of("1.2.3", "my-pkg", tags) == tag
 
 
+@pytest.mark.parametrize("tag", ["lib2-1.0", "lib2-v1.0", "lib2_1.0", "lib2/1.0", "v1.0"])
+def test_a_digit_of_the_name_is_no_part_of_the_version_in_a_tag(tag: str) -> None:
+    assert tag_of("1.0", "lib2", [tag, "lib2-2.0", "lib3-1.0"]) == tag
+
+
 @pytest.mark.slow
 def test_a_study_that_was_killed_during_a_build_goes_on(user: Asking) -> None:
     place = user.folder / "clone"

@@ -98,7 +98,7 @@ def test_a_forecast_may_take_longer(large: Path, run: RunCommand) -> None:
     code, out, _ = run("plan", str(large), "--json", "--always", "--forecast", "200")
     assert code == 0
     (cost,) = json.loads(out)["forecast"]
-    # Most of them check the answer. How few find it: tests/search/test_zoom.py.
+    # Most of them check the answer. How few find it: tests/search/test_stages.py.
     assert cost["trials"] < 100
 
 

@@ -119,6 +119,9 @@ def test_a_cache_that_has_grown_is_told_of_at_the_end(
     assert code == 0, err
     assert "`bisect-env env prune --size 5GB` takes away what was used longest ago" in err.splitlines()[-1]
     assert "env prune" not in run(*words, "--quiet")[2]
+    _code, out, err = run(*words, "--json")
+    assert json.loads(out.splitlines()[-1])["event"] == "rate"
+    assert "env prune" in err
 
 
 def test_other_trials_are_told_from_bad_ones(capsys: pytest.CaptureFixture[str]) -> None:

@@ -24,10 +24,6 @@ from tests.engine.studies import CRASH_FROM_SIX, Studies
 A, B = "a" * 64, "b" * 64
 
 
-def lock(content_hash: str) -> Lock:
-    return Lock(content_hash, "3.11", "linux-64", (), "")
-
-
 def test_hosts_build_once_however_many_workers_they_have() -> None:
     offers = [WorkerOffer(f"tcp://{host}:{port}", host, 1) for host in "xy" for port in (3, 1, 2)]
     assert one_of_each_host(offers) == {"tcp://x:1", "tcp://y:1"}

@@ -161,3 +161,71 @@ def test_equal_requests_are_solved_once_and_an_anchor_before_all_others(
         assert {one[1] for one in locking.prepared.locks} == {0, 2}
         assert len(locking.lock_all().locks) == 9
     assert asked == [("app==1.0", False), ("app==3.0", True), ("app==2.0", True)]
+
+
+MATRIX = (
+    "version: 1\nname: anchors\nindex: {url}\naxes:\n"
+    "  python: {{package: python, versions: ['{here}']}}\n"
+    "  app: {{package: app, versions: '>=0', step: every}}\ntrial: {{command: python -c 'import app'}}\n"
+)
+
+
+def test_an_anchor_that_cannot_be_locked_fails_with_the_combination_that_needs_it(
+    index: IndexServer, tmp_path: Path
+) -> None:
+    """The index is not asked a second time for what failed already."""
+    path = tmp_path / "matrix.yaml"
+    path.write_text(MATRIX.format(url=index.url, here=HERE))
+    matrix = load_matrix(path)
+    failed = threading.Event()
+    may_go_on = threading.Event()
+
+    class Broken(Environments):
+        def lock(self, request: EnvironmentRequest, prefer: Lock | None = None) -> LockResult:
+            if not failed.is_set():
+                failed.set()
+                raise InfrastructureError("the index is away", remedy="none")
+            may_go_on.wait(60)
+            return super().lock(request, prefer)
+
+    provider = Broken(tmp_path / "cache", index=matrix.file.index)
+    grid = expand(matrix, provider.catalogue, datetime.now(UTC))
+    with closing(Locking(matrix, grid, provider)) as locking:
+        try:
+            with pytest.raises(InfrastructureError, match="the index is away"):
+                locking.lock_now((0, 2))
+        finally:
+            may_go_on.set()
+
+
+def test_no_solver_starts_after_the_command_has_ended(index: IndexServer, tmp_path: Path) -> None:
+    for version in range(4, 10):
+        index.add("app", f"{version}.0", requires=["below"])
+    path = tmp_path / "matrix.yaml"
+    path.write_text(MATRIX.format(url=index.url, here=HERE))
+    matrix = load_matrix(path)
+    asked: list[str] = []
+    begun, ended = threading.Event(), threading.Event()
+
+    class Killed(Environments):
+        def lock(self, request: EnvironmentRequest, prefer: Lock | None = None) -> LockResult:
+            asked.append(request.requirements[0])
+            begun.set()
+            assert ended.wait(30)
+            raise InfrastructureError("killed", remedy="none")
+
+    provider = Killed(tmp_path / "cache", index=matrix.file.index)
+    grid = expand(matrix, provider.catalogue, datetime.now(UTC))
+    locking = Locking(matrix, grid, provider)
+    done: list[None] = []
+    locking.on_done = lambda: done.append(None)
+    locking.want([(0, number) for number in range(1, 8)])
+    assert begun.wait(30)
+    under_way = locking.under_way
+    locking.close()
+    ended.set()
+    until = time.monotonic() + 30
+    while len(done) < under_way and time.monotonic() < until:
+        time.sleep(0.01)
+    assert len(done) == under_way
+    assert asked == ["app==1.0"]

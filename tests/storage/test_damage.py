@@ -354,6 +354,7 @@ def test_documents_with_parts_that_are_wrong_end_in_words(original: tuple[Path, 
         ("UPDATE studies SET verdict = json_set(verdict, '$.bad_rate.low', 'x')", "verdict.bad_rate.low"),
         ("UPDATE studies SET verdict = json_set(verdict, '$.table', json('{}'))", "verdict.table.good"),
         ("UPDATE studies SET created_at = 'yesterday'", "created_at"),
+        ("UPDATE studies SET updated_at = '2025-01-01T00:00:00z'", "updated_at"),
         ('UPDATE studies SET grid = \'[{"name": "a"}]\'', "grid.0.values"),
     ],
 )

@@ -242,6 +242,13 @@ def test_where_to_look_between_two_kinds(line: list[list[str]], between: int | N
     assert found == (None if between is None else level(between))
 
 
+def test_nothing_is_tried_between_two_kinds_where_a_third_way_to_fail_was_seen() -> None:
+    line = [level(number) for number in range(7)]
+    judge = told([[B], [], [], [], [], [], [A]])
+    assert judge.between_kinds(line) == level(3)
+    assert judge.between_kinds(line, [level(3)]) is None
+
+
 @pytest.mark.parametrize("run", range(30))
 def test_the_same_facts_under_another_target_are_the_other_study(run: int) -> None:
     """Whatever is known when a trial is told, in the end it means what it means under the final target."""
