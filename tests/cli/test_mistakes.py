@@ -323,4 +323,7 @@ def test_a_trial_is_shown_with_all_that_it_printed(tmp_path: Path, run: RunComma
     code, out, _ = run("report", "--trial", command[1], "--json", "--db", db)
     assert json.loads(out)["stdout"] == "seen\n"
     assert run("report", "--trial", "zzz", "--db", db)[0] == 2
-    assert run("report", "--trial", "%'", "--db", db)[0] == 2
+    for no_id in ("%'", "", "a'b"):
+        code, _, err = run("report", "--trial", no_id, "--db", db)
+        assert code == 2
+        assert "is no id" in err

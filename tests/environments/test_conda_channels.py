@@ -247,6 +247,10 @@ def test_a_build_string_is_held_to(tmp_path, cache, python):
 
 
 class TestConfiguration:
+    def test_an_entry_without_a_list_has_no_channels(self):
+        config = CondaConfig.model_validate({"custom_multichannels": {"local": None, "one": "a"}})
+        assert config.custom_multichannels == {"local": (), "one": ("a",)}
+
     def test_names(self):
         config = CondaConfig(
             channel_alias="https://mirror.example/conda/",
