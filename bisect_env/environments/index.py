@@ -11,13 +11,12 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote, urlsplit
 
 import requests
 from packaging.utils import canonicalize_name
 from packaging.version import InvalidVersion, Version
-from pypi_simple import DistributionPackage, IndexPage, RepositoryPage, UnsupportedRepoVersionError
 
 from bisect_env.environments.interpreters import installed_pythons, uv_python_versions
 from bisect_env.environments.lock import PackageNotFoundError
@@ -29,6 +28,10 @@ from bisect_env.errors import IndexUnavailableError, UsageError
 from bisect_env.matrix.import_names import IMPORTED_AS
 from bisect_env.matrix.versions import PackageIndex, Release
 from bisect_env.secrets import without_credentials
+
+# Functions that read pages import `pypi_simple`: it takes 0.1 s, and many commands read none.
+if TYPE_CHECKING:
+    from pypi_simple import DistributionPackage
 
 # --------------------------------------------------------------------------------------------------
 # Suggestions for package names that an index does not have.
@@ -59,7 +62,7 @@ def near_names(package: str, base: str | None = None) -> tuple[str, ...]:
     name = str(canonicalize_name(package.partition("[")[0]))
     try:
         listed = _listed(base)
-    except (requests.RequestException, OSError, ValueError, UnsupportedRepoVersionError):
+    except (requests.RequestException, OSError, ValueError):
         return ()
     known = IMPORTED_AS.get(name)
     if listed is None:
@@ -86,7 +89,12 @@ def _listed(base: str) -> frozenset[str] | None:
         if (content := _body(answer, _SMALL)) is None:
             return None
         is_json = "json" in answer.headers.get("content-type", "")
-    page = IndexPage.from_json_data(json.loads(content)) if is_json else IndexPage.from_html(content)
+    from pypi_simple import IndexPage, UnsupportedRepoVersionError
+
+    try:
+        page = IndexPage.from_json_data(json.loads(content)) if is_json else IndexPage.from_html(content)
+    except UnsupportedRepoVersionError as error:
+        raise ValueError(str(error)) from None
     return frozenset(str(canonicalize_name(name)) for name in page.projects)
 
 
@@ -235,14 +243,7 @@ class PypiCatalogue:
             return _fetched_page(url, package, self._timeout)
         except FileNotFoundError:
             raise _not_found(package, shown) from None
-        except (
-            ValueError,
-            KeyError,
-            TypeError,
-            AttributeError,
-            RecursionError,
-            UnsupportedRepoVersionError,
-        ) as error:
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             reason = str(error).partition("\n")[0]
             raise IndexUnavailableError(
                 f"{shown} does not answer like a package index: {reason}",
@@ -361,6 +362,8 @@ def _files_on(package: str, entries: Iterable[Mapping[str, Any]]) -> tuple[Distr
         package: Name of the package. Files of other packages, which some pages list too, are left out.
         entries: Files in the format of PEP 691; only `filename` is required.
     """
+    from pypi_simple import DistributionPackage
+
     files = []
     for entry in entries:
         if len(entry["filename"]) > MAX_FILENAME:
@@ -380,8 +383,14 @@ def _utc(moment: datetime) -> datetime:
 
 
 def _html_files(package: str, page: bytes, charset: str | None) -> tuple[DistributionPackage, ...]:
+    from pypi_simple import RepositoryPage, UnsupportedRepoVersionError
+
+    try:
+        links = RepositoryPage.from_html(page, from_encoding=charset).links
+    except UnsupportedRepoVersionError as error:
+        raise ValueError(str(error)) from None
     entries = []
-    for link in RepositoryPage.from_html(page, from_encoding=charset).links:
+    for link in links:
         entry = {
             "filename": link.text,
             "yanked": link.get_str_attrib("data-yanked") is not None,
