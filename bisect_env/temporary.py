@@ -169,7 +169,7 @@ def _lock(path: Path, fd: int) -> bool:
 
 
 def lock_holder(path: Path) -> str:
-    """Return a text for messages that names the process which holds a lock on a file."""
+    """Describe the process that holds the lock on a file, for messages."""
     with contextlib.suppress(OSError):
         status = path.stat()
         device = f"{os.major(status.st_dev):02x}:{os.minor(status.st_dev):02x}:{status.st_ino}"

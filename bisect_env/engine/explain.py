@@ -352,9 +352,10 @@ class CulpritStudy:
         return Conditions(key, self._values(changes_of(index)), self._around)
 
     def _values(self, intermediate: Changes) -> Combination:
-        """Return the axis values that the script sees in an environment that mixes good and bad packages.
+        """Return the axis values for a trial in an intermediate environment.
 
-        The value of a package axis is the version that this environment contains.
+        Some of its packages are those of the good environment, the others those of the bad one. The value of
+        a package axis is the version that it contains.
         """
         moved = {self._between.changes[i].name for i in intermediate}
         still = {c.name for i, c in enumerate(self._between.changes) if i not in intermediate} - moved

@@ -279,7 +279,7 @@ class _Channels:
 
 
 class Helper:
-    """A handler of requests to this process, which caches the package metadata of conda channels."""
+    """Answers the requests that this process gets, and keeps the package metadata of conda channels."""
 
     def __init__(self) -> None:
         self._channels: dict[str, _Channels] = {}

@@ -980,7 +980,7 @@ def matrix_json_schema() -> dict[str, Any]:
 
 
 def schema_text() -> str:
-    """Return the JSON schema of matrix files as text for a file.
+    """Return the JSON schema of matrix files as text, to be written to disk.
 
     Equal schemas give equal text.
     """

@@ -172,7 +172,7 @@ def rate_warnings(stated: float | None, bad: int, trials: int) -> list[str]:
 def good_side_warnings(
     verdict: VerdictDocument, axes: Sequence[AxisInfo], bad: int, trials: int, least: float
 ) -> list[str]:
-    """Return a warning if the last good combination also fails, but less often than the first bad one.
+    """Return a warning if the last good combination fails sometimes, too, only less often than the first bad.
 
     Args:
         verdict: Verdict of the study.

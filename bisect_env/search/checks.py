@@ -153,9 +153,9 @@ def apart_checks(best: Answer, tallies: Tallies, limits: SearchLimits, tried: in
 
 
 def cleared(best: Answer, tallies: Tallies, limits: SearchLimits) -> tuple[Cleared, ...]:
-    """Return an upper bound of the failure rate of each last good combination, and the trials it needs.
+    """Return for the good side of each boundary an upper bound of its failure rate, and what it still needs.
 
-    These are the trials that are still needed to exclude the failure rate `clean_rate`.
+    It needs the trials that are missing to exclude the failure rate `clean_rate`.
 
     Args:
         best: The answer.

@@ -111,7 +111,7 @@ _Table = Counter[tuple[Hashable, bool, bool]]
 
 
 def _part(told: Sequence[Told], inside: Sequence[bool]) -> _Table:
-    """Count trials by combination, by whether they belong to the part, and by whether they failed."""
+    """Count failed and passed trials of each combination, inside a part and outside of it."""
     return Counter((one.cell, there, one.hit) for one, there in zip(told, inside, strict=True))
 
 

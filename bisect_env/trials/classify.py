@@ -354,7 +354,7 @@ def _script_unusable(record: ExitRecord) -> Classification | None:
 
 
 def host_oom(record: ExitRecord) -> Classification | None:
-    """Recognise SIGKILL by the kernel (137 from a shell): the cgroup counted a kill for lack of memory."""
+    """Recognise that the kernel ended the trial for lack of memory: by SIGKILL, counted by its cgroup."""
     killed = record.signal == signal.SIGKILL or record.returncode == 128 + signal.SIGKILL
     if killed and not record.killed_by_us and record.oom_kills:
         detail = "killed by the kernel for lack of memory"
