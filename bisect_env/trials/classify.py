@@ -354,7 +354,7 @@ def _script_unusable(record: ExitRecord) -> Classification | None:
 
 
 def host_oom(record: ExitRecord) -> Classification | None:
-    """Recognise that the kernel ended the trial for lack of memory: by SIGKILL, counted by its cgroup."""
+    """Recognise a kill by the kernel for lack of memory: SIGKILL (137 from a shell), noted by its cgroup."""
     killed = record.signal == signal.SIGKILL or record.returncode == 128 + signal.SIGKILL
     if killed and not record.killed_by_us and record.oom_kills:
         detail = "killed by the kernel for lack of memory"
