@@ -223,6 +223,8 @@ class _Builder:
             # Another process may have built it while we waited.
             if (prefix := self.existing()) is not None:
                 return prefix
+            # While this process waited, another one may have taken wheels that nobody used away.
+            self._build_commits(interpreter)
             if self._has_changed:
                 short = self.lock.content_hash[:12]
                 self.notes.append(f"the environment {short} was changed since it was made, and is made anew")
@@ -251,6 +253,7 @@ class _Builder:
             raise UnbuildableError("commits are not built for conda's Python", transient=False)
         commits = CommitBuilder(self.cache, self._uv_tool())
         packages = []
+        self.spent = 0.0
         for package in self.lock.packages:
             if package.is_commit:
                 built = commits.wheel(CommitSource.of(package, self.lock.limits), interpreter)
