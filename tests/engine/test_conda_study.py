@@ -68,7 +68,8 @@ def plan(matrix: Path, *options: str) -> str:
 
 def test_a_study_of_conda_packages_finds_the_release(matrix: Path, tmp_path: Path):
     studies = Studies(tmp_path)
-    report = studies.run(matrix).report
+    # With one slot, the combinations that are tried do not depend on timing.
+    report = studies.run(matrix, slots=1).report
     assert report["verdict"]["status"] == "confirmed"
     assert report["verdict"]["first_bad"]["demo"] == "3.0"
     assert report["verdict"]["last_good"]["demo"] == "2.0"
@@ -76,6 +77,7 @@ def test_a_study_of_conda_packages_finds_the_release(matrix: Path, tmp_path: Pat
     assert "CPU-only builds beside a CUDA axis: pytorch 2.8.0 cpu_generic_0" in warning
     # Which combinations nobody asked for before the answer was there is a matter of time.
     tried = {one["lock"] for one in report["combinations"] if one["good"] + one["bad"]}
+    assert len(tried) >= 4
     sides = [report["verdict"][side] for side in ("first_bad", "last_good")]
     of_sides = {one["lock"] for one in report["combinations"] if one["combination"] in sides}
     assert len(of_sides) == 2
