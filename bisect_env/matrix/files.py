@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import os
 import stat
 from collections.abc import Callable, Iterable, Sequence
@@ -167,8 +168,13 @@ def near_file(place: Path, suffixes: Sequence[str]) -> str:
         suffixes: Suffixes of files to suggest, such as `.yaml`.
     """
     folder = place.parent
-    others = sorted(one.name for one in folder.iterdir() if one.suffix in suffixes) if folder.is_dir() else []
-    return near(place.name, others) if others else "correct the path"
+    others = sorted(one for one in folder.iterdir() if one.suffix in suffixes) if folder.is_dir() else []
+    if not others:
+        return "correct the path"
+    # Without suffixes: a common one would make any two names similar.
+    close = difflib.get_close_matches(place.stem, [one.stem for one in others], n=1)
+    alike = [one.name for one in others if one.stem in close]
+    return near(alike[0] if alike else "", [one.name for one in others])
 
 
 # --------------------------------------------------------------------------------------------------

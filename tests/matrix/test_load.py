@@ -178,6 +178,11 @@ class TestHostileFiles:
         with pytest.raises(MatrixError, match=r"does not exist; did you mean 'quickstart\.yaml'\?"):
             load_matrix(tmp_path / "quikstart.yaml")
 
+    def test_a_suffix_alone_makes_no_name_similar(self, tmp_path: Path) -> None:
+        (tmp_path / "torch_cuml.yaml").touch()
+        with pytest.raises(MatrixError, match=r"does not exist; choose from torch_cuml\.yaml"):
+            load_matrix(tmp_path / "nosuch.yaml")
+
     def test_folder(self, tmp_path: Path):
         with pytest.raises(MatrixError, match="this is a folder"):
             load_matrix(tmp_path)
