@@ -93,14 +93,18 @@ class Choice:
         bad, good = self._chances(lambda r: 1.0 - (1.0 - r) ** block)
         return np.where(self._says, bad, good)
 
-    def information(self, block: int = 1) -> FloatArray:
+    def information(self, block: int = 1, *, of_rates: bool = True) -> FloatArray:
         """Return the expected information, in bits, of `block` trials of each combination.
 
         The shape is (C,).
+
+        Args:
+            block: Number of trials.
+            of_rates: Whether the information about the rates counts as well, as long as no answer leads.
         """
         fails = self._fails(block)
         known = self._weight @ binary_entropy(fails)
-        if self._rates_matter:
+        if of_rates and self._rates_matter:
             bad, good = self._chances(lambda r: binary_entropy(1.0 - (1.0 - r) ** block))
             given_rates = self._weight @ np.where(self._says, bad, good)
             known = (1.0 - RATES_WEIGHT) * known + RATES_WEIGHT * given_rates

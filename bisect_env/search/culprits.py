@@ -300,9 +300,14 @@ class CulpritSearch:
             places.setdefault(one, len(places))
         choice = Choice(belief, np.array([places[one] for one in candidates], dtype=np.intp))
         prices = np.array([0.0 if one in self.counts else build_cost for one in candidates])
-        told = {block: choice.information(block) for block in _BLOCKS}
+        # Trials that tell only of rates would never end where no environment tells the answers apart.
         score = {
-            block: np.where(bits > _NOTHING, bits / (prices + block), 0.0) for block, bits in told.items()
+            block: np.where(
+                choice.information(block, of_rates=False) > _NOTHING,
+                choice.information(block) / (prices + block),
+                0.0,
+            )
+            for block in _BLOCKS
         }
         block = max(_BLOCKS, key=lambda one: float(score[one].max()))
         if not score[block].any():

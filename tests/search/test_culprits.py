@@ -97,6 +97,29 @@ def test_what_no_environment_separates_is_one_answer() -> None:
     assert frozenset({3}) in (answer.changes, *answer.tied)
 
 
+@pytest.mark.parametrize(("size", "together"), [(7, 6), (12, 6), (20, 12)])
+@pytest.mark.parametrize(("stated", "rate", "most"), [(1.0, 1.0, 20), (None, 0.4, 250)])
+def test_many_that_no_environment_separates_are_soon_one_answer(
+    size: int, together: int, stated: float | None, rate: float, most: int
+) -> None:
+    """No one of them leads, so that trials would still tell of rates, and never of packages."""
+    rng = np.random.default_rng(6)
+    bound = frozenset(range(together))
+
+    def feasible(intermediate: Changes) -> bool:
+        return bound <= intermediate or not bound & intermediate
+
+    closure = [bound if i in bound else frozenset({i}) for i in range(size)]
+    bad = (2, 2) if stated else (16, 40)
+    search = CulpritSearch(
+        size, (0, 40), bad, closure, closure, min_rate=0.25, stated_rate=stated, is_sound=feasible
+    )
+    answer, trials, is_sure = played(search, lambda h: 3 in h, (0.0, rate), rng, feasible=feasible)
+    assert is_sure
+    assert {answer.changes, *answer.tied} == {frozenset({one}) for one in bound}
+    assert trials <= most
+
+
 def test_what_comes_along_with_the_culprit_may_be_needed_as_well() -> None:
     """1 requires 4: no environment has 1 without 4, so nobody can say whether 4 is needed."""
     along = [frozenset({i, 4}) if i == 1 else frozenset({i}) for i in range(6)]
