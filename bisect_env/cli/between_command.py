@@ -19,10 +19,10 @@ from bisect_env.cli.conduct import conduct, reporting
 from bisect_env.cli.explain_command import find_culprits, with_chapter
 from bisect_env.cli.options import PYTHON, ExecutionOptions, SaveOption, ShownOptions, opt
 from bisect_env.cli.output import tell
+from bisect_env.cli.providing import open_provider
+from bisect_env.cli.question import refuse_broken_scripts
 from bisect_env.cli.report_command import print_answer
-from bisect_env.cli.target import refuse_broken_scripts
 from bisect_env.cli.views import View, choose
-from bisect_env.cli.work import open_provider
 from bisect_env.engine import events
 from bisect_env.engine.between import (
     Ends,

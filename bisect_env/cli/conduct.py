@@ -14,6 +14,7 @@ from bisect_env.cli.views import View
 from bisect_env.cli.work import opened
 from bisect_env.cluster.pool import default_workers
 from bisect_env.engine import events
+from bisect_env.engine.early import EarlyLocks
 from bisect_env.engine.missing import MissingModules
 from bisect_env.engine.study import StudyRun
 from bisect_env.errors import (
@@ -60,6 +61,7 @@ def conduct(
     missing: MissingModules | None = None,
     goal: Goal = Goal.FIRST_BAD,
     posterior: bool = False,
+    early: EarlyLocks | None = None,
 ) -> Report:
     """Run the study of a matrix, and return its report.
 
@@ -71,6 +73,7 @@ def conduct(
         missing: Listener that ends the study if environments lack a module; None if there is none.
         goal: What the search must find.
         posterior: Whether the report holds the probabilities of answers after each trial.
+        early: Solvers that have begun with the ends of a matrix; unused if it is not this matrix.
 
     Raises:
         BisectEnvError: An error that the user can correct.
@@ -89,7 +92,10 @@ def conduct(
         if missing is not None and isinstance(event, events.TrialFinished):
             missing.tell(event.record)
 
-    with opened(matrix, where, notify) as session, view:
+    if early is not None and early.matrix != matrix:
+        early = None
+    provider = None if early is None else early.provider
+    with opened(matrix, where, notify, provider) as session, view:
         try:
             conclusion = StudyRun(
                 matrix,
@@ -105,6 +111,7 @@ def conduct(
                 goal=goal,
                 quick=study.quick,
                 sure=study.sure,
+                early=early,
             ).run()
         except (StudyInterruptedError, EndsNotAsStatedError) as error:
             module = lacking(error.exit_code)

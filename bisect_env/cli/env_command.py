@@ -28,8 +28,8 @@ from bisect_env.cli.options import (
     output_option,
 )
 from bisect_env.cli.output import deliver, deliver_rows, emit, say, tell
+from bisect_env.cli.providing import open_provider
 from bisect_env.cli.target import find_target
-from bisect_env.cli.work import open_provider
 from bisect_env.engine.fetch import fetch_study
 from bisect_env.environments.bundle import Bundle
 from bisect_env.environments.cache import entries, usage

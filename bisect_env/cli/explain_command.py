@@ -25,8 +25,9 @@ from bisect_env.cli.options import (
     opt,
 )
 from bisect_env.cli.output import emit, say
+from bisect_env.cli.question import FoundTarget
 from bisect_env.cli.report_command import exit_code, print_answer
-from bisect_env.cli.target import FoundTarget, asked_study, find_target
+from bisect_env.cli.target import asked_study, find_target
 from bisect_env.cli.views import View, choose
 from bisect_env.cli.work import opened
 from bisect_env.engine import events

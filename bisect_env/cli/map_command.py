@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from bisect_env.cli.answering import answer
 from bisect_env.cli.asking import Flags
 from bisect_env.cli.commands import with_groups
 from bisect_env.cli.options import ExecutionOptions, ShownOptions, StudyOptions, TargetArgument
-from bisect_env.cli.run_command import answer
 from bisect_env.search.goals import Goal
 
 

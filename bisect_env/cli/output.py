@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import json
 import math
+import os
 import re
 import shutil
 import sys
@@ -131,7 +132,9 @@ def own_form() -> str:
     if form := _form_of_parent():
         return form
     found = shutil.which("bisect-env")
-    is_on_path = "/" not in program or (found is not None and Path(found).samefile(program))
+    is_on_path = "/" not in program or (
+        found is not None and os.path.realpath(found) == os.path.realpath(program)
+    )
     return "bisect-env" if is_on_path or Path(program).name != "bisect-env" else command_line(program)
 
 

@@ -26,8 +26,8 @@ from bisect_env.cli.options import (
     opt,
 )
 from bisect_env.cli.output import deliver, emit, say, tell
+from bisect_env.cli.providing import open_provider
 from bisect_env.cli.target import announce, find_target
-from bisect_env.cli.work import open_provider
 from bisect_env.engine.forecast import Forecast, forecast
 from bisect_env.engine.locking import Locking, Prepared, of_commits, unlocked
 from bisect_env.matrix.expand import expand

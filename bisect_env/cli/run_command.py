@@ -1,24 +1,23 @@
-"""`bisect-env run`: find the first bad combination."""
+"""`bisect-env run`: find the first bad combination.
+
+Only what reads a question is imported on top. The rest of the program is imported after solvers have begun,
+because most of the time before the first trial is otherwise spent on importing it.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
-from pathlib import Path
-from typing import Annotated, NoReturn
+from contextlib import closing, nullcontext
+from typing import Annotated
 
-import typer
-
-from bisect_env.cli.asking import Flags
+from bisect_env.cli.asking import Flags, with_search
 from bisect_env.cli.commands import with_groups
-from bisect_env.cli.conduct import conduct, listener, reporting
 from bisect_env.cli.options import FAILURE, ExecutionOptions, ShownOptions, StudyOptions, TargetArgument, opt
-from bisect_env.cli.report_command import exit_code, show_report
-from bisect_env.cli.target import announce, find_target
-from bisect_env.cli.views import choose
-from bisect_env.errors import UsageError
+from bisect_env.cli.providing import open_provider
+from bisect_env.cli.question import asked_target, refuse_broken_scripts
+from bisect_env.engine.early import EarlyLocks
+from bisect_env.errors import BisectEnvError, UsageError
 from bisect_env.matrix.load import skipping
-from bisect_env.search.goals import Goal
 
 
 @with_groups()
@@ -48,51 +47,28 @@ def run(
         raise UsageError(
             "--quick leaves checks out, and --sure asks for all of them", remedy="give one of the two"
         )
-    goal = Goal.EVERY_CONFIGURATION if every_configuration else Goal.FIRST_BAD
-    answer("run", words, flags, study, where, shown, goal)
+    early = _lock_early(words or (), flags, study, where)
+    with nullcontext() if early is None else closing(early):
+        from bisect_env.cli.answering import answer
+        from bisect_env.search.goals import Goal
+
+        goal = Goal.EVERY_CONFIGURATION if every_configuration else Goal.FIRST_BAD
+        answer("run", words, flags, study, where, shown, goal, early)
 
 
-def answer(
-    command: str,
-    words: Sequence[str] | None,
-    flags: Flags,
-    study: StudyOptions,
-    where: ExecutionOptions,
-    shown: ShownOptions,
-    goal: Goal,
-) -> NoReturn:
-    """Run the study that `run` or `map` was asked for, print the report, and exit.
+def _lock_early(
+    words: Sequence[str], flags: Flags, study: StudyOptions, where: ExecutionOptions
+) -> EarlyLocks | None:
+    """Begin to lock the ends of the question that a command line asks; return None if it asks none.
 
-    Args:
-        command: Name of the command.
-        words: The target, as given.
-        flags: The options of a question.
-        study: The options of the study.
-        where: Options that say where trials run.
-        shown: Options of what is shown.
-        goal: What the search must find.
-
-    Raises:
-        BisectEnvError: An error that the user can correct.
-        typer.Exit: The study has ended.
+    An error is not shown here, because `answer` reads the same command line and shows it.
     """
-    view = choose(shown)
-    with reporting(command, shown, view):
-        target = find_target(words or (), flags, db=where.db, to=study.save)
-        announce(target, shown)
-        is_file = study.save is not None or not target.words
-        if study.lockfiles is None and target.study is None and is_file:
-            study = replace(study, lockfiles=Path("lockfiles"))
-        matrix = skipping(target.matrix, study.skip or ())
-        report = conduct(
-            matrix,
-            where,
-            view,
-            study=study,
-            missing=listener(matrix) if target.words else None,
-            goal=goal,
-            posterior=shown.as_json,
-        )
-    if not shown.as_json:  # with it, the event of the verdict has the report
-        show_report(report)
-    raise typer.Exit(exit_code(report))
+    try:
+        target = asked_target(words, flags)
+        if target is None:
+            return None
+        matrix = skipping(with_search(target.matrix, flags), study.skip or ())
+        refuse_broken_scripts(matrix)
+        return EarlyLocks(matrix, open_provider(matrix, where))
+    except BisectEnvError:
+        return None

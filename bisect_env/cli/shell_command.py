@@ -16,9 +16,10 @@ from bisect_env.cli.asking import Flags
 from bisect_env.cli.commands import with_groups, words_behind_dashes
 from bisect_env.cli.options import QUESTION, AtOption, ExecutionOptions, TargetArgument
 from bisect_env.cli.output import say
+from bisect_env.cli.providing import open_provider
 from bisect_env.cli.target import find_target
 from bisect_env.cli.views import PlainView
-from bisect_env.cli.work import environment_of, open_provider
+from bisect_env.cli.work import environment_of
 from bisect_env.engine.opening import expand_as_known
 from bisect_env.engine.single import look_up
 from bisect_env.errors import UsageError

@@ -1,17 +1,14 @@
-"""Finds what a command is about: a matrix file, a study, a report, or a question in words."""
+"""Finds what a command is about: a question, or a study in the results database."""
 
 from __future__ import annotations
 
-import ast
-import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 from bisect_env.answers.untrusted import command_line
 from bisect_env.cli.asking import (
     Flags,
-    ask,
     option_name,
     refuse_beside,
     save,
@@ -20,52 +17,13 @@ from bisect_env.cli.asking import (
 )
 from bisect_env.cli.options import ShownOptions
 from bisect_env.cli.output import tell
-from bisect_env.cli.spelling import RANGE, SCRIPTS, is_file, names_matrix
+from bisect_env.cli.question import FoundTarget, asked_target, refuse_broken_scripts
+from bisect_env.cli.spelling import SCRIPTS, is_file, names_matrix
 from bisect_env.engine.stored import matrix_of, refuse_strangers, was_asked_here
 from bisect_env.errors import UsageError
-from bisect_env.matrix.load import Matrix, load_matrix, stored_matrix
-from bisect_env.matrix.schema import PackageAxis
-from bisect_env.report.shared_question import question_of_report
 from bisect_env.storage.backend import has_database
 from bisect_env.storage.entries import Study
 from bisect_env.storage.store import Store
-
-_REPORTS = (".html", ".json")
-
-
-@dataclass(frozen=True, slots=True)
-class FoundTarget:
-    """The matrix that a command works on, and where it came from: a file, a study or the command line.
-
-    Attributes:
-        matrix: The question.
-        study: The study that the user named; None if the user named a file or asked in words.
-        words: Whether the question was asked in words.
-        report: Path of the report that holds the question; "" for any other target.
-    """
-
-    matrix: Matrix
-    study: Study | None = None
-    words: bool = False
-    report: str = ""
-
-    @property
-    def shown(self) -> str:
-        """Return the name of the target in messages."""
-        return "this question" if self.words else self.reference
-
-    @property
-    def reference(self) -> str:
-        """Return the word with which another command can name the same target."""
-        return self.report or (self.matrix.shown if self.study is None else self.study.name)
-
-    def stated_ends(self, flags: Flags) -> dict[str, str]:
-        """Return the combinations given by `--good` and `--bad`, with the keys `good` and `bad`.
-
-        The dict is empty if the question was asked on the command line: then the matrix holds them already.
-        """
-        given = {} if self.words else {"good": flags.good, "bad": flags.bad}
-        return {end: ",".join(text) for end, text in given.items() if text}
 
 
 def find_target(
@@ -94,7 +52,7 @@ def find_target(
         UsageError: There is no such target.
         MatrixError: The matrix file is invalid.
     """
-    asked = _question(list(words), flags, without)
+    asked = asked_target(list(words), flags, without)
     target = asked or _stored(words[0] if words else None, db, default)
     if target.study is not None:
         refuse_beside(flags, f"the study {target.study.name}", without=without)
@@ -125,7 +83,7 @@ def find_study(words: Sequence[str] | None, flags: Flags, store: Store) -> Study
     is_word = len(words) == 1 and not flags.asks
     is_script = is_word and words[0].endswith(SCRIPTS)
     is_missing = is_word and names_matrix(words[0]) and not is_file(words[0])
-    asked = None if is_script or is_missing else _question(words, flags, ())
+    asked = None if is_script or is_missing else asked_target(words, flags, ())
     if asked is not None:
         # Settings of the search are words of the question as well, but the study is the same with others.
         return asked_study(asked, store)
@@ -179,28 +137,6 @@ def asked_study(target: FoundTarget, store: Store, *, same: bool = False) -> Stu
     )
 
 
-def _question(words: list[str], flags: Flags, without: Sequence[str]) -> FoundTarget | None:
-    """Return the question that a command line asks or whose file it names; None if it names a study."""
-    if flags.asks:
-        return FoundTarget(ask(flags, words), words=True)
-    if len(words) == 1 and words[0].endswith(_REPORTS) and is_file(words[0]):
-        refuse_beside(flags, f"the report {words[0]}", without=without)
-        matrix = stored_matrix(*question_of_report(Path(words[0])), "")
-        return FoundTarget(matrix, report=words[0])
-    if words and names_matrix(words[0]):
-        if len(words) > 1:
-            raise UsageError(
-                f"{words[0]} is a matrix file, which has its command in it: {' '.join(words[1:])} "
-                "is one too many",
-                remedy="leave it out, or ask with `-p PACKAGE -- COMMAND`",
-            )
-        refuse_beside(flags, f"the matrix file {words[0]}", without=without)
-        return FoundTarget(load_matrix(words[0]))
-    if len(words) > 1 or (words and (RANGE & set(words[0]) or words[0].endswith(SCRIPTS))):
-        return FoundTarget(ask(flags, words), words=True)
-    return None
-
-
 def _stored(reference: str | None, db: str | None, default: Callable[[Study], bool] | None) -> FoundTarget:
     """Return a stored study and its matrix.
 
@@ -232,35 +168,3 @@ def announce(target: FoundTarget, shown: ShownOptions) -> None:
         is_known = target.matrix.path is not None or was_asked_here(target.matrix.digest)
         again = "" if is_known else " (`--save FILE` writes it to a file)"
         tell(f"asked as the study {target.matrix.name}{again}:\n{shown_question(target.matrix)}")
-
-
-def refuse_broken_scripts(matrix: Matrix) -> None:
-    """Raise an error if a script cannot be parsed, before environments are built for it.
-
-    Nothing is checked if the matrix has a newer Python than the running one, which may know more syntax.
-
-    Raises:
-        UsageError: The script of the command has a syntax error.
-    """
-    command = matrix.file.trial.effective_command
-    axis = matrix.file.axes.get("python")
-    versions = axis.versions if isinstance(axis, PackageAxis) and isinstance(axis.versions, tuple) else ()
-    try:
-        newest = max(tuple(int(part) for part in version.split(".")[:2]) for version in versions)
-    except ValueError:
-        return
-    if newest > sys.version_info[:2]:
-        return
-    for file in matrix.files:
-        if file.name in command and file.name.endswith(".py"):
-            try:
-                ast.parse(file.content, file.name)
-            except (RecursionError, MemoryError):
-                continue  # too deep for this Python's compiler; that of the trial may take it
-            except (SyntaxError, ValueError) as error:
-                line = f", line {error.lineno}" if isinstance(error, SyntaxError) and error.lineno else ""
-                raise UsageError(
-                    f"the script cannot run: {file.name}{line}: {type(error).__name__}: "
-                    f"{getattr(error, 'msg', error)}",
-                    remedy="correct the script",
-                ) from None

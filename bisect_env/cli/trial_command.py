@@ -29,7 +29,8 @@ from bisect_env.cli.options import (
     share_of,
 )
 from bisect_env.cli.output import emit, say, tell
-from bisect_env.cli.target import FoundTarget, announce, find_target
+from bisect_env.cli.question import FoundTarget
+from bisect_env.cli.target import announce, find_target
 from bisect_env.cli.views import PlainView, View, choose
 from bisect_env.cli.work import environment_of, opened
 from bisect_env.cluster.gpus import choose_gpus, group_gpus, open_nvml

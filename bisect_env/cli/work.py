@@ -8,6 +8,7 @@ from contextlib import closing
 
 from bisect_env.cli.options import ExecutionOptions
 from bisect_env.cli.output import tell
+from bisect_env.cli.providing import open_provider
 from bisect_env.cli.signals import stop_on_signals
 from bisect_env.cluster.choose import Place, executor_maker, tls_warning
 from bisect_env.engine import events
@@ -16,7 +17,7 @@ from bisect_env.engine.specs import allowed_sources, within_limits
 from bisect_env.environments.cache import free_bytes, growth
 from bisect_env.environments.lock import Lock
 from bisect_env.environments.prefix import Prefix
-from bisect_env.environments.provider import EnvironmentProvider, Environments, OfflineEnvironments
+from bisect_env.environments.provider import EnvironmentProvider
 from bisect_env.environments.settings import default_cache_dir, parse_size
 from bisect_env.environments.uv_tool import end_running
 from bisect_env.matrix.load import Matrix
@@ -26,7 +27,9 @@ Show = Callable[[events.Event], None]
 
 
 @contextlib.contextmanager
-def opened(matrix: Matrix, where: ExecutionOptions, show: Show) -> Iterator[Session]:
+def opened(
+    matrix: Matrix, where: ExecutionOptions, show: Show, provider: EnvironmentProvider | None = None
+) -> Iterator[Session]:
     """Open the results database, the workers and the environments of a matrix for the duration of the block.
 
     From then on, a signal such as Ctrl-C stops the command in an orderly way.
@@ -35,6 +38,7 @@ def opened(matrix: Matrix, where: ExecutionOptions, show: Show) -> Iterator[Sess
         matrix: The question.
         where: Options for the place of trials and of results.
         show: Receiver of every event.
+        provider: Provider of the matrix's environments, if there is one already.
 
     Raises:
         UsageError: Options exclude each other, or a size is invalid.
@@ -57,7 +61,7 @@ def opened(matrix: Matrix, where: ExecutionOptions, show: Show) -> Iterator[Sess
         offline=None if where.offline is None else where.offline.absolute(),
     )
     place = Place(start, stopping.is_set)
-    provider = open_provider(matrix, where)
+    provider = provider or open_provider(matrix, where)
     with contextlib.ExitStack() as stack:
         stack.callback(end_running)  # solvers may still be running for results that are no longer needed
         stack.enter_context(closing(place))
@@ -66,14 +70,6 @@ def opened(matrix: Matrix, where: ExecutionOptions, show: Show) -> Iterator[Sess
         yield session
         if text := growth(cache, free):
             session.say(text)
-
-
-def open_provider(matrix: Matrix, where: ExecutionOptions) -> EnvironmentProvider:
-    """Return the provider that locks and builds the environments of a matrix."""
-    cache_dir = (where.cache or default_cache_dir()).absolute()
-    if where.offline is None:
-        return Environments.of(matrix, cache_dir)
-    return OfflineEnvironments(where.offline.absolute(), matrix.name, cache_dir)
 
 
 def environment_of(matrix: Matrix, lock: Lock, provider: EnvironmentProvider) -> Prefix:

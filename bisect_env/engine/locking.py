@@ -297,11 +297,11 @@ class Locking:
             return known
 
         def solve() -> LockResult:
+            models = (self._result(anchor) for anchor in self._requests.anchors(index))
+            model = next((found for found in models if isinstance(found, Lock)), None)
             # Solvers that wait for the same anchor would solve it one after the other if it fails.
             if self._is_closed:
                 raise InfrastructureError("the command has ended")
-            models = (self._result(anchor) for anchor in self._requests.anchors(index))
-            model = next((found for found in models if isinstance(found, Lock)), None)
             return self._requests.solve(index, model, self._provider)
 
         return self._results.get(self._requests.request(index).key, solve)

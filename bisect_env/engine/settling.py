@@ -13,7 +13,7 @@ from bisect_env.matrix.load import Matrix
 from bisect_env.search.study_search import StudySearch
 from bisect_env.trials.judge import Judge
 
-CHECK_SECONDS, CHECK_SHARE = 3.0, 0.5
+CHECK_SECONDS, CHECK_SHARE = 1.0, 0.5
 """Maximum duration of the checks of an answer: the larger of this many seconds and this share of the time
 that the answer itself took."""
 

@@ -17,6 +17,7 @@ from bisect_env.answers.verdict_document import VerdictDocument
 from bisect_env.engine import events
 from bisect_env.engine.amplify import choose_perturbation, circumstances_of
 from bisect_env.engine.document import MOST_UNTRIED, axis_infos, bisect_log, chapter, named_commits
+from bisect_env.engine.early import EarlyLocks
 from bisect_env.engine.locking import Locking, Prepared, is_lazy
 from bisect_env.engine.opening import (
     expand_as_known,
@@ -93,6 +94,8 @@ class StudyRun:
         goal: What to find: the first bad version, every failing configuration, or the whole table.
         quick: Whether to end as soon as the answer stands, without checks.
         sure: Whether the checks of the answer have no time limit.
+        early: Solvers that have begun with the ends of the matrix, with the session's provider; None if there
+            are none.
     """
 
     matrix: Matrix
@@ -105,6 +108,7 @@ class StudyRun:
     goal: Goal = Goal.FIRST_BAD
     quick: bool = False
     sure: bool = False
+    early: EarlyLocks | None = None
     _study: Study = field(init=False)
     _grid: Grid = field(init=False)
     _locking: Locking | None = field(init=False, default=None)
@@ -236,9 +240,11 @@ class StudyRun:
             for combination, lock in stored_locks(store, study).items()
             if (index := grid.find(combination)) is not None and index not in grid.excluded
         }
-        locking = self._locking = Locking(
-            matrix, grid, self.session.provider, workers=self.workers, images=images, known=known
-        )
+        locking = None if known or images or self.early is None else self.early.take(grid)
+        if locking is None:
+            provider = self.session.provider
+            locking = Locking(matrix, grid, provider, workers=self.workers, images=images, known=known)
+        self._locking = locking
         is_whole = not is_lazy(grid)
         if is_whole:
             locking.lock_all(lambda done, total: self._watched(events.LockProgress(done, total)))

@@ -1,0 +1,69 @@
+"""Runs the study that `run` or `map` was asked for, and prints its report."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import NoReturn
+
+import typer
+
+from bisect_env.cli.asking import Flags
+from bisect_env.cli.conduct import conduct, listener, reporting
+from bisect_env.cli.options import ExecutionOptions, ShownOptions, StudyOptions
+from bisect_env.cli.report_command import exit_code, show_report
+from bisect_env.cli.target import announce, find_target
+from bisect_env.cli.views import choose
+from bisect_env.engine.early import EarlyLocks
+from bisect_env.matrix.load import skipping
+from bisect_env.search.goals import Goal
+
+
+def answer(
+    command: str,
+    words: Sequence[str] | None,
+    flags: Flags,
+    study: StudyOptions,
+    where: ExecutionOptions,
+    shown: ShownOptions,
+    goal: Goal,
+    early: EarlyLocks | None = None,
+) -> NoReturn:
+    """Run the study that `run` or `map` was asked for, print the report, and exit.
+
+    Args:
+        command: Name of the command.
+        words: The target, as given.
+        flags: The options of a question.
+        study: The options of the study.
+        where: Options that say where trials run.
+        shown: Options of what is shown.
+        goal: What the search must find.
+        early: Solvers that have begun with the ends of the question; None if there are none.
+
+    Raises:
+        BisectEnvError: An error that the user can correct.
+        typer.Exit: The study has ended.
+    """
+    view = choose(shown)
+    with reporting(command, shown, view):
+        target = find_target(words or (), flags, db=where.db, to=study.save)
+        announce(target, shown)
+        is_file = study.save is not None or not target.words
+        if study.lockfiles is None and target.study is None and is_file:
+            study = replace(study, lockfiles=Path("lockfiles"))
+        matrix = skipping(target.matrix, study.skip or ())
+        report = conduct(
+            matrix,
+            where,
+            view,
+            study=study,
+            missing=listener(matrix) if target.words else None,
+            goal=goal,
+            posterior=shown.as_json,
+            early=early,
+        )
+    if not shown.as_json:  # with it, the event of the verdict has the report
+        show_report(report)
+    raise typer.Exit(exit_code(report))

@@ -1,0 +1,71 @@
+"""Begin to lock the ends of a question while the rest of the program is still being imported."""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+from datetime import UTC, datetime
+
+from bisect_env.engine.locking import Locking, is_lazy, of_commits
+from bisect_env.environments.provider import EnvironmentProvider
+from bisect_env.matrix.expand import expand
+from bisect_env.matrix.grid import Grid
+from bisect_env.matrix.load import Matrix
+
+_log = logging.getLogger(__name__)
+
+
+class EarlyLocks:
+    """A thread that lists the versions of a matrix and has solvers lock both ends of its grid.
+
+    Importing the program takes about as long as listing and locking, so a new question is answered sooner if
+    both happen at the same time. A study that exists already does not use the result.
+
+    Args:
+        matrix: The matrix.
+        provider: Lists versions and runs the solver.
+    """
+
+    def __init__(self, matrix: Matrix, provider: EnvironmentProvider) -> None:
+        self.matrix, self.provider = matrix, provider
+        self._grid: Grid | None = None
+        self._locking: Locking | None = None
+        self._closed = False
+        self._lock = threading.Lock()
+        self._thread = threading.Thread(target=self._begin, name="early", daemon=True)
+        self._thread.start()
+
+    def _begin(self) -> None:
+        try:
+            now = datetime.now(UTC).replace(microsecond=0)
+            grid = expand(self.matrix, self.provider.catalogue, self.provider.as_of or now)
+        except Exception as error:  # noqa: BLE001 - the study expands the matrix again, and shows the error
+            _log.info("the ends could not be locked early: %s", error)
+            return
+        if of_commits(grid) or not is_lazy(grid):
+            return
+        ends = grid.ends or (tuple(0 for _ in grid.shape), tuple(size - 1 for size in grid.shape))
+        with self._lock:
+            if not self._closed:
+                cores = len(os.sched_getaffinity(0))
+                self._grid, self._locking = grid, Locking(self.matrix, grid, self.provider, workers=cores)
+                self._locking.want(end for end in ends if end not in grid.excluded)
+
+    def take(self, grid: Grid) -> Locking | None:
+        """Return the solvers that lock the ends of a grid, or None if there are none for this grid.
+
+        They are returned only once; the caller closes them.
+        """
+        self._thread.join()
+        if grid != self._grid:
+            return None
+        locking, self._locking = self._locking, None
+        return locking
+
+    def close(self) -> None:
+        """Cancel what no study has taken."""
+        with self._lock:
+            self._closed = True
+            if self._locking is not None:
+                self._locking.close()
