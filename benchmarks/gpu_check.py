@@ -62,8 +62,22 @@ trial:
   timeout: {timeout}
   gpus: {gpus}
   bad: {{outcomes: [{outcome}]}}
-search: {{confidence: 0.95, min_crash_rate: 0.5}}
+search: {{confidence: 0.95, min_crash_rate: {rate}, max_trials: {most}}}
 """
+
+
+BUSY = """\
+import random, sys, time
+from common import use_gpu
+use_gpu()
+time.sleep(3)
+sys.exit(int(sys.argv[1]) >= 4 and random.random() < 0.3)
+"""
+"""A script that holds a GPU for three seconds, and fails in 30 % of runs from level 4 on."""
+LEAST_BUSY = {1: 0.96, 0.25: 0.99}
+"""Share of a study's time in which a trial runs, by how much of a GPU a trial takes."""
+CERTAIN_WITHIN = 6.0
+"""Seconds from the first trial to the answer, if a CUDA failure is certain."""
 
 
 @dataclass(frozen=True)
@@ -73,6 +87,8 @@ class Fault:
     name: str
     outcome: Outcome
     timeout: int = 60
+    gpus: float = 1
+    max_trials: int = 500
 
 
 PLANTED = (
@@ -129,6 +145,8 @@ class Check:
         self.report.say(f"\nstudy: {fault.name} from level {FIRST_BAD} on, {len(self.gpus)} GPU(s){kill}")
         records: list[tuple[TrialRecord, Evidence]] = []
         killed: list[str] = []
+        answered: list[float] = []
+        first_trial: list[float] = []
 
         def make() -> HostExecutor:
             return gpu_executor(self.build, group_gpus(self.gpus, 1, None))
@@ -136,6 +154,10 @@ class Check:
         def notify(event: events.Event) -> None:
             if isinstance(event, events.TrialFinished):
                 records.append((event.record, event.evidence))
+            if isinstance(event, events.TrialStarted):
+                first_trial.append(time.monotonic())
+            if isinstance(event, events.Answered):
+                answered.append(time.monotonic())
             if kill_a_worker and not killed and isinstance(event, events.TrialStarted) and len(records) >= 2:
                 killed.append(event.trial)
                 threading.Thread(target=_kill_worker_of, args=[event.trial]).start()
@@ -153,6 +175,13 @@ class Check:
         outcomes = Counter((r.outcome.value, e.value) for r, e in records)
         shown = ", ".join(f"{count} {o} ({e})" for (o, e), count in sorted(outcomes.items()))
         self.report.say(f"        {len(records)} trials in {took:.1f} s: {shown}")
+        if fault.name == "illegal_address" and not kill_a_worker:
+            told = (answered or [started + took])[0]
+            since = told - first_trial[0]
+            self.report.check(
+                since <= CERTAIN_WITHIN,
+                f"answered {since:.1f} s after the first trial began, {told - started:.1f} s after the study",
+            )
         bad = [r for r, _ in records if r.outcome not in (Outcome.PASS, Outcome.WORKER_LOST)]
         self.report.check(
             bool(bad) and {r.outcome for r in bad} == {fault.outcome},
@@ -179,11 +208,18 @@ class Check:
         folder = self.folder / fault.name
         folder.mkdir(exist_ok=True)
         script = f"{fault.name}.py"
-        (folder / script).write_text((FAULTS / script).read_text() + more)
+        known = FAULTS / script
+        (folder / script).write_text((known.read_text() if known.exists() else "") + more)
         (folder / "common.py").write_bytes((FAULTS / "common.py").read_bytes())
         matrix = folder / "matrix.yaml"
         text = MATRIX.format(
-            name=fault.name, script=script, timeout=fault.timeout, gpus=1, outcome=fault.outcome.value
+            name=fault.name,
+            script=script,
+            timeout=fault.timeout,
+            gpus=fault.gpus,
+            outcome=fault.outcome.value,
+            rate=0.5 if known.exists() else 0.2,
+            most=fault.max_trials,
         )
         matrix.write_text(text)
         place = Place(make)
@@ -213,6 +249,30 @@ class Check:
         )
         for line in wrong[:3]:
             self.report.say(f"        {line}")
+
+    def busy(self, gpus: float) -> None:
+        """How much of the time of a flaky study a trial runs on the GPU, by the records of the trials."""
+        self.report.say(f"\nbusy: a study whose trials hold {gpus:g} of a GPU for three seconds")
+        fault = Fault(f"busy-{100 * gpus:.0f}", Outcome.EXIT_FAIL, gpus=gpus, max_trials=40)
+        spans: list[tuple[float, float]] = []
+
+        def make() -> HostExecutor:
+            groups = group_gpus(self.gpus[:1], gpus, None)
+            return gpu_executor(self.build, groups, trials=max(1, round(1 / gpus)))
+
+        def notify(event: events.Event) -> None:
+            if isinstance(event, events.TrialFinished):
+                began = event.record.started_at.timestamp()
+                spans.append((began, began + event.record.duration))
+
+        self._run(fault, make, notify, more=BUSY)
+        covered, until = 0.0, 0.0
+        for began, ended in sorted(spans):
+            covered += max(0.0, ended - max(began, until))
+            until = max(until, ended)
+        share = covered / (until - min(spans)[0])
+        least = LEAST_BUSY[gpus]
+        self.report.check(share >= least, f"busy {share:.3f} of the time, in {len(spans)} trials ({least})")
 
     # -- contexts --------------------------------------------------------------------------------------------
 
@@ -416,7 +476,9 @@ def _package(name: str) -> str:
 def main() -> int:
     """0 when everything is as promised."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("--only", nargs="*", help="contexts, overhead, several, kill, or names of faults")
+    parser.add_argument(
+        "--only", nargs="*", help="contexts, overhead, busy-100, busy-25, several, kill, or names of faults"
+    )
     parser.add_argument("--gpus", help="as `bisect-env run --devices`")
     parser.add_argument("--python", default=sys.executable, help="interpreter of the trials; has CuPy")
     parser.add_argument("--record", type=Path, help="write what the faults print into this folder")
@@ -438,6 +500,7 @@ def main() -> int:
         (Path(name) / "kill").mkdir()
         killed = Check(nvml, gpus, arguments.python, report, Path(name) / "kill")
         steps["kill"] = partial(killed.study, PLANTED[0], kill_a_worker=True)
+        steps |= {f"busy-{100 * share:.0f}": partial(check.busy, share) for share in LEAST_BUSY}
         if len(gpus) > 1:
             steps["several"] = check.several
         for step, do in steps.items():

@@ -6,6 +6,7 @@ Modules that import typer are imported in functions, so that `main` handles sign
 from __future__ import annotations
 
 import errno
+import gc
 import os
 import sys
 import tempfile
@@ -39,6 +40,9 @@ def main() -> None:
     code = _exit_code()
     signals.finish()
     signals.leave_in_time(code)
+    # Otherwise Python visits the objects of a thousand modules several times before the process ends, which
+    # takes a fifth of the time of a short command.
+    gc.freeze()
     sys.exit(code)
 
 
