@@ -9,6 +9,7 @@ from datetime import UTC, datetime
 
 from bisect_env.engine.locking import Locking, is_lazy, of_commits
 from bisect_env.environments.provider import EnvironmentProvider
+from bisect_env.environments.uv_tool import end_running
 from bisect_env.matrix.expand import expand
 from bisect_env.matrix.grid import Grid
 from bisect_env.matrix.load import Matrix
@@ -64,8 +65,9 @@ class EarlyLocks:
         return locking
 
     def close(self) -> None:
-        """Cancel what no study has taken."""
+        """Cancel what no study has taken, and end its solvers."""
         with self._lock:
             self._closed = True
             if self._locking is not None:
                 self._locking.close()
+                end_running()
