@@ -38,6 +38,7 @@ from bisect_env.temporary import lock_holder, write_atomically
 # File locks for prefixes and archives in use. The kernel frees them when the process ends.
 
 _POLL = 0.05  # seconds
+_NO_WAIT = 0.0
 LEASE_PATIENCE = 60.0
 """Time, in seconds, to wait for a lease. Removing a prefix is a rename, so the wait is normally short."""
 _CANNOT_WRITE = (errno.EROFS, errno.EACCES, errno.EPERM)
@@ -118,11 +119,8 @@ def taking_away(place: Path) -> Iterator[bool]:
     Raises:
         OSError: The cache cannot be used.
     """
-    fd = os.open(_use_path(place), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-    try:
-        yield _locked(fd, fcntl.LOCK_EX)
-    finally:
-        os.close(fd)
+    with lock_file(_use_path(place), exclusive=True, timeout=_NO_WAIT, mode=0o644) as fd:
+        yield fd is not None
 
 
 def last_use(prefix: Path) -> float:
@@ -139,21 +137,23 @@ def last_use(prefix: Path) -> float:
 
 
 @contextlib.contextmanager
-def lock_file(path: Path, *, exclusive: bool, timeout: float) -> Iterator[int | None]:
+def lock_file(
+    path: Path, *, exclusive: bool, timeout: float, mode: int = stat.S_IRUSR | stat.S_IWUSR
+) -> Iterator[int | None]:
     """Lock a file inside the `with` block, and yield its descriptor, or None after a timeout.
-
-    Only this user may open the file, because anybody who can open a file can keep it locked.
 
     Args:
         path: The lock file, created if it does not exist.
         exclusive: Whether to take an exclusive lock; a shared one otherwise.
         timeout: Time to wait for the lock, in seconds.
+        mode: Permissions of a new file. By default only this user may open the file, because anybody who can
+            open a file can keep it locked.
 
     Yields:
         The file descriptor that holds the lock; None if the lock was not obtained in time. A child process
         that inherits the descriptor holds the lock too.
     """
-    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, mode)
     deadline = time.monotonic() + timeout
     try:
         yield fd if _locked(fd, fcntl.LOCK_EX if exclusive else fcntl.LOCK_SH, deadline) else None
@@ -161,13 +161,13 @@ def lock_file(path: Path, *, exclusive: bool, timeout: float) -> Iterator[int | 
         os.close(fd)
 
 
-def _locked(fd: int, kind: int, deadline: float = 0.0) -> bool:
+def _locked(fd: int, kind: int, deadline: float) -> bool:
     """Lock an open file, and return whether this succeeded.
 
     Args:
         fd: The file.
         kind: `fcntl.LOCK_SH` or `fcntl.LOCK_EX`.
-        deadline: Monotonic time at which to give up; by default, the lock is tried once.
+        deadline: Monotonic time at which to give up. The lock is tried at least once.
     """
     while True:
         with contextlib.suppress(BlockingIOError):
@@ -221,7 +221,6 @@ _HASH_LENGTH = 64
 _PREFIXES = "prefixes"
 _COSTLY = ("commits", "git")
 """Directories whose content is slow to recreate (wheels built from commits, and repository mirrors)."""
-_NO_WAIT = 0.0
 
 _DAY = 86400.0
 MUCH = 2_000_000_000

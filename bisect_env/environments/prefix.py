@@ -228,12 +228,11 @@ class _Builder:
             if self._has_changed:
                 short = self.lock.content_hash[:12]
                 self.notes.append(f"the environment {short} was changed since it was made, and is made anew")
-            begun = time.monotonic()
             try:
                 self._fill(interpreter)
                 warnings = validation.prefix_warnings(self.lock, self.final)
                 self.notes += [f"{self.lock.content_hash[:12]}: {text}" for text in warnings]
-                state = self._mark(interpreter, begun)
+                state = self._mark(interpreter)
             except BaseException:
                 take_away(self.cache, self.final)
                 raise
@@ -358,7 +357,7 @@ class _Builder:
             text = words or f"uv ended with {finished.returncode}"
             raise UnbuildableError(text, transient=is_transient(words))
 
-    def _mark(self, interpreter: Interpreter | None, begun: float) -> str:
+    def _mark(self, interpreter: Interpreter | None) -> str:
         """Make the prefix read-only, write the marker file, and return the snapshot of the prefix.
 
         A directory without the marker file is not a valid prefix.
@@ -368,11 +367,8 @@ class _Builder:
         state = integrity.snapshot(self.final, protect=True)
         marker = {
             "format": _FORMAT,
-            "content_hash": self.lock.content_hash,
             "python": interpreter.version if interpreter else self.lock.python,
-            "interpreter": str(interpreter.path if interpreter else self.final / "bin" / "python"),
             "packages": len(self.lock.packages),
-            "seconds": round(time.monotonic() - begun, 3),
             "snapshot": state,
         }
         write_atomically(self.final / MARKER, json.dumps(marker, indent=1) + "\n")

@@ -231,18 +231,19 @@ class Repository:
 
         Directories with fewer path components come first. The root directory is left out.
         """
-        paths = self._read("ls-tree", "-r", "-z", "--name-only", "--full-tree", commit).split("\0")
-        found = {path.rpartition("/")[0] for path in paths if path.rpartition("/")[2] in names}
+        paths = [path.rpartition("/") for _, path in self._tree(commit)]
+        found = {folder for folder, _, name in paths if name in names}
         return sorted(found - {""}, key=lambda folder: (folder.count("/"), folder))
 
     def submodules(self, commit: str) -> list[str]:
         """Return the paths of submodules in a commit."""
-        found = []
+        return [path for facts, path in self._tree(commit) if facts.startswith("160000 ")]
+
+    def _tree(self, commit: str) -> Iterator[tuple[str, str]]:
+        """Yield the facts (beginning with the mode) and the path of everything in a commit."""
         for entry in self._read("ls-tree", "-r", "-z", "--full-tree", commit).split("\0"):
             facts, _, path = entry.partition("\t")
-            if facts.startswith("160000 "):
-                found.append(path)
-        return found
+            yield facts, path
 
     # -- the files of a commit ------------------------------------------------------------------------------
 

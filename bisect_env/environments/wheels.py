@@ -60,19 +60,12 @@ def choose_wheel(filenames: Iterable[str], ranks: Ranks) -> str | None:
         filenames: File names of a release; names of other files than wheels are ignored.
         ranks: Accepted tags, from `tag_ranks`.
     """
-    best: tuple[int, tuple[int, str], str] | None = None
-    for filename in sorted(filenames):
-        parts = _split(filename)
-        if parts is None:
-            continue
-        build, tag_set = parts
-        rank = min((ranks[tag] for tag in tag_set if tag in ranks), default=None)
-        if rank is None:
-            continue
-        key = (rank, (-build[0], build[1]), filename)
-        if best is None or key < best:
-            best = key
-    return None if best is None else best[2]
+    fitting = []
+    for filename in filenames:
+        (number, rest), tag_set = _split(filename) or ((0, ""), frozenset())
+        if accepted := tag_set & ranks.keys():
+            fitting.append((min(ranks[tag] for tag in accepted), -number, rest, filename))
+    return min(fitting)[-1] if fitting else None
 
 
 def fits_platform(filename: str, platforms: Sequence[str] | None = None) -> bool:
