@@ -214,7 +214,7 @@ class Environments(EnvironmentProvider):
         conda: CondaSolver | None = None,
     ) -> None:
         self.cache_dir = (cache_dir or default_cache_dir()).absolute()
-        self._pypi = PypiSolver(self.cache_dir, timeout)
+        self._timeout = timeout
         self._conda = conda or CondaSolver(self.cache_dir, timeout=timeout)
         self._images: OncePerKey[str, LockedPackage] = OncePerKey()
         places = {"index": index, "indexes": indexes, "find_links": find_links}
@@ -244,9 +244,9 @@ class Environments(EnvironmentProvider):
             packages += conda
             python = python_of(conda)
             if request.requirements:
-                packages += self._pypi.solve(request, known, conda)
+                packages += PypiSolver(request, self.cache_dir, self._timeout, conda).solve(known)
         elif python or not packages:
-            packages += self._pypi.solve(request, known)
+            packages += PypiSolver(request, self.cache_dir, self._timeout).solve(known)
         return make_lock(python, request.platform, packages, request.exclude_newer_text, records=records)
 
     def _image(self, request: EnvironmentRequest) -> list[LockedPackage]:
