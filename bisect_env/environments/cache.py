@@ -320,18 +320,14 @@ def keep_within(cache: Path, limit: int, new: Path) -> None:
     # Without a valid note, `total` exceeds the limit, so the cache is measured now.
     with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
         known = json.loads(note.read_text("utf-8"))
-        total, at = int(known["bytes"]) + _added_by(new), float(known["at"])
+        total, at = int(known["bytes"]), float(known["at"])
+        inodes: Inodes = {}
+        _inodes(new, inodes)
+        # Where the file system has no hard links, the archives have copies of the files.
+        total += sum(2 * size if is_own else size for size, is_own in inodes.values())
     if total > limit or not 0 <= time.time() - at < _DAY:
         total, at = prune(cache, limit=limit).left, time.time()
     write_atomically(note, json.dumps({"bytes": total, "at": at}))
-
-
-def _added_by(new: Path) -> int:
-    """Return an estimate of the bytes that a new environment added to the cache."""
-    inodes: Inodes = {}
-    _inodes(new, inodes)
-    # Where the file system has no hard links, the archives have copies of the files.
-    return sum(2 * size if is_own else size for size, is_own in inodes.values())
 
 
 def free_bytes(cache: Path) -> int:

@@ -230,7 +230,7 @@ class _Channels:
             gateway=self.gateway,
             platforms=self.platforms,
             locked_packages=await self.find(request["prefer"]),
-            virtual_packages=[_virtual(*facts) for facts in request["virtual_packages"]],
+            virtual_packages=[_virtual(*facts) for facts in sorted(request["virtual_packages"].items())],
             channel_priority=rattler.ChannelPriority.Strict,
             exclude_newer=newest,
             # Packages without a date count as old enough, because some old channels state no dates.
@@ -473,7 +473,9 @@ def _allows(spec: rattler.VersionSpec, minor: str) -> bool:
     return spec.matches(rattler.Version(f"{minor}.99")) or spec.matches(rattler.Version(minor))
 
 
-def _virtual(name: str, version: str, build: str) -> rattler.GenericVirtualPackage:
+def _virtual(name: str, value: str) -> rattler.GenericVirtualPackage:
+    # The microarchitecture is the build string of `__archspec`.
+    version, build = ("1", value) if name == "__archspec" else (value, "0")
     return rattler.GenericVirtualPackage(PackageName(name), rattler.Version(version), BuildString(build))
 
 

@@ -234,15 +234,22 @@ class PypiCatalogue:
     def _page(self, base: str, package: str, *, is_flat: bool) -> tuple[DistributionPackage, ...]:
         shown = without_credentials(base)
         try:
+            scheme = urlsplit(base).scheme
+            if is_flat and scheme in ("http", "https"):
+                return _fetched_page(base, package, self._timeout)
             if is_flat:
-                return _flat_page(base, package, self._timeout)
-            if urlsplit(base).scheme == "file":
+                names = sorted(path.name for path in _folder(base).iterdir())
+                return _files_on(package, ({"filename": name} for name in names))
+            if scheme == "file":
                 page = _folder(base) / canonicalize_name(package) / "index.html"
                 return _html_files(package, page.read_bytes(), None)
             url = f"{base.rstrip('/')}/{canonicalize_name(package)}/"
             return _fetched_page(url, package, self._timeout)
         except FileNotFoundError:
-            raise _not_found(package, shown) from None
+            raise PackageNotFoundError(
+                f"the index {shown} has no package {package!r}",
+                remedy="check how it is spelt, and whether it lives in another index (`index` in the matrix)",
+            ) from None
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             reason = str(error).partition("\n")[0]
             raise IndexUnavailableError(
@@ -298,13 +305,6 @@ def _pythons(wheels: Iterable[str]) -> frozenset[str] | None:
             return None
         found |= pythons
     return frozenset(found)
-
-
-def _flat_page(place: str, package: str, timeout: tuple[float, float]) -> tuple[DistributionPackage, ...]:
-    """Return the files of a package in a directory or on a web page that lists several packages."""
-    if urlsplit(place).scheme in ("http", "https"):
-        return _fetched_page(place, package, timeout)
-    return _files_on(package, ({"filename": path.name} for path in sorted(_folder(place).iterdir())))
 
 
 def _folder(place: str) -> Path:
@@ -400,13 +400,6 @@ def _html_files(package: str, page: bytes, charset: str | None) -> tuple[Distrib
         }
         entries.append(entry)
     return _files_on(package, entries)
-
-
-def _not_found(package: str, index: str) -> PackageNotFoundError:
-    return PackageNotFoundError(
-        f"the index {index} has no package {package!r}",
-        remedy="check how it is spelt, and whether it lives in another index (`index` in the matrix)",
-    )
 
 
 def _reason(error: Exception) -> str:

@@ -305,9 +305,11 @@ class _Builder:
             conda_process.fill(
                 self.final, self.lock, self.cache, self.timeout, archives=archives, holding=self._held
             )
-        wheels = self._wheels()
+        wheels = tuple(package for package in self.packages if not package.is_conda)
         if not wheels:
             return
+        if self._bundle is not None:
+            wheels = tuple(self._bundle.here(package, self.lock.python) for package in wheels)
         try:
             self._install_wheels(wheels)
         except UnbuildableError as error:
@@ -378,12 +380,6 @@ class _Builder:
     @functools.cached_property
     def _bundle(self) -> Bundle | None:
         return None if self.offline is None else Bundle(self.offline)
-
-    def _wheels(self) -> tuple[LockedPackage, ...]:
-        """Return the packages that uv installs, with the URLs of their archives."""
-        packages = tuple(package for package in self.packages if not package.is_conda)
-        bundle = self._bundle
-        return tuple(bundle.here(p, self.lock.python) for p in packages) if bundle else packages
 
     def _uv_tool(self) -> Uv:
         environ = None if self.offline is None else offline_environment(self.offline)

@@ -140,7 +140,9 @@ class PypiSolver:
                 elif "sdist" in entry and request.allow_source and entry["name"] not in wheels_only:
                     refused.add(entry["name"])
                     continue
-                elif "archive" in entry and _may_use(entry["archive"], entry["name"], request):
+                elif "archive" in entry and (
+                    _name_of(entry["archive"]).endswith(".whl") or request.may_build(entry["name"])
+                ):
                     chosen = entry["archive"]
                 else:
                     raise UnsolvableError(_no_file(entry, self._interpreter))
@@ -317,10 +319,6 @@ def _address_of(archive: Mapping[str, Any]) -> str:
 
 def _name_of(archive: Mapping[str, Any]) -> str:
     return str(archive.get("name") or file_name(_address_of(archive)))
-
-
-def _may_use(archive: Mapping[str, Any], name: str, request: EnvironmentRequest) -> bool:
-    return _name_of(archive).endswith(".whl") or request.may_build(name)
 
 
 def _locked(entry: Mapping[str, Any], archive: Mapping[str, Any]) -> LockedPackage:

@@ -133,8 +133,8 @@ class Repository:
         found = []
         for text in texts:
             commit = self._resolved(text)
-            if commit is None and _HASH.fullmatch(text):
-                self._fetch_one(text)
+            if commit is None and _HASH.fullmatch(text) and self.mirror.is_dir():
+                self._transport("fetch", "--quiet", "--no-tags", self.source, text)
                 commit = self._resolved(text)
             if commit is None:
                 raise self._unknown(text)
@@ -301,10 +301,6 @@ class Repository:
             beside.rename(self.mirror)
         finally:
             remove_tree(beside)
-
-    def _fetch_one(self, commit: str) -> None:
-        if self.mirror.is_dir():
-            self._transport("fetch", "--quiet", "--no-tags", self.source, commit)
 
     def _resolved(self, text: str) -> str | None:
         names = [f"refs/tags/{text}", f"refs/heads/{text}", f"refs/remotes/{text}"]

@@ -185,7 +185,8 @@ def lock_warnings(lock: Lock, *, asked: Iterable[str] = (), cuda: bool = False) 
         named = {canonicalize_name(name) for name in asked} | _FRAMEWORKS
         bare = [p for p in lock.packages if canonicalize_name(p.name) in named and _is_bare(p)]
         if bare:
-            shown = _some([f"{p.name} {p.version} {p.build}".rstrip() for p in bare])
+            shown = ", ".join(f"{p.name} {p.version} {p.build}".rstrip() for p in bare[:_SHOWN])
+            shown += f" and {len(bare) - _SHOWN} more" if len(bare) > _SHOWN else ""
             warnings.append(f"CPU-only builds beside a CUDA axis: {shown}; `build: cuda*` forbids them")
     return tuple(warnings)
 
@@ -194,11 +195,6 @@ def _is_bare(package: LockedPackage) -> bool:
     if package.is_conda:
         return _CPU_BUILD.search(package.build) is not None
     return package.version.endswith("+cpu")
-
-
-def _some(names: list[str]) -> str:
-    more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
-    return ", ".join(names[:_SHOWN]) + more
 
 
 def prefix_warnings(lock: Lock, prefix: Path) -> tuple[str, ...]:
