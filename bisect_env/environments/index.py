@@ -245,11 +245,6 @@ class PypiCatalogue:
                 return _html_files(package, page.read_bytes(), None)
             url = f"{base.rstrip('/')}/{canonicalize_name(package)}/"
             return _fetched_page(url, package, self._timeout)
-        except FileNotFoundError:
-            raise PackageNotFoundError(
-                f"the index {shown} has no package {package!r}",
-                remedy="check how it is spelt, and whether it lives in another index (`index` in the matrix)",
-            ) from None
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             reason = str(error).partition("\n")[0]
             raise IndexUnavailableError(
@@ -259,6 +254,12 @@ class PypiCatalogue:
                 "or in uv's or pip's configuration",
             ) from None
         except (requests.RequestException, OSError) as error:
+            if isinstance(error, FileNotFoundError) and not is_flat:
+                raise PackageNotFoundError(
+                    f"the index {shown} has no package {package!r}",
+                    remedy="check how it is spelt, and whether it lives in another index (`index` in the "
+                    "matrix)",
+                ) from None
             raise IndexUnavailableError(
                 f"the package index {shown} cannot be used: {_reason(error)}",
                 tried=f"listing the versions of {package}",
@@ -329,7 +330,7 @@ def _fetched_page(url: str, package: str, timeout: tuple[float, float]) -> tuple
     """
     with requests.get(url, headers={"Accept": _JSON_PREFERRED}, timeout=timeout, stream=True) as answer:
         if answer.status_code == requests.codes.not_found:
-            raise FileNotFoundError(url)
+            raise FileNotFoundError("it has no such page")
         answer.raise_for_status()
         kind, _, parameters = answer.headers.get("content-type", "text/html").partition(";")
         if (content := _body(answer, _LARGEST)) is None:

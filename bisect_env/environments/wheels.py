@@ -18,7 +18,7 @@ MAX_FILENAME = 255
 """Longest file name in bytes that file systems support. Longer names on an index are ignored."""
 _INTERPRETER = re.compile(r"(?:cp|py)(\d)(\d+)?")
 _LAST_MINOR = 30
-"""Highest minor version of Python 3 assumed for wheels of the stable ABI, which support all later ones."""
+"""Highest minor version of Python 3 assumed for wheels that support all later versions, too."""
 
 
 @functools.cache
@@ -89,7 +89,8 @@ def pythons_of(filename: str) -> frozenset[str] | None:
         if match is None:
             continue
         major, minor = int(match[1]), int(match[2] or 0)
-        last = _LAST_MINOR if tag.abi == "abi3" else minor
+        # `cp38-abi3` and `py38-none` support later versions, too; `cp38-cp38` and `cp38-none` do not.
+        last = _LAST_MINOR if tag.abi == "abi3" or tag.interpreter.startswith("py") else minor
         found |= {f"{major}.{n}" for n in range(minor, last + 1)}
     return frozenset(found)
 
