@@ -67,7 +67,8 @@ def near_names(package: str, base: str | None = None) -> tuple[str, ...]:
     known = IMPORTED_AS.get(name)
     if listed is None:
         return () if known is None else (known,)
-    near = difflib.get_close_matches(name, sorted(listed), n=_SHOWN, cutoff=0.7)
+    # An index may list a package of which it has no page.
+    near = difflib.get_close_matches(name, sorted(listed - {name}), n=_SHOWN, cutoff=0.7)
     return tuple(dict.fromkeys([*([known] if known in listed else []), *near]))[:_SHOWN]
 
 
