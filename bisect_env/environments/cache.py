@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
-import importlib.metadata
 import json
 import os
 import secrets
@@ -18,8 +17,6 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from packaging.utils import canonicalize_name
-
 from bisect_env.environments.integrity import (
     MARKER,
     archive_is_unchanged,
@@ -30,7 +27,7 @@ from bisect_env.environments.integrity import (
     remove_tree,
     state_of,
 )
-from bisect_env.environments.lock import Lock, UnbuildableError
+from bisect_env.environments.lock import UnbuildableError
 from bisect_env.errors import InfrastructureError
 from bisect_env.temporary import lock_holder, write_atomically
 
@@ -569,30 +566,4 @@ def _inodes(path: Path, into: Inodes, *, passed_over: frozenset[str] = frozenset
                             waiting.append(entry.path)
         except OSError:
             continue  # removed meanwhile, or a directory of another user
-    return found
-
-
-# --------------------------------------------------------------------------------------------------
-# Metadata of the packages in a prefix.
-
-
-def requirements_here(lock: Lock, cache_dir: Path) -> dict[str, tuple[str, ...]] | None:
-    """Return the requirements of each package of a lock, read from the metadata in its prefix.
-
-    Args:
-        lock: A lock of wheels.
-        cache_dir: The cache directory of bisect-env.
-
-    Returns:
-        A map from normalised names to PEP 508 texts; None if the prefix does not exist.
-    """
-    prefix = cache_dir / _PREFIXES / lock.content_hash
-    if not (prefix / MARKER).exists():
-        return None
-    found = {}
-    sites = [str(site) for site in prefix.glob("lib/python*/site-packages")]
-    for distribution in importlib.metadata.distributions(path=sites):
-        name = distribution.metadata["Name"]
-        if name:
-            found[str(canonicalize_name(name))] = tuple(distribution.requires or ())
     return found

@@ -18,7 +18,6 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict
 from pathlib import Path
 from typing import IO, Any
 
@@ -50,7 +49,9 @@ def channel_failure(text: str, channels: Sequence[str], tried: str) -> IndexUnav
         channels: URLs of the channels that were used.
         tried: Description of the task.
     """
-    channel = _channel_of(text, channels)
+    url = _URL.search(text)
+    named = (channel for channel in channels if url and url[1].startswith(f"{channel}/"))
+    channel = next(named, " or ".join(channels))
     text = without_channel_secrets(text)
     remedy = (
         "check the network, proxy and credentials (~/.condarc, rattler's authentication file), "
@@ -80,14 +81,6 @@ def channel_failure(text: str, channels: Sequence[str], tried: str) -> IndexUnav
 def last_words(text: str) -> str:
     """Return the innermost cause in an error message of rattler."""
     return text.splitlines()[-1].removeprefix("Caused by: ") if text else "no reason given"
-
-
-def _channel_of(text: str, channels: Sequence[str]) -> str:
-    named = _URL.search(text)
-    for channel in channels:
-        if named and named[1].startswith(f"{channel}/"):
-            return channel
-    return channels[0] if len(channels) == 1 else " or ".join(channels)
 
 
 # --------------------------------------------------------------------------------------------------
@@ -366,11 +359,12 @@ def fill(
     Raises:
         UnbuildableError: The installation failed; `transient` is True if a retry may succeed.
     """
-    packages = [package for package in lock.packages if package.is_conda]
-    channels = sorted({package.url.rsplit("/", 2)[0] for package in packages})
+    place.mkdir(parents=True, exist_ok=True)
+    (place / "conda-lock.yml").write_text(lock.text, "utf-8")
+    channels = sorted({package.source for package in lock.packages if package.is_conda})
     message = {
         "op": "install",
-        "packages": [asdict(package) for package in packages],
+        "lock": str(place / "conda-lock.yml"),
         "archives": {url: str(path) for url, path in (archives or {}).items()},
         "place": str(place),
         "package_cache": str(cache / "conda" / "pkgs"),

@@ -217,14 +217,11 @@ def prefix_warnings(lock: Lock, prefix: Path) -> tuple[str, ...]:
     majors = cuda_majors(p for p in lock.packages if p.name in ("torch", "pytorch")) or cuda_majors(
         lock.packages
     )
+    either = " and ".join(map(str, majors))
     if torch_cuda == "" and majors and not any(_CPU_BUILD.search(p.build) for p in conda):
-        warnings.append(
-            f"torch was built without CUDA, and the environment is one for CUDA {_either(majors)}"
-        )
+        warnings.append(f"torch was built without CUDA, and the environment is one for CUDA {either}")
     elif torch_cuda and majors and int(torch_cuda.split(".")[0]) not in majors:
-        warnings.append(
-            f"torch was built with CUDA {torch_cuda}, and the environment is one for {_either(majors)}"
-        )
+        warnings.append(f"torch was built with CUDA {torch_cuda}, and the environment is one for {either}")
     return tuple(warnings)
 
 
@@ -244,10 +241,6 @@ def _distributions(prefix: Path) -> tuple[dict[str, str], str | None]:
             stated = _TORCH_CUDA.search(version_file.read_text("utf-8", "replace"))
             torch_cuda = f"{stated[1]}.{stated[2]}" if stated else ""
     return wheels, torch_cuda
-
-
-def _either(majors: Iterable[int]) -> str:
-    return " and ".join(str(major) for major in majors)
 
 
 def _same(found: str, locked: str) -> bool:
