@@ -32,6 +32,10 @@ _WANTS_NETWORK = "network was disabled"
 """Part of uv's error message if it needs the network but was run with `--offline`."""
 _UNDATED = re.compile(r"`([^`]+)` is missing an upload date")
 _UNKNOWN = re.compile(r"\b(\S+) was not found in the package registry")
+# uv takes a package for unknown if its index wants other credentials, and names that index in a hint.
+_REFUSED = re.compile(
+    r"^hint: An index (?:URL )?\((\S+)\) .*\b(?:401 Unauthorized|403 Forbidden)", re.MULTILINE
+)
 
 
 class PypiSolver:
@@ -217,7 +221,10 @@ class PypiSolver:
                 remedy="check the network, then give the same command again",
             )
         no_solution = "No solution found" in words
-        if not no_solution and is_transient(words):
+        refused = _REFUSED.search(words) if _UNKNOWN.search(words) else None
+        if refused is not None:
+            index = without_credentials(refused[1])
+        if refused is not None or (not no_solution and is_transient(words)):
             return IndexUnavailableError(
                 f"the package index {index} cannot be used: {words}",
                 tried=f"solving for Python {request.python} with {', '.join(request.requirements)}",

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 from datetime import date
 
 import pytest
@@ -128,6 +129,25 @@ def test_an_index_that_fails_is_no_property_of_the_combination(index, locker, re
     with pytest.raises(IndexUnavailableError, match="500 Internal Server Error") as raised:
         locker.solve(request_for({"top": "1.0"}))
     assert "remedy: check the network" in str(raised.value)
+
+
+@pytest.mark.parametrize("status", [401, 403])
+def test_an_index_that_wants_a_login_does_not_lack_the_package(
+    index, locker, request_for, monkeypatch, status
+):
+    """uv says that it was not found, and why in a hint: if no other index is asked instead."""
+    monkeypatch.setenv("PIP_CONFIG_FILE", os.devnull)
+    monkeypatch.delenv("PIP_FIND_LINKS", raising=False)
+    world(index)
+    index.on_request = lambda path: status
+    with pytest.raises(
+        IndexUnavailableError, match=f"{index.url} cannot be used: .*(?s:.)*{status}"
+    ) as raised:
+        locker.solve(request_for({"top": "1.0"}))
+    assert "remedy: check the network, proxy, credentials" in str(raised.value)
+    index.on_request = lambda path: 404
+    with pytest.raises(UnsolvableError, match="top was not found"):
+        locker.solve(request_for({"top": "1.0"}))
 
 
 def test_an_index_that_hangs(index, locker, request_for, monkeypatch):
