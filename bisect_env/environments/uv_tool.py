@@ -526,13 +526,11 @@ def public_index() -> str:
         InfrastructureError: uv failed, or its answer holds no URL.
     """
     with temporary("index") as aside:
-        requirements = aside / "requirements.in"
-        requirements.touch()
         args = ["pip", "compile", "--emit-index-url", "--no-header", "--no-config", "--offline", "--quiet"]
         # uv reads a file of this variable in spite of `--no-config`.
         environ = {name: value for name, value in os.environ.items() if name != "UV_CONFIG_FILE"}
         finished = Uv(usable_cache(aside), environ=environ).run(
-            [*args, "--python", sys.executable, requirements],
+            [*args, "--python", sys.executable, "-"],  # standard input is empty
             cwd=aside,
             timeout=_PUBLIC_INDEX_TIMEOUT,
             builds=False,
