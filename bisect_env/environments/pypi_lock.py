@@ -286,7 +286,7 @@ def _without_dates(request: EnvironmentRequest, default: str, files: Iterable[st
     """
     urls = {one.name: one.url for one in request.indexes}
     packages: dict[str, list[str]] = {}
-    for name in dict.fromkeys(str(canonicalize_name(file.partition("-")[0])) for file in files):
+    for name in dict.fromkeys(map(_package_of, files)):
         index = urls.get(request.sources.get(name, ""))
         anywhere = [one.url for one in request.indexes if not one.explicit]
         where = index or " or ".join([*anywhere, default])
@@ -296,6 +296,12 @@ def _without_dates(request: EnvironmentRequest, default: str, files: Iterable[st
             f"The index {where} gives no upload dates of {', '.join(names)}, so that `exclude_newer` and "
             "date axes hide all files there."
         )
+
+
+def _package_of(file: str) -> str:
+    # The name of a wheel holds no hyphen; the version of a source distribution follows the last one.
+    name = file.partition("-")[0] if file.endswith(".whl") else file.rpartition("-")[0]
+    return str(canonicalize_name(name))
 
 
 def _links(archives: Iterable[str]) -> str:

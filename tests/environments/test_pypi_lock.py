@@ -13,6 +13,8 @@ from bisect_env.environments.request import EnvironmentRequest
 from bisect_env.errors import IndexUnavailableError, InfrastructureError, InterpreterNotFoundError
 from bisect_env.matrix.scalars import cutoff
 
+from .index_server import Release
+
 pytestmark = pytest.mark.integration
 
 
@@ -78,6 +80,14 @@ def test_an_index_without_dates_cannot_answer_for_a_day(index, locker, request_f
     index.add("top", "1.0", uploaded=None)
     with pytest.raises(UnsolvableError, match="gives no upload dates"):
         locker.solve(request_for({"top": "1.0"}, exclude_newer=cutoff("2020-02-01")))
+
+
+def test_of_a_source_distribution_without_a_date_the_whole_name_is_told(index, locker, request_for):
+    made = Release("my-long-name-1.0.tar.gz", b"", None, yanked=False, requires_python=None, sha256="0" * 64)
+    index.packages["my-long-name"] = [made]
+    request = request_for({"my-long-name": "1.0"}, exclude_newer=cutoff("2020-02-01"), allow_source=True)
+    with pytest.raises(UnsolvableError, match="gives no upload dates of my-long-name, so"):
+        locker.solve(request)
 
 
 def test_without_dependencies_only_what_is_named(index, locker, request_for):
