@@ -17,7 +17,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any
 
@@ -142,11 +142,6 @@ class HelperProcess:
                 f"the conda solver cannot be started: {error}", remedy="install bisect-env again"
             ) from error
 
-    @property
-    def is_open(self) -> bool:
-        """Return whether the process can receive another request."""
-        return not self._errors.closed
-
     def ask(self, request: dict[str, Any], timeout: float) -> dict[str, Any]:
         """Send a request to the process, and return its response.
 
@@ -244,12 +239,9 @@ class HelperPool:
         """
         deaths: list[str] = []
         while True:
+            helper = self._taken()
             try:
-                with self._borrowed() as helper:
-                    answer = helper.ask(request, timeout)
-                    if answer.get("failed") == "stalled":
-                        helper.close()
-                    return answer
+                answer = helper.ask(request, timeout)
             except HelperDiedError as error:
                 deaths.append(error.text)
                 if not error.crashed or len(deaths) >= _ATTEMPTS:
@@ -257,21 +249,23 @@ class HelperPool:
                     if len(deaths) > 1:
                         text += f" ({len(deaths)} times)"
                     raise HelperDiedError(text, timed_out=error.timed_out, crashed=error.crashed) from error
+                continue
+            if answer.get("failed") == "stalled":
+                helper.close()
+            else:
+                with self._lock:
+                    self.idle.append(helper)
+            return answer
 
-    @contextlib.contextmanager
-    def _borrowed(self) -> Iterator[HelperProcess]:
+    def _taken(self) -> HelperProcess:
+        """Return an idle helper process, or start one."""
         with self._lock:
             if self._owner != os.getpid():
                 # After a fork, the inherited helper processes belong to the parent.
                 self.idle, self._owner = [], os.getpid()
-            helper = self.idle.pop() if self.idle else None
-        if helper is None:
-            helper = self._start()
-        yield helper
-        # Not reached after an exception, so a helper that failed does not return to the pool.
-        with self._lock:
-            if helper.is_open:
-                self.idle.append(helper)
+            if self.idle:
+                return self.idle.pop()
+        return self._start()
 
     def close(self) -> None:
         """Kill all idle helper processes. The pool can still be used and then starts new ones."""
