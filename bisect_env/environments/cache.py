@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
-import importlib.metadata
 import json
 import os
 import secrets
@@ -18,8 +17,6 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from packaging.utils import canonicalize_name
-
 from bisect_env.environments.integrity import (
     MARKER,
     archive_is_unchanged,
@@ -30,7 +27,7 @@ from bisect_env.environments.integrity import (
     remove_tree,
     state_of,
 )
-from bisect_env.environments.lock import Lock, UnbuildableError
+from bisect_env.environments.lock import UnbuildableError
 from bisect_env.errors import InfrastructureError
 from bisect_env.temporary import lock_holder, write_atomically
 
@@ -38,6 +35,7 @@ from bisect_env.temporary import lock_holder, write_atomically
 # File locks for prefixes and archives in use. The kernel frees them when the process ends.
 
 _POLL = 0.05  # seconds
+_NO_WAIT = 0.0
 LEASE_PATIENCE = 60.0
 """Time, in seconds, to wait for a lease. Removing a prefix is a rename, so the wait is normally short."""
 _CANNOT_WRITE = (errno.EROFS, errno.EACCES, errno.EPERM)
@@ -118,11 +116,8 @@ def taking_away(place: Path) -> Iterator[bool]:
     Raises:
         OSError: The cache cannot be used.
     """
-    fd = os.open(_use_path(place), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-    try:
-        yield _locked(fd, fcntl.LOCK_EX)
-    finally:
-        os.close(fd)
+    with lock_file(_use_path(place), exclusive=True, timeout=_NO_WAIT, mode=0o644) as fd:
+        yield fd is not None
 
 
 def last_use(prefix: Path) -> float:
@@ -139,21 +134,23 @@ def last_use(prefix: Path) -> float:
 
 
 @contextlib.contextmanager
-def lock_file(path: Path, *, exclusive: bool, timeout: float) -> Iterator[int | None]:
+def lock_file(
+    path: Path, *, exclusive: bool, timeout: float, mode: int = stat.S_IRUSR | stat.S_IWUSR
+) -> Iterator[int | None]:
     """Lock a file inside the `with` block, and yield its descriptor, or None after a timeout.
-
-    Only this user may open the file, because anybody who can open a file can keep it locked.
 
     Args:
         path: The lock file, created if it does not exist.
         exclusive: Whether to take an exclusive lock; a shared one otherwise.
         timeout: Time to wait for the lock, in seconds.
+        mode: Permissions of a new file. By default only this user may open the file, because anybody who can
+            open a file can keep it locked.
 
     Yields:
         The file descriptor that holds the lock; None if the lock was not obtained in time. A child process
         that inherits the descriptor holds the lock too.
     """
-    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, mode)
     deadline = time.monotonic() + timeout
     try:
         yield fd if _locked(fd, fcntl.LOCK_EX if exclusive else fcntl.LOCK_SH, deadline) else None
@@ -161,13 +158,13 @@ def lock_file(path: Path, *, exclusive: bool, timeout: float) -> Iterator[int | 
         os.close(fd)
 
 
-def _locked(fd: int, kind: int, deadline: float = 0.0) -> bool:
+def _locked(fd: int, kind: int, deadline: float) -> bool:
     """Lock an open file, and return whether this succeeded.
 
     Args:
         fd: The file.
         kind: `fcntl.LOCK_SH` or `fcntl.LOCK_EX`.
-        deadline: Monotonic time at which to give up; by default, the lock is tried once.
+        deadline: Monotonic time at which to give up. The lock is tried at least once.
     """
     while True:
         with contextlib.suppress(BlockingIOError):
@@ -221,7 +218,6 @@ _HASH_LENGTH = 64
 _PREFIXES = "prefixes"
 _COSTLY = ("commits", "git")
 """Directories whose content is slow to recreate (wheels built from commits, and repository mirrors)."""
-_NO_WAIT = 0.0
 
 _DAY = 86400.0
 MUCH = 2_000_000_000
@@ -321,18 +317,14 @@ def keep_within(cache: Path, limit: int, new: Path) -> None:
     # Without a valid note, `total` exceeds the limit, so the cache is measured now.
     with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
         known = json.loads(note.read_text("utf-8"))
-        total, at = int(known["bytes"]) + _added_by(new), float(known["at"])
+        total, at = int(known["bytes"]), float(known["at"])
+        inodes: Inodes = {}
+        _inodes(new, inodes)
+        # Where the file system has no hard links, the archives have copies of the files.
+        total += sum(2 * size if is_own else size for size, is_own in inodes.values())
     if total > limit or not 0 <= time.time() - at < _DAY:
         total, at = prune(cache, limit=limit).left, time.time()
     write_atomically(note, json.dumps({"bytes": total, "at": at}))
-
-
-def _added_by(new: Path) -> int:
-    """Return an estimate of the bytes that a new environment added to the cache."""
-    inodes: Inodes = {}
-    _inodes(new, inodes)
-    # Where the file system has no hard links, the archives have copies of the files.
-    return sum(2 * size if is_own else size for size, is_own in inodes.values())
 
 
 def free_bytes(cache: Path) -> int:
@@ -574,30 +566,4 @@ def _inodes(path: Path, into: Inodes, *, passed_over: frozenset[str] = frozenset
                             waiting.append(entry.path)
         except OSError:
             continue  # removed meanwhile, or a directory of another user
-    return found
-
-
-# --------------------------------------------------------------------------------------------------
-# Metadata of the packages in a prefix.
-
-
-def requirements_here(lock: Lock, cache_dir: Path) -> dict[str, tuple[str, ...]] | None:
-    """Return the requirements of each package of a lock, read from the metadata in its prefix.
-
-    Args:
-        lock: A lock of wheels.
-        cache_dir: The cache directory of bisect-env.
-
-    Returns:
-        A map from normalised names to PEP 508 texts; None if the prefix does not exist.
-    """
-    prefix = cache_dir / _PREFIXES / lock.content_hash
-    if not (prefix / MARKER).exists():
-        return None
-    found = {}
-    sites = [str(site) for site in prefix.glob("lib/python*/site-packages")]
-    for distribution in importlib.metadata.distributions(path=sites):
-        name = distribution.metadata["Name"]
-        if name:
-            found[str(canonicalize_name(name))] = tuple(distribution.requires or ())
     return found

@@ -390,12 +390,7 @@ def _failed(finished: Finished, source: CommitSource) -> UnbuildableError:
         text = f"the build of {short} failed (this host has no {lacking}):\n{told}"
         return UnbuildableError(text, transient=True)
     transient = is_transient(words) and not (source.build.memory and "Cannot allocate memory" in words)
-    why = _reason(words)
-    return UnbuildableError(f"the build of {short} failed{why}:\n{told}", transient=transient)
-
-
-def _reason(words: str) -> str:
-    """Return an explanation if missing upload dates made a build fail; "" for other failures."""
+    why = ""
     if "missing an upload date" in words:
-        return " (the index gives no upload dates, so that nobody knows what is as old as the commit)"
-    return ""
+        why = " (the index gives no upload dates, so that nobody knows what is as old as the commit)"
+    return UnbuildableError(f"the build of {short} failed{why}:\n{told}", transient=transient)

@@ -230,7 +230,7 @@ class _Channels:
             gateway=self.gateway,
             platforms=self.platforms,
             locked_packages=await self.find(request["prefer"]),
-            virtual_packages=[_virtual(*facts) for facts in request["virtual_packages"]],
+            virtual_packages=[_virtual(*facts) for facts in sorted(request["virtual_packages"].items())],
             channel_priority=rattler.ChannelPriority.Strict,
             exclude_newer=newest,
             # Packages without a date count as old enough, because some old channels state no dates.
@@ -364,8 +364,13 @@ class Helper:
         return {}
 
     async def _install(self, request: Message) -> Message:
-        records = [_record(facts, request["archives"]) for facts in request["packages"]]
+        ((_, environment),) = rattler.LockFile.from_path(Path(request["lock"])).environments()
+        (platform,) = environment.platforms()
+        records = environment.conda_repodata_records_for_platform(platform) or []
         for record in records:
+            record.channel = f"{record.url.rsplit('/', 2)[0]}/"
+            if archive := request["archives"].get(record.url):
+                record.url = Path(archive).as_uri()
             if wrong := _wrong_hash(record, Path(request["verified"])):
                 return {"failed": "hash", "text": wrong}
         # mypy takes methods without a body for abstract ones; of these most are to do nothing.
@@ -473,35 +478,14 @@ def _allows(spec: rattler.VersionSpec, minor: str) -> bool:
     return spec.matches(rattler.Version(f"{minor}.99")) or spec.matches(rattler.Version(minor))
 
 
-def _virtual(name: str, version: str, build: str) -> rattler.GenericVirtualPackage:
+def _virtual(name: str, value: str) -> rattler.GenericVirtualPackage:
+    # The microarchitecture is the build string of `__archspec`.
+    version, build = ("1", value) if name == "__archspec" else (value, "0")
     return rattler.GenericVirtualPackage(PackageName(name), rattler.Version(version), BuildString(build))
 
 
 def _is_from(record: rattler.RepoDataRecord, base_url: str) -> bool:
     return str(record.channel).rstrip("/") == base_url.rstrip("/")
-
-
-def _record(facts: Message, archives: dict[str, str]) -> rattler.RepoDataRecord:
-    url = facts["url"]
-    channel, subdir, filename = url.rsplit("/", 2)
-    record = rattler.PackageRecord(
-        name=facts["name"],
-        version=facts["version"],
-        build=BuildString(facts["build"]),
-        build_number=_build_number(facts["build"]),
-        subdir=subdir,
-        arch=None,
-        platform=None,
-        sha256=bytes.fromhex(facts["sha256"]),
-        md5=bytes.fromhex(facts["md5"]) if facts["md5"] else None,
-    )
-    place = Path(archives[url]).as_uri() if url in archives else url
-    return rattler.RepoDataRecord(record, file_name=filename, url=place, channel=f"{channel}/")
-
-
-def _build_number(build: str) -> int:
-    number = build.rpartition("_")[2]
-    return int(number) if number.isdigit() else 0
 
 
 def _wrong_hash(record: rattler.RepoDataRecord, verified: Path) -> str | None:

@@ -157,18 +157,13 @@ def _failure(finished: Finished, solver: Path, timeout: float) -> UnsolvableErro
     if any(hint in words for hint in _NO_SOLUTION):
         return UnsolvableError(words)
     return InfrastructureError(
-        f"conda-lock ended with status {finished.returncode}: {_last(words)}",
+        f"conda-lock ended with status {finished.returncode}: {last_words(words)}",
         tried=str(solver),
         remedy="see that the solver works by itself, or remove `engine: conda-lock`",
     )
 
 
 _NO_SOLUTION = ("nothing provides", "not installable", "Could not solve", "UnsatisfiableError", "conflicts")
-
-
-def _last(words: str) -> str:
-    lines: Sequence[str] = [line for line in words.splitlines() if line.strip()]
-    return lines[-1] if lines else "no reason given"
 
 
 # --------------------------------------------------------------------------------------------------
@@ -232,7 +227,7 @@ class CondaSolver:
             "op": "solve",
             **self.base(places, request.platform),
             "specs": list(request.conda.specs(request.python)),
-            "virtual_packages": virtual_package_facts(request.conda.virtual_packages),
+            "virtual_packages": dict(request.conda.virtual_packages),
             "exclude_newer": newest and round(newest.timestamp() * 1000),  # ms since 1970, as in repodata
             "prefer": [(package.name, package.url) for package in prefer if package.is_conda],
             "timeout": self._timeout,
@@ -328,17 +323,6 @@ class CondaSolver:
                 )
             raise channel_failure(text, places.urls, tried)
         return answer
-
-
-def virtual_package_facts(packages: Mapping[str, str]) -> list[tuple[str, str, str]]:
-    """Return a triple (name, version, build string) for each virtual package.
-
-    For `__archspec` the microarchitecture is the build string, and the version is 1.
-    """
-    facts = []
-    for name, value in sorted(packages.items()):
-        facts.append((name, "1", value) if name == "__archspec" else (name, value, "0"))
-    return facts
 
 
 def _locked(facts: Mapping[str, Any]) -> LockedPackage:

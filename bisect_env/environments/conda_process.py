@@ -11,22 +11,20 @@ import functools
 import json
 import os
 import re
-import selectors
 import signal
 import subprocess
 import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any
 
 from bisect_env.environments.lock import Lock, UnbuildableError
 from bisect_env.environments.settings import CondaConfig, certificates, mirrors_of_urls, read_conda_config
 from bisect_env.environments.uv_tool import is_transient
-from bisect_env.errors import BisectEnvError, IndexUnavailableError, InfrastructureError
+from bisect_env.errors import IndexUnavailableError, InfrastructureError
 from bisect_env.secrets import without_channel_secrets
 
 # --------------------------------------------------------------------------------------------------
@@ -43,7 +41,7 @@ _CERTIFICATE = re.compile(r"invalid peer certificate")
 _SILENT = re.compile(r"operation timed out|deadline has elapsed")
 
 
-def channel_failure(text: str, channels: Sequence[str], tried: str) -> BisectEnvError:
+def channel_failure(text: str, channels: Sequence[str], tried: str) -> IndexUnavailableError:
     """Translate rattler's error message about a channel into an error of this program.
 
     Args:
@@ -51,55 +49,38 @@ def channel_failure(text: str, channels: Sequence[str], tried: str) -> BisectEnv
         channels: URLs of the channels that were used.
         tried: Description of the task.
     """
-    channel = _channel_of(text, channels)
+    url = _URL.search(text)
+    named = (channel for channel in channels if url and url[1].startswith(f"{channel}/"))
+    channel = next(named, " or ".join(channels))
     text = without_channel_secrets(text)
-    if found := _NO_CHANNEL.search(text):
-        return IndexUnavailableError(
-            f"there is no conda channel at {found[1].rstrip('/')}",
-            tried=tried,
-            remedy="correct its name in `channels`; a bare name belongs to the `channel_alias` of .condarc",
-        )
-    again = (
+    remedy = (
         "check the network, proxy and credentials (~/.condarc, rattler's authentication file), "
         "then give the same command again"
     )
-    if status := _STATUS.search(text):
-        return IndexUnavailableError(
-            f"the conda channel {channel} answers {status[1]}", tried=tried, remedy=again
+    if found := _NO_CHANNEL.search(text):
+        what = f"there is no conda channel at {found[1].rstrip('/')}"
+        remedy = "correct its name in `channels`; a bare name belongs to the `channel_alias` of .condarc"
+    elif status := _STATUS.search(text):
+        what = f"the conda channel {channel} answers {status[1]}"
+    elif _CERTIFICATE.search(text):
+        what = f"the conda channel {channel} cannot be trusted: {last_words(text)}"
+        remedy = (
+            "name the file with your authority's certificate: `ssl_verify: FILE` in ~/.condarc, or "
+            "SSL_CERT_FILE; rattler checks certificates always, also with `ssl_verify: false`"
         )
-    if _CERTIFICATE.search(text):
-        return IndexUnavailableError(
-            f"the conda channel {channel} cannot be trusted: {last_words(text)}",
-            tried=tried,
-            remedy="name the file with your authority's certificate: `ssl_verify: FILE` in ~/.condarc, or "
-            "SSL_CERT_FILE; rattler checks certificates always, also with `ssl_verify: false`",
-        )
-    if _SILENT.search(text) or text.startswith("no answer"):
-        return IndexUnavailableError(
-            f"the conda channel {channel} cannot be used: no answer in time", tried=tried, remedy=again
-        )
-    if _NOT_REPODATA.search(text):
-        return IndexUnavailableError(
-            f"the conda channel {channel} does not answer with repodata: {last_words(text)}",
-            tried=tried,
-            remedy="give the address of a channel: the folder that holds noarch/repodata.json",
-        )
-    return IndexUnavailableError(
-        f"the conda channel {channel} cannot be used: {last_words(text)}", tried=tried, remedy=again
-    )
+    elif _SILENT.search(text) or text.startswith("no answer"):
+        what = f"the conda channel {channel} cannot be used: no answer in time"
+    elif _NOT_REPODATA.search(text):
+        what = f"the conda channel {channel} does not answer with repodata: {last_words(text)}"
+        remedy = "give the address of a channel: the folder that holds noarch/repodata.json"
+    else:
+        what = f"the conda channel {channel} cannot be used: {last_words(text)}"
+    return IndexUnavailableError(what, tried=tried, remedy=remedy)
 
 
 def last_words(text: str) -> str:
     """Return the innermost cause in an error message of rattler."""
     return text.splitlines()[-1].removeprefix("Caused by: ") if text else "no reason given"
-
-
-def _channel_of(text: str, channels: Sequence[str]) -> str:
-    named = _URL.search(text)
-    for channel in channels:
-        if named and named[1].startswith(f"{channel}/"):
-            return channel
-    return channels[0] if len(channels) == 1 else " or ".join(channels)
 
 
 # --------------------------------------------------------------------------------------------------
@@ -109,7 +90,6 @@ COMMAND = (sys.executable, "-m", "bisect_env.environments.conda_helper")
 
 # Variables that would change the Python environment of the helper process.
 _DROPPED = ("PYTHONPATH", "PYTHONHOME", "PYTHONSTARTUP", "PYTHONINSPECT")
-_READ = 1 << 16
 _ALIAS_TIMEOUT = 60.0
 _TAIL = 4000
 _ATTEMPTS = 3
@@ -161,12 +141,6 @@ class HelperProcess:
             raise InfrastructureError(
                 f"the conda solver cannot be started: {error}", remedy="install bisect-env again"
             ) from error
-        self._pending = b""
-
-    @property
-    def is_open(self) -> bool:
-        """Return whether the process can receive another request."""
-        return not self._errors.closed
 
     def ask(self, request: dict[str, Any], timeout: float) -> dict[str, Any]:
         """Send a request to the process, and return its response.
@@ -179,58 +153,53 @@ class HelperProcess:
             HelperDiedError: The process ended or was killed after the time limit; it cannot be used again.
         """
         assert self.process.stdin is not None
+        assert self.process.stdout is not None
+        deadline = time.monotonic() + timeout
+        alarm = threading.Timer(timeout, self._kill)
+        alarm.daemon = True
+        alarm.start()
         try:
-            self.process.stdin.write(json.dumps(request).encode() + b"\n")
-            self.process.stdin.flush()
-            return self._answer(self._line(time.monotonic() + timeout))
-        except BrokenPipeError:
-            raise self._died() from None
+            # If the process ends, writing fails, and reading finds the end of the output.
+            with contextlib.suppress(BrokenPipeError):
+                self.process.stdin.write(json.dumps(request).encode() + b"\n")
+                self.process.stdin.flush()
+            line = self.process.stdout.readline()
+            died = None if line.endswith(b"\n") else self._died(timed_out=time.monotonic() >= deadline)
         except BaseException:
             # Also on Ctrl-C: a late response would be mistaken for the response to the next request.
             self.close()
             raise
+        finally:
+            alarm.cancel()
+        if died is not None:
+            raise died
+        try:
+            answer: dict[str, Any] = json.loads(line)
+        except ValueError as error:
+            self.close()
+            raise HelperDiedError(f"the conda solver gave no answer that can be read: {error}") from error
+        return answer
 
     def close(self) -> None:
         """End the helper and all processes that it started."""
-        process = self.process
-        if process.poll() is None:
-            with contextlib.suppress(ProcessLookupError):  # it has just ended
-                os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
-        for stream in (process.stdin, process.stdout, self._errors):
+        self._kill()
+        self.process.wait()
+        for stream in (self.process.stdin, self.process.stdout, self._errors):
             if stream is not None:
                 with contextlib.suppress(BrokenPipeError):  # closing flushes a request that nobody reads now
                     stream.close()
 
-    def _line(self, deadline: float) -> bytes:
-        assert self.process.stdout is not None
-        stream = self.process.stdout.fileno()
-        with selectors.DefaultSelector() as selector:
-            selector.register(stream, selectors.EVENT_READ)
-            while b"\n" not in self._pending:
-                left = deadline - time.monotonic()
-                if left <= 0 or not selector.select(left):
-                    words = self._words()
-                    self.close()
-                    raise HelperDiedError(f"no answer in time{words}", timed_out=True)
-                piece = os.read(stream, _READ)
-                if not piece:
-                    raise self._died()
-                self._pending += piece
-        line, _, self._pending = self._pending.partition(b"\n")
-        return line
+    def _kill(self) -> None:
+        if self.process.poll() is None:
+            with contextlib.suppress(ProcessLookupError):  # it has just ended
+                os.killpg(self.process.pid, signal.SIGKILL)
 
-    def _answer(self, line: bytes) -> dict[str, Any]:
-        try:
-            answer: dict[str, Any] = json.loads(line)
-        except ValueError as error:
-            raise HelperDiedError(f"the conda solver gave no answer that can be read: {error}") from error
-        return answer
-
-    def _died(self) -> HelperDiedError:
+    def _died(self, *, timed_out: bool) -> HelperDiedError:
         code = self.process.wait()
         words = self._words()
         self.close()
+        if timed_out:
+            return HelperDiedError(f"no answer in time{words}", timed_out=True)
         if code < 0:
             name = signal.Signals(-code).name
             return HelperDiedError(f"the conda solver died of {name}{words}", crashed=True)
@@ -270,12 +239,9 @@ class HelperPool:
         """
         deaths: list[str] = []
         while True:
+            helper = self._taken()
             try:
-                with self._borrowed() as helper:
-                    answer = helper.ask(request, timeout)
-                    if answer.get("failed") == "stalled":
-                        helper.close()
-                    return answer
+                answer = helper.ask(request, timeout)
             except HelperDiedError as error:
                 deaths.append(error.text)
                 if not error.crashed or len(deaths) >= _ATTEMPTS:
@@ -283,21 +249,23 @@ class HelperPool:
                     if len(deaths) > 1:
                         text += f" ({len(deaths)} times)"
                     raise HelperDiedError(text, timed_out=error.timed_out, crashed=error.crashed) from error
+                continue
+            if answer.get("failed") == "stalled":
+                helper.close()
+            else:
+                with self._lock:
+                    self.idle.append(helper)
+            return answer
 
-    @contextlib.contextmanager
-    def _borrowed(self) -> Iterator[HelperProcess]:
+    def _taken(self) -> HelperProcess:
+        """Return an idle helper process, or start one."""
         with self._lock:
             if self._owner != os.getpid():
                 # After a fork, the inherited helper processes belong to the parent.
                 self.idle, self._owner = [], os.getpid()
-            helper = self.idle.pop() if self.idle else None
-        if helper is None:
-            helper = self._start()
-        yield helper
-        # Not reached after an exception, so a helper that failed does not return to the pool.
-        with self._lock:
-            if helper.is_open:
-                self.idle.append(helper)
+            if self.idle:
+                return self.idle.pop()
+        return self._start()
 
     def close(self) -> None:
         """Kill all idle helper processes. The pool can still be used and then starts new ones."""
@@ -385,11 +353,12 @@ def fill(
     Raises:
         UnbuildableError: The installation failed; `transient` is True if a retry may succeed.
     """
-    packages = [package for package in lock.packages if package.is_conda]
-    channels = sorted({package.url.rsplit("/", 2)[0] for package in packages})
+    place.mkdir(parents=True, exist_ok=True)
+    (place / "conda-lock.yml").write_text(lock.text, "utf-8")
+    channels = sorted({package.source for package in lock.packages if package.is_conda})
     message = {
         "op": "install",
-        "packages": [asdict(package) for package in packages],
+        "lock": str(place / "conda-lock.yml"),
         "archives": {url: str(path) for url, path in (archives or {}).items()},
         "place": str(place),
         "package_cache": str(cache / "conda" / "pkgs"),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import os
 import shutil
 from pathlib import Path, PurePosixPath
 from urllib.parse import unquote, urlsplit
@@ -12,6 +11,7 @@ from bisect_env.environments.conda_process import HelperDiedError, HelperPool, m
 from bisect_env.environments.lock import LockedPackage, UnbuildableError
 from bisect_env.environments.uv_tool import is_transient
 from bisect_env.secrets import public_channel, without_channel_secrets, without_credentials
+from bisect_env.temporary import replacing
 
 # --------------------------------------------------------------------------------------------------
 # Download of one archive whose hash is known, from the web or from a local disk.
@@ -55,8 +55,7 @@ def obtain(package: LockedPackage, folder: Path) -> Path:
     if path.exists() and sha256_of(path) == package.sha256:
         return path
     folder.mkdir(parents=True, exist_ok=True)
-    part = folder / f".part-{os.getpid()}-{os.urandom(4).hex()}"
-    try:
+    with replacing(path) as part:
         if package.is_conda:
             download_conda(package.url, part)
         else:
@@ -67,9 +66,6 @@ def obtain(package: LockedPackage, folder: Path) -> Path:
                 f"the lock says {package.sha256}, the file has {found}",
                 transient=True,
             )
-        part.replace(path)
-    finally:
-        part.unlink(missing_ok=True)
     return path
 
 

@@ -67,7 +67,8 @@ def near_names(package: str, base: str | None = None) -> tuple[str, ...]:
     known = IMPORTED_AS.get(name)
     if listed is None:
         return () if known is None else (known,)
-    near = difflib.get_close_matches(name, sorted(listed), n=_SHOWN, cutoff=0.7)
+    # An index may list a package of which it has no page.
+    near = difflib.get_close_matches(name, sorted(listed - {name}), n=_SHOWN, cutoff=0.7)
     return tuple(dict.fromkeys([*([known] if known in listed else []), *near]))[:_SHOWN]
 
 
@@ -234,15 +235,17 @@ class PypiCatalogue:
     def _page(self, base: str, package: str, *, is_flat: bool) -> tuple[DistributionPackage, ...]:
         shown = without_credentials(base)
         try:
+            scheme = urlsplit(base).scheme
+            if is_flat and scheme in ("http", "https"):
+                return _fetched_page(base, package, self._timeout)
             if is_flat:
-                return _flat_page(base, package, self._timeout)
-            if urlsplit(base).scheme == "file":
+                names = sorted(path.name for path in _folder(base).iterdir())
+                return _files_on(package, ({"filename": name} for name in names))
+            if scheme == "file":
                 page = _folder(base) / canonicalize_name(package) / "index.html"
                 return _html_files(package, page.read_bytes(), None)
             url = f"{base.rstrip('/')}/{canonicalize_name(package)}/"
             return _fetched_page(url, package, self._timeout)
-        except FileNotFoundError:
-            raise _not_found(package, shown) from None
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             reason = str(error).partition("\n")[0]
             raise IndexUnavailableError(
@@ -252,6 +255,12 @@ class PypiCatalogue:
                 "or in uv's or pip's configuration",
             ) from None
         except (requests.RequestException, OSError) as error:
+            if isinstance(error, FileNotFoundError) and not is_flat:
+                raise PackageNotFoundError(
+                    f"the index {shown} has no package {package!r}",
+                    remedy="check how it is spelt, and whether it lives in another index (`index` in the "
+                    "matrix)",
+                ) from None
             raise IndexUnavailableError(
                 f"the package index {shown} cannot be used: {_reason(error)}",
                 tried=f"listing the versions of {package}",
@@ -300,13 +309,6 @@ def _pythons(wheels: Iterable[str]) -> frozenset[str] | None:
     return frozenset(found)
 
 
-def _flat_page(place: str, package: str, timeout: tuple[float, float]) -> tuple[DistributionPackage, ...]:
-    """Return the files of a package in a directory or on a web page that lists several packages."""
-    if urlsplit(place).scheme in ("http", "https"):
-        return _fetched_page(place, package, timeout)
-    return _files_on(package, ({"filename": path.name} for path in sorted(_folder(place).iterdir())))
-
-
 def _folder(place: str) -> Path:
     """Return the directory with the given path or `file:` URL.
 
@@ -329,7 +331,7 @@ def _fetched_page(url: str, package: str, timeout: tuple[float, float]) -> tuple
     """
     with requests.get(url, headers={"Accept": _JSON_PREFERRED}, timeout=timeout, stream=True) as answer:
         if answer.status_code == requests.codes.not_found:
-            raise FileNotFoundError(url)
+            raise FileNotFoundError("it has no such page")
         answer.raise_for_status()
         kind, _, parameters = answer.headers.get("content-type", "text/html").partition(";")
         if (content := _body(answer, _LARGEST)) is None:
@@ -400,13 +402,6 @@ def _html_files(package: str, page: bytes, charset: str | None) -> tuple[Distrib
         }
         entries.append(entry)
     return _files_on(package, entries)
-
-
-def _not_found(package: str, index: str) -> PackageNotFoundError:
-    return PackageNotFoundError(
-        f"the index {index} has no package {package!r}",
-        remedy="check how it is spelt, and whether it lives in another index (`index` in the matrix)",
-    )
 
 
 def _reason(error: Exception) -> str:

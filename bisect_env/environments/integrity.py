@@ -272,7 +272,14 @@ def changed_archives(prefix: Path, cache: Path) -> list[Path]:
         prefix: A prefix that was just installed.
         cache: The cache directory of bisect-env.
     """
-    return [folder for folder in sorted(_archives_of(prefix, cache)) if not _is_as_first_used(folder, cache)]
+    changed = []
+    for folder in sorted(_archives_of(prefix, cache)):
+        path = _snapshot_file(folder, cache)
+        if not path.exists():
+            write_atomically(path, snapshot(folder))
+        elif not archive_is_unchanged(folder, cache):
+            changed.append(folder)
+    return changed
 
 
 def archive_is_unchanged(folder: Path, cache: Path) -> bool:
@@ -292,14 +299,6 @@ def forget_archive(folder: Path, cache: Path) -> None:
     A new archive may get the same name.
     """
     _snapshot_file(folder, cache).unlink(missing_ok=True)
-
-
-def _is_as_first_used(folder: Path, cache: Path) -> bool:
-    path = _snapshot_file(folder, cache)
-    if path.exists():
-        return archive_is_unchanged(folder, cache)
-    write_atomically(path, snapshot(folder))
-    return True
 
 
 def _snapshot_file(folder: Path, cache: Path) -> Path:

@@ -32,6 +32,8 @@ from bisect_env.temporary import full_file_system, replacing, temporary
 OLDEST = (3, 6)
 """The oldest supported Python version. uv cannot run older ones."""
 
+_ARCHITECTURES = {"ppc64le": "powerpc64le"}
+"""Maps the system's names of processors to those of uv, where they differ."""
 _LIST_TIMEOUT = 120.0
 _FETCH_TIMEOUT = 600.0
 
@@ -105,9 +107,10 @@ def _by_preference(answer: Finished, cwd: Path, ranks: Mapping[Path, int]) -> tu
         ranks: The directories that `_linked` created.
     """
     found: dict[Path, tuple[int, Interpreter]] = {}
+    architecture = _ARCHITECTURES.get(platform.machine(), platform.machine())
     for entry in _ordinary(answer):
         stated = re.fullmatch(r"(\d+\.\d+\.\d+)(\w*)", entry["version"])
-        if stated is None or entry["arch"] != platform.machine():
+        if stated is None or entry["arch"] != architecture:
             continue
         path = cwd / entry["path"]
         # Interpreters that uv has installed are not in `ranks`. They get the best rank, like those of pyenv.

@@ -288,22 +288,18 @@ def requirements_text(packages: Sequence[LockedPackage]) -> str:
     if any(wheel.is_commit for wheel in wheels):
         # Packages built from commits have no hash, and pip requires hashes for all packages or for none.
         head = "# Exact versions and commits, for `pip install --no-deps` or `uv pip sync`."
-        lines = [
-            f"{wheel.name} @ {_as_pip_has_it(wheel.url)}"
-            if wheel.is_commit
-            else f"{wheel.name}=={wheel.version}"
-            for wheel in wheels
-        ]
+        lines = []
+        for wheel in wheels:
+            if not wheel.is_commit:
+                lines.append(f"{wheel.name}=={wheel.version}")
+                continue
+            # The other parts of a fragment are build settings that only this program reads.
+            address, _, fragment = wheel.url.partition("#")
+            kept = [part for part in fragment.split("&") if part.startswith("subdirectory=")]
+            lines.append(f"{wheel.name} @ {'#'.join([address, *kept])}")
         return "\n".join([head, *lines]) + "\n"
     lines = [f"{wheel.name}=={wheel.version} --hash=sha256:{wheel.sha256}" for wheel in wheels]
     return "\n".join(["# Exact files, for `pip install --no-deps` or `uv pip sync`.", *lines]) + "\n"
-
-
-def _as_pip_has_it(url: str) -> str:
-    """Return a commit's URL in pip's format, without the build settings that only this program reads."""
-    address, _, fragment = url.partition("#")
-    kept = [one for one in fragment.split("&") if one.startswith("subdirectory=")]
-    return "#".join([address, *kept])
 
 
 def explicit_text(packages: Sequence[LockedPackage]) -> str:
@@ -362,7 +358,8 @@ def write_locks(folder: Path, matrix: str, results: Mapping[str, LockResult]) ->
         for content_hash, lock in locks.items():
             write_atomically(target / f"{content_hash}{SUFFIX}", lock.text)
             if lock.records:
-                write_atomically(target / f"{content_hash}{RECORDS}", records_text(lock))
+                records = ",\n".join(lock.records)
+                write_atomically(target / f"{content_hash}{RECORDS}", f"[\n{records}\n]\n")
         write_atomically(target / INDEX, index_text(results))
         for suffix in (SUFFIX, RECORDS):
             for path in target.glob(f"*{suffix}"):
@@ -374,14 +371,6 @@ def write_locks(folder: Path, matrix: str, results: Mapping[str, LockResult]) ->
             remedy="make that directory writable, or name another",
         ) from error
     return target
-
-
-def records_text(lock: Lock) -> str:
-    """Return the text of `<content hash>.records.json`: a list of the conda packages' metadata.
-
-    This function is pure.
-    """
-    return "[\n" + ",\n".join(lock.records) + "\n]\n"
 
 
 def index_text(results: Mapping[str, LockResult]) -> str:

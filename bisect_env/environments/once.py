@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from collections import defaultdict
 from collections.abc import Callable, Hashable
 from typing import Generic, TypeVar
 
@@ -19,8 +18,7 @@ class OncePerKey(Generic[Key, Value]):
     """
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._locks: defaultdict[Key, threading.Lock] = defaultdict(threading.Lock)
+        self._locks: dict[Key, threading.Lock] = {}
         self._known: dict[Key, Value] = {}
 
     def get(self, key: Key, work: Callable[[], Value]) -> Value:
@@ -28,9 +26,8 @@ class OncePerKey(Generic[Key, Value]):
 
         Exceptions are not cached.
         """
-        with self._lock:
-            own = self._locks[key]
-        with own:
+        # `setdefault` of a dict is atomic: all threads get the same lock.
+        with self._locks.setdefault(key, threading.Lock()):
             if key not in self._known:
                 self._known[key] = work()
             return self._known[key]

@@ -228,12 +228,11 @@ class _Builder:
             if self._has_changed:
                 short = self.lock.content_hash[:12]
                 self.notes.append(f"the environment {short} was changed since it was made, and is made anew")
-            begun = time.monotonic()
             try:
                 self._fill(interpreter)
                 warnings = validation.prefix_warnings(self.lock, self.final)
                 self.notes += [f"{self.lock.content_hash[:12]}: {text}" for text in warnings]
-                state = self._mark(interpreter, begun)
+                state = self._mark(interpreter)
             except BaseException:
                 take_away(self.cache, self.final)
                 raise
@@ -306,9 +305,11 @@ class _Builder:
             conda_process.fill(
                 self.final, self.lock, self.cache, self.timeout, archives=archives, holding=self._held
             )
-        wheels = self._wheels()
+        wheels = tuple(package for package in self.packages if not package.is_conda)
         if not wheels:
             return
+        if self._bundle is not None:
+            wheels = tuple(self._bundle.here(package, self.lock.python) for package in wheels)
         try:
             self._install_wheels(wheels)
         except UnbuildableError as error:
@@ -358,7 +359,7 @@ class _Builder:
             text = words or f"uv ended with {finished.returncode}"
             raise UnbuildableError(text, transient=is_transient(words))
 
-    def _mark(self, interpreter: Interpreter | None, begun: float) -> str:
+    def _mark(self, interpreter: Interpreter | None) -> str:
         """Make the prefix read-only, write the marker file, and return the snapshot of the prefix.
 
         A directory without the marker file is not a valid prefix.
@@ -368,11 +369,8 @@ class _Builder:
         state = integrity.snapshot(self.final, protect=True)
         marker = {
             "format": _FORMAT,
-            "content_hash": self.lock.content_hash,
             "python": interpreter.version if interpreter else self.lock.python,
-            "interpreter": str(interpreter.path if interpreter else self.final / "bin" / "python"),
             "packages": len(self.lock.packages),
-            "seconds": round(time.monotonic() - begun, 3),
             "snapshot": state,
         }
         write_atomically(self.final / MARKER, json.dumps(marker, indent=1) + "\n")
@@ -382,12 +380,6 @@ class _Builder:
     @functools.cached_property
     def _bundle(self) -> Bundle | None:
         return None if self.offline is None else Bundle(self.offline)
-
-    def _wheels(self) -> tuple[LockedPackage, ...]:
-        """Return the packages that uv installs, with the URLs of their archives."""
-        packages = tuple(package for package in self.packages if not package.is_conda)
-        bundle = self._bundle
-        return tuple(bundle.here(p, self.lock.python) for p in packages) if bundle else packages
 
     def _uv_tool(self) -> Uv:
         environ = None if self.offline is None else offline_environment(self.offline)

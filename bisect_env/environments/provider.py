@@ -8,6 +8,7 @@ directory in which they are installed.
 from __future__ import annotations
 
 import fnmatch
+import importlib.metadata
 import json
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
@@ -15,11 +16,13 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from packaging.utils import canonicalize_name
+
 from bisect_env.environments.bundle import Bundle, NoLock, request_digest
-from bisect_env.environments.cache import requirements_here
 from bisect_env.environments.conda_lock import CondaSolver, python_of
 from bisect_env.environments.image_lock import ensure_environment, locked_image, without_image
 from bisect_env.environments.index import PypiCatalogue
+from bisect_env.environments.integrity import MARKER
 from bisect_env.environments.lock import (
     Lock,
     LockedPackage,
@@ -186,9 +189,18 @@ class EnvironmentProvider(ABC):
     def requirements(self, lock: Lock) -> Mapping[str, tuple[str, ...]] | None:
         """Return a map from each package of a lock to its requirements (PEP 508 texts).
 
-        Return None if the lock is not installed on this host.
+        They are read from the metadata in the prefix of the lock. Return None if the lock is not installed on
+        this host.
         """
-        return requirements_here(lock, self.cache_dir)
+        prefix = self.cache_dir / "prefixes" / lock.content_hash
+        if not (prefix / MARKER).exists():
+            return None
+        sites = [str(site) for site in prefix.glob("lib/python*/site-packages")]
+        return {
+            str(canonicalize_name(name)): tuple(distribution.requires or ())
+            for distribution in importlib.metadata.distributions(path=sites)
+            if (name := distribution.metadata["Name"])
+        }
 
 
 class Environments(EnvironmentProvider):
@@ -214,8 +226,9 @@ class Environments(EnvironmentProvider):
         conda: CondaSolver | None = None,
     ) -> None:
         self.cache_dir = (cache_dir or default_cache_dir()).absolute()
-        self._pypi = PypiSolver(self.cache_dir, timeout)
+        self._timeout = timeout
         self._conda = conda or CondaSolver(self.cache_dir, timeout=timeout)
+        # Each image name is looked up only once in the lifetime of this object.
         self._images: OncePerKey[str, LockedPackage] = OncePerKey()
         places = {"index": index, "indexes": indexes, "find_links": find_links}
         self.catalogue = Catalogue(self._conda, self.cache_dir, **places)
@@ -237,26 +250,20 @@ class Environments(EnvironmentProvider):
                 remedy="leave `platform` out, or lock on a machine of that platform",
             )
         known = without_image(prefer).packages if prefer else ()
-        packages, python = self._image(request), request.python
+        packages: list[LockedPackage] = []
+        python = request.python
+        if request.image:
+            packages.append(self._images.get(request.image, lambda: locked_image(request.image)))
         records: Mapping[str, str] = {}
         if request.conda is not None:
             conda, records = self._conda.solve(request, known)
             packages += conda
             python = python_of(conda)
             if request.requirements:
-                packages += self._pypi.solve(request, known, conda)
+                packages += PypiSolver(request, self.cache_dir, self._timeout, conda).solve(known)
         elif python or not packages:
-            packages += self._pypi.solve(request, known)
+            packages += PypiSolver(request, self.cache_dir, self._timeout).solve(known)
         return make_lock(python, request.platform, packages, request.exclude_newer_text, records=records)
-
-    def _image(self, request: EnvironmentRequest) -> list[LockedPackage]:
-        """Return a list with the container image of a request; an empty list if there is no image.
-
-        Each image name is looked up only once in the lifetime of this object.
-        """
-        if not request.image:
-            return []
-        return [self._images.get(request.image, lambda: locked_image(request.image))]
 
 
 # --------------------------------------------------------------------------------------------------

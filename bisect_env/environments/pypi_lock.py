@@ -32,114 +32,108 @@ _WANTS_NETWORK = "network was disabled"
 """Part of uv's error message if it needs the network but was run with `--offline`."""
 _UNDATED = re.compile(r"`([^`]+)` is missing an upload date")
 _UNKNOWN = re.compile(r"\b(\S+) was not found in the package registry")
+# uv takes a package for unknown if its index wants other credentials, and names that index in a hint.
+_REFUSED = re.compile(
+    r"^hint: An index (?:URL )?\((\S+)\) .*\b(?:401 Unauthorized|403 Forbidden)", re.MULTILINE
+)
 
 
 class PypiSolver:
-    """A solver for the PyPI packages of environment requests.
+    """A solver for the PyPI packages of one environment request.
 
     Args:
+        request: The request; its conda part is ignored.
         cache_dir: The cache directory of bisect-env.
-        timeout: Time limit in seconds for solving one request, including builds that are needed for metadata.
+        timeout: Time limit in seconds for each run of uv, including builds that are needed for metadata.
+        conda: The solved conda packages, including Python, to which the PyPI packages are added. The PyPI
+            packages that these provide keep their versions. If empty, use an interpreter of this machine.
+
+    Raises:
+        InterpreterNotFoundError: The requested Python is neither installed nor downloadable.
+        InfrastructureError: This machine has no Python that uv can run.
     """
 
-    def __init__(self, cache_dir: Path, timeout: float) -> None:
-        self._cache_dir = cache_dir
-        self._timeout = timeout
-
-    def solve(
+    def __init__(
         self,
         request: EnvironmentRequest,
-        prefer: Sequence[LockedPackage] = (),
+        cache_dir: Path,
+        timeout: float,
         conda: Sequence[LockedPackage] = (),
-    ) -> list[LockedPackage]:
-        """Choose the PyPI packages that satisfy a request.
-
-        Args:
-            request: The request; its conda part is ignored.
-            prefer: Packages of a neighbouring lock, which are reused where possible.
-            conda: The solved conda packages, including Python, to which the PyPI packages are added. The PyPI
-                packages that these provide keep their versions. If empty, use an interpreter of this machine.
-
-        Raises:
-            UnsolvableError: No set of PyPI packages satisfies the request, together with the conda packages.
-            InterpreterNotFoundError: The requested Python is neither installed nor downloadable.
-            IndexUnavailableError: The package index fails.
-            InfrastructureError: uv fails.
-        """
-        python: list[str | Path]
+    ) -> None:
+        self._request = request
+        self._cache_dir = cache_dir
+        self._timeout = timeout
+        self._provided = provided_to_pypi(conda)
+        self._uv = Uv(cache_dir, request.index, indexes=request.indexes, find_links=request.find_links)
+        self._python: list[str | Path]
         if conda:
             version = python_of(conda)
             # The interpreter that the environment will have, for its wheel tags; it is not installed yet.
-            interpreter = Interpreter(Path("/nowhere/python"), version)
+            self._interpreter = Interpreter(Path("/nowhere/python"), version)
             # uv needs an interpreter to run. Use another one, if possible of the same minor version.
-            python = ["-p", self._stand_in(interpreter).path, "--python-version", version]
+            self._python = ["-p", _another_than(self._interpreter).path, "--python-version", version]
         else:
-            interpreter = machine_interpreters().find(request.python)
-            python = ["-p", interpreter.path]
-        uv, provided = self._uv(request), provided_to_pypi(conda)
-        with temporary("commits") as folder:
-            built = self._stand_ins(request, interpreter, uv, folder)
-            packages = self._lock_with_uv(request, interpreter, uv, python, prefer, provided, built)
-        _check_pins(request, packages)
-        return [package for package in packages if package.name not in provided]
+            self._interpreter = machine_interpreters().find(request.python)
+            self._python = ["-p", self._interpreter.path]
 
-    def _uv(self, request: EnvironmentRequest) -> Uv:
-        return Uv(self._cache_dir, request.index, indexes=request.indexes, find_links=request.find_links)
+    def solve(self, prefer: Sequence[LockedPackage] = ()) -> list[LockedPackage]:
+        """Choose the PyPI packages that satisfy the request.
 
-    def _stand_ins(
-        self, request: EnvironmentRequest, interpreter: Interpreter, uv: Uv, folder: Path
-    ) -> dict[str, tuple[str, LockedPackage]]:
-        """Give the solver metadata of the packages that will be built from commits.
+        Args:
+            prefer: Packages of a neighbouring lock, which are reused where possible.
 
-        Return a map from package name to the requirement with the path of the metadata, and the package for
-        the lock.
+        Raises:
+            UnsolvableError: No set of PyPI packages satisfies the request, together with the conda packages.
+            IndexUnavailableError: The package index fails.
+            InfrastructureError: uv fails.
         """
-        found = {}
-        for number, source in enumerate(request.commits):
+        with temporary("commits") as folder:
+            direct, built = self._commits(folder)
+            known = [package for package in prefer if package.name not in built and not package.is_conda]
+            packages = self._packages(known, direct, built)
+        _check_pins(self._request, packages)
+        return [package for package in packages if package.name not in self._provided]
+
+    def _commits(self, folder: Path) -> tuple[list[str], dict[str, LockedPackage]]:
+        """Return a requirement and a package of the lock for each package that is built from a commit.
+
+        Each requirement names a path with the metadata of the commit. Metadata are written to `folder`.
+        """
+        direct, built = [], {}
+        for number, source in enumerate(self._request.commits):
             own = folder / str(number)
             own.mkdir()
             try:
-                place, version = CommitBuilder(self._cache_dir, uv).stand_in(source, interpreter, own)
+                builder = CommitBuilder(self._cache_dir, self._uv)
+                place, version = builder.stand_in(source, self._interpreter, own)
             except UnbuildableError as error:
                 if error.transient:
                     raise InfrastructureError(
                         error.message, remedy="correct that, then give the same command again"
                     ) from error
                 raise UnsolvableError(error.message, building=True) from error
-            found[source.name] = (f"{source.package} @ {place.as_uri()}", source.locked(version))
-        return found
+            direct.append(f"{source.package} @ {place.as_uri()}")
+            built[source.name] = source.locked(version)
+        return direct, built
 
-    @staticmethod
-    def _stand_in(interpreter: Interpreter) -> Interpreter:
-        able = machine_interpreters().installed()
-        if not able:
-            raise InfrastructureError(
-                "uv finds no Python that it can run", remedy="install Python 3.11 or newer"
-            )
-        same = [i for i in able if i.release[:2] == interpreter.release[:2]]
-        return max(same or able, key=lambda i: i.release)
-
-    def _lock_with_uv(
-        self,
-        request: EnvironmentRequest,
-        interpreter: Interpreter,
-        uv: Uv,
-        python: Sequence[str | Path],
-        prefer: Sequence[LockedPackage],
-        provided: Mapping[str, str],
-        built: Mapping[str, tuple[str, LockedPackage]],
+    def _packages(
+        self, prefer: Sequence[LockedPackage], direct: Sequence[str], built: Mapping[str, LockedPackage]
     ) -> list[LockedPackage]:
-        ranks = tag_ranks(interpreter)
-        direct = [text for text, _ in built.values()]
-        prefer = [package for package in prefer if package.name not in built]
+        """Solve the request, and choose an archive for each package.
+
+        Args:
+            prefer: PyPI packages of a neighbouring lock.
+            direct: Additional requirements, for packages that are built from commits.
+            built: Maps the names of these packages to the packages of the lock.
+        """
+        request, ranks = self._request, tag_ranks(self._interpreter)
         wheels_only: set[str] = set()
         while True:
-            entries = self._solve(request, uv, python, wheels_only, prefer, provided, direct)
             packages: list[LockedPackage] = []
             refused: set[str] = set()
-            for entry in entries:
+            for entry in self._solved(wheels_only, prefer, direct):
                 if entry["name"] in built:
-                    packages.append(built[entry["name"]][1])
+                    packages.append(built[entry["name"]])
                     continue
                 wheels = {_name_of(wheel): wheel for wheel in entry.get("wheels", ())}
                 best = choose_wheel(wheels, ranks)
@@ -150,10 +144,12 @@ class PypiSolver:
                 elif "sdist" in entry and request.allow_source and entry["name"] not in wheels_only:
                     refused.add(entry["name"])
                     continue
-                elif "archive" in entry and _may_use(entry["archive"], entry["name"], request):
+                elif "archive" in entry and (
+                    _name_of(entry["archive"]).endswith(".whl") or request.may_build(entry["name"])
+                ):
                     chosen = entry["archive"]
                 else:
-                    raise UnsolvableError(_no_file(entry, interpreter))
+                    raise UnsolvableError(_no_file(entry, self._interpreter))
                 packages.append(_locked(entry, chosen))
             if not refused:
                 return packages
@@ -161,20 +157,15 @@ class PypiSolver:
             # solution would have to build. Each round adds at least one package, so the loop ends.
             wheels_only |= refused
 
-    def _solve(
-        self,
-        request: EnvironmentRequest,
-        uv: Uv,
-        python: Sequence[str | Path],
-        wheels_only: set[str],
-        prefer: Sequence[LockedPackage],
-        provided: Mapping[str, str],
-        direct: Sequence[str],
+    def _solved(
+        self, wheels_only: set[str], prefer: Sequence[LockedPackage], direct: Sequence[str]
     ) -> list[Mapping[str, Any]]:
+        """Return the entries of the packages in the `pylock.toml` that uv writes."""
+        request, uv = self._request, self._uv
         # Use an empty directory, because uv reads the settings of a project in its working directory.
         with temporary("lock") as cwd:
             (cwd / "requirements.in").write_text("\n".join((*request.requirements, *direct, "")), "utf-8")
-            args: list[str | Path] = ["pip", "compile", "requirements.in", *python]
+            args: list[str | Path] = ["pip", "compile", "requirements.in", *self._python]
             if request.sources:
                 # uv reads from this file which index a package must come from.
                 (cwd / "pyproject.toml").write_text(_sources(request), "utf-8")
@@ -183,14 +174,13 @@ class PypiSolver:
                 # Ignore `tool.uv.sources` in the pyproject.toml of commits, which is meant for developers.
                 args.append("--no-sources")
             args += ["--format", "pylock.toml", "--no-header", "--no-annotate"]
-            wheels = [package for package in prefer if not package.is_conda]
-            if wheels:
+            if prefer:
                 # If the output file exists, uv prefers the versions in it.
-                known = lockfiles.text(wheels, without_credentials(uv.index))
+                known = lockfiles.text(prefer, without_credentials(uv.index))
                 (cwd / "pylock.toml").write_text(known, "utf-8")
                 args += ["-o", "pylock.toml"]
-            if provided:
-                lines = [f"{name}=={version}" for name, version in sorted(provided.items())]
+            if self._provided:
+                lines = [f"{name}=={version}" for name, version in sorted(self._provided.items())]
                 (cwd / "constraints.txt").write_text("\n".join((*lines, "")), "utf-8")
                 args += ["-c", "constraints.txt"]
             if not request.allow_source:
@@ -217,14 +207,12 @@ class PypiSolver:
                         args += ["--exclude-newer-package", f"{name}=false"]
                 finished = uv.run(args, cwd=cwd, timeout=self._timeout, builds=builds)
         if finished.returncode != 0 or finished.timed_out:
-            raise self._failure(finished, request, uv)
+            raise self._failure(finished)
         return list(tomllib.loads(finished.stdout).get("packages", ()))
 
-    def _failure(
-        self, finished: Finished, request: EnvironmentRequest, uv: Uv
-    ) -> UnsolvableError | InfrastructureError:
-        words = plain_words(finished.stderr)
-        index = without_credentials(uv.index)
+    def _failure(self, finished: Finished) -> UnsolvableError | InfrastructureError:
+        request, words = self._request, plain_words(finished.stderr)
+        index = without_credentials(self._uv.index)
         if finished.timed_out:
             if request.allow_source:
                 return UnsolvableError(f"not solved in {self._timeout:.0f} s: {words}", building=True)
@@ -233,7 +221,10 @@ class PypiSolver:
                 remedy="check the network, then give the same command again",
             )
         no_solution = "No solution found" in words
-        if not no_solution and is_transient(words):
+        refused = _REFUSED.search(words) if _UNKNOWN.search(words) else None
+        if refused is not None:
+            index = without_credentials(refused[1])
+        if refused is not None or (not no_solution and is_transient(words)):
             return IndexUnavailableError(
                 f"the package index {index} cannot be used: {words}",
                 tried=f"solving for Python {request.python} with {', '.join(request.requirements)}",
@@ -246,13 +237,21 @@ class PypiSolver:
                 remedy="give the same command again; if it stays so, report it to uv",
             )
         for name in dict.fromkeys(_UNKNOWN.findall(words)):
-            if meant := advice(name, uv.index):
+            if meant := advice(name, self._uv.index):
                 words += f"\nThere is no {name}{meant}"
         if undated := dict.fromkeys(_UNDATED.findall(finished.stderr)):
             words += "".join(f"\n{text}" for text in _without_dates(request, index, undated))
         if "--no-build" in words:
             words += "\nA matrix allows to build from source with `solver: {allow_source: true}`."
         return UnsolvableError(words, building=not no_solution and "Failed to build" in words)
+
+
+def _another_than(interpreter: Interpreter) -> Interpreter:
+    able = machine_interpreters().installed()
+    if not able:
+        raise InfrastructureError("uv finds no Python that it can run", remedy="install Python 3.11 or newer")
+    same = [i for i in able if i.release[:2] == interpreter.release[:2]]
+    return max(same or able, key=lambda i: i.release)
 
 
 def _sources(request: EnvironmentRequest) -> str:
@@ -287,7 +286,7 @@ def _without_dates(request: EnvironmentRequest, default: str, files: Iterable[st
     """
     urls = {one.name: one.url for one in request.indexes}
     packages: dict[str, list[str]] = {}
-    for name in dict.fromkeys(str(canonicalize_name(file.partition("-")[0])) for file in files):
+    for name in dict.fromkeys(map(_package_of, files)):
         index = urls.get(request.sources.get(name, ""))
         anywhere = [one.url for one in request.indexes if not one.explicit]
         where = index or " or ".join([*anywhere, default])
@@ -297,6 +296,12 @@ def _without_dates(request: EnvironmentRequest, default: str, files: Iterable[st
             f"The index {where} gives no upload dates of {', '.join(names)}, so that `exclude_newer` and "
             "date axes hide all files there."
         )
+
+
+def _package_of(file: str) -> str:
+    # The name of a wheel holds no hyphen; the version of a source distribution follows the last one.
+    name = file.partition("-")[0] if file.endswith(".whl") else file.rpartition("-")[0]
+    return str(canonicalize_name(name))
 
 
 def _links(archives: Iterable[str]) -> str:
@@ -327,10 +332,6 @@ def _address_of(archive: Mapping[str, Any]) -> str:
 
 def _name_of(archive: Mapping[str, Any]) -> str:
     return str(archive.get("name") or file_name(_address_of(archive)))
-
-
-def _may_use(archive: Mapping[str, Any], name: str, request: EnvironmentRequest) -> bool:
-    return _name_of(archive).endswith(".whl") or request.may_build(name)
 
 
 def _locked(entry: Mapping[str, Any], archive: Mapping[str, Any]) -> LockedPackage:

@@ -12,7 +12,7 @@ import hashlib
 import os
 import re
 import secrets
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -100,11 +100,11 @@ class Repository:
                 )
             if not self.mirror.is_dir():
                 self._make(is_path=is_path)
-            finished = self._transport("fetch", "--quiet", "--no-tags", "--prune", self.source, *_REFS)
+            finished = self._fetched("--prune", self.source, *_REFS)
             if finished.returncode != 0 or finished.timed_out:
                 raise self._unreachable(finished)
             os.utime(self.mirror)
-        head = self._transport("ls-remote", "--symref", self.source, "HEAD")
+        head = self._run("ls-remote", "--symref", self.source, "HEAD", transport=True)
         if found := re.search(r"^ref: (refs/\S+)\tHEAD$", head.stdout, re.MULTILINE):
             self._git("symbolic-ref", "HEAD", found[1])
         elif found := re.search(r"^([0-9a-f]{40,64})\tHEAD$", head.stdout, re.MULTILINE):
@@ -133,8 +133,8 @@ class Repository:
         found = []
         for text in texts:
             commit = self._resolved(text)
-            if commit is None and _HASH.fullmatch(text):
-                self._fetch_one(text)
+            if commit is None and _HASH.fullmatch(text) and self.mirror.is_dir():
+                self._fetched(self.source, text)
                 commit = self._resolved(text)
             if commit is None:
                 raise self._unknown(text)
@@ -212,8 +212,8 @@ class Repository:
         """Return the web address of the repository, or of the origin of a local clone."""
         if "://" in self.source:
             return self.shown
-        args = ["-C", self.source, "config", "--local", "--no-includes", "--get", "remote.origin.url"]
-        found = self._run(args, cwd=None).stdout.strip()
+        args = ("-C", self.source, "config", "--local", "--no-includes", "--get", "remote.origin.url")
+        found = self._run(*args).stdout.strip()
         return without_credentials(found) if "://" in found else found
 
     def tags(self) -> list[str]:
@@ -231,18 +231,19 @@ class Repository:
 
         Directories with fewer path components come first. The root directory is left out.
         """
-        paths = self._read("ls-tree", "-r", "-z", "--name-only", "--full-tree", commit).split("\0")
-        found = {path.rpartition("/")[0] for path in paths if path.rpartition("/")[2] in names}
+        paths = [path.rpartition("/") for _, path in self._tree(commit)]
+        found = {folder for folder, _, name in paths if name in names}
         return sorted(found - {""}, key=lambda folder: (folder.count("/"), folder))
 
     def submodules(self, commit: str) -> list[str]:
         """Return the paths of submodules in a commit."""
-        found = []
+        return [path for facts, path in self._tree(commit) if facts.startswith("160000 ")]
+
+    def _tree(self, commit: str) -> Iterator[tuple[str, str]]:
+        """Yield the facts (beginning with the mode) and the path of everything in a commit."""
         for entry in self._read("ls-tree", "-r", "-z", "--full-tree", commit).split("\0"):
             facts, _, path = entry.partition("\t")
-            if facts.startswith("160000 "):
-                found.append(path)
-        return found
+            yield facts, path
 
     # -- the files of a commit ------------------------------------------------------------------------------
 
@@ -266,15 +267,9 @@ class Repository:
         # The clone reads its objects from the mirror, so the mirror must not be removed meanwhile.
         lease = hold(self.mirror)
         try:
-            self._check(
-                self._run(
-                    ["clone", "--quiet", "--shared", "--no-checkout", "--template=", self.mirror, place],
-                    cwd=folder,
-                )
-            )
-            self._check(
-                self._run(["-C", place, "checkout", "--quiet", "--force", "--detach", commit], cwd=folder)
-            )
+            args = ("clone", "--quiet", "--shared", "--no-checkout", "--template=", self.mirror, place)
+            self._check(self._run(*args))
+            self._check(self._run("-C", place, "checkout", "--quiet", "--force", "--detach", commit))
             yield place
         finally:
             remove_tree(place)
@@ -282,7 +277,7 @@ class Repository:
 
     def pointers(self, place: Path) -> list[str]:
         """Return the files of a checkout that are git-lfs pointers instead of content."""
-        marked = self._run(["-C", place, "ls-files", "-z", "--", ":(attr:filter=lfs)"], cwd=place).stdout
+        marked = self._run("-C", place, "ls-files", "-z", "--", ":(attr:filter=lfs)").stdout
         return [path for path in marked.split("\0") if path and _is_pointer(place / path)]
 
     # -- running git ----------------------------------------------------------------------------------------
@@ -292,18 +287,15 @@ class Repository:
         try:
             if is_path:
                 # git hardlinks the objects of a local clone if possible, so this is fast and takes no space.
-                finished = self._transport("clone", "--quiet", "--mirror", "--template=", self.source, beside)
+                args = ("clone", "--quiet", "--mirror", "--template=", self.source, beside)
+                finished = self._run(*args, transport=True)
             else:
-                finished = self._run(["init", "--quiet", "--bare", "--template=", beside], cwd=None)
+                finished = self._run("init", "--quiet", "--bare", "--template=", beside)
             if finished.returncode != 0 or finished.timed_out:
                 raise self._unreachable(finished)
             beside.rename(self.mirror)
         finally:
             remove_tree(beside)
-
-    def _fetch_one(self, commit: str) -> None:
-        if self.mirror.is_dir():
-            self._transport("fetch", "--quiet", "--no-tags", self.source, commit)
 
     def _resolved(self, text: str) -> str | None:
         names = [f"refs/tags/{text}", f"refs/heads/{text}", f"refs/remotes/{text}"]
@@ -330,19 +322,13 @@ class Repository:
         return finished.stdout
 
     def _git(self, *args: str) -> Finished:
-        return self._run(["--git-dir", self.mirror, *args], cwd=self.mirror)
+        return self._run("--git-dir", self.mirror, *args)
 
-    def _transport(self, *args: str | Path) -> Finished:
-        where: list[str | Path] = ["--git-dir", self.mirror] if args[0] == "fetch" else []
-        return self._run([*where, *args], cwd=None, transport=True)
+    def _fetched(self, *args: str) -> Finished:
+        own = ("--git-dir", self.mirror, "fetch", "--quiet", "--no-tags")
+        return self._run(*own, *args, transport=True)
 
-    def _run(
-        self,
-        args: Sequence[str | Path],
-        *,
-        cwd: Path | None,
-        transport: bool = False,
-    ) -> Finished:
+    def _run(self, *args: str | Path, transport: bool = False) -> Finished:
         env = _environment(os.environ, transport=transport)
         firm = [word for name, value in _FIRM.items() for word in ("-c", f"{name}={value}")]
         argv = ["git", "--no-pager", *firm, *args]
@@ -350,7 +336,7 @@ class Repository:
             return run_tool(
                 argv,
                 env=env,
-                cwd=cwd or Path("/"),
+                cwd=Path("/"),
                 timeout=_FETCH_TIMEOUT if transport else _READ_TIMEOUT,
                 keep=None,
             )

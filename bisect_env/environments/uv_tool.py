@@ -184,7 +184,7 @@ def _tail(stream: IO[bytes], keep: int | None) -> str:
 # The user's UV_* variables that are kept: they say where packages and interpreters come from. All others
 # (UV_CONSTRAINT, UV_EXCLUDE_NEWER, UV_PYTHON, ...) would change a lock without being recorded in it.
 _KEPT = re.compile(
-    r"UV_(INDEX_STRATEGY|KEYRING_PROVIDER|OFFLINE|INSECURE_HOST"
+    r"UV_(INDEX_STRATEGY|KEYRING_PROVIDER|CREDENTIALS_DIR|OFFLINE|INSECURE_HOST"
     r"|SYSTEM_CERTS|NATIVE_TLS|HTTP_TIMEOUT|HTTP_RETRIES|CONFIG_FILE|PYTHON_INSTALL_MIRROR"
     r"|PYTHON_INSTALL_DIR|PYTHON_CACHE_DIR|PYTHON_DOWNLOADS_JSON_URL|INDEX_[A-Z0-9_]+_(USERNAME|PASSWORD))"
 )
@@ -526,13 +526,11 @@ def public_index() -> str:
         InfrastructureError: uv failed, or its answer holds no URL.
     """
     with temporary("index") as aside:
-        requirements = aside / "requirements.in"
-        requirements.touch()
         args = ["pip", "compile", "--emit-index-url", "--no-header", "--no-config", "--offline", "--quiet"]
         # uv reads a file of this variable in spite of `--no-config`.
         environ = {name: value for name, value in os.environ.items() if name != "UV_CONFIG_FILE"}
         finished = Uv(usable_cache(aside), environ=environ).run(
-            [*args, "--python", sys.executable, requirements],
+            [*args, "--python", sys.executable, "-"],  # standard input is empty
             cwd=aside,
             timeout=_PUBLIC_INDEX_TIMEOUT,
             builds=False,

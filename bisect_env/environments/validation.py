@@ -17,14 +17,12 @@ from bisect_env.environments.lock import Lock, LockedPackage
 _OTHER_NAMES = {
     "brotli-python": "brotli",
     "dask-core": "dask",
-    "importlib-resources": "importlib-resources",
     "matplotlib-base": "matplotlib",
     "msgpack-python": "msgpack",
     "opencv": "opencv-python",
     "py-opencv": "opencv-python",
     "py-xgboost": "xgboost",
     "pytables": "tables",
-    "python-dateutil": "python-dateutil",
     "python-duckdb": "duckdb",
     "python-flatbuffers": "flatbuffers",
     "python-graphviz": "graphviz",
@@ -187,7 +185,8 @@ def lock_warnings(lock: Lock, *, asked: Iterable[str] = (), cuda: bool = False) 
         named = {canonicalize_name(name) for name in asked} | _FRAMEWORKS
         bare = [p for p in lock.packages if canonicalize_name(p.name) in named and _is_bare(p)]
         if bare:
-            shown = _some([f"{p.name} {p.version} {p.build}".rstrip() for p in bare])
+            shown = ", ".join(f"{p.name} {p.version} {p.build}".rstrip() for p in bare[:_SHOWN])
+            shown += f" and {len(bare) - _SHOWN} more" if len(bare) > _SHOWN else ""
             warnings.append(f"CPU-only builds beside a CUDA axis: {shown}; `build: cuda*` forbids them")
     return tuple(warnings)
 
@@ -196,11 +195,6 @@ def _is_bare(package: LockedPackage) -> bool:
     if package.is_conda:
         return _CPU_BUILD.search(package.build) is not None
     return package.version.endswith("+cpu")
-
-
-def _some(names: list[str]) -> str:
-    more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
-    return ", ".join(names[:_SHOWN]) + more
 
 
 def prefix_warnings(lock: Lock, prefix: Path) -> tuple[str, ...]:
@@ -223,14 +217,11 @@ def prefix_warnings(lock: Lock, prefix: Path) -> tuple[str, ...]:
     majors = cuda_majors(p for p in lock.packages if p.name in ("torch", "pytorch")) or cuda_majors(
         lock.packages
     )
+    either = " and ".join(map(str, majors))
     if torch_cuda == "" and majors and not any(_CPU_BUILD.search(p.build) for p in conda):
-        warnings.append(
-            f"torch was built without CUDA, and the environment is one for CUDA {_either(majors)}"
-        )
+        warnings.append(f"torch was built without CUDA, and the environment is one for CUDA {either}")
     elif torch_cuda and majors and int(torch_cuda.split(".")[0]) not in majors:
-        warnings.append(
-            f"torch was built with CUDA {torch_cuda}, and the environment is one for {_either(majors)}"
-        )
+        warnings.append(f"torch was built with CUDA {torch_cuda}, and the environment is one for {either}")
     return tuple(warnings)
 
 
@@ -250,10 +241,6 @@ def _distributions(prefix: Path) -> tuple[dict[str, str], str | None]:
             stated = _TORCH_CUDA.search(version_file.read_text("utf-8", "replace"))
             torch_cuda = f"{stated[1]}.{stated[2]}" if stated else ""
     return wheels, torch_cuda
-
-
-def _either(majors: Iterable[int]) -> str:
-    return " and ".join(str(major) for major in majors)
 
 
 def _same(found: str, locked: str) -> bool:

@@ -18,7 +18,7 @@ MAX_FILENAME = 255
 """Longest file name in bytes that file systems support. Longer names on an index are ignored."""
 _INTERPRETER = re.compile(r"(?:cp|py)(\d)(\d+)?")
 _LAST_MINOR = 30
-"""Highest minor version of Python 3 assumed for wheels of the stable ABI, which support all later ones."""
+"""Highest minor version of Python 3 assumed for wheels that support all later versions, too."""
 
 
 @functools.cache
@@ -60,19 +60,12 @@ def choose_wheel(filenames: Iterable[str], ranks: Ranks) -> str | None:
         filenames: File names of a release; names of other files than wheels are ignored.
         ranks: Accepted tags, from `tag_ranks`.
     """
-    best: tuple[int, tuple[int, str], str] | None = None
-    for filename in sorted(filenames):
-        parts = _split(filename)
-        if parts is None:
-            continue
-        build, tag_set = parts
-        rank = min((ranks[tag] for tag in tag_set if tag in ranks), default=None)
-        if rank is None:
-            continue
-        key = (rank, (-build[0], build[1]), filename)
-        if best is None or key < best:
-            best = key
-    return None if best is None else best[2]
+    fitting = []
+    for filename in filenames:
+        (number, rest), tag_set = _split(filename) or ((0, ""), frozenset())
+        if accepted := tag_set & ranks.keys():
+            fitting.append((min(ranks[tag] for tag in accepted), -number, rest, filename))
+    return min(fitting)[-1] if fitting else None
 
 
 def fits_platform(filename: str, platforms: Sequence[str] | None = None) -> bool:
@@ -96,7 +89,8 @@ def pythons_of(filename: str) -> frozenset[str] | None:
         if match is None:
             continue
         major, minor = int(match[1]), int(match[2] or 0)
-        last = _LAST_MINOR if tag.abi == "abi3" else minor
+        # `cp38-abi3` and `py38-none` support later versions, too; `cp38-cp38` and `cp38-none` do not.
+        last = _LAST_MINOR if tag.abi == "abi3" or tag.interpreter.startswith("py") else minor
         found |= {f"{major}.{n}" for n in range(minor, last + 1)}
     return frozenset(found)
 

@@ -140,6 +140,14 @@ def test_silence_ends_with_the_process_group():
     assert has_ended(raised.value.text.split()[-1]), "the helper's child is still alive"
 
 
+def test_a_helper_that_reads_nothing_is_ended_too():
+    """The request is larger than what a pipe holds, so that writing it would never end."""
+    helper = HelperProcess(["/bin/sh", "-c", "sleep 300 & echo $! >&2; wait"])
+    with pytest.raises(HelperDiedError, match="no answer in time") as raised:
+        helper.ask({"op": "solve", "specs": ["x" * 1_000_000]}, 1.0)
+    assert has_ended(raised.value.text.split()[-1])
+
+
 def has_ended(pid: str) -> bool:
     """Whether a process ends, within a minute."""
     deadline = time.monotonic() + 60

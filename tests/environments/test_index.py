@@ -57,6 +57,16 @@ def test_a_bare_directory_served_over_http_is_an_index_too(index):
     assert {release.uploaded for release in catalogue.versions("demo")} == {None}
 
 
+@pytest.mark.parametrize("place", ["/nowhere", "http"])
+def test_a_place_of_archives_that_does_not_exist_is_told(index, place):
+    """The index has the package: that it were unknown would be false."""
+    links = [place.replace("http", index.url.replace("/simple", "/nowhere/"))]
+    with pytest.raises(
+        IndexUnavailableError, match=r"nowhere/? cannot be used: .*(not a folder|no such page)"
+    ):
+        PypiCatalogue(filled(index).url, find_links=links).versions("demo")
+
+
 def test_a_directory_on_disk_is_an_index_too(tmp_path):
     page = tmp_path / "my index" / "demo" / "index.html"
     page.parent.mkdir(parents=True)

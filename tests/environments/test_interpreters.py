@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 import os
 import sys
 import threading
@@ -15,6 +16,7 @@ from bisect_env.environments.interpreters import (
     listed_by_uv,
     machine_interpreters,
 )
+from bisect_env.environments.uv_tool import Finished
 from bisect_env.errors import InfrastructureError, InterpreterNotFoundError
 
 HERE = ".".join(map(str, sys.version_info[:3]))
@@ -150,6 +152,19 @@ def test_a_version_that_is_here_does_not_wait_for_one_that_is_fetched():
             may_end.set()
         with pytest.raises(InterpreterNotFoundError, match="the network is down"):
             asked.result()
+
+
+@pytest.mark.parametrize(
+    ("machine", "arch", "is_listed"),
+    [("ppc64le", "powerpc64le", True), ("x86_64", "x86", False), ("aarch64", "aarch64", True)],
+)
+def test_a_python_is_for_this_machine_whatever_uv_calls_it(tmp_path, monkeypatch, machine, arch, is_listed):
+    entry = {"path": sys.executable, "version": HERE, "implementation": "cpython", "arch": arch}
+    answer = Finished(0, json.dumps([entry]), "")
+    monkeypatch.setattr("bisect_env.environments.interpreters.Uv.run", lambda *_args, **_more: answer)
+    monkeypatch.setattr("platform.machine", lambda: machine)
+    monkeypatch.setenv("BISECT_ENV_CACHE", str(tmp_path))
+    assert [one.version for one in listed_by_uv()] == [HERE] * is_listed
 
 
 def test_a_file_in_the_place_of_the_cache_is_told(tmp_path, monkeypatch):

@@ -32,6 +32,7 @@ def test_a_small_index_lists_what_it_has(index: IndexServer, tmp_path: Path) -> 
     assert not [path for path in index.requests if path not in ("/simple/",)]
     index.raw["/simple/"] = ("text/html", b"<a href='torch/'>torch</a>")
     assert near_names("torc", index.url) == ("torch",)
+    assert near_names("torch", index.url) == (), "it is listed, and has no page"
     (tmp_path / "torch").mkdir()
     assert near_names("torhc", tmp_path.as_uri()) == ("torch",)
 

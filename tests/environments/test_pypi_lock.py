@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 from datetime import date
 
 import pytest
@@ -11,6 +12,8 @@ from bisect_env.environments.provider import Environments
 from bisect_env.environments.request import EnvironmentRequest
 from bisect_env.errors import IndexUnavailableError, InfrastructureError, InterpreterNotFoundError
 from bisect_env.matrix.scalars import cutoff
+
+from .index_server import Release
 
 pytestmark = pytest.mark.integration
 
@@ -79,6 +82,14 @@ def test_an_index_without_dates_cannot_answer_for_a_day(index, locker, request_f
         locker.solve(request_for({"top": "1.0"}, exclude_newer=cutoff("2020-02-01")))
 
 
+def test_of_a_source_distribution_without_a_date_the_whole_name_is_told(index, locker, request_for):
+    made = Release("my-long-name-1.0.tar.gz", b"", None, yanked=False, requires_python=None, sha256="0" * 64)
+    index.packages["my-long-name"] = [made]
+    request = request_for({"my-long-name": "1.0"}, exclude_newer=cutoff("2020-02-01"), allow_source=True)
+    with pytest.raises(UnsolvableError, match="gives no upload dates of my-long-name, so"):
+        locker.solve(request)
+
+
 def test_without_dependencies_only_what_is_named(index, locker, request_for):
     world(index)
     assert versions(locker.solve(request_for({"top": "2.0"}, dependencies="none"))) == {"top": "2.0"}
@@ -128,6 +139,25 @@ def test_an_index_that_fails_is_no_property_of_the_combination(index, locker, re
     with pytest.raises(IndexUnavailableError, match="500 Internal Server Error") as raised:
         locker.solve(request_for({"top": "1.0"}))
     assert "remedy: check the network" in str(raised.value)
+
+
+@pytest.mark.parametrize("status", [401, 403])
+def test_an_index_that_wants_a_login_does_not_lack_the_package(
+    index, locker, request_for, monkeypatch, status
+):
+    """uv says that it was not found, and why in a hint: if no other index is asked instead."""
+    monkeypatch.setenv("PIP_CONFIG_FILE", os.devnull)
+    monkeypatch.delenv("PIP_FIND_LINKS", raising=False)
+    world(index)
+    index.on_request = lambda path: status
+    with pytest.raises(
+        IndexUnavailableError, match=f"{index.url} cannot be used: .*(?s:.)*{status}"
+    ) as raised:
+        locker.solve(request_for({"top": "1.0"}))
+    assert "remedy: check the network, proxy, credentials" in str(raised.value)
+    index.on_request = lambda path: 404
+    with pytest.raises(UnsolvableError, match="top was not found"):
+        locker.solve(request_for({"top": "1.0"}))
 
 
 def test_an_index_that_hangs(index, locker, request_for, monkeypatch):

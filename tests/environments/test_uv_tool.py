@@ -30,6 +30,7 @@ def test_settings_that_would_change_a_lock_unseen_are_dropped(tmp_path):
             "PYTHONPATH": "/p",
             "UV_HTTP_TIMEOUT": "7",
             "UV_INDEX_MINE_PASSWORD": "secret",
+            "UV_CREDENTIALS_DIR": "/logins",
             "HTTPS_PROXY": "http://proxy",
             "CFLAGS": "-O1",
         },
@@ -44,6 +45,7 @@ def test_settings_that_would_change_a_lock_unseen_are_dropped(tmp_path):
     } & set(env)
     assert env["UV_HTTP_TIMEOUT"] == "7"
     assert env["UV_INDEX_MINE_PASSWORD"] == "secret"
+    assert env["UV_CREDENTIALS_DIR"] == "/logins", "what `uv auth login` wrote there"
     assert env["HTTPS_PROXY"] == "http://proxy"
     assert env["CFLAGS"] == "-O1"
 

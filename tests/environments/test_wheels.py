@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from packaging import tags
 
 from bisect_env.environments.interpreters import Interpreter
-from bisect_env.environments.wheels import choose_wheel, fits_platform, host_platforms, tag_ranks
+from bisect_env.environments.wheels import choose_wheel, fits_platform, host_platforms, pythons_of, tag_ranks
 
 LINUX = (
     "linux_x86_64",
@@ -86,6 +86,27 @@ def test_choice_does_not_depend_on_the_order_of_the_page(files):
 def test_any_file_name_is_survived(name):
     ranks = tag_ranks(interpreter("3.8.18", "cp38"), LINUX)
     assert choose_wheel([name, name + ".whl"], ranks) in (None, name, name + ".whl")
+
+
+@pytest.mark.parametrize(
+    "tag",
+    [
+        *("cp39-cp39-manylinux1_x86_64", "cp39-abi3-manylinux1_x86_64", "cp39-none-any"),
+        *(
+            "py39-none-any",
+            "py39-none-manylinux1_x86_64",
+            "py2.py39-none-any",
+            "py2-none-any",
+            "py3-none-any",
+        ),
+    ],
+)
+def test_the_pythons_of_a_wheel_are_those_that_an_installer_would_take_it_for(tag):
+    wheel = f"a-1-{tag}.whl"
+    found = pythons_of(wheel)
+    for minor in (8, 9, 12):
+        ranks = tag_ranks(interpreter(f"3.{minor}.1", f"cp3{minor}"), LINUX)
+        assert (found is None or f"3.{minor}" in found) == (choose_wheel([wheel], ranks) is not None)
 
 
 def test_platform_fit():
