@@ -101,6 +101,11 @@ class Rows:
     shown: tuple[Row, ...]
     hidden: int = 0
 
+    @property
+    def more(self) -> str:
+        """Return a line that counts the combinations without a row, or "" if there are none."""
+        return f"… and {how_many(self.hidden, 'more combination')}" if self.hidden else ""
+
 
 def rows(report: Report) -> Rows:
     """Return the rows of the table of combinations.
@@ -605,6 +610,11 @@ class MatrixGrid:
         """Return the further axes with several values."""
         return [axis for axis in self.further if len(axis.values) > 1]
 
+    @property
+    def more(self) -> str:
+        """Return a line that counts the tables that were left out, or "" if there are none."""
+        return f"… and {how_many(self.left_out, 'more table')}" if self.left_out else ""
+
     def with_slices(self, slices: Sequence[GridSlice]) -> MatrixGrid:
         """Return a copy with only some of the tables."""
         return replace(self, slices=tuple(slices), left_out=len(self.slices) - len(slices))
@@ -694,8 +704,8 @@ def table_lines(report: Report) -> Iterator[str]:
             yield title
         yield from aligned(table_rows(grid, one, WORDS))
         yield ""
-    if grid.left_out:
-        yield f"… and {grid.left_out} more tables"
+    if grid.more:
+        yield grid.more
     yield "(works), (fails): not tried itself, known from others; -: cannot be tried"
 
 
