@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from datetime import UTC, datetime
-from typing import Any, Self, TextIO
+from typing import Self, TextIO
 
 from rich import live
 from rich.console import Console, Group, RenderableType
@@ -75,18 +75,6 @@ class View(AbstractContextManager["View"]):
         """Do nothing, because this view leaves nothing to clean up."""
 
 
-class QuietView(View):
-    """A view that prints only warnings."""
-
-    def __init__(self, stream: TextIO) -> None:
-        self._stream = stream
-
-    def show(self, event: events.Event) -> None:
-        """Show one event."""
-        if isinstance(event, events.Warned):
-            print(shown_line(describe(event) or ""), file=self._stream, flush=True)
-
-
 class PlainView(View):
     """A view that prints a line for each important event, for logs and pipes."""
 
@@ -143,6 +131,15 @@ class PlainView(View):
             return None
         self._shown, self._shown_at = key, self._clock()
         return text
+
+
+class QuietView(PlainView):
+    """A view that prints only warnings."""
+
+    def show(self, event: events.Event) -> None:
+        """Show one event."""
+        if isinstance(event, events.Warned):
+            super().show(event)
 
 
 _STEPS = {"checking": "verifying installed files"}
@@ -315,9 +312,12 @@ class JsonView(View):
         if isinstance(event, events.Said):
             tell(event.text)
             return
+        document = event.as_json()
+        now = datetime.now(UTC).isoformat(timespec="milliseconds")
+        document = {"event": document["event"], "time": now, **document}
         # Plain ASCII, because scripts print arbitrary bytes and the locale's encoding may lack characters.
         try:
-            print(json.dumps(public_json(_timed(event))), file=self._stream, flush=True)
+            print(json.dumps(public_json(document)), file=self._stream, flush=True)
         except BrokenPipeError:
             # Without this, Python reports the broken pipe again when it flushes at exit.
             os.dup2(os.open(os.devnull, os.O_WRONLY), self._stream.fileno())
@@ -325,13 +325,6 @@ class JsonView(View):
                 "the program that read the events has ended; every trial that ended is stored",
                 remedy="give the same command again: it goes on from here",
             ) from None
-
-
-def _timed(event: events.Event) -> dict[str, Any]:
-    """Return an event as a JSON object to which the current time (UTC) is added."""
-    document = event.as_json()
-    kind = document.pop("event")
-    return {"event": kind, "time": datetime.now(UTC).isoformat(timespec="milliseconds"), **document}
 
 
 class LiveView(View):
