@@ -71,6 +71,11 @@ def explain(
         raise UsageError(
             "--from, --to, --into-merges and --subdirectory belong to `--git`", remedy="add `--git`"
         )
+    if save is not None and not flags.git:
+        raise UsageError(
+            "--save writes the question about commits, which `--git` asks",
+            remedy="add `--git`, or write the question of a study with `bisect-env plan STUDY --save FILE`",
+        )
     view = choose(shown, plain=True)
     with reporting("explain", shown, view):
         target, study = _answered(words or (), asked, where.db)
