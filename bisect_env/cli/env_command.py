@@ -23,6 +23,7 @@ from bisect_env.cli.options import (
     ExecutionOptions,
     JsonOption,
     SizeOption,
+    TableOptions,
     TargetArgument,
     opt,
     output_option,
@@ -87,7 +88,7 @@ def list_entries(
         )
         for entry in found
     ]
-    deliver_rows(names, rows, as_json=False, as_csv=False)
+    deliver_rows(names, rows, TableOptions())
     if any(entry.shared for entry in found):
         say("shared: what another environment has, too, and what stays when this one goes")
     count = how_many(len(found), "environment")

@@ -16,6 +16,7 @@ import psutil
 
 from bisect_env.answers.phrases import aligned
 from bisect_env.answers.untrusted import clean, clean_lines, comma_separated, command_line, write
+from bisect_env.cli.options import TableOptions
 from bisect_env.errors import InfrastructureError, UsageError
 from bisect_env.secrets import MASK, may_be_stored, without_passwords, without_passwords_in_code
 from bisect_env.temporary import replacing
@@ -192,26 +193,20 @@ def to_repeat(arguments: Sequence[str]) -> str:
 Rows = Sequence[Sequence[object]]
 
 
-def deliver_rows(names: Sequence[str], rows: Rows, *, as_json: bool, as_csv: bool) -> None:
+def deliver_rows(names: Sequence[str], rows: Rows, form: TableOptions) -> None:
     """Print rows as a table, as one JSON object per line, or as comma-separated values.
 
     Args:
         names: Names of the columns.
         rows: Rows of numbers, texts, None, or other values, which are converted to texts.
-        as_json: Whether to print JSON.
-        as_csv: Whether to print comma-separated values, after a line of names.
-
-    Raises:
-        UsageError: Both `as_json` and `as_csv` are true.
+        form: The form in which to print them.
     """
-    if as_json and as_csv:
-        raise UsageError("`--json` and `--csv` exclude each other", remedy="give one of them")
     plain = [[_plain(value) for value in row] for row in rows]
-    if as_json:
+    if form.as_json:
         for row in plain:
             emit(dict(zip(names, row, strict=True)))
     else:
-        deliver(comma_separated(names, plain) if as_csv else _table(names, plain))
+        deliver(comma_separated(names, plain) if form.as_csv else _table(names, plain))
 
 
 def _table(names: Sequence[str], rows: Rows) -> str:

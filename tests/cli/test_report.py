@@ -110,6 +110,11 @@ def test_a_path_in_the_database_is_no_option_of_the_commands_to_paste(
     assert "--log-file=over" not in words
 
 
+def test_csv_means_the_same_for_a_report_and_for_lists(db: Path, run: RunCommand) -> None:
+    assert run("report", "orjson_crash", "--csv") == run("report", "orjson_crash", "--format", "csv")
+    assert run("report", "orjson_crash", "--csv", "--json")[0] == 2
+
+
 def test_by_the_beginning_of_an_id(db: Path, run: RunCommand) -> None:
     with Store.open(str(db), read_only=True) as store:
         study_id = store.study("orjson_crash").id
@@ -188,6 +193,13 @@ def test_to_explain_makes_no_database(run: RunCommand, tmp_path: Path) -> None:
     assert code == 2
     assert "there is no results database yet" in err
     assert not mistyped.exists()
+
+
+def test_to_explain_refuses_to_save_what_it_does_not_ask(db: Path, run: RunCommand, tmp_path: Path) -> None:
+    file = tmp_path / "matrix.yaml"
+    code, _, err = run("explain", "orjson_crash", "--quiet", "--save", str(file))
+    assert (code, file.exists()) == (2, False)
+    assert "--save writes the question about commits, which `--git` asks" in err
 
 
 def test_the_schema(run: RunCommand, tmp_path: Path) -> None:
