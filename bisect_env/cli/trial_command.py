@@ -49,8 +49,8 @@ from bisect_env.engine.single import (
 from bisect_env.engine.specs import target_of
 from bisect_env.engine.verify import Verification, Verifier
 from bisect_env.errors import ExitCode, StudyInterruptedError, UsageError
-from bisect_env.matrix.grid import Grid
 from bisect_env.matrix.load import Matrix
+from bisect_env.report.words import named
 from bisect_env.search.numeric import clopper_pearson
 from bisect_env.search.rate_test import RateClaim
 from bisect_env.storage.entries import EvidenceCounts
@@ -268,7 +268,7 @@ def _until(
 
 def verification_text(found: Verification) -> str:
     """Return as text whether the failure rate is shown to be below or above the limit."""
-    name = " ".join(f"{axis}={value}" for axis, value in found.combination.items())
+    name = named(found.combination)
     limit, sure = percent(found.max_rate), percent(found.confidence)
     seen = f"{found.bad} of {found.trials} trials were bad"
     if found.claim is RateClaim.BELOW:
@@ -405,7 +405,8 @@ def _amplify(
         texts = target.stated_ends(flags)
         if expansion.grid.ends is not None:
             ends = zip(("good", "bad"), expansion.grid.ends, strict=True)
-            texts = {**{end: _text(expansion.grid, index) for end, index in ends}, **texts}
+            known = {end: expansion.grid.combination(index).items for end, index in ends}
+            texts = {**{end: ",".join(map("=".join, cell)) for end, cell in known.items()}, **texts}
         if {"good", "bad"} - texts.keys():
             raise UsageError(
                 "the directions of the axes do not say which ends are good and bad",
@@ -430,20 +431,15 @@ def _amplify(
     return ExitCode.VERDICT if found.perturbation != NONE else ExitCode.NO_VERDICT
 
 
-def _text(grid: Grid, index: tuple[int, ...]) -> str:
-    return ",".join(f"{axis}={value}" for axis, value in grid.combination(index).items)
-
-
 def _print_amplified(found: Amplified, asked: Asked, *, as_json: bool) -> None:
-    document: dict[str, Any] = found.as_json()
     if as_json:
-        emit({"event": "amplified", **document})
+        emit({"event": "amplified", **found.as_json()})
         return
-    rows = [("as it is", document["base"]), *((one["name"], one) for one in document["tried"])]
+    rows = [("as it is", found.base), *((one.name, arm) for one, arm in found.tried)]
     width = max(len(name) for name, _ in rows)
     for name, arm in rows:
-        each = f"{arm['seconds'] / arm['trials']:8.2f} s" if arm["trials"] else ""
-        say(f"{name:<{width}}  {arm['hits']:>3} of {arm['trials']:>3}  {each}".rstrip())
+        each = f"{arm.seconds / arm.trials:8.2f} s" if arm.trials else ""
+        say(f"{name:<{width}}  {arm.hits:>3} of {arm.trials:>3}  {each}".rstrip())
     if found.arm is None:
         say(f"nothing makes the failure more frequent: {found.reason}")
         return
