@@ -8,7 +8,7 @@ import math
 import re
 import shutil
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -94,21 +94,30 @@ def own_command(arguments: Sequence[str]) -> str:
     Args:
         arguments: Arguments of the running command.
     """
-    shown, option = ["bisect-env"], ""
-    for word in arguments:
-        name, separator, value = word.partition("=")
-        if option == "--db" or (name == "--db" and separator):
-            option = ""
-            continue
+    shown = ["bisect-env"]
+    for name, equals, value in _options_in(arguments):
         if name == "--db":
-            option = name
             continue
-        variable, is_set, content = (value if name == "--env" else word).partition("=")
-        if (option == "--env" or name == "--env") and is_set and not may_be_stored(variable, content):
-            word = f"{'--env=' if name == '--env' else ''}{variable}={MASK}"
-        shown.append(word)
-        option = word if word == "--env" else ""
+        variable, is_set, content = value.partition("=")
+        if name == "--env" and is_set and not may_be_stored(variable, content):
+            value = f"{variable}={MASK}"
+        shown += [f"{name}={value}"] if equals else [name, value] if name else [value]
     return command_line(*shown)
+
+
+_REPEATED = ("--db", "--cache", "--offline")
+
+
+def _options_in(arguments: Sequence[str]) -> Iterator[tuple[str, str, str]]:
+    """Yield the name, "=" or "", and the value of each option that is read here; "", "" and any other word.
+
+    The words after `--` are the user's own command. Of its options only `--env` is read, which may be secret.
+    """
+    read, words = {*_REPEATED, "--env"}, iter(arguments)
+    for word in words:
+        read = {"--env"} if word == "--" else read
+        name, equals, value = word.partition("=")
+        yield (name, equals, value if equals else next(words, "")) if name in read else ("", "", word)
 
 
 _COMMAND = re.compile(r"(?<![\w./-])bisect-env (?=[a-z])(?!itself)")
@@ -132,7 +141,9 @@ def own_form() -> str:
     if form := _form_of_parent():
         return form
     found = shutil.which("bisect-env")
-    is_on_path = "/" not in program or (found is not None and Path(found).samefile(program))
+    is_on_path = "/" not in program or (
+        found is not None and Path(found).resolve() == Path(program).resolve()
+    )
     return "bisect-env" if is_on_path or Path(program).name != "bisect-env" else command_line(program)
 
 
@@ -157,9 +168,6 @@ def _form_of_parent() -> str:
     return command_line(*start, *words[3 : ours + 1])
 
 
-_REPEATED = ("--db", "--cache", "--offline")
-
-
 def to_repeat(arguments: Sequence[str]) -> str:
     """Return a sentence that tells the user which options to repeat in the next command.
 
@@ -170,13 +178,7 @@ def to_repeat(arguments: Sequence[str]) -> str:
     Args:
         arguments: Arguments of the running command.
     """
-    said: dict[str, str] = {}
-    for position, word in enumerate(arguments):
-        name, separator, value = word.partition("=")
-        if word == "--":
-            break
-        if name in _REPEATED and (separator or position + 1 < len(arguments)):
-            said[name] = value if separator else arguments[position + 1]
+    said = {name: value for name, _, value in _options_in(arguments) if name in _REPEATED and value}
     hidden = without_passwords_in_code(said.get("--db", "")) != said.get("--db", "")
     if hidden:
         del said["--db"]
