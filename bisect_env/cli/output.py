@@ -40,11 +40,10 @@ def shown_line(text: str) -> str:
     return clean(without_passwords(in_own_form(text)))
 
 
-def emit(document: object) -> None:
-    """Print an object on stdout as one line of JSON."""
+def emit(document: object, output: Path | None = None) -> None:
+    """Write an object as one line of JSON to stdout or to a file; `deliver` describes the errors."""
     # Plain ASCII, because scripts print arbitrary bytes and the locale's encoding may lack characters.
-    sys.stdout.write(json.dumps(document) + "\n")
-    sys.stdout.flush()
+    deliver(json.dumps(document) + "\n", output)
 
 
 def deliver(text: str, output: Path | None = None) -> None:
@@ -195,20 +194,21 @@ def to_repeat(arguments: Sequence[str]) -> str:
 Rows = Sequence[Sequence[object]]
 
 
-def deliver_rows(names: Sequence[str], rows: Rows, form: TableOptions) -> None:
-    """Print rows as a table, as one JSON object per line, or as comma-separated values.
+def deliver_rows(names: Sequence[str], rows: Rows, form: TableOptions, output: Path | None = None) -> None:
+    """Write rows to stdout or to a file: as a table, as one JSON object per line, or as CSV.
 
     Args:
         names: Names of the columns.
         rows: Rows of numbers, texts, None, or other values, which are converted to texts.
-        form: The form in which to print them.
+        form: The form in which to write them.
+        output: The file to write; None for stdout.
     """
     plain = [[_plain(value) for value in row] for row in rows]
     if form.as_json:
-        for row in plain:
-            emit(dict(zip(names, row, strict=True)))
+        text = "".join(json.dumps(dict(zip(names, row, strict=True))) + "\n" for row in plain)
     else:
-        deliver(comma_separated(names, plain) if form.as_csv else _table(names, plain))
+        text = comma_separated(names, plain) if form.as_csv else _table(names, plain)
+    deliver(text, output)
 
 
 def _table(names: Sequence[str], rows: Rows) -> str:

@@ -136,23 +136,23 @@ def report(
     if schema:
         deliver(report_schema_text(), output)
     elif studies:
-        _list_studies(db, table)
+        _list_studies(db, table, output)
     elif diff is not None and len(locks) == len(set(diff)):
-        _show_difference([(side, locks[side]) for side in diff], (), as_json=table.as_json)
+        _show_difference([(side, locks[side]) for side in diff], (), table, output)
     else:
         with Store.open(db, read_only=True) as store:
             if trial is not None:
-                _show_trial(trial, store, db, as_json=table.as_json)
+                _show_trial(trial, store, db, table, output)
                 return
             wants_trials = trials or where or installed
             study = find_study(words, flags, store) if is_named or not wants_trials else None
             if study is None or wants_trials:
-                _list_trials(study, where or (), installed or (), limit, store, db, table)
+                _list_trials(study, where or (), installed or (), limit, store, db, table, output)
             elif diff is not None:
                 sides = [
                     (side, locks[side]) if side in locks else _stored(store, study, side) for side in diff
                 ]
-                _show_difference(sides, study.definition.packages, as_json=table.as_json)
+                _show_difference(sides, study.definition.packages, table, output)
             else:
                 form = Format.CSV if table.as_csv else Format.JSON if table.as_json else form
                 form = Format.HTML if in_browser else form
@@ -194,13 +194,13 @@ _STUDIES = """
 _SHOWN = ("recorded_at", "study", "combination", "outcome", "evidence", "detail", "host", "username")
 
 
-def _list_studies(db: str | None, table: TableOptions) -> None:
+def _list_studies(db: str | None, table: TableOptions, output: Path | None) -> None:
     with ask(db, _STUDIES) as (names, found):
         rows = [list(row) for row in found]
     if not table.as_json and not table.as_csv:
         for row in rows:
             row[0], row[6] = str(row[0])[:8], _moment(row[6])
-    deliver_rows(names, rows, table)
+    deliver_rows(names, rows, table, output)
 
 
 def _list_trials(
@@ -211,6 +211,7 @@ def _list_trials(
     store: Store,
     db: str | None,
     table: TableOptions,
+    output: Path | None,
 ) -> None:
     """Print the newest trials that meet all conditions.
 
@@ -249,12 +250,14 @@ def _list_trials(
     if is_short:
         for row in rows:
             row[0], row[2] = _moment(row[0]), named(str(row[2]))
-    deliver_rows(columns, rows, table)
+    deliver_rows(columns, rows, table, output)
     if len(rows) == limit:
         tell(f"the newest {limit}; `--limit` shows more")
 
 
-def _show_trial(beginning: str, store: Store, db: str | None, *, as_json: bool) -> None:
+def _show_trial(
+    beginning: str, store: Store, db: str | None, table: TableOptions, output: Path | None
+) -> None:
     """Print everything that is known about one trial."""
     remedy = "`bisect-env report --trials --json` lists them"
     if not beginning or not set(beginning) <= set(string.ascii_letters + string.digits + "-_"):
@@ -269,11 +272,11 @@ def _show_trial(beginning: str, store: Store, db: str | None, *, as_json: bool) 
     if whole is None:
         raise UsageError(f"the trial {ids[0]} is gone", remedy=remedy)
     evidence = store.evidence(whole)
-    if as_json:
+    if table.as_json:
         facts = {**trial_facts(whole, evidence), **trial_logs(whole), "logs_collected": whole.collected}
-        emit(public_json(facts))
+        emit(public_json(facts), output)
     else:
-        deliver(trial_text(whole, evidence))
+        deliver(trial_text(whole, evidence), output)
 
 
 def _moment(value: object) -> str:
@@ -287,17 +290,19 @@ def _moment(value: object) -> str:
 _SIGNS = {"added": "+", "removed": "-", "changed": "~", "rebuilt": "≈", "moved": "→"}
 
 
-def _show_difference(sides: Sequence[tuple[str, Lock]], axes: Sequence[str], *, as_json: bool) -> None:
+def _show_difference(
+    sides: Sequence[tuple[str, Lock]], axes: Sequence[str], table: TableOptions, output: Path | None
+) -> None:
     (old_name, old), (new_name, new) = sides
     places = default_cache_dir() / "prefixes"
     urls = project_urls(places / lock.content_hash for lock in (new, old))
     changes = difference(old, new, axes, urls)
-    if not as_json:
-        deliver(_text(old_name, new_name, changes))
+    if not table.as_json:
+        deliver(_text(old_name, new_name, changes), output)
         return
     ends = zip(("before", "after"), sides, strict=True)
     named_ends = {end: {"name": name, "lock": lock.content_hash} for end, (name, lock) in ends}
-    emit({"schema": 1, **named_ends, "changes": [asdict(change) for change in changes]})
+    emit({"schema": 1, **named_ends, "changes": [asdict(change) for change in changes]}, output)
 
 
 def _stored(store: Store, study: Study, side: str) -> tuple[str, Lock]:

@@ -115,6 +115,30 @@ def test_csv_means_the_same_for_a_report_and_for_lists(db: Path, run: RunCommand
     assert run("report", "orjson_crash", "--csv", "--json")[0] == 2
 
 
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("--list",),
+        ("--list", "--csv"),
+        ("--trials", "--json"),
+        ("--diff", "last-good", "first-bad", "orjson_crash"),
+        ("--diff", "last-good", "first-bad", "orjson_crash", "--json"),
+        ("--trial", "TRIAL"),
+        ("--trial", "TRIAL", "--json"),
+    ],
+)
+def test_lists_go_into_a_file_as_well(
+    db: Path, run: RunCommand, tmp_path: Path, words: tuple[str, ...]
+) -> None:
+    trial = json.loads(run("report", "--trials", "--json")[1].partition("\n")[0])["trial_id"]
+    words = tuple(trial if word == "TRIAL" else word for word in words)
+    file = tmp_path / "list"
+    code, printed, _ = run("report", *words)
+    assert (code, bool(printed)) == (0, True)
+    assert run("report", *words, "--output", str(file))[:2] == (0, "")
+    assert file.read_text() == printed
+
+
 def test_by_the_beginning_of_an_id(db: Path, run: RunCommand) -> None:
     with Store.open(str(db), read_only=True) as store:
         study_id = store.study("orjson_crash").id
