@@ -132,13 +132,21 @@ def trial(
         )
         announce(target, shown)
         if debug:
-            tools = Tools(cuda, _sanitizer(sanitizer))
+            if sanitizer is not None and sanitizer not in SANITIZERS:
+                raise UsageError(
+                    f"--sanitizer: {sanitizer!r} is none", remedy=f"take {', '.join(SANITIZERS)}"
+                )
+            tools = Tools(cuda, sanitizer or "")
             code = _debug(target.matrix, at, number or _DEBUGGED, output, tools, where, view, shown)
         elif amplify:
             code = _amplify(target, flags, where, view, shown)
         else:
             with opened(target.matrix, where, view) as session:
-                chosen = _chosen(target.matrix, at, session, where)
+                chosen = open_combination(
+                    target.matrix, at, store=session.store, provider=session.provider, notify=session.notify
+                )
+                session.say(where.starting)
+                session.say(f"{chosen.combination} (environment {chosen.lock.content_hash[:12]})")
                 if until is None:
                     code = _count(chosen, number or _NUMBER, session, shown)
                 else:
@@ -171,15 +179,6 @@ def _line(number: int, event: events.TrialFinished) -> str:
     if evidence not in ("good", "bad"):
         notes.append("the script skipped it" if evidence == "skip" else "not counted")
     return "  ".join([*parts, "; ".join(note for note in notes if note)]).rstrip()
-
-
-def _chosen(matrix: Matrix, at: str | None, session: Session, where: ExecutionOptions) -> ChosenCombination:
-    chosen = open_combination(
-        matrix, at, store=session.store, provider=session.provider, notify=session.notify
-    )
-    session.say(where.starting)
-    session.say(f"{chosen.combination} (environment {chosen.lock.content_hash[:12]})")
-    return chosen
 
 
 # --------------------------------------------------------------------------------------------------
@@ -290,12 +289,6 @@ _OPEN = (
     "the matrix takes its failure from the bad end, where no study has seen one yet: any failure that fits "
     "`trial.bad` is looked at"
 )
-
-
-def _sanitizer(name: str | None) -> str:
-    if name is not None and name not in SANITIZERS:
-        raise UsageError(f"--sanitizer: {name!r} is none", remedy=f"take {', '.join(SANITIZERS)}")
-    return name or ""
 
 
 def _debug(
