@@ -462,25 +462,22 @@ def left_out(report: Report) -> list[tuple[str, str, str]]:
 
     At most `_REASONS` reasons are listed for each status. A further tuple counts the others.
     """
-    groups: dict[tuple[str, str], list[CombinationReport]] = {}
+    groups: dict[str, dict[str, list[CombinationReport]]] = {}
     for one in report.combinations:
         if not one.is_runnable:
             # Remove the commit's hash, so that equal reasons of several commits are grouped.
             said = one.reason
             for value in one.combination.values():
                 said = said.replace(value[:SHORT], "") if is_commit(value) else said
-            groups.setdefault((one.status, said), []).append(one)
-    shown: dict[str, int] = {}
+            groups.setdefault(one.status, {}).setdefault(said, []).append(one)
     lines = []
-    for (status, _), members in groups.items():
-        reason = shortened(clean(members[0].reason), REASON_WIDTH)
-        shown[status] = shown.get(status, 0) + 1
-        if shown[status] <= _REASONS:
+    for status, reasons in groups.items():
+        for members in list(reasons.values())[:_REASONS]:
             where = and_more([named(one.combination) for one in members], 1)
+            reason = shortened(clean(members[0].reason), REASON_WIDTH)
             lines.append((status, where, reason or "no reason given"))
-    for status, number in shown.items():
-        if number > _REASONS:
-            lines.append((status, "", how_many(number - _REASONS, "more reason")))
+        if len(reasons) > _REASONS:
+            lines.append((status, "", how_many(len(reasons) - _REASONS, "more reason")))
     return lines
 
 
