@@ -79,9 +79,14 @@ def explain(
         target = find_target(words or (), asked, db=where.db, without=("good", "bad"), answered=True)
         study = target.study
         assert study is not None
-        if flags.git:
-            _commit(target.matrix, study, commit_range(flags, flags.git, ""), save, where, view, shown)
         ends = target.stated_ends(flags)
+        if flags.git:
+            if ends:
+                raise UsageError(
+                    "--good and --bad name combinations, and `--git` asks about commits",
+                    remedy="name the commits with `--from` and `--to`",
+                )
+            _commit(target.matrix, study, commit_range(flags, flags.git, ""), save, where, view, shown)
         found = find_culprits(target.matrix, study.id, where, view, **ends, max_trials=max_trials)
     if shown.as_json:
         emit({"event": "explained", "schema": 1, **found.model_dump(mode="json")})

@@ -124,6 +124,11 @@ def trial(
     for name, is_given in (("--output", output), ("--cuda", cuda), ("--sanitizer", sanitizer)):
         if is_given and not debug:
             raise UsageError(f"{name} belongs to `--debug`", remedy="add `--debug`, or leave it out")
+    if amplify and (at is not None or number is not None):
+        raise UsageError(
+            "`--amplify` compares the good and the bad end, in as many trials as that takes",
+            remedy="leave out --at and --number, or name other ends with --good and --bad",
+        )
     has_lines = not (debug or amplify or shown.as_json or shown.quiet)
     view = TrialLines() if has_lines else choose(shown, plain=True)
     with reporting("trial", shown, view):

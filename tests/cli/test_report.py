@@ -226,6 +226,19 @@ def test_to_explain_refuses_to_save_what_it_does_not_ask(db: Path, run: RunComma
     assert "--save writes the question about commits, which `--git` asks" in err
 
 
+def test_options_without_a_meaning_in_a_mode_are_refused(db: Path, run: RunCommand) -> None:
+    known = ("orjson_crash", "--quiet", "--bad", "orjson=3.9.11")
+    for words, said in (
+        (("trial", *known, "--amplify", "-n", "3"), "`--amplify` compares the good and the bad end"),
+        (
+            ("trial", *known, "--amplify", "--at", "first-bad"),
+            "`--amplify` compares the good and the bad end",
+        ),
+    ):
+        code, _, err = run(*words)
+        assert (code, said in err) == (2, True), words
+
+
 def test_the_schema(run: RunCommand, tmp_path: Path) -> None:
     assert run("plan", "--schema") == (0, schema_text(), "")
     file = tmp_path / "schema.json"
