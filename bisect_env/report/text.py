@@ -172,9 +172,9 @@ def _table(report: Report, lines: Rows) -> Table:
 
 
 def _left_out(report: Report) -> Iterator[Text]:
-    for number, (status, where, why) in enumerate(words.left_out(report)):
-        place = f"{where}: " if where else ""
-        yield Text(f"{'' if number else chr(10)}{status}: {place}{why}")
+    found = words.left_out(report)
+    if lines := [f"{status}: {f'{where}: ' if where else ''}{why}" for status, where, why in found]:
+        yield Text("\n" + "\n".join(lines))
 
 
 def _failures(report: Report) -> Iterator[Text]:
