@@ -98,13 +98,12 @@ class PlainView(View):
             text = self._due(event, text)
             if text is None:
                 return
-        if isinstance(event, events.TrialFinished):
+        if isinstance(event, events.TrialFinished) and text is not None:
             # Print a failure once; later equal failures are only counted.
-            if text is not None and text in self._again:
+            if text in self._again:
                 self._again[text] += 1
                 return
-            if text is not None:
-                self._again[text] = 0
+            self._again[text] = 0
         elif isinstance(event, events.Progress | events.Concluded | events.Failed):
             for line, more in self._again.items():
                 if more:
@@ -166,18 +165,14 @@ class Doing:
         match event:
             case events.LockProgress(done, total) if done < total:
                 self.step, self.text = "locking", f"locking {done} of {total}"
-            case events.LockProgress():
-                self.step = self.text = ""
             case events.Building(lock_hash, step, ready, _):
                 what = _STEPS.get(step.what, f"{step.what} {step.package}".rstrip())
                 left = self._left(lock_hash, step)
                 amount = f": {decimal(step.done)} of {decimal(step.total)}{left}" if step.total else ""
                 self.step = what
                 self.text = f"{what}{amount}; environment {ready + 1}"
-            case events.Built() | events.TrialFinished():
+            case events.LockProgress() | events.Built() | events.TrialFinished():
                 self.step = self.text = ""
-            case _:
-                pass
 
     def _left(self, lock_hash: str, step: BuildStep) -> str:
         now = self._clock()
@@ -357,8 +352,6 @@ class LiveView(View):
                 self._progress = event
             case events.Failed() | events.Concluded():
                 return
-            case _:
-                pass
         shown = events.Locked | events.Reused | events.Warned | events.SetAside | events.Answered
         if isinstance(event, shown):
             self._live.console.print(Text(shown_line(describe(event) or "")), highlight=False)
