@@ -131,6 +131,8 @@ def report(
     1. `--list`, `--trials` and `--diff` show the studies, trials and packages behind it; with `--json` and
     `--csv`, lists have every column.
     """
+    if table.as_csv and (diff is not None or trial is not None):
+        raise UsageError("--csv is for reports and lists of studies and trials", remedy="take `--json`")
     is_named = bool(words or flags.given())
     locks = {side: read_lock(Path(side)) for side in diff or () if side.endswith((".yml", ".yaml"))}
     if schema:

@@ -229,6 +229,8 @@ def test_to_explain_refuses_to_save_what_it_does_not_ask(db: Path, run: RunComma
 def test_options_without_a_meaning_in_a_mode_are_refused(db: Path, run: RunCommand) -> None:
     known = ("orjson_crash", "--quiet", "--bad", "orjson=3.9.11")
     for words, said in (
+        (("report", "--trial", "1", "--csv"), "--csv is for reports and lists"),
+        (("report", "--diff", "last-good", "first-bad", "--csv"), "--csv is for reports and lists"),
         (("trial", *known, "--amplify", "-n", "3"), "`--amplify` compares the good and the bad end"),
         (
             ("trial", *known, "--amplify", "--at", "first-bad"),
