@@ -84,7 +84,7 @@ def _exit_code() -> int:
     except SystemExit as end:
         if end.code == ExitCode.INTERRUPTED and signals.is_interrupted():
             return _stopped()  # typer prints nothing about signals
-        return _code_of(end)
+        return end.code if isinstance(end.code, int) else 0
     except BisectEnvError as error:
         _report(error)
         return int(error.exit_code)
@@ -153,13 +153,6 @@ def _stopped() -> int:
     """
     sys.stderr.write(signals.STOPPED)
     return int(ExitCode.INTERRUPTED)
-
-
-def _code_of(end: SystemExit) -> int:
-    if isinstance(end.code, str):
-        _say(end.code)
-        return 1
-    return end.code or 0
 
 
 def _say(text: str) -> None:

@@ -58,12 +58,8 @@ def menu() -> typer.Typer:
     """Return a typer application for the main help page, which lists all commands but cannot run them."""
     app = _empty()
     for name, panel in COMMANDS.items():
-        app.command(name, help=_summary(name), cls=Command, rich_help_panel=panel)(_nothing)
+        app.command(name, help=_summary(name), cls=Command, rich_help_panel=panel)(lambda: None)
     return app
-
-
-def _nothing() -> None:
-    pass
 
 
 def _summary(name: str) -> str:

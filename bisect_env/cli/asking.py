@@ -105,6 +105,21 @@ class TrialFlags:
         """Return the names of the fields whose options were given on the command line."""
         return [one.name for one in fields(self) if getattr(self, one.name) not in (one.default, None, [])]
 
+    def search(self) -> dict[str, Any]:
+        """Return the keys of `search` in a matrix file that `--rate`, `--always` and `--confidence` set.
+
+        Raises:
+            UsageError: The options contradict each other, or the rate is not between 0 and 1.
+        """
+        rate = self.rate
+        if rate is not None and not 0 < rate <= 1:
+            raise UsageError(f"--rate {rate:g} is no share of the runs", remedy="say 1, 0.5 or 10%")
+        if self.always and rate not in (None, 1.0):
+            raise UsageError(
+                f"--always is --rate 1, and --rate {rate:g} was given", remedy="give one of them"
+            )
+        return search_data(1.0 if self.always else rate, self.confidence)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Flags(TrialFlags):
@@ -191,8 +206,7 @@ def with_search(matrix: Matrix, flags: TrialFlags) -> Matrix:
     Raises:
         UsageError: The settings contradict each other.
     """
-    rate = asked_rate(flags.rate, always=flags.always)
-    if not (given := search_data(rate, flags.confidence)):
+    if not (given := flags.search()):
         return matrix
     try:
         search = SearchLimits.model_validate({**matrix.file.search.model_dump(exclude_unset=True), **given})
@@ -203,19 +217,6 @@ def with_search(matrix: Matrix, flags: TrialFlags) -> Matrix:
             remedy="leave them out, or correct `search` in the matrix",
         ) from None
     return replace(matrix, file=matrix.file.model_copy(update={"search": search}))
-
-
-def asked_rate(rate: float | None, *, always: bool) -> float | None:
-    """Return the failure rate given by `--rate` or `--always`, or None if neither option was used.
-
-    Raises:
-        UsageError: The options contradict each other, or the rate is not between 0 and 1.
-    """
-    if rate is not None and not 0 < rate <= 1:
-        raise UsageError(f"--rate {rate:g} is no share of the runs", remedy="say 1, 0.5 or 10%")
-    if always and rate not in (None, 1.0):
-        raise UsageError(f"--always is --rate 1, and --rate {rate:g} was given", remedy="give one of them")
-    return 1.0 if always else rate
 
 
 # --------------------------------------------------------------------------------------------------
@@ -367,7 +368,7 @@ def asked_command(flags: TrialFlags, words: Sequence[str]) -> tuple[AskedQuestio
             "indexes": _named_indexes(flags.extra_index or ()),
             "find_links": [one if "://" in one else _absolute(one) for one in flags.find_links or ()],
             "exclude_newer": flags.exclude_newer,
-            "search": search_data(asked_rate(flags.rate, always=flags.always), flags.confidence),
+            "search": flags.search(),
         },
         trial={
             "files": list(places),

@@ -23,6 +23,7 @@ from bisect_env.cli.options import (
     ExecutionOptions,
     JsonOption,
     SizeOption,
+    TableOptions,
     TargetArgument,
     opt,
     output_option,
@@ -66,7 +67,7 @@ def list_entries(
     """List environments, the least recently used first; with `--check`, files changed since installation."""
     place = (cache or default_cache_dir()).absolute()
     if check or repair:
-        _compare(place, tuple(environment or ()), repair=repair)
+        _compare(place, tuple(environment or ()), repair=repair, as_json=as_json)
         return
     wanted = tuple(environment or ("",))
     found = [entry for entry in entries(place) if entry.content_hash.startswith(wanted)]
@@ -87,14 +88,14 @@ def list_entries(
         )
         for entry in found
     ]
-    deliver_rows(names, rows, as_json=False, as_csv=False)
+    deliver_rows(names, rows, TableOptions())
     if any(entry.shared for entry in found):
         say("shared: what another environment has, too, and what stays when this one goes")
     count = how_many(len(found), "environment")
     say(f"{place} takes {decimal(total)}: {count} and what they were made from")
 
 
-def _compare(place: Path, environments: tuple[str, ...], *, repair: bool) -> None:
+def _compare(place: Path, environments: tuple[str, ...], *, repair: bool, as_json: bool) -> None:
     """Print which environments and archives have changed since they were installed.
 
     Raises:
@@ -106,7 +107,10 @@ def _compare(place: Path, environments: tuple[str, ...], *, repair: bool) -> Non
         if found.changed:
             changed += 1
             left += not found.removed
-            deliver(f"{found.name}: changed since it was installed{', removed' * found.removed}\n")
+            if as_json:
+                emit(asdict(found))
+            else:
+                deliver(f"{found.name}: changed since it was installed{', removed' * found.removed}\n")
     if environments and not checked:
         raise UsageError(
             f"no environment begins with {', '.join(environments)}", remedy="`bisect-env env ls` lists them"
@@ -177,13 +181,11 @@ def fetch(
     if check:
         _check(target.matrix.name, output)
         return
-    said: tuple[str, int] = ("", 0)
+    said: set[tuple[str, int]] = set()
 
     def show(what: str, done: int, total: int) -> None:
-        nonlocal said
-        tenth = 10 * done // max(1, total)
-        if (what, tenth) != said:
-            said = (what, tenth)
+        if (tenth := (what, 10 * done // max(1, total))) not in said:
+            said.add(tenth)
             tell(f"{what}: {done} of {total}")
 
     fetched = fetch_study(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, NoReturn
@@ -25,14 +24,13 @@ from bisect_env.cli.options import (
     opt,
 )
 from bisect_env.cli.output import emit, say
-from bisect_env.cli.question import FoundTarget
 from bisect_env.cli.report_command import exit_code, print_answer
-from bisect_env.cli.target import asked_study, find_target
+from bisect_env.cli.target import find_target
 from bisect_env.cli.views import View, choose
 from bisect_env.cli.work import opened
 from bisect_env.engine import events
 from bisect_env.engine.explain import CulpritStudy
-from bisect_env.engine.narrow import Releases, commits_data, is_of_commits, releases_of, tag_of
+from bisect_env.engine.narrow import Releases, commits_data, releases_of, tag_of
 from bisect_env.environments.repository import Repository
 from bisect_env.environments.settings import default_cache_dir
 from bisect_env.errors import EndsNotAsStatedError, ExitCode, StudyInterruptedError, UsageError
@@ -41,7 +39,6 @@ from bisect_env.matrix.schema import CommitAxis
 from bisect_env.report import words
 from bisect_env.report.build import load_report
 from bisect_env.report.model import Report
-from bisect_env.storage.backend import has_database
 from bisect_env.storage.entries import COMMIT, Study
 from bisect_env.storage.store import Store
 
@@ -72,47 +69,30 @@ def explain(
         raise UsageError(
             "--from, --to, --into-merges and --subdirectory belong to `--git`", remedy="add `--git`"
         )
+    if save is not None and not flags.git:
+        raise UsageError(
+            "--save writes the question about commits, which `--git` asks",
+            remedy="add `--git`, or write the question of a study with `bisect-env plan STUDY --save FILE`",
+        )
     view = choose(shown, plain=True)
     with reporting("explain", shown, view):
-        target, study = _answered(words or (), asked, where.db)
-        if flags.git:
-            _commit(target.matrix, study, commit_range(flags, flags.git, ""), save, where, view, shown)
+        target = find_target(words or (), asked, db=where.db, without=("good", "bad"), answered=True)
+        study = target.study
+        assert study is not None
         ends = target.stated_ends(flags)
+        if flags.git:
+            if ends:
+                raise UsageError(
+                    "--good and --bad name combinations, and `--git` asks about commits",
+                    remedy="name the commits with `--from` and `--to`",
+                )
+            _commit(target.matrix, study, commit_range(flags, flags.git, ""), save, where, view, shown)
         found = find_culprits(target.matrix, study.id, where, view, **ends, max_trials=max_trials)
     if shown.as_json:
         emit({"event": "explained", "schema": 1, **found.model_dump(mode="json")})
     else:
         say(text_of(found))
     raise typer.Exit(int(ExitCode.VERDICT if found.is_sure else ExitCode.NO_VERDICT))
-
-
-def _answered(words: Sequence[str], flags: Flags, db: str | None) -> tuple[FoundTarget, Study]:
-    """Return what a command line names, and the study that asked it.
-
-    The default is the latest study, without studies of commits and those that an earlier `explain` began.
-
-    Args:
-        words: Words of the command line.
-        flags: The options of the question that was asked before.
-        db: Results database.
-
-    Raises:
-        UsageError: No such study was run.
-    """
-    target = find_target(words, flags, db=db, without=("good", "bad"), default=_may_be_meant)
-    if target.study is not None:
-        return target, target.study
-    if has_database(db):
-        with Store.open(db, read_only=True) as store:
-            return target, asked_study(target, store, same=True)
-    raise UsageError(
-        f"there is no answer to explain yet: {target.shown} was not run",
-        remedy="give the same words to `bisect-env run` first",
-    )
-
-
-def _may_be_meant(study: Study) -> bool:
-    return not is_of_commits(study) and "explains" not in study.definition.settings
 
 
 # --------------------------------------------------------------------------------------------------

@@ -159,12 +159,8 @@ class ExecutionOptions:
     @property
     def starting(self) -> str:
         """Return the message to show while workers start or the Dask cluster is being connected."""
-        return "starting workers" if self.is_local else "connecting to the Dask cluster"
-
-    @property
-    def is_local(self) -> bool:
-        """Return whether trials run on this host."""
-        return self.scheduler is None and self.scheduler_file is None
+        is_local = self.scheduler is None and self.scheduler_file is None
+        return "starting workers" if is_local else "connecting to the Dask cluster"
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,6 +194,21 @@ class StudyOptions:
             envvar="BISECT_ENV_LOCKFILES",
         ),
     ] = None
+
+
+@dataclass(frozen=True, slots=True)
+class TableOptions:
+    """The values of the options that say in which form rows are printed: as a table, as JSON, or as CSV.
+
+    `with_groups` adds these options to a command.
+    """
+
+    as_json: JsonOption = False
+    as_csv: CsvOption = False
+
+    def __post_init__(self) -> None:
+        if self.as_json and self.as_csv:
+            raise UsageError("`--json` and `--csv` exclude each other", remedy="give one of them")
 
 
 @dataclass(frozen=True, slots=True)

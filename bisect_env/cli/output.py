@@ -5,11 +5,10 @@ from __future__ import annotations
 import functools
 import json
 import math
-import os
 import re
 import shutil
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -17,6 +16,7 @@ import psutil
 
 from bisect_env.answers.phrases import aligned
 from bisect_env.answers.untrusted import clean, clean_lines, comma_separated, command_line, write
+from bisect_env.cli.options import TableOptions
 from bisect_env.errors import InfrastructureError, UsageError
 from bisect_env.secrets import MASK, may_be_stored, without_passwords, without_passwords_in_code
 from bisect_env.temporary import replacing
@@ -40,11 +40,10 @@ def shown_line(text: str) -> str:
     return clean(without_passwords(in_own_form(text)))
 
 
-def emit(document: object) -> None:
-    """Print an object on stdout as one line of JSON."""
+def emit(document: object, output: Path | None = None) -> None:
+    """Write an object as one line of JSON to stdout or to a file; `deliver` describes the errors."""
     # Plain ASCII, because scripts print arbitrary bytes and the locale's encoding may lack characters.
-    sys.stdout.write(json.dumps(document) + "\n")
-    sys.stdout.flush()
+    deliver(json.dumps(document) + "\n", output)
 
 
 def deliver(text: str, output: Path | None = None) -> None:
@@ -94,21 +93,30 @@ def own_command(arguments: Sequence[str]) -> str:
     Args:
         arguments: Arguments of the running command.
     """
-    shown, option = ["bisect-env"], ""
-    for word in arguments:
-        name, separator, value = word.partition("=")
-        if option == "--db" or (name == "--db" and separator):
-            option = ""
-            continue
+    shown = ["bisect-env"]
+    for name, equals, value in _options_in(arguments):
         if name == "--db":
-            option = name
             continue
-        variable, is_set, content = (value if name == "--env" else word).partition("=")
-        if (option == "--env" or name == "--env") and is_set and not may_be_stored(variable, content):
-            word = f"{'--env=' if name == '--env' else ''}{variable}={MASK}"
-        shown.append(word)
-        option = word if word == "--env" else ""
+        variable, is_set, content = value.partition("=")
+        if name == "--env" and is_set and not may_be_stored(variable, content):
+            value = f"{variable}={MASK}"
+        shown += [f"{name}={value}"] if equals else [name, value] if name else [value]
     return command_line(*shown)
+
+
+_REPEATED = ("--db", "--cache", "--offline")
+
+
+def _options_in(arguments: Sequence[str]) -> Iterator[tuple[str, str, str]]:
+    """Yield the name, "=" or "", and the value of each option that is read here; "", "" and any other word.
+
+    The words after `--` are the user's own command. Of its options only `--env` is read, which may be secret.
+    """
+    read, words = {*_REPEATED, "--env"}, iter(arguments)
+    for word in words:
+        read = {"--env"} if word == "--" else read
+        name, equals, value = word.partition("=")
+        yield (name, equals, value if equals else next(words, "")) if name in read else ("", "", word)
 
 
 _COMMAND = re.compile(r"(?<![\w./-])bisect-env (?=[a-z])(?!itself)")
@@ -133,7 +141,7 @@ def own_form() -> str:
         return form
     found = shutil.which("bisect-env")
     is_on_path = "/" not in program or (
-        found is not None and os.path.realpath(found) == os.path.realpath(program)
+        found is not None and Path(found).resolve() == Path(program).resolve()
     )
     return "bisect-env" if is_on_path or Path(program).name != "bisect-env" else command_line(program)
 
@@ -159,9 +167,6 @@ def _form_of_parent() -> str:
     return command_line(*start, *words[3 : ours + 1])
 
 
-_REPEATED = ("--db", "--cache", "--offline")
-
-
 def to_repeat(arguments: Sequence[str]) -> str:
     """Return a sentence that tells the user which options to repeat in the next command.
 
@@ -172,13 +177,7 @@ def to_repeat(arguments: Sequence[str]) -> str:
     Args:
         arguments: Arguments of the running command.
     """
-    said: dict[str, str] = {}
-    for position, word in enumerate(arguments):
-        name, separator, value = word.partition("=")
-        if word == "--":
-            break
-        if name in _REPEATED and (separator or position + 1 < len(arguments)):
-            said[name] = value if separator else arguments[position + 1]
+    said = {name: value for name, _, value in _options_in(arguments) if name in _REPEATED and value}
     hidden = without_passwords_in_code(said.get("--db", "")) != said.get("--db", "")
     if hidden:
         del said["--db"]
@@ -195,26 +194,21 @@ def to_repeat(arguments: Sequence[str]) -> str:
 Rows = Sequence[Sequence[object]]
 
 
-def deliver_rows(names: Sequence[str], rows: Rows, *, as_json: bool, as_csv: bool) -> None:
-    """Print rows as a table, as one JSON object per line, or as comma-separated values.
+def deliver_rows(names: Sequence[str], rows: Rows, form: TableOptions, output: Path | None = None) -> None:
+    """Write rows to stdout or to a file: as a table, as one JSON object per line, or as CSV.
 
     Args:
         names: Names of the columns.
         rows: Rows of numbers, texts, None, or other values, which are converted to texts.
-        as_json: Whether to print JSON.
-        as_csv: Whether to print comma-separated values, after a line of names.
-
-    Raises:
-        UsageError: Both `as_json` and `as_csv` are true.
+        form: The form in which to write them.
+        output: The file to write; None for stdout.
     """
-    if as_json and as_csv:
-        raise UsageError("`--json` and `--csv` exclude each other", remedy="give one of them")
     plain = [[_plain(value) for value in row] for row in rows]
-    if as_json:
-        for row in plain:
-            emit(dict(zip(names, row, strict=True)))
+    if form.as_json:
+        text = "".join(json.dumps(dict(zip(names, row, strict=True))) + "\n" for row in plain)
     else:
-        deliver(comma_separated(names, plain) if as_csv else _table(names, plain))
+        text = comma_separated(names, plain) if form.as_csv else _table(names, plain)
+    deliver(text, output)
 
 
 def _table(names: Sequence[str], rows: Rows) -> str:

@@ -6,7 +6,6 @@ import sys
 import time
 from collections import Counter
 from datetime import UTC, datetime
-from functools import partial
 from typing import Annotated, Any
 
 import numpy as np
@@ -36,6 +35,7 @@ from bisect_env.matrix.load import Matrix
 from bisect_env.matrix.problems import dotted
 from bisect_env.matrix.rules import RuleSet
 from bisect_env.matrix.schema import schema_text
+from bisect_env.report.words import named
 from bisect_env.storage.entries import CombinationStatus
 
 _SEED = 20_260_101
@@ -107,6 +107,10 @@ def plan(
     end = time.monotonic()
     for rate in rates:
         end += seconds / len(rates)
+
+        def is_in_time(end: float = end) -> bool:
+            return time.monotonic() < end
+
         played = forecast(
             prepared.grid,
             prepared.groups,
@@ -115,7 +119,7 @@ def plan(
             studies=_PLAYED,
             limits=loaded.file.search,
             workers=where.workers or 1,
-            going_on=partial(_is_before, end),
+            going_on=is_in_time,
         )
         if played is not None:
             document["forecast"].append(_cost(loaded, played, document["environments"]))
@@ -123,11 +127,6 @@ def plan(
         emit(document)
     else:
         _print_forecast(document)
-
-
-def _is_before(end: float) -> bool:
-    """Return whether a time of the monotonic clock lies in the future."""
-    return time.monotonic() < end
 
 
 def _document(matrix: Matrix, prepared: Prepared, *, listed: bool) -> dict[str, Any]:
@@ -249,11 +248,10 @@ def _print(document: dict[str, Any], *, whole: bool, why: bool = False) -> None:
     for row in rows:
         if row["status"] in ("solvable", "unlocked") and not whole:
             continue
-        named = " ".join(f"{axis}={value}" for axis, value in row["combination"].items())
         reason = shortened(one_line(clean_lines(row.get("reason", ""))), _REASON)
         if rule := row.get("rule"):
             reason += f" ({rule['key']}, line {rule['line']})"
-        _line(2, f"{named}: {_WORDS[row['status']]}" + (f": {reason}" if reason else ""))
+        _line(2, f"{named(row['combination'])}: {_WORDS[row['status']]}" + (f": {reason}" if reason else ""))
         for text in (
             clean_lines(row["reason"]).splitlines() if why and row["status"].startswith("env-") else ()
         ):
@@ -261,8 +259,7 @@ def _print(document: dict[str, Any], *, whole: bool, why: bool = False) -> None:
     groups: dict[str, list[str]] = {}
     for row in rows:
         for warning in row.get("warnings", ()):
-            named = " ".join(f"{axis}={value}" for axis, value in row["combination"].items())
-            groups.setdefault(warning, []).append(named)
+            groups.setdefault(warning, []).append(named(row["combination"]))
     for warning, names in groups.items():
         _line(2, f"warning: {and_more(names, 1)}: {warning}")
 
@@ -290,15 +287,12 @@ def _print_forecast(document: dict[str, Any]) -> None:
         )
 
 
-def _gpus(number: float) -> str:
-    return f"{number:g} GPU{'s' if number > 1 else ''}"
-
-
 def _gpu_hours(cost: dict[str, Any]) -> str:
     if not cost["gpus_per_trial"]:
         return ""
     low, high = cost["gpu_hours_90_percent_range"]
+    gpus = f"{cost['gpus_per_trial']:g} GPU{'s' if cost['gpus_per_trial'] > 1 else ''}"
     return (
         f", at most {cost['gpu_hours']:.3g} GPU-hours (90 %: {low:.3g} to {high:.3g}) "
-        f"at {cost['trial_seconds']:g} s and {_gpus(cost['gpus_per_trial'])} a trial"
+        f"at {cost['trial_seconds']:g} s and {gpus} a trial"
     )

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from bisect_env.cli.commands import with_groups
-from bisect_env.cli.options import CsvOption, DatabaseOption, JsonOption, opt
+from bisect_env.cli.options import DatabaseOption, TableOptions, opt
 from bisect_env.cli.output import deliver_rows
 from bisect_env.storage.query import ask
 
@@ -18,8 +18,8 @@ def query(
     time_limit: Annotated[
         float, opt("--time-limit SECONDS", "Time limit of the query.", min=0.01, max=86400.0)
     ] = 30.0,
-    as_json: JsonOption = False,
-    as_csv: CsvOption = False,
+    *,
+    form: TableOptions,
     db: DatabaseOption = None,
 ) -> None:
     """Query the results database in SQL, read-only.
@@ -30,4 +30,4 @@ def query(
     """
     with ask(db, question, timeout=time_limit) as (names, found):
         rows = list(found)
-    deliver_rows(names, rows, as_json=as_json, as_csv=as_csv)
+    deliver_rows(names, rows, form)

@@ -7,7 +7,7 @@ import shutil
 import string
 import sys
 import webbrowser
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
 from functools import cache
 from pathlib import Path
@@ -22,11 +22,10 @@ from bisect_env.cli.asking import Flags
 from bisect_env.cli.commands import with_groups
 from bisect_env.cli.options import (
     QUESTION,
-    CsvOption,
     DatabaseOption,
-    JsonOption,
     SchemaOption,
     ShownOptions,
+    TableOptions,
     TargetArgument,
     opt,
     output_option,
@@ -122,8 +121,7 @@ def report(
         ),
     ] = None,
     flags: Flags,
-    as_json: JsonOption = False,
-    as_csv: CsvOption = False,
+    table: TableOptions,
     schema: SchemaOption = False,
     db: DatabaseOption = None,
 ) -> None:
@@ -133,30 +131,33 @@ def report(
     1. `--list`, `--trials` and `--diff` show the studies, trials and packages behind it; with `--json` and
     `--csv`, lists have every column.
     """
+    if table.as_csv and (diff is not None or trial is not None):
+        raise UsageError("--csv is for reports and lists of studies and trials", remedy="take `--json`")
     is_named = bool(words or flags.given())
     locks = {side: read_lock(Path(side)) for side in diff or () if side.endswith((".yml", ".yaml"))}
     if schema:
         deliver(report_schema_text(), output)
     elif studies:
-        _list_studies(db, as_json=as_json, as_csv=as_csv)
+        _list_studies(db, table, output)
     elif diff is not None and len(locks) == len(set(diff)):
-        _show_difference([(side, locks[side]) for side in diff], (), as_json=as_json)
+        _show_difference([(side, locks[side]) for side in diff], (), table, output)
     else:
         with Store.open(db, read_only=True) as store:
             if trial is not None:
-                _show_trial(trial, store, db, as_json=as_json)
+                _show_trial(trial, store, db, table, output)
                 return
             wants_trials = trials or where or installed
             study = find_study(words, flags, store) if is_named or not wants_trials else None
             if study is None or wants_trials:
-                _list_trials(study, where or (), installed or (), limit, store, db, as_json, as_csv)
+                _list_trials(study, where or (), installed or (), limit, store, db, table, output)
             elif diff is not None:
                 sides = [
                     (side, locks[side]) if side in locks else _stored(store, study, side) for side in diff
                 ]
-                _show_difference(sides, study.definition.packages, as_json=as_json)
+                _show_difference(sides, study.definition.packages, table, output)
             else:
-                form = Format.HTML if in_browser else Format.JSON if as_json else form
+                form = Format.CSV if table.as_csv else Format.JSON if table.as_json else form
+                form = Format.HTML if in_browser else form
                 _show(study, store, form, output, details=details, in_browser=in_browser)
 
 
@@ -195,13 +196,13 @@ _STUDIES = """
 _SHOWN = ("recorded_at", "study", "combination", "outcome", "evidence", "detail", "host", "username")
 
 
-def _list_studies(db: str | None, *, as_json: bool, as_csv: bool) -> None:
+def _list_studies(db: str | None, table: TableOptions, output: Path | None) -> None:
     with ask(db, _STUDIES) as (names, found):
         rows = [list(row) for row in found]
-    if not as_json and not as_csv:
+    if not table.as_json and not table.as_csv:
         for row in rows:
             row[0], row[6] = str(row[0])[:8], _moment(row[6])
-    deliver_rows(names, rows, as_json=as_json, as_csv=as_csv)
+    deliver_rows(names, rows, table, output)
 
 
 def _list_trials(
@@ -211,44 +212,27 @@ def _list_trials(
     limit: int,
     store: Store,
     db: str | None,
-    as_json: bool,
-    as_csv: bool,
+    table: TableOptions,
+    output: Path | None,
 ) -> None:
-    columns = tuple(TRIAL_COLUMNS) if as_json or as_csv else _SHOWN
-    wanted = [evidence_condition(text) for text in where]
-    conditions = [condition(text) for text, one in zip(where, wanted, strict=True) if one is None]
-    conditions += map(package_condition, installed)
-    accepted = set(Evidence).intersection(*(one for one in wanted if one is not None))
-    if study is not None:
-        conditions.append(f"study_id = '{study.id}'")
-    rows = _trials(store, db, columns, conditions, accepted, limit)
-    if not as_json and not as_csv:
-        for row in rows:
-            row[0], row[2] = _moment(row[0]), named(str(row[2]))
-    deliver_rows(columns, rows, as_json=as_json, as_csv=as_csv)
-    if len(rows) == limit:
-        tell(f"the newest {limit}; `--limit` shows more")
+    """Print the newest trials that meet all conditions.
 
-
-def _trials(
-    store: Store,
-    db: str | None,
-    columns: Sequence[str],
-    conditions: Sequence[str],
-    accepted: Collection[Evidence],
-    limit: int,
-) -> list[list[object]]:
-    """Return the newest trials that are classified (good, bad, void, …) as one of `accepted`.
-
-    Each row holds the given columns of the view `v_trials`.
-    The classification is computed from all trials of a study. The column `evidence` of the view repeats this
-    only for SQL that users write.
+    The evidence of a trial (good, bad, void, …) is computed from all trials of its study. The column
+    `evidence` of the view repeats this only for SQL that users write.
     """
 
     @cache
     def evidence(study_id: str) -> dict[str, Evidence]:
         return {trial.trial_id: trial.evidence for trial in store.trials(study_id)}
 
+    is_short = not table.as_json and not table.as_csv
+    columns = _SHOWN if is_short else tuple(TRIAL_COLUMNS)
+    wanted = [evidence_condition(text) for text in where]
+    conditions = [condition(text) for text, one in zip(where, wanted, strict=True) if one is None]
+    conditions += map(package_condition, installed)
+    accepted = set(Evidence).intersection(*(one for one in wanted if one is not None))
+    if study is not None:
+        conditions.append(f"study_id = '{study.id}'")
     question = (
         f"SELECT trial_id, study_id, {', '.join(columns)} FROM v_trials "
         + (f"WHERE {' AND '.join(conditions)} " if conditions else "")
@@ -265,10 +249,17 @@ def _trials(
                 rows.append(row)
             if len(rows) == limit:
                 break
-    return rows
+    if is_short:
+        for row in rows:
+            row[0], row[2] = _moment(row[0]), named(str(row[2]))
+    deliver_rows(columns, rows, table, output)
+    if len(rows) == limit:
+        tell(f"the newest {limit}; `--limit` shows more")
 
 
-def _show_trial(beginning: str, store: Store, db: str | None, *, as_json: bool) -> None:
+def _show_trial(
+    beginning: str, store: Store, db: str | None, table: TableOptions, output: Path | None
+) -> None:
     """Print everything that is known about one trial."""
     remedy = "`bisect-env report --trials --json` lists them"
     if not beginning or not set(beginning) <= set(string.ascii_letters + string.digits + "-_"):
@@ -283,11 +274,11 @@ def _show_trial(beginning: str, store: Store, db: str | None, *, as_json: bool) 
     if whole is None:
         raise UsageError(f"the trial {ids[0]} is gone", remedy=remedy)
     evidence = store.evidence(whole)
-    if as_json:
+    if table.as_json:
         facts = {**trial_facts(whole, evidence), **trial_logs(whole), "logs_collected": whole.collected}
-        emit(public_json(facts))
+        emit(public_json(facts), output)
     else:
-        deliver(trial_text(whole, evidence))
+        deliver(trial_text(whole, evidence), output)
 
 
 def _moment(value: object) -> str:
@@ -301,17 +292,19 @@ def _moment(value: object) -> str:
 _SIGNS = {"added": "+", "removed": "-", "changed": "~", "rebuilt": "≈", "moved": "→"}
 
 
-def _show_difference(sides: Sequence[tuple[str, Lock]], axes: Sequence[str], *, as_json: bool) -> None:
+def _show_difference(
+    sides: Sequence[tuple[str, Lock]], axes: Sequence[str], table: TableOptions, output: Path | None
+) -> None:
     (old_name, old), (new_name, new) = sides
     places = default_cache_dir() / "prefixes"
     urls = project_urls(places / lock.content_hash for lock in (new, old))
     changes = difference(old, new, axes, urls)
-    if not as_json:
-        deliver(_text(old_name, new_name, changes))
+    if not table.as_json:
+        deliver(_text(old_name, new_name, changes), output)
         return
     ends = zip(("before", "after"), sides, strict=True)
     named_ends = {end: {"name": name, "lock": lock.content_hash} for end, (name, lock) in ends}
-    emit({"schema": 1, **named_ends, "changes": [asdict(change) for change in changes]})
+    emit({"schema": 1, **named_ends, "changes": [asdict(change) for change in changes]}, output)
 
 
 def _stored(store: Store, study: Study, side: str) -> tuple[str, Lock]:

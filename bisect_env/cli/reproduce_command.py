@@ -68,13 +68,12 @@ def _refuse_archive(output: Path) -> None:
     Raises:
         UsageError: The name ends like that of an archive.
     """
-    for _, endings, _ in shutil.get_unpack_formats():
-        for ending in endings:
-            if output.name.lower().endswith(ending):
-                raise UsageError(
-                    f"--output: {output} is named like an archive, and this command writes a directory",
-                    remedy=f"name a directory, such as {str(output)[: -len(ending)]}; pack it afterwards",
-                )
+    endings = [ending for _, endings, _ in shutil.get_unpack_formats() for ending in endings]
+    if ending := next(filter(output.name.lower().endswith, endings), ""):
+        raise UsageError(
+            f"--output: {output} is named like an archive, and this command writes a directory",
+            remedy=f"name a directory, such as {str(output)[: -len(ending)]}; pack it afterwards",
+        )
 
 
 def observed(store: Store, study: Study, one: LockedCombination) -> ObservedFailure:

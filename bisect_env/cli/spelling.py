@@ -65,22 +65,14 @@ def corrected(text: str) -> str | None:
 
     Return "" if the right spelling cannot be guessed.
     """
-    try:
-        Requirement(text)
-    except InvalidRequirement:
-        pass
-    else:
+    if _requirement(text) is not None:
         return None
     name, rest = _name_of(text), text.strip()[len(_name_of(text)) :].strip()
     if not name:
         return ""
     sign = re.sub(r"[^<>=!~].*", "", rest)
     guess = f"{name}{_FLIPPED.get(sign, sign) or '=='}{rest[len(sign) :].strip()}"
-    try:
-        Requirement(guess)
-    except InvalidRequirement:
-        return ""
-    return guess
+    return "" if _requirement(guess) is None else guess
 
 
 def swapped(script: str, words: Sequence[str]) -> str:
@@ -113,7 +105,12 @@ def _name_of(text: str) -> str:
 
 
 def _has_range(text: str) -> bool:
+    found = _requirement(text)
+    return found is not None and bool(found.specifier)
+
+
+def _requirement(text: str) -> Requirement | None:
     try:
-        return bool(Requirement(text).specifier)
+        return Requirement(text)
     except InvalidRequirement:
-        return False
+        return None

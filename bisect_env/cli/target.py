@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -19,6 +19,7 @@ from bisect_env.cli.options import ShownOptions
 from bisect_env.cli.output import tell
 from bisect_env.cli.question import FoundTarget, asked_target, refuse_broken_scripts
 from bisect_env.cli.spelling import SCRIPTS, is_file, names_matrix
+from bisect_env.engine.narrow import is_of_commits
 from bisect_env.engine.stored import matrix_of, refuse_strangers, was_asked_here
 from bisect_env.errors import UsageError
 from bisect_env.storage.backend import has_database
@@ -34,7 +35,7 @@ def find_target(
     runs: bool = True,
     to: Path | None = None,
     without: Sequence[str] = (),
-    default: Callable[[Study], bool] | None = None,
+    answered: bool = False,
 ) -> FoundTarget:
     """Find what a command line names: a matrix file, a stored study, a report, or a question in words.
 
@@ -45,15 +46,15 @@ def find_target(
         runs: Whether the command runs what the question says; then studies that others asked are refused.
         to: Matrix file to write the question to; the target is then read from this file.
         without: Fields of the flags that the command uses for something else.
-        default: Condition for the study that is taken if no words are given: the latest one that meets it,
-            if there is any.
+        answered: Whether a study must have asked the question before; it is then the study of the target.
+            Without words, studies of commits and those that `explain` began are passed over.
 
     Raises:
         UsageError: There is no such target.
         MatrixError: The matrix file is invalid.
     """
     asked = asked_target(list(words), flags, without)
-    target = asked or _stored(words[0] if words else None, db, default)
+    target = asked or _stored(words[0] if words else None, db, passing_over=answered)
     if target.study is not None:
         refuse_beside(flags, f"the study {target.study.name}", without=without)
         if runs:
@@ -61,6 +62,14 @@ def find_target(
     target = replace(target, matrix=with_search(target.matrix, flags))
     if runs:
         refuse_broken_scripts(target.matrix)
+    if answered and target.study is None:
+        if not has_database(db):
+            raise UsageError(
+                f"there is no answer to explain yet: {target.shown} was not run",
+                remedy="give the same words to `bisect-env run` first",
+            )
+        with Store.open(db, read_only=True) as store:
+            target = replace(target, study=asked_study(target, store, same=True))
     return target if to is None else FoundTarget(save(target.matrix, to), words=target.words)
 
 
@@ -137,7 +146,7 @@ def asked_study(target: FoundTarget, store: Store, *, same: bool = False) -> Stu
     )
 
 
-def _stored(reference: str | None, db: str | None, default: Callable[[Study], bool] | None) -> FoundTarget:
+def _stored(reference: str | None, db: str | None, *, passing_over: bool) -> FoundTarget:
     """Return a stored study and its matrix.
 
     Raises:
@@ -157,8 +166,9 @@ def _stored(reference: str | None, db: str | None, default: Callable[[Study], bo
             raise UsageError(
                 error.what, tried=error.tried, remedy=f"{error.remedy}; a package needs its script: {asked}"
             ) from None
-        if reference is None and default is not None:
-            study = next(filter(default, store.studies()), study)
+        if reference is None and passing_over and is_of_commits(study):
+            own = (one for one in store.studies() if "explains" not in one.definition.settings)
+            study = next((one for one in own if not is_of_commits(one)), study)
         return FoundTarget(matrix_of(store, study), study)
 
 

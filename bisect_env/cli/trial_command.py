@@ -50,8 +50,8 @@ from bisect_env.engine.single import (
 from bisect_env.engine.specs import target_of
 from bisect_env.engine.verify import Verification, Verifier
 from bisect_env.errors import ExitCode, StudyInterruptedError, UsageError
-from bisect_env.matrix.grid import Grid
 from bisect_env.matrix.load import Matrix
+from bisect_env.report.words import named
 from bisect_env.search.numeric import clopper_pearson
 from bisect_env.search.rate_test import RateClaim
 from bisect_env.storage.entries import EvidenceCounts
@@ -125,6 +125,11 @@ def trial(
     for name, is_given in (("--output", output), ("--cuda", cuda), ("--sanitizer", sanitizer)):
         if is_given and not debug:
             raise UsageError(f"{name} belongs to `--debug`", remedy="add `--debug`, or leave it out")
+    if amplify and (at is not None or number is not None):
+        raise UsageError(
+            "`--amplify` compares the good and the bad end, in as many trials as that takes",
+            remedy="leave out --at and --number, or name other ends with --good and --bad",
+        )
     has_lines = not (debug or amplify or shown.as_json or shown.quiet)
     view = TrialLines() if has_lines else choose(shown, plain=True)
     with reporting("trial", shown, view):
@@ -133,13 +138,21 @@ def trial(
         )
         announce(target, shown)
         if debug:
-            tools = Tools(cuda, _sanitizer(sanitizer))
+            if sanitizer is not None and sanitizer not in SANITIZERS:
+                raise UsageError(
+                    f"--sanitizer: {sanitizer!r} is none", remedy=f"take {', '.join(SANITIZERS)}"
+                )
+            tools = Tools(cuda, sanitizer or "")
             code = _debug(target.matrix, at, number or _DEBUGGED, output, tools, where, view, shown)
         elif amplify:
             code = _amplify(target, flags, where, view, shown)
         else:
             with opened(target.matrix, where, view) as session:
-                chosen = _chosen(target.matrix, at, session, where)
+                chosen = open_combination(
+                    target.matrix, at, store=session.store, provider=session.provider, notify=session.notify
+                )
+                session.say(where.starting)
+                session.say(f"{chosen.combination} (environment {chosen.lock.content_hash[:12]})")
                 if until is None:
                     code = _count(chosen, number or _NUMBER, session, shown)
                 else:
@@ -172,15 +185,6 @@ def _line(number: int, event: events.TrialFinished) -> str:
     if evidence not in ("good", "bad"):
         notes.append("the script skipped it" if evidence == "skip" else "not counted")
     return "  ".join([*parts, "; ".join(note for note in notes if note)]).rstrip()
-
-
-def _chosen(matrix: Matrix, at: str | None, session: Session, where: ExecutionOptions) -> ChosenCombination:
-    chosen = open_combination(
-        matrix, at, store=session.store, provider=session.provider, notify=session.notify
-    )
-    session.say(where.starting)
-    session.say(f"{chosen.combination} (environment {chosen.lock.content_hash[:12]})")
-    return chosen
 
 
 # --------------------------------------------------------------------------------------------------
@@ -269,7 +273,7 @@ def _until(
 
 def verification_text(found: Verification) -> str:
     """Return as text whether the failure rate is shown to be below or above the limit."""
-    name = " ".join(f"{axis}={value}" for axis, value in found.combination.items())
+    name = named(found.combination)
     limit, sure = percent(found.max_rate), percent(found.confidence)
     seen = f"{found.bad} of {found.trials} trials were bad"
     if found.claim is RateClaim.BELOW:
@@ -291,12 +295,6 @@ _OPEN = (
     "the matrix takes its failure from the bad end, where no study has seen one yet: any failure that fits "
     "`trial.bad` is looked at"
 )
-
-
-def _sanitizer(name: str | None) -> str:
-    if name is not None and name not in SANITIZERS:
-        raise UsageError(f"--sanitizer: {name!r} is none", remedy=f"take {', '.join(SANITIZERS)}")
-    return name or ""
 
 
 def _debug(
@@ -406,7 +404,8 @@ def _amplify(
         texts = target.stated_ends(flags)
         if expansion.grid.ends is not None:
             ends = zip(("good", "bad"), expansion.grid.ends, strict=True)
-            texts = {**{end: _text(expansion.grid, index) for end, index in ends}, **texts}
+            known = {end: expansion.grid.combination(index).items for end, index in ends}
+            texts = {**{end: ",".join(map("=".join, cell)) for end, cell in known.items()}, **texts}
         if {"good", "bad"} - texts.keys():
             raise UsageError(
                 "the directions of the axes do not say which ends are good and bad",
@@ -431,20 +430,15 @@ def _amplify(
     return ExitCode.VERDICT if found.perturbation != NONE else ExitCode.NO_VERDICT
 
 
-def _text(grid: Grid, index: tuple[int, ...]) -> str:
-    return ",".join(f"{axis}={value}" for axis, value in grid.combination(index).items)
-
-
 def _print_amplified(found: Amplified, asked: Asked, *, as_json: bool) -> None:
-    document: dict[str, Any] = found.as_json()
     if as_json:
-        emit({"event": "amplified", **document})
+        emit({"event": "amplified", **found.as_json()})
         return
-    rows = [("as it is", document["base"]), *((one["name"], one) for one in document["tried"])]
+    rows = [("as it is", found.base), *((one.name, arm) for one, arm in found.tried)]
     width = max(len(name) for name, _ in rows)
     for name, arm in rows:
-        each = f"{arm['seconds'] / arm['trials']:8.2f} s" if arm["trials"] else ""
-        say(f"{name:<{width}}  {arm['hits']:>3} of {arm['trials']:>3}  {each}".rstrip())
+        each = f"{arm.seconds / arm.trials:8.2f} s" if arm.trials else ""
+        say(f"{name:<{width}}  {arm.hits:>3} of {arm.trials:>3}  {each}".rstrip())
     if found.arm is None:
         say(f"nothing makes the failure more frequent: {found.reason}")
         return

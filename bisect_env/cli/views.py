@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from datetime import UTC, datetime
-from typing import Any, Self, TextIO
+from typing import Self, TextIO
 
 from rich import live
 from rich.console import Console, Group, RenderableType
@@ -75,18 +75,6 @@ class View(AbstractContextManager["View"]):
         """Do nothing, because this view leaves nothing to clean up."""
 
 
-class QuietView(View):
-    """A view that prints only warnings."""
-
-    def __init__(self, stream: TextIO) -> None:
-        self._stream = stream
-
-    def show(self, event: events.Event) -> None:
-        """Show one event."""
-        if isinstance(event, events.Warned):
-            print(shown_line(describe(event) or ""), file=self._stream, flush=True)
-
-
 class PlainView(View):
     """A view that prints a line for each important event, for logs and pipes."""
 
@@ -110,13 +98,12 @@ class PlainView(View):
             text = self._due(event, text)
             if text is None:
                 return
-        if isinstance(event, events.TrialFinished):
+        if isinstance(event, events.TrialFinished) and text is not None:
             # Print a failure once; later equal failures are only counted.
-            if text is not None and text in self._again:
+            if text in self._again:
                 self._again[text] += 1
                 return
-            if text is not None:
-                self._again[text] = 0
+            self._again[text] = 0
         elif isinstance(event, events.Progress | events.Concluded | events.Failed):
             for line, more in self._again.items():
                 if more:
@@ -145,6 +132,15 @@ class PlainView(View):
         return text
 
 
+class QuietView(PlainView):
+    """A view that prints only warnings."""
+
+    def show(self, event: events.Event) -> None:
+        """Show one event."""
+        if isinstance(event, events.Warned):
+            super().show(event)
+
+
 _STEPS = {"checking": "verifying installed files"}
 
 
@@ -169,18 +165,14 @@ class Doing:
         match event:
             case events.LockProgress(done, total) if done < total:
                 self.step, self.text = "locking", f"locking {done} of {total}"
-            case events.LockProgress():
-                self.step = self.text = ""
             case events.Building(lock_hash, step, ready, _):
                 what = _STEPS.get(step.what, f"{step.what} {step.package}".rstrip())
                 left = self._left(lock_hash, step)
                 amount = f": {decimal(step.done)} of {decimal(step.total)}{left}" if step.total else ""
                 self.step = what
                 self.text = f"{what}{amount}; environment {ready + 1}"
-            case events.Built() | events.TrialFinished():
+            case events.LockProgress() | events.Built() | events.TrialFinished():
                 self.step = self.text = ""
-            case _:
-                pass
 
     def _left(self, lock_hash: str, step: BuildStep) -> str:
         now = self._clock()
@@ -315,9 +307,12 @@ class JsonView(View):
         if isinstance(event, events.Said):
             tell(event.text)
             return
+        document = event.as_json()
+        now = datetime.now(UTC).isoformat(timespec="milliseconds")
+        document = {"event": document["event"], "time": now, **document}
         # Plain ASCII, because scripts print arbitrary bytes and the locale's encoding may lack characters.
         try:
-            print(json.dumps(public_json(_timed(event))), file=self._stream, flush=True)
+            print(json.dumps(public_json(document)), file=self._stream, flush=True)
         except BrokenPipeError:
             # Without this, Python reports the broken pipe again when it flushes at exit.
             os.dup2(os.open(os.devnull, os.O_WRONLY), self._stream.fileno())
@@ -325,13 +320,6 @@ class JsonView(View):
                 "the program that read the events has ended; every trial that ended is stored",
                 remedy="give the same command again: it goes on from here",
             ) from None
-
-
-def _timed(event: events.Event) -> dict[str, Any]:
-    """Return an event as a JSON object to which the current time (UTC) is added."""
-    document = event.as_json()
-    kind = document.pop("event")
-    return {"event": kind, "time": datetime.now(UTC).isoformat(timespec="milliseconds"), **document}
 
 
 class LiveView(View):
@@ -364,8 +352,6 @@ class LiveView(View):
                 self._progress = event
             case events.Failed() | events.Concluded():
                 return
-            case _:
-                pass
         shown = events.Locked | events.Reused | events.Warned | events.SetAside | events.Answered
         if isinstance(event, shown):
             self._live.console.print(Text(shown_line(describe(event) or "")), highlight=False)

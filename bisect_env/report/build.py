@@ -69,6 +69,7 @@ from bisect_env.search.numeric import clopper_pearson
 from bisect_env.search.space import Hypothesis, is_large
 from bisect_env.search.trace import trace
 from bisect_env.storage.entries import (
+    AMPLIFIED,
     BUILD_FAILED,
     BUILT,
     COMMIT,
@@ -122,7 +123,7 @@ def with_iterations(verdict: VerdictDocument, trials: Sequence[StoredTrial]) -> 
 def amplified(decisions: Sequence[Decision]) -> list[str]:
     """Return a note if trials ran under a perturbation (a change that makes the failure more frequent)."""
     for decision in decisions:
-        if decision.kind == "amplify" and (name := decision.payload.get("perturbation", {}).get("name")):
+        if decision.kind == AMPLIFIED and (name := decision.payload.get("perturbation", {}).get("name")):
             why = decision.payload.get("reason", "")
             ran = f"every trial ran under what makes the failure more frequent, {name} ({why})"
             return [f"{ran}: the rates are those under it"]
@@ -436,12 +437,6 @@ def _scripts(study: Study) -> list[str]:
     return [files] if isinstance(files, str) else [str(file) for file in files or ()]
 
 
-def _unbuilt(states: Sequence[CombinationState]) -> list[str]:
-    """Return the stated reasons, one a combination, why environments could not be built."""
-    failed = [state for state in states if state.status == CombinationStatus.UNBUILDABLE]
-    return [state.reason for state in failed if state.reason.strip()]
-
-
 def _in_matrix_order(states: Sequence[CombinationState], axes: Sequence[AxisInfo]) -> list[CombinationState]:
     """Return the combinations in the order of the matrix.
 
@@ -605,11 +600,10 @@ def _environment_warnings(states: Sequence[CombinationState]) -> list[str]:
 
 
 def _mixed(machines: Sequence[Machine]) -> list[str]:
-    known = [machine for machine in machines if machine != UNKNOWN_MACHINE]
-    if len(known) < 2:
+    if len(machines) < 2:
         return []
-    named = "; ".join(str(machine) for machine in known)
-    text = f"the trials ran on {len(known)} classes of machines ({named}); "
+    named = "; ".join(map(str, machines))
+    text = f"the trials ran on {len(machines)} classes of machines ({named}); "
     return [f"{text}if the failure depends on the machine, their rates do not belong together"]
 
 
@@ -652,7 +646,8 @@ def load_report(store: Store, study_id: str, *, posterior: bool = True) -> Repor
     asked = Asked.of(study.definition.matrix_path, [axis.name for axis in axes])
     states = _in_matrix_order(states, axes)
     difference = _difference(study, good, bad)
-    counts, machines = counts_of(trials), machines_of(trials)
+    counts = counts_of(trials)
+    machines = tuple(one for one in machines_of(trials) if one != UNKNOWN_MACHINE)
     own = [trial for trial in trials if not trial.reused]
     total = _sum(counts.values())
     verdict = with_iterations(study.verdict or VerdictDocument(trials=total.counted), trials)
@@ -666,6 +661,7 @@ def load_report(store: Store, study_id: str, *, posterior: bool = True) -> Repor
     )
     said = readable(said, labels(axes))
     steady = stability(own)
+    unbuilt = [one.reason for one in states if one.status == CombinationStatus.UNBUILDABLE]
     traced = _latest(decisions, TRACED, TracedReport)
     if traced is not None:
         # `between` first confirms that one environment fails; its real answer is in this chapter.
@@ -706,7 +702,7 @@ def load_report(store: Store, study_id: str, *, posterior: bool = True) -> Repor
                 own,
                 study.definition.settings,
                 _scripts(study),
-                _unbuilt(states),
+                [reason for reason in unbuilt if reason.strip()],
                 asked,
             )
         ),
@@ -735,7 +731,7 @@ def load_report(store: Store, study_id: str, *, posterior: bool = True) -> Repor
         if posterior and verdict.table is None and verdict.kind not in ("frontier", "pair")
         else PosteriorReport(),
         timeline=timeline(states, own, decisions),
-        machines=tuple(one for one in machines if one != UNKNOWN_MACHINE),
+        machines=machines,
         difference=difference,
         explanation=explanation,
         traced=traced,

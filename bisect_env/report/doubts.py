@@ -204,12 +204,13 @@ def verdict_warnings(verdict: VerdictDocument, asked: Asked = Asked.IN_FILE) -> 
     """
     warnings = []
     if verdict.kind == "never" and verdict.trials and verdict.table is None:
+        lower = "`min_crash_rate`" if asked is Asked.IN_FILE else "`--rate`"
         warnings.append(
             "nothing failed often enough; if something should have: see whether it does where it is known to "
             "(`bisect-env trial --at … -n 100`), look for what makes it more frequent "
             "(`bisect-env trial --amplify`), let dependencies move as in an upgrade "
-            f"({asked.setting('solver: {dependencies: newest}')}), or state {_lower_rate(asked)} or a higher "
-            "`max_trials` in `search`"
+            f"({asked.setting('solver: {dependencies: newest}')}), or state a lower {lower} or a "
+            "higher `max_trials` in `search`"
         )
     if not verdict.monotone:
         # `direction: either` allows one range of bad values or one of good values, so two changes at most.
@@ -231,10 +232,6 @@ def verdict_warnings(verdict: VerdictDocument, asked: Asked = Asked.IN_FILE) -> 
         for one in verdict.unexplained
     ]
     return warnings + first_few(strange, _SHOWN, more="more combinations are not explained by the verdict")
-
-
-def _lower_rate(asked: Asked) -> str:
-    return "a lower `min_crash_rate`" if asked is Asked.IN_FILE else "a lower `--rate`"
 
 
 def withdrawn_warnings(verdict: VerdictDocument, axes: Sequence[AxisInfo]) -> list[str]:
@@ -374,12 +371,19 @@ def advice(
     bad = [failure for failure in failures if failure.evidence == "bad"]
     kind, reason = verdict.kind, verdict.reason
     if kind == "always" or "good combination is bad" in reason:
+        several = [axis for axis in axes if len(axis.values) > 1]
+        two = _unrelated(several[0], several[0].values, trials, asked) if len(several) == 1 else []
         return [
-            *_two_failures(axes, trials, asked),
+            *(f"the failures at the two ends are unrelated: {text}" for text in two),
             *(_passed_elsewhere(axes, trials, asked) or _why_always(bad, scripts, asked)),
         ]
     if kind == "never" or "bad combination is not bad" in reason:
-        return [*_untried(unbuilt), *_why_never(verdict, failures, settings, asked)]
+        untried = []
+        if unbuilt:
+            why = shortened(clean(unbuilt[-1].strip().splitlines()[0]), _REASON)
+            combinations = how_many(len(unbuilt), "combination")
+            untried = [f"{combinations} could not be built, and may be what fails: {why}"]
+        return [*untried, *_why_never(verdict, failures, settings, asked)]
     return list(_why_open(verdict, bad, settings, asked))
 
 
@@ -444,17 +448,6 @@ def _why_always(bad: Sequence[FailureReport], scripts: Sequence[str], asked: Ask
             "everything fails in one way, so that the first bad one lies before what is listed: list older "
             f"versions, or look whether the script itself is at fault (`{shown_by}`)"
         )
-
-
-def _two_failures(axes: Sequence[AxisInfo], trials: Sequence[StoredTrial], asked: Asked) -> list[str]:
-    """Return advice if a study has one axis with several values and its two ends fail in unrelated ways."""
-    several = [axis for axis in axes if len(axis.values) > 1]
-    return [
-        f"the failures at the two ends are unrelated: {text}"
-        for axis in several
-        if len(several) == 1
-        for text in _unrelated(axis, axis.values, trials, asked)
-    ]
 
 
 def _unrelated(
@@ -524,14 +517,6 @@ def _way(signature: str) -> str:
         return read_signature(signature).kind
     except (ValueError, TypeError):
         return signature
-
-
-def _untried(unbuilt: Sequence[str]) -> Iterator[str]:
-    if unbuilt:
-        yield (
-            f"{how_many(len(unbuilt), 'combination')} could not be built, and may be what fails: "
-            f"{shortened(clean(unbuilt[-1].strip().splitlines()[0]), _REASON)}"
-        )
 
 
 def _why_never(

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import itertools
 import math
 import re
 from collections import Counter
@@ -258,12 +259,8 @@ def posterior_picture(report: Report) -> Markup | None:
 
 def nice_step(least: float) -> int:
     """Return the smallest of 1, 2, 5, 10, 20, 50, ... that is no smaller than `least`."""
-    power = 1
-    while True:
-        for factor in (1, 2, 5):
-            if factor * power >= least:
-                return factor * power
-        power *= 10
+    steps = (factor * 10**power for power in itertools.count() for factor in (1, 2, 5))
+    return int(next(step for step in steps if step >= least))
 
 
 def timeline_picture(report: Report) -> Markup | None:

@@ -110,6 +110,8 @@ def _compatibility(report: Report) -> Iterator[Iterator[str]]:
     yield iter(["### Compatibility\n"])
     for one in grid.slices:
         yield _slice(grid, one)
+    if grid.more:
+        yield iter([f"{grid.more}; `--format csv` has them.\n"])
     yield iter(["✓ works, ✗ fails, in brackets: not tried itself, known from others; – cannot be tried.\n"])
     yield _requirements(report)
 
@@ -147,8 +149,8 @@ def _rates(report: Report) -> Iterator[str]:
     ]
     heads = (*(escaped(clean(name)) for name in names), "bad", "trials", "rate (95 % interval)", "")
     yield from _table(heads, lines)
-    if found.hidden:
-        yield f"… and {found.hidden} more combinations\n"
+    if found.more:
+        yield f"{found.more}\n"
     missing = words.left_out(report)
     if missing:
         yield "Could not be tried:\n"

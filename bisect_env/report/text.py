@@ -12,11 +12,11 @@ from rich.console import Console, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from bisect_env.answers.phrases import first_few, how_many
+from bisect_env.answers.phrases import first_few
 from bisect_env.answers.untrusted import clean, clean_lines, command_line, shortened
 from bisect_env.report import words
 from bisect_env.report.model import FailureReport, Report
-from bisect_env.report.words import Rows, columns, rows
+from bisect_env.report.words import Rows, columns
 
 STACK_LINES = 12
 _IN_SHORT = (
@@ -66,14 +66,7 @@ def report_text(
 
 def _answer(report: Report) -> Iterator[RenderableType]:
     yield Text(clean(report.sentence), style="bold")
-    if told := list(words.table_lines(report)):
-        yield Text("\n" + "\n".join(told))
-        yield from _requirements(report)
-    elif (lines := words.neighbours(report)).shown:
-        yield Text()
-        yield _table(report, lines)
-        if lines.hidden:
-            yield Text(f"… and {how_many(lines.hidden, 'more combination')}", style="dim")
+    yield from _tables(report, words.neighbours(report))
     for title, what in words.ends(report):
         if title in _IN_SHORT:
             yield Text(f"{title}: {what}")
@@ -128,16 +121,7 @@ def _parts(report: Report) -> Iterator[RenderableType]:
         yield Text(f"  {title}   {what}")
     for chance, what in words.alternatives(report):
         yield Text(f"  or ({chance})   {what}")
-    if told := list(words.table_lines(report)):
-        yield Text()
-        yield Text("\n".join(told))
-        yield from _requirements(report)
-    elif report.combinations:
-        lines = rows(report)
-        yield Text()
-        yield _table(report, lines)
-        if lines.hidden:
-            yield Text(f"… and {lines.hidden} more combinations", style="dim")
+    yield from _tables(report, words.rows(report))
     yield from _left_out(report)
     yield from _failures(report)
     yield from _difference(report)
@@ -145,6 +129,18 @@ def _parts(report: Report) -> Iterator[RenderableType]:
     for warning in report.warnings:
         yield Text(f"\nwarning: {clean(warning)}", style="yellow")
     yield from _ways_on(report)
+
+
+def _tables(report: Report, lines: Rows) -> Iterator[RenderableType]:
+    """Yield the compatibility tables of `bisect-env map`, or the given rows of combinations without them."""
+    if told := list(words.table_lines(report)):
+        yield Text("\n" + "\n".join(told))
+        yield from _requirements(report)
+    elif lines.shown:
+        yield Text()
+        yield _table(report, lines)
+        if lines.more:
+            yield Text(lines.more, style="dim")
 
 
 def _requirements(report: Report) -> Iterator[Text]:
@@ -176,9 +172,9 @@ def _table(report: Report, lines: Rows) -> Table:
 
 
 def _left_out(report: Report) -> Iterator[Text]:
-    for number, (status, where, why) in enumerate(words.left_out(report)):
-        place = f"{where}: " if where else ""
-        yield Text(f"{'' if number else chr(10)}{status}: {place}{why}")
+    found = words.left_out(report)
+    if lines := [f"{status}: {f'{where}: ' if where else ''}{why}" for status, where, why in found]:
+        yield Text("\n" + "\n".join(lines))
 
 
 def _failures(report: Report) -> Iterator[Text]:

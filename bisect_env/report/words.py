@@ -101,6 +101,11 @@ class Rows:
     shown: tuple[Row, ...]
     hidden: int = 0
 
+    @property
+    def more(self) -> str:
+        """Return a line that counts the combinations without a row, or "" if there are none."""
+        return f"… and {how_many(self.hidden, 'more combination')}" if self.hidden else ""
+
 
 def rows(report: Report) -> Rows:
     """Return the rows of the table of combinations.
@@ -457,25 +462,22 @@ def left_out(report: Report) -> list[tuple[str, str, str]]:
 
     At most `_REASONS` reasons are listed for each status. A further tuple counts the others.
     """
-    groups: dict[tuple[str, str], list[CombinationReport]] = {}
+    groups: dict[str, dict[str, list[CombinationReport]]] = {}
     for one in report.combinations:
         if not one.is_runnable:
             # Remove the commit's hash, so that equal reasons of several commits are grouped.
             said = one.reason
             for value in one.combination.values():
                 said = said.replace(value[:SHORT], "") if is_commit(value) else said
-            groups.setdefault((one.status, said), []).append(one)
-    shown: dict[str, int] = {}
+            groups.setdefault(one.status, {}).setdefault(said, []).append(one)
     lines = []
-    for (status, _), members in groups.items():
-        reason = shortened(clean(members[0].reason), REASON_WIDTH)
-        shown[status] = shown.get(status, 0) + 1
-        if shown[status] <= _REASONS:
+    for status, reasons in groups.items():
+        for members in list(reasons.values())[:_REASONS]:
             where = and_more([named(one.combination) for one in members], 1)
+            reason = shortened(clean(members[0].reason), REASON_WIDTH)
             lines.append((status, where, reason or "no reason given"))
-    for status, number in shown.items():
-        if number > _REASONS:
-            lines.append((status, "", how_many(number - _REASONS, "more reason")))
+        if len(reasons) > _REASONS:
+            lines.append((status, "", how_many(len(reasons) - _REASONS, "more reason")))
     return lines
 
 
@@ -605,6 +607,11 @@ class MatrixGrid:
         """Return the further axes with several values."""
         return [axis for axis in self.further if len(axis.values) > 1]
 
+    @property
+    def more(self) -> str:
+        """Return a line that counts the tables that were left out, or "" if there are none."""
+        return f"… and {how_many(self.left_out, 'more table')}" if self.left_out else ""
+
     def with_slices(self, slices: Sequence[GridSlice]) -> MatrixGrid:
         """Return a copy with only some of the tables."""
         return replace(self, slices=tuple(slices), left_out=len(self.slices) - len(slices))
@@ -694,8 +701,8 @@ def table_lines(report: Report) -> Iterator[str]:
             yield title
         yield from aligned(table_rows(grid, one, WORDS))
         yield ""
-    if grid.left_out:
-        yield f"… and {grid.left_out} more tables"
+    if grid.more:
+        yield grid.more
     yield "(works), (fails): not tried itself, known from others; -: cannot be tried"
 
 

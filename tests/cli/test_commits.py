@@ -129,6 +129,8 @@ def test_from_the_first_bad_release_to_the_commit(user: Asking, index: IndexServ
         assert form == "csv" or commits[26][:10] in formatted(report, form), form
     again = user.run("explain", "--git", "clone", "--json")
     assert json.loads(again.stdout.splitlines()[-1])["commit"]["commit"] == commits[26]
+    mixed = user.run("explain", "--git", "clone", "--good", "demo=1.1")
+    assert (mixed.returncode, "`--git` asks about commits" in mixed.stderr) == (2, True)
     # Without words, the releases are explained, though the study of the commits is the latest.
     explained = user.run("explain")
     assert "are commits" not in explained.stderr

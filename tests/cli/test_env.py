@@ -56,6 +56,15 @@ def test_listing_and_taking_away(prefix: Prefix, cache: Path, run: RunCommand) -
     assert not prefix.path.exists()
 
 
+def test_changed_environments_are_data_as_well(prefix: Prefix, run: RunCommand) -> None:
+    file = prefix.path / "pyvenv.cfg"
+    file.chmod(0o644)
+    file.write_text("changed")
+    code, out, _ = run("env", "ls", "--check", "--json")
+    assert code == 6
+    assert objects(out) == [{"name": prefix.path.name[:12], "changed": True, "removed": False}]
+
+
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [

@@ -110,6 +110,35 @@ def test_a_path_in_the_database_is_no_option_of_the_commands_to_paste(
     assert "--log-file=over" not in words
 
 
+def test_csv_means_the_same_for_a_report_and_for_lists(db: Path, run: RunCommand) -> None:
+    assert run("report", "orjson_crash", "--csv") == run("report", "orjson_crash", "--format", "csv")
+    assert run("report", "orjson_crash", "--csv", "--json")[0] == 2
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("--list",),
+        ("--list", "--csv"),
+        ("--trials", "--json"),
+        ("--diff", "last-good", "first-bad", "orjson_crash"),
+        ("--diff", "last-good", "first-bad", "orjson_crash", "--json"),
+        ("--trial", "TRIAL"),
+        ("--trial", "TRIAL", "--json"),
+    ],
+)
+def test_lists_go_into_a_file_as_well(
+    db: Path, run: RunCommand, tmp_path: Path, words: tuple[str, ...]
+) -> None:
+    trial = json.loads(run("report", "--trials", "--json")[1].partition("\n")[0])["trial_id"]
+    words = tuple(trial if word == "TRIAL" else word for word in words)
+    file = tmp_path / "list"
+    code, printed, _ = run("report", *words)
+    assert (code, bool(printed)) == (0, True)
+    assert run("report", *words, "--output", str(file))[:2] == (0, "")
+    assert file.read_text() == printed
+
+
 def test_by_the_beginning_of_an_id(db: Path, run: RunCommand) -> None:
     with Store.open(str(db), read_only=True) as store:
         study_id = store.study("orjson_crash").id
@@ -188,6 +217,28 @@ def test_to_explain_makes_no_database(run: RunCommand, tmp_path: Path) -> None:
     assert code == 2
     assert "there is no results database yet" in err
     assert not mistyped.exists()
+
+
+def test_to_explain_refuses_to_save_what_it_does_not_ask(db: Path, run: RunCommand, tmp_path: Path) -> None:
+    file = tmp_path / "matrix.yaml"
+    code, _, err = run("explain", "orjson_crash", "--quiet", "--save", str(file))
+    assert (code, file.exists()) == (2, False)
+    assert "--save writes the question about commits, which `--git` asks" in err
+
+
+def test_options_without_a_meaning_in_a_mode_are_refused(db: Path, run: RunCommand) -> None:
+    known = ("orjson_crash", "--quiet", "--bad", "orjson=3.9.11")
+    for words, said in (
+        (("report", "--trial", "1", "--csv"), "--csv is for reports and lists"),
+        (("report", "--diff", "last-good", "first-bad", "--csv"), "--csv is for reports and lists"),
+        (("trial", *known, "--amplify", "-n", "3"), "`--amplify` compares the good and the bad end"),
+        (
+            ("trial", *known, "--amplify", "--at", "first-bad"),
+            "`--amplify` compares the good and the bad end",
+        ),
+    ):
+        code, _, err = run(*words)
+        assert (code, said in err) == (2, True), words
 
 
 def test_the_schema(run: RunCommand, tmp_path: Path) -> None:

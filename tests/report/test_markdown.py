@@ -15,6 +15,8 @@ from bisect_env.answers.untrusted import clean, escaped
 from bisect_env.report.build import load_report
 from bisect_env.report.markdown import MOST, cell, code, fenced, markdown_text
 from bisect_env.report.model import StepReport
+from bisect_env.report.text import report_text
+from bisect_env.report.words import MOST_SLICES
 from bisect_env.storage.store import Store
 from tests.report.samples import StudyBuilder, axis, hostile_study, orjson_study, orjson_verdict, verdict
 from tests.storage.samples import signature
@@ -130,6 +132,21 @@ def test_an_issue_can_hold_a_large_table(store: Store, slices: int) -> None:
     html = GITHUB.render(text)
     assert html.count("<details") == html.count("</details>")
     assert "crash:SIGSEGV" in text
+
+
+def test_tables_without_room_are_counted_as_in_other_formats(store: Store) -> None:
+    axes = [axis("a", "1", "2", "3"), axis("b", "1", "2", "3"), *(axis(name, "1", "2") for name in "cdefg")]
+    study = StudyBuilder(store, axes)
+    study.crashes({str(one["name"]): "2" for one in axes}, 3)
+    calls = [
+        {"combination": cell, "verdict": "bad", "tried": True, "probability": 1.0} for cell in study.cells()
+    ]
+    table = {"good": 0, "bad": len(calls), "tried": 1, "complete": True, "calls": calls}
+    study.finished(verdict(axes, None, None, kind="table", table=table))
+    report = load_report(store, study.study.id)
+    assert 2**5 - MOST_SLICES == 2
+    assert "… and 2 more tables; `--format csv` has them" in markdown_text(report)
+    assert "… and 2 more tables\n" in report_text(report)
 
 
 def test_a_maintainer_gets_the_environment_itself(tmp_path: Path) -> None:

@@ -99,3 +99,20 @@ def test_a_command_that_is_kept_has_no_secret() -> None:
         "bisect-env run 'a>=1' x.py --env 'API_TOKEN=***' --env N=1 '--env=KEY=***' "
         "'--index=https://u:***@h/simple'"
     )
+
+
+def test_options_of_the_own_command_of_a_user_are_kept() -> None:
+    given = [
+        "run",
+        "-p",
+        "a",
+        "--db=mine",
+        "--",
+        "python",
+        "x.py",
+        "--db",
+        "theirs",
+        "--env",
+        "API_TOKEN=secret",
+    ]
+    assert own_command(given) == "bisect-env run -p a -- python x.py --db theirs --env 'API_TOKEN=***'"
