@@ -50,8 +50,7 @@ def answer(
     with reporting(command, shown, view):
         target = find_target(words or (), flags, db=where.db, to=study.save)
         announce(target, shown)
-        is_file = study.save is not None or not target.words
-        if study.lockfiles is None and target.study is None and is_file:
+        if study.lockfiles is None and target.study is None and target.matrix.path is not None:
             study = replace(study, lockfiles=Path("lockfiles"))
         matrix = skipping(target.matrix, study.skip or ())
         report = conduct(

@@ -435,6 +435,7 @@ def test_a_report_alone_is_enough_to_ask_again(
     other = ("--db", str(tmp_path / "other.sqlite"))
     code, out, err = run("run", "report.html", "--quick", *other)
     assert (code, "level 3" in out) == (0, True), err
+    assert not (there / "lockfiles").exists(), "they are written beside matrix files alone"
     code, _, err = run("run", "report.html", "--with", "six", *other)
     assert (code, "the report report.html" in err) == (2, True)
     for words in (("report",), ("reproduce", "--at", "first-bad", "--output", "bundle")):
