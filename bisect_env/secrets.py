@@ -19,6 +19,9 @@ MASK = "***"
 
 # Lengths are bounded: a log of a megabyte without a space must not take minutes.
 _USER = r"""[^\s/:@"'<>\[\]]{0,256}"""
+# A text may be JSON, such as a stored signature. If a password ended with the backslash of an escaped quote,
+# the text without the password would not be JSON. Two backslashes escape no quote.
+_UNLESS_QUOTE = r"""\\\\|(?!\\["'])"""
 _PASSWORDS = (
     # `://user:password@`. A slash ends the host part of a URL. But if the text before the slash is not a port
     # number, it is treated as a password that contains a slash.
@@ -32,10 +35,13 @@ _PASSWORDS = (
     # `https://token@`: a user name without a password in a web address is treated as a token.
     (re.compile(r"""(https?://)[^\s/:@"'<>\[\]]{1,256}@"""), rf"\1{MASK}@"),
     # libpq's `password=`, and parameters of web addresses.
-    (re.compile(r"""(password=)[^&\s"'<>]+""", re.IGNORECASE), rf"\1{MASK}"),
-    (re.compile(r"""([?&;]([\w.-]{1,64})=)[^&\s"'<>#]+"""), None),
+    (re.compile(rf"""(password=)(?:{_UNLESS_QUOTE}[^&\s"'<>])+""", re.IGNORECASE), rf"\1{MASK}"),
+    (re.compile(rf"""([?&;]([\w.-]{{1,64}})=)(?:{_UNLESS_QUOTE}[^&\s"'<>#])+"""), None),
     (
-        re.compile(r"""(authorization["']?\s?[:=]\s?["']?(?:basic|bearer|token) )[^\s"']+""", re.I),
+        re.compile(
+            rf"""(authorization["']?\s?[:=]\s?["']?(?:basic|bearer|token) )(?:{_UNLESS_QUOTE}[^\s"'])+""",
+            re.IGNORECASE,
+        ),
         rf"\1{MASK}",
     ),
 )

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import json
+import random
 import time
 
 import pytest
@@ -34,6 +36,21 @@ from bisect_env.secrets import may_be_stored, public_json, without_passwords, wi
 def test_texts(text: str, shown: str) -> None:
     assert without_passwords(text) == shown
     assert public_json({"a": [text, 1, None]}) == {"a": [shown, 1, None]}
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_json_stays_json_without_its_passwords(seed: int) -> None:
+    print(f"seed {seed}")
+    rng = random.Random(seed)
+    before = ["password=", "https://host/f?token=", "Authorization: Bearer ", "https://me:"]
+    for _ in range(300):
+        end = "".join(rng.choices(["\\", '"', "'", "\n", "\x01", "é", " failed", "&", "#", "@host/"], k=6))
+        text = json.dumps([1, f"{rng.choice(before)}hunter2{end}"], ensure_ascii=rng.choice([True, False]))
+        shown = without_passwords(text)
+        first, masked = json.loads(shown)
+        assert first == 1
+        assert text.startswith('[1, "https://me:') or "hunter2" not in masked
+        assert without_passwords(shown) == shown
 
 
 def test_values_of_secret_variables_are_removed_from_output() -> None:

@@ -20,7 +20,7 @@ from bisect_env.environments.lock import LockedPackage
 from bisect_env.environments.lockfiles import make_lock
 from bisect_env.errors import StorageError, UsageError
 from bisect_env.matrix.grid import AxisKind, Combination
-from bisect_env.matrix.signatures import FROM_BAD_END
+from bisect_env.matrix.signatures import FROM_BAD_END, read_signature
 from bisect_env.storage.entries import (
     AMPLIFIED,
     CombinationState,
@@ -558,6 +558,21 @@ class StoreContract:
                 rows = connection.execute(table.select()).fetchall()
                 assert "hunter2" not in repr(rows), table.name
         assert "hunter2" not in repr((store.studies(), store.lock(made.content_hash)))
+
+    def test_a_signature_with_a_password_and_a_quote_is_stored_without_the_password(
+        self, store: Store, reopen: Reopen
+    ) -> None:
+        said = 'check: Assertion `query == "password=hunter2"\' failed.'
+        given = record(outcome=Outcome.CRASH, signature=signature("crash:SIGABRT", said))
+        study = opened_study(store, target=Target(signature=given.signature))
+        assert record_trial(store, study.id, given)
+        store.record_decision(study.id, AMPLIFIED, {"perturbation": {}, "signature": given.signature})
+        others = reopen()
+        (found,) = others.trials(study.id)
+        assert read_signature(found.signature).frames == (said.replace("hunter2", "***"),)
+        assert others.study(study.id).definition.target.signature == found.signature
+        assert found.evidence is Evidence.BAD
+        assert [one.payload["signature"] for one in others.decisions(study.id)] == [found.signature]
 
     # -- claims --------------------------------------------------------------------------------------------
 
