@@ -23,7 +23,6 @@ from packaging.version import InvalidVersion, Version
 
 from bisect_env.environments.cache import hold, lock_or_fail, lock_path
 from bisect_env.environments.download import sha256_of
-from bisect_env.environments.integrity import remove_tree
 from bisect_env.environments.interpreters import Interpreter
 from bisect_env.environments.lock import BuildLimit, UnbuildableError
 from bisect_env.environments.repository import Repository
@@ -31,7 +30,7 @@ from bisect_env.environments.request import CommitSource
 from bisect_env.environments.uv_tool import Finished, Uv, is_transient
 from bisect_env.errors import InfrastructureError, UsageError
 from bisect_env.secrets import MASK, for_build, is_secret
-from bisect_env.temporary import write_atomically
+from bisect_env.temporary import remove_tree, write_atomically
 
 FOLDER = "commits"
 LOG_LINES = 12
