@@ -7,6 +7,7 @@ process, that is, before it is written to the database, to stderr or to the even
 
 from __future__ import annotations
 
+import json
 import os
 import re
 from collections.abc import Mapping
@@ -138,18 +139,25 @@ def is_secret(variable: str, value: str) -> bool:
     return looks_secret is not None or without_passwords(value) != value
 
 
-def without_values(text: str, variables: Mapping[str, str]) -> str:
+def without_values(text: str, variables: Mapping[str, str], shortest: int = _SHORTEST_SECRET) -> str:
     """Return `text` with the values of secret variables (see `is_secret`) replaced by `***`.
 
-    Values of fewer than eight characters are kept: they also occur as ordinary words.
+    A value is also found as Python or JSON quotes it, and each of its lines is found without the others.
 
     Args:
         text: The text, for example the output of a script.
         variables: The environment variables that the script was given.
+        shortest: Number of characters of the shortest value to replace. Shorter values, and lines of fewer
+            than eight characters, are kept: they also occur as ordinary words.
     """
-    secrets = (v for k, v in variables.items() if len(v) >= _SHORTEST_SECRET and is_secret(k, v))
-    for value in sorted(secrets, key=len, reverse=True):
-        text = text.replace(value, MASK)
+    secrets = [v for name, v in variables.items() if len(v) >= shortest and is_secret(name, v)]
+    lines = (line.strip() for value in secrets for line in value.splitlines())
+    written = set()
+    for part in (*secrets, *(line for line in lines if len(line) >= _SHORTEST_SECRET)):
+        quoted = (repr(part), json.dumps(part), json.dumps(part, ensure_ascii=False))
+        written |= {part, *(one[1:-1] for one in quoted)}
+    for one in sorted(written, key=len, reverse=True):
+        text = text.replace(one, MASK)
     return text
 
 
