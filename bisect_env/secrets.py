@@ -139,10 +139,20 @@ def is_secret(variable: str, value: str) -> bool:
     return looks_secret is not None or without_passwords(value) != value
 
 
+def left_out(count: int) -> str:
+    """Return the text that replaces `count` bytes in the middle of an output, for `without_values`."""
+    return f"\n[… {count} bytes left out …]\n"
+
+
+_GAP = re.compile(r"\n\[… \d+ bytes left out …\]\n")
+
+
 def without_values(text: str, variables: Mapping[str, str], shortest: int = _SHORTEST_SECRET) -> str:
     """Return `text` with the values of secret variables (see `is_secret`) replaced by `***`.
 
-    A value is also found as Python or JSON quotes it, and each of its lines is found without the others.
+    A value is also found as Python or JSON quotes it, and each of its lines is found without the others. A
+    part of a value that was cut by a gap (see `left_out`) cannot be found. As many characters as the longest
+    value has are therefore replaced on both sides of the gap.
 
     Args:
         text: The text, for example the output of a script.
@@ -158,6 +168,11 @@ def without_values(text: str, variables: Mapping[str, str], shortest: int = _SHO
         written |= {part, *(one[1:-1] for one in quoted)}
     for one in sorted(written, key=len, reverse=True):
         text = text.replace(one, MASK)
+    gap = _GAP.search(text) if written else None
+    if gap is not None:
+        longest = max(map(len, written))
+        before, after = text[: max(0, gap.start() - longest)], text[gap.end() + longest :]
+        text = f"{before}{MASK}{gap[0]}{MASK}{after}"
     return text
 
 
