@@ -432,7 +432,7 @@ READING = "bisect_env_reading"
 """Execution option of connections that only read: they take no write lock."""
 
 ENGINE_OPTIONS: dict[str, Any] = {
-    "json_serializer": partial(json.dumps, ensure_ascii=False, allow_nan=False),
+    "json_serializer": partial(json.dumps, ensure_ascii=False, allow_nan=False, separators=(",", ":")),
     "json_deserializer": read_json,
 }
 

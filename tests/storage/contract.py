@@ -414,11 +414,24 @@ class StoreContract:
             "torch=2.4.*": {"2.4.0", "2.4.1"},
             "torch=2.4": set(),
             "torch!=2.4.0": {"2.4.1"},
+            "started_at~2026-11": {"2.4.0", "2.4.1"},
+            "returncode~0": {"2.4.0", "2.4.1"},
+            "duration=0.2*": {"2.4.0", "2.4.1"},
+            "duration!=0.*": set(),
         }.items():
             with ask(reference, f"SELECT trial_id FROM v_trials WHERE {condition(text)}") as (_, rows):
                 found = {ids[trial_id] for (trial_id,) in rows}
             # Whether PostgreSQL knows that é is É depends on the locale of its database.
             assert expected is None or found == expected, text
+
+    def test_questions_get_the_same_json_from_every_back_end(self, store: Store, reference: str) -> None:
+        study = store.open_study(definition())
+        verdict = VerdictDocument(
+            first_bad={"torch": "2.4", "mode": "Éclair"}, culprit_axes=("torch", "mode")
+        )
+        store.update_study(study.id, verdict=verdict)
+        with ask(reference, "SELECT first_bad, culprit_axes FROM v_verdicts") as (_, rows):
+            assert [*map(tuple, rows)] == [('{"torch":"2.4","mode":"Éclair"}', '["torch","mode"]')]
 
     def test_only_the_first_failure_to_initialise_cuda_is_void(self, store: Store) -> None:
         study = opened_study(store, target=Target(outcomes=frozenset({Outcome.CUDA_INIT})))
