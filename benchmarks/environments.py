@@ -19,13 +19,13 @@ from functools import partial
 from pathlib import Path
 
 from bisect_env.environments.cache import usage
-from bisect_env.environments.integrity import remove_tree
 from bisect_env.environments.interpreters import machine_interpreters
 from bisect_env.environments.lock import Lock
 from bisect_env.environments.prefix import ensure_prefix
 from bisect_env.environments.provider import Environments
 from bisect_env.environments.request import CondaRequest, EnvironmentRequest
 from bisect_env.environments.uv_tool import Uv
+from bisect_env.temporary import remove_tree
 
 ROOT = Path(__file__).parent.parent
 HERE = f"{sys.version_info.major}.{sys.version_info.minor}"

@@ -7,6 +7,7 @@ process, that is, before it is written to the database, to stderr or to the even
 
 from __future__ import annotations
 
+import json
 import os
 import re
 from collections.abc import Mapping
@@ -19,6 +20,9 @@ MASK = "***"
 
 # Lengths are bounded: a log of a megabyte without a space must not take minutes.
 _USER = r"""[^\s/:@"'<>\[\]]{0,256}"""
+# A text may be JSON, such as a stored signature. If a password ended with the backslash of an escaped quote,
+# the text without the password would not be JSON. Two backslashes escape no quote.
+_UNLESS_QUOTE = r"""\\\\|(?!\\["'])"""
 _PASSWORDS = (
     # `://user:password@`. A slash ends the host part of a URL. But if the text before the slash is not a port
     # number, it is treated as a password that contains a slash.
@@ -32,10 +36,13 @@ _PASSWORDS = (
     # `https://token@`: a user name without a password in a web address is treated as a token.
     (re.compile(r"""(https?://)[^\s/:@"'<>\[\]]{1,256}@"""), rf"\1{MASK}@"),
     # libpq's `password=`, and parameters of web addresses.
-    (re.compile(r"""(password=)[^&\s"'<>]+""", re.IGNORECASE), rf"\1{MASK}"),
-    (re.compile(r"""([?&;]([\w.-]{1,64})=)[^&\s"'<>#]+"""), None),
+    (re.compile(rf"""(password=)(?:{_UNLESS_QUOTE}[^&\s"'<>])+""", re.IGNORECASE), rf"\1{MASK}"),
+    (re.compile(rf"""([?&;]([\w.-]{{1,64}})=)(?:{_UNLESS_QUOTE}[^&\s"'<>#])+"""), None),
     (
-        re.compile(r"""(authorization["']?\s?[:=]\s?["']?(?:basic|bearer|token) )[^\s"']+""", re.I),
+        re.compile(
+            rf"""(authorization["']?\s?[:=]\s?["']?(?:basic|bearer|token) )(?:{_UNLESS_QUOTE}[^\s"'])+""",
+            re.IGNORECASE,
+        ),
         rf"\1{MASK}",
     ),
 )
@@ -132,18 +139,40 @@ def is_secret(variable: str, value: str) -> bool:
     return looks_secret is not None or without_passwords(value) != value
 
 
-def without_values(text: str, variables: Mapping[str, str]) -> str:
+def left_out(count: int) -> str:
+    """Return the text that replaces `count` bytes in the middle of an output, for `without_values`."""
+    return f"\n[… {count} bytes left out …]\n"
+
+
+_GAP = re.compile(r"\n\[… \d+ bytes left out …\]\n")
+
+
+def without_values(text: str, variables: Mapping[str, str], shortest: int = _SHORTEST_SECRET) -> str:
     """Return `text` with the values of secret variables (see `is_secret`) replaced by `***`.
 
-    Values of fewer than eight characters are kept: they also occur as ordinary words.
+    A value is also found as Python or JSON quotes it, and each of its lines is found without the others. A
+    part of a value that was cut by a gap (see `left_out`) cannot be found. As many characters as the longest
+    value has are therefore replaced on both sides of the gap.
 
     Args:
         text: The text, for example the output of a script.
         variables: The environment variables that the script was given.
+        shortest: Number of characters of the shortest value to replace. Shorter values, and lines of fewer
+            than eight characters, are kept: they also occur as ordinary words.
     """
-    secrets = (v for k, v in variables.items() if len(v) >= _SHORTEST_SECRET and is_secret(k, v))
-    for value in sorted(secrets, key=len, reverse=True):
-        text = text.replace(value, MASK)
+    secrets = [v for name, v in variables.items() if len(v) >= shortest and is_secret(name, v)]
+    lines = (line.strip() for value in secrets for line in value.splitlines())
+    written = set()
+    for part in (*secrets, *(line for line in lines if len(line) >= _SHORTEST_SECRET)):
+        quoted = (repr(part), json.dumps(part), json.dumps(part, ensure_ascii=False))
+        written |= {part, *(one[1:-1] for one in quoted)}
+    for one in sorted(written, key=len, reverse=True):
+        text = text.replace(one, MASK)
+    gap = _GAP.search(text) if written else None
+    if gap is not None:
+        longest = max(map(len, written))
+        before, after = text[: max(0, gap.start() - longest)], text[gap.end() + longest :]
+        text = f"{before}{MASK}{gap[0]}{MASK}{after}"
     return text
 
 

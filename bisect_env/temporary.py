@@ -12,10 +12,10 @@ import contextlib
 import errno
 import fcntl
 import functools
+import itertools
 import os
 import pwd
 import secrets
-import shutil
 import stat
 import tempfile
 import threading
@@ -56,7 +56,38 @@ def remove_own() -> None:
     that directory.
     """
     for path in list(_OWN):
-        shutil.rmtree(path, ignore_errors=True)
+        remove_tree(path)
+
+
+def remove_tree(top: Path) -> None:
+    """Remove a directory tree, including directories without permissions. Errors are ignored.
+
+    The tree may be deeper than Python's recursion limit, and its paths may be longer than the kernel allows.
+    A process may still be writing there; remaining files are removed by the next call.
+    """
+    if top.is_symlink():
+        return
+    with contextlib.suppress(OSError):
+        top.chmod(stat.S_IRWXU)
+    # Each directory is moved up to `top` before its contents are removed, so all paths are short.
+    names = (f"{secrets.token_hex(8)}-{number}" for number in itertools.count())
+    pending = [top]
+    while pending:
+        folder = pending.pop()
+        with contextlib.suppress(OSError):
+            with os.scandir(folder) as entries:
+                paths = [(Path(entry.path), entry.is_dir(follow_symlinks=False)) for entry in entries]
+            for path, is_folder in paths:
+                with contextlib.suppress(OSError):
+                    if is_folder:
+                        path.chmod(stat.S_IRWXU)  # to move or empty it needs write permission
+                        pending.append(path if folder == top else path.rename(top / next(names)))
+                    else:
+                        path.unlink()
+            if folder != top:
+                folder.rmdir()
+    with contextlib.suppress(OSError):
+        top.rmdir()
 
 
 @contextlib.contextmanager
@@ -122,7 +153,7 @@ def temporary(name: str) -> Iterator[Path]:
     try:
         yield path
     finally:
-        shutil.rmtree(path, ignore_errors=True)
+        remove_tree(path)
         _OWN.discard(path)
         os.close(held)
 
@@ -214,7 +245,7 @@ def remove_left_behind() -> None:
     """Remove the temporary directories that killed processes left behind."""
     with contextlib.suppress(OSError):
         for old in left_behind(PREFIX):
-            shutil.rmtree(old, ignore_errors=True)
+            remove_tree(old)
 
 
 @functools.cache

@@ -1,6 +1,9 @@
 from __future__ import annotations
 
+import json
+import random
 import time
+from collections.abc import Callable
 
 import pytest
 import yaml
@@ -36,6 +39,21 @@ def test_texts(text: str, shown: str) -> None:
     assert public_json({"a": [text, 1, None]}) == {"a": [shown, 1, None]}
 
 
+@pytest.mark.parametrize("seed", range(5))
+def test_json_stays_json_without_its_passwords(seed: int) -> None:
+    print(f"seed {seed}")
+    rng = random.Random(seed)
+    before = ["password=", "https://host/f?token=", "Authorization: Bearer ", "https://me:"]
+    for _ in range(300):
+        end = "".join(rng.choices(["\\", '"', "'", "\n", "\x01", "é", " failed", "&", "#", "@host/"], k=6))
+        text = json.dumps([1, f"{rng.choice(before)}hunter2{end}"], ensure_ascii=rng.choice([True, False]))
+        shown = without_passwords(text)
+        first, masked = json.loads(shown)
+        assert first == 1
+        assert text.startswith('[1, "https://me:') or "hunter2" not in masked
+        assert without_passwords(shown) == shown
+
+
 def test_values_of_secret_variables_are_removed_from_output() -> None:
     given = {
         "MY_TOKEN": "planted-55667",
@@ -46,6 +64,31 @@ def test_values_of_secret_variables_are_removed_from_output() -> None:
     text = "sent planted-5566778899, then planted-55667: switched on, planted-5566"
     assert without_values(text, given) == "sent ***, then ***: switched on, planted-5566"
     assert without_values(text, {}) == text
+
+
+KEY = "-----BEGIN PRIVATE KEY-----\nMIIabc\nplanted-5566\\ü\n-----END PRIVATE KEY-----\n"
+CREDENTIALS = '{"key": "planted-5566", "user": "o\'neill"}'
+
+
+@pytest.mark.parametrize("value", [KEY, CREDENTIALS], ids=["key", "credentials"])
+@pytest.mark.parametrize(
+    "written",
+    [
+        str,
+        repr,
+        json.dumps,
+        lambda value: json.dumps(value, ensure_ascii=False),
+        lambda value: str(KeyError(value)),
+        lambda value: repr({"MY_KEY": value}),
+        lambda value: value.strip().splitlines()[-2:][0],
+    ],
+)
+def test_a_secret_is_removed_however_it_is_written(value: str, written: Callable[[str], str]) -> None:
+    shown = without_values(f"it was {written(value)}.", {"MY_KEY": value})
+    assert "planted" not in shown
+    assert "***" in shown
+    assert shown.startswith("it was ")
+    assert shown.endswith(".")
 
 
 @pytest.mark.parametrize("piece", ["://a:", "://a", "https://", "?a=", "password=", "x" * 50 + "://u:p"])

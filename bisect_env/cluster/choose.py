@@ -185,11 +185,20 @@ def tls_warning(scheduler: str | None, scheduler_file: Path | None) -> str | Non
     Args:
         scheduler: `--scheduler`.
         scheduler_file: `--scheduler-file`.
+
+    Raises:
+        UsageError: The address cannot be read.
     """
     address = scheduler if scheduler_file is None else address_in(scheduler_file)
     if not address or address.startswith("tls://"):
         return None
-    host = urlsplit(address if "://" in address else f"tcp://{address}").hostname
+    try:
+        host = urlsplit(address if "://" in address else f"tcp://{address}").hostname
+    except ValueError as error:
+        raise UsageError(
+            f"the scheduler's address {address} cannot be read: {error}",
+            remedy="write it like tcp://HOST:PORT",
+        ) from None
     if host is None or _is_here(host):
         return None
     return (

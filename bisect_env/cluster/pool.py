@@ -126,7 +126,11 @@ class PoolExecutor:
         if self._closed:
             raise InfrastructureError("the executor is closed")
         self._outstanding += 1
-        self._builds.put(lambda: self._answers.put(prepare(request, self._build, self._answers.put)))
+        self._builds.put(lambda: self._prepare(request))
+
+    def _prepare(self, request: PrefixRequest) -> None:
+        if not self._closed:  # else it would start processes that nobody ends
+            self._answers.put(prepare(request, self._build, self._answers.put))
 
     def wait(self, timeout: float | None = None) -> list[Completion]:
         """Wait for results of trials and builds, and return those that have arrived since the last call.
@@ -160,7 +164,7 @@ class PoolExecutor:
             return
         self._closed = True
         self.cancel()
-        end_running()
+        end_running(self._builders)
         for _ in self._workers:
             self._trials.put(None)
         for _ in self._builders:

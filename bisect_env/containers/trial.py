@@ -108,13 +108,19 @@ def run_argv(inside: Inside, parcel: Parcel, contents: Sequence[str]) -> list[st
     return engine.argv("run", *options, inside.image, str(parcel.control / INIT.name), str(parcel.control))
 
 
+# `os.walk` is not used: in Python 3.11 and older it calls itself for each level, and a tree may be too deep.
 _OPEN_UP = """
 import os, sys
-for folder, names, files in os.walk(sys.argv[1]):
-    for name in names + files:
+pending = [sys.argv[1]]
+while pending:
+    folder = pending.pop()
+    for name in os.listdir(folder):
         path = os.path.join(folder, name)
         if not os.path.islink(path):
-            os.chmod(path, 0o777 if name in names else 0o666)
+            is_folder = os.path.isdir(path)
+            os.chmod(path, 0o777 if is_folder else 0o666)
+            if is_folder:
+                pending.append(path)
 """
 
 
@@ -136,12 +142,17 @@ def open_up_argv(inside: Inside, top: Path) -> list[str]:
 
 def is_closed(top: Path) -> bool:
     """Return whether `top` contains a file or directory that this process cannot read or remove."""
-    for folder, names, files in os.walk(top):
-        for name in (*names, *files):
-            path = Path(folder, name)
-            wanted = os.R_OK | os.W_OK | os.X_OK if name in names else os.R_OK
-            if not path.is_symlink() and not os.access(path, wanted, effective_ids=True):
+    pending = [top]
+    while pending:
+        folder = pending.pop()
+        for path in folder.iterdir() if folder.is_dir() else ():
+            if path.is_symlink():
+                continue
+            is_folder = path.is_dir()
+            if not os.access(path, os.R_OK | os.W_OK | os.X_OK if is_folder else os.R_OK, effective_ids=True):
                 return True
+            if is_folder:
+                pending.append(path)
     return False
 
 

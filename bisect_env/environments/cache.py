@@ -24,12 +24,11 @@ from bisect_env.environments.integrity import (
     is_unchanged,
     look,
     note_change,
-    remove_tree,
     state_of,
 )
 from bisect_env.environments.lock import UnbuildableError
 from bisect_env.errors import InfrastructureError
-from bisect_env.temporary import lock_holder, write_atomically
+from bisect_env.temporary import lock_holder, remove_tree, write_atomically
 
 # --------------------------------------------------------------------------------------------------
 # File locks for prefixes and archives in use. The kernel frees them when the process ends.

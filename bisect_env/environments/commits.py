@@ -23,15 +23,14 @@ from packaging.version import InvalidVersion, Version
 
 from bisect_env.environments.cache import hold, lock_or_fail, lock_path
 from bisect_env.environments.download import sha256_of
-from bisect_env.environments.integrity import remove_tree
 from bisect_env.environments.interpreters import Interpreter
 from bisect_env.environments.lock import BuildLimit, UnbuildableError
 from bisect_env.environments.repository import Repository
 from bisect_env.environments.request import CommitSource
 from bisect_env.environments.uv_tool import Finished, Uv, is_transient
 from bisect_env.errors import InfrastructureError, UsageError
-from bisect_env.secrets import MASK, for_build, is_secret
-from bisect_env.temporary import write_atomically
+from bisect_env.secrets import for_build, without_values
+from bisect_env.temporary import remove_tree, write_atomically
 
 FOLDER = "commits"
 LOG_LINES = 12
@@ -368,14 +367,12 @@ def _partial(short: str, what: str, missing: Sequence[str]) -> str:
 
 def _failed(finished: Finished, source: CommitSource) -> UnbuildableError:
     short = source.commit[:10]
-    lines = [line.rstrip() for line in finished.stderr.splitlines() if line.strip()]
+    # The build may have printed its secrets, and the message is stored.
+    shown = without_values(finished.stderr, for_build(dict(source.build.env)), shortest=1)
+    lines = [line.rstrip() for line in shown.splitlines() if line.strip()]
     # Drop uv's own lines after the build back end's output; they only help users who run uv themselves.
     own = next((i for i, line in enumerate(lines) if i and line.startswith(_OF_UV)), len(lines))
     lines = lines[:own]
-    # Mask secrets that the build may have printed, because the message is stored.
-    for name, value in for_build(dict(source.build.env)).items():
-        if value and is_secret(name, value):
-            lines = [line.replace(value, MASK) for line in lines]
     told = "\n".join(lines[-LOG_LINES:])
     if finished.timed_out:
         text = f"the build of {short} took longer than {source.build.time_limit:.0f} s:\n{told}"

@@ -12,7 +12,6 @@ import contextlib
 import hashlib
 import json
 import os
-import shutil
 import socket
 import stat
 import threading
@@ -321,14 +320,3 @@ def _archives_of(prefix: Path, cache: Path) -> Iterator[Path]:
         folder = cache / "conda" / "pkgs" / record.stem
         if folder.is_dir():
             yield folder
-
-
-def remove_tree(path: Path) -> None:
-    """Remove a directory tree, including read-only directories. Errors are ignored.
-
-    An orphaned installer may still be writing there. Remaining files are removed by the next call.
-    """
-    for folder, _names, _files in os.walk(path):
-        with contextlib.suppress(OSError):
-            Path(folder).chmod(stat.S_IRWXU)
-    shutil.rmtree(path, ignore_errors=True)

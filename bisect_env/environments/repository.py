@@ -17,12 +17,11 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from bisect_env.environments.cache import hold, lock_file
-from bisect_env.environments.integrity import remove_tree
 from bisect_env.environments.uv_tool import Finished, run_tool
 from bisect_env.errors import InfrastructureError, UsageError
 from bisect_env.matrix.history import SHORT, Commit, CommitDetails, History
 from bisect_env.secrets import passed_on, without_credentials
-from bisect_env.temporary import lock_holder
+from bisect_env.temporary import lock_holder, remove_tree
 
 _HASH = re.compile(r"[0-9a-f]{40}(?:[0-9a-f]{24})?")
 _DAY = re.compile(r"\d{4}-\d{2}-\d{2}(T\S+)?")

@@ -15,7 +15,8 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
@@ -85,19 +86,23 @@ def run_tool(
 
     Raises:
         OSError: The command cannot be started.
+        InfrastructureError: `end_running` was called for this thread.
     """
     with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
-        process = subprocess.Popen(
-            [str(word) for word in argv],
-            env=dict(env),
-            cwd=cwd,
-            stdin=subprocess.DEVNULL,
-            stdout=out,
-            stderr=err,
-            start_new_session=True,
-            pass_fds=() if holding is None else (holding,),
-        )
+        # Started while the lock is held, or `end_running` could miss a process that has just been started.
         with _lock:
+            if threading.current_thread() in _ended:
+                raise InfrastructureError("the command has ended, so no tool is started")
+            process = subprocess.Popen(
+                [str(word) for word in argv],
+                env=dict(env),
+                cwd=cwd,
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=err,
+                start_new_session=True,
+                pass_fds=() if holding is None else (holding,),
+            )
             _running.add(process.pid)
         ended = False
         try:
@@ -115,14 +120,19 @@ def run_tool(
 
 _lock = threading.Lock()
 _running: set[int] = set()
+_ended: weakref.WeakSet[threading.Thread] = weakref.WeakSet()
 
 
-def end_running() -> None:
+def end_running(threads: Iterable[threading.Thread] = ()) -> None:
     """Kill all tools that threads of this process are running.
 
     Called when the command ends.
+
+    Args:
+        threads: Threads that start no more tools afterwards.
     """
     with _lock:
+        _ended.update(threads)
         for pid in _running:
             os.killpg(pid, signal.SIGKILL)
 

@@ -157,7 +157,7 @@ def database_location(reference: str | None) -> Path | URL:
     if "\0" in reference or not reference.strip():
         raise UsageError("the database has no name", tried=repr(reference), remedy=_REMEDY)
     if "://" not in reference:
-        return Path(reference).expanduser().absolute()
+        return _absolute(reference)
     try:
         url = make_url(reference)
     except (ArgumentError, ValueError):
@@ -165,7 +165,7 @@ def database_location(reference: str | None) -> Path | URL:
         raise UsageError("the database URL cannot be read", remedy=_REMEDY) from None
     match url.get_backend_name():
         case "sqlite":
-            return Path(_file_of(url)).expanduser().absolute()
+            return _absolute(_file_of(url))
         case "postgresql" | "postgres":
             return _server_of(url)
         case other:
@@ -173,6 +173,13 @@ def database_location(reference: str | None) -> Path | URL:
                 f"{shown_url(url)}: this release keeps its results in SQLite or PostgreSQL, not in {other}",
                 remedy=_REMEDY,
             )
+
+
+def _absolute(path: str) -> Path:
+    try:
+        return Path(path).expanduser().absolute()
+    except RuntimeError as error:  # there is no such user
+        raise UsageError(f"the database {path} cannot be found: {error}", remedy=_REMEDY) from None
 
 
 def has_database(reference: str | None) -> bool:
@@ -432,7 +439,7 @@ READING = "bisect_env_reading"
 """Execution option of connections that only read: they take no write lock."""
 
 ENGINE_OPTIONS: dict[str, Any] = {
-    "json_serializer": partial(json.dumps, ensure_ascii=False, allow_nan=False),
+    "json_serializer": partial(json.dumps, ensure_ascii=False, allow_nan=False, separators=(",", ":")),
     "json_deserializer": read_json,
 }
 

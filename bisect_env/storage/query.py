@@ -123,14 +123,15 @@ def _literal(value: str) -> str:
 def _like(column: str, operator: str, value: str, around: str = "") -> str:
     """Return an SQL condition that compares a column with a pattern, ignoring case.
 
-    For the operator `!=`, the condition is negated. In the value `*` matches anything. Both sides are
+    For the operator `!=`, the condition is negated. In the value `*` matches anything. PostgreSQL compares
+    only text with a pattern, so numbers and times are converted to text. Both sides are
     converted by the database, since only PostgreSQL's LIKE is case-sensitive, and databases differ in the
     letters that they convert.
     """
     escaped = value.replace("\\", "\\\\").replace("%", "\\%").replace("_", "\\_").replace("*", "%")
     pattern = _literal(around + escaped + around)
     negation = "NOT " if operator == "!=" else ""
-    return f"lower({column}) {negation}LIKE lower({pattern}) ESCAPE '\\'"
+    return f"lower(CAST({column} AS text)) {negation}LIKE lower({pattern}) ESCAPE '\\'"
 
 
 # --------------------------------------------------------------------------------------------------
@@ -354,8 +355,9 @@ def _is_the_questions(error: DBAPIError) -> bool:
     name = str(getattr(error.orig, "sqlite_errorname", "SQLITE_ERROR"))
     state = getattr(error.orig, "sqlstate", None)
     if state is not None:
-        # Classes: syntax and rights, data, features, cardinality, transaction state (a write while reading).
-        return str(state)[:2] in {"42", "22", "0A", "21", "25"}
+        # Classes: syntax and rights, data, features, cardinality, transaction state (a write while reading),
+        # limits such as that of `chr(0)`.
+        return str(state)[:2] in {"42", "22", "0A", "21", "25", "54"}
     return name in {"SQLITE_ERROR", "SQLITE_AUTH", "SQLITE_READONLY"}
 
 

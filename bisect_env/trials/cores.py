@@ -24,6 +24,8 @@ from bisect_env.trials.stacks import find_tool, live_stacks, look_at, run_tool, 
 PATTERN = Path("/proc/sys/kernel/core_pattern")
 _JOURNAL_WAIT = 10.0
 """Seconds to wait for systemd-coredump, which writes the core after the process has ended."""
+_CLOCKS = 60.0
+"""Seconds by which the clock of a file system may differ, including the time since the process ended."""
 _GDB_LIMIT = 120.0
 """Time limit for a debugger in seconds, which reads the symbols of hundreds of libraries if CUDA is used."""
 _MARK = "=== all threads\n"
@@ -85,12 +87,13 @@ def core_names(pattern: str, pid: int) -> list[str]:
     return [f"{name}.{pid}", name]
 
 
-def find_core(work: Path, pid: int, pattern: str | None = None) -> tuple[Path | None, str]:
+def find_core(work: Path, pid: int, since: float, pattern: str | None = None) -> tuple[Path | None, str]:
     """Find the core file of a crashed process, or the reason why there is none.
 
     Args:
         work: Working directory of the process.
         pid: Id of the process.
+        since: Unix time before the crash. Older files are those of other processes with the same id.
         pattern: The kernel's `core_pattern`; if None, the pattern of this host is read.
 
     Returns:
@@ -102,23 +105,28 @@ def find_core(work: Path, pid: int, pattern: str | None = None) -> tuple[Path | 
         except OSError as error:
             return None, f"{PATTERN} cannot be read: {error.strerror}"
     if pattern.startswith("|"):
-        return _of_journal(work, pid, pattern)
+        return _of_journal(work, pid, pattern, since)
     for name in core_names(pattern, pid):
         folder = Path("/") if name.startswith("/") else work
-        found = [path for path in folder.glob(name.lstrip("/")) if path.is_file()]
-        if found:
-            return max(found, key=lambda path: path.stat().st_mtime), ""
+        if folder != work and str(pid) not in re.findall(r"\d+", name):
+            return (
+                None,
+                f"core_pattern {pattern!r} does not say to which process a core belongs; add %p to it",
+            )
+        times = {path: path.stat().st_mtime for path in folder.glob(name.lstrip("/")) if path.is_file()}
+        if times and max(times.values()) >= since:
+            return max(times, key=lambda path: times[path]), ""
     return None, f"none was left (core_pattern {pattern!r}; `ulimit -H -c` has to allow it)"
 
 
-def _of_journal(work: Path, pid: int, pattern: str) -> tuple[Path | None, str]:
+def _of_journal(work: Path, pid: int, pattern: str, since: float) -> tuple[Path | None, str]:
     tool = find_tool("coredumpctl")
     if "systemd-coredump" not in pattern or tool is None:
         return None, f"this host hands cores to {pattern.split()[0].lstrip('|')!r}"
     target = work / "core.journal"
     deadline = time.monotonic() + _JOURNAL_WAIT
     while True:
-        said = run_tool([tool, "dump", str(pid), "--output", str(target)])
+        said = run_tool([tool, "dump", str(pid), f"--since=@{int(since)}", "--output", str(target)])
         if said.ok:
             return target, ""
         if time.monotonic() > deadline:
@@ -317,7 +325,7 @@ class Debug:
                 self.on_gpu.append(sentence)
         if not record.signal or record.killed_by_us:
             return
-        core, why = find_core(work, record.pid)
+        core, why = find_core(work, record.pid, time.time() - record.duration - _CLOCKS)
         if core is None:
             self.notes.append(f"no core file: {why}")
             return

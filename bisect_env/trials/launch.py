@@ -27,6 +27,7 @@ from typing import Any
 import psutil
 
 from bisect_env.containers.trial import ContainerCommands
+from bisect_env.secrets import left_out
 from bisect_env.trials.classify import ExitRecord
 
 # --------------------------------------------------------------------------------------------------
@@ -66,7 +67,7 @@ class HeadTail:
         """
         tail = bytes(self._tail[max(0, len(self._tail) - self._tail_limit) :])
         missing = self.total - len(self._head) - len(tail)
-        gap = f"\n[… {missing} bytes left out …]\n".encode() if missing else b""
+        gap = left_out(missing).encode() if missing else b""
         return (bytes(self._head) + gap + tail).decode("utf-8", "replace").replace("\0", "\ufffd")
 
 

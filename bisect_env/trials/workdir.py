@@ -7,7 +7,6 @@ import errno
 import functools
 import json
 import os
-import shutil
 import stat
 import sys
 import threading
@@ -19,7 +18,7 @@ from pathlib import Path, PurePosixPath
 from bisect_env.containers.engine import ask
 from bisect_env.matrix.files import StudyFile
 from bisect_env.secrets import passed_on, without_proxy_logins
-from bisect_env.temporary import FULL, TRIAL, left_behind, make_held
+from bisect_env.temporary import FULL, TRIAL, left_behind, make_held, read_limited, remove_tree
 
 # --------------------------------------------------------------------------------------------------
 # A trial's private directories: created, filled with its files, and removed after the trial.
@@ -46,6 +45,8 @@ _BROKEN = FULL | {errno.EIO, errno.EROFS, errno.ESTALE}
 """Error numbers of a file system that has become full or unwritable."""
 _REMOVAL_LIMIT = 20.0
 """Time limit in seconds for each of the commands in `REMOVAL`."""
+_LARGEST_REMOVAL = 1 << 20
+"""Maximum size of the file `REMOVAL` in bytes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,22 +87,20 @@ def work_dir(files: Sequence[StudyFile]) -> Iterator[WorkDir]:
             _write(made.work, file)
         yield made
     finally:
-        try:
-            _remove(top)
-        finally:
-            os.close(held)
+        # What cannot be removed now, such as a mounted file system, is left for `sweep`: the result counts.
+        remove_tree(top)
+        os.close(held)
 
 
 def sweep() -> None:
     """Remove the directories, and the containers, of trials whose worker and supervisor were both killed."""
     for old in left_behind(TRIAL):
-        # Errors are ignored: a living supervisor may be removing the directory at the same time, or a process
-        # of the script may still be writing to it.
-        with contextlib.suppress(OSError):
-            with contextlib.suppress(FileNotFoundError, ValueError):
-                for argv in json.loads((old / REMOVAL).read_text("utf-8")):
-                    ask(argv, _REMOVAL_LIMIT)
-            _remove(old)
+        # The file is missing if no container was used. A script on this host can write anything to it, which
+        # must not stop the trials of later commands.
+        with contextlib.suppress(Exception):
+            for argv in json.loads(read_limited(old / REMOVAL, _LARGEST_REMOVAL)):
+                ask(argv, _REMOVAL_LIMIT)
+        remove_tree(old)
 
 
 def keep_removal(top: Path, commands: Sequence[Sequence[str]]) -> None:
@@ -143,20 +142,6 @@ def write_problem(folder: Path) -> str:
     except OSError as error:
         return os.strerror(error.errno) if error.errno in _BROKEN else ""
     return ""
-
-
-def _remove(top: Path) -> None:
-    try:
-        shutil.rmtree(top)
-    except FileNotFoundError:  # the script removed it itself, or one of its processes is just doing that
-        shutil.rmtree(top, ignore_errors=True)
-    except PermissionError:  # the script took permissions from its own directories
-        for directory, names, _ in os.walk(top):
-            for name in names:
-                path = Path(directory, name)
-                if not path.is_symlink():
-                    path.chmod(0o700)
-        shutil.rmtree(top)
 
 
 # --------------------------------------------------------------------------------------------------

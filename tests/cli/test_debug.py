@@ -98,7 +98,7 @@ def test_a_crash_that_leaves_no_core_is_run_in_gdb(  # type: ignore[no-untyped-d
 ) -> None:
     need("gdb")
     # As on hosts that hand cores to a program of their own.
-    monkeypatch.setattr(cores, "find_core", lambda _work, _pid: (None, "this host hands cores to 'apport'"))
+    monkeypatch.setattr(cores, "find_core", lambda *_: (None, "this host hands cores to 'apport'"))
     code, out, err = diagnose(SEGFAULT)
     assert code == 3, err
     guilty = next(line for line in out.splitlines() if line.startswith("guilty frame: "))

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from bisect_env.cluster.choose import executor_maker
+from bisect_env.cluster.choose import executor_maker, tls_warning
 from bisect_env.cluster.pool import PoolExecutor
 from bisect_env.cluster.remote import RemoteExecutor
 from bisect_env.environments.image_lock import ensure_environment
@@ -62,3 +62,8 @@ def test_without_the_extra_the_message_names_what_to_do(monkeypatch: pytest.Monk
     assert error.value.exit_code is ExitCode.INFRASTRUCTURE
     for word in ("--scheduler", "trial.gpus: 0", "gpu-cu13"):
         assert word in str(error.value)
+
+
+def test_an_address_that_cannot_be_read_is_a_mistake_of_the_user() -> None:
+    with pytest.raises(UsageError, match="cannot be read"):
+        tls_warning("tcp://[::1", None)

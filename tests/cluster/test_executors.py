@@ -20,16 +20,19 @@ from bisect_env.cluster.pool import PoolExecutor
 from bisect_env.cluster.protocol import PrefixReady, PrefixRequest, TrialCompleted, TrialLost
 from bisect_env.environments.lock import Lock
 from bisect_env.environments.prefix import Prefix
+from bisect_env.environments.uv_tool import run_tool
 from bisect_env.errors import InfrastructureError
 from bisect_env.temporary import remove_left_behind
 from bisect_env.trials.launch import LAUNCHER
 from bisect_env.trials.records import Outcome
 from tests.cluster.cores import cores_executor
 from tests.cluster.executor_contract import (
+    PATIENCE,
     ExecutorContract,
     build,
     collect,
     left_of,
+    prepared,
     processes_of,
     request,
     until,
@@ -290,3 +293,24 @@ def wait_for_ever(executor: HostExecutor) -> None:
     while True:
         if any(isinstance(answer, TrialLost) for answer in executor.wait(1.0)):
             executor.submit(request(SLEEP))
+
+
+def test_no_build_is_begun_or_continued_after_the_end(tmp_path: Path) -> None:
+    begun = tmp_path / "begun"
+
+    def runs_two_tools(lock: Lock, *, allow_source: bool, existing: bool = False) -> Prefix:
+        for _ in range(2):
+            run_tool(
+                ["sh", "-c", f"echo >> {begun}; exec sleep 600"], env=os.environ, cwd=tmp_path, timeout=700
+            )
+        raise AssertionError("it was not ended")
+
+    executor = PoolExecutor(runs_two_tools, slots=1)
+    executor.prepare(prepared("a"))
+    executor.prepare(prepared("b"))
+    wait_until(begun.exists)
+    executor.close()
+    for thread in threading.enumerate():
+        if thread.name.startswith("build-"):
+            thread.join(PATIENCE)
+    assert begun.read_text() == "\n"

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+import stat
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -28,10 +31,13 @@ from bisect_env.containers.trial import (
     Parcel,
     ending,
     gpu_options,
+    is_closed,
+    open_up_argv,
     prepare,
     run_argv,
 )
 from bisect_env.errors import InfrastructureError, UsageError
+from bisect_env.temporary import remove_tree
 from bisect_env.trials.workdir import trial_env, work_dir
 from tests.trials.trial_support import make_spec
 
@@ -173,6 +179,21 @@ def test_139_and_137_are_told_apart(
     assert (end.returncode, end.oom_kills, end.wall) == (returncode, kills, 0.5)
     counted = ending(report(9, oom_kills=2), {"OOMKilled": False}, 0, "")
     assert counted.oom_kills == 2
+
+
+def test_what_a_container_wrote_is_opened_up_in_any_depth(tmp_path: Path) -> None:
+    top = folder = tmp_path / "trial"
+    for _ in range(1100):
+        folder.mkdir()
+        folder /= "d"
+    try:
+        assert not is_closed(top)
+        argv = open_up_argv(Inside(Engine("podman", ("podman",)), "image"), top)
+        subprocess.run([sys.executable, *argv[argv.index("-c") :]], check=True)
+        assert stat.S_IMODE(folder.parent.stat().st_mode) == 0o777
+    finally:
+        remove_tree(top)  # pytest's own clean-up cannot
+    assert not top.exists()
 
 
 def test_endings_without_a_report() -> None:

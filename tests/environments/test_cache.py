@@ -33,7 +33,7 @@ from bisect_env.environments.cache import (
     verify,
 )
 from bisect_env.environments.download import obtain
-from bisect_env.environments.integrity import MARKER, changes_of, remove_tree
+from bisect_env.environments.integrity import MARKER, changes_of
 from bisect_env.environments.lock import UnbuildableError
 from bisect_env.environments.lockfiles import make_lock
 from bisect_env.environments.prefix import ensure_prefix
@@ -42,6 +42,7 @@ from bisect_env.environments.request import CondaRequest, EnvironmentRequest
 from bisect_env.environments.settings import parse_size
 from bisect_env.errors import UsageError
 from bisect_env.matrix.versions import host_platform
+from bisect_env.temporary import remove_tree
 
 from .conda_channel import Channel
 from .test_prefix import leftovers, lock, locked, run

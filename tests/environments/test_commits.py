@@ -180,6 +180,19 @@ def test_builds_see_the_variables_they_are_given_and_no_secrets(
     assert b"FLAG = 'ccache gcc'" in _member(given.path)
 
 
+def test_a_failed_build_shows_no_line_of_a_secret(
+    tmp_path: Path, commits: CommitBuilder, here: Interpreter
+) -> None:
+    place = tmp_path / "demo"
+    tells = "import os, sys\nprint(os.environ['DEPLOY_KEY'], {**os.environ}, file=sys.stderr)\nsys.exit(3)\n"
+    (commit,) = write(place, [Change({**FIRST, "backend.py": tells})])
+    key = "-----BEGIN PRIVATE KEY-----\nplanted-5566\n-----END PRIVATE KEY-----\n"
+    with pytest.raises(UnbuildableError) as caught:
+        commits.wheel(source(place, commit, env=(("DEPLOY_KEY", key),)), here)
+    assert "DEPLOY_KEY" in str(caught.value)
+    assert "planted" not in str(caught.value)
+
+
 def test_a_compiler_cache_is_called_and_told_the_directory_in_which_builds_differ(
     tmp_path: Path, commits: CommitBuilder, here: Interpreter
 ) -> None:

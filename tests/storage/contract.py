@@ -20,7 +20,7 @@ from bisect_env.environments.lock import LockedPackage
 from bisect_env.environments.lockfiles import make_lock
 from bisect_env.errors import StorageError, UsageError
 from bisect_env.matrix.grid import AxisKind, Combination
-from bisect_env.matrix.signatures import FROM_BAD_END
+from bisect_env.matrix.signatures import FROM_BAD_END, read_signature
 from bisect_env.storage.entries import (
     AMPLIFIED,
     CombinationState,
@@ -414,11 +414,24 @@ class StoreContract:
             "torch=2.4.*": {"2.4.0", "2.4.1"},
             "torch=2.4": set(),
             "torch!=2.4.0": {"2.4.1"},
+            "started_at~2026-11": {"2.4.0", "2.4.1"},
+            "returncode~0": {"2.4.0", "2.4.1"},
+            "duration=0.2*": {"2.4.0", "2.4.1"},
+            "duration!=0.*": set(),
         }.items():
             with ask(reference, f"SELECT trial_id FROM v_trials WHERE {condition(text)}") as (_, rows):
                 found = {ids[trial_id] for (trial_id,) in rows}
             # Whether PostgreSQL knows that é is É depends on the locale of its database.
             assert expected is None or found == expected, text
+
+    def test_questions_get_the_same_json_from_every_back_end(self, store: Store, reference: str) -> None:
+        study = store.open_study(definition())
+        verdict = VerdictDocument(
+            first_bad={"torch": "2.4", "mode": "Éclair"}, culprit_axes=("torch", "mode")
+        )
+        store.update_study(study.id, verdict=verdict)
+        with ask(reference, "SELECT first_bad, culprit_axes FROM v_verdicts") as (_, rows):
+            assert [*map(tuple, rows)] == [('{"torch":"2.4","mode":"Éclair"}', '["torch","mode"]')]
 
     def test_only_the_first_failure_to_initialise_cuda_is_void(self, store: Store) -> None:
         study = opened_study(store, target=Target(outcomes=frozenset({Outcome.CUDA_INIT})))
@@ -558,6 +571,21 @@ class StoreContract:
                 rows = connection.execute(table.select()).fetchall()
                 assert "hunter2" not in repr(rows), table.name
         assert "hunter2" not in repr((store.studies(), store.lock(made.content_hash)))
+
+    def test_a_signature_with_a_password_and_a_quote_is_stored_without_the_password(
+        self, store: Store, reopen: Reopen
+    ) -> None:
+        said = 'check: Assertion `query == "password=hunter2"\' failed.'
+        given = record(outcome=Outcome.CRASH, signature=signature("crash:SIGABRT", said))
+        study = opened_study(store, target=Target(signature=given.signature))
+        assert record_trial(store, study.id, given)
+        store.record_decision(study.id, AMPLIFIED, {"perturbation": {}, "signature": given.signature})
+        others = reopen()
+        (found,) = others.trials(study.id)
+        assert read_signature(found.signature).frames == (said.replace("hunter2", "***"),)
+        assert others.study(study.id).definition.target.signature == found.signature
+        assert found.evidence is Evidence.BAD
+        assert [one.payload["signature"] for one in others.decisions(study.id)] == [found.signature]
 
     # -- claims --------------------------------------------------------------------------------------------
 

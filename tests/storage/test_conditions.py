@@ -14,13 +14,19 @@ from bisect_env.storage.query import condition, package_condition
     [
         ("outcome=crash", "(outcome = 'crash')"),
         (" outcome != pass ", "(outcome != 'pass')"),
-        ("gpu_model~H100", "(lower(gpu_model) LIKE lower('%H100%') ESCAPE '\\')"),
-        ("gpu_model~100%_", "(lower(gpu_model) LIKE lower('%100\\%\\_%') ESCAPE '\\')"),
-        ("python=3.1*", "(lower(python) LIKE lower('3.1%') ESCAPE '\\')"),
+        ("gpu_model~H100", "(lower(CAST(gpu_model AS text)) LIKE lower('%H100%') ESCAPE '\\')"),
+        ("gpu_model~100%_", "(lower(CAST(gpu_model AS text)) LIKE lower('%100\\%\\_%') ESCAPE '\\')"),
+        ("python=3.1*", "(lower(CAST(python AS text)) LIKE lower('3.1%') ESCAPE '\\')"),
         ("returncode=-11", "(returncode = -11)"),
         ("duration>5.5", "(duration > 5.5)"),
-        ("torch=2.4.1", "(lower(combination) LIKE lower('%[\"torch\",\"2.4.1\"]%') ESCAPE '\\')"),
-        ("torch!=2.4.*", "(lower(combination) NOT LIKE lower('%[\"torch\",\"2.4.%\"]%') ESCAPE '\\')"),
+        (
+            "torch=2.4.1",
+            "(lower(CAST(combination AS text)) LIKE lower('%[\"torch\",\"2.4.1\"]%') ESCAPE '\\')",
+        ),
+        (
+            "torch!=2.4.*",
+            "(lower(CAST(combination AS text)) NOT LIKE lower('%[\"torch\",\"2.4.%\"]%') ESCAPE '\\')",
+        ),
         ("outcome = 'crash'", "(outcome = 'crash')"),
         ("outcome='crash' AND evidence='bad'", "(outcome='crash' AND evidence='bad')"),
         ("outcome = crash or pass", "(outcome = crash or pass)"),
@@ -39,7 +45,7 @@ def test_what_people_type(text: str, sql: str) -> None:
 def test_packages() -> None:
     found = package_condition("Cuml_cu12==24.4.*")
     assert found is not None
-    assert "p.name = 'cuml-cu12' AND lower(p.version) LIKE lower('24.4.%')" in found
+    assert "p.name = 'cuml-cu12' AND lower(CAST(p.version AS text)) LIKE lower('24.4.%')" in found
     assert "version" not in package_condition("torch")
     with pytest.raises(UsageError, match="names no package"):
         package_condition("torch'; --")

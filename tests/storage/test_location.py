@@ -75,3 +75,9 @@ def test_a_server(scheme: str) -> None:
     assert (url.drivername, url.host, url.port, url.database) == ("postgresql+psycopg", "db", 5433, "results")
     assert (url.password, url.query["sslmode"]) == ("hunter2", "require")
     assert shown_url(url) == "postgresql+psycopg://me:***@db:5433/results"
+
+
+@pytest.mark.parametrize("reference", ["~no-such-user/x.sqlite", "sqlite:///~no-such-user/x.sqlite"])
+def test_the_home_of_a_user_who_does_not_exist_is_a_mistake_of_the_user(reference: str) -> None:
+    with pytest.raises(UsageError, match="no-such-user"):
+        database_location(reference)

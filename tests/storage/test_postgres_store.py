@@ -289,6 +289,15 @@ def test_a_question_with_effects_is_refused(postgres: Server, postgres_url: str,
     assert postgres.run("SELECT count(*) FROM pg_largeobject_metadata", database=name) == [(0,)]
 
 
+def test_a_question_beyond_a_limit_of_postgresql_is_no_damage(postgres_url: str) -> None:
+    Store.open(postgres_url).close()
+    with (
+        pytest.raises(UsageError, match="cannot be answered"),
+        ask(postgres_url, "SELECT chr(0)") as (_, rows),
+    ):
+        list(rows)
+
+
 def test_harmless_functions_are_answered(postgres_url: str) -> None:
     Store.open(postgres_url).close()
     question = "SELECT lower('A'), count(*) + 0 * length('lo_creat'), random() < 2 FROM v_trials"

@@ -2,9 +2,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from bisect_env.secrets import without_values
 from bisect_env.trials.launch import HEAD_SHARE, HeadTail, oom_kills
 
 
@@ -20,6 +22,24 @@ def test_head_and_tail_of_any_stream(pieces: list[bytes], limit: int) -> None:
     head = limit // HEAD_SHARE
     expected = whole[:head] + f"\n[… {len(whole) - limit} bytes left out …]\n" + whole[-(limit - head) :]
     assert kept.text() == expected
+
+
+@pytest.mark.parametrize("line", ["{}", "{}\n", "xx{}yy", "x" * 40 + "{}" + "y" * 40 + "\r\n"])
+def test_no_part_of_a_secret_is_kept_where_the_output_is_cut(line: str) -> None:
+    secret = "planted-quick-wombat"
+    whole = line.format(secret) * 40
+    for limit in range(8, 400):
+        kept = HeadTail(limit)
+        kept.add(whole.encode())
+        shown = without_values(kept.text(), {"MY_TOKEN": secret})
+        parts = [secret[i : i + 3] for i in range(len(secret) - 2)]
+        assert [part for part in parts if part in shown] == [], limit
+
+
+def test_what_a_cut_output_says_beside_its_gap_is_kept_if_there_is_no_secret() -> None:
+    kept = HeadTail(8)
+    kept.add(b"first line and last")
+    assert without_values(kept.text(), {"MODE": "planted-5566"}) == "fi\n[… 11 bytes left out …]\nd last"
 
 
 def test_a_character_cut_in_two_is_replaced() -> None:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import os
 import shutil
 import sys
 from pathlib import Path
@@ -80,20 +81,35 @@ def test_names_of_cores(pattern: str, names: list[str]) -> None:
 
 
 def test_a_core_is_found_where_the_kernel_says(tmp_path: Path) -> None:
-    assert find_core(tmp_path, 7, "core")[0] is None
+    assert find_core(tmp_path, 7, 0, "core")[0] is None
     (tmp_path / "core").touch()
-    assert find_core(tmp_path, 7, "core") == (tmp_path / "core", "")
+    assert find_core(tmp_path, 7, 0, "core") == (tmp_path / "core", "")
     (tmp_path / "core.7").touch()
-    assert find_core(tmp_path, 7, "core") == (tmp_path / "core.7", "")
+    assert find_core(tmp_path, 7, 0, "core") == (tmp_path / "core.7", "")
     elsewhere = tmp_path / "cores"
     elsewhere.mkdir()
     (elsewhere / "python.7").touch()
-    assert find_core(tmp_path, 7, f"{elsewhere}/%e.%p") == (elsewhere / "python.7", "")
+    assert find_core(tmp_path, 7, 0, f"{elsewhere}/%e.%p") == (elsewhere / "python.7", "")
+
+
+def test_a_core_of_another_process_is_left_alone(tmp_path: Path) -> None:
+    foreign = tmp_path / "cores"
+    work = tmp_path / "work"
+    foreign.mkdir()
+    work.mkdir()
+    (foreign / "core-firefox-4711").touch()
+    core, why = find_core(work, 7, 0, f"{foreign}/core-%e-%t")
+    assert core is None
+    assert "%p" in why
+    (foreign / "core-python-7").touch()
+    os.utime(foreign / "core-python-7", (1000, 1000))  # the id was used before
+    assert find_core(work, 7, 2000, f"{foreign}/core-%e-%p")[0] is None
+    assert find_core(work, 7, 900, f"{foreign}/core-%e-%p")[0] == foreign / "core-python-7"
 
 
 def test_why_there_is_none(tmp_path: Path) -> None:
-    assert "ulimit" in find_core(tmp_path, 7, "core")[1]
-    assert "'/usr/share/apport/apport'" in find_core(tmp_path, 7, "|/usr/share/apport/apport %p %s")[1]
+    assert "ulimit" in find_core(tmp_path, 7, 0, "core")[1]
+    assert "'/usr/share/apport/apport'" in find_core(tmp_path, 7, 0, "|/usr/share/apport/apport %p %s")[1]
 
 
 def test_the_users_own_frame_is_named_beside_a_librarys() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
 import signal
@@ -20,10 +21,12 @@ import psutil
 import pytest
 
 from bisect_env.matrix.files import StudyFile
+from bisect_env.temporary import TRIAL, make_held
 from bisect_env.trials import launch
 from bisect_env.trials.records import Outcome, Phase, TrialRecord
 from bisect_env.trials.run import TrialCancelledError, run_trial
 from bisect_env.trials.signature import matches
+from bisect_env.trials.workdir import REMOVAL, sweep
 from tests.trials.trial_support import PREFIX, Living, make_spec, watched_trials
 
 pytestmark = pytest.mark.integration
@@ -490,6 +493,46 @@ def test_directories_without_permissions_are_removed_all_the_same(run: Run) -> N
         run("import os; os.makedirs('a/b'); os.chmod('a', 0); os.symlink('/', 'root')").outcome
         is Outcome.PASS
     )
+
+
+DEEP = """
+import os
+for _ in range(1200):
+    os.mkdir({name!r})
+    os.chdir({name!r})
+"""
+
+
+@pytest.mark.parametrize("name", ["d", "longer than the kernel accepts in one path"])
+def test_directories_in_any_depth_are_removed(run: Run, name: str) -> None:
+    assert run(DEEP.format(name=name)).outcome is Outcome.PASS
+
+
+@pytest.mark.parametrize("commands", ["pipe", "5", "[[]]", "[" * 100_000, '[["false"]]'])
+def test_what_a_script_wrote_does_not_stop_later_trials(private_temp: Path, commands: str) -> None:
+    left, lock = make_held(TRIAL)
+    os.close(lock)
+    if commands == "pipe":
+        os.mkfifo(left / REMOVAL)
+    else:
+        (left / REMOVAL).write_text(commands)
+    sweep()
+    assert list(private_temp.iterdir()) == []
+
+
+def test_a_result_counts_even_if_its_directory_cannot_be_removed(
+    private_temp: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patch:
+
+        def busy(path: object, **_: object) -> None:  # as if a file system were mounted there
+            raise OSError(errno.EBUSY, os.strerror(errno.EBUSY), str(path))
+
+        patch.setattr(os, "rmdir", busy)
+        assert run_trial(make_spec("pass"), PREFIX).outcome is Outcome.PASS
+    assert len(list(private_temp.iterdir())) == 1
+    sweep()
+    assert list(private_temp.iterdir()) == []
 
 
 def test_a_killed_supervisor_is_a_harness_error_and_leaves_no_child(living: Living) -> None:
