@@ -89,22 +89,23 @@ class Learner:
             if row.status == CombinationStatus.UNBUILDABLE and index is not None:
                 self._apply_findings(self.state.put_aside(index, CombinationStatus.UNBUILDABLE, row.reason))
 
-    def read_others(self, *, elsewhere: bool = True) -> int:
+    def read_others(self, *, elsewhere: bool = True) -> bool:
         """Read trials that other commands have recorded since the last read, and pass them to the plan.
 
         Args:
             elsewhere: Whether to look at other studies as well.
 
         Returns:
-            Number of trials that were new to this command.
+            Whether any trial was new to this command, or the meaning of earlier trials has changed.
         """
+        known = self._basis
         new = [*self._sharing.news(), *(self._measured_elsewhere(self._keys) if elsewhere else ())]
         self._learn(new)
         self.state.elsewhere = Counter()
         for combination, number in self._sharing.claimed.items():
             if (index := self._group_of(combination)) is not None:
                 self.state.elsewhere[index] += number
-        return len(new)
+        return bool(new) or self._basis != known
 
     def _learn(self, trials: Sequence[StoredTrial]) -> None:
         """Pass stored trials to the state and the plan, in order.

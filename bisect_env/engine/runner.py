@@ -167,6 +167,8 @@ class TrialRunner(Learner):
             answers = self._executor.wait(WAIT_SECONDS)
             self._handle(answers)
             waiting -= {one.lock_hash for one in answers if isinstance(one, PrefixReady | BuildFailed)}
+        # Another command may have stored the same change first; then only the database tells of it.
+        self.read_others(elsewhere=False)
         return self._basis != known
 
     # -- one step ------------------------------------------------------------------------------------------
