@@ -114,6 +114,9 @@ class CulpritPlan(BlockPlan):
         """Exclude an environment that cannot be built, or whose trials are useless."""
         self.search.set_aside(changes_of(index))
         self.__dict__.pop("_next", None)
+        if self._block is not None and self._block[0] == index:
+            # While trials of it still run, the block would ask for more of them.
+            self._block = None
 
     @cached_property
     def _next(self) -> Try | None:
