@@ -26,7 +26,7 @@ from bisect_env.engine.specs import lost_record
 from bisect_env.engine.state import Finding, StudyState, brief
 from bisect_env.matrix.grid import Combination, Index
 from bisect_env.storage.entries import BUILD_FAILED, BUILT, CombinationStatus, StoredTrial
-from bisect_env.trials.judge import ChangedEnvironment
+from bisect_env.trials.judge import VOID, ChangedEnvironment
 from bisect_env.trials.records import Evidence, Outcome, TrialRecord
 
 
@@ -76,10 +76,7 @@ class Learner:
             self._apply_findings(self.state.locked(refused))
         stored = self._sharing.news()
         self._basis = self._trials.basis
-        # A study stops if its command can be run nowhere. If it recorded nothing else, ignore these trials,
-        # because the cause may have been corrected since.
-        if any(trial.outcome is not Outcome.NOT_RUNNABLE for trial in stored):
-            self._learn(stored)
+        self._learn_anew(stored)
         self._reuse([index for index in self.state.members if index in self._prepared.locks])
 
     def take_unbuildable(self) -> None:
@@ -140,15 +137,26 @@ class Learner:
         This is necessary if the target failure has changed, or if some trials became void.
         """
         self._basis = self._trials.basis
-        trials = CombinationStatus.SET_ASIDE
-        set_aside = {index for index, (status, _) in self.state.aside.items() if status is trials}
         self.plan = self._setup.make_plan()
         self.state.begin_again(self.plan)
-        self._learn(self._trials.everything())
-        for index in set_aside - self.state.aside.keys():
-            for member in self.state.members[index]:
-                combination = self.grid.combination(member)
-                self._store.set_combination(self._study_id, combination, CombinationStatus.SOLVABLE, "")
+        self._learn_anew(self._trials.everything())
+
+    def _learn_anew(self, trials: Sequence[StoredTrial]) -> None:
+        """Pass all stored trials to a state and a plan that know none.
+
+        Combinations that were set aside because of earlier trials, and are not any more, become solvable.
+        """
+        self._learn(_since_it_ran(trials))
+        # A series excludes no combination of its study, see `_apply_findings`.
+        for row in self._store.combinations(self._study_id) if self._is_whole else ():
+            index = self.grid.find(row.combination)
+            stands_for = self._group_of(row.combination)
+            if row.status is not CombinationStatus.SET_ASIDE or index is None or stands_for is None:
+                continue
+            if stands_for not in self.state.aside:
+                warnings = "; ".join(self._prepared.warnings.get(index, ()))
+                solvable = CombinationStatus.SOLVABLE
+                self._store.set_combination(self._study_id, row.combination, solvable, warnings)
 
     def _reuse(self, locked: Collection[Index]) -> None:
         """Compute the keys of combinations that were just locked, and reuse trials that have these keys.
@@ -312,3 +320,14 @@ class Learner:
         self._warn([text])
         self._learn([])
         return change.lock_hash, built
+
+
+def _since_it_ran(trials: Sequence[StoredTrial]) -> list[StoredTrial]:
+    """Return the trials without those in which the command could not be run, before it first ran anywhere.
+
+    A study stops if its command can be run nowhere, and the cause may have been corrected since.
+    """
+    nothing = VOID | {Outcome.NOT_RUNNABLE}
+    ran = next((place for place, trial in enumerate(trials) if trial.outcome not in nothing), len(trials))
+    before = [trial for trial in trials[:ran] if trial.outcome is not Outcome.NOT_RUNNABLE]
+    return [*before, *trials[ran:]]
