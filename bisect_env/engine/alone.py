@@ -7,10 +7,10 @@ GPUs therefore ends with a few trials that have a GPU to themselves.
 
 from __future__ import annotations
 
-import math
 from collections import defaultdict
 
 from bisect_env.matrix.grid import Index
+from bisect_env.search.stopping import clean_trials
 from bisect_env.search.study_search import StudySearch
 from bisect_env.search.verdict import Status
 from bisect_env.storage.entries import EvidenceCounts
@@ -18,8 +18,6 @@ from bisect_env.trials.records import Evidence, Outcome
 
 ALONE = "alone"
 """Kind of the stored decision that marks a trial as having had its GPU to itself."""
-_MAX_MISS = 0.05
-"""Maximum probability that a failure with the observed rate occurs in none of the repeated trials."""
 _RATES = (0.02, 0.63)
 """Minimum and maximum failure rate that is assumed when computing the number of repeated trials: 149 trials
 for a rare failure, three for one that looks certain."""
@@ -104,4 +102,4 @@ class Alone:
         hits, trials = search.counts(index)
         least, most = _RATES
         rate = min(most, max(least, hits / trials if trials else least))
-        return math.ceil(math.log(_MAX_MISS) / math.log1p(-rate) - 1e-9)
+        return clean_trials(rate)
