@@ -412,3 +412,19 @@ def test_what_fails_alike_everywhere_is_always_bad() -> None:
             search.tell((cell,), hit=number < 20)
     assert search.verdict.best.hypothesis.kind == "always"
     assert search.verdict.best.probability > 0.95
+
+
+@pytest.mark.parametrize("ends", [{"good": (0,)}, {"bad": (5,)}])
+def test_a_stated_end_that_cannot_be_run_says_nothing_of_others(ends: dict[str, Index]) -> None:
+    without = [(0,), (5,)]
+    stated = grid((6,), **ends)
+    found = Search(stated, alone(stated, without)).probability_bad()
+    plain = Search(grid((6,)), alone(grid((6,)), without)).probability_bad()
+    assert found == pytest.approx(plain)
+
+
+def test_a_search_among_no_combinations_has_nothing_to_ask() -> None:
+    search = Search(grid((6,), good=(0,), bad=(5,)), {})
+    assert search.finished
+    assert search.ask(1) == []
+    assert search.verdict.status is Status.NONE
