@@ -70,14 +70,20 @@ class Learner:
         """Pass the trials that the database already contains to the plan.
 
         Trials of other studies that can be reused are included.
+
+        Raises:
+            NoEnvironmentError: A stated end, or every combination, is known to have no environment.
         """
-        # A combination may have been found to have no solution before the study was open.
-        for refused in [one for one in self._prepared.unsolvable if one in self.state.members]:
+        # A combination may have been found to have no solution before the study was open. It is in no group
+        # then if all were locked, but a stated end must be told even so.
+        ends = (self.grid.good, self.grid.bad)
+        for refused in [one for one in self._prepared.unsolvable if one in self.state.members or one in ends]:
             self._apply_findings(self.state.locked(refused))
         stored = self._sharing.news()
         self._basis = self._trials.basis
         self._learn_anew(stored)
         self._reuse([index for index in self.state.members if index in self._prepared.locks])
+        self.state.check_anything_ran()
 
     def take_unbuildable(self) -> None:
         """Exclude the combinations whose environments an earlier command failed to build."""
