@@ -428,3 +428,18 @@ def test_a_search_among_no_combinations_has_nothing_to_ask() -> None:
     assert search.finished
     assert search.ask(1) == []
     assert search.verdict.status is Status.NONE
+
+
+def test_what_passed_and_can_no_longer_be_run_is_not_forgotten() -> None:
+    lattice = grid((5,), UNORDERED)
+    search = Search(lattice, alone(lattice))
+    for index, failed, trials in ((3, True, 4), (4, False, 26), (2, False, 25), (1, True, 1), (0, True, 1)):
+        for _ in range(trials):
+            search.tell((index,), hit=failed)
+    search.set_aside((2,))
+    search.set_aside((4,))
+    verdict = search.verdict
+    assert verdict.status is Status.NONE
+    assert verdict.best.hypothesis.kind not in ("always", "never")
+    assert not verdict.best.hypothesis.is_bad((4,))
+    assert "cannot both be run any more" in verdict.reason
