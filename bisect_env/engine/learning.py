@@ -299,9 +299,15 @@ class Learner:
                 self._record_build(record.lock_hash, build_seconds)
             self._notify(events.TrialFinished(record, trial.evidence, build_seconds))
         self._learn(news)
+        lost_hosts: set[str] = set()
         for trial in recorded:
-            if trial.trial_id not in self._crowded:
-                self.state.check(ours[trial.trial_id][0], trial.evidence)
+            record, _ = ours[trial.trial_id]
+            # All trials of a host end with it; that is one loss, whatever other hosts do.
+            is_counted = record.outcome is Outcome.WORKER_LOST and record.host in lost_hosts
+            if record.outcome is Outcome.WORKER_LOST and record.host:
+                lost_hosts.add(record.host)
+            if trial.trial_id not in self._crowded and not is_counted:
+                self.state.check(record, trial.evidence)
 
     def _note_change(
         self, change: ChangedEnvironment, ended: Sequence[TrialRecord]
