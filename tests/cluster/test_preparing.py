@@ -6,6 +6,7 @@ import contextlib
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from types import SimpleNamespace
 
 from bisect_env.cluster.base import ATTEMPTS, DaskExecutor, PrefixHosts, build_result
@@ -22,7 +23,7 @@ FAILED = BuildFailed("", HASH, "too old", False)
 def known() -> PrefixHosts:
     known = PrefixHosts()
     known.note_request(prepared(), OLD)
-    known.note_answers(HASH, {"a": READY})
+    known.note_answers(prepared(), {"a": READY})
     return known
 
 
@@ -44,7 +45,7 @@ def test_a_host_that_joins_makes_what_is_in_use_once() -> None:
     assert where.builds_on_new_hosts([HASH], OLD + NEW) == [], "it is under way"
     assert where.workers_with(HASH, OLD + NEW) == ["tcp://a:1", "tcp://a:2"]
     assert where.offers_with_prefixes(OLD + NEW) == OLD
-    where.note_answers(HASH, {"b": READY})
+    where.note_answers(prepared(), {"b": READY})
     assert where.workers_with(HASH, OLD + NEW) is None
     assert where.offers_with_prefixes(OLD + NEW) == OLD + NEW
 
@@ -52,13 +53,28 @@ def test_a_host_that_joins_makes_what_is_in_use_once() -> None:
 def test_where_it_cannot_be_made_it_is_not_tried_again_and_where_it_was_lost_it_is() -> None:
     where = known()
     where.builds_on_new_hosts([HASH], OLD + NEW)
-    where.note_answers(HASH, {"b": FAILED})
+    where.note_answers(prepared(), {"b": FAILED})
     assert where.builds_on_new_hosts([HASH], OLD + NEW) == []
     assert where.workers_with(HASH, OLD + NEW) == ["tcp://a:1", "tcp://a:2"]
     other = known()
     other.builds_on_new_hosts([HASH], OLD + NEW)
-    other.note_answers(HASH, {"b": OSError("gone")})
+    other.note_answers(prepared(), {"b": OSError("gone")})
     assert other.builds_on_new_hosts([HASH], OLD + NEW) != []
+
+
+def test_a_look_at_an_environment_builds_none_and_does_not_count_as_a_build() -> None:
+    where = known()
+    where.builds_on_new_hosts([HASH], OLD + NEW)
+    where.note_answers(prepared(), {"b": FAILED})
+    look = replace(prepared(), look=True)
+    # A host without the environment says that all is well.
+    where.note_request(look, OLD + NEW)
+    where.note_answers(look, {"a": READY, "b": READY})
+    assert where.workers_with(HASH, OLD + NEW) == ["tcp://a:1", "tcp://a:2"]
+    third = WorkerOffer("tcp://c:1", "c", 1)
+    ((request, builders),) = where.builds_on_new_hosts([HASH], [*OLD, *NEW, third])
+    assert not request.look, "a host that joins builds"
+    assert builders == [third]
 
 
 def test_when_all_that_have_it_are_gone_anybody_may_try() -> None:
@@ -71,7 +87,7 @@ def test_what_may_pass_is_tried_again_a_few_times_on_a_host_while_others_have_it
     for _ in range(ATTEMPTS):
         ((_, builders),) = where.builds_on_new_hosts([HASH], OLD + NEW)
         assert [offer.address for offer in builders] == ["tcp://b:1"]
-        where.note_answers(HASH, {"b": BuildFailed("", HASH, "timeout", True)})
+        where.note_answers(prepared(), {"b": BuildFailed("", HASH, "timeout", True)})
     assert where.builds_on_new_hosts([HASH], OLD + NEW) == []
 
 
