@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import contextlib
+import sys
 import threading
 import time
 from collections.abc import Callable
+from contextlib import closing
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 
 from bisect_env.cluster.base import ATTEMPTS, DaskExecutor, PrefixHosts, build_result
+from bisect_env.cluster.pool import PoolExecutor
 from bisect_env.cluster.protocol import BuildFailed, Completion, PrefixReady, WorkerOffer
+from bisect_env.environments.lock import Lock
+from bisect_env.environments.prefix import Prefix
 from tests.cluster.executor_contract import build, prepared
 
 HASH = prepared().lock.content_hash
@@ -146,3 +152,20 @@ def test_without_workers_asking_for_a_build_returns_and_closing_ends_the_wait() 
     for thread in waiting:
         thread.join(20)
         assert not thread.is_alive()
+
+
+def test_a_look_does_not_wait_for_builds_that_are_queued() -> None:
+    may_end = threading.Event()
+
+    def slow(lock: Lock, *, allow_source: bool | frozenset[str], existing: bool = False) -> Prefix:
+        assert existing or may_end.wait(60)
+        return Prefix(Path(sys.prefix), Path(sys.executable))
+
+    with closing(PoolExecutor(slow, slots=1)) as executor:
+        executor.prepare(prepared("one"))
+        executor.prepare(prepared("another"))
+        look = replace(prepared(), look=True)
+        executor.prepare(look)
+        (first,) = executor.wait(30)
+        may_end.set()
+        assert first == PrefixReady(look.lock.content_hash)
