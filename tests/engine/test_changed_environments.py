@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import replace
@@ -19,7 +20,7 @@ import pytest
 
 from bisect_env.cluster.pool import PoolExecutor
 from bisect_env.cluster.protocol import Completion, PrefixReady, PrefixRequest, TrialCompleted
-from bisect_env.engine import events
+from bisect_env.engine import events, runner
 from bisect_env.environments.cache import verify
 from bisect_env.environments.prefix import ensure_prefix
 from bisect_env.errors import InfrastructureError, StudyInterruptedError
@@ -515,3 +516,37 @@ def test_a_verdict_is_not_stored_over_a_change_that_came_with_it(
     studies.run(studies.matrix("import sys\nsys.exit(int(sys.argv[1]) >= 6)\n"))
     assert found
     check_verdict_counts(studies)
+
+
+class LooksForEver(PoolExecutor):
+    """An executor of a host on which no look at an environment ever ends; the user stops the command then."""
+
+    def __init__(self, studies: Studies) -> None:
+        super().__init__(partial(ensure_prefix, cache_dir=studies.folder / "cache"), 2)
+        self.looks = 0
+        self.waits = 0
+
+    def prepare(self, request: PrefixRequest) -> None:
+        self.looks += request.look
+        if not request.look:
+            super().prepare(request)
+
+    def wait(self, timeout: float | None = None) -> list[Completion]:
+        if self.looks:
+            self.waits += 1
+            assert self.waits < 1000, "the command waits though the user has stopped it"
+            time.sleep(0.01)
+        return super().wait(timeout)
+
+
+def test_a_command_that_is_stopped_while_it_looks_ends_without_a_verdict(
+    studies: Studies, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(runner, "CANCEL_GRACE", 0.1)
+    path = studies.matrix("import sys\nsys.exit(int(sys.argv[1]) >= 6)\n")
+    executor = LooksForEver(studies)
+    with pytest.raises(StudyInterruptedError):
+        studies.run(path, make_executor=lambda: executor, stopped=lambda: executor.looks > 0)
+    with closing(Store.open(str(studies.db), read_only=True)) as store:
+        assert store.study().status is StudyStatus.INTERRUPTED
+    assert studies.run(path).report["verdict"]["first_bad"]["level"] == "6"

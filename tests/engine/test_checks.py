@@ -215,9 +215,10 @@ def test_a_quick_study_is_checked_though_a_command_failed_in_between(
     def fails(*_args: object) -> None:
         raise InfrastructureError("the disk is full")
 
-    with monkeypatch.context() as patch, pytest.raises(InfrastructureError):
+    with monkeypatch.context() as patch:
         patch.setattr(study, "save_prepared", fails)
-        studies.run(path)
+        with pytest.raises(InfrastructureError):
+            studies.run(path)
     assert studies.run(path).report["verdict"]["trials"] > first["trials"]
 
 
