@@ -31,7 +31,7 @@ from bisect_env.matrix.grid import AxisKind, Combination, Direction, Grid, Index
 from bisect_env.matrix.interpreter import can_repeat
 from bisect_env.matrix.load import Matrix
 from bisect_env.matrix.signatures import FROM_BAD_END, shown
-from bisect_env.search.circumstances import ENOUGH, SURE, Arm, better_half, clean_trials, probability_faster
+from bisect_env.search.circumstances import ENOUGH, SURE, Arm, better_half, good_end_trials, probability_faster
 from bisect_env.storage.entries import (
     AMPLIFIED,
     CombinationStatus,
@@ -211,7 +211,7 @@ class AmplifySchedule:
             again, base = yield from self._final(signature, perturbation, base)
             if probability_faster(again, base, np.random.default_rng(0)) < SURE:
                 continue
-            passes = yield GOOD, perturbation, clean_trials(again.rate)
+            passes = yield GOOD, perturbation, good_end_trials(again.rate)
             wrong = [trial for trial in passes if trial.evidence is not Evidence.GOOD]
             if wrong:
                 why = (
