@@ -31,7 +31,14 @@ from bisect_env.matrix.grid import AxisKind, Combination, Direction, Grid, Index
 from bisect_env.matrix.interpreter import can_repeat
 from bisect_env.matrix.load import Matrix
 from bisect_env.matrix.signatures import FROM_BAD_END, shown
-from bisect_env.search.circumstances import ENOUGH, SURE, Arm, better_half, good_end_trials, probability_faster
+from bisect_env.search.circumstances import (
+    ENOUGH,
+    SURE,
+    Arm,
+    better_half,
+    good_end_trials,
+    probability_faster,
+)
 from bisect_env.storage.entries import (
     AMPLIFIED,
     CombinationStatus,

@@ -33,3 +33,14 @@ def test_an_environment_set_aside_is_tried_no_more_while_its_trials_still_run() 
         assert began[first] < 20, "it was set aside"
     assert plan.search.answer.changes == {culprit}
     assert began[first] <= others_before_aside + slots
+
+
+def test_no_more_trials_are_begun_than_may_be_counted() -> None:
+    plan = CulpritPlan(CulpritSearch(6, (0, 20), (6, 20)), 5)
+    running: list[Index] = []
+    while not plan.finished:
+        running += plan.ask(4 - len(running), pending=Counter(running))
+        assert plan.trials + len(running) <= 5
+        plan.tell(running.pop(0), hit=False)
+    assert plan.trials == 5
+    assert not running
