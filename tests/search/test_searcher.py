@@ -443,3 +443,13 @@ def test_what_passed_and_can_no_longer_be_run_is_not_forgotten() -> None:
     assert verdict.best.hypothesis.kind not in ("always", "never")
     assert not verdict.best.hypothesis.is_bad((4,))
     assert "cannot both be run any more" in verdict.reason
+
+
+def test_a_bad_end_is_not_repeated_for_a_good_end_that_cannot_be_run() -> None:
+    without = [(0,)]
+    both, one = (
+        Search(g, alone(g, without)) for g in (grid((9,), good=(0,), bad=(8,)), grid((9,), bad=(8,)))
+    )
+    for search in (both, one):
+        search.tell((8,), hit=True)
+    assert both.ask(2) == one.ask(2)
