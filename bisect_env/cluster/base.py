@@ -99,7 +99,9 @@ def one_of_each_host(offers: Iterable[WorkerOffer]) -> set[str]:
 class PrefixHosts:
     """A record of which hosts have built which environments, and which hosts still have to build some.
 
-    Only locks passed to `note_request` are tracked; for any other lock every host is eligible.
+    Only locks passed to `note_request` are tracked; for any other lock every host is eligible. Requests to
+    look at existing environments, and their answers, are ignored: a host without the environment builds
+    nothing then, and answers as if all were well.
     """
 
     _requests: dict[str, PrefixRequest] = field(default_factory=dict)
@@ -109,14 +111,19 @@ class PrefixHosts:
 
     def note_request(self, request: PrefixRequest, offers: Sequence[WorkerOffer]) -> None:
         """Note that every host in `offers` is building an environment."""
+        if request.look:
+            return
         self._requests[request.lock.content_hash] = request
         self._builders.setdefault(request.lock.content_hash, set()).update(offer.host for offer in offers)
 
-    def note_answers(self, lock_hash: str, answers: Mapping[str, object]) -> None:
+    def note_answers(self, request: PrefixRequest, answers: Mapping[str, object]) -> None:
         """Note which hosts have built an environment and which have failed.
 
         After a transient failure or a loss, a host may build the prefix again, at most `ATTEMPTS` times.
         """
+        if request.look:
+            return
+        lock_hash = request.lock.content_hash
         for host, answer in answers.items():
             if isinstance(answer, PrefixReady):
                 self._hosts.setdefault(lock_hash, set()).add(host)
@@ -369,7 +376,6 @@ class DaskExecutor:
         threading.Thread(target=self._prepare, args=(request, late), daemon=True).start()
 
     def _prepare(self, request: PrefixRequest, late: Sequence[WorkerOffer]) -> None:
-        lock_hash = request.lock.content_hash
         builders, message = late, {}
         # Use the return value of the call instead of an event: an event could arrive before our subscription.
         try:
@@ -384,7 +390,7 @@ class DaskExecutor:
             _log.debug("a build was not answered", exc_info=error)
             message = {offer.address: error for offer in builders}
         answers = {offer.host: message.get(offer.address) for offer in builders}
-        self._news.put(partial(self._build_answer, lock_hash, answers, late=bool(late)))
+        self._news.put(partial(self._build_answer, request, answers, late=bool(late)))
 
     def _await_connection(self) -> None:
         deadline = time.monotonic() + self._reconnect_grace
@@ -449,9 +455,12 @@ class DaskExecutor:
                 break
         return []
 
-    def _build_answer(self, lock_hash: str, answers: Mapping[str, object], *, late: bool) -> Completion:
+    def _build_answer(
+        self, request: PrefixRequest, answers: Mapping[str, object], *, late: bool
+    ) -> Completion:
         self._preparing -= 1
-        self._prefix_hosts.note_answers(lock_hash, answers)
+        lock_hash = request.lock.content_hash
+        self._prefix_hosts.note_answers(request, answers)
         # Hosts that joined later are only asked to build prefixes that another host has.
         known = {"": PrefixReady(lock_hash)} if late else {}
         end = build_result(lock_hash, {**known, **answers}, known=self._unable)

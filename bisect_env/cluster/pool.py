@@ -67,6 +67,8 @@ class PoolExecutor:
         self._slots = default_workers() if slots is None else slots
         self._trials: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._builds: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        # Looks at environments have threads of their own: a verdict waits for them, and a build may be long.
+        self._looks: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._answers: queue.SimpleQueue[Completion | None] = queue.SimpleQueue()
         self._outstanding = 0
         self._attempts: set[_Attempt] = set()
@@ -76,6 +78,7 @@ class PoolExecutor:
         builders = min(self._slots, default_workers(), 8)
         self._workers = _threads("trial", self._slots, self._trials)
         self._builders = _threads("build", builders, self._builds)
+        self._lookers = _threads("look", builders, self._looks)
         LAUNCHER.prepare()
 
     @property
@@ -126,7 +129,8 @@ class PoolExecutor:
         if self._closed:
             raise InfrastructureError("the executor is closed")
         self._outstanding += 1
-        self._builds.put(lambda: self._prepare(request))
+        queued = self._looks if request.look else self._builds
+        queued.put(lambda: self._prepare(request))
 
     def _prepare(self, request: PrefixRequest) -> None:
         if not self._closed:  # else it would start processes that nobody ends
@@ -164,11 +168,13 @@ class PoolExecutor:
             return
         self._closed = True
         self.cancel()
-        end_running(self._builders)
+        end_running([*self._builders, *self._lookers])
         for _ in self._workers:
             self._trials.put(None)
         for _ in self._builders:
             self._builds.put(None)
+        for _ in self._lookers:
+            self._looks.put(None)
         deadline = time.monotonic() + END_GRACE
         for thread in self._workers:
             thread.join(max(0.0, deadline - time.monotonic()))

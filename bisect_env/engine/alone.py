@@ -7,10 +7,10 @@ GPUs therefore ends with a few trials that have a GPU to themselves.
 
 from __future__ import annotations
 
-import math
 from collections import defaultdict
 
 from bisect_env.matrix.grid import Index
+from bisect_env.search.stopping import clean_trials
 from bisect_env.search.study_search import StudySearch
 from bisect_env.search.verdict import Status
 from bisect_env.storage.entries import EvidenceCounts
@@ -18,8 +18,6 @@ from bisect_env.trials.records import Evidence, Outcome
 
 ALONE = "alone"
 """Kind of the stored decision that marks a trial as having had its GPU to itself."""
-_MAX_MISS = 0.05
-"""Maximum probability that a failure with the observed rate occurs in none of the repeated trials."""
 _RATES = (0.02, 0.63)
 """Minimum and maximum failure rate that is assumed when computing the number of repeated trials: 149 trials
 for a rare failure, three for one that looks certain."""
@@ -39,27 +37,32 @@ class Alone:
         self._seen: defaultdict[Index, EvidenceCounts] = defaultdict(EvidenceCounts)
 
     def count(self, index: Index, evidence: Evidence, outcome: Outcome) -> None:
-        """Add the result of a trial that had its GPU to itself to the results of the combination `index`."""
+        """Add the result of a trial that had its GPU to itself.
+
+        Args:
+            index: The representative of its combination's group.
+            evidence: What it means for the study.
+            outcome: What the script did.
+        """
         self._seen[index].add(evidence, outcome)
 
     def wanted(self, search: StudySearch, places: int) -> list[Index]:
         """Return the combinations to try next, one entry per trial; each needs a GPU without other trials.
 
-        The list is empty if the search has not confirmed its verdict, or if no more such trials are needed.
+        These are representatives of their groups. The list is empty if the search has not confirmed its
+        verdict, or if no more such trials are needed.
 
         Args:
             search: The search whose verdict is checked.
             places: Number of trials that can run at the same time, each on a GPU of its own.
         """
-        best = search.verdict.best
-        if not self._is_needed or search.verdict.status is not Status.CONFIRMED:
-            return []
+        bad, good = self._sides(search)
         chosen: list[Index] = []
-        if best.last_good is not None and not self._seen[best.last_good].counted:
-            chosen.append(best.last_good)
-        if best.first_bad is not None and not self._seen[best.first_bad].bad:
-            left = self._most(search, best.first_bad) - self._seen[best.first_bad].good
-            chosen += [best.first_bad] * min(left, max(1, places - len(chosen)))
+        if good is not None and not self._seen[good].counted:
+            chosen.append(good)
+        if bad is not None and not self._seen[bad].bad:
+            left = self._most(search, bad) - self._seen[bad].good
+            chosen += [bad] * min(left, max(1, places - len(chosen)))
         return chosen
 
     def why_not(self, search: StudySearch) -> str | None:
@@ -71,23 +74,32 @@ class Alone:
         Args:
             search: The search whose verdict is checked.
         """
-        best = search.verdict.best
-        if not self._is_needed or search.verdict.status is not Status.CONFIRMED:
-            return None
-        if best.first_bad is not None and not self._seen[best.first_bad].bad:
-            passed = self._seen[best.first_bad].good
+        bad, good = self._sides(search)
+        if bad is not None and not self._seen[bad].bad:
+            passed = self._seen[bad].good
             if passed:
                 return (
                     f"it did not fail on a GPU of its own ({passed} trials passed there): "
                     "trials that share one may disturb each other"
                 )
             return "its failure was seen on shared GPUs alone, and not yet on a GPU of its own"
-        if best.last_good is not None and not self._seen[best.last_good].good:
+        if good is not None and not self._seen[good].good:
             return "its last good combination was not tried on a GPU of its own yet"
         return None
+
+    def _sides(self, search: StudySearch) -> tuple[Index | None, Index | None]:
+        """Return the representatives of the first bad and the last good combination of a confirmed verdict.
+
+        A side is None if the verdict has none, is not confirmed, or needs no trials on unshared GPUs.
+        """
+        verdict, stands_for = search.verdict, search.tallies.representative
+        if not self._is_needed or verdict.status is not Status.CONFIRMED:
+            return None, None
+        bad, good = verdict.best.first_bad, verdict.best.last_good
+        return None if bad is None else stands_for(bad), None if good is None else stands_for(good)
 
     def _most(self, search: StudySearch, index: Index) -> int:
         hits, trials = search.counts(index)
         least, most = _RATES
         rate = min(most, max(least, hits / trials if trials else least))
-        return math.ceil(math.log(_MAX_MISS) / math.log1p(-rate) - 1e-9)
+        return clean_trials(rate)

@@ -31,7 +31,14 @@ from bisect_env.matrix.grid import AxisKind, Combination, Direction, Grid, Index
 from bisect_env.matrix.interpreter import can_repeat
 from bisect_env.matrix.load import Matrix
 from bisect_env.matrix.signatures import FROM_BAD_END, shown
-from bisect_env.search.circumstances import ENOUGH, SURE, Arm, better_half, clean_trials, probability_faster
+from bisect_env.search.circumstances import (
+    ENOUGH,
+    SURE,
+    Arm,
+    better_half,
+    good_end_trials,
+    probability_faster,
+)
 from bisect_env.storage.entries import (
     AMPLIFIED,
     CombinationStatus,
@@ -211,7 +218,7 @@ class AmplifySchedule:
             again, base = yield from self._final(signature, perturbation, base)
             if probability_faster(again, base, np.random.default_rng(0)) < SURE:
                 continue
-            passes = yield GOOD, perturbation, clean_trials(again.rate)
+            passes = yield GOOD, perturbation, good_end_trials(again.rate)
             wrong = [trial for trial in passes if trial.evidence is not Evidence.GOOD]
             if wrong:
                 why = (
@@ -375,10 +382,16 @@ class Amplifier:
         """
         repeats = can_repeat(self.matrix.file.trial.effective_command)
 
-        def arms(seeds: Sequence[int]) -> Sequence[Perturbation]:
-            return catalogue(len(os.sched_getaffinity(0)), seeds, repeats=repeats)
+        named = {_AS_IT_IS: NONE}
 
-        named = {_AS_IT_IS: NONE, **{one.name: one for one in arms(())}}
+        def arms(seeds: Sequence[int]) -> Sequence[Perturbation]:
+            # If the evidence changes, other trials are failures. Seeds that have a name keep it, because
+            # trials with them are stored under this name.
+            known = [seed for name in _SEEDS if name in named for seed in named[name].seeds]
+            wanted = [*dict.fromkeys([*known, *seeds])][: len(_SEEDS)]
+            return catalogue(len(os.sched_getaffinity(0)), wanted, repeats=repeats)
+
+        named |= {one.name: one for one in arms(())}
         # The hash seeds to try are known only after a failure.
         ends = {BAD: bad, GOOD: good}
         own = self._open([*named, *_SEEDS], ends)

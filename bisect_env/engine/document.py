@@ -356,9 +356,12 @@ def bisect_log(
         is_sure: Whether no untried commit lies between the last good and the first bad one.
     """
     lines = ["git bisect start"]
-    # git uses the last bad commit of the log, so write the oldest bad commit last.
-    bad = [one for one in reversed(tried) if one[1] == "bad"]
-    ordered = [*bad, *(one for one in tried if one[1] == "good"), *(one for one in tried if one[1] == "skip")]
+    # git uses the last bad commit of the log, and refuses good commits that are newer than it. A failure that
+    # was mended, or was there before, is therefore left out, and the first bad commit is written last.
+    place = next((place for place, one in enumerate(tried) if one[0] == first_bad), 0)
+    bad = [one for one in reversed(tried[place:]) if one[1] == "bad"]
+    good = [one for one in tried[:place] if one[1] == "good"]
+    ordered = [*bad, *good, *(one for one in tried if one[1] == "skip")]
     for commit, said, words in ordered:
         lines += [
             f"# {said}: [{commit}] {labels.get(commit, '')} {words}".rstrip(),

@@ -99,7 +99,8 @@ class CulpritPlan(BlockPlan):
             return None
         index = index_of(step.intermediate, self.search.size)
         # Use idle workers for more trials: a block takes as long as its longest trial anyway.
-        self._block = index, max(step.trials, min(places, _MAX_PARALLEL))
+        number = max(step.trials, min(places, _MAX_PARALLEL))
+        self._block = index, min(number, self._max_trials - self.trials)
         return self._block
 
     def tell(self, index: Index, *, hit: bool) -> None:
@@ -114,6 +115,9 @@ class CulpritPlan(BlockPlan):
         """Exclude an environment that cannot be built, or whose trials are useless."""
         self.search.set_aside(changes_of(index))
         self.__dict__.pop("_next", None)
+        if self._block is not None and self._block[0] == index:
+            # While trials of it still run, the block would ask for more of them.
+            self._block = None
 
     @cached_property
     def _next(self) -> Try | None:
@@ -236,7 +240,7 @@ class CulpritStudy:
             own.id,
             lambda index: self._conditions(index, locking.prepared.locks[index]),
         )
-        runner = BlockRunner(setup, locking, max_trials=self.max_trials)
+        runner = BlockRunner(setup, locking)
         runner.replay()
         runner.take_unbuildable()
         if self.changes > 1:

@@ -26,7 +26,7 @@ from bisect_env.engine.specs import lost_record
 from bisect_env.engine.state import Finding, StudyState, brief
 from bisect_env.matrix.grid import Combination, Index
 from bisect_env.storage.entries import BUILD_FAILED, BUILT, CombinationStatus, StoredTrial
-from bisect_env.trials.judge import ChangedEnvironment
+from bisect_env.trials.judge import VOID, ChangedEnvironment
 from bisect_env.trials.records import Evidence, Outcome, TrialRecord
 
 
@@ -70,17 +70,20 @@ class Learner:
         """Pass the trials that the database already contains to the plan.
 
         Trials of other studies that can be reused are included.
+
+        Raises:
+            NoEnvironmentError: A stated end, or every combination, is known to have no environment.
         """
-        # A combination may have been found to have no solution before the study was open.
-        for refused in [one for one in self._prepared.unsolvable if one in self.state.members]:
+        # A combination may have been found to have no solution before the study was open. It is in no group
+        # then if all were locked, but a stated end must be told even so.
+        ends = (self.grid.good, self.grid.bad)
+        for refused in [one for one in self._prepared.unsolvable if one in self.state.members or one in ends]:
             self._apply_findings(self.state.locked(refused))
         stored = self._sharing.news()
         self._basis = self._trials.basis
-        # A study stops if its command can be run nowhere. If it recorded nothing else, ignore these trials,
-        # because the cause may have been corrected since.
-        if any(trial.outcome is not Outcome.NOT_RUNNABLE for trial in stored):
-            self._learn(stored)
+        self._learn_anew(stored)
         self._reuse([index for index in self.state.members if index in self._prepared.locks])
+        self.state.check_anything_ran()
 
     def take_unbuildable(self) -> None:
         """Exclude the combinations whose environments an earlier command failed to build."""
@@ -89,22 +92,23 @@ class Learner:
             if row.status == CombinationStatus.UNBUILDABLE and index is not None:
                 self._apply_findings(self.state.put_aside(index, CombinationStatus.UNBUILDABLE, row.reason))
 
-    def read_others(self, *, elsewhere: bool = True) -> int:
+    def read_others(self, *, elsewhere: bool = True) -> bool:
         """Read trials that other commands have recorded since the last read, and pass them to the plan.
 
         Args:
             elsewhere: Whether to look at other studies as well.
 
         Returns:
-            Number of trials that were new to this command.
+            Whether any trial was new to this command, or the meaning of earlier trials has changed.
         """
+        known = self._basis
         new = [*self._sharing.news(), *(self._measured_elsewhere(self._keys) if elsewhere else ())]
         self._learn(new)
         self.state.elsewhere = Counter()
         for combination, number in self._sharing.claimed.items():
             if (index := self._group_of(combination)) is not None:
                 self.state.elsewhere[index] += number
-        return len(new)
+        return bool(new) or self._basis != known
 
     def _learn(self, trials: Sequence[StoredTrial]) -> None:
         """Pass stored trials to the state and the plan, in order.
@@ -139,15 +143,26 @@ class Learner:
         This is necessary if the target failure has changed, or if some trials became void.
         """
         self._basis = self._trials.basis
-        trials = CombinationStatus.SET_ASIDE
-        set_aside = {index for index, (status, _) in self.state.aside.items() if status is trials}
         self.plan = self._setup.make_plan()
         self.state.begin_again(self.plan)
-        self._learn(self._trials.everything())
-        for index in set_aside - self.state.aside.keys():
-            for member in self.state.members[index]:
-                combination = self.grid.combination(member)
-                self._store.set_combination(self._study_id, combination, CombinationStatus.SOLVABLE, "")
+        self._learn_anew(self._trials.everything())
+
+    def _learn_anew(self, trials: Sequence[StoredTrial]) -> None:
+        """Pass all stored trials to a state and a plan that know none.
+
+        Combinations that were set aside because of earlier trials, and are not any more, become solvable.
+        """
+        self._learn(_since_it_ran(trials))
+        # A series excludes no combination of its study, see `_apply_findings`.
+        for row in self._store.combinations(self._study_id) if self._is_whole else ():
+            index = self.grid.find(row.combination)
+            stands_for = self._group_of(row.combination)
+            if row.status is not CombinationStatus.SET_ASIDE or index is None or stands_for is None:
+                continue
+            if stands_for not in self.state.aside:
+                warnings = "; ".join(self._prepared.warnings.get(index, ()))
+                solvable = CombinationStatus.SOLVABLE
+                self._store.set_combination(self._study_id, row.combination, solvable, warnings)
 
     def _reuse(self, locked: Collection[Index]) -> None:
         """Compute the keys of combinations that were just locked, and reuse trials that have these keys.
@@ -284,9 +299,15 @@ class Learner:
                 self._record_build(record.lock_hash, build_seconds)
             self._notify(events.TrialFinished(record, trial.evidence, build_seconds))
         self._learn(news)
+        lost_hosts: set[str] = set()
         for trial in recorded:
-            if trial.trial_id not in self._crowded:
-                self.state.check(ours[trial.trial_id][0], trial.evidence)
+            record, _ = ours[trial.trial_id]
+            # All trials of a host end with it; that is one loss, whatever other hosts do.
+            is_counted = record.outcome is Outcome.WORKER_LOST and record.host in lost_hosts
+            if record.outcome is Outcome.WORKER_LOST and record.host:
+                lost_hosts.add(record.host)
+            if trial.trial_id not in self._crowded and not is_counted:
+                self.state.check(record, trial.evidence)
 
     def _note_change(
         self, change: ChangedEnvironment, ended: Sequence[TrialRecord]
@@ -311,3 +332,14 @@ class Learner:
         self._warn([text])
         self._learn([])
         return change.lock_hash, built
+
+
+def _since_it_ran(trials: Sequence[StoredTrial]) -> list[StoredTrial]:
+    """Return the trials without those in which the command could not be run, before it first ran anywhere.
+
+    A study stops if its command can be run nowhere, and the cause may have been corrected since.
+    """
+    nothing = VOID | {Outcome.NOT_RUNNABLE}
+    ran = next((place for place, trial in enumerate(trials) if trial.outcome not in nothing), len(trials))
+    before = [trial for trial in trials[:ran] if trial.outcome is not Outcome.NOT_RUNNABLE]
+    return [*before, *trials[ran:]]

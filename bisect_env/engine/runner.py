@@ -28,7 +28,8 @@ from bisect_env.trials.records import TrialRecord
 WAIT_SECONDS = 0.5
 """Maximum seconds of one wait for results, so that the budget and Ctrl-C are checked regularly."""
 CANCEL_GRACE = 30.0
-"""Maximum seconds to wait for the answers about cancelled trials."""
+"""Maximum seconds to wait for the answers about cancelled trials, and, once the user has stopped the command,
+for those about the files of environments."""
 CLAIM_ATTEMPTS = 4
 """How many times a runner chooses trials anew when another command claims its choice first."""
 CLAIM_PAUSE = 0.02
@@ -154,7 +155,8 @@ class TrialRunner(Learner):
         """Return whether the files of any environment in which trials passed have been changed.
 
         Trials that are void because of a change are excluded. If the user stops the command before there is
-        an answer, the check is skipped: only verdicts need it.
+        an answer, the check is skipped: only verdicts need it. If the command is stopped later and the check
+        takes longer than `CANCEL_GRACE`, it is left to the next command.
         """
         known = self._basis
         if self._stopped() and not self.has_answered:
@@ -163,10 +165,20 @@ class TrialRunner(Learner):
         waiting, self.unchecked = self.unchecked & locks.keys(), set()
         for lock_hash in waiting:
             self._prepare(locks[lock_hash], look=True)
+        deadline = float("inf")
         while waiting:
             answers = self._executor.wait(WAIT_SECONDS)
             self._handle(answers)
             waiting -= {one.lock_hash for one in answers if isinstance(one, PrefixReady | BuildFailed)}
+            if self._stopped():
+                # A changed environment is made again, which may take long. Without this look, there is no
+                # verdict.
+                deadline = min(deadline, self._clock() + CANCEL_GRACE)
+                if waiting and self._clock() >= deadline:
+                    self.unchecked |= waiting
+                    return False
+        # Another command may have stored the same change first; then only the database tells of it.
+        self.read_others(elsewhere=False)
         return self._basis != known
 
     # -- one step ------------------------------------------------------------------------------------------

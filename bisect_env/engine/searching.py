@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Collection, Mapping
 
 from bisect_env.answers.remedies import Asked
@@ -10,7 +11,7 @@ from bisect_env.engine import events
 from bisect_env.engine.alone import ALONE, Alone
 from bisect_env.engine.document import axis_infos, verdict_document
 from bisect_env.engine.locking import Locking
-from bisect_env.engine.runner import WAIT_SECONDS, TrialRunner
+from bisect_env.engine.runner import CLAIM_PAUSE, WAIT_SECONDS, TrialRunner
 from bisect_env.engine.series import RunSetup
 from bisect_env.engine.settling import CheckTime, is_announced, only_trials
 from bisect_env.matrix.grid import Combination, Index
@@ -62,7 +63,7 @@ class StudyRunner(TrialRunner):
     @property
     def finished(self) -> bool:
         """Return whether no more trials are needed, including those that check the result."""
-        return self.plan.finished and not self._is_in_doubt() and not self._alone.wanted(self.plan, 1)
+        return self.plan.finished and not self._is_in_doubt() and not self._wanted_alone(1)
 
     @property
     def has_answered(self) -> bool:
@@ -138,10 +139,18 @@ class StudyRunner(TrialRunner):
         The search may already have an answer, which takes two problems for one. Returns False if the budget
         of trials is spent.
         """
-        is_spent = self.plan.trials >= self._matrix.file.search.max_trials
-        if is_spent or self._trials.judge.target.is_open:
+        if not self._trials_left or self._trials.judge.target.is_open:
             return False
         return self._only() is not None
+
+    @property
+    def _trials_left(self) -> int:
+        """Return how many trials may still be counted."""
+        return max(0, self._matrix.file.search.max_trials - self.plan.trials)
+
+    def _wanted_alone(self, places: int) -> list[Index]:
+        """Return which trials on unshared GPUs are needed next; see `Alone.wanted`."""
+        return self._alone.wanted(self.plan, places)[: self._trials_left]
 
     def _go_further(self) -> bool:
         return self._try_alone() or super()._go_further()
@@ -149,12 +158,15 @@ class StudyRunner(TrialRunner):
     def _try_alone(self) -> bool:
         """Repeat trials of the last good and first bad combination on GPUs that no other trial uses.
 
-        Returns whether any trial ran.
+        Returns whether any trial was wanted and there was time for it.
         """
-        chosen = self._alone.wanted(self.plan, self._slots_alone)
+        chosen = self._wanted_alone(self._slots_alone)
         if not chosen or self._stopped() or not self._session.is_in_time:
             return False
-        self._start(chosen, alone=True)
+        if not self._start(chosen, alone=True):
+            # Another command was faster; read its results, on which the next choice and claim depend.
+            self.read_others(elsewhere=False)
+            time.sleep(CLAIM_PAUSE)
         # No other trial is running. The marks of trials that never end have no effect.
         for trial_id, combination in self._claims().items():
             self._trials_alone.add(trial_id)

@@ -339,7 +339,8 @@ class StudyState:
         """
         counts, lost_on = self.counts[index], self._lost_on[index]
         counts.add(evidence, outcome)
-        if index in self.aside:
+        # A later failure to build its environment takes nothing away from what its trials showed.
+        if index in self.aside and self.aside[index][0] is CombinationStatus.SET_ASIDE:
             return []
         # Failures of another kind, void trials and skipped trials never influence the posterior.
         if evidence in (Evidence.GOOD, Evidence.BAD):

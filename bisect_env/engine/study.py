@@ -125,7 +125,8 @@ class StudyRun:
         self._open()
         self._began = self.session.clock()
         self.session = replace(self.session, deadline=self._deadline())
-        cut = ""
+        # Until this command has searched, what stopped the checks of the earlier one still does.
+        cut = self._last_cut()
         try:
             images = self._settled_images()
             while True:
@@ -201,6 +202,10 @@ class StudyRun:
         """
         return self.session.store.payloads(self._study.id, ENDED)
 
+    def _last_cut(self) -> str:
+        """Return which limit stopped the checks of the last command on this study; see `ENDED`."""
+        return str(next((one.get("cut") for one in reversed(self._earlier_runs())), ""))
+
     def _note_end(self, cut: str) -> None:
         """Store how long this command worked on the study, and which limit stopped its checks, if any."""
         if cut or self.session.deadline is not None or self._earlier_runs():
@@ -217,10 +222,9 @@ class StudyRun:
 
     def _may_do_more(self, runner: StudyRunner) -> bool:
         """Return whether this command may continue checks that a limit stopped in an earlier command."""
-        cut = next((one.get("cut") for one in reversed(self._earlier_runs())), "")
         more_trials = runner.plan.trials < self.matrix.file.search.max_trials
         gone = {"budget": self.session.is_in_time, "max_trials": more_trials, "quick": not self.quick}
-        return self.sure or gone.get(str(cut), False)
+        return self.sure or gone.get(self._last_cut(), False)
 
     def _settled_images(self) -> dict[str, str]:
         images = recorded_images(self.matrix, self.session.store, self._study)

@@ -169,8 +169,8 @@ def cleared(best: Answer, tallies: Tallies, limits: SearchLimits) -> tuple[Clear
         below = upper_bound(hits, max(trials - 1, hits), sure_of(hits, limits.confidence))
         done = below <= limits.clean_rate + 1e-12 or trials >= _PATIENCE * enough
         # Without a failure the number is known; with one, as many again as would do without.
-        left = 0 if done else enough - trials if not hits else max(1, _PATIENCE * enough - trials)
-        found.append(Cleared(cell, hits, trials, below, max(left, 0 if done else 1)))
+        left = (_PATIENCE * enough if hits else enough) - trials
+        found.append(Cleared(cell, hits, trials, below, 0 if done else max(1, left)))
     return tuple(found)
 
 

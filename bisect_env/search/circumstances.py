@@ -94,7 +94,7 @@ def probability_faster(arm: Arm, base: Arm, rng: np.random.Generator) -> float:
     return float(np.mean(speeds[0] > speeds[1]))
 
 
-def clean_trials(rate: float) -> int:
+def good_end_trials(rate: float) -> int:
     """Return how many passes of the good end show that a perturbation alone does not cause failures.
 
     If the good end failed at `rate`, the failure rate of the bad end under the perturbation, all these trials

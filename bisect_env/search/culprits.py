@@ -150,7 +150,7 @@ class CulpritSearch:
             raise ValueError(f"{hits} of {trials} are no counts")
         before = self.counts.get(intermediate, (0, 0))
         self.counts[intermediate] = (before[0] + hits, before[1] + trials)
-        self._feasible[intermediate] = True
+        self._feasible.setdefault(intermediate, True)
         self.__dict__.pop("_posterior", None)
 
     # -- asking --------------------------------------------------------------------------------------------

@@ -44,7 +44,7 @@ def products(view: LatticeView, wide: tuple[Family, ...] | None, seen: NDArray[n
     says = space.says(view.flat)
     prior = space.prior.copy()
     for end, is_bad in ((view.grid.good, False), (view.grid.bad, True)):
-        if end is not None:
+        if end is not None and view.group[end] >= 0:
             prior[says[:, view.group[end]] != is_bad] *= _STATED_DOUBT
     prior /= prior.sum()
     _, of = np.unique(packed(says[:, seen]), return_inverse=True)

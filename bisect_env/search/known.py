@@ -201,11 +201,14 @@ class Known:
     def _pair(self) -> Answer:
         """Return the answer if no rule holds: the two ends of the path from bad to good.
 
-        If there is no such path, the answer is *always bad* or *never bad*.
+        If there is no such path, the answer is *always bad* or *never bad*; or, if all combinations of one
+        side can no longer be run, only which combinations are bad.
         """
         found = self.path
         labels = self.view.spread(self.labels, -1)
         known = labels == 1
+        if found is None and known.any() and (labels == 0).any():
+            return Answer(Hypothesis("pair", described("pair", known).sets, (), known), (), None, None, 0.0)
         if found is None:
             kind = "always" if known.any() else "never"
             return Answer(constant(kind, self.view.grid.shape), (), None, None, 0.0)

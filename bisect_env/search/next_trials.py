@@ -116,8 +116,8 @@ class NextTrials:
         cells = [cell for cell in dict.fromkeys(cells) if cell >= 0 and self.allowed[cell]]
         if untried := [cell for cell in cells if not self._trials[cell]]:
             return untried
-        good = cells[-1] if grid.good is not None and cells else -1
-        if good < 0 or not 0 < counts.hits[good] == counts.trials[good] < REPEATED:
+        good = -1 if grid.good is None else int(group[grid.good])
+        if good not in cells or not 0 < counts.hits[good] == counts.trials[good] < REPEATED:
             return []
         return [good] * (REPEATED - int(self._trials[good]))
 

@@ -31,6 +31,8 @@ from bisect_env.search.numeric import passes_to_exclude, rate_of
 _LATER = 0.1
 """q of the module: share of the error that is reserved for tests in which a failure was seen."""
 _TINY = 1e-300
+_ROUNDING = 1e-9
+"""Relative error of the computed probabilities, at most."""
 
 
 class RateClaim(StrEnum):
@@ -103,7 +105,8 @@ class RateTest:
                     claim = RateClaim.ABOVE
             else:
                 alive[offset + 1] += mass
-        while alive.size and alive[0] <= self._error * share(self._least):
+        # `clean_needed` allows for rounding, too: after as many passes the test must end.
+        while alive.size and alive[0] <= self._error * share(self._least) * (1.0 + _ROUNDING):
             if not hit and self.hits == self._least:
                 claim = claim or RateClaim.BELOW
             alive = alive[1:]

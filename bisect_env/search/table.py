@@ -248,7 +248,7 @@ class Table:
             if self.repeats_left:
                 wanted |= dict.fromkeys(bad[trials[bad] < 2].tolist(), 2)
             room = _MOST_AGAIN - int((trials - (trials > 0)).sum()) - self.repeats_left
-            for place in self._alone(self._labels):
+            for place in [one for one in self._alone(self._labels) if self.can_run[one]]:
                 lacking = max(0, _AGAIN - int(trials[place]))
                 if lacking <= room:
                     wanted[place] = _AGAIN

@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 import contextlib
+import sys
 import threading
 import time
 from collections.abc import Callable
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 
 from bisect_env.cluster.base import ATTEMPTS, DaskExecutor, PrefixHosts, build_result
+from bisect_env.cluster.pool import PoolExecutor
 from bisect_env.cluster.protocol import BuildFailed, Completion, PrefixReady, WorkerOffer
+from bisect_env.environments.lock import Lock
+from bisect_env.environments.prefix import Prefix
 from tests.cluster.executor_contract import build, prepared
 
 HASH = prepared().lock.content_hash
@@ -22,7 +29,7 @@ FAILED = BuildFailed("", HASH, "too old", False)
 def known() -> PrefixHosts:
     known = PrefixHosts()
     known.note_request(prepared(), OLD)
-    known.note_answers(HASH, {"a": READY})
+    known.note_answers(prepared(), {"a": READY})
     return known
 
 
@@ -44,7 +51,7 @@ def test_a_host_that_joins_makes_what_is_in_use_once() -> None:
     assert where.builds_on_new_hosts([HASH], OLD + NEW) == [], "it is under way"
     assert where.workers_with(HASH, OLD + NEW) == ["tcp://a:1", "tcp://a:2"]
     assert where.offers_with_prefixes(OLD + NEW) == OLD
-    where.note_answers(HASH, {"b": READY})
+    where.note_answers(prepared(), {"b": READY})
     assert where.workers_with(HASH, OLD + NEW) is None
     assert where.offers_with_prefixes(OLD + NEW) == OLD + NEW
 
@@ -52,13 +59,28 @@ def test_a_host_that_joins_makes_what_is_in_use_once() -> None:
 def test_where_it_cannot_be_made_it_is_not_tried_again_and_where_it_was_lost_it_is() -> None:
     where = known()
     where.builds_on_new_hosts([HASH], OLD + NEW)
-    where.note_answers(HASH, {"b": FAILED})
+    where.note_answers(prepared(), {"b": FAILED})
     assert where.builds_on_new_hosts([HASH], OLD + NEW) == []
     assert where.workers_with(HASH, OLD + NEW) == ["tcp://a:1", "tcp://a:2"]
     other = known()
     other.builds_on_new_hosts([HASH], OLD + NEW)
-    other.note_answers(HASH, {"b": OSError("gone")})
+    other.note_answers(prepared(), {"b": OSError("gone")})
     assert other.builds_on_new_hosts([HASH], OLD + NEW) != []
+
+
+def test_a_look_at_an_environment_builds_none_and_does_not_count_as_a_build() -> None:
+    where = known()
+    where.builds_on_new_hosts([HASH], OLD + NEW)
+    where.note_answers(prepared(), {"b": FAILED})
+    look = replace(prepared(), look=True)
+    # A host without the environment says that all is well.
+    where.note_request(look, OLD + NEW)
+    where.note_answers(look, {"a": READY, "b": READY})
+    assert where.workers_with(HASH, OLD + NEW) == ["tcp://a:1", "tcp://a:2"]
+    third = WorkerOffer("tcp://c:1", "c", 1)
+    ((request, builders),) = where.builds_on_new_hosts([HASH], [*OLD, *NEW, third])
+    assert not request.look, "a host that joins builds"
+    assert builders == [third]
 
 
 def test_when_all_that_have_it_are_gone_anybody_may_try() -> None:
@@ -71,7 +93,7 @@ def test_what_may_pass_is_tried_again_a_few_times_on_a_host_while_others_have_it
     for _ in range(ATTEMPTS):
         ((_, builders),) = where.builds_on_new_hosts([HASH], OLD + NEW)
         assert [offer.address for offer in builders] == ["tcp://b:1"]
-        where.note_answers(HASH, {"b": BuildFailed("", HASH, "timeout", True)})
+        where.note_answers(prepared(), {"b": BuildFailed("", HASH, "timeout", True)})
     assert where.builds_on_new_hosts([HASH], OLD + NEW) == []
 
 
@@ -130,3 +152,20 @@ def test_without_workers_asking_for_a_build_returns_and_closing_ends_the_wait() 
     for thread in waiting:
         thread.join(20)
         assert not thread.is_alive()
+
+
+def test_a_look_does_not_wait_for_builds_that_are_queued() -> None:
+    may_end = threading.Event()
+
+    def slow(lock: Lock, *, allow_source: bool | frozenset[str], existing: bool = False) -> Prefix:
+        assert existing or may_end.wait(60)
+        return Prefix(Path(sys.prefix), Path(sys.executable))
+
+    with closing(PoolExecutor(slow, slots=1)) as executor:
+        executor.prepare(prepared("one"))
+        executor.prepare(prepared("another"))
+        look = replace(prepared(), look=True)
+        executor.prepare(look)
+        (first,) = executor.wait(30)
+        may_end.set()
+        assert first == PrefixReady(look.lock.content_hash)

@@ -3,14 +3,22 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
+from contextlib import closing
+from datetime import UTC, datetime, timedelta
+from functools import partial
 
 import pytest
 
+from bisect_env.cluster.pool import PoolExecutor
+from bisect_env.cluster.protocol import TrialRequest
 from bisect_env.engine import amplify, events
+from bisect_env.environments.prefix import ensure_prefix
 from bisect_env.errors import ExitCode, StudyInterruptedError
 from bisect_env.matrix.grid import AxisKind, Direction, Grid, GridAxis
 from bisect_env.storage.entries import AMPLIFIED
 from bisect_env.storage.store import Store
+from bisect_env.trials.judge import ChangedEnvironment
 from bisect_env.trials.records import Perturbation
 from tests.engine.studies import Studies
 
@@ -190,3 +198,45 @@ def test_ends() -> None:
     assert Grid((up, down), bad=(1, 0)).ends == ((0, 1), (1, 0))
     assert Grid((up, either)).ends is None
     assert Grid((up, either), good=(0, 0), bad=(2, 1)).ends == ((0, 0), (2, 1))
+
+
+class ChangedWhileSeedsAreTried(PoolExecutor):
+    """An executor of a host on which another command finds a change when the first seed is tried."""
+
+    def __init__(self, studies: Studies) -> None:
+        super().__init__(partial(ensure_prefix, cache_dir=studies.folder / "cache"), 2)
+        self.db = str(studies.db)
+        self.voided = 0
+
+    def submit(self, request: TrialRequest) -> None:
+        if request.spec.perturbation.seeds and not self.voided:
+            with closing(Store.open(self.db)) as store:
+                trials = [trial for study in store.studies() for trial in store.trials(study.id)]
+                self.voided = len(trials)
+                since = min(trial.started_at for trial in trials) - timedelta(seconds=1)
+                last = trials[0]
+                change = ChangedEnvironment(last.lock_hash, last.host, since, datetime.now(UTC))
+                store.study_trials(store.studies()[0].id).note_change(change)
+        super().submit(request)
+
+
+def test_seeds_are_compared_to_the_end_though_the_trials_that_named_them_became_void(
+    studies: Studies, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def seeded(_cpus: int, seeds: Sequence[int], *, repeats: bool) -> tuple[Perturbation, ...]:
+        return tuple(Perturbation(f"hash seed {seed}", seeds=(seed,)) for seed in seeds)
+
+    monkeypatch.setattr(amplify, "catalogue", seeded)
+    script = """
+        import sys
+        from planted import fails
+        if int(sys.argv[1]) >= 6 and fails(0.15):
+            raise ValueError("the defect")
+    """
+    path = studies.matrix(script, rest="good: {level: 0}\nbad: {level: 9}\nsearch: {amplify: true}")
+    executor = ChangedWhileSeedsAreTried(studies)
+    studies.run(path, make_executor=lambda: executor, quick=True)
+    assert executor.voided
+    with Store.open(str(studies.db)) as store:
+        (found,) = [one for study in store.studies() for one in store.payloads(study.id, AMPLIFIED)]
+    assert 1 <= len(found["tried"]) <= 2

@@ -7,21 +7,24 @@ import signal
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from bisect_env.cluster.pool import PoolExecutor
-from bisect_env.cluster.protocol import Completion, PrefixReady, TrialCompleted
-from bisect_env.engine import events
+from bisect_env.cluster.protocol import Completion, PrefixReady, PrefixRequest, TrialCompleted
+from bisect_env.engine import events, runner
 from bisect_env.environments.cache import verify
 from bisect_env.environments.prefix import ensure_prefix
 from bisect_env.errors import InfrastructureError, StudyInterruptedError
+from bisect_env.storage.entries import StudyStatus
 from bisect_env.storage.query import ask
 from bisect_env.storage.store import Store
 from bisect_env.storage.transfer import merge_databases
@@ -439,3 +442,111 @@ def test_what_others_change_between_trials_is_never_counted(
     executor = partial(ChangedBetween, studies.folder / "cache", way)
     studies.run(matrix(studies, index, script(studies, way, by_a_trial=False)), make_executor=executor)
     check(studies, "2.0")
+
+
+class ToldByAnother(PoolExecutor):
+    """An executor of a host on which another command finds a change of environments first, and stores it."""
+
+    def __init__(self, studies: Studies) -> None:
+        super().__init__(partial(ensure_prefix, cache_dir=studies.folder / "cache"), 2)
+        self.db = str(studies.db)
+        self.found: dict[str, ChangedEnvironment] = {}
+
+    def prepare(self, request: PrefixRequest) -> None:
+        if request.look and not self.found:
+            note_all_changed(self.db, self.found)
+        super().prepare(request)
+
+    def wait(self, timeout: float | None = None) -> list[Completion]:
+        return [
+            replace(answer, changes=(*answer.changes, self.found[answer.lock_hash]))
+            if isinstance(answer, PrefixReady) and answer.lock_hash in self.found
+            else answer
+            for answer in super().wait(timeout)
+        ]
+
+
+def note_all_changed(db: str, found: dict[str, ChangedEnvironment]) -> None:
+    """Store that every environment of the study was changed before its first trial; add this to `found`."""
+    with closing(Store.open(db)) as store:
+        study = store.study()
+        trials = store.trials(study.id)
+        since = min(trial.started_at for trial in trials) - timedelta(seconds=1)
+        for trial in trials:
+            if trial.lock_hash not in found:
+                change = ChangedEnvironment(trial.lock_hash, trial.host, since, datetime.now(UTC))
+                found[trial.lock_hash] = change
+                assert store.study_trials(study.id).note_change(change)
+
+
+def check_verdict_counts(studies: Studies) -> None:
+    """See that a confirmed verdict rests on trials that count."""
+    with closing(Store.open(str(studies.db), read_only=True)) as store:
+        study = store.study()
+        evidence = [trial.evidence for trial in store.trials(study.id)]
+        assert Evidence.VOID in evidence
+        assert study.verdict is not None
+        if study.verdict.status == "confirmed":
+            assert Evidence.BAD in evidence
+            assert Evidence.GOOD in evidence
+
+
+def test_a_change_that_another_command_stored_first_voids_the_answer(studies: Studies) -> None:
+    report = studies.run(
+        studies.matrix("import sys\nsys.exit(int(sys.argv[1]) >= 6)\n"),
+        make_executor=lambda: ToldByAnother(studies),
+    ).report
+    assert (report["verdict"]["status"], report["verdict"]["first_bad"]["level"]) == ("confirmed", "6")
+    check_verdict_counts(studies)
+
+
+def test_a_verdict_is_not_stored_over_a_change_that_came_with_it(
+    studies: Studies, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another command stores the change while this one writes its verdict."""
+    found: dict[str, ChangedEnvironment] = {}
+    update = Store.update_study
+
+    def update_study(store: Store, study_id: str, *args: Any, **kwargs: Any) -> None:
+        update(store, study_id, *args, **kwargs)
+        if not found and StudyStatus.FINISHED in args:
+            note_all_changed(str(studies.db), found)
+
+    monkeypatch.setattr(Store, "update_study", update_study)
+    studies.run(studies.matrix("import sys\nsys.exit(int(sys.argv[1]) >= 6)\n"))
+    assert found
+    check_verdict_counts(studies)
+
+
+class LooksForEver(PoolExecutor):
+    """An executor of a host on which no look at an environment ever ends; the user stops the command then."""
+
+    def __init__(self, studies: Studies) -> None:
+        super().__init__(partial(ensure_prefix, cache_dir=studies.folder / "cache"), 2)
+        self.looks = 0
+        self.waits = 0
+
+    def prepare(self, request: PrefixRequest) -> None:
+        self.looks += request.look
+        if not request.look:
+            super().prepare(request)
+
+    def wait(self, timeout: float | None = None) -> list[Completion]:
+        if self.looks:
+            self.waits += 1
+            assert self.waits < 1000, "the command waits though the user has stopped it"
+            time.sleep(0.01)
+        return super().wait(timeout)
+
+
+def test_a_command_that_is_stopped_while_it_looks_ends_without_a_verdict(
+    studies: Studies, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(runner, "CANCEL_GRACE", 0.1)
+    path = studies.matrix("import sys\nsys.exit(int(sys.argv[1]) >= 6)\n")
+    executor = LooksForEver(studies)
+    with pytest.raises(StudyInterruptedError):
+        studies.run(path, make_executor=lambda: executor, stopped=lambda: executor.looks > 0)
+    with closing(Store.open(str(studies.db), read_only=True)) as store:
+        assert store.study().status is StudyStatus.INTERRUPTED
+    assert studies.run(path).report["verdict"]["first_bad"]["level"] == "6"

@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bisect_env.answers.verdict_document import VerdictDocument
-from bisect_env.engine import events, settling
+from bisect_env.engine import events, settling, study
+from bisect_env.errors import InfrastructureError
 from bisect_env.trials.records import Evidence
 from tests.engine.studies import Studies, crash_from_six
 
@@ -201,6 +202,24 @@ def test_a_quick_study_is_checked_when_it_is_asked_for_without_quick(studies: St
     studies.events.clear()
     assert studies.run(path).report["verdict"] == checked
     assert started(studies) == 0
+
+
+@pytest.mark.checked
+@pytest.mark.integration
+def test_a_quick_study_is_checked_though_a_command_failed_in_between(
+    studies: Studies, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = studies.matrix(crash_from_six())
+    first = studies.run(path, quick=True).report["verdict"]
+
+    def fails(*_args: object) -> None:
+        raise InfrastructureError("the disk is full")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(study, "save_prepared", fails)
+        with pytest.raises(InfrastructureError):
+            studies.run(path)
+    assert studies.run(path).report["verdict"]["trials"] > first["trials"]
 
 
 @pytest.mark.checked

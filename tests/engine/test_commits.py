@@ -11,7 +11,7 @@ import pytest
 from benchmarks.commit_plays import descendants, git_bisect
 from benchmarks.commits import merges
 from benchmarks.repositories import Change, git, in_tree, module, pure, write
-from bisect_env.engine.document import comparison, pull_request
+from bisect_env.engine.document import bisect_log, comparison, pull_request
 from bisect_env.engine.events import TrialFinished
 from bisect_env.environments.commits import CommitBuilder
 from bisect_env.environments.interpreters import machine_interpreters
@@ -296,6 +296,25 @@ def test_what_is_no_commit_is_refused_before_anything_is_built(studies: Studies)
     with pytest.raises(UsageError, match="no commit v7"):
         studies.run(path)
     assert not studies.db.exists() or not Store.open(str(studies.db)).studies()
+
+
+@pytest.mark.parametrize(
+    ("said", "first"), [("ggbbgg..", 2), ("ggbbggbb", 2), ("ggbbggbb", 6), ("bbgsgbb.", 5), ("gsggbbbb", 4)]
+)
+def test_git_reads_the_log_of_a_failure_that_comes_and_goes(tmp_path: Path, said: str, first: int) -> None:
+    git(tmp_path, "init", "--quiet")
+    commits = []
+    for number in range(len(said)):
+        who = ("-c", "user.name=Ann", "-c", "user.email=ann@example.org")
+        git(tmp_path, *who, "commit", "--quiet", "--allow-empty", "--message", f"Change {number}")
+        commits.append(git(tmp_path, "rev-parse", "HEAD").strip())
+    words = {"g": "good", "b": "bad", "s": "skip"}
+    tried = [(commit, words[one], "") for commit, one in zip(commits, said, strict=True) if one in words]
+    log = tmp_path / "bisect.log"
+    log.write_text("\n".join(bisect_log(tried, commits[first], {}, is_sure=True)) + "\n")
+    told = git(tmp_path, "bisect", "replay", str(log))
+    if said[first - 1] == "g":
+        assert f"{commits[first]} is the first bad commit" in told
 
 
 def test_the_report_says_whose_commit_it_is_and_what_it_changes(studies: Studies, tmp_path: Path) -> None:

@@ -14,9 +14,10 @@ from bisect_env.cluster.pool import PoolExecutor
 from bisect_env.cluster.protocol import Completion, TrialCompleted, TrialLost, TrialRequest
 from bisect_env.cluster.worker import WorkerSettings, perform_on_worker
 from bisect_env.engine import events
-from bisect_env.engine.state import many_lost, why_aside
+from bisect_env.engine.state import VOIDS_BEFORE_STOP, many_lost, why_aside
 from bisect_env.environments.lock import Lock
 from bisect_env.environments.prefix import Prefix
+from bisect_env.errors import InfrastructureError
 from bisect_env.storage.entries import EvidenceCounts
 from bisect_env.trials.records import Evidence
 from tests.engine.studies import QUICK, Studies
@@ -85,6 +86,46 @@ def test_one_bad_host_is_no_finding(studies: Studies) -> None:
     ).report
     assert report["verdict"]["first_bad"]["level"] == "6"
     assert not [event for event in studies.events if isinstance(event, events.SetAside)]
+
+
+class LosesAHost(PoolExecutor):
+    """An executor whose first trials are lost at the same time with their host, as are the next ones."""
+
+    def __init__(self) -> None:
+        super().__init__(machine_prefix, 16)
+        self.hosts = ["a", "b"]
+        self.held: list[TrialRequest] = []
+        self.lost = 0
+
+    def submit(self, request: TrialRequest) -> None:
+        if self.hosts:
+            self.held.append(request)
+        else:
+            super().submit(request)
+
+    def wait(self, timeout: float | None = None) -> list[Completion]:
+        if not self.held:
+            return super().wait(timeout)
+        host = self.hosts.pop()
+        held, self.held = self.held, []
+        self.lost += len(held)
+        return [TrialLost(one.spec.trial_id, "the worker died", host) for one in held]
+
+
+@pytest.mark.integration
+def test_hosts_that_are_lost_with_many_trials_do_not_end_the_study(studies: Studies) -> None:
+    executor = LosesAHost()
+    path = studies.matrix(SCRIPT, axes=f"level: {{values: {[*range(40)]}}}")
+    report = studies.run(path, make_executor=lambda: executor).report
+    assert executor.lost >= VOIDS_BEFORE_STOP
+    assert report["verdict"]["first_bad"]["level"] == "6"
+
+
+@pytest.mark.integration
+def test_hosts_that_are_lost_one_after_another_end_the_study(studies: Studies) -> None:
+    hosts = [f"host-{n}" for n in range(100)]
+    with pytest.raises(InfrastructureError, match="trials in a row were void"):
+        studies.run(studies.matrix(SCRIPT), make_executor=lambda: HostsThatFall(lambda _one: True, hosts))
 
 
 class OfAnotherRelease(PoolExecutor):

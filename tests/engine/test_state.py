@@ -25,6 +25,7 @@ from bisect_env.errors import InfrastructureError, NoEnvironmentError
 from bisect_env.matrix.grid import AxisKind, Grid, Index
 from bisect_env.matrix.load import Matrix, load_matrix
 from bisect_env.search.searcher import Search
+from bisect_env.storage.entries import CombinationStatus
 from bisect_env.trials.records import Evidence, Outcome
 from tests.search.worlds import alone, grid
 
@@ -95,6 +96,28 @@ class Study:
 @pytest.fixture
 def study(matrix: Matrix) -> Study:
     return Study(matrix)
+
+
+@pytest.mark.parametrize("again", [False, True])
+def test_trials_count_though_their_environment_cannot_be_built_any_more(study: Study, again: bool) -> None:
+    study.lock(*study.grid.indices())
+    study.build((2,))
+
+    def learn() -> None:
+        study.learn((0,), bad=False)
+        study.learn((2,), bad=True, times=2)
+
+    learn()
+    study.state.put_aside((2,), CombinationStatus.UNBUILDABLE, "its files are gone")
+    if again:
+        study.state.begin_again(Search(study.grid, alone(study.grid)))
+        learn()
+    study.learn((2,), bad=True)  # it was running
+    plan = study.state.plan
+    assert isinstance(plan, Search)
+    assert plan.counts((2,)) == (3, 3)
+    assert plan.trials == 4
+    assert (2,) not in plan.ask(20)
 
 
 # -- whole studies ---------------------------------------------------------------------------------------

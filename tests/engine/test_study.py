@@ -15,6 +15,7 @@ from bisect_env.errors import (
 from bisect_env.report.build import load_report
 from bisect_env.report.text import report_text
 from bisect_env.search.goals import Goal
+from bisect_env.storage.entries import CombinationStatus
 from bisect_env.storage.store import Store
 from bisect_env.temporary import PREFIX, TRIAL, make_held
 from bisect_env.trials.records import Evidence
@@ -146,6 +147,27 @@ def test_a_command_that_runs_nowhere_stops_the_study(studies: Studies) -> None:
     assert isinstance(concluded, events.Concluded)
     assert concluded.report["study"]["status"] == "failed"
     assert concluded.report["verdict"]["status"] == "none"
+
+
+def test_a_command_that_ran_nowhere_at_first_loses_no_combination(
+    studies: Studies, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = studies.folder / "bin"
+    folder.mkdir()
+    monkeypatch.setenv("PATH", str(folder), prepend=os.pathsep)
+    path = studies.matrix("pass", trial="allow_host: [tool]")
+    path.write_text(path.read_text().replace("python script.py", "tool"))
+    with pytest.raises(UsageError, match="cannot be run in any"):
+        studies.run(path)
+    tool = folder / "tool"
+    tool.write_text("#!/bin/sh\n[ $1 -lt 6 ]\n")
+    tool.chmod(0o755)
+    for _ in range(2):
+        verdict = studies.run(path).report["verdict"]
+        assert (verdict["last_good"]["level"], verdict["first_bad"]["level"]) == ("5", "6")
+        with Store.open(str(studies.db), read_only=True) as store:
+            states = store.combinations(store.study().id)
+        assert not [one for one in states if one.status is CombinationStatus.SET_ASIDE]
 
 
 def test_an_interrupted_study_goes_on_where_it_stopped(studies: Studies) -> None:

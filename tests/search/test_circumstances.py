@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from bisect_env.search.circumstances import Arm, better_half, clean_trials, probability_faster
+from bisect_env.search.circumstances import Arm, better_half, good_end_trials, probability_faster
 
 
 def test_the_speed_is_what_it_takes_to_be_sure() -> None:
@@ -48,5 +48,5 @@ def test_probability_faster_is_calibrated() -> None:
 
 @pytest.mark.parametrize(("rate", "trials"), [(0.9, 8), (0.3, 11), (0.05, 77), (1.0, 8)])
 def test_how_many_passes_show_that_the_good_end_is_clean(rate: float, trials: int) -> None:
-    assert clean_trials(rate) == trials
+    assert good_end_trials(rate) == trials
     assert (1 - rate) ** trials <= 0.02

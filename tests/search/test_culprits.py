@@ -180,3 +180,16 @@ def test_no_counts_and_no_changes_are_refused() -> None:
         CulpritSearch(0, (0, 1), (1, 1))
     with pytest.raises(ValueError, match="no counts"):
         CulpritSearch(2, (0, 1), (1, 1)).tell(frozenset({0}), hits=3, trials=2)
+
+
+def test_an_environment_that_cannot_be_built_any_more_is_not_asked_for_after_a_late_trial() -> None:
+    search = CulpritSearch(4, (0, 20), (20, 20))
+    first = search.next_step()
+    assert first is not None
+    search.set_aside(first.intermediate)
+    search.tell(first.intermediate, hits=0, trials=1)
+    assert search.infeasible == 1
+    following = search.next_step()
+    assert following is not None
+    assert following.intermediate != first.intermediate
+    assert search.counts[first.intermediate] == (0, 1)

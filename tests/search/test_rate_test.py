@@ -100,3 +100,13 @@ def test_what_is_no_rate_is_refused(max_rate: float, confidence: float) -> None:
 def test_zero_in_427_means_below_seven_tenths_of_a_percent() -> None:
     assert round(upper_bound(0, 427), 4) == 0.007
     assert upper_bound(5, 5) == 1.0
+
+
+@pytest.mark.parametrize(("rate", "confidence"), [(0.7, 0.9), (0.82, 0.8), (0.97, 0.999)])
+def test_as_many_passes_as_are_needed_end_the_test(rate: float, confidence: float) -> None:
+    """Here the probability of so many passes is the allowed error, but for rounding."""
+    test = RateTest(rate, confidence)
+    for _ in range(test.clean_needed):
+        assert test.claim is None
+        test.tell(False)
+    assert test.claim is RateClaim.BELOW

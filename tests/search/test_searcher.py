@@ -412,3 +412,44 @@ def test_what_fails_alike_everywhere_is_always_bad() -> None:
             search.tell((cell,), hit=number < 20)
     assert search.verdict.best.hypothesis.kind == "always"
     assert search.verdict.best.probability > 0.95
+
+
+@pytest.mark.parametrize("ends", [{"good": (0,)}, {"bad": (5,)}])
+def test_a_stated_end_that_cannot_be_run_says_nothing_of_others(ends: dict[str, Index]) -> None:
+    without = [(0,), (5,)]
+    stated = grid((6,), **ends)
+    found = Search(stated, alone(stated, without)).probability_bad()
+    plain = Search(grid((6,)), alone(grid((6,)), without)).probability_bad()
+    assert found == pytest.approx(plain)
+
+
+def test_a_search_among_no_combinations_has_nothing_to_ask() -> None:
+    search = Search(grid((6,), good=(0,), bad=(5,)), {})
+    assert search.finished
+    assert search.ask(1) == []
+    assert search.verdict.status is Status.NONE
+
+
+def test_what_passed_and_can_no_longer_be_run_is_not_forgotten() -> None:
+    lattice = grid((5,), UNORDERED)
+    search = Search(lattice, alone(lattice))
+    for index, failed, trials in ((3, True, 4), (4, False, 26), (2, False, 25), (1, True, 1), (0, True, 1)):
+        for _ in range(trials):
+            search.tell((index,), hit=failed)
+    search.set_aside((2,))
+    search.set_aside((4,))
+    verdict = search.verdict
+    assert verdict.status is Status.NONE
+    assert verdict.best.hypothesis.kind not in ("always", "never")
+    assert not verdict.best.hypothesis.is_bad((4,))
+    assert "cannot both be run any more" in verdict.reason
+
+
+def test_a_bad_end_is_not_repeated_for_a_good_end_that_cannot_be_run() -> None:
+    without = [(0,)]
+    both, one = (
+        Search(g, alone(g, without)) for g in (grid((9,), good=(0,), bad=(8,)), grid((9,), bad=(8,)))
+    )
+    for search in (both, one):
+        search.tell((8,), hit=True)
+    assert both.ask(2) == one.ask(2)

@@ -206,3 +206,16 @@ def test_a_table_of_ten_thousand_combinations_is_found_by_a_fortieth_of_them() -
             tried += 1
     assert all(one.bad is (cell[0] > cell[1]) for cell, one in search.table.called.items())
     assert tried <= 10_000 / 40
+
+
+def test_a_lone_failure_that_cannot_be_tried_again_does_not_keep_a_table_open() -> None:
+    lattice = grid((6,))
+    search = TableSearch(lattice, alone(lattice))
+    for index in lattice.indices():
+        search.tell(index, hit=index == (1,))
+    search.set_aside((1,))
+    while not search.finished:
+        asked = search.ask(1)
+        assert asked, "a search that asks for nothing is finished"
+        search.tell(asked[0], hit=False)
+    assert search.verdict.status is Status.CONFIRMED
