@@ -6,6 +6,7 @@ A message has three parts: what happened, what was tried, and what to do next. T
 
 from collections.abc import Sequence
 from enum import IntEnum
+from pathlib import Path
 
 _QUOTED_LINES = 12
 
@@ -170,3 +171,18 @@ class StudyInterruptedError(BisectEnvError):
     """An error raised if the user interrupts the study. All finished trials are stored."""
 
     exit_code = ExitCode.INTERRUPTED
+
+
+def expanded(path: str | Path) -> Path:
+    """Return a path in which `~` or `~user` at its beginning is replaced by the home directory.
+
+    Raises:
+        UsageError: This directory is not known, for example because there is no such user.
+    """
+    try:
+        return Path(path).expanduser()
+    except RuntimeError:
+        raise UsageError(
+            f"{path} begins with a home directory that is not known here",
+            remedy="correct the path; `./~name` is a folder of that name",
+        ) from None

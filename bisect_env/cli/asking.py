@@ -22,7 +22,7 @@ from bisect_env.environments.commits import package_of_project
 from bisect_env.environments.interpreters import installed_pythons
 from bisect_env.environments.repository import Repository
 from bisect_env.environments.settings import default_cache_dir
-from bisect_env.errors import InfrastructureError, MatrixError, UsageError, without_kind
+from bisect_env.errors import InfrastructureError, MatrixError, UsageError, expanded, without_kind
 from bisect_env.matrix import yaml_source
 from bisect_env.matrix.ask import AskedQuestion, package_name, question_data, search_data, stated_ends
 from bisect_env.matrix.files import StudyFile, file_at, full_command, travelling
@@ -391,7 +391,7 @@ def asked_command(flags: TrialFlags, words: Sequence[str]) -> tuple[AskedQuestio
 
 
 def _absolute(path: str) -> str:
-    return str(Path(path).expanduser().resolve())
+    return str(expanded(path).resolve())
 
 
 def _environment_variables(texts: Sequence[str]) -> dict[str, str]:

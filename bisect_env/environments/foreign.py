@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import difflib
 import json
+import os
 import re
 import tomllib
 from collections.abc import Sequence
@@ -27,6 +28,7 @@ from bisect_env.environments.foreign_reading import (
 from bisect_env.environments.foreign_requirements import Requirements
 from bisect_env.environments.lock import Lock
 from bisect_env.environments.yaml_text import read_yaml
+from bisect_env.errors import expanded
 from bisect_env.matrix.versions import host_platform
 from bisect_env.temporary import read_limited
 
@@ -50,16 +52,19 @@ def read_environment(path: str | Path, *, python: str = "", platform: str = "") 
     """
     platform = platform or host_platform()
     text_path, name = str(path), ""
-    where = Path(text_path).expanduser()
-    if not where.exists() and "#" in text_path:
+    where = expanded(text_path)
+    if not _exists(where) and "#" in text_path:
         text_path, _, name = text_path.rpartition("#")
-        where = Path(text_path).expanduser()
+        where = expanded(text_path)
     reading = ForeignReading(str(path), where, name, python, platform)
-    if not where.exists():
+    if not _exists(where):
         beside = sorted(p.name for p in where.parent.iterdir()) if where.parent.is_dir() else []
         raise refused(str(path), f"there is no such file{_near(where.name, beside)}", "correct the path")
     try:
         return foreign_installed.directory(reading) if where.is_dir() else _file(reading)
+    except OSError as error:
+        problem = f"it cannot be read: {error.strerror or error}"
+        raise refused(reading.source, problem, "correct the path or its permissions") from error
     except (KeyError, TypeError, ValueError, AttributeError, IndexError, RecursionError) as error:
         # Files of other tools may have any content.
         raise refused(
@@ -67,6 +72,10 @@ def read_environment(path: str | Path, *, python: str = "", platform: str = "") 
             "it does not have the form that its tool gives it",
             "write the file again with its tool; if that does not help, give the output of `pip freeze`",
         ) from error
+
+
+def _exists(path: Path) -> bool:
+    return os.path.exists(path)  # noqa: PTH110 - `Path.exists` raises an error for long names
 
 
 def environment_of_lock(lock: Lock, source: str) -> ForeignEnvironment:

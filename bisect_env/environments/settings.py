@@ -16,7 +16,7 @@ import platformdirs
 import yaml
 from pydantic import BaseModel, BeforeValidator, ByteSize, TypeAdapter, ValidationError
 
-from bisect_env.errors import InfrastructureError, UsageError
+from bisect_env.errors import InfrastructureError, UsageError, expanded
 from bisect_env.matrix.versions import PackageIndex
 from bisect_env.secrets import public_channel
 
@@ -24,15 +24,13 @@ from bisect_env.secrets import public_channel
 def default_cache_dir() -> Path:
     """Return the cache directory: the variable `BISECT_ENV_CACHE`, or `bisect-env` in the user's cache."""
     configured = os.environ.get("BISECT_ENV_CACHE")
-    return (
-        Path(configured).expanduser().absolute() if configured else platformdirs.user_cache_path("bisect-env")
-    )
+    return expanded(configured).absolute() if configured else platformdirs.user_cache_path("bisect-env")
 
 
 def default_offline() -> Path | None:
     """Return `BISECT_ENV_OFFLINE`: the `env fetch` directory to use instead of a network, if set."""
     configured = os.environ.get("BISECT_ENV_OFFLINE")
-    return Path(configured).expanduser().absolute() if configured else None
+    return expanded(configured).absolute() if configured else None
 
 
 def default_cache_limit() -> int:
@@ -101,6 +99,7 @@ def configured_places(environ: Mapping[str, str] | None = None) -> PackagePlaces
 
     Raises:
         InfrastructureError: A configuration file cannot be read.
+        UsageError: An address cannot be read.
     """
     environ = os.environ if environ is None else environ
     default = named_index(environ.get("UV_DEFAULT_INDEX") or environ.get("UV_INDEX_URL") or "").url
@@ -135,7 +134,20 @@ def configured_places(environ: Mapping[str, str] | None = None) -> PackagePlaces
         if not uv_files:
             no_index = pip.get("no-index", "").lower() in _TRUE
     default = default or pip.get("index-url", "").strip()
+    for url in (default, *(one.url for one in indexes), *links):
+        _refuse_unreadable(url)
     return PackagePlaces(default, tuple(indexes), tuple(links), are_pips, no_index)
+
+
+def _refuse_unreadable(url: str) -> None:
+    try:
+        urlsplit(url)
+    except ValueError as error:
+        # Its credentials cannot be told from the rest, so it is not quoted.
+        raise UsageError(
+            f"uv or pip is configured with the address of an index that cannot be read: {error}",
+            remedy="correct it in the environment variable or configuration file that sets it",
+        ) from None
 
 
 _TRUE = ("1", "true", "yes", "on", "t", "y")
@@ -387,13 +399,13 @@ def certificates(environ: Mapping[str, str]) -> dict[str, str]:
     for path in conda_config_files(environ):
         stated = _read(path).get("ssl_verify", stated)
     trusted = environ.get("CONDA_SSL_VERIFY", stated)
-    if not isinstance(trusted, str) or not Path(trusted).expanduser().exists():
+    if not isinstance(trusted, str) or not expanded(trusted).exists():
         if environ.get("SSL_CERT_FILE") or environ.get("SSL_CERT_DIR"):
             return {}
         trusted = environ.get("REQUESTS_CA_BUNDLE") or environ.get("CURL_CA_BUNDLE")
     if not trusted:
         return {}
-    place = Path(trusted).expanduser()
+    place = expanded(trusted)
     return {"SSL_CERT_DIR" if place.is_dir() else "SSL_CERT_FILE": str(place)}
 
 
@@ -410,7 +422,7 @@ def conda_config_files(environ: Mapping[str, str]) -> Iterator[Path]:
     candidates += [home / ".condarc", home / ".mambarc"]
     if environ.get("CONDA_PREFIX"):
         candidates.append(Path(environ["CONDA_PREFIX"]) / ".condarc")
-    candidates += [Path(environ[name]).expanduser() for name in ("CONDARC", "MAMBARC") if environ.get(name)]
+    candidates += [expanded(environ[name]) for name in ("CONDARC", "MAMBARC") if environ.get(name)]
     yield from (path for path in candidates if path.is_file())
 
 

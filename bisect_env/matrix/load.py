@@ -14,7 +14,7 @@ from urllib.parse import unquote, urlsplit
 
 from pydantic import ValidationError
 
-from bisect_env.errors import MatrixError, UsageError
+from bisect_env.errors import MatrixError, UsageError, expanded
 from bisect_env.matrix import yaml_source
 from bisect_env.matrix.contradictions import cross_checks
 from bisect_env.matrix.files import StudyFile, among, beside, near_file, read_files
@@ -121,7 +121,7 @@ class Matrix:
     def find_links(self) -> tuple[str, ...]:
         """Return the places to search for wheels: addresses of web pages and absolute paths of folders."""
         return tuple(
-            text if "://" in text else os.path.normpath(self.folder / Path(text).expanduser())
+            text if "://" in text else os.path.normpath(self.folder / expanded(text))
             for text in self.file.find_links
         )
 
@@ -149,7 +149,7 @@ def repository_at(text: str, folder: Path) -> str:
         text = unquote(urlsplit(text).path)
     if "://" in text:
         return text
-    place = Path(text).expanduser()
+    place = expanded(text)
     if not (place if place.is_absolute() else folder / place).exists():
         host, colon, rest = text.partition(":")
         if colon and host and "/" not in host and rest:

@@ -18,7 +18,7 @@ from sqlalchemy.engine import make_url
 from sqlalchemy.exc import ArgumentError, DBAPIError, IntegrityError, OperationalError
 
 from bisect_env import __version__
-from bisect_env.errors import StorageError, UsageError
+from bisect_env.errors import StorageError, UsageError, expanded
 from bisect_env.storage.tables import APPLICATION_ID, METADATA, SCHEMA_VERSION, MetaRow, TrialRow
 from bisect_env.storage.values import ANOTHER, CHANGED, DamageError, read_json
 
@@ -157,7 +157,7 @@ def database_location(reference: str | None) -> Path | URL:
     if "\0" in reference or not reference.strip():
         raise UsageError("the database has no name", tried=repr(reference), remedy=_REMEDY)
     if "://" not in reference:
-        return _absolute(reference)
+        return expanded(reference).absolute()
     try:
         url = make_url(reference)
     except (ArgumentError, ValueError):
@@ -165,7 +165,7 @@ def database_location(reference: str | None) -> Path | URL:
         raise UsageError("the database URL cannot be read", remedy=_REMEDY) from None
     match url.get_backend_name():
         case "sqlite":
-            return _absolute(_file_of(url))
+            return expanded(_file_of(url)).absolute()
         case "postgresql" | "postgres":
             return _server_of(url)
         case other:
@@ -173,13 +173,6 @@ def database_location(reference: str | None) -> Path | URL:
                 f"{shown_url(url)}: this release keeps its results in SQLite or PostgreSQL, not in {other}",
                 remedy=_REMEDY,
             )
-
-
-def _absolute(path: str) -> Path:
-    try:
-        return Path(path).expanduser().absolute()
-    except RuntimeError as error:  # there is no such user
-        raise UsageError(f"the database {path} cannot be found: {error}", remedy=_REMEDY) from None
 
 
 def has_database(reference: str | None) -> bool:

@@ -17,7 +17,7 @@ from typing import Any
 from sqlalchemy.exc import IntegrityError
 from sqlmodel import Session, col, select
 
-from bisect_env.errors import StorageError, UsageError
+from bisect_env.errors import StorageError, UsageError, expanded
 from bisect_env.storage import blobs, rows
 from bisect_env.storage.backend import speaking
 from bisect_env.storage.entries import CombinationStatus
@@ -334,7 +334,7 @@ def export(reference: str | None, file: Path, studies: Sequence[str] = ()) -> Me
         UsageError: The file exists, or a study does not.
         StorageError: The database cannot be read, or the file not written.
     """
-    file = file.expanduser().absolute()
+    file = expanded(file).absolute()
     if file.exists():
         raise UsageError(f"{file} exists", remedy="name a new file, or remove that one")
     if not file.parent.is_dir():

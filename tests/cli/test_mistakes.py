@@ -146,6 +146,36 @@ def test_an_argument_that_is_not_utf8(tmp_path: Path, run: RunCommand) -> None:
     assert "argument 2 is not UTF-8" in err
 
 
+@pytest.mark.parametrize(
+    ("variables", "words", "says"),
+    [
+        ({}, ["between", "~no-such-user/a", "b"], "~no-such-user/a begins with a home directory"),
+        ({}, ["between", "x" * 300, "b"], "there is no such file"),
+        ({}, ["db", "export", "~no-such-user/e"], "begins with a home directory"),
+        ({}, ["report", "--db", "~no-such-user/r"], "begins with a home directory"),
+        ({"BISECT_ENV_CACHE": "~no-such-user"}, ["run", "app>=1", "x.py"], "begins with a home directory"),
+        ({"UV_DEFAULT_INDEX": "https://[bad/simple"}, ["run", "app>=1", "x.py"], "Invalid IPv6 URL"),
+        ({"UV_FIND_LINKS": "https://[bad/"}, ["run", "app>=1", "x.py"], "Invalid IPv6 URL"),
+    ],
+)
+def test_a_place_that_cannot_be_read(
+    tmp_path: Path,
+    run: RunCommand,
+    monkeypatch: pytest.MonkeyPatch,
+    variables: dict[str, str],
+    words: list[str],
+    says: str,
+) -> None:
+    for name, value in {"BISECT_ENV_DB": str(tmp_path / "r.sqlite"), **variables}.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "x.py").write_text("import app\n")
+    (tmp_path / "b").write_text("six==1.16.0\n")
+    more = ["--", "python", "x.py"] if words[0] == "between" else []
+    code, _, err = run(*words, *more)
+    assert (code, says in err) == (2, True), err
+
+
 def test_a_directory_that_was_removed(
     tmp_path: Path, run: RunCommand, monkeypatch: pytest.MonkeyPatch
 ) -> None:
