@@ -168,9 +168,9 @@ def without_values(text: str, variables: Mapping[str, str], shortest: int = _SHO
         written |= {part, *(one[1:-1] for one in quoted)}
     for one in sorted(written, key=len, reverse=True):
         text = text.replace(one, MASK)
-    gap = _GAP.search(text) if written else None
-    if gap is not None:
-        longest = max(map(len, written))
+    longest = max(map(len, written), default=0)
+    # The script itself may have printed such a gap, too. From the last to the first, so that places stay.
+    for gap in reversed([*_GAP.finditer(text)] if written else []):
         before, after = text[: max(0, gap.start() - longest)], text[gap.end() + longest :]
         text = f"{before}{MASK}{gap[0]}{MASK}{after}"
     return text

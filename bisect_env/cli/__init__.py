@@ -85,7 +85,10 @@ def _exit_code() -> int:
     except SystemExit as end:
         if end.code == ExitCode.INTERRUPTED and signals.is_interrupted():
             return _stopped()  # typer prints nothing about signals
-        return end.code if isinstance(end.code, int) else 0
+        if isinstance(end.code, str):
+            _say(end.code)
+            return 1
+        return end.code or 0
     except BisectEnvError as error:
         _report(error)
         return int(error.exit_code)

@@ -367,6 +367,6 @@ def bisect_log(
             f"# {said}: [{commit}] {labels.get(commit, '')} {words}".rstrip(),
             f"git bisect {said} {commit}",
         ]
-    if is_sure:
+    if is_sure and good:
         lines.append(f"# first bad commit: [{first_bad}] {labels.get(first_bad, '')}".rstrip())
     return lines

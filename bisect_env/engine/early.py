@@ -7,12 +7,13 @@ import os
 import threading
 from datetime import UTC, datetime
 
-from bisect_env.engine.locking import Locking, is_lazy, of_commits
+from bisect_env.engine.locking import Locking
 from bisect_env.environments.provider import EnvironmentProvider
 from bisect_env.environments.uv_tool import end_running
 from bisect_env.matrix.expand import expand
 from bisect_env.matrix.grid import Grid
 from bisect_env.matrix.load import Matrix
+from bisect_env.matrix.schema import CommitAxis, DateAxis
 
 _log = logging.getLogger(__name__)
 
@@ -38,20 +39,21 @@ class EarlyLocks:
         self._thread.start()
 
     def _begin(self) -> None:
+        # Listing commits locks their repository, so that both would wait. With dates, all combinations are
+        # locked.
+        if any(isinstance(axis, CommitAxis | DateAxis) for axis in self.matrix.file.axes.values()):
+            return
         try:
             now = datetime.now(UTC).replace(microsecond=0)
             grid = expand(self.matrix, self.provider.catalogue, self.provider.as_of or now)
-        except Exception as error:  # noqa: BLE001 - the study expands the matrix again, and shows the error
+            ends = grid.ends or (tuple(0 for _ in grid.shape), tuple(size - 1 for size in grid.shape))
+            with self._lock:
+                if not self._closed:
+                    cores = len(os.sched_getaffinity(0))
+                    self._grid, self._locking = grid, Locking(self.matrix, grid, self.provider, workers=cores)
+                    self._locking.want(end for end in ends if end not in grid.excluded)
+        except Exception as error:  # noqa: BLE001 - the study does the same again, and shows the error
             _log.info("the ends could not be locked early: %s", error)
-            return
-        if of_commits(grid) or not is_lazy(grid):
-            return
-        ends = grid.ends or (tuple(0 for _ in grid.shape), tuple(size - 1 for size in grid.shape))
-        with self._lock:
-            if not self._closed:
-                cores = len(os.sched_getaffinity(0))
-                self._grid, self._locking = grid, Locking(self.matrix, grid, self.provider, workers=cores)
-                self._locking.want(end for end in ends if end not in grid.excluded)
 
     def take(self, grid: Grid) -> Locking | None:
         """Return the solvers that lock the ends of a grid, or None if there are none for this grid.
@@ -64,10 +66,14 @@ class EarlyLocks:
         locking, self._locking = self._locking, None
         return locking
 
-    def close(self) -> None:
-        """Cancel what no study has taken, and end its solvers."""
+    def drop(self) -> None:
+        """Begin no more locks, unless a study has taken the solvers."""
         with self._lock:
             self._closed = True
             if self._locking is not None:
                 self._locking.close()
-                end_running()
+
+    def close(self) -> None:
+        """Begin no more locks, and end all tools that still run when the command ends."""
+        self.drop()
+        end_running([self._thread])

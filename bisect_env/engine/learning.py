@@ -23,7 +23,7 @@ from bisect_env.engine.opening import save_prepared
 from bisect_env.engine.series import RunSetup, Series
 from bisect_env.engine.sharing import Sharing
 from bisect_env.engine.specs import lost_record
-from bisect_env.engine.state import Finding, StudyState, brief
+from bisect_env.engine.state import HOST_PROGRAM, TRIED_BEFORE_BLAME, Finding, StudyState, brief
 from bisect_env.matrix.grid import Combination, Index
 from bisect_env.storage.entries import BUILD_FAILED, BUILT, CombinationStatus, StoredTrial
 from bisect_env.trials.judge import VOID, ChangedEnvironment
@@ -152,7 +152,7 @@ class Learner:
 
         Combinations that were set aside because of earlier trials, and are not any more, become solvable.
         """
-        self._learn(_since_it_ran(trials))
+        self._learn(_since_it_ran(trials, enough=min(TRIED_BEFORE_BLAME, len(self.state.members))))
         # A series excludes no combination of its study, see `_apply_findings`.
         for row in self._store.combinations(self._study_id) if self._is_whole else ():
             index = self.grid.find(row.combination)
@@ -334,12 +334,21 @@ class Learner:
         return change.lock_hash, built
 
 
-def _since_it_ran(trials: Sequence[StoredTrial]) -> list[StoredTrial]:
-    """Return the trials without those in which the command could not be run, before it first ran anywhere.
+def _since_it_ran(trials: Sequence[StoredTrial], *, enough: int) -> list[StoredTrial]:
+    """Return the trials without those after which an earlier command stopped, as its trials could not be run.
 
-    A study stops if its command can be run nowhere, and the cause may have been corrected since.
+    The cause may have been corrected since.
+
+    Args:
+        trials: All trials of the study, in the order in which they were stored.
+        enough: Number of combinations in which nothing could be run, after which a command stops.
     """
     nothing = VOID | {Outcome.NOT_RUNNABLE}
     ran = next((place for place, trial in enumerate(trials) if trial.outcome not in nothing), len(trials))
-    before = [trial for trial in trials[:ran] if trial.outcome is not Outcome.NOT_RUNNABLE]
-    return [*before, *trials[ran:]]
+    lost = [trial for trial in trials[:ran] if trial.outcome is Outcome.NOT_RUNNABLE]
+    stopped = len({trial.combination for trial in lost}) >= enough or any(
+        HOST_PROGRAM in trial.detail for trial in lost
+    )
+    if ran < len(trials) and not stopped:
+        return list(trials)
+    return [*(trial for trial in trials[:ran] if trial.outcome is not Outcome.NOT_RUNNABLE), *trials[ran:]]

@@ -28,8 +28,10 @@ from bisect_env.trials.records import TrialRecord
 WAIT_SECONDS = 0.5
 """Maximum seconds of one wait for results, so that the budget and Ctrl-C are checked regularly."""
 CANCEL_GRACE = 30.0
-"""Maximum seconds to wait for the answers about cancelled trials, and, once the user has stopped the command,
-for those about the files of environments."""
+"""Maximum seconds to wait for the answers about cancelled trials."""
+LOOK_GRACE = 8.0
+"""Maximum seconds to wait for the answers about the files of environments once the user has stopped the
+command. Together with `CANCEL_GRACE`, this is less than the command may take to end."""
 CLAIM_ATTEMPTS = 4
 """How many times a runner chooses trials anew when another command claims its choice first."""
 CLAIM_PAUSE = 0.02
@@ -156,7 +158,7 @@ class TrialRunner(Learner):
 
         Trials that are void because of a change are excluded. If the user stops the command before there is
         an answer, the check is skipped: only verdicts need it. If the command is stopped later and the check
-        takes longer than `CANCEL_GRACE`, it is left to the next command.
+        takes longer than `LOOK_GRACE`, it is left to the next command.
         """
         known = self._basis
         if self._stopped() and not self.has_answered:
@@ -173,7 +175,7 @@ class TrialRunner(Learner):
             if self._stopped():
                 # A changed environment is made again, which may take long. Without this look, there is no
                 # verdict.
-                deadline = min(deadline, self._clock() + CANCEL_GRACE)
+                deadline = min(deadline, self._clock() + LOOK_GRACE)
                 if waiting and self._clock() >= deadline:
                     self.unchecked |= waiting
                     return False

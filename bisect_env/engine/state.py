@@ -33,7 +33,7 @@ OTHER_PER_COUNTED, OTHER_MANY = 4.0, 20
 of such failures from which on this applies."""
 LOSSES_FOR_FINDING = 3
 """Number of hosts lost during trials of one combination after which the user is told."""
-_HOST_PROGRAM = "allow_host:"
+HOST_PROGRAM = "allow_host:"
 """Part of the message about a program of the host that may not be run. It does not depend on the
 combination."""
 _MAX_LINES = 4
@@ -373,7 +373,7 @@ class StudyState:
         else:
             self._voids_in_a_row = 0
         nowhere = record.outcome is Outcome.NOT_RUNNABLE and not self.plan.trials
-        if nowhere and _HOST_PROGRAM in record.detail:
+        if nowhere and HOST_PROGRAM in record.detail:
             raise UsageError(
                 f"{self._matrix.shown}: {record.detail}",
                 tried=" ".join(self._matrix.command(record.combination)),

@@ -244,7 +244,10 @@ class StudyRun:
             for combination, lock in stored_locks(store, study).items()
             if (index := grid.find(combination)) is not None and index not in grid.excluded
         }
-        locking = None if known or images or self.early is None else self.early.take(grid)
+        locking = None
+        if self.early is not None:
+            locking = None if known or images else self.early.take(grid)
+            self.early.drop()
         if locking is None:
             provider = self.session.provider
             locking = Locking(matrix, grid, provider, workers=self.workers, images=images, known=known)

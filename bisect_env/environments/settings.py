@@ -428,10 +428,20 @@ def conda_config_files(environ: Mapping[str, str]) -> Iterator[Path]:
 
 def _read(path: Path) -> dict[str, Any]:
     try:
-        # conda replaces environment variables in its files, too; users keep tokens in them.
-        data = yaml.safe_load(os.path.expandvars(path.read_text("utf-8")))
+        data = yaml.safe_load(path.read_text("utf-8"))
     except (OSError, ValueError, yaml.YAMLError) as error:
         raise _unreadable("conda", path, error) from error
     if data is not None and not isinstance(data, dict):
         raise _unreadable("conda", path, "it holds no `key: value` lines")
-    return {str(key): value for key, value in (data or {}).items()}
+    # conda expands environment variables in its files; users keep tokens in them.
+    return {str(key): _expanded(value) for key, value in (data or {}).items()}
+
+
+def _expanded(value: Any) -> Any:
+    if isinstance(value, str):
+        return os.path.expandvars(value)
+    if isinstance(value, list):
+        return [_expanded(item) for item in value]
+    if isinstance(value, dict):
+        return {key: _expanded(item) for key, item in value.items()}
+    return value

@@ -542,7 +542,7 @@ class LooksForEver(PoolExecutor):
 def test_a_command_that_is_stopped_while_it_looks_ends_without_a_verdict(
     studies: Studies, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(runner, "CANCEL_GRACE", 0.1)
+    monkeypatch.setattr(runner, "LOOK_GRACE", 0.1)
     path = studies.matrix("import sys\nsys.exit(int(sys.argv[1]) >= 6)\n")
     executor = LooksForEver(studies)
     with pytest.raises(StudyInterruptedError):

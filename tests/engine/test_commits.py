@@ -299,7 +299,8 @@ def test_what_is_no_commit_is_refused_before_anything_is_built(studies: Studies)
 
 
 @pytest.mark.parametrize(
-    ("said", "first"), [("ggbbgg..", 2), ("ggbbggbb", 2), ("ggbbggbb", 6), ("bbgsgbb.", 5), ("gsggbbbb", 4)]
+    ("said", "first"),
+    [("ggbbgg..", 2), ("ggbbggbb", 2), ("ggbbggbb", 6), ("bbgsgbb.", 5), ("gsggbbbb", 4), ("bbgg....", 1)],
 )
 def test_git_reads_the_log_of_a_failure_that_comes_and_goes(tmp_path: Path, said: str, first: int) -> None:
     git(tmp_path, "init", "--quiet")
@@ -313,7 +314,9 @@ def test_git_reads_the_log_of_a_failure_that_comes_and_goes(tmp_path: Path, said
     log = tmp_path / "bisect.log"
     log.write_text("\n".join(bisect_log(tried, commits[first], {}, is_sure=True)) + "\n")
     told = git(tmp_path, "bisect", "replay", str(log))
-    if said[first - 1] == "g":
+    is_boundary = said[first - 1] == "g"
+    assert ("# first bad commit" in log.read_text()) == ("g" in said[:first])
+    if is_boundary:
         assert f"{commits[first]} is the first bad commit" in told
 
 

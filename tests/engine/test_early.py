@@ -100,6 +100,21 @@ def test_a_grid_with_other_versions_takes_nothing_over(index: IndexServer, tmp_p
         taken.close()
 
 
+def test_commits_are_not_looked_up_early(index: IndexServer, tmp_path: Path) -> None:
+    """Both would wait for the lock of the repository, and the result of the first would be dropped."""
+
+    matrix = asked_of(index, tmp_path)
+    axis = "  app: {git: /srv/app, package: app, from: v1, to: v2}\n"
+    text = "".join(axis if "package: app" in one else one + "\n" for one in matrix.text.splitlines())
+    (tmp_path / "matrix.yaml").write_text(text)
+    provider = Counting(tmp_path / "cache", matrix.file.index)
+    asked: list[str] = []
+    provider.catalogue.commits = lambda *_, **__: asked.append("commits")  # type: ignore[method-assign,assignment]
+    with closing(EarlyLocks(load_matrix(tmp_path / "matrix.yaml"), provider)) as early:
+        assert early.take(expand(matrix, provider.catalogue, datetime.now(UTC))) is None
+    assert (asked, provider.asked) == ([], [])
+
+
 def test_what_fails_early_is_left_for_the_study_to_say(index: IndexServer, tmp_path: Path) -> None:
     matrix = asked_of(index, tmp_path)
     provider = Counting(tmp_path / "cache", "http://127.0.0.1:9/simple/")

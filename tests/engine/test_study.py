@@ -18,7 +18,7 @@ from bisect_env.search.goals import Goal
 from bisect_env.storage.entries import CombinationStatus
 from bisect_env.storage.store import Store
 from bisect_env.temporary import PREFIX, TRIAL, make_held
-from bisect_env.trials.records import Evidence
+from bisect_env.trials.records import Evidence, Outcome
 from tests.engine.studies import CRASH_FROM_SIX, QUICK, Studies, crash_from_six
 
 pytestmark = pytest.mark.integration
@@ -168,6 +168,23 @@ def test_a_command_that_ran_nowhere_at_first_loses_no_combination(
         with Store.open(str(studies.db), read_only=True) as store:
             states = store.combinations(store.study().id)
         assert not [one for one in states if one.status is CombinationStatus.SET_ASIDE]
+
+
+def test_a_combination_in_which_the_command_cannot_be_run_is_not_tried_again(studies: Studies) -> None:
+    """The others end later than this one, so that the trial that did not run is stored first."""
+    path = studies.matrix("", rest="search: {crash_rate: 1.0}")
+    (studies.folder / "script.py").write_text("[ $1 = 5 ] && exit 127; sleep 0.3; [ $1 -lt 6 ]\n")
+    path.write_text(path.read_text().replace("python script.py", "sh script.py"))
+    first = studies.run(path).report["verdict"]
+    with Store.open(str(studies.db), read_only=True) as store:
+        before = store.trials(store.study().id)
+    assert before[0].outcome is Outcome.NOT_RUNNABLE
+    again = studies.run(path).report["verdict"]
+    with Store.open(str(studies.db), read_only=True) as store:
+        assert store.trials(store.study().id) == before
+        states = store.combinations(store.study().id)
+    assert again == first
+    assert [one.combination["level"] for one in states if one.status is CombinationStatus.SET_ASIDE] == ["5"]
 
 
 def test_an_interrupted_study_goes_on_where_it_stopped(studies: Studies) -> None:

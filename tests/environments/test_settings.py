@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 from pypi_simple import PYPI_SIMPLE_ENDPOINT
 
-from bisect_env.environments.settings import configured_places, default_cache_dir
+from bisect_env.environments.settings import certificates, configured_places, default_cache_dir
 from bisect_env.environments.uv_tool import configured_index, public_index
 from bisect_env.errors import InfrastructureError
 from bisect_env.secrets import without_credentials
@@ -91,6 +91,14 @@ def test_broken_configuration_is_named(home, name, text):
     with pytest.raises(InfrastructureError, match=r"remedy: correct or remove that file") as raised:
         configured_places(environ(home))
     assert str(home / ".config" / name) in str(raised.value)
+
+
+def test_what_a_variable_holds_is_no_yaml(home, tmp_path, monkeypatch):
+    place = tmp_path / "cert: [*it's # here"
+    place.touch()
+    write(home / ".condarc", "ssl_verify: ${MY_PLACE}\n")
+    monkeypatch.setenv("MY_PLACE", str(place))
+    assert certificates(environ(home)) == {"SSL_CERT_FILE": str(place)}
 
 
 def test_credentials_are_not_shown():
