@@ -71,7 +71,8 @@ def killed_at(tmp_path: Path, which: str, instants: list[int] | slice) -> None:
     assert printed is not None
     check(whole)
     everywhere = range(int(printed))
-    chosen = everywhere[instants] if isinstance(instants, slice) else [n % len(everywhere) for n in instants]
+    # Each once: two random instants may be the same, counted from the end of a short study.
+    chosen = everywhere[instants] if isinstance(instants, slice) else {n % len(everywhere) for n in instants}
 
     def killed(instant: int) -> None:
         folder = tmp_path / str(instant)
