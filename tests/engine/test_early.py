@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import threading
 from collections.abc import Iterator
 from contextlib import closing
@@ -16,9 +18,12 @@ from bisect_env.engine.locking import Locking
 from bisect_env.environments.lock import Lock, LockResult
 from bisect_env.environments.provider import Environments
 from bisect_env.environments.request import EnvironmentRequest
+from bisect_env.environments.uv_tool import run_tool
 from bisect_env.errors import InfrastructureError
 from bisect_env.matrix.expand import expand
+from bisect_env.matrix.grid import Grid
 from bisect_env.matrix.load import Matrix, load_matrix
+from bisect_env.matrix.versions import Release
 from tests.environments.conftest import HERE
 from tests.environments.index_server import IndexServer, serve
 
@@ -113,6 +118,24 @@ def test_commits_are_not_looked_up_early(index: IndexServer, tmp_path: Path) -> 
     with closing(EarlyLocks(load_matrix(tmp_path / "matrix.yaml"), provider)) as early:
         assert early.take(expand(matrix, provider.catalogue, datetime.now(UTC))) is None
     assert (asked, provider.asked) == ([], [])
+
+
+def test_a_tool_that_lists_versions_ends_with_the_command(index: IndexServer, tmp_path: Path) -> None:
+    matrix = asked_of(index, tmp_path)
+    provider = Counting(tmp_path / "cache", matrix.file.index)
+    codes: list[int] = []
+
+    def versions(*_asked: object, **_named: object) -> list[Release]:
+        provider.begun.set()
+        codes.append(run_tool(["sleep", "60"], env=dict(os.environ), cwd=tmp_path, timeout=90).returncode)
+        return []
+
+    provider.catalogue.versions = versions  # type: ignore[method-assign]
+    early = EarlyLocks(matrix, provider)
+    assert provider.begun.wait(60)
+    early.close()
+    assert early.take(Grid(())) is None
+    assert codes in ([], [-signal.SIGKILL]), "it was killed, unless it had not begun"
 
 
 def test_what_fails_early_is_left_for_the_study_to_say(index: IndexServer, tmp_path: Path) -> None:
