@@ -356,8 +356,8 @@ def bisect_log(
         is_sure: Whether no untried commit lies between the last good and the first bad one.
     """
     lines = ["git bisect start"]
-    # git uses the last bad commit of the log, and refuses good commits that are newer than it. A failure that
-    # was mended, or was there before, is therefore left out, and the first bad commit is written last.
+    # git uses the last bad commit of the log, so the first bad commit is written last. git refuses good
+    # commits that are newer, so these are left out, and with them the bad commits that are older.
     place = next((place for place, one in enumerate(tried) if one[0] == first_bad), 0)
     bad = [one for one in reversed(tried[place:]) if one[1] == "bad"]
     good = [one for one in tried[:place] if one[1] == "good"]

@@ -303,10 +303,10 @@ class Learner:
         for trial in recorded:
             record, _ = ours[trial.trial_id]
             # All trials of a host end with it; that is one loss, whatever other hosts do.
-            is_counted = record.outcome is Outcome.WORKER_LOST and record.host in lost_hosts
+            was_counted = record.outcome is Outcome.WORKER_LOST and record.host in lost_hosts
             if record.outcome is Outcome.WORKER_LOST and record.host:
                 lost_hosts.add(record.host)
-            if trial.trial_id not in self._crowded and not is_counted:
+            if trial.trial_id not in self._crowded and not was_counted:
                 self.state.check(record, trial.evidence)
 
     def _note_change(
