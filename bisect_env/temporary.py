@@ -78,9 +78,13 @@ def remove_tree(top: Path) -> None:
             with os.scandir(folder) as entries:
                 paths = [(Path(entry.path), entry.is_dir(follow_symlinks=False)) for entry in entries]
             for path, is_folder in paths:
+                if is_folder:
+                    # Moving or emptying it needs write permission, which the directory of another user may
+                    # have already and does not let this process change.
+                    with contextlib.suppress(OSError):
+                        path.chmod(stat.S_IRWXU)
                 with contextlib.suppress(OSError):
                     if is_folder:
-                        path.chmod(stat.S_IRWXU)  # to move or empty it needs write permission
                         pending.append(path if folder == top else path.rename(top / next(names)))
                     else:
                         path.unlink()
