@@ -119,17 +119,18 @@ def write_atomically(path: Path, text: str) -> None:
         beside.write_text(text, "utf-8")
 
 
-def read_limited(path: Path, limit: int, encoding: str = "utf-8") -> str:
+def read_limited(path: Path, limit: int, encoding: str = "utf-8", errors: str = "strict") -> str:
     """Read a text file of limited size that another user may have made.
 
     Args:
         path: The file. Pipes and devices are refused, because reading them could block or never end.
         limit: The largest size allowed, in bytes.
         encoding: The text encoding.
+        errors: How to handle bytes that are invalid in the encoding, as in `bytes.decode`.
 
     Raises:
         OSError: The file cannot be read, is not a regular file, or is larger than `limit`.
-        ValueError: The content cannot be decoded with `encoding`.
+        ValueError: The content cannot be decoded.
     """
     with os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as stream:
         status = os.fstat(stream.fileno())
@@ -138,7 +139,7 @@ def read_limited(path: Path, limit: int, encoding: str = "utf-8") -> str:
         content = stream.read(limit + 1)
     if len(content) > limit:
         raise OSError(errno.EFBIG, f"it has more than {limit >> 20} MiB", str(path))
-    return content.decode(encoding)
+    return content.decode(encoding, errors)
 
 
 @contextlib.contextmanager

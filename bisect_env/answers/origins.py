@@ -31,4 +31,4 @@ def origins_text(origins: Sequence[Origin]) -> str:
         for one in origins
     ]
     rest = how_many(sum(one.trials for one in origins[_SHOWN:]), "trial")
-    return ", ".join(first_few(told, _SHOWN, more=f"more studies with {rest}"))
+    return ", ".join(first_few(told, _SHOWN, one=f"more study with {rest}", many=f"more studies with {rest}"))

@@ -32,16 +32,17 @@ def how_many(number: int, one: str) -> str:
     return f"{number} {one}{'' if number == 1 else 's'}"
 
 
-def first_few(names: Sequence[str], most: int, *, more: str = "more") -> list[str]:
-    """Return the first `most` texts, followed by the number of further ones, such as `3 more`.
+def first_few(names: Sequence[str], most: int, *, one: str = "more", many: str = "more") -> list[str]:
+    """Return the first `most` texts, followed by the number of further ones, such as `3 more hosts`.
 
     Args:
         names: All texts.
         most: Maximum number of texts to keep.
-        more: The word behind the number.
+        one: The words behind the number if one text is left out, such as `more host`.
+        many: The words behind any other number, such as `more hosts`.
     """
     rest = len(names) - most
-    return [*names[:most], *([f"{rest} {more}"] if rest > 0 else [])]
+    return [*names[:most], *([f"{rest} {one if rest == 1 else many}"] if rest > 0 else [])]
 
 
 def and_more(names: Sequence[str], most: int, separator: str = ", ") -> str:

@@ -596,7 +596,9 @@ def _environment_warnings(states: Sequence[CombinationState]) -> list[str]:
         if state.status is CombinationStatus.SOLVABLE and state.reason:
             groups.setdefault(state.reason, []).append(state.combination)
     warnings = [f"{and_more([str(one) for one in members], 1)}: {text}" for text, members in groups.items()]
-    return first_few(warnings, _SHOWN, more="more environments have warnings")
+    return first_few(
+        warnings, _SHOWN, one="more environment has warnings", many="more environments have warnings"
+    )
 
 
 def _mixed(machines: Sequence[Machine]) -> list[str]:

@@ -97,7 +97,12 @@ def machine_warnings(trials: Sequence[StoredTrial]) -> list[str]:
         f"host {host} lost its worker or a GPU during {how_many(count, 'trial')}; void and run again"
         for host, count in sorted(lost.items())
     ]
-    return first_few(warnings, _SHOWN, more="more GPUs or hosts were lost during trials")
+    return first_few(
+        warnings,
+        _SHOWN,
+        one="more GPU or host was lost during trials",
+        many="more GPUs or hosts were lost during trials",
+    )
 
 
 def other_failures(trials: Sequence[StoredTrial], target: str = "") -> list[str]:
@@ -128,7 +133,12 @@ def other_failures(trials: Sequence[StoredTrial], target: str = "") -> list[str]
         for one, ways in sorted(often.items(), key=lambda item: -item[1].total())
     ]
     return [
-        *first_few(warnings, _SHOWN, more="more combinations also failed in another way"),
+        *first_few(
+            warnings,
+            _SHOWN,
+            one="more combination also failed in another way",
+            many="more combinations also failed in another way",
+        ),
         *(_other_problems(trials) if target else ()),
     ]
 
@@ -231,7 +241,12 @@ def verdict_warnings(verdict: VerdictDocument, asked: Asked = Asked.IN_FILE) -> 
         f"{one.hits} of {one.trials} trials were bad, and it is called {'bad' if one.called_bad else 'good'}"
         for one in verdict.unexplained
     ]
-    return warnings + first_few(strange, _SHOWN, more="more combinations are not explained by the verdict")
+    return warnings + first_few(
+        strange,
+        _SHOWN,
+        one="more combination is not explained by the verdict",
+        many="more combinations are not explained by the verdict",
+    )
 
 
 def withdrawn_warnings(verdict: VerdictDocument, axes: Sequence[AxisInfo]) -> list[str]:

@@ -85,7 +85,10 @@ def _answer(report: Report) -> Iterator[RenderableType]:
         yield Text(f"all that it printed: {_shown_by(first)}", style="dim")
     notes = [f"warning: {clean(warning)}" for warning in report.warnings]
     if notes:
-        yield Text("\n" + "\n".join(first_few(notes, WARNINGS, more="more warnings")), style="yellow")
+        yield Text(
+            "\n" + "\n".join(first_few(notes, WARNINGS, one="more warning", many="more warnings")),
+            style="yellow",
+        )
     if report.advice:
         yield Text("\n" + "\n".join(f"→ {clean(line)}" for line in report.advice[:ADVICE]), style="yellow")
     yield Text("\nNext:", style="dim")
@@ -221,7 +224,7 @@ def _difference(report: Report) -> Iterator[Text]:
     for name, before, after, beside in map(words.change, found.changes):
         lines.append(f"  {name} {before} → {after}{f'  {beside}' if beside else ''}")
     if lines:
-        yield Text("\n".join(first_few(lines, CHANGES, more="more packages")))
+        yield Text("\n".join(first_few(lines, CHANGES, one="more package", many="more packages")))
 
 
 def _commit(report: Report) -> Iterator[Text]:

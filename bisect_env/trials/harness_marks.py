@@ -17,6 +17,7 @@ from packaging.utils import canonicalize_name
 from packaging.version import InvalidVersion, Version
 
 from bisect_env.matrix.interpreter import is_python, python_options
+from bisect_env.temporary import read_limited
 from bisect_env.trials.records import Phase
 
 # --------------------------------------------------------------------------------------------------
@@ -31,8 +32,8 @@ MODULES = "BISECT_ENV_HARNESS_MODULES"
 PYTHONPATH = "BISECT_ENV_HARNESS_PYTHONPATH"
 GC = "BISECT_ENV_HARNESS_GC"
 LINGER = "BISECT_ENV_HARNESS_LINGER"
-NOTES_LIMIT = 200_000
-"""Maximum number of bytes that are read from the file of the harness."""
+NOTES_LIMIT = 4 << 20
+"""Maximum size in bytes of a file of the harness; a script can write anything to it."""
 
 _PHASES = {
     "S": Phase.START,
@@ -147,10 +148,9 @@ def install(
 
 
 def read_marks(path: Path) -> Marks:
-    """Read the notes of the harness from a file; return `NO_MARKS` if the script removed the file."""
+    """Read the notes of the harness from a file; return `NO_MARKS` if the script removed or replaced it."""
     try:
-        with path.open("rb") as stream:
-            text = stream.read(NOTES_LIMIT).decode("utf-8", "replace")
+        text = read_limited(path, NOTES_LIMIT, errors="replace")
     except OSError:
         return NO_MARKS
     letter, *lines = text.split("\n")
@@ -372,6 +372,6 @@ def iterations_begun(notes: Path) -> int:
     The number is 0 if the interpreter failed before the first iteration.
     """
     try:
-        return int(notes.read_text("utf-8"))
+        return int(read_limited(notes, NOTES_LIMIT))
     except (OSError, ValueError):
         return 0

@@ -63,3 +63,4 @@ def test_hosts_that_went_away() -> None:
     assert told[0] == "host node1 lost its worker or a GPU during 1 trial; void and run again"
     assert told[1].startswith("host node2 lost its worker or a GPU during 2 trials")
     assert told[-1] == "2 more GPUs or hosts were lost during trials"
+    assert machine_warnings(lost[:-1])[-1] == "1 more GPU or host was lost during trials"

@@ -18,7 +18,17 @@ from hypothesis import strategies as st
 from bisect_env.environments.interpreters import Interpreter, machine_interpreters
 from bisect_env.matrix.files import StudyFile
 from bisect_env.trials import launch
-from bisect_env.trials.harness_marks import MARKS, MODULES, PYTHONPATH, Marks, install, is_watched, read_marks
+from bisect_env.trials.harness_marks import (
+    MARKS,
+    MODULES,
+    NO_MARKS,
+    PYTHONPATH,
+    Marks,
+    install,
+    is_watched,
+    iterations_begun,
+    read_marks,
+)
 from bisect_env.trials.records import Outcome, Phase, TrialRecord
 from bisect_env.trials.workdir import inherited_env, trial_env
 
@@ -304,6 +314,14 @@ def test_whatever_the_file_of_marks_holds_is_read(
     path = tmp_path_factory.getbasetemp() / "marks"
     path.write_bytes(content)
     assert read_marks(path).phase in Phase
+
+
+def test_a_script_that_replaces_the_files_of_the_harness_cannot_stop_the_worker(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")  # to open it for reading waits until somebody writes
+    (tmp_path / "endless").symlink_to("/dev/zero")
+    for name in ("pipe", "endless"):
+        assert read_marks(tmp_path / name) == NO_MARKS
+        assert iterations_begun(tmp_path / name) == 0
 
 
 def test_the_names_are_those_that_the_harness_reads() -> None:
