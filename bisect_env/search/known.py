@@ -256,10 +256,13 @@ class Known:
         """Return whether the search assumes that each combination always fails or always passes.
 
         This is assumed after enough trials (`enough_trials`), and earlier if the answer would otherwise
-        contradict all of several trials of a combination.
+        contradict all of several trials of a combination. It is never assumed before a failure, because then
+        it would turn a few passes of a bad combination, which fails rarely, into proof that it is good.
         """
         if not self.unanimous or self._enough_if_certain:
             return self._enough_if_certain
+        if not self.counts.hits.any():
+            return False
         cells = self._contradicting
         # Passes of a bad cell are usual where failures are rare; then no answer is nearly sure.
         counts = self.counts.hits[cells] > 0

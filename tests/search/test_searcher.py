@@ -252,6 +252,21 @@ def test_a_known_bad_end_that_never_fails_is_named() -> None:
     assert search.verdict.ends_wrong == ("bad",)
 
 
+@pytest.mark.parametrize("size", [2, 3])
+@pytest.mark.parametrize("limits", [{}, {"crash_rate": 0.2, "min_crash_rate": 0.05}])
+def test_a_known_bad_end_that_fails_now_and_then_is_not_called_good_after_a_few_passes(
+    size: int, limits: dict[str, float]
+) -> None:
+    lattice = grid((size,), good=(0,), bad=(size - 1,))
+    truth = rates(configuration((size,), {0: size - 1}), 0.2)
+    for seed in range(10):
+        search = Search(lattice, alone(lattice), SearchLimits(**limits))  # type: ignore[arg-type]
+        play(search, truth, RNG(seed))
+        assert search.verdict.ends_wrong == (), seed
+        assert search.verdict.status is Status.CONFIRMED, seed
+        assert search.verdict.best.first_bad == (size - 1,), seed
+
+
 def test_max_trials_ends_the_search_with_what_is_known() -> None:
     search = search_of((64,), max_trials=30)
     tried = play(search, rates(configuration((64,), {0: 20}), 0.1), RNG(2))
