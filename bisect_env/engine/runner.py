@@ -345,7 +345,7 @@ class TrialRunner(Learner):
     def _trials_per_gpu(self) -> int:
         return trials_per_gpu(self._matrix.file.trial.gpus)
 
-    def _lost(self, lost: TrialLost) -> tuple[Index, TrialRecord, float]:
+    def _lost(self, lost: TrialLost) -> tuple[Index, TrialRecord]:
         if lost.crowded and self._gpus < 1 and lost.trial_id not in self._sent_before_growth:
             # Trials that share a GPU disturb each other: from now on, half as many share one.
             self._sent_before_growth |= self.state.running.keys()
