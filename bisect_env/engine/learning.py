@@ -20,7 +20,7 @@ from bisect_env.cluster.protocol import (
 from bisect_env.engine import events
 from bisect_env.engine.locking import Prepared
 from bisect_env.engine.opening import save_prepared
-from bisect_env.engine.series import RunSetup, Series
+from bisect_env.engine.series import RunSetup
 from bisect_env.engine.sharing import Sharing
 from bisect_env.engine.specs import lost_record
 from bisect_env.engine.state import HOST_PROGRAM, TRIED_BEFORE_BLAME, Finding, StudyState, brief
@@ -51,8 +51,8 @@ class Learner:
         self.grid = prepared.grid
         self._store = store = session.store
         self._notify, self._stopped, self._clock = session.notify, session.stopped, session.clock
+        self._series = setup.series
         self._is_whole = setup.series is None
-        self._series = setup.series or Series()
         self.plan = setup.make_plan()
         self.state = StudyState(setup.matrix, prepared, self.plan)
         self._trials = store.study_trials(setup.study_id)
@@ -120,7 +120,7 @@ class Learner:
             return
         for trial in trials:
             index = self._group_of(trial.combination)
-            if index is None or not (self._is_whole or trial.trial_id in self._series):
+            if index is None or (self._series is not None and trial.trial_id not in self._series):
                 continue
             self.state.seen.add(trial.lock_hash)
             # Environments of failing trials are checked at once, those of passing ones at the end of a study;

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+import uuid
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 
@@ -222,8 +223,8 @@ class TrialRunner(Learner):
         if ahead.lock:
             self._locking.want_ahead(ahead.lock)
         self._build(ahead)
-
         return True
+
     def _only(self) -> Mapping[Index, int] | None:
         """Return the combinations to try instead of those that the plan wants, or None if the plan decides.
 
@@ -264,9 +265,9 @@ class TrialRunner(Learner):
     def _start(self, chosen: Sequence[Index], *, alone: bool = False) -> bool:
         """Reserve (claim) trials in the database, and start those that no other command has reserved.
 
-        Args:
         If other commands were faster with some, also read their results, on which the next choice depends.
 
+        Args:
             chosen: Their combinations.
             alone: Whether they must not share a GPU.
 
@@ -275,7 +276,9 @@ class TrialRunner(Learner):
         """
         if not chosen:
             return True
-        wants = [(self._series.new_id(), self.grid.combination(index)) for index in chosen]
+        wants = [(uuid.uuid4().hex, self.grid.combination(index)) for index in chosen]
+        if self._series is not None:
+            self._series.update(trial_id for trial_id, _ in wants)
         self._save_locked()
         won = self._sharing.claim(wants, self._run_now())
         for index, (trial_id, combination), ours in zip(chosen, wants, won, strict=True):
@@ -283,13 +286,13 @@ class TrialRunner(Learner):
                 self.state.running[trial_id] = index
                 self._submit(trial_id, index, alone=alone)
                 self._notify(events.TrialStarted(trial_id, combination))
-        return all(won)
-
-    def _submit(self, trial_id: str, index: Index, *, alone: bool) -> None:
         if not all(won):
             self._sharing.renew(self._claims, now=True)
             self.read_others(elsewhere=False)
             time.sleep(CLAIM_PAUSE)
+        return all(won)
+
+    def _submit(self, trial_id: str, index: Index, *, alone: bool) -> None:
         how, lock = self._setup.conditions(index), self._prepared.locks[index]
         spec = trial_spec(
             *(self._matrix, self.grid.combination(index), lock, trial_id),
