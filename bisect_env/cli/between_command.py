@@ -142,12 +142,12 @@ class _Comparison:
             failure = "\n".join(f"{one.detail}\n{one.stack}" for one in report.failures)
             found = self._releases(explanation, matrix, failure)
         if isinstance(found, str):
-            own, traced = None, TracedReport(sentence=answer(explanation, None, found))
+            why_not = f"its releases were not bisected: {found}" if found else ""
+            is_known, traced = True, TracedReport(sentence=answer(explanation, why_not))
         else:
-            own = found.verdict
-            sentence = answer(explanation, own, "")
+            is_known, sentence = found.verdict.first_bad is not None, answer(explanation, found.sentence)
             traced = TracedReport(sentence=sentence, study=found.study.id, releases=found.sentence)
-        is_sure = explanation.is_sure and (own is None or own.first_bad is not None)
+        is_sure = explanation.is_sure and is_known
         return with_chapter(report.study.id, TRACED, traced, self.where.db), is_sure
 
     def _matrix(self, *, hashes: bool) -> Matrix:

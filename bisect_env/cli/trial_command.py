@@ -35,7 +35,7 @@ from bisect_env.cli.views import PlainView, View, choose
 from bisect_env.cli.work import environment_of, opened
 from bisect_env.cluster.gpus import choose_gpus, group_gpus, open_nvml
 from bisect_env.engine import events
-from bisect_env.engine.amplify import Amplified, Amplifier
+from bisect_env.engine.amplify import Amplified, Amplifier, known_perturbation
 from bisect_env.engine.diagnose import SANITIZERS, Diagnosis, Tools, diagnose
 from bisect_env.engine.opening import expand_as_known
 from bisect_env.engine.plans import FixedNumberPlan
@@ -323,6 +323,7 @@ def _debug(
         one = look_up(expansion, at, store=store, provider=provider, notify=show)
         known = expansion.study
         target = target_of(matrix) if known is None else store.target(known.id)
+        around = None if known is None else known_perturbation(store, known.id)
         folder = _new_folder(output, f"{matrix.name}-{one.lock.content_hash[:8]}")
 
         def show_trial(number: int, record: TrialRecord, evidence: Evidence) -> None:
@@ -340,7 +341,7 @@ def _debug(
                 limit=limit,
                 tools=tools,
                 target=target,
-                perturbation=one.perturbation,
+                perturbation=around or NONE,
                 notes=[_OPEN] if target.is_open else [],
                 gpus=_gpus(matrix, where.devices),
                 on_trial=show_trial,

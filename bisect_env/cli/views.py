@@ -210,7 +210,7 @@ def describe(event: events.Event) -> str | None:
             return f"warning: {text}"
         case events.Said(text):
             return text
-        case events.TrialFinished(record, evidence, _) if evidence is Evidence.BAD:
+        case events.TrialFinished(record, evidence) if evidence is Evidence.BAD:
             detail = shortened(record.detail, DETAIL_WIDTH)
             return f"{record.outcome}: {record.combination} ({detail})"
         case events.Answered():

@@ -243,7 +243,6 @@ class DaskExecutor:
         ):
             logging.getLogger(name).setLevel(logging.CRITICAL + 1)
         self._build = build
-        self._reconnect_grace = RECONNECT_GRACE
         self._cpus = cpus
         self._gpus_per_trial = gpus_per_trial
         self._topic = f"bisect-env-{uuid.uuid4().hex}"
@@ -393,7 +392,7 @@ class DaskExecutor:
         self._news.put(partial(self._build_answer, request, answers, late=bool(late)))
 
     def _await_connection(self) -> None:
-        deadline = time.monotonic() + self._reconnect_grace
+        deadline = time.monotonic() + RECONNECT_GRACE
         while self.client.status == "connecting" and time.monotonic() < deadline and not self._closed:
             time.sleep(0.1)
 
@@ -520,7 +519,7 @@ class DaskExecutor:
             self._unconnected_since = None
         elif self._unconnected_since is None:
             self._unconnected_since = now
-        if status == "connecting" and now < (self._unconnected_since or now) + self._reconnect_grace:
+        if status == "connecting" and now < (self._unconnected_since or now) + RECONNECT_GRACE:
             return
         if status != "running":
             raise InfrastructureError(

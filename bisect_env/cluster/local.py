@@ -24,8 +24,7 @@ from bisect_env.cluster.gpus import INSTALL
 from bisect_env.cluster.perform import PrefixBuilder
 from bisect_env.cluster.protocol import GPU
 from bisect_env.errors import InfrastructureError
-from bisect_env.temporary import remove_left_behind, temporary
-from bisect_env.trials.workdir import sweep
+from bisect_env.temporary import temporary
 
 START_TIMEOUT = 60.0
 """Seconds for workers to start."""
@@ -84,9 +83,6 @@ class HostExecutor(DaskExecutor):
     ) -> None:
         super().__init__(build, cpus=tuple(sorted(os.sched_getaffinity(0))), gpus_per_trial=gpus_per_trial)
         with contextlib.ExitStack() as undo:
-            # Remove directories that killed workers and supervisors of trials left behind.
-            undo.callback(remove_left_behind)
-            undo.callback(sweep)
             folder = undo.enter_context(temporary("cluster"))
             # Keep these settings as long as the cluster exists, because restarted workers read them again.
             undo.enter_context(dask.config.set({**_CONFIG, "temporary-directory": str(folder)}))

@@ -154,8 +154,7 @@ def perform(
                 look(prefix.path, state, record.started_at)
         finally:
             prefix.release()
-        changes = _changes(spec.lock_hash, prefix.path)
-        return TrialCompleted(record, prefix.build_seconds, prefix.notes, changes)
+        return TrialCompleted(record, _changes(spec.lock_hash, prefix.path))
     except TrialCancelledError:
         return TrialLost(spec.trial_id, CANCELLED)
     except GpuUnavailableError as error:

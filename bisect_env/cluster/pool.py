@@ -7,7 +7,6 @@ import platform
 import queue
 import threading
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -65,10 +64,7 @@ class PoolExecutor:
     def __init__(self, build: PrefixBuilder, slots: int | None = None) -> None:
         self._build = build
         self._slots = default_workers() if slots is None else slots
-        self._trials: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
-        self._builds: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
-        # Looks at environments have threads of their own: a verdict waits for them, and a build may be long.
-        self._looks: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._trials: queue.SimpleQueue[_Attempt | None] = queue.SimpleQueue()
         self._answers: queue.SimpleQueue[Completion | None] = queue.SimpleQueue()
         self._outstanding = 0
         self._attempts: set[_Attempt] = set()
@@ -76,9 +72,15 @@ class PoolExecutor:
         self._closed = False
         # A build mostly runs one tool that uses one core, so allow about one build per core.
         builders = min(self._slots, default_workers(), 8)
-        self._workers = _threads("trial", self._slots, self._trials)
-        self._builders = _threads("build", builders, self._builds)
-        self._lookers = _threads("look", builders, self._looks)
+        self._may_build = threading.Semaphore(builders)
+        # Looks at environments do not wait for builds: a verdict waits for them, and a build may be long.
+        self._may_look = threading.Semaphore(builders)
+        self._builders: list[threading.Thread] = []
+        self._workers = [
+            threading.Thread(target=self._serve, name=f"trial-{n}", daemon=True) for n in range(self._slots)
+        ]
+        for thread in self._workers:
+            thread.start()
         LAUNCHER.prepare()
 
     @property
@@ -106,7 +108,11 @@ class PoolExecutor:
         attempt = _Attempt(request)
         with self._lock:
             self._attempts.add(attempt)
-        self._trials.put(lambda: self._perform(attempt))
+        self._trials.put(attempt)
+
+    def _serve(self) -> None:
+        while (attempt := self._trials.get()) is not None:
+            self._perform(attempt)
 
     def _perform(self, attempt: _Attempt) -> None:
         with self._lock:
@@ -129,12 +135,14 @@ class PoolExecutor:
         if self._closed:
             raise InfrastructureError("the executor is closed")
         self._outstanding += 1
-        queued = self._looks if request.look else self._builds
-        queued.put(lambda: self._prepare(request))
+        builder = threading.Thread(target=self._prepare, args=(request,), daemon=True)
+        self._builders.append(builder)
+        builder.start()
 
     def _prepare(self, request: PrefixRequest) -> None:
-        if not self._closed:  # else it would start processes that nobody ends
-            self._answers.put(prepare(request, self._build, self._answers.put))
+        with self._may_look if request.look else self._may_build:
+            if not self._closed:  # else it would start processes that nobody ends
+                self._answers.put(prepare(request, self._build, self._answers.put))
 
     def wait(self, timeout: float | None = None) -> list[Completion]:
         """Wait for results of trials and builds, and return those that have arrived since the last call.
@@ -168,29 +176,12 @@ class PoolExecutor:
             return
         self._closed = True
         self.cancel()
-        end_running([*self._builders, *self._lookers])
+        end_running(self._builders)
         for _ in self._workers:
             self._trials.put(None)
-        for _ in self._builders:
-            self._builds.put(None)
-        for _ in self._lookers:
-            self._looks.put(None)
         deadline = time.monotonic() + END_GRACE
         for thread in self._workers:
             thread.join(max(0.0, deadline - time.monotonic()))
-
-
-def _threads(
-    name: str, count: int, work: queue.SimpleQueue[Callable[[], None] | None]
-) -> list[threading.Thread]:
-    def serve() -> None:
-        while (task := work.get()) is not None:
-            task()
-
-    threads = [threading.Thread(target=serve, name=f"{name}-{n}", daemon=True) for n in range(count)]
-    for thread in threads:
-        thread.start()
-    return threads
 
 
 def take(source: queue.SimpleQueue[_T], timeout: float | None) -> list[_T]:

@@ -180,14 +180,10 @@ class TrialCompleted:
 
     Attributes:
         record: The record of the trial.
-        build_seconds: Time spent on building the prefix; 0 if it existed.
-        notes: Remarks for the user on how the prefix was built.
         changes: Changes that were ever found in its prefix, by the clocks of the hosts that found them.
     """
 
     record: TrialRecord
-    build_seconds: float = 0.0
-    notes: tuple[str, ...] = ()
     changes: tuple[ChangedEnvironment, ...] = ()
 
 

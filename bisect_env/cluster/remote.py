@@ -90,8 +90,6 @@ class RemoteExecutor(DaskExecutor):
         scheduler: Address of the scheduler, such as `tcp://host:8786`.
         scheduler_file: File that `dask scheduler --scheduler-file` wrote, instead of an address.
         gpus_per_trial: See `DaskExecutor`.
-        connect_timeout: Maximum seconds to reach the scheduler.
-        workers_timeout: Maximum seconds to wait for the first worker.
 
     Raises:
         UsageError: The address or the file is invalid.
@@ -106,34 +104,31 @@ class RemoteExecutor(DaskExecutor):
         scheduler: str | None = None,
         scheduler_file: Path | None = None,
         gpus_per_trial: float = 0,
-        connect_timeout: float = CONNECT_TIMEOUT,
-        workers_timeout: float = WORKERS_TIMEOUT,
     ) -> None:
         super().__init__(build, gpus_per_trial=gpus_per_trial)
-        self._reconnect_grace = connect_timeout + 5.0
-        client = _open(scheduler, scheduler_file, connect_timeout)
+        client = _open(scheduler, scheduler_file)
         try:
             self._connect(client)
-            self._await_workers(workers_timeout)
+            self._await_workers()
             _refuse_other_versions(client)
             self._refuse_missing_gpus(gpus_per_trial)
         except BaseException:
             client.close()
             raise
 
-    def _await_workers(self, timeout: float) -> None:
-        deadline = time.monotonic() + timeout
+    def _await_workers(self) -> None:
+        deadline = time.monotonic() + WORKERS_TIMEOUT
         while not self.look(0.0):
             if time.monotonic() > deadline:
                 raise InfrastructureError(
                     f"the scheduler {self.client.scheduler.address} has no workers",
-                    tried=f"waited {timeout:.0f} s for one",
+                    tried=f"waited {WORKERS_TIMEOUT:.0f} s for one",
                     remedy="start some (`dask worker ADDRESS`), or let it keep one (`adapt(minimum=1)`)",
                 )
             time.sleep(0.2)
 
 
-def _open(scheduler: str | None, scheduler_file: Path | None, timeout: float) -> Any:
+def _open(scheduler: str | None, scheduler_file: Path | None) -> Any:
     where = str(scheduler_file or scheduler)
     if scheduler_file is not None and not scheduler_file.is_file():
         raise UsageError(
@@ -143,11 +138,11 @@ def _open(scheduler: str | None, scheduler_file: Path | None, timeout: float) ->
     address = where if scheduler_file is None else address_in(scheduler_file)
     _refuse_tls_without_certificates(address)
     try:
-        _refuse_others(address, timeout)
+        _refuse_others(address)
         with warnings.catch_warnings():
             # Dask would only warn about different versions; `_refuse_other_versions` raises an error.
             warnings.simplefilter("ignore", distributed.versions.VersionMismatchWarning)
-            return _client(address, set_as_default=False, timeout=timeout)
+            return _client(address, set_as_default=False, timeout=CONNECT_TIMEOUT)
     except ValueError as error:
         raise UsageError(
             f"{where} is no scheduler's address: {error}", remedy="write it as `tcp://HOST:8786`"
@@ -160,7 +155,7 @@ def _open(scheduler: str | None, scheduler_file: Path | None, timeout: float) ->
         ) from error
 
 
-def _refuse_others(address: str, timeout: float) -> None:
+def _refuse_others(address: str) -> None:
     """Raise an error if no Dask scheduler answers at an address.
 
     Without this check, Dask's client would wait for ever if another service (a web server, say) has this
@@ -173,7 +168,7 @@ def _refuse_others(address: str, timeout: float) -> None:
     """
     if not address:
         raise ValueError("it names none")
-    limit = timeout * 5 / 6
+    limit = CONNECT_TIMEOUT * 5 / 6
 
     async def shake_hands() -> None:
         # Retry a refused connection, because the scheduler may just be starting.

@@ -64,8 +64,6 @@ MIN_CHANCE = 0.6
 trials."""
 CANDIDATES = 3
 """Maximum number of candidates that get fresh trials, if the first ones fail the comparison."""
-_PURPOSE = ": circumstances"
-"""Suffix of the names of studies that compare circumstances."""
 _THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS")
 """Environment variables that set the number of threads of numeric libraries."""
 
@@ -148,15 +146,6 @@ def known_perturbation(store: Store, study_id: str) -> Perturbation | None:
     """
     chosen = store.payloads(study_id, AMPLIFIED)
     return PERTURBATION.validate_python(chosen[0]["perturbation"]) if chosen else None
-
-
-def circumstances_of(store: Store, study_id: str) -> list[str]:
-    """Return the ids of the studies of circumstances that `trial --amplify` made for a study."""
-    return [
-        study.id
-        for study in store.studies()
-        if study.definition.settings.get("explains") == study_id and study.name.endswith(_PURPOSE)
-    ]
 
 
 Batch = tuple[str, Perturbation, int]
@@ -435,7 +424,7 @@ class Amplifier:
         target = target_of(self.matrix) if self.study is None else store.target(self.study.id)
         axes = {_END: (GOOD, BAD), _AROUND: tuple(names)}
         definition = {
-            "name": f"{self.matrix.name}{_PURPOSE}",
+            "name": f"{self.matrix.name}: circumstances",
             "description": f"circumstances under which {ends[BAD].combination} fails and "
             f"{ends[GOOD].combination} does not",
             "grid": tuple(

@@ -15,8 +15,7 @@ from datetime import UTC, datetime
 from packaging.utils import canonicalize_name
 
 from bisect_env.answers.explanation import Explanation
-from bisect_env.answers.phrases import and_more, probability
-from bisect_env.answers.verdict_document import VerdictDocument
+from bisect_env.answers.phrases import and_more
 from bisect_env.engine.explain import ABSENT
 from bisect_env.engine.locking import Locking
 from bisect_env.engine.stored import refuse_local, stored_combination
@@ -379,34 +378,14 @@ def _each(whole: WholeEnvironment, change: Callable[[str, str], tuple[str, ...]]
 # -- the answer --------------------------------------------------------------------------------------------
 
 
-def answer(explanation: Explanation, verdict: VerdictDocument | None, why_not: str = "") -> str:
+def answer(explanation: Explanation, releases: str) -> str:
     """Return one sentence that says which packages cause the failure and which release is the first bad one.
 
     Args:
         explanation: Which changed packages cause the failure.
-        verdict: Verdict about the releases; None if they were not bisected.
-        why_not: The reason why they were not bisected, or "".
+        releases: What is known about their releases: the sentence of the study of releases, or why there is
+            none; "" if nothing is to be said about them.
     """
     count = len(explanation.changes)
     head = "" if count == 1 else f"Of {count} packages that changed, "
-    text = f"{head}{explanation.sentence}"
-    if verdict is not None:
-        return f"{text}; {_releases(verdict, len(explanation.inseparable or explanation.culprits))}"
-    return f"{text}; its releases were not bisected: {why_not}" if why_not else text
-
-
-def _releases(verdict: VerdictDocument, culprits: int) -> str:
-    first, last = verdict.first_bad, verdict.last_good
-    if not verdict.is_decided or not first:
-        return f"which release of it is the first bad one is not known: {verdict.reason or 'no verdict'}"
-    axes = [axis for axis in verdict.culprit_axes if axis in first] or [
-        axis for axis in first if axis != "python"
-    ]
-    sure = f", probability {probability(verdict.probability)}" if verdict.probability else ""
-    if len(axes) == 1:
-        whose = "its" if culprits == 1 else f"{axes[0]}'s"
-        good = f" (last good {last[axes[0]]}{sure})" if last else ""
-        return f"{whose} first bad release is {first[axes[0]]}{good}"
-    named = " with ".join(f"{axis} {first[axis]}" for axis in axes)
-    good = f" (last good {' with '.join(f'{axis} {last[axis]}' for axis in axes)}{sure})" if last else ""
-    return f"first bad are {named}{good}"
+    return "; ".join(filter(None, (f"{head}{explanation.sentence}", releases)))

@@ -136,7 +136,6 @@ class TrialFinished(Event):
     kind: ClassVar[str] = "trial"
     record: TrialRecord
     evidence: Evidence
-    build_seconds: float
 
     def as_json(self) -> dict[str, Any]:
         """Return the event as a JSON object."""
@@ -149,7 +148,6 @@ class TrialFinished(Event):
             "detail": self.record.detail,
             "returncode": self.record.returncode,
             "seconds": round(self.record.duration, 4),
-            "build_seconds": round(self.build_seconds, 3),
         }
 
 

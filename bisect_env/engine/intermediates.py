@@ -139,7 +139,8 @@ class Between:
         if change.name == "python" or wanted is None:
             return None
         after = intermediate ^ {position}
-        package = self.packages(after)[change.name]
+        others = self.packages(after)
+        package = others[change.name]
         version, build = {package.name: package.version}, {package.name: package.build}
         conda = self.request.conda
         if conda is not None:
@@ -149,17 +150,11 @@ class Between:
             self.request,
             python=self.python(intermediate),
             pins={} if package.is_conda else version,
-            packages=self._free(after, change.name),
+            # The solver must install these packages, but may choose their versions.
+            packages=tuple(
+                sorted(p.name for n, p in others.items() if n != change.name and p.manager == "pip")
+            ),
             conda=conda,
-        )
-
-    def _free(self, intermediate: Changes, name: str) -> tuple[str, ...]:
-        """Return the sorted names of all wheels of an environment except `name`, without versions.
-
-        The solver must install these packages, but may choose their versions.
-        """
-        return tuple(
-            sorted(p.name for n, p in self.packages(intermediate).items() if n != name and p.manager == "pip")
         )
 
     def locate(self, result: LockResult, start: Changes) -> Changes | None:

@@ -20,7 +20,7 @@ from bisect_env.cluster.protocol import (
 from bisect_env.engine import events
 from bisect_env.engine.locking import Prepared
 from bisect_env.engine.opening import save_prepared
-from bisect_env.engine.series import RunSetup, Series
+from bisect_env.engine.series import RunSetup
 from bisect_env.engine.sharing import Sharing
 from bisect_env.engine.specs import lost_record
 from bisect_env.engine.state import HOST_PROGRAM, TRIED_BEFORE_BLAME, Finding, StudyState, brief
@@ -51,8 +51,8 @@ class Learner:
         self.grid = prepared.grid
         self._store = store = session.store
         self._notify, self._stopped, self._clock = session.notify, session.stopped, session.clock
+        self._series = setup.series
         self._is_whole = setup.series is None
-        self._series = setup.series or Series()
         self.plan = setup.make_plan()
         self.state = StudyState(setup.matrix, prepared, self.plan)
         self._trials = store.study_trials(setup.study_id)
@@ -120,7 +120,7 @@ class Learner:
             return
         for trial in trials:
             index = self._group_of(trial.combination)
-            if index is None or not (self._is_whole or trial.trial_id in self._series):
+            if index is None or (self._series is not None and trial.trial_id not in self._series):
                 continue
             self.state.seen.add(trial.lock_hash)
             # Environments of failing trials are checked at once, those of passing ones at the end of a study;
@@ -222,16 +222,15 @@ class Learner:
 
         The plan receives the recorded trials.
         """
-        recorded: list[tuple[Index, TrialRecord, float]] = []
+        recorded: list[tuple[Index, TrialRecord]] = []
         changes: dict[ChangedEnvironment, None] = {}
         failed: list[BuildFailed] = []
         for answer in answers:
             match answer:
-                case TrialCompleted(record, build_seconds, notes, found):
+                case TrialCompleted(record, found):
                     changes |= dict.fromkeys(found)
-                    self._warn(notes)
                     if record.trial_id in self.state.running:
-                        recorded.append((self.state.running.pop(record.trial_id), record, build_seconds))
+                        recorded.append((self.state.running.pop(record.trial_id), record))
                 case TrialLost():
                     if answer.trial_id in self.state.running:
                         recorded.append(self._lost(answer))
@@ -245,7 +244,7 @@ class Learner:
                 case BuildFailed():
                     failed.append(answer)
         # Do this before recording the trials, so that failures caused by a change are never evidence.
-        ended = [record for _, record, _ in recorded]
+        ended = [record for _, record in recorded]
         changed = [self._note_change(change, ended) for change in changes.keys() - self._changes]
         self._record(recorded)
         # What may end the study comes last, so that no trial is lost with it.
@@ -254,7 +253,7 @@ class Learner:
         for lock_hash, built in filter(None, changed):
             self.state.changed(lock_hash, built)
 
-    def _lost(self, lost: TrialLost) -> tuple[Index, TrialRecord, float]:
+    def _lost(self, lost: TrialLost) -> tuple[Index, TrialRecord]:
         index = self.state.running.pop(lost.trial_id)
         if lost.crowded:
             # Our own trials disturbed each other, so neither the host nor the script is the cause.
@@ -263,14 +262,14 @@ class Learner:
             self.state.lost(index, lost.host)
         lock_hash = self._prepared.locks[index].content_hash
         combination = self.grid.combination(index)
-        return index, lost_record(lost.trial_id, combination, lock_hash, lost.reason, lost.host), 0.0
+        return index, lost_record(lost.trial_id, combination, lock_hash, lost.reason, lost.host)
 
     def _built(self, lock_hash: str, seconds: float) -> None:
         self.state.built(lock_hash, seconds)
         if seconds:
             built = tuple(self.grid.combination(index) for index in self.state.combinations_in(lock_hash))
             self._notify(events.Built(lock_hash, built, seconds))
-            self._record_build(lock_hash, seconds)
+            self._store.record_decision(self._study_id, BUILT, {"lock": lock_hash, "seconds": seconds})
 
     def _build_failed(self, failed: BuildFailed) -> None:
         if failed.trial_id in self.state.running:
@@ -283,25 +282,18 @@ class Learner:
             self.state.build_failed(failed.lock_hash, failed.message, transient=failed.transient)
         )
 
-    def _record_build(self, lock_hash: str, seconds: float) -> None:
-        self._store.record_decision(self._study_id, BUILT, {"lock": lock_hash, "seconds": seconds})
-
-    def _record(self, ended: Sequence[tuple[Index, TrialRecord, float]]) -> None:
+    def _record(self, ended: Sequence[tuple[Index, TrialRecord]]) -> None:
         if not ended:
             return
-        ours = {record.trial_id: (record, build_seconds) for _, record, build_seconds in ended}
-        news = self._trials.record([(record, self._keys[index]) for index, record, _ in ended])
+        ours = {record.trial_id: record for _, record in ended}
+        news = self._trials.record([(record, self._keys[index]) for index, record in ended])
         recorded = [trial for trial in news if trial.trial_id in ours]
         for trial in recorded:
-            record, build_seconds = ours[trial.trial_id]
-            if build_seconds:
-                self.state.build_seconds.add(build_seconds)
-                self._record_build(record.lock_hash, build_seconds)
-            self._notify(events.TrialFinished(record, trial.evidence, build_seconds))
+            self._notify(events.TrialFinished(ours[trial.trial_id], trial.evidence))
         self._learn(news)
         lost_hosts: set[str] = set()
         for trial in recorded:
-            record, _ = ours[trial.trial_id]
+            record = ours[trial.trial_id]
             # All trials of a host end with it; that is one loss, whatever other hosts do.
             was_counted = record.outcome is Outcome.WORKER_LOST and record.host in lost_hosts
             if record.outcome is Outcome.WORKER_LOST and record.host:

@@ -142,9 +142,8 @@ class Locking:
         self._finished: deque[Index] = deque()
         self._news = threading.Event()
         self._ahead: tuple[Index, ...] = ()
-        # The needed combinations; and those whose locking ahead failed, which are locked again when needed.
-        self._asked: set[Index] = set()
-        self._failed_ahead: set[Index] = set()
+        self._asked: set[Index] = set()  # the needed combinations
+        self._may_begin_ahead = True
         self._is_closed = False
         # Without date axes, no two combinations have the same environment and values, because each names
         # other versions.
@@ -195,7 +194,7 @@ class Locking:
                 self._solving.pop(self._requests.request(index).key, None)
                 if index not in self._asked:
                     _log.warning("%s could not be locked ahead: %s", self._grid.combination(index), error)
-                    self._failed_ahead.add(index)
+                    self._may_begin_ahead = False  # the next one would fail as well
                     continue
             answered += self._note(index, future.result())
         self._begin_ahead()
@@ -278,10 +277,9 @@ class Locking:
 
     def _begin_ahead(self) -> None:
         for index in self._ahead:
-            if len(self._open) >= self._most_ahead:
+            if len(self._open) >= self._most_ahead or not self._may_begin_ahead:
                 return
-            if self._failed_ahead.isdisjoint((index, *self._requests.anchors(index)[:1])):
-                self._begin(index)
+            self._begin(index)
 
     def _finish(self, index: Index) -> None:
         self._finished.append(index)

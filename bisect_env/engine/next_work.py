@@ -8,14 +8,13 @@ the plan.
 
 from __future__ import annotations
 
-import math
 import sys
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 
 from bisect_env.engine.locking import Prepared, of_commits
-from bisect_env.engine.state import BUILDS_BEFORE_UNBUILDABLE, StudyState
+from bisect_env.engine.state import StudyState
 from bisect_env.matrix.grid import AxisKind, Index
 from bisect_env.matrix.load import Matrix
 from bisect_env.matrix.schema import CommitAxis
@@ -31,8 +30,6 @@ information of the wanted trial. An idle GPU costs nothing; a trial without info
 BACKFILLS, MUCH = 10, 0.2
 """After this many such trials per place since the last environment was built, the minimum rises to this
 share: they would pile up where a trial takes a second and a build a minute."""
-BUILDERS = 4
-"""Places for trials per environment that is built ahead; a host builds about as many at the same time."""
 BUILDS_AT_ONCE = (2, BUILT_AT_ONCE)
 """Minimum and maximum number of simultaneous builds. Between them it is the number of places for trials,
 because at first each of them waits for an environment; with two, the next build follows at once."""
@@ -151,16 +148,17 @@ class NextWork:
         # Nothing is begun that would exceed the budget of trials.
         left = self._max_trials - state.plan.trials - len(state.running)
         free = min(most - len(state.running), left)
-        if only is not None:
-            return self._try_only(only, max(0, free), slots)
         pending = state.pending()
-        chosen = state.plan.ask(free, pending=pending, build_cost=self._costs()) if free > 0 else []
-        if self._of_commits and state.looks_certain:
-            chosen = self._one_by_one(chosen)
-        now = [index for index in chosen if state.is_ready(index)]
-        later = self._without_failing([index for index in chosen if not state.is_ready(index)])
+        if only is not None:
+            chosen = [i for i, most in only.items() for _ in range(min(free, most - pending[i]))]
+        else:
+            chosen = state.plan.ask(free, pending=pending, build_cost=self._costs()) if free > 0 else []
+            if self._of_commits and state.looks_certain:
+                chosen = self._one_by_one(chosen)
+        now = [index for index in chosen if state.is_ready(index)][: max(0, free)]
+        later = [index for index in chosen if not state.is_ready(index)]
         self._awaited = Counter(later)
-        if later:
+        if later and only is None:
             # Trials that only fill the time leave the cores of running builds alone.
             idle = slots - len(state.building) - len(state.running)
             room = min(len(later), max(0, min(idle, left) - len(now)))
@@ -181,16 +179,6 @@ class NextWork:
             return paid
         return [] if self._state.running else chosen[:1]
 
-    def _try_only(self, only: Mapping[Index, int], free: int, slots: int) -> Wanted:
-        pending = self._state.pending()
-        now = [
-            index
-            for index, most in only.items()
-            if self._state.is_ready(index)
-            for _ in range(min(free, most - pending[index]))
-        ]
-        return Wanted(tuple(now[:free]), *self._to_make([one for one in only if one not in now], slots))
-
     def ahead(self, slots: int) -> Wanted:
         """Return which environments to lock and build while trials run, because they may be needed next.
 
@@ -203,32 +191,7 @@ class NextWork:
         if state.plan.finished:
             return Wanted()
         costs, pending = self._costs(), state.pending() + self._awaited
-        soon = self._expected(costs, pending)
-        build, lock = self._to_make(soon, slots)
-        if len(state.building) >= max(BUILDS_AT_ONCE[0], slots // BUILDERS):
-            build = ()
-        return Wanted((), build, lock)
-
-    def _without_failing(self, wanted: list[Index]) -> list[Index]:
-        """Replace combinations whose environments often failed to build by neighbouring combinations.
-
-        This is done only as long as no environment could be built. If a neighbour can be built, the failures
-        are not caused by this host.
-        """
-        state = self._state
-
-        def failed(index: Index) -> int:
-            return state.failed_builds[index]
-
-        often = [index for index in wanted if failed(index) >= BUILDS_BEFORE_UNBUILDABLE]
-        if state.ready or not often:
-            return wanted
-        others = [index for index in state.members if index not in state.aside and index not in wanted]
-        for index in often:
-            nearest = min(others, key=lambda one: (failed(one), math.dist(one, index)), default=index)
-            if failed(nearest) < failed(index):
-                wanted[wanted.index(index)] = nearest
-        return wanted
+        return Wanted((), *self._to_make(self._expected(costs, pending), slots))
 
     def _costs(self) -> dict[Index, float]:
         """Return the expected build time of each environment that does not exist yet, as a number of trials.

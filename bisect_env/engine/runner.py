@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+import uuid
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 
@@ -32,11 +33,8 @@ CANCEL_GRACE = 30.0
 LOOK_GRACE = 8.0
 """Maximum seconds to wait for the answers about the files of environments once the user has stopped the
 command. Together with `CANCEL_GRACE`, this is less than the command may take to end."""
-CLAIM_ATTEMPTS = 4
-"""How many times a runner chooses trials anew when another command claims its choice first."""
 CLAIM_PAUSE = 0.02
-"""Seconds to wait before the third attempt; each later attempt waits longer by as much. The pause keeps two
-commands from choosing at the same instants again and again."""
+"""Seconds to wait before a runner chooses trials anew because another command claimed its choice first."""
 IDLE_ROUNDS = 4
 """Number of rounds in a row without work, here or in other commands, after which the runner fails."""
 GRACE_TRIALS, GRACE_SECONDS = 3.0, 0.4
@@ -192,8 +190,9 @@ class TrialRunner(Learner):
         """
         was_busy = False
         while self._wants_more():
-            self._start_wanted()
-            if self.state.running or self.state.building:
+            if not self._start_wanted():
+                pass  # ask the plan again
+            elif self.state.running or self.state.building:
                 self._handle(self._executor.wait(WAIT_SECONDS))
             elif self._locking.under_way:
                 self._locking.wait(WAIT_SECONDS)
@@ -210,25 +209,21 @@ class TrialRunner(Learner):
     def _after_step(self) -> None:
         """Do nothing; subclasses override this method, which is called whenever results were processed."""
 
-    def _start_wanted(self) -> None:
+    def _start_wanted(self) -> bool:
         """Start the trials, builds and solvers that the plan asks for now.
 
-        If other commands were faster to claim some of the trials, the plan is asked again.
+        Returns False if other commands were faster to claim some of the trials.
         """
-        for attempt in range(CLAIM_ATTEMPTS):
-            wanted = self._next.decide(self._slots, only=self._only())
-            self._locking.want(wanted.lock)
-            self._build(wanted)
-            if self._start(wanted.start):
-                break
-            # Other commands were faster; read their results before asking the plan again.
-            self._sharing.renew(self._claims, now=True)
-            self.read_others(elsewhere=False)
-            time.sleep(CLAIM_PAUSE * attempt)
+        wanted = self._next.decide(self._slots, only=self._only())
+        self._locking.want(wanted.lock)
+        self._build(wanted)
+        if not self._start(wanted.start):
+            return False
         ahead = self._next.ahead(self._slots)
         if ahead.lock:
             self._locking.want_ahead(ahead.lock)
         self._build(ahead)
+        return True
 
     def _only(self) -> Mapping[Index, int] | None:
         """Return the combinations to try instead of those that the plan wants, or None if the plan decides.
@@ -270,6 +265,8 @@ class TrialRunner(Learner):
     def _start(self, chosen: Sequence[Index], *, alone: bool = False) -> bool:
         """Reserve (claim) trials in the database, and start those that no other command has reserved.
 
+        If other commands were faster with some, also read their results, on which the next choice depends.
+
         Args:
             chosen: Their combinations.
             alone: Whether they must not share a GPU.
@@ -279,7 +276,9 @@ class TrialRunner(Learner):
         """
         if not chosen:
             return True
-        wants = [(self._series.new_id(), self.grid.combination(index)) for index in chosen]
+        wants = [(uuid.uuid4().hex, self.grid.combination(index)) for index in chosen]
+        if self._series is not None:
+            self._series.update(trial_id for trial_id, _ in wants)
         self._save_locked()
         won = self._sharing.claim(wants, self._run_now())
         for index, (trial_id, combination), ours in zip(chosen, wants, won, strict=True):
@@ -287,6 +286,10 @@ class TrialRunner(Learner):
                 self.state.running[trial_id] = index
                 self._submit(trial_id, index, alone=alone)
                 self._notify(events.TrialStarted(trial_id, combination))
+        if not all(won):
+            self._sharing.renew(self._claims, now=True)
+            self.read_others(elsewhere=False)
+            time.sleep(CLAIM_PAUSE)
         return all(won)
 
     def _submit(self, trial_id: str, index: Index, *, alone: bool) -> None:
@@ -345,7 +348,7 @@ class TrialRunner(Learner):
     def _trials_per_gpu(self) -> int:
         return trials_per_gpu(self._matrix.file.trial.gpus)
 
-    def _lost(self, lost: TrialLost) -> tuple[Index, TrialRecord, float]:
+    def _lost(self, lost: TrialLost) -> tuple[Index, TrialRecord]:
         if lost.crowded and self._gpus < 1 and lost.trial_id not in self._sent_before_growth:
             # Trials that share a GPU disturb each other: from now on, half as many share one.
             self._sent_before_growth |= self.state.running.keys()

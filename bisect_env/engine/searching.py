@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Collection, Mapping
 
 from bisect_env.answers.remedies import Asked
@@ -11,7 +10,7 @@ from bisect_env.engine import events
 from bisect_env.engine.alone import ALONE, Alone
 from bisect_env.engine.document import axis_infos, verdict_document
 from bisect_env.engine.locking import Locking
-from bisect_env.engine.runner import CLAIM_PAUSE, WAIT_SECONDS, TrialRunner
+from bisect_env.engine.runner import WAIT_SECONDS, TrialRunner
 from bisect_env.engine.series import RunSetup
 from bisect_env.engine.settling import CheckTime, is_announced, only_trials
 from bisect_env.matrix.grid import Combination, Index
@@ -163,10 +162,7 @@ class StudyRunner(TrialRunner):
         chosen = self._wanted_alone(self._slots_alone)
         if not chosen or self._stopped() or not self._session.is_in_time:
             return False
-        if not self._start(chosen, alone=True):
-            # Another command was faster; read its results, on which the next choice and claim depend.
-            self.read_others(elsewhere=False)
-            time.sleep(CLAIM_PAUSE)
+        self._start(chosen, alone=True)
         # No other trial is running. The marks of trials that never end have no effect.
         for trial_id, combination in self._claims().items():
             self._trials_alone.add(trial_id)

@@ -5,7 +5,7 @@ The trials are recorded in the study of the matrix and are evidence there.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from contextlib import closing
 from dataclasses import dataclass
 
@@ -23,13 +23,13 @@ from bisect_env.engine.opening import (
 from bisect_env.engine.plans import BlockRunner, OneCombinationPlan
 from bisect_env.engine.requests import environment_request, environment_warnings
 from bisect_env.engine.reuse import trial_key
-from bisect_env.engine.series import Conditions, RunSetup, Series
+from bisect_env.engine.series import Conditions, RunSetup
 from bisect_env.engine.session import Session
 from bisect_env.engine.stored import LockedCombination, named_combinations
 from bisect_env.environments.lock import UnsolvableError
 from bisect_env.environments.provider import EnvironmentProvider
 from bisect_env.errors import NoEnvironmentError
-from bisect_env.matrix.grid import Index, find_combination
+from bisect_env.matrix.grid import Grid, Index, find_combination
 from bisect_env.matrix.load import Matrix
 from bisect_env.storage.entries import EvidenceCounts, Study, StudyStatus
 from bisect_env.storage.store import Store
@@ -41,38 +41,21 @@ ENVIRONMENT_NOTICE = "making the environment, unless it is here already"
 
 @dataclass(frozen=True, slots=True)
 class ChosenCombination(LockedCombination):
-    """A combination that the user chose, with its lock and the expanded matrix that contains it.
+    """A combination that the user chose, with its lock and the study of its matrix.
 
     Attributes:
-        expansion: The expanded matrix, and its study if there is one.
+        matrix: The matrix that contains the combination.
+        grid: The expanded matrix.
+        index: The position of the combination in the grid.
+        study: The study of the matrix.
         perturbation: Circumstances under which the study's trials run.
-        warnings: Warnings about the environment.
     """
 
-    expansion: Expansion
-    perturbation: Perturbation = NONE
-    warnings: tuple[str, ...] = ()
-
-    @property
-    def matrix(self) -> Matrix:
-        """Return the matrix that contains the combination."""
-        return self.expansion.matrix
-
-    @property
-    def index(self) -> Index:
-        """Return the position of the combination in the grid."""
-        return self.expansion.grid.index(self.combination)
-
-    @property
-    def study(self) -> Study:
-        """Return the study of the matrix.
-
-        Raises:
-            ValueError: There is none.
-        """
-        if self.expansion.study is None:
-            raise ValueError("the matrix has no study")
-        return self.expansion.study
+    matrix: Matrix
+    grid: Grid
+    index: Index
+    study: Study
+    perturbation: Perturbation
 
 
 def open_combination(
@@ -100,18 +83,19 @@ def open_combination(
         InfrastructureError: The index cannot be reached.
     """
     expansion = expand_as_known(matrix, store, provider)
-    chosen = look_up(expansion, at, store=store, provider=provider, notify=notify)
-    grid, index, study = expansion.grid, chosen.index, expansion.study
+    found = look_up(expansion, at, store=store, provider=provider, notify=notify)
+    grid, study = expansion.grid, expansion.study
+    index = grid.index(found.combination)
     if study is None:
         study = open_study(store, expansion)
         # No command is searching for its answer.
         store.update_study(study.id, StudyStatus.INTERRUPTED)
         study = store.study(study.id)
     notify(events.StudyOpened(study.id, study.name, own_trials(store, study)))
-    prepared = Prepared(grid, {index: chosen.lock}, {}, {}, {index: chosen.warnings})
-    save_prepared(store, study.id, prepared, [index])
-    known = Expansion(matrix, grid, expansion.as_of, study)
-    return ChosenCombination(chosen.combination, chosen.lock, known, chosen.perturbation, chosen.warnings)
+    warnings = environment_warnings(environment_request(matrix, found.combination), found.lock)
+    save_prepared(store, study.id, Prepared(grid, {index: found.lock}, {}, {}, {index: warnings}), [index])
+    around = known_perturbation(store, study.id) or NONE
+    return ChosenCombination(found.combination, found.lock, matrix, grid, index, study, around)
 
 
 def look_up(
@@ -122,7 +106,7 @@ def look_up(
     provider: EnvironmentProvider,
     notify: Callable[[events.Event], None],
     flag: str = "--at",
-) -> ChosenCombination:
+) -> LockedCombination:
     """Find the combination that the user named, and lock it, without beginning a study.
 
     Args:
@@ -154,11 +138,9 @@ def look_up(
                 remedy="`bisect-env plan MATRIX` lists the combinations that have one",
             )
         lock = result
-    warnings = environment_warnings(environment_request(matrix, combination), lock)
-    for warning in warnings:
+    for warning in environment_warnings(environment_request(matrix, combination), lock):
         notify(events.Warned(f"{combination}: {warning}"))
-    around = None if known is None else known_perturbation(store, known.id)
-    return ChosenCombination(combination, lock, expansion, around or NONE, warnings)
+    return LockedCombination(combination, lock)
 
 
 def run_trials(
@@ -166,7 +148,7 @@ def run_trials(
     make_plan: Callable[[], OneCombinationPlan],
     session: Session,
     *,
-    series: Series | None = None,
+    series: Collection[str] = (),
 ) -> tuple[OneCombinationPlan, EvidenceCounts, str]:
     """Run trials of one combination until a plan is finished, and return the plan with its results.
 
@@ -176,7 +158,7 @@ def run_trials(
         chosen: The combination, from `open_combination`.
         make_plan: Returns a plan without trials.
         session: Database, environments and executor.
-        series: Trials of the study that already belong to the plan; None for none.
+        series: Ids of the stored trials that already belong to the plan.
 
     Returns:
         The plan with all results; the counts of all its trials; and the reason why the combination was
@@ -187,15 +169,15 @@ def run_trials(
         InfrastructureError: Too many trials in a row were void.
         UsageError: The command cannot be run.
     """
-    matrix, index, grid = chosen.matrix, chosen.index, chosen.expansion.grid
-    locking = Locking(matrix, grid, session.provider, known={index: chosen.lock}, is_whole=False)
+    matrix, index = chosen.matrix, chosen.index
+    locking = Locking(matrix, chosen.grid, session.provider, known={index: chosen.lock}, is_whole=False)
 
     def conditions(_index: Index) -> Conditions:
         key = trial_key(matrix, chosen.combination, chosen.lock, chosen.perturbation)
         return Conditions(key, None, chosen.perturbation)
 
     with closing(locking):
-        setup = RunSetup(matrix, make_plan, session, chosen.study.id, conditions, series or Series())
+        setup = RunSetup(matrix, make_plan, session, chosen.study.id, conditions, set(series))
         runner = BlockRunner(setup, locking)
         runner.replay()
         session.say(ENVIRONMENT_NOTICE)

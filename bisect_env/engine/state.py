@@ -130,7 +130,6 @@ class StudyState:
 
     Attributes:
         counts: Results of the trials of each combination.
-        failed_builds: Number of failed builds of each combination's environment.
         aside: Status and reason of each excluded combination.
         running: Combination of each running trial, by trial id.
         elsewhere: Number of trials of each combination that other commands are running.
@@ -152,7 +151,7 @@ class StudyState:
         for index, stands_for in prepared.groups.items():
             self.members[stands_for].append(index)
         self.counts: defaultdict[Index, EvidenceCounts] = defaultdict(EvidenceCounts)
-        self.failed_builds: Counter[Index] = Counter()
+        self._failures: Counter[Index] = Counter()
         self._lost_on: defaultdict[Index, set[str]] = defaultdict(set)
         self.aside: dict[Index, tuple[CombinationStatus, str]] = {}
         self.running: dict[str, Index] = {}
@@ -277,8 +276,8 @@ class StudyState:
         indices = self.combinations_in(lock_hash)
         findings: list[Finding] = []
         for index in indices:
-            self.failed_builds[index] += 1
-            if self.failed_builds[index] >= BUILDS_BEFORE_UNBUILDABLE and (not transient or self.ready):
+            self._failures[index] += 1
+            if self._failures[index] >= BUILDS_BEFORE_UNBUILDABLE and (not transient or self.ready):
                 self._broken[lock_hash] = message
                 findings += self.put_aside(index, CombinationStatus.UNBUILDABLE, message)
         if not transient or not indices:

@@ -15,7 +15,7 @@ from bisect_env.answers.remedies import Asked
 from bisect_env.answers.untrusted import command_line
 from bisect_env.answers.verdict_document import VerdictDocument
 from bisect_env.engine import events
-from bisect_env.engine.amplify import choose_perturbation, circumstances_of
+from bisect_env.engine.amplify import choose_perturbation
 from bisect_env.engine.document import MOST_UNTRIED, axis_infos, bisect_log, chapter, named_commits
 from bisect_env.engine.early import EarlyLocks
 from bisect_env.engine.locking import Locking, Prepared, is_lazy
@@ -75,8 +75,8 @@ class Conclusion:
 
 
 ENDED = "run-ended"
-"""Kind of the stored decision that says how many seconds a command worked on a study, and what ended its
-checks early: `budget`, `max_trials`, `quick`, or "" for nothing."""
+"""Kind of the stored decision that says how many seconds a command worked on a study, and whether a limit
+(budget, number of trials, `--quick`) cut its checks short."""
 
 
 @dataclass(slots=True)
@@ -125,8 +125,8 @@ class StudyRun:
         self._open()
         self._began = self.session.clock()
         self.session = replace(self.session, deadline=self._deadline())
-        # Until this command has searched, what stopped the checks of the earlier one still does.
-        cut = self._last_cut()
+        # Until this command has searched, the checks are as complete as the earlier command left them.
+        cut = self._was_cut()
         try:
             images = self._settled_images()
             while True:
@@ -187,44 +187,28 @@ class StudyRun:
             return None
         stored = [one.get("seconds") for one in self._earlier_runs()]
         spent = sum(seconds for seconds in stored if isinstance(seconds, int | float))
-        # A killed command stored only its trials, and those of its comparison of circumstances.
-        trials = [
-            trial
-            for study_id in (self._study.id, *circumstances_of(self.session.store, self._study.id))
-            for trial in self.session.store.trials(study_id)
-        ]
-        return self._began + budget - max(spent, _seconds_covered(trials))
+        # A killed command stored only its trials.
+        covered = _seconds_covered(self.session.store.trials(self._study.id))
+        return self._began + budget - max(spent, covered)
 
     def _earlier_runs(self) -> Sequence[Mapping[str, Any]]:
-        """Return what earlier commands stored about their duration and the limits that stopped their checks.
-
-        See `ENDED`.
-        """
+        """Return what earlier commands on this study stored when they ended; see `ENDED`."""
         return self.session.store.payloads(self._study.id, ENDED)
 
-    def _last_cut(self) -> str:
-        """Return which limit stopped the checks of the last command on this study; see `ENDED`."""
-        return str(next((one.get("cut") for one in reversed(self._earlier_runs())), ""))
+    def _was_cut(self) -> bool:
+        """Return whether a limit cut the checks of the last command on this study short."""
+        return any(one.get("cut") is True for one in self._earlier_runs()[-1:])
 
-    def _note_end(self, cut: str) -> None:
-        """Store how long this command worked on the study, and which limit stopped its checks, if any."""
+    def _note_end(self, cut: bool) -> None:
+        """Store how long this command worked on the study, and whether a limit cut its checks short."""
         if cut or self.session.deadline is not None or self._earlier_runs():
             spent = {"seconds": round(self.session.clock() - self._began, 3), "cut": cut}
             self.session.store.record_decision(self._study.id, ENDED, spent)
 
-    def _limit_reached(self, runner: StudyRunner) -> str:
-        """Return which limit stopped the checks: `budget`, `max_trials`, `quick`, or "" for none."""
-        if not self.session.is_in_time:
-            return "budget"
-        if runner.plan.trials >= self.matrix.file.search.max_trials:
-            return "max_trials"
-        return "quick" if self.quick else ""
-
-    def _may_do_more(self, runner: StudyRunner) -> bool:
-        """Return whether this command may continue checks that a limit stopped in an earlier command."""
-        more_trials = runner.plan.trials < self.matrix.file.search.max_trials
-        gone = {"budget": self.session.is_in_time, "max_trials": more_trials, "quick": not self.quick}
-        return self.sure or gone.get(self._last_cut(), False)
+    def _limit_reached(self, runner: StudyRunner) -> bool:
+        """Return whether a limit of this command ends the checks."""
+        is_spent = runner.plan.trials >= self.matrix.file.search.max_trials
+        return self.quick or is_spent or not self.session.is_in_time
 
     def _settled_images(self) -> dict[str, str]:
         images = recorded_images(self.matrix, self.session.store, self._study)
@@ -267,11 +251,9 @@ class StudyRun:
         )
         perturbation = choose_perturbation(matrix, grid, locking, self.session, study.id)
         save_prepared(store, study.id, prepared, [*grid.indices()])
-        # Looking up a hundred thousand keys takes longer than the few trials that might be spared.
         is_done = study.status is StudyStatus.FINISHED
-        many = math.prod(grid.shape) > MOST_CALLED
         # If the budget is spent, the perturbation may not be chosen yet, and reused trials may lack it.
-        reuses = not (study.definition.fresh or many or is_done) and self.session.is_in_time
+        reuses = not (study.definition.fresh or is_done) and self.session.is_in_time
 
         @functools.cache
         def machines() -> frozenset[Machine]:
@@ -293,8 +275,9 @@ class StudyRun:
         runner = StudyRunner(setup, locking, began=self._began, is_sure=is_sure)
         runner.replay()
         runner.take_unbuildable()
-        if is_done and runner.plan.answered and not self._may_do_more(runner):
-            # The checks have used up their time, or were not wanted.
+        goes_on = self.sure or (self._was_cut() and not self._limit_reached(runner))
+        if is_done and runner.plan.answered and not goes_on:
+            # The checks have used up their time, or are not wanted.
             runner.plan.end_checks()
         if is_done:
             # The command that stored the verdict checked every environment before.

@@ -1,7 +1,6 @@
 """Test whether the failure rate of one combination is below a limit or above it.
 
-An interrupted test is resumed. The ids of its trials are computed from the id of the test and the number of
-the trial, so that the database shows which trials belong to it.
+An interrupted test is resumed with all trials of the combination that were recorded since it began.
 """
 
 from __future__ import annotations
@@ -11,11 +10,11 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from bisect_env.engine.plans import OneCombinationPlan, UntilRatePlan
-from bisect_env.engine.series import Series
 from bisect_env.engine.session import Session
 from bisect_env.engine.single import ChosenCombination, run_trials
 from bisect_env.search.numeric import clopper_pearson
 from bisect_env.search.rate_test import RateClaim, RateTest, upper_bound
+from bisect_env.storage.entries import Decision
 from bisect_env.storage.store import Store
 
 BEGUN, ENDED = "verify", "verified"
@@ -99,11 +98,18 @@ class Verifier:
             "confidence": confidence,
         }
         unfinished = None if fresh else self._unfinished()
-        self._id = unfinished or uuid.uuid4().hex
+        self._series: list[str] = []
         if unfinished is None:
+            self._id = uuid.uuid4().hex
             store.record_decision(chosen.study.id, BEGUN, {"id": self._id, **self._facts})
-        self._series = Series(self._id, [one.trial_id for one in store.trials(chosen.study.id)])
-        self.resumed = self._series.resumed
+        else:
+            self._id = str(unfinished.payload.get("id"))
+            self._series = [
+                trial.trial_id
+                for trial in store.trials(chosen.study.id)
+                if trial.combination == chosen.combination and trial.recorded_at >= unfinished.at
+            ]
+        self.resumed = len(self._series)
 
     def run(self, session: Session) -> Verification:
         """Run trials until the failure rate is shown to be below or above the limit.
@@ -142,10 +148,8 @@ class Verifier:
             why,
         )
 
-    def _unfinished(self) -> str | None:
-        study_id = self._chosen.study.id
-        ended = {payload.get("id") for payload in self._store.payloads(study_id, ENDED)}
-        begun = [
-            str(p["id"]) for p in self._store.payloads(study_id, BEGUN) if p.items() >= self._facts.items()
-        ]
-        return begun[-1] if begun and begun[-1] not in ended else None
+    def _unfinished(self) -> Decision | None:
+        decisions = self._store.decisions(self._chosen.study.id)
+        ended = {one.payload.get("id") for one in decisions if one.kind == ENDED}
+        begun = [one for one in decisions if one.kind == BEGUN and one.payload.items() >= self._facts.items()]
+        return begun[-1] if begun and begun[-1].payload.get("id") not in ended else None

@@ -62,7 +62,7 @@ def test_from_two_lists_to_the_first_bad_release(user: Asking) -> None:
     assert first.startswith("Of 4 packages that changed, ")
     assert "helper 1 → 5" in first
     # The failure names one of them, and its releases can be had: the other follows.
-    assert "helper's first bad release is 3 (last good 2" in first
+    assert "helper 3 is the first bad version (last good 2" in first
     assert "green.txt: pip's requirements (pip freeze): 4 packages" in done.stderr
 
 
@@ -77,7 +77,7 @@ def test_a_package_alone_and_its_releases(user: Asking, index: IndexServer) -> N
     assert done.returncode == 0, done.stderr
     first = done.stdout.splitlines()[0]
     assert first.startswith("Of 4 packages that changed, helper 1 → 5 alone carries the failure (")
-    assert "its first bad release is 3 (last good 2" in first
+    assert "helper 3 is the first bad version (last good 2" in first
     # The reports of the first study show the whole path, in every format.
     with Store.open(str(user.folder / "results.sqlite"), read_only=True) as store:
         studies = {study.name: study.id for study in store.studies()}
@@ -86,7 +86,7 @@ def test_a_package_alone_and_its_releases(user: Asking, index: IndexServer) -> N
         if form == "csv":
             continue  # the table alone
         shown = formatted(report, form)
-        assert "its first bad release is 3" in shown
+        assert "helper 3 is the first bad version" in shown
         assert studies["helper-releases"][:8] in shown, form
 
 
@@ -103,7 +103,7 @@ def test_combinations_of_a_study_are_environments(user: Asking, index: IndexServ
     assert again.returncode == 0, again.stderr
     assert "between:last-good: a lock of bisect-env: 4 packages" in again.stderr
     assert "helper 1 → 5 alone carries the failure" in again.stdout
-    assert "first bad release" not in again.stdout.splitlines()[0]
+    assert "first bad version" not in again.stdout.splitlines()[0]
 
 
 @pytest.mark.slow
@@ -126,7 +126,7 @@ def test_two_that_have_to_change_together_and_fail_sometimes(user: Asking, index
     assert done.returncode == 0, done.stderr
     first = done.stdout.splitlines()[0]
     assert "helper 1 → 4 together with other 1 → 4 carry the failure" in first
-    assert "first bad are helper 3 with other 2" in first
+    assert "helper ≥ 3 with other ≥ 2 is broken" in first
 
 
 @pytest.mark.slow
@@ -214,7 +214,7 @@ def test_two_conda_environments(tmp_path: Path, run: RunCommand, monkeypatch: py
     assert done.returncode == 0, done.stderr
     first = done.stdout.splitlines()[0]
     assert "Of 2 packages that changed, helper 1 py_0 → 4 py_0 alone carries the failure" in first
-    assert "its first bad release is 3 (last good 2" in first
+    assert "helper 3 is the first bad version (last good 2" in first
 
 
 EXAMPLES = Path(__file__).parents[2] / "docs" / "examples"
@@ -247,7 +247,7 @@ def test_the_scripts_for_continuous_integration(tmp_path: Path) -> None:
     assert "what broke is not a package" in job("bisect_red_run.sh", "green.txt", "green.txt")
     told = job("bisect_red_run.sh", "green.txt", "red.txt").splitlines()[0]
     assert "werkzeug 2.3.7 → 3.0.6 alone carries the failure" in told
-    assert "its first bad release is 3.0.0" in told
+    assert "werkzeug 3.0.0 is the first bad version" in told
     told = job("bisect_next_month.sh", "green.txt").splitlines()[0]
     assert "werkzeug 2.3.7 → " in told
-    assert "its first bad release is 3.0.0" in told
+    assert "werkzeug 3.0.0 is the first bad version" in told

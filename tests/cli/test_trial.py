@@ -132,7 +132,7 @@ def test_other_trials_are_told_from_bad_ones(capsys: pytest.CaptureFixture[str])
         (Outcome.SKIP, Evidence.SKIP, "exit code 125"),
     ):
         one = record({"a": "1"}, "h", outcome, detail=detail, trial_id="t")
-        lines(events.TrialFinished(one, evidence, 0.0))
+        lines(events.TrialFinished(one, evidence))
     assert capsys.readouterr().out.splitlines() == [
         "!   1  exit-fail        0.25 s  exit code 3; not counted",
         "?   2  killed-external     0.25 s  SIGKILL red; not counted",

@@ -68,7 +68,7 @@ EVERY: list[events.Event] = [
     events.LockProgress(1, 2),
     events.Locked(10, 1, 2, 7, (("pkg", "9", "withdrawn (yanked)"),)),
     events.TrialStarted("t1", A),
-    events.TrialFinished(record(), Evidence.BAD, 1.0),
+    events.TrialFinished(record(), Evidence.BAD),
     events.SetAside((A, B), "env-unbuildable", "gcc failed\nmore"),
     events.Warned("B often fails in another way"),
     progress(**{"1": 0.1, "2": 0.9}),
@@ -164,10 +164,10 @@ def test_the_same_failure_is_a_line_once_and_then_a_number() -> None:
     view = PlainView(stream, clock=lambda: now)
     for combination, times in ((A, 12), (B, 2)):
         for _ in range(times):
-            view(events.TrialFinished(record(combination), Evidence.BAD, 0.0))
+            view(events.TrialFinished(record(combination), Evidence.BAD))
     now = 10.0
     view(progress(**{"1": 0.5}))
-    view(events.TrialFinished(record(), Evidence.BAD, 0.0))
+    view(events.TrialFinished(record(), Evidence.BAD))
     view(events.Concluded({"schema": 1}))
     lines = stream.getvalue().splitlines()
     assert len([line for line in lines if line.startswith("crash: pkg=1")]) == 3
@@ -202,7 +202,7 @@ def test_what_was_counted_before_is_in_the_table_and_a_failure_stays() -> None:
 
 
 def test_a_pass_is_not_a_line() -> None:
-    event = events.TrialFinished(record(outcome=Outcome.PASS), Evidence.GOOD, 0.0)
+    event = events.TrialFinished(record(outcome=Outcome.PASS), Evidence.GOOD)
     assert describe(event) is None
 
 

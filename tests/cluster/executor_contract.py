@@ -35,6 +35,8 @@ PATIENCE = 60.0
 
 def build(lock: Lock, *, allow_source: bool, existing: bool = False) -> Prefix:
     """Takes this interpreter's own prefix for every lock, except where the lock's text asks for a failure."""
+    if lock.text == "told":
+        raise UnbuildableError(f"allow_source is {allow_source}", False)
     if lock.text == "unbuildable":
         raise UnbuildableError("no wheel fits", False)
     if lock.text == "network":
@@ -180,10 +182,13 @@ class ExecutorContract:
         assert "a defect in the builder" in answer.record.stack
 
     def test_what_the_builder_was_told_and_says_arrives(self, executor: Executor) -> None:
+        executor.submit(request(lock_text="told", allow_source=True))
+        (answer,) = collect(executor, 1)
+        assert isinstance(answer, BuildFailed)
+        assert answer.message == "allow_source is True"
         executor.submit(request(allow_source=True))
         (answer,) = collect(executor, 1)
         assert isinstance(answer, TrialCompleted)
-        assert answer.build_seconds == 1.5
         assert answer.record.worker
 
     def test_what_is_prepared_is_answered_once_for_all_hosts(self, executor: Executor) -> None:

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 
+from bisect_env.cluster import base, remote
 from bisect_env.cluster.protocol import (
     BuildFailed,
     Completion,
@@ -189,12 +190,14 @@ def test_where_an_environment_cannot_be_made_on_a_host_that_joins(tmp_path: Path
 
 
 def test_a_lost_scheduler_is_an_error_that_says_what_to_do_and_leaves_no_trial_running(
-    tmp_path: Path,
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(remote, "CONNECT_TIMEOUT", 10.0)
+    monkeypatch.setattr(base, "RECONNECT_GRACE", 15.0)
     with DaskProcesses(tmp_path) as dask:
         scheduler = dask.scheduler()
         dask.worker()
-        executor = RemoteExecutor(build, scheduler=dask.address, connect_timeout=10.0)
+        executor = RemoteExecutor(build, scheduler=dask.address)
         one = request(SLEEP)
         executor.submit(one)
         wait_until(lambda: processes_of(one.spec.trial_id))
@@ -306,11 +309,15 @@ def another_release(folder: Path) -> Path:
     return place
 
 
-def test_a_cluster_with_other_versions_or_without_workers_is_refused(tmp_path: Path) -> None:
+def test_a_cluster_with_other_versions_or_without_workers_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with DaskProcesses(tmp_path) as dask:
         dask.scheduler()
-        with pytest.raises(InfrastructureError, match="has no workers") as error:
-            RemoteExecutor(build, scheduler=dask.address, workers_timeout=0.5)
+        with monkeypatch.context() as patched:
+            patched.setattr(remote, "WORKERS_TIMEOUT", 0.5)
+            with pytest.raises(InfrastructureError, match="has no workers") as error:
+                RemoteExecutor(build, scheduler=dask.address)
         assert "dask worker" in str(error.value)
         dask.worker(env={"PYTHONPATH": os.pathsep.join([str(another_release(tmp_path)), str(ROOT)])})
         with pytest.raises(InfrastructureError, match="cannot work together") as error:
@@ -335,16 +342,17 @@ def test_a_worker_with_another_version_that_joins_later_runs_nothing(tmp_path: P
         executor.close()
 
 
-def test_a_scheduler_that_is_not_there(tmp_path: Path) -> None:
+def test_a_scheduler_that_is_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(remote, "CONNECT_TIMEOUT", 1.0)
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
     with pytest.raises(InfrastructureError, match="cannot be reached") as error:
-        RemoteExecutor(build, scheduler=f"tcp://127.0.0.1:{port}", connect_timeout=1.0)
+        RemoteExecutor(build, scheduler=f"tcp://127.0.0.1:{port}")
     assert error.value.exit_code is ExitCode.INFRASTRUCTURE
     with pytest.raises(UsageError, match="is no file"):
         RemoteExecutor(build, scheduler_file=tmp_path / "none.json")
     with pytest.raises(UsageError, match="no scheduler's address"):
-        RemoteExecutor(build, scheduler="nonsense://x", connect_timeout=1.0)
+        RemoteExecutor(build, scheduler="nonsense://x")
 
 
 # -- a host of its own ---------------------------------------------------------------------------------------

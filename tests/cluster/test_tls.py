@@ -10,6 +10,7 @@ from pathlib import Path
 import dask.config as dask_config
 import pytest
 
+from bisect_env.cluster import remote
 from bisect_env.cluster.remote import RemoteExecutor
 from bisect_env.errors import ExitCode, InfrastructureError
 from tests.cli.test_run import COMMAND
@@ -70,7 +71,10 @@ def run(
     )
 
 
-def test_a_study_runs_over_tls_and_only_with_certificates(tmp_path: Path) -> None:
+def test_a_study_runs_over_tls_and_only_with_certificates(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(remote, "CONNECT_TIMEOUT", 3.0)
     matrix = Studies(tmp_path).matrix(CRASH_FROM_SIX)
     ours = make_certificates(tmp_path / "ours")
     theirs = make_certificates(tmp_path / "theirs")
@@ -100,10 +104,10 @@ def test_a_study_runs_over_tls_and_only_with_certificates(tmp_path: Path) -> Non
             ),
             pytest.raises(InfrastructureError, match="cannot be reached") as error,
         ):
-            RemoteExecutor(build, scheduler=dask.address, connect_timeout=3.0)
+            RemoteExecutor(build, scheduler=dask.address)
         assert "certificates" in str(error.value)
         with pytest.raises(InfrastructureError, match="cannot be reached"):
-            RemoteExecutor(build, scheduler=plain, connect_timeout=3.0)
+            RemoteExecutor(build, scheduler=plain)
         done = run(tmp_path, matrix, dask.address, ours)
         assert done.returncode == 0, done.stderr
         assert "level 6" in done.stdout.splitlines()[0]

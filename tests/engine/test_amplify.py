@@ -14,7 +14,7 @@ from bisect_env.cluster.pool import PoolExecutor
 from bisect_env.cluster.protocol import TrialRequest
 from bisect_env.engine import amplify, events
 from bisect_env.environments.prefix import ensure_prefix
-from bisect_env.errors import ExitCode, StudyInterruptedError
+from bisect_env.errors import ExitCode
 from bisect_env.matrix.grid import AxisKind, Direction, Grid, GridAxis
 from bisect_env.storage.entries import AMPLIFIED
 from bisect_env.storage.store import Store
@@ -121,26 +121,6 @@ def test_the_budget_bounds_the_search_for_circumstances(studies: Studies) -> Non
         study = store.study(done.report["study"]["id"])
         assert amplify.known_perturbation(store, study.id) is None
         assert store.trials(study.id) == []
-
-
-def test_trials_of_a_command_that_was_killed_among_circumstances_are_part_of_the_budget(
-    studies: Studies,
-) -> None:
-    # As after `kill -9`: the first command has no budget, and notes nothing when it ends.
-    path = studies.matrix("import time; time.sleep(0.25)", rest="search: {amplify: true}")
-    until = time.monotonic() + 4.0
-    with pytest.raises(StudyInterruptedError):
-        studies.run(path, stopped=lambda: time.monotonic() > until, slots=1)
-
-    def trials() -> int:
-        with Store.open(str(studies.db), read_only=True) as store:
-            return sum(len(store.trials(study.id)) for study in store.studies())
-
-    before = trials()
-    assert before > 4
-    path.write_text(path.read_text().replace("amplify: true", "amplify: true, budget: 1s"))
-    assert studies.run(path, slots=1).exit_code is ExitCode.NO_VERDICT
-    assert trials() == before
 
 
 def test_what_is_amplified_is_what_the_study_then_looks_for(

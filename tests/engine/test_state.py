@@ -415,28 +415,6 @@ def test_what_may_pass_is_unbuildable_once_others_can_be_built(study: Study) -> 
     assert PutAside((4,), "env-unbuildable", "timeout") in study.fail((4,), "timeout", transient=True)
 
 
-def test_whose_fault_it_is_that_both_ends_cannot_be_made_is_asked_elsewhere(study: Study) -> None:
-    study.lock((0,), (9,))
-    for end in ((0,), (9,)):
-        for _ in range(BUILDS_BEFORE_UNBUILDABLE):
-            study.fail(end, "hash mismatch", transient=True)
-    wanted = study.next.decide(2)
-    assert wanted.build == ()
-    assert wanted.lock
-    assert not {(0,), (9,)} & {*wanted.lock}
-    (other, *_) = wanted.lock
-    study.lock(other)
-    assert study.next.decide(2).build == (other,)
-    study.build(other)
-    for end in ((0,), (9,)):
-        assert end in study.next.decide(2, only={end: 1}).build, (
-            "once more, now that the network is known to be there"
-        )
-        assert PutAside(end, "env-unbuildable", "hash mismatch") in study.fail(
-            end, "hash mismatch", transient=True
-        )
-
-
 def test_a_network_that_is_gone_stops_the_study(study: Study) -> None:
     study.lock((4,), (5,))
     for attempt in range(VOIDS_BEFORE_STOP - 1):
