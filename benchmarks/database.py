@@ -59,7 +59,6 @@ def fill(reference: str, trials: int) -> list[str]:
 
 def _locks(connection: Connection) -> list[str]:
     locks = []
-    now = datetime.now(UTC)
     for torch in range(20):
         for cuml in range(20):
             versions = {"torch": f"2.{torch}.0", "cuml": f"24.{cuml:02d}.0"}
@@ -69,7 +68,7 @@ def _locks(connection: Connection) -> list[str]:
                 for name, version in versions.items()
             ]
             locks.append(make_lock("3.11", "linux-64", packages))
-    pairs = [lock_rows(lock, now) for lock in locks]
+    pairs = [lock_rows(lock) for lock in locks]
     connection.execute(insert(METADATA.tables["locks"]), [row.model_dump() for row, _ in pairs])
     rows = [row.model_dump() for _, packages in pairs for row in packages]
     connection.execute(insert(METADATA.tables["packages"]), rows)
@@ -124,7 +123,7 @@ def _study(
                 "returncode": -11 if bad else 0,
             }
             | {"outcome": "crash" if bad else "pass", "phase": "body", "iterations": 0}
-            | {"started_at": at, "recorded_at": at, "duration": 1.5, "killed_by_us": False, "hash_seed": n}
+            | {"started_at": at, "recorded_at": at, "duration": 1.5, "hash_seed": n}
             | {"copies": {"crash" if bad else "pass": 1}, "host": f"host-{n % 7}", "worker": f"w-{n % 8}"}
             | {"gpu": f"GPU-{n % 8}", "detail": "SIGSEGV" if bad else ""}
             | {"signature": f'[1,"crash:SIGSEGV","body","x.py:f{n % 5}"]' if bad else ""}

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from bisect_env.trials import classify, gpu_errors
 from bisect_env.trials.classify import Rule
-from bisect_env.trials.gpu_errors import CUDA_ERRORS, ErrorTable
+from bisect_env.trials.gpu_errors import CUDA_ERRORS
 from bisect_env.trials.judge import DEFAULT_OUTCOMES, NEVER_TARGET, SKIPPED, VOID
 from bisect_env.trials.records import Outcome
 
@@ -39,8 +39,6 @@ ANSWERS: Mapping[Rule, tuple[Outcome, ...]] = {
 
 _NOT_A_PROCESS: Mapping[Outcome, str] = {
     Outcome.WORKER_LOST: "The worker, or its host, went away; the cluster says so.",
-    Outcome.ENV_UNSOLVABLE: "The solver's own conflict, kept whole; nothing ran.",
-    Outcome.ENV_UNBUILDABLE: "The environment cannot be built, in three tries; network trouble is void.",
 }
 """Outcomes that no process's end is classified as."""
 
@@ -90,7 +88,7 @@ def cuda_table() -> str:
         for e in CUDA_ERRORS
     ]
     head = ("number", "runtime", "driver", "outcome")
-    return f"{_source(gpu_errors.CUDA_TABLE)}\n\n{_markdown(head, rows)}"
+    return f"{_source('cuda_errors')}\n\n{_markdown(head, rows)}"
 
 
 def xid_table() -> str:
@@ -99,11 +97,18 @@ def xid_table() -> str:
         (str(number), description, "void" if number in gpu_errors.SICK_XIDS else "noted")
         for number, description in gpu_errors.XIDS.items()
     ]
-    return f"{_source(gpu_errors.XID_TABLE)}\n\n{_markdown(('Xid', 'NVIDIA says', 'the trial is'), rows)}"
+    return f"{_source('xids')}\n\n{_markdown(('Xid', 'NVIDIA says', 'the trial is'), rows)}"
 
 
-def _source(table: ErrorTable) -> str:
-    return f"Source: {table.source}; {table.read.partition(' by ')[0]}."
+def origin(table: str) -> tuple[str, str]:
+    """Where a table of GPU errors was taken from, and when and how it was read."""
+    source, read, *_ = (gpu_errors.TABLES / f"{table}.csv").read_text("utf-8").splitlines()
+    return source.removeprefix("# "), read.removeprefix("# ")
+
+
+def _source(table: str) -> str:
+    source, read = origin(table)
+    return f"Source: {source}; {read.partition(' by ')[0]}."
 
 
 def _markdown(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:

@@ -121,7 +121,7 @@ class Sharing:
         Also reads which trials other commands have reserved (`claimed`). Claims of commands that have died on
         this host are released.
         """
-        with self._store.snapshot():
+        with self._store.reading():
             found = self._trials.look()
             claims_of = self._store.claimed(self._study_id, self._holder)
         self._read_at = self._clock()

@@ -631,7 +631,7 @@ def load_report(store: Store, study_id: str, *, posterior: bool = True) -> Repor
         UsageError: There is no such study.
         StorageError: The database cannot be read.
     """
-    with store.snapshot():
+    with store.reading():
         study = store.study(study_id)
         known = store.study_trials(study.id)
         trials, target = known.look(), known.target

@@ -256,7 +256,7 @@ JOIN studies s ON s.id = c.study_id
 # has a study, so the result is the same.
 _OF_MEMBER = "FROM study_trials m WHERE m.study_id = t.study_id AND m.trial_sequence = t.sequence"
 _LOCK_OF_TRIAL = "FROM locks l WHERE l.content_hash = t.lock_hash"
-_HIDDEN = {"sequence", "killed_by_us", "hash_seed", "copies", "iterations"}
+_HIDDEN = {"sequence", "hash_seed", "copies", "iterations"}
 TRIAL_COLUMNS = {
     **{name: f"t.{name}" for name in TrialRow.model_fields if name not in _HIDDEN},
     "study": "s.name",

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import hashlib
-import re
 import zlib
 from collections.abc import Sequence
 
 from sqlmodel import Session, col, select
 
+from bisect_env.storage.rows import name_of
 from bisect_env.storage.tables import ArtefactRow, BlobRow, TrialRow
 from bisect_env.storage.values import DamageError
 
 LARGEST = 64 * 1024 * 1024
 """Maximum size of one content in bytes, to keep files such as CUDA core dumps out of the database."""
-_DIGEST = re.compile(r"[0-9a-f]{64}")
 
 
 def put(session: Session, contents: Sequence[bytes]) -> list[str]:
@@ -28,18 +27,13 @@ def put(session: Session, contents: Sequence[bytes]) -> list[str]:
         The sha256 of each as hex digits.
     """
     digests = [hashlib.sha256(content).hexdigest() for content in contents]
-    query = select(BlobRow.content_hash, BlobRow.collected).where(col(BlobRow.content_hash).in_(digests))
-    collected = dict(session.exec(query).all())
+    here = select(BlobRow.content_hash).where(
+        col(BlobRow.content_hash).in_(digests), col(BlobRow.data).is_not(None)
+    )
+    known = set(session.exec(here))
     for digest, content in dict(zip(digests, contents, strict=True)).items():
-        if not collected.get(digest, True):
-            continue
-        data = zlib.compress(content, 6)
-        size, stored = len(content), len(data)
-        row = BlobRow(content_hash=digest, size=size, stored=stored, collected=False, data=data)
-        if digest in collected:
-            session.merge(row)
-        else:
-            session.add(row)
+        if digest not in known:
+            session.merge(BlobRow(content_hash=digest, data=zlib.compress(content, 6)))
     session.flush()
     return digests
 
@@ -47,32 +41,20 @@ def put(session: Session, contents: Sequence[bytes]) -> list[str]:
 def get(row: BlobRow) -> bytes | None:
     """Return the unpacked content of a row, or None if the content was deleted to save space.
 
-    At most as many bytes are unpacked as the row states, and that number is limited to what we would store:
-    four megabytes that somebody else wrote may unpack to four gigabytes.
+    No more is unpacked than we would store: four megabytes that somebody else wrote may unpack to four
+    gigabytes.
 
     Raises:
-        DamageError: The content does not match its hash and size.
+        DamageError: The content does not match its hash.
     """
-    digest: object = row.content_hash
-    if not isinstance(digest, str) or not _DIGEST.fullmatch(digest):
-        raise _broken("?", "its hash is none")
-    if row.collected:
+    if row.data is None:
         return None
-    size: object = row.size
-    if not isinstance(size, int) or not 0 <= size <= LARGEST:
-        raise _broken(digest, f"a size of {size!r:.40} is none")
-    if not isinstance(row.data, bytes):
-        raise _broken(digest, "it is no binary data")
-    unpacker = zlib.decompressobj()
     try:
-        # Allow one byte more than stated, because a limit of zero would mean no limit.
-        content = unpacker.decompress(row.data, size + 1)
-    except zlib.error as error:
-        raise _broken(digest, str(error)) from error
-    if len(content) != size or not unpacker.eof:
-        raise _broken(digest, f"it does not unpack to the {size} bytes that its row states")
-    if hashlib.sha256(content).hexdigest() != digest:
-        raise _broken(digest, "its content has changed")
+        content = zlib.decompressobj().decompress(row.data, LARGEST + 1)
+    except (TypeError, zlib.error) as error:
+        raise DamageError(name_of(row), "data", str(error)) from error
+    if hashlib.sha256(content).hexdigest() != row.content_hash:
+        raise DamageError(name_of(row), "data", "it is not the content with this hash")
     return content
 
 
@@ -82,7 +64,7 @@ def left_by(session: Session, trial: TrialRow) -> list[tuple[str, BlobRow, bytes
     The content is None if it was deleted to save space.
 
     Raises:
-        DamageError: A content does not match its hash and size.
+        DamageError: A content does not match its hash.
     """
     query = (
         select(ArtefactRow.name, BlobRow)
@@ -91,7 +73,3 @@ def left_by(session: Session, trial: TrialRow) -> list[tuple[str, BlobRow, bytes
         .order_by(col(ArtefactRow.name))
     )
     return [(name, blob, get(blob)) for name, blob in session.exec(query)]
-
-
-def _broken(digest: str, why: str) -> DamageError:
-    return DamageError(f"stored log {digest[:12]}", "data", why)

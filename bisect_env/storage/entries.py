@@ -46,10 +46,9 @@ class CombinationStatus(StrEnum):
     SET_ASIDE = "set-aside"
     """Its trials say nothing about the question."""
 
-    @property
-    def is_learnt(self) -> bool:
-        """Return whether the status was found by a build or a trial, and not by the solver."""
-        return self in (CombinationStatus.UNBUILDABLE, CombinationStatus.SET_ASIDE)
+
+LEARNT = (CombinationStatus.UNBUILDABLE, CombinationStatus.SET_ASIDE)
+"""Statuses that were found by a build or a trial, and not by the solver."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +105,6 @@ class Study:
         status: How far it is.
         verdict: The verdict stored last, None before the first.
         created_at: UTC.
-        updated_at: UTC; of the last change to the study itself, not of its last trial.
         finished_at: UTC, None while it is open.
     """
 
@@ -115,7 +113,6 @@ class Study:
     status: StudyStatus
     verdict: VerdictDocument | None
     created_at: datetime
-    updated_at: datetime
     finished_at: datetime | None
 
     @property
@@ -146,13 +143,13 @@ class CombinationState:
 
     Attributes:
         combination: The combination.
-        status: A `CombinationStatus`.
+        status: Whether it can be tried, and if not, why.
         reason: Reason of the status; for solvable ones the warnings of their environment, mostly "".
         lock_hash: Hash of its lock, if it has one.
     """
 
     combination: Combination
-    status: str
+    status: CombinationStatus
     reason: str = ""
     lock_hash: str | None = None
 
@@ -169,14 +166,12 @@ class StoredTrial(TrialFacts):
         reused: Whether another study recorded it.
         matched: Whether its output contains the study's pattern.
         evidence: Its evidence in the study.
-        recorded_at: UTC.
     """
 
     sequence: int
     study_id: str
     reused: bool
     matched: bool
-    recorded_at: datetime
     evidence: Evidence = Evidence.VOID
 
 
@@ -187,13 +182,11 @@ class WholeTrial:
     Attributes:
         study_id: The study that recorded it.
         record: Its record, including logs.
-        recorded_at: UTC.
         collected: Whether some of its logs were dropped to save space; these are "".
     """
 
     study_id: str
     record: TrialRecord
-    recorded_at: datetime
     collected: bool = False
 
 

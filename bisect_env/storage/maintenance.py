@@ -31,7 +31,7 @@ def problems(reference: str | None) -> tuple[str, list[str]]:
     Raises:
         StorageError: It cannot be opened, or has another schema.
     """
-    with Store.open(reference, read_only=True) as store, store.snapshot(), store.reading() as session:
+    with Store.open(reference, read_only=True) as store, store.reading() as session:
         found = _problems(session.connection())
         return store.shown, found or _damages(store, session)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from datetime import UTC, datetime
@@ -148,28 +147,12 @@ _PAYLOADS: dict[str, type[AnswerPart]] = {
     EXPLAINED: Explanation,
     TRACED: TracedReport,
 }
-_NAMES: dict[type[SQLModel], str] = {
-    StudyRow: "study {id}",
-    LockRow: "lock {content_hash}",
-    PackageRow: "a package of lock {lock_hash}",
-    CombinationRow: "combination {key} of study {study_id}",
-    TrialRow: "trial {trial_id}",
-    MemberRow: "trial {trial_sequence} of study {study_id}",
-    ChangedRow: "change {id} of an environment",
-    DecisionRow: "decision {id} of study {study_id}",
-}
-"""How messages name a row of each table."""
-_ID = re.compile(r"[0-9A-Za-z_-]{1,64}")
 
 
-def _name_of(row: SQLModel) -> str:
-    """Return a name of a row for error messages, such as `trial 4f0c`. Invalid ids are quoted."""
-
-    def shown(column: re.Match[str]) -> str:
-        value = getattr(row, column[1])
-        return value if isinstance(value, str) and _ID.fullmatch(value) else shortened(value)
-
-    return re.sub(r"{(\w+)}", shown, _NAMES[type(row)])
+def name_of(row: SQLModel) -> str:
+    """Return the name of a row for error messages, such as `row '4f0c' of studies`."""
+    keys = inspect(type(row)).primary_key
+    return f"row {', '.join(shortened(getattr(row, key.name)) for key in keys)} of {row.__tablename__}"
 
 
 @cache
@@ -231,8 +214,8 @@ def checked(row: SQLModel) -> Any:
     for name, value in columns.items():
         # Strict validation of JSON accepts texts of moments; the database has converted those that it can.
         if isinstance(value, str) and isinstance(inspect(type(row)).columns[name].type, UtcDateTime):
-            raise DamageError(_name_of(row), name, f"it holds {shortened(value)}, which is no moment in time")
-    return read(_columns_of(type(row)), columns, _name_of(row), "")
+            raise DamageError(name_of(row), name, f"it holds {shortened(value)}, which is no moment in time")
+    return read(_columns_of(type(row)), columns, name_of(row), "")
 
 
 # --------------------------------------------------------------------------------------------------
@@ -267,7 +250,6 @@ def study_of(row: StudyRow) -> Study:
         status=found.status,
         verdict=found.verdict,
         created_at=found.created_at,
-        updated_at=found.updated_at,
         finished_at=found.finished_at,
     )
 
@@ -299,13 +281,12 @@ def definition_values(definition: StudyDefinition) -> dict[str, Any]:
     }
 
 
-def lock_rows(lock: Lock, now: datetime) -> tuple[LockRow, list[PackageRow]]:
+def lock_rows(lock: Lock) -> tuple[LockRow, list[PackageRow]]:
     """Convert a lock to database rows: that of the lock, and those of its packages."""
     row = LockRow(
         content_hash=lock.content_hash,
         python=lock.python,
         platform=lock.platform,
-        created_at=now,
         text=clean(lock.text),
     )
     packages = [
@@ -337,16 +318,15 @@ def lock_of(row: LockRow, packages: list[PackageRow]) -> Lock:
     """
     from bisect_env.environments.lockfiles import parse_lock  # brings a YAML parser, which few commands need
 
-    where = _name_of(row)
+    where = name_of(row)
     checked(row)
     try:
         lock = parse_lock(row.text, name="it")
     except LockFileError as error:
         raise DamageError(where, "text", error.what) from None
-    expected, expected_packages = lock_rows(lock, row.created_at)
-    for column in ("content_hash", "python", "platform"):
-        if getattr(row, column) != getattr(expected, column):
-            raise DamageError(where, column, "it is not what the text says")
+    expected, expected_packages = lock_rows(lock)
+    if checked(row) != checked(expected):
+        raise DamageError(where, "text", "the other columns are not what it says")
     found, wanted = (sorted(tuple(checked(one)) for one in some) for some in (packages, expected_packages))
     if found != wanted:
         raise DamageError(where, "packages", "its packages are not those of the text")
@@ -380,7 +360,7 @@ def decision_of(row: DecisionRow) -> Decision:
     """
     found = checked(row)
     if row.kind in _PAYLOADS:
-        read(_PAYLOADS[row.kind], row.payload, _name_of(row), "payload")
+        read(_PAYLOADS[row.kind], row.payload, name_of(row), "payload")
     return Decision(found.at, found.kind, row.payload)
 
 
@@ -441,7 +421,6 @@ def stored_trial(of_study: MemberRow, row: TrialRow, key: str) -> StoredTrial:
         study_id=row.study_id,
         reused=member.reused,
         matched=member.matched,
-        recorded_at=row.recorded_at,
     )
 
 
@@ -460,7 +439,7 @@ def _facts(row: TrialRow, key: str) -> dict[str, Any]:
     found = checked(row)
     return {
         **{name: getattr(found, name) for name in _FACTS},
-        "combination": combination_from(key, _name_of(row)),
+        "combination": combination_from(key, name_of(row)),
         "machine": Machine(*(getattr(found, name) for name in _MACHINE)),
     }
 
@@ -474,7 +453,7 @@ def whole_trial(row: TrialRow, key: str, logs: Mapping[str, bytes | None]) -> Wh
         DamageError: The row or its logs hold invalid content.
     """
     facts = _facts(row, key)
-    where = _name_of(row)
+    where = name_of(row)
     try:
         texts = {name: (logs.get(name) or b"").decode("utf-8", "surrogatepass") for name in LOGS}
     except UnicodeDecodeError as error:
@@ -482,4 +461,4 @@ def whole_trial(row: TrialRow, key: str, logs: Mapping[str, bytes | None]) -> Wh
     imported = read(dict[str, str], read_json(logs.get(IMPORTED) or b"{}"), where, IMPORTED)
     record = TrialRecord(**{**facts, **texts, "imported": imported})
     collected = any(content is None for content in logs.values())
-    return WholeTrial(row.study_id, record, row.recorded_at, collected)
+    return WholeTrial(row.study_id, record, collected)

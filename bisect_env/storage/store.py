@@ -127,7 +127,7 @@ def _limit_of(session: Session) -> int:
 
 def _stored(session: Session) -> int:
     """Return how many bytes all logs take in the database, after compression."""
-    query = select(func.coalesce(func.sum(BlobRow.stored), 0)).where(col(BlobRow.collected).is_(False))
+    query = select(func.coalesce(func.sum(func.length(BlobRow.data)), 0))
     return int(session.exec(query).one())
 
 
@@ -149,11 +149,12 @@ def _cited_trials(store: Store) -> list[str]:
 
 def _logs(session: Session) -> list[tuple[str, str, int]]:
     """Return trial id, content hash and stored size in bytes of each stored log, the oldest trial first."""
+    size: Any = func.length(BlobRow.data)
     query = (
-        select(TrialRow.trial_id, BlobRow.content_hash, BlobRow.stored)
+        select(TrialRow.trial_id, BlobRow.content_hash, size)
         .join(ArtefactRow, col(ArtefactRow.trial_sequence) == col(TrialRow.sequence))
         .join(BlobRow, col(BlobRow.content_hash) == col(ArtefactRow.content_hash))
-        .where(col(BlobRow.collected).is_(False))
+        .where(col(BlobRow.data).is_not(None))
         .order_by(col(TrialRow.sequence), col(BlobRow.content_hash))
     )
     return list(session.exec(query))
@@ -286,18 +287,6 @@ def _kept_files(session: Session, files: Sequence[StudyFile]) -> list[dict[str, 
     return rows_of
 
 
-def _of_studies(session: Session) -> set[str]:
-    """Return the hashes of all stored contents that are files of studies.
-
-    These contents are never deleted to save space.
-    """
-    found: set[str] = set()
-    for files in session.exec(select(StudyRow.files)):
-        entries = files if isinstance(files, list) else []
-        found.update(str(file.get("content_hash")) for file in entries if isinstance(file, dict))
-    return found
-
-
 class Store:
     """An open results database, with methods to read and write studies, combinations and trials.
 
@@ -329,29 +318,21 @@ class Store:
         return self.database.shown
 
     @contextlib.contextmanager
-    def snapshot(self) -> Iterator[None]:
-        """Show this thread one unchanging state of the database during the `with` block.
-
-        Others may write meanwhile.
-        """
-        if getattr(self._local, "session", None) is not None:
-            yield
-            return
-        with self.reading() as session:
-            self._local.session = session
-            try:
-                yield
-            finally:
-                self._local.session = None
-
-    @contextlib.contextmanager
     def reading(self) -> Iterator[Session]:
-        """Open a session for reading, or reuse the session that this thread has open."""
+        """Open a session for reading, or reuse the session that this thread has open.
+
+        During the `with` block, this thread reads one unchanging state of the database. Others may write
+        meanwhile.
+        """
         if (shared := getattr(self._local, "session", None)) is not None:
             yield shared
             return
         with speaking(self.shown), Session(self.database.reader) as session:
-            yield session
+            self._local.session = session
+            try:
+                yield session
+            finally:
+                self._local.session = None
 
     @contextlib.contextmanager
     def writing(self) -> Iterator[Session]:
@@ -386,17 +367,13 @@ class Store:
         return store
 
     def _find_or_make(self, *, read_only: bool) -> None:
-        with self.reading() as session:
-            is_ours = has_schema(session.connection(), self.shown)
-        if not is_ours and read_only:
-            raise no_results(self.shown)
-        if not is_ours:
-            with self.writing() as session:
-                # Another process may have created the tables while this one waited for the write lock.
-                if not has_schema(session.connection(), self.shown):
-                    make_schema(session.connection())
-        with self.reading() as session:
-            check_version(session.connection(), self.shown)
+        with self.reading() if read_only else self.writing() as session:
+            connection = session.connection()
+            if not has_schema(connection, self.shown):
+                if read_only:
+                    raise no_results(self.shown)
+                make_schema(connection)
+            check_version(connection, self.shown)
 
     # -- studies, and what was decided in them ---------------------------------------------------------------
 
@@ -459,23 +436,20 @@ class Store:
             StorageError: A file is damaged.
         """
         with self.reading() as session:
-            row = study_row(session, study_id)
-            rows.study_of(row)
             found, missing = [], []
-            for file in row.files:
-                digest = file["content_hash"]
-                blob = session.get(BlobRow, digest) if digest else None
-                content = b"" if digest == "" else None if blob is None else blobs.get(blob)
+            for file in rows.checked(study_row(session, study_id)).files:
+                blob = session.get(BlobRow, file.content_hash) if file.content_hash else None
+                content = b"" if file.content_hash == "" else None if blob is None else blobs.get(blob)
                 if content is None:
-                    missing.append(str(file["name"]))
+                    missing.append(file.name)
                 else:
-                    found.append(StudyFile(str(file["name"]), content, bool(file["executable"])))
+                    found.append(StudyFile(file.name, content, file.executable))
             return tuple(found), tuple(missing)
 
     def update_study(
         self,
         study_id: str,
-        status: str | None = None,
+        status: StudyStatus | None = None,
         verdict: VerdictDocument | None = None,
         *,
         grid: Sequence[AxisInfo] | None = None,
@@ -484,19 +458,16 @@ class Store:
 
         Args:
             study_id: Id of the study.
-            status: A `StudyStatus`. With any but `open`, the study has ended.
+            status: With any but `open`, the study has ended.
             verdict: Current verdict. Reports can show it while the study runs.
             grid: Axes with all values, after releases were added to them.
-
-        Raises:
-            ValueError: An invalid status.
         """
         now = datetime.now(UTC)
         with self.writing() as session:
             row = study_row(session, study_id)
             row.updated_at = now
             if status is not None:
-                row.status = StudyStatus(status).value
+                row.status = str(status)
                 row.finished_at = None if status == StudyStatus.OPEN else now
             if verdict is not None:
                 row.verdict = rows.model_value(verdict)
@@ -553,8 +524,7 @@ class Store:
         with self.writing() as session:
             query = select(LockRow.content_hash).where(col(LockRow.content_hash).in_(wanted))
             known = set(session.exec(query))
-            now = datetime.now(UTC)
-            new = [rows.lock_rows(lock, now) for lock in wanted.values() if lock.content_hash not in known]
+            new = [rows.lock_rows(lock) for lock in wanted.values() if lock.content_hash not in known]
             session.add_all(row for row, _ in new)
             session.flush()
             session.add_all(package for _, packages in new for package in packages)
@@ -581,7 +551,7 @@ class Store:
         status and reason: findings of trials, and warnings of its environment.
 
         Raises:
-            ValueError: An invalid status, or a lock that is not stored.
+            ValueError: A lock is not stored.
         """
         with self.writing() as session:
             study = study_row(session, study_id)
@@ -593,19 +563,19 @@ class Store:
             known = {row.key: row for row in session.exec(query)}
             locked = set()
             for key, state in named:
-                status = CombinationStatus(state.status)
                 row = known.get(key)
                 if row is None:
                     row = CombinationRow(study_id=study_id, key=key, status="", reason="")
                     session.add(row)
                     known[key] = row
-                elif status is CombinationStatus.UNLOCKED or (
-                    status is CombinationStatus.SOLVABLE and row.lock_hash == state.lock_hash
+                elif state.status == CombinationStatus.UNLOCKED or (
+                    state.status == CombinationStatus.SOLVABLE and row.lock_hash == state.lock_hash
                 ):
                     continue
                 if state.lock_hash != row.lock_hash:
                     locked.add(key)
-                row.status, row.reason, row.lock_hash = status.value, public(state.reason), state.lock_hash
+                row.status, row.reason = str(state.status), public(state.reason)
+                row.lock_hash = state.lock_hash
             try:
                 session.flush()
             except IntegrityError as error:
@@ -614,23 +584,24 @@ class Store:
             if locked and locked & like_ends(session, study_id, end_keys(rows.study_of(study))):
                 self.study_trials(study_id).write_evidence(session)
 
-    def set_combination(self, study_id: str, combination: Combination, status: str, reason: str) -> None:
+    def set_combination(
+        self, study_id: str, combination: Combination, status: CombinationStatus, reason: str
+    ) -> None:
         """Update the status of a combination after a build or a trial, without changing the lock.
 
         Args:
             study_id: Id of its study.
             combination: The combination.
-            status: A `CombinationStatus`.
+            status: New status.
             reason: Readable reason.
 
         Raises:
-            ValueError: An invalid status, or a combination that the study does not have.
+            ValueError: The study does not have the combination.
         """
-        checked = CombinationStatus(status)
         with self.writing() as session:
             (row_id,) = self.combination_ids(session, study_id, [combination])
             row = session.get_one(CombinationRow, row_id)
-            row.status, row.reason = checked.value, public(reason)
+            row.status, row.reason = str(status), public(reason)
 
     def combinations(self, study_id: str) -> list[CombinationState]:
         """Return every combination of a study, in the order in which they were first saved."""
@@ -818,29 +789,23 @@ class Store:
         with self.reading() as session:
             number: Any = func.count()
             query = (
-                select(TrialRow.study_id, number)
+                select(StudyRow, number)
+                .join(TrialRow, col(TrialRow.study_id) == col(StudyRow.id))
                 .join(MemberRow, col(MemberRow.trial_sequence) == col(TrialRow.sequence))
                 .where(MemberRow.study_id == study_id, col(MemberRow.reused))
-                .group_by(col(TrialRow.study_id))
-                .order_by(number.desc(), col(TrialRow.study_id))
+                .group_by(col(StudyRow.id))
+                .order_by(number.desc(), col(StudyRow.id))
             )
-            found = []
-            for origin, trials in session.exec(query):
-                row = session.get(StudyRow, origin)
-                if row is None:
-                    raise DamageError(f"study {study_id}", "trials", f"one is of a study {origin!r:.40}")
-                study = rows.study_of(row)
-                definition = study.definition
-                found.append(
-                    Origin(
-                        study_id=study.id,
-                        study=study.name,
-                        user=definition.user,
-                        host=definition.host,
-                        trials=trials,
-                    )
+            return [
+                Origin(
+                    study_id=study.id,
+                    study=study.name,
+                    user=study.definition.user,
+                    host=study.definition.host,
+                    trials=trials,
                 )
-            return found
+                for study, trials in ((rows.study_of(row), count) for row, count in session.exec(query))
+            ]
 
     # -- logs and other files that trials left ---------------------------------------------------------------
 
@@ -862,18 +827,16 @@ class Store:
                 logs = _logs(session)
                 trial_ids = set(_cited_trials(self))
                 cited = {digest: size for trial_id, digest, size in logs if trial_id in trial_ids}
-                kept = cited.keys() | _of_studies(session)
                 # The newest trial that left a content counts, so that contents which still occur stay longer.
                 newest_first = {digest: size for _, digest, size in reversed(logs)}
                 for digest, size in reversed(newest_first.items()):
-                    if after > limit and digest not in kept:
+                    if after > limit and digest not in cited:
                         dropped.append(digest)
                         after -= size
             if not dry:
                 session.merge(MetaRow(name=LOG_LIMIT, value=str(limit)))
                 for digest in dropped:
-                    row = session.get_one(BlobRow, digest)
-                    row.collected, row.data = True, None
+                    session.get_one(BlobRow, digest).data = None
         return Collected(limit, before, after, len(dropped), sum(cited.values()))
 
     def logs_beyond_limit(self) -> bool:

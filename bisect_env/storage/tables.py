@@ -21,7 +21,7 @@ from sqlmodel import Field, SQLModel
 
 from bisect_env.storage.values import Bytes, UtcDateTime
 
-SCHEMA_VERSION = 4
+SCHEMA_VERSION = 5
 """Version of the tables below."""
 
 APPLICATION_ID = 0x62656E76
@@ -78,7 +78,6 @@ class LockRow(_Table, table=True):
     content_hash: str = Field(primary_key=True, regex=r"^[0-9a-f]{64}$")
     python: str
     platform: str
-    created_at: AwareDatetime = Field(sa_type=UtcDateTime)
     text: str = Field(sa_type=Text)
 
 
@@ -131,7 +130,6 @@ class TrialRow(_Table, table=True):
     started_at: AwareDatetime = Field(sa_type=UtcDateTime)
     recorded_at: AwareDatetime = Field(sa_type=UtcDateTime)
     duration: float
-    killed_by_us: bool
     hash_seed: int = Field(sa_type=BigInteger)
     copies: dict[str, int] = Field(sa_type=JSON)
     iterations: int = Field(ge=0)
@@ -206,9 +204,6 @@ class BlobRow(_Table, table=True):
 
     __tablename__ = "blobs"
     content_hash: str = Field(primary_key=True)
-    size: int = Field(sa_type=BigInteger)
-    stored: int = Field(sa_type=BigInteger)
-    collected: bool
     data: bytes | None = Field(default=None, sa_type=Bytes)
 
 

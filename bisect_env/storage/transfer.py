@@ -20,7 +20,7 @@ from sqlmodel import Session, col, select
 from bisect_env.errors import StorageError, UsageError, expanded
 from bisect_env.storage import blobs, rows
 from bisect_env.storage.backend import speaking
-from bisect_env.storage.entries import CombinationStatus
+from bisect_env.storage.entries import LEARNT, CombinationStatus
 from bisect_env.storage.store import Store
 from bisect_env.storage.study_trials import sequences_of
 from bisect_env.storage.tables import (
@@ -82,7 +82,7 @@ def merge(
     """
     if source.shown == target.shown:
         raise UsageError(f"{source.shown} would be merged into itself", remedy="name another database")
-    with source.snapshot(), source.reading() as reading:
+    with source.reading() as reading:
         copier = _Copier(source, reading, target)
         query = select(StudyRow).order_by(col(StudyRow.created_at), col(StudyRow.id))
         if chosen is not None:
@@ -194,7 +194,7 @@ class _Copier:
                 session.add(mine)
             elif mine.status == CombinationStatus.UNLOCKED:
                 mine.status, mine.reason, mine.lock_hash = row.status, row.reason, row.lock_hash
-            elif _is_learnt(row) and not _is_learnt(mine) and row.lock_hash == mine.lock_hash:
+            elif row.status in LEARNT and mine.status not in LEARNT and row.lock_hash == mine.lock_hash:
                 mine.status, mine.reason = row.status, row.reason
 
     def _decisions(self, session: Session, study_id: str) -> None:
@@ -312,10 +312,6 @@ class _Copier:
                     ]
                 )
                 trials.write_evidence(session)
-
-
-def _is_learnt(row: CombinationRow) -> bool:
-    return CombinationStatus(row.status).is_learnt
 
 
 # --------------------------------------------------------------------------------------------------

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from bisect_env.trials import stacks
 from bisect_env.trials.classify import ExitRecord
-from bisect_env.trials.stacks import find_tool, live_stacks, look_at, run_tool, with_gdb
+from bisect_env.trials.stacks import find_tool, live_stacks, run_tool, with_gdb
 
 # --------------------------------------------------------------------------------------------------
 # Core files: where this host writes them, and the stacks that gdb and py-spy read from them.
@@ -299,7 +299,7 @@ class Debug:
         if gdb is None:
             self.notes.append("gdb is not on this machine: no native stacks by it")
         elif "by gdb:" not in text:
-            said = look_at(with_gdb, gdb, pid)
+            said = with_gdb(gdb, pid)
             if said.ok:
                 (self.keep / "gdb.txt").write_text(said.text, "utf-8")
             else:

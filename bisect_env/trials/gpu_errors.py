@@ -14,25 +14,14 @@ from bisect_env.trials.records import Outcome
 # Tables in `trials/tables/`, which `tools/gpu_tables.py` generates from NVIDIA's sources.
 
 
-@dataclass(frozen=True, slots=True)
-class ErrorTable:
-    """A table of GPU errors, and the source from which the table was taken.
-
-    Attributes:
-        source: Where the table was taken from.
-        read: When and how it was read.
-        rows: Rows of the table; each maps column names to values.
-    """
-
-    source: str
-    read: str
-    rows: tuple[dict[str, str], ...]
+TABLES = Path(__file__).parent / "tables"
+"""Directory of the tables. The first two lines of a table say where it was taken from, and when."""
 
 
-def _load(name: str) -> ErrorTable:
-    with (Path(__file__).parent / "tables" / f"{name}.csv").open(encoding="utf-8", newline="") as stream:
-        source, read = (stream.readline().removeprefix("# ").rstrip("\n") for _ in range(2))
-        return ErrorTable(source, read, tuple(csv.DictReader(stream)))
+def _rows(name: str) -> list[dict[str, str]]:
+    """Return the rows of a table; each maps column names to values."""
+    with (TABLES / f"{name}.csv").open(encoding="utf-8", newline="") as stream:
+        return list(csv.DictReader(line for line in stream if not line.startswith("# ")))
 
 
 # --------------------------------------------------------------------------------------------------
@@ -61,10 +50,9 @@ class CudaError:
     outcome: Outcome
 
 
-CUDA_TABLE = _load("cuda_errors")
 CUDA_ERRORS = tuple(
     CudaError(int(row["number"]), row["runtime"], row["driver"], row["text"], Outcome(row["outcome"]))
-    for row in CUDA_TABLE.rows
+    for row in _rows("cuda_errors")
     if row["outcome"]
 )
 """All CUDA errors that imply an outcome, in numerical order."""
@@ -130,10 +118,10 @@ def find_cuda_error(text: str) -> CudaError | None:
 # Xids by number: error codes that the driver reports for a GPU, and whether they make a trial void.
 
 
-XID_TABLE = _load("xids")
-XIDS = {int(row["number"]): row["description"] for row in XID_TABLE.rows}
+_XIDS = _rows("xids")
+XIDS = {int(row["number"]): row["description"] for row in _XIDS}
 """Number of each Xid to NVIDIA's short description."""
-SICK_XIDS = frozenset(int(row["number"]) for row in XID_TABLE.rows if row["meaning"] == "sick")
+SICK_XIDS = frozenset(int(row["number"]) for row in _XIDS if row["meaning"] == "sick")
 """Xids for which the hardware, the driver or the firmware is at fault, so that trials on that GPU are no
 evidence. A fault of the program can cause the other Xids."""
 

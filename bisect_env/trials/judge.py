@@ -38,12 +38,7 @@ VOID = frozenset(
 )
 """Outcomes caused by the infrastructure (host, worker, GPU, disk); such a trial is void and is run again."""
 
-SKIPPED = frozenset(
-    {
-        *(Outcome.ENV_UNSOLVABLE, Outcome.ENV_UNBUILDABLE, Outcome.ENV_MISMATCH),
-        *(Outcome.UNSUPPORTED, Outcome.SKIP, Outcome.NOT_RUNNABLE),
-    }
-)
+SKIPPED = frozenset({Outcome.ENV_MISMATCH, Outcome.UNSUPPORTED, Outcome.SKIP, Outcome.NOT_RUNNABLE})
 """Outcomes that show that a combination cannot be tested; it gets no more trials.
 
 `not-runnable` belongs here because it can concern only some combinations (a syntax that Python 3.6 does not

@@ -287,20 +287,11 @@ class Launcher:
         with self._lock:
             self._discard()
 
-    def forget(self) -> None:
-        """Detach this object from the parent process's server after a fork, without ending that server."""
-        if self._requests is not None:
-            self._requests.close()
-        if self.process is not None:
-            self.process.returncode = 0  # else its destructor warns, because the server is not our child
-        self.__init__()  # type: ignore[misc]  # a lock that another thread held would stay locked for ever
-
 
 LAUNCHER = Launcher()
 """The launcher of this process."""
 
 atexit.register(LAUNCHER.close)
-os.register_at_fork(after_in_child=LAUNCHER.forget)
 
 
 # --------------------------------------------------------------------------------------------------

@@ -70,8 +70,6 @@ class Outcome(StrEnum):
     GPU_LOST = "gpu-lost"
     KILLED_EXTERNAL = "killed-external"
     DISK_FULL = "disk-full"
-    ENV_UNSOLVABLE = "env-unsolvable"
-    ENV_UNBUILDABLE = "env-unbuildable"
     ENV_MISMATCH = "env-mismatch"
     UNSUPPORTED = "unsupported"
     SKIP = "skip"
@@ -194,7 +192,6 @@ class TrialFacts:
         started_at: UTC time of the start.
         duration: Run time in seconds.
         signature: Signature of the failure; equal failures have equal signatures. "" if there is none.
-        killed_by_us: Whether bisect-env sent the process a signal because the time limit had passed.
         hash_seed: `PYTHONHASHSEED` of the script.
         copies: Outcome to the number of copies that ended with it.
         iterations: Number of iterations of the script that were begun, summed over all copies; 0 if the
@@ -215,7 +212,6 @@ class TrialFacts:
     started_at: datetime
     duration: float
     signature: str = ""
-    killed_by_us: bool = False
     hash_seed: int = 0
     copies: Mapping[Outcome, int] = field(default_factory=dict)
     iterations: int = 0

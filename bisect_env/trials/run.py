@@ -18,6 +18,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Protocol
 
@@ -223,8 +224,6 @@ def some_cpus(count: int, cpus: Collection[int], trial_id: str) -> list[int]:
 
 STACK_LIMIT = 100_000
 """Maximum number of characters kept of a stack."""
-PRECEDENCE = {outcome: rank for rank, outcome in enumerate(Outcome)}
-"""Rank of each outcome. If several copies ran, the copy with the lowest rank determines the record."""
 
 __all__ = ["TrialCancelledError", "harness_error_record", "run_trial"]
 
@@ -238,7 +237,6 @@ class _Execution:
     gpus: Sequence[str]
     cpus: Collection[int]
     cancelled: Callable[[], bool]
-    on_deadline: Callable[[int], str]
     debug: Debug | None
     inside: Inside | None
     expected: Mapping[str, Expected]
@@ -291,10 +289,7 @@ def run_trial(
         expected = expected_imports(prefix, locked)
         around = spec.perturbation
         cpus = some_cpus(around.cpus, cpus, spec.trial_id)
-        look = live_stacks if debug is None else debug.on_deadline
-        place = _Execution(
-            prefix, interpreter, gpus, cpus, cancelled, look, debug, inside, expected, gpu_watch
-        )
+        place = _Execution(prefix, interpreter, gpus, cpus, cancelled, debug, inside, expected, gpu_watch)
         with load_beside(around.load, cpus, spec.timeout + 60.0):
             exits = _run_copies(spec, place)
         record = _record(spec, exits, started_at, time.monotonic() - clock)
@@ -349,11 +344,17 @@ def _run_copy(spec: TrialSpec, place: _Execution) -> ExitRecord:
     def at_deadline(pid: int) -> str:
         # Measured before the stacks are read, because reading them stops the process.
         rates.append(place.gpu_watch.busy() if place.gpu_watch else None)
-        return place.on_deadline(pid)
+        return live_stacks(pid) if place.debug is None else place.debug.on_deadline(pid)
 
-    watched = replace(place, on_deadline=at_deadline)
+    run = partial(
+        run_process,
+        timeout=spec.timeout,
+        output_limit=spec.output_limit,
+        cancelled=place.cancelled,
+        on_deadline=at_deadline,
+    )
     with work_dir(spec.files) as directory:
-        seen = _run_in(directory, spec, watched)
+        seen = _run_in(directory, spec, place, run)
         if IO_ERROR.search(seen.stderr):
             seen = replace(seen, disk_error=write_problem(directory.top))
     xids = tuple(place.gpu_watch.reported()) if place.gpu_watch else ()
@@ -365,10 +366,18 @@ def _run_copy(spec: TrialSpec, place: _Execution) -> ExitRecord:
     return replace(seen, expected=place.expected, gpu_rate=rates[0] if rates else None, xids=xids)
 
 
-def _run_in(directory: WorkDir, spec: TrialSpec, place: _Execution) -> ExitRecord:
+def _run_in(
+    directory: WorkDir, spec: TrialSpec, place: _Execution, run: Callable[..., ExitRecord]
+) -> ExitRecord:
     """Run one copy of the command, on this host or in a container, and return its exit record.
 
     The harness is installed if it can run in the command, and its notes are added to the result.
+
+    Args:
+        directory: Private directories of the copy.
+        spec: What to run.
+        place: Where to run it.
+        run: `run_process` with the limits of the trial.
     """
     notes_in = directory.top
     env = trial_env(
@@ -396,9 +405,18 @@ def _run_in(directory: WorkDir, spec: TrialSpec, place: _Execution) -> ExitRecor
         env, marks = install(notes_in, env, place.expected, gc_threshold=spec.perturbation.gc_threshold)
     argv = [*spec.under, program, *arguments]
     if place.inside is None:
-        seen = _run_here(spec, place, directory, argv, env)
+        launch = Launch(
+            argv,
+            env,
+            directory.work,
+            core=place.debug is not None,
+            cpus=sorted(place.cpus),
+            nice=spec.perturbation.nice,
+            scratch=directory.top,
+        )
+        seen = run(launch)
     else:
-        seen = _run_contained(spec, place, directory, argv, env)
+        seen = _run_contained(_parcel(spec, place, directory, argv, env), place.inside, directory.top, run)
     if place.debug is not None:
         place.debug.after(seen, directory.work, program)
     if marks is not None:
@@ -447,31 +465,10 @@ def _program_inside(spec: TrialSpec, place: _Execution, inside: Inside) -> str |
     return ExitRecord(returncode=None, stage="outside", why=why)
 
 
-def _run_here(
+def _parcel(
     spec: TrialSpec, place: _Execution, directory: WorkDir, argv: list[str], env: Mapping[str, str]
-) -> ExitRecord:
-    return run_process(
-        Launch(
-            argv,
-            env,
-            directory.work,
-            core=place.debug is not None,
-            cpus=sorted(place.cpus),
-            nice=spec.perturbation.nice,
-            scratch=directory.top,
-        ),
-        timeout=spec.timeout,
-        output_limit=spec.output_limit,
-        cancelled=place.cancelled,
-        on_deadline=place.on_deadline,
-    )
-
-
-def _run_contained(
-    spec: TrialSpec, place: _Execution, directory: WorkDir, argv: list[str], env: Mapping[str, str]
-) -> ExitRecord:
-    assert place.inside is not None
-    parcel = Parcel(
+) -> Parcel:
+    return Parcel(
         name=f"bisect-env-{spec.trial_id[:32]}-{secrets.token_hex(3)}",
         trial_id=spec.trial_id,
         argv=argv,
@@ -484,23 +481,17 @@ def _run_contained(
         network=spec.network,
         core=place.debug is not None,
     )
-    prepare(place.inside, parcel)
-    contained = Contained(place.inside, parcel, directory.top)
-    keep_removal(directory.top, contained.removal)
+
+
+def _run_contained(parcel: Parcel, inside: Inside, top: Path, run: Callable[..., ExitRecord]) -> ExitRecord:
+    prepare(inside, parcel)
+    contained = Contained(inside, parcel, top)
+    keep_removal(top, contained.removal)
     # The client of the engine is no part of the trial; it gets the user's full environment variables.
-    client_env = {**os.environ, TRIAL_ID: spec.trial_id}
-    client = Launch(
-        contained.argv, client_env, directory.top, scratch=directory.top, elsewhere=contained.commands
-    )
+    client_env = {**os.environ, TRIAL_ID: parcel.trial_id}
+    client = Launch(contained.argv, client_env, top, scratch=top, elsewhere=contained.commands)
     try:
-        record = run_process(
-            client,
-            timeout=spec.timeout,
-            output_limit=spec.output_limit,
-            cancelled=place.cancelled,
-            on_deadline=place.on_deadline,
-            contained=contained.first_process,
-        )
+        record = run(client, contained=contained.first_process)
     finally:
         contained.open_up()
     return _as_ended_inside(record, contained)
@@ -530,7 +521,7 @@ def _as_ended_inside(record: ExitRecord, contained: Contained) -> ExitRecord:
 
 def _record(spec: TrialSpec, exits: list[ExitRecord], started_at: datetime, elapsed: float) -> TrialRecord:
     found = [(classify(one), one) for one in exits]
-    chosen, one = min(found, key=lambda pair: PRECEDENCE[pair[0].outcome])
+    chosen, one = min(found, key=lambda pair: list(Outcome).index(pair[0].outcome))
     counts = Counter(classification.outcome for classification, _ in found)
     return TrialRecord(
         trial_id=spec.trial_id,
@@ -547,7 +538,6 @@ def _record(spec: TrialSpec, exits: list[ExitRecord], started_at: datetime, elap
         stderr=one.stderr,
         stack=_stack(one)[-STACK_LIMIT:],
         signature=signature(one, chosen),
-        killed_by_us=one.killed_by_us,
         hash_seed=spec.hash_seed,
         copies={outcome: counts[outcome] for outcome in Outcome if counts[outcome]},
         iterations=sum(one.iterations for one in exits) if spec.repeats > 1 else 0,

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import json
 import os
-import platform
 import re
 import shutil
-import signal
 import struct
 import sys
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -39,8 +36,7 @@ class ToolOutput:
     Attributes:
         ok: Whether the tool succeeded.
         text: Its standard output, truncated if it is too long.
-        why: What went wrong, in one line; "" if nothing did. It can be set although `ok` is true: a tool can
-            be interrupted after it has printed what was asked for.
+        why: What went wrong, in one line; "" if nothing did.
     """
 
     ok: bool
@@ -79,40 +75,12 @@ def run_tool(argv: Sequence[str], limit: float = TOOL_LIMIT) -> ToolOutput:
     return ToolOutput(answer.ok, answer.stdout[:_KEPT].replace("\0", "\ufffd"), why)
 
 
-def unwinds_natively() -> bool:
-    """Return whether py-spy can read native frames on this CPU architecture."""
-    return platform.machine() in ("x86_64", "AMD64")
-
-
-def look_at(take: Callable[[str, int], ToolOutput], tool: str, pid: int) -> ToolOutput:
-    """Run a debugger on a living process, and let the process continue if the debugger was interrupted.
-
-    An interrupted debugger can leave the process stopped. After a debugger that ended normally, a stopped
-    process has stopped itself: it hangs for that reason, and continuing it would end the hang.
-
-    Args:
-        take: Function that runs the debugger, such as `with_gdb`.
-        tool: Path of the debugger.
-        pid: Id of the process.
-    """
-    try:
-        was_stopped = psutil.Process(pid).status() in (psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP)
-    except psutil.Error:
-        was_stopped = False
-    said = take(tool, pid)
-    if said.why and not was_stopped:
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.kill(pid, signal.SIGCONT)
-    return said
-
-
 # --------------------------------------------------------------------------------------------------
 # Parsing native stacks in the format of gdb. Pure.
 
 _FRAME = re.compile(r"^#\d+\s+(?:0x[0-9a-f]+ in )?(?P<name>.+)$")
 _HANDLER = Frame("<signal handler called>", native=True)
 _PLACE = re.compile(r" (?:at (?P<source>(?:(?! at ).)+:\d+)|from (?P<library>(?:(?! from ).)+))$")
-_THREAD = re.compile(r"^Thread (\d+) (?P<took>.*received signal )?")
 _UNNAMED = "??"
 _DYING = re.compile(
     r"^_*(?:GI_+)?(?:raise|abort|gsignal|kill|pthread_kill\w*|libc_message\w*|malloc_printerr|fortify_fail\w*"
@@ -124,39 +92,27 @@ cause, so they are left out of stacks."""
 
 
 def failing_frames(text: str) -> list[Frame]:
-    """Return the native frames of the thread that failed, from gdb's output, innermost first.
+    """Return the native frames of a thread that failed, from gdb's output, innermost first.
 
-    The thread that failed is the one with a signal handler on its stack; only the frames that called into the
-    handler are returned. If no thread has a handler on its stack, it is the thread for which gdb reports the
-    signal, or thread 1 (in a core file). The functions with which a process ends itself, such as `abort`, are
-    left out.
+    If a signal handler is on the stack, only the frames that called into the handler are returned. The
+    functions with which a process ends itself, such as `abort`, are left out.
 
     Args:
-        text: Output of gdb's command `bt` or `thread apply all bt`.
+        text: Output of gdb's command `bt`.
     """
-    threads: dict[int, list[Frame]] = {}
-    number = took = 1
-    for line in text.splitlines():
-        if match := _THREAD.match(line):
-            number = int(match[1])
-            took = number if match["took"] else took
-        elif match := _FRAME.match(line):
-            threads.setdefault(number, []).append(_native_frame(match["name"]))
-    if not threads:
-        return []
-    with_handler = next((stack for stack in threads.values() if _HANDLER in stack), None)
-    failed = with_handler or threads.get(took) or next(iter(threads.values()))
-    if with_handler:
+    found = map(_FRAME.match, text.splitlines())
+    frames = [_native_frame(match["name"]) for match in found if match]
+    if _HANDLER in frames:
         # Use the outermost handler: a second signal may have arrived while faulthandler was printing.
-        failed = failed[len(failed) - failed[::-1].index(_HANDLER) :]
+        frames = frames[len(frames) - frames[::-1].index(_HANDLER) :]
     begin = 0
-    for position, frame in enumerate(failed):
+    for position, frame in enumerate(frames):
         # In libraries without symbols, unnamed frames may lie between the frames of `abort`.
         if _DYING.match(frame.function):
             begin = position + 1
         elif frame.function != _UNNAMED:
             break
-    return failed[begin:]
+    return frames[begin:]
 
 
 def _native_frame(text: str) -> Frame:
@@ -485,7 +441,7 @@ def live_stacks(pid: int) -> str:
     """Return, as text, the stacks of all threads of a process and of its descendants.
 
     The stacks are read with py-spy or, if it is missing or fails, with gdb. If both fail, the text says why.
-    The processes continue afterwards.
+    A tool that was interrupted can leave a process stopped, which handles a signal only after SIGCONT.
     """
     return "\n\n".join(filter(None, (_of_one(member) for member in _family(pid))))
 
@@ -505,7 +461,7 @@ def _of_one(pid: int) -> str:
         if tool is None:
             failures.append(f"{name}: not on this machine")
             continue
-        said = look_at(take, tool, pid)
+        said = take(tool, pid)
         if said.ok:
             return said.text
         failures.append(f"{name}: {said.why}")
@@ -521,17 +477,17 @@ def with_py_spy(tool: str, pid: int) -> ToolOutput:
         tool: Path of py-spy.
         pid: Id of the process.
     """
-    native = ["--native"] if unwinds_natively() else []
-    first = said = run_tool([tool, "dump", *native, "--json", "--pid", str(pid)])
-    if not said.ok and native:
-        said = run_tool([tool, "dump", "--json", "--pid", str(pid)])
+    dump = [tool, "dump", "--json", "--pid", str(pid)]
+    said = run_tool([*dump, "--native"])
+    if not said.ok:  # py-spy cannot read native frames of every process, nor on every CPU
+        said = run_tool(dump)
     if not said.ok:
         return said
     try:
         found = with_waits(pid, of_py_spy(json.loads(said.text)))
     except (ValueError, KeyError) as error:
         return ToolOutput(False, "", f"its answer cannot be read: {error!r}")
-    return ToolOutput(True, render(pid, found), first.why)
+    return ToolOutput(True, render(pid, found))
 
 
 def sentences(text: str) -> list[str]:
@@ -561,7 +517,7 @@ def with_gdb(tool: str, pid: int) -> ToolOutput:
     said = run_tool([tool, *GDB, "-p", str(pid), "-ex", "thread apply all bt 40"])
     if "#0" not in said.text:
         return ToolOutput(False, "", said.why or "no frames")
-    return ToolOutput(True, f"Process {pid}, by gdb:\n{only_threads(said.text)}", said.why)
+    return ToolOutput(True, f"Process {pid}, by gdb:\n{only_threads(said.text)}")
 
 
 def only_threads(text: str) -> str:

@@ -220,12 +220,9 @@ class Supervisor:
         return request
 
     def _read_exactly(self, length: int) -> bytes:
-        data = b""
-        while len(data) < length:
-            piece = self.control.recv(length - len(data))
-            if not piece:
-                raise EOFError("the worker went away before it had sent its request")
-            data += piece
+        data = self.control.recv(length, socket.MSG_WAITALL)
+        if len(data) < length:
+            raise EOFError("the worker went away before it had sent its request")
         return data
 
     def tell(self, event: dict[str, Any]) -> None:

@@ -209,18 +209,13 @@ def trial_env(
 
 
 def child_path(path: str, prefix_bin: Path, own_bin: Path | None) -> str:
-    """Return `path` with `prefix_bin` as its first directory and without `own_bin`."""
-    return os.pathsep.join(dict.fromkeys([str(prefix_bin), *_without(path, own_bin)]))
+    """Return `path` with `prefix_bin` as its first directory and without `own_bin`.
 
-
-@functools.lru_cache(16)
-def _without(path: str, own_bin: Path | None) -> tuple[str, ...]:
-    """Return the directories of `path` without `own_bin`.
-
-    Other names of `own_bin`, through links, are left out, too. The result is cached.
+    Other names of `own_bin`, through links, are left out, too.
     """
     own = None if own_bin is None else os.path.realpath(own_bin)
-    return tuple(part for part in path.split(os.pathsep) if part and os.path.realpath(part) != own)
+    kept = (part for part in path.split(os.pathsep) if part and os.path.realpath(part) != own)
+    return os.pathsep.join(dict.fromkeys([str(prefix_bin), *kept]))
 
 
 def own_bin() -> Path | None:

@@ -190,11 +190,9 @@ def stored(value: str, signature: str, evidence: Evidence = Evidence.BAD) -> Sto
         "evidence": evidence,
         "signature": signature,
         "started_at": datetime(2026, 1, 1, tzinfo=UTC),
-        "recorded_at": datetime(2026, 1, 1, tzinfo=UTC),
         "phase": Phase.BODY,
         "copies": {},
         "returncode": 1,
-        "killed_by_us": False,
     }
     texts = {"trial_id", "lock_hash", "detail", "host", "worker", "gpu", "study_id"}
     for one in fields(StoredTrial):

@@ -30,13 +30,11 @@ FAILED = StoredTrial(
     started_at=NOW,
     duration=1.0,
     signature="",
-    killed_by_us=False,
     hash_seed=0,
     copies={},
     host="",
     worker="",
     gpu="",
-    recorded_at=NOW,
     iterations=10,
 )
 PASSED = replace(FAILED, outcome=Outcome.PASS, evidence=Evidence.GOOD)

@@ -29,13 +29,11 @@ def trial(outcome: Outcome, *, gpu: str = "", host: str = "node1", detail: str =
         started_at=NOW,
         duration=0.0,
         signature="",
-        killed_by_us=False,
         hash_seed=0,
         copies={},
         host=host,
         worker="w",
         gpu=gpu,
-        recorded_at=NOW,
     )
 
 

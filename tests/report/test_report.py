@@ -541,7 +541,7 @@ def test_what_is_the_same_of_one_commit_as_of_another_is_one_reason(store: Store
 
 def test_the_report_of_a_study_that_goes_on_is_one_state(store: Store, tmp_path: Path) -> None:
     study = orjson_study(store)
-    with Store.open(str(tmp_path / "results.sqlite"), read_only=True) as reader, reader.snapshot():
+    with Store.open(str(tmp_path / "results.sqlite"), read_only=True) as reader, reader.reading():
         before = report_document(reader, study.study.id)
         study.passes({"python": "3.11", "orjson": "3.9.7"}, 5)
         assert report_document(reader, study.study.id) == before

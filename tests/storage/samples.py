@@ -79,7 +79,6 @@ def whole_record() -> TrialRecord:
         stderr="Fatal Python error: Segmentation fault\n",
         stack='  File "x.py", line 1 in main\n',
         signature='[1,"crash:SIGSEGV","body","x.py:main"]',
-        killed_by_us=True,
         hash_seed=2**32 - 1,
         copies={Outcome.CRASH: 2, Outcome.PASS: 8},
         gpu="GPU-1,GPU-2",

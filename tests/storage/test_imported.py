@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from sqlmodel import select
 
+from bisect_env.storage import blobs
 from bisect_env.storage.store import Store
 from bisect_env.storage.tables import BlobRow
 from bisect_env.trials.records import Outcome
@@ -35,4 +36,4 @@ def test_what_a_trial_imported_is_kept_and_equal_ones_are_stored_once(store: Sto
     assert [whole.record == one for whole, one in zip(found, trials, strict=True) if whole] == [True] * 4
     with store.reading() as session:
         (blob,) = session.exec(select(BlobRow)).all()
-    assert blob.size == len(json.dumps(imported, ensure_ascii=False).encode())
+    assert len(blobs.get(blob) or b"") == len(json.dumps(imported, ensure_ascii=False).encode())

@@ -148,7 +148,7 @@ def test_a_reader_does_not_slow_a_running_writer_to_a_halt(tmp_path: Path) -> No
     path = tmp_path / "results.sqlite"
     with Store.open(str(path)) as store:
         study_id = opened_study(store).id
-    with Store.open(str(path), read_only=True) as reader, reader.snapshot():
+    with Store.open(str(path), read_only=True) as reader, reader.reading():
         assert reader.trials(study_id) == []
         process = writer(path, study_id, 30)
         out, err = process.communicate(timeout=PATIENCE)

@@ -57,15 +57,14 @@ def test_the_guilty_frame_is_below_how_processes_die(backtrace: str, frame: str)
 
 @pytest.mark.integration
 @pytest.mark.skipif(shutil.which("gdb") is None, reason="gdb is not installed")
-def test_the_guilty_frame_and_the_signature_of_an_abort_are_of_the_same_place() -> None:
+def test_the_guilty_frame_of_an_abort_is_below_the_libraries_that_abort() -> None:
     debugger = under_gdb()
     assert debugger is not None
     code = "import ctypes; ctypes.CDLL('libstdc++.so.6')._ZSt17__throw_bad_allocv()"
     said = stacks.run_tool([*debugger, sys.executable, "-c", code], 60.0)
-    inner = stacks.failing_frames(said.text)[0]
+    guilty = of_gdb(said.text).guilty
     assert "libstdc++" in said.text
-    assert "libffi" in inner.file or inner.function == "ffi_call", inner
-    assert of_gdb(said.text).guilty == str(inner)
+    assert "libffi" in guilty or guilty.startswith("ffi_call "), guilty
 
 
 @pytest.mark.parametrize(

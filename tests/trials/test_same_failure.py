@@ -105,11 +105,6 @@ def test_frames_as_gdb_prints_them(line: str, name: str) -> None:
     assert names_of(line) == ([name] if name else [])
 
 
-def test_the_first_thread_took_a_signal_that_met_no_handler() -> None:
-    text = "Thread 2 (LWP 2):\n#0  wait () at a.c:1\n\nThread 1 (LWP 1):\n#0  crash () at a.c:2\n"
-    assert names_of(text) == ["crash"]
-
-
 @given(st.text())
 def test_any_text_is_read(text: str) -> None:
     assert all(isinstance(name, str) for name in names_of(text))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import signal
 import subprocess
 import sys
 import textwrap
@@ -21,11 +20,9 @@ from bisect_env.trials import stacks
 from bisect_env.trials.records import Outcome, TrialRecord
 from bisect_env.trials.stacks import (
     Thread,
-    ToolOutput,
     explain,
     find_tool,
     interpreter_data,
-    look_at,
     of_py_spy,
     where_main_is,
 )
@@ -55,14 +52,6 @@ DEADLOCK = """
     call_without()
 """
 """A driver that calls back into Python under a lock, against one that wants the lock and keeps the GIL."""
-
-
-def state_of(pid: int, wanted: str) -> str:
-    """Return the state of a process once it is the wanted one, or after ten seconds."""
-    deadline = time.monotonic() + 10
-    while (state := psutil.Process(pid).status()) != wanted and time.monotonic() < deadline:
-        time.sleep(0.01)
-    return state
 
 
 @pytest.fixture
@@ -133,29 +122,6 @@ def test_the_family_of_a_wrapper_is_looked_at(process: Callable[[str], int]) -> 
     finally:
         for child in psutil.Process(pid).children():
             child.kill()
-
-
-@pytest.mark.integration
-@pytest.mark.parametrize(
-    ("said", "state"),
-    [
-        (ToolOutput(True, "stacks"), psutil.STATUS_STOPPED),
-        (ToolOutput(False, "", "no answer in 20 s"), psutil.STATUS_SLEEPING),
-        (ToolOutput(True, "stacks", "no answer in 20 s"), psutil.STATUS_SLEEPING),
-    ],
-)
-def test_a_process_that_stops_itself_while_it_is_looked_at_stays_stopped(
-    process: Callable[[str], int], said: ToolOutput, state: str
-) -> None:
-    pid = process("import time; time.sleep(600)")
-
-    def take(tool: str, pid: int) -> ToolOutput:
-        os.kill(pid, signal.SIGSTOP)
-        assert state_of(pid, psutil.STATUS_STOPPED) == psutil.STATUS_STOPPED
-        return said
-
-    assert look_at(take, "gdb", pid) == said
-    assert state_of(pid, state) == state
 
 
 @pytest.mark.integration
