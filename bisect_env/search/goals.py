@@ -19,7 +19,7 @@ class Goal(StrEnum):
     FIRST_BAD = "first-bad"
     """The change at which the failure begins (for example: the first bad version of torch)."""
     EVERY_CONFIGURATION = "every-configuration"
-    """The same, and in addition every other minimal failing configuration."""
+    """The first bad change, and in addition every other minimal failing configuration."""
     TABLE = "table"
     """A label for every combination: does it fail or not?"""
 
