@@ -9,7 +9,7 @@ package, each defined with the ones before it:
   group. One of them, the representative, is tried for all.
 * *neighbours*: two cells that differ on one axis, with no cell that can be run between them. On an axis
   without order, any two values are neighbours.
-* *direction*: the assumption about where the bad values of an axis lie, such as "from some value on".
+* *direction*: the assumption about which values of an axis are bad, such as "all from some value on".
 * *family*: all sets of bad values that the direction of one axis allows, with their prior probabilities.
 * *hypothesis*: one possible set of bad combinations. Most hypotheses choose one set of each axis's family.
 * *generator*: a function that returns hypotheses with their priors (`generators.py`).

@@ -1,4 +1,4 @@
-"""What is believed after some trials: the weight of every hypothesis, failure rates integrated out. Pure.
+"""The posterior of every hypothesis after some trials, with failure rates integrated out. Pure.
 
 A row h calls the tried cells x bad or good. With B_j(x) the likelihood of the counts of x if it is bad, at
 column j of the rates (typical rate and spread, `rates.py`), and G_k(x) if it is good, at background k,
@@ -52,7 +52,7 @@ class CellCounts:
 
     @cached_property
     def unanimous(self) -> bool:
-        """Return whether every combination always failed or always passed."""
+        """Return whether every tried combination failed in all of its trials or passed in all of them."""
         return bool(((self.hits == 0) | (self.hits == self.trials)).all())
 
     @cached_property
@@ -172,7 +172,7 @@ class Belief:
 
     @property
     def typical_rates(self) -> tuple[float, float]:
-        """Return the posterior mean of the failure rate of bad combinations, and of good combinations."""
+        """Return the posterior means of two rates: of bad combinations, and of good ones (background)."""
         grid = self.counts.grid
         return float(self.bad_rates @ (grid.kernel @ grid.rates)), float(self.backgrounds @ grid.p0)
 

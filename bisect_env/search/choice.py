@@ -50,7 +50,7 @@ def binary_entropy(p: FloatArray) -> FloatArray:
 
 
 class Choice:
-    """A calculator of how much information trials of each combination are expected to give.
+    """The expected information of trials of each combination, given the posterior of all hypotheses.
 
     Args:
         belief: The posterior of hypotheses and failure rates.

@@ -32,7 +32,7 @@ class CornerSearch(TableSearch):
     def verdict(self) -> Verdict:
         """Return the verdict about the failing configuration nearest to the good end.
 
-        Its status is that of the whole table, or `NONE` if no configuration was found.
+        Its status is the one of the verdict about the whole table, or `NONE` if no configuration was found.
         """
         of_table = self.table.verdict
         if not self.found:

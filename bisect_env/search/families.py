@@ -58,7 +58,8 @@ class Family:
 def families_of(shape: Sequence[int], directions: Sequence[Direction]) -> list[Family]:
     """Return a list with the family of each axis of a lattice.
 
-    If the product of the numbers of sets exceeds `MOST_SETS`, complements of intervals are left out.
+    If there would be more than `MOST_SETS` combinations of one set per axis, no family contains complements
+    of intervals.
 
     Args:
         shape: Number of values on each axis.

@@ -27,7 +27,7 @@ _STEEPNESS, _STEEP = 0.5, 4.0
 _DRAWN = 96
 """Staircases that are drawn for each orientation and number of changes."""
 _BOUNDS = 0.5
-"""Share of the two bounds among the drawn staircases: what is between them is open until they agree."""
+"""Weight of the two bounds among the drawn staircases: cells between them are open until both agree."""
 _MOST_CHANGES = 3
 _ORIENTATIONS = 4
 

@@ -30,7 +30,7 @@ def search_towards(
     """Return a new search for the given goal.
 
     Args:
-        goal: What the study is to find.
+        goal: The goal of the study.
         grid: The lattice of combinations, as for `Search`.
         groups: The representative of each combination that can be run, as for `Search`.
         limits: When to stop, as for `Search`.

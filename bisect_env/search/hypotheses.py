@@ -5,11 +5,11 @@ A *row* calls each cell of the lattice bad or good. Rows come from generators, w
 * products (tier 0): one set of bad values for each axis; a cell is bad if all its values are in their sets,
   or, for several causes, if any is. Sets change along an axis as its direction says.
 * histories (tier 1): products whose sets change up to three times along an axis.
-* staircases (tier 2): tables that change at most three times on every way upward, sampled among those that
-  agree with the labels of the tried cells (`staircase.py`).
+* staircases (tiers 2 to 4): tables that change one to three times on the way upward, sampled among the tables
+  that agree with the labels of the tried cells (`staircase.py`).
 
 Where no row explains the counts, each cell is bad or good by itself (`independent.py`). Rows of a lower tier
-are simpler: of rows that agree on all tried cells, only those of the lowest tier count as answers.
+are simpler: if several rows agree on all tried cells, only rows of the lowest tier count as answers.
 
 Array shapes: H rows, X groups of combinations (each represented by one cell), P patterns.
 """

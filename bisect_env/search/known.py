@@ -1,4 +1,4 @@
-"""What is known of a study after some trials: belief, answer, and whether the answer stands. Pure.
+"""The state of a search after some trials: posterior, answer, and whether the answer stands. Pure.
 
 A `Known` is frozen and made anew after every trial. It departs from the plain belief in two cases: the search
 may assume that bad combinations fail in every trial (`_taken_for_certain`), and if no hypothesis explains the
@@ -85,7 +85,7 @@ class Known:
 
     @property
     def unanimous(self) -> bool:
-        """Return whether every combination always failed or always passed."""
+        """Return whether every tried combination failed in all of its trials or passed in all of them."""
         return self.counts.unanimous
 
     @cached_property
@@ -195,11 +195,12 @@ class Known:
 
     @cached_property
     def _pair(self) -> Answer:
-        """Return the answer for counts that no hypothesis explains: the bad and the good end of `path`.
+        """Return the answer to give if no hypothesis explains the counts: the two ends of `path`.
 
-        It has a boundary if both ends are neighbours that differ on one axis. If there is no path, the answer
-        is *always bad* or *never bad*; or, if there are labels of both kinds but all combinations of one kind
-        can no longer be run, an answer without first bad and last good combination.
+        The bad end is the first bad combination, the good end the last good one. The answer has a boundary if
+        they are neighbours that differ on one axis. If there is no path, the answer is *always bad* or *never
+        bad*; or, if there are labels of both kinds but all combinations of one kind can no longer be run, an
+        answer without first bad and last good combination.
         """
         found = self.path
         labels = self.view.spread(self.labels, -1)

@@ -32,7 +32,7 @@ _UNSEEN = 7
 
 @dataclass(frozen=True, eq=False)
 class NextTrials:
-    """A chooser of the next trials, given all results so far and the trials that are running.
+    """A decision about the next trials, given all results so far and the trials that are running.
 
     Attributes:
         known: The posterior, labels and best answer so far.

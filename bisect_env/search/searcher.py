@@ -50,8 +50,8 @@ class Search(StudySearch):
 
     Args:
         grid: The lattice of combinations, of any size; may contain a stated good and bad end.
-        groups: For each cell that can be run, the representative of its group (combinations with the same
-            measurement form a group). Cells that cannot be run are missing.
+        groups: For each cell that can be run, the representative of its group (combinations whose trials
+            would be equal form a group). Cells that cannot be run are missing.
         limits: When to stop.
         quick: Whether to finish as soon as the answer stands, without checks.
     """

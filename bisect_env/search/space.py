@@ -37,9 +37,9 @@ class Hypothesis:
     """One hypothesis about which combinations are bad, written as sets of values.
 
     Attributes:
-        kind: `all`, `any`, `never` or `always` (see the module); or `frontier` or `pair`, which sets cannot
-            describe. In a `frontier` the bad combinations lie beyond a staircase; a `pair` has only its
-            `table`.
+        kind: `all`, `any`, `never` or `always` (see the module); or `frontier`, `pair` or `table`, which sets
+            cannot describe. In a `frontier` the bad combinations lie beyond a staircase; a `pair` and a
+            `table` have only the attribute `table`.
         sets: For each axis a boolean array over its values: True for the bad values. On axes that do not
             matter it is all True (kind `all`) or all False (kind `any`).
         culprits: Positions of the axes that matter.

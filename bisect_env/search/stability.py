@@ -94,9 +94,10 @@ def host_effect(told: Sequence[Told]) -> Effect | None:
 
 
 def drift(told: Sequence[Told]) -> Effect | None:
-    """Return the strongest change of the failure rate after a quarter, half or three quarters of all trials.
+    """Compare the failure rates before and after three moments, and return the strongest effect.
 
-    Returns None if there are too few trials.
+    The moments are after a quarter, half and three quarters of all trials. Returns None if there are fewer
+    than four trials.
     """
     if len(told) < len(_MOMENTS) + 1:
         return None
@@ -111,7 +112,7 @@ _Table = Counter[tuple[Hashable, bool, bool]]
 
 
 def _part(told: Sequence[Told], inside: Sequence[bool]) -> _Table:
-    """Count the trials for each (combination, whether in the part, whether failed)."""
+    """Return the number of trials for each (combination, whether in the part, whether it failed)."""
     return Counter((one.cell, there, one.hit) for one, there in zip(told, inside, strict=True))
 
 

@@ -333,7 +333,7 @@ def _from_end_to_end(ways: Sequence[Way], grid: Grid, base: Index | None) -> Sha
 
 
 def _filled(values: Sequence[int], bad: NDArray[np.bool_], size: int) -> NDArray[np.bool_]:
-    """Return a boolean array, shape (size,): True for the bad values of an axis, given those of a stage.
+    """Return a boolean array, shape (size,): True for the bad values of an axis, from a stage's values.
 
     Values between two successive values of the stage that are both bad count as bad, too.
 

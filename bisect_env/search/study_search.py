@@ -41,7 +41,7 @@ class Situation:
         return self.only is None or cell in self.only
 
     def allowed(self, cells: Sequence[Index]) -> NDArray[np.bool_]:
-        """Return which of the given combinations may be chosen, as a boolean array in their order."""
+        """Return a boolean array in the order of `cells`: True for each cell that may be chosen."""
         return np.array([self.allows(cell) for cell in cells], dtype=np.bool_)
 
     def prices(self, cells: Sequence[Index]) -> FloatArray:

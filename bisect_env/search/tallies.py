@@ -102,7 +102,7 @@ class Tallies:
         return hits, trials
 
     def runnable(self, cells: Sequence[Index]) -> NDArray[np.bool_]:
-        """Return a boolean array in the order of `cells`: True for each that can still be tried.
+        """Return a boolean array in the order of `cells`: True for each cell that can still be tried.
 
         Args:
             cells: Representatives of groups.
