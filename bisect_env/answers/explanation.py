@@ -36,7 +36,7 @@ class IntermediateEnvironment(AnswerPart):
 
     @property
     def counts(self) -> str:
-        """Return the numbers of bad and counted trials as text, such as `34 of 40`."""
+        """Return how many of the counted trials were bad as text, such as `34 of 40`."""
         return f"{self.bad} of {self.trials}"
 
 

@@ -1,4 +1,4 @@
-"""Which other studies recorded the trials that a study reuses. Pure."""
+"""The other studies whose trials a study reuses. Pure."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ def interval(low: float, high: float) -> str:
 
 
 def probability(value: float) -> str:
-    """Format a probability, such as `97 %`, rounded down so that it never looks more certain than it is."""
+    """Format a probability, such as `97 %`, rounded down so that it never looks higher than it is."""
     if value >= 1.0:
         return "100 %"
     if value > 0.999:

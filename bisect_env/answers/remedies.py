@@ -1,4 +1,4 @@
-"""Describes how to change a question, by options or in its file, depending on how it was asked. Pure."""
+"""Advice on how to change a question: by options or in its file, depending on how it was asked. Pure."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from bisect_env.matrix.ask import ENVIRONMENT
 
 
 class Asked(Enum):
-    """How a question was asked, and so how its user can change it."""
+    """The way in which a question was asked, which determines how the user can change it."""
 
     IN_FILE = auto()
     """In a matrix file."""
@@ -20,11 +20,11 @@ class Asked(Enum):
 
     @classmethod
     def of(cls, matrix_path: object, axes: Container[str]) -> Asked:
-        """Return how a question was asked.
+        """Return the way in which the question of a study was asked.
 
         Args:
             matrix_path: Path of the matrix file; "" or None if there is none.
-            axes: Names of its axes.
+            axes: Names of the axes of the study.
         """
         if matrix_path:
             return cls.IN_FILE
@@ -32,13 +32,13 @@ class Asked(Enum):
 
     @property
     def ends(self) -> str:
-        """Return the name of the stated good and bad ends."""
+        """Return the words for the stated good and bad ends, such as "`--good` and `--bad`"."""
         if self is Asked.BETWEEN:
             return "the two environments"
         return "`good` and `bad` in the matrix" if self is Asked.IN_FILE else "`--good` and `--bad`"
 
     def add_package(self, package: str) -> str:
-        """Return how to install another package in every environment, such as "add `--with numpy`"."""
+        """Return advice to install another package in every environment, such as "add `--with numpy`"."""
         if self is Asked.BETWEEN:
             return f"add {package} to both environments"
         return f"add `packages: [{package}]`" if self is Asked.IN_FILE else f"add `--with {package}`"
@@ -48,7 +48,7 @@ class Asked(Enum):
         return f"write `{lines}` in `trial`" if self is Asked.IN_FILE else f"add `{option}`"
 
     def setting(self, lines: str, key: str = "") -> str:
-        """Return where to write a setting that has no option.
+        """Return the lines of a setting that has no option, with the place where to write them.
 
         Args:
             lines: The lines to write.

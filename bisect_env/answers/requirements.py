@@ -23,7 +23,7 @@ from bisect_env.matrix.grid import AxisKind, Direction, Grid, GridAxis, Index
 
 @dataclass(frozen=True, slots=True)
 class Requirement:
-    """Which values of another axis work with a run of values of one axis.
+    """The range of values of another axis that works with a run of values of one axis.
 
     Attributes:
         first: Position of the first value of the run.
@@ -135,7 +135,7 @@ def requirements_in_words(
 
 
 def _of_one(grid: Grid, axis: int, bad: NDArray[np.bool_]) -> dict[str, Any]:
-    """Return the fields of `Compatibility` for a lattice in which one axis alone decides what is bad.
+    """Return the fields of `Compatibility` for a lattice in which only one axis matters, as a dict.
 
     Args:
         grid: The lattice of combinations.

@@ -69,7 +69,10 @@ _NO_NEWS = 0.5
 
 
 def _excluded(verdict: VerdictDocument) -> list[str]:
-    """Return which failure rate of the last good combination is excluded, if its checks were cut short."""
+    """Return a clause with the failure rate that is excluded for the last good combination, as a list.
+
+    The list is empty unless the final checks were cut short.
+    """
     if not verdict.cleared or not verdict.cleared[0].wanted:
         return []
     last_good = verdict.cleared[0]
@@ -81,7 +84,7 @@ def _excluded(verdict: VerdictDocument) -> list[str]:
 
 
 def _whole_table(verdict: VerdictDocument, table: CompatibilityTable) -> str:
-    """Return how many combinations work and fail, and the rule that describes them if there is one."""
+    """Return a sentence with how many combinations work and fail, and the rule for them if there is one."""
     good, bad = table.good, table.bad
     number = good + bad
     if not table.complete:
@@ -219,7 +222,8 @@ def _combined(values: Mapping[str, Any], kinds: AxesByName) -> str:
 def _spans(verdict: VerdictDocument, axis: str, kinds: AxesByName) -> list[tuple[str, str]]:
     """Return the first and last value of each run of bad values of an ordered axis.
 
-    Empty if not all values of the axis are known, because then it is unknown which values are neighbours.
+    The list is empty for an axis without order, and if not all values of the axis are known, because then it
+    is unknown which values are neighbours.
     """
     values = kinds[axis].values
     bad = set(verdict.bad_values.get(axis, ()))
@@ -244,7 +248,7 @@ def _in_words(spans: Sequence[tuple[str, str]], values: Sequence[str]) -> str:
 
 
 def _history(verdict: VerdictDocument, axis: str, kinds: AxesByName, probably: str) -> str:
-    """Return every run of bad values of an axis, each with the good value next to it."""
+    """Return a clause with every run of bad values of an axis, and the good values beside them."""
     values = kinds[axis].values
     if not (spans := _spans(verdict, axis, kinds)):
         return f"{axis} is {probably}broken, fixed and broken again"
@@ -259,7 +263,7 @@ def _history(verdict: VerdictDocument, axis: str, kinds: AxesByName, probably: s
 
 
 def _window(verdict: VerdictDocument, axis: str, kinds: AxesByName, probably: str) -> str:
-    """Say which interval of an axis's values is bad, and name the good values beside it."""
+    """Return a clause with the bad interval of an axis and the good values beside it."""
     bad = (verdict.first_bad or {}).get(axis, "?")
     good = (verdict.last_good or {}).get(axis, "?")
     span = verdict.bad_values.get(axis) or (bad,)

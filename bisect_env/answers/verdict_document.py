@@ -169,7 +169,7 @@ class ExclusionRule(AnswerPart):
 
 
 class Compatibility(AnswerPart):
-    """Which versions of one or two axes work together."""
+    """The versions of one or two axes that work together."""
 
     sentence: str = Field(description="The versions that work together, in one sentence.")
     constraints: tuple[VersionConstraint, ...] = Field(

@@ -38,8 +38,8 @@ def answer(
         flags: The options of a question.
         study: The options of the study.
         where: Options that say where trials run.
-        shown: Options of what is shown.
-        goal: What the search must find.
+        shown: Options of the output.
+        goal: The goal of the search.
         early: Solvers that have begun with the ends of the question; None if there are none.
 
     Raises:

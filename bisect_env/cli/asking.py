@@ -344,7 +344,7 @@ def _built_package(repository: str, flags: Flags) -> str:
 
 
 def asked_command(flags: TrialFlags, words: Sequence[str]) -> tuple[AskedQuestion, tuple[StudyFile, ...]]:
-    """Turn a command and options into a question without packages; return it and the files of the command.
+    """Return a question without packages from a command and options, and the files of the command.
 
     The caller adds the packages or commits that the question is about.
 
@@ -445,7 +445,7 @@ def save(matrix: Matrix, path: Path) -> Matrix:
     A file with the same question is not changed.
 
     Raises:
-        UsageError: The path, or that of a script beside it, is another file.
+        UsageError: A file with other content has this path, or the path of a script beside it.
         InfrastructureError: Something cannot be written.
     """
     if path.exists():

@@ -30,7 +30,7 @@ def words_behind_dashes(ctx: typer.Context) -> tuple[str, ...]:
 
 
 def _in_words(parameters: list[Any]) -> None:
-    """Let the help show a word such as `N` or `FILE` for the value of each option, instead of its type.
+    """Set the word that the help shows for the value of each option, such as `N` or `FILE`, not its type.
 
     Flags get no such word. The types of arguments are not shown.
     """
@@ -119,7 +119,8 @@ class Group(TyperGroup):
     def get_params(self, ctx: Any) -> list[Any]:
         """Return the options of the group, including `--help`.
 
-        Options for shell completion are hidden, and `--help-all`, which shows no more than `--help`.
+        Two kinds of options are hidden: options for shell completion, and `--help-all`, which shows no more
+        than `--help` here.
         """
         parameters: list[Any] = super().get_params(ctx)
         shown_elsewhere = ("help_all", "install_completion", "show_completion")
@@ -139,7 +140,7 @@ def with_groups(
 
     Args:
         without: Names of fields for which the command gets no option.
-        panel: Panel for the options of fields that have none, so that only `--help-all` shows these.
+        panel: Panel of the options whose field names no panel, so that only `--help-all` shows them.
     """
 
     def grouped(command: Callable[..., None]) -> Callable[..., None]:

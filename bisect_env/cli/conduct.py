@@ -1,4 +1,4 @@
-"""Runs the study of a matrix, and shows how it goes on and what it found."""
+"""Runs the study of a matrix, and shows its progress and its result."""
 
 from __future__ import annotations
 
@@ -36,11 +36,11 @@ _STUDY = StudyOptions()
 
 @contextlib.contextmanager
 def reporting(command: str, shown: ShownOptions, view: View) -> Iterator[None]:
-    """Start the log of a command, and show errors that are raised in the block.
+    """Start the log of a command, and show errors that are raised inside the `with` block.
 
     Args:
         command: Name of the command.
-        shown: Options of what is shown.
+        shown: Options of the output.
         view: Shows the events of the command.
     """
     start_log(command, shown)
@@ -71,7 +71,7 @@ def conduct(
         view: Shows what happens.
         study: Options of the study; `save` and `skip` must already be applied to the matrix.
         missing: Listener that ends the study if environments lack a module; None if there is none.
-        goal: What the search must find.
+        goal: The goal of the search.
         posterior: Whether the report holds the probabilities of answers after each trial.
         early: Solvers that have begun with the ends of a matrix; unused if it is not this matrix.
 

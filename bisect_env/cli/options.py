@@ -51,7 +51,7 @@ def opt(names: str, text: str, panel: str = "", **more: Any) -> Any:
 
 
 def output_option(panel: str = "") -> Any:
-    """Return the typer option `--output`, for use in `Annotated`. The panel is that of `opt`."""
+    """Return the typer option `--output`, for use in `Annotated`. See `opt` for the panel."""
     where = (
         "Where to write: a file for `report`, a directory for `reproduce`, `trial --debug` and `env fetch`."
     )
@@ -213,7 +213,7 @@ class TableOptions:
 
 @dataclass(frozen=True, slots=True)
 class ShownOptions:
-    """The values of the options that say what a command shows and logs.
+    """The values of the options for the output and the log of a command.
 
     `with_groups` adds these options to a command.
     """

@@ -31,12 +31,12 @@ def say(text: str, stream: TextIO | None = None) -> None:
 
 
 def tell(text: str) -> None:
-    """Print a line on stderr; commands in it are written as the user calls this program."""
+    """Print a line on stderr, with commands written as the user calls this program."""
     say(in_own_form(text), sys.stderr)
 
 
 def shown_line(text: str) -> str:
-    """Return a text as one line that is safe to print; commands in it get the form of `in_own_form`."""
+    """Return a text as one line that is safe to print, with commands as `in_own_form` writes them."""
     return clean(without_passwords(in_own_form(text)))
 
 
@@ -108,9 +108,10 @@ _REPEATED = ("--db", "--cache", "--offline")
 
 
 def _options_in(arguments: Sequence[str]) -> Iterator[tuple[str, str, str]]:
-    """Yield the name, "=" or "", and the value of each option that is read here; "", "" and any other word.
+    """Yield (name, "=" or "", value) for each option of interest, and ("", "", word) for any other word.
 
-    The words after `--` are the user's own command. Of its options only `--env` is read, which may be secret.
+    Options of interest are the options in `_REPEATED`, and `--env`. In the words after `--`, which are the
+    user's own command, only `--env` is of interest, because its value may be secret.
     """
     read, words = {*_REPEATED, "--env"}, iter(arguments)
     for word in words:

@@ -55,7 +55,7 @@ TRIALS = "Trials"
 
 
 def show_report(report: Report, *, details: bool = False) -> None:
-    """Print a report on stdout. Print on stderr which options to add to the commands in the report."""
+    """Print a report on stdout, and on stderr the options to add to the commands in the report."""
     terminal = sys.stdout.isatty()
     width = shutil.get_terminal_size().columns if terminal else None
     write(in_own_form(report_text(report, details=details, terminal=terminal, width=width)), sys.stdout)
@@ -64,7 +64,7 @@ def show_report(report: Report, *, details: bool = False) -> None:
 
 
 def exit_code(report: Report) -> int:
-    """Return the exit code of a command that ends with a report."""
+    """Return the exit code of a command that ends with a report: 0 if the report has an answer, else 1."""
     return int(ExitCode.VERDICT if report.has_verdict else ExitCode.NO_VERDICT)
 
 

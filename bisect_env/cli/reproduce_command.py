@@ -66,7 +66,7 @@ def _refuse_archive(output: Path) -> None:
     """Raise an error if the output is named like an archive, because the command writes a directory.
 
     Raises:
-        UsageError: The name ends like that of an archive.
+        UsageError: The name ends like the name of an archive.
     """
     endings = [ending for _, endings, _ in shutil.get_unpack_formats() for ending in endings]
     if ending := next(filter(output.name.lower().endswith, endings), ""):

@@ -98,7 +98,7 @@ def _raise(_number: int, _frame: FrameType | None) -> None:
 
 
 class _Asked(threading.Event):
-    """An event set by a request to stop; it records when it was last checked."""
+    """An event that a request to stop sets, and that records when it was last checked."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -121,7 +121,7 @@ def is_interrupted() -> bool:
 
 
 def stop_on_signals() -> threading.Event:
-    """Let signals stop the command in an orderly way and in bounded time from now on.
+    """Make signals stop the command in an orderly way and in bounded time from now on.
 
     Returns:
         An event that the first signal sets.
@@ -133,7 +133,7 @@ def stop_on_signals() -> threading.Event:
 
 
 def _watch_over(stop: _Asked) -> None:
-    """Watch, in a thread, that the process ends in time after a request to stop; else kill it."""
+    """Start a thread that kills the process if it does not end in time after a request to stop."""
     if not _is_command or threading.current_thread() is not threading.main_thread():
         return  # nothing would call `finish` to end the watch
     reader, writer = os.pipe()
@@ -178,7 +178,10 @@ def _end_by_force() -> None:
 
 
 def _kill_workers() -> bool:
-    """Kill the workers of a Dask cluster of this process, which ends next; return whether there were any."""
+    """Kill the workers of this process's Dask cluster, and return whether there were any.
+
+    The process ends next.
+    """
     module = sys.modules.get("multiprocessing")
     children = [] if module is None else module.active_children()
     for child in children:

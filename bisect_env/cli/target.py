@@ -80,7 +80,7 @@ def find_study(words: Sequence[str] | None, flags: Flags, store: Store) -> Study
     that was changed or removed since names the newest study of its path.
 
     Args:
-        words: Words of the command line: none, for the latest study, or those of `find_target`.
+        words: Words of the command line, as for `find_target`; none for the latest study.
         flags: The options of a question.
         store: Store with the studies.
 

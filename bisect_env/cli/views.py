@@ -40,7 +40,7 @@ from bisect_env.secrets import public_json
 from bisect_env.trials.records import Evidence
 
 ROWS = 14
-"""Maximum number of combinations in the live table; the least certain ones are shown."""
+"""Maximum number of combinations in the live table, which shows the most doubtful ones."""
 _BAR = 20
 """Width of a bar in characters."""
 REFRESH_PER_SECOND = 4
@@ -145,7 +145,7 @@ _STEPS = {"checking": "verifying installed files"}
 
 
 class Doing:
-    """Holds a text such as `locking 3 of 10` that describes the current step of solving or building.
+    """A text such as `locking 3 of 10` that describes the current step of solving or building.
 
     Args:
         clock: Function that returns monotonic seconds.
@@ -233,7 +233,7 @@ def _verdict_text(verdict: VerdictDocument, axes: Sequence[AxisInfo]) -> str:
 
 
 def _progress_texts(progress: events.Progress, answer: str) -> list[str]:
-    """Return what is known so far and what remains to be done.
+    """Return short texts about the results so far and about what remains to be done.
 
     Args:
         progress: The present state of the study.
@@ -254,7 +254,7 @@ _OFTEN = 3
 
 
 def passing_text(progress: events.Progress) -> str:
-    """Return how rare the failure must be if the combination that should fail has only passed so far.
+    """Return a text with the highest failure rate that a bad end may have after passing all trials so far.
 
     Return "" if a trial has failed, or if there are fewer than `FEW_PASSES` passes.
     """
@@ -284,7 +284,7 @@ def always_text(progress: events.Progress) -> str:
 
 
 def _what_is_left(progress: events.Progress) -> str:
-    """Return in words what remains to be done before the study ends."""
+    """Return a text about what remains to be done before the study ends."""
     if progress.passing is not None:
         least = percent(progress.passing[2])
         return f"no failure yet; continuing until a failure rate of {least} can be ruled out"
@@ -296,7 +296,7 @@ def _what_is_left(progress: events.Progress) -> str:
 class JsonView(View):
     """A view that prints events on stdout as JSON lines with the keys `event` and `time`.
 
-    What is only said to people goes to stderr: the last line on stdout is the answer.
+    Messages for people go to stderr, so that the last line on stdout is the answer.
     """
 
     def __init__(self, stream: TextIO) -> None:
@@ -398,7 +398,7 @@ class LiveView(View):
 def interesting(progress: events.Progress, rows: int) -> list[tuple[Combination, float]]:
     """Return the combinations to show in the live table, each with its probability of being bad.
 
-    The running combinations and the least certain ones are chosen, in the order of the grid.
+    The running combinations and the most doubtful ones are chosen, in the order of the grid.
 
     Args:
         progress: The present state of the study.

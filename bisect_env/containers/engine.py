@@ -114,7 +114,7 @@ def find_engine(environ: Mapping[str, str] | None = None) -> Engine:
     The result is cached for the lifetime of the process.
 
     Args:
-        environ: Environment variables; those of this process if None.
+        environ: Environment variables; None to use the variables of this process.
 
     Raises:
         UsageError: The value of a variable has unbalanced quotes.
@@ -126,10 +126,9 @@ def find_engine(environ: Mapping[str, str] | None = None) -> Engine:
 
 @functools.cache
 def find_named(named: str, run_args: str, path: str) -> Engine:
-    """Return the engine called `named`, or the first one of podman and docker that works.
+    """Return the engine called `named` or, if `named` is "", the first of podman and docker that works.
 
-    The arguments are the values of the environment variables that `find_engine` reads; if `named` is empty,
-    podman and docker are tried. The result is cached.
+    The arguments are the values of the environment variables that `find_engine` reads. The result is cached.
 
     Raises:
         UsageError: `named` or `run_args` has unbalanced quotes.
@@ -317,7 +316,7 @@ def prune_containers(engine: Engine, *, label: str | None = None, age: str = "24
 
     Args:
         engine: The container engine.
-        label: Remove only containers with this label; None for those of all trials.
+        label: Remove only containers with this label; None to remove the containers of all trials.
         age: Minimum time since a container was made, as the engine writes it, such as `24h`.
 
     Returns:

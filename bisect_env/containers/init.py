@@ -29,7 +29,7 @@ FORWARDED = (signal.SIGABRT, signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signa
 
 
 def _become(request: Any, report: int) -> NoReturn:
-    """Replace this forked process by the script; the function never returns.
+    """Replace this forked process with the script. The function never returns.
 
     Args:
         request: The content of `request.json`: arguments, environment, working directory and limits.
@@ -176,7 +176,7 @@ class Init:
         return True
 
     def _reap(self) -> bool:
-        """Collect the exit status of ended processes; return whether the script has ended."""
+        """Collect the exit status of finished processes, and return whether the script has finished."""
         while True:
             try:
                 pid, status, used = os.wait4(-1, os.WNOHANG)

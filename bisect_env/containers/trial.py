@@ -125,7 +125,7 @@ while pending:
 
 
 def open_up_argv(inside: Inside, top: Path) -> list[str]:
-    """Return the engine command that lets this process remove files that a container wrote.
+    """Return the engine command that makes files of a container removable for this process.
 
     A trial may write files as another user of its container. An unprivileged process on the host cannot
     remove these files, so the command changes their permissions as root of a container. The function only
@@ -202,7 +202,7 @@ def prepare(inside: Inside, parcel: Parcel) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Ending:
-    """How the script in a container ended, with its resource use.
+    """The result of a script in a container: its exit code or error, and its resource use.
 
     Attributes:
         returncode: Exit code as in `subprocess`, negative for a signal; None if the script never started.
@@ -229,7 +229,7 @@ class Ending:
 def ending(
     report: Mapping[str, Any] | None, state: Mapping[str, Any] | None, client: int | None, stderr: str
 ) -> Ending:
-    """Return how a script ended, given the first process's report and the container's state.
+    """Return the result of a script, given the first process's report and the container's state.
 
     The function only computes; it does no input or output.
 
@@ -355,7 +355,7 @@ class Contained:
         return [self.commands.remove, open_up_argv(self.inside, self.top)]
 
     def first_process(self) -> int | None:
-        """Return the id that the container's first process has on this host, or None if it does not run."""
+        """Return the process ID of the container's first process on this host; None if it does not run."""
         engine = self.inside.engine
         answer = engine.ask("inspect", "--format", "{{.State.Pid}}", self.parcel.name, timeout=5.0)
         text = answer.stdout.strip()
@@ -375,7 +375,7 @@ class Contained:
                 )
 
     def ending(self, state: str, client: int | None, stderr: str, *, killed: bool) -> Ending:
-        """Return how the script in the container ended.
+        """Return the result of the script in the container.
 
         Args:
             state: Output of the command `commands.state`.

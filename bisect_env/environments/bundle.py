@@ -239,7 +239,7 @@ class Bundle:
         return replace(package, url=wheels[0].absolute().as_uri(), sha256=stated[1])
 
     def changed(self, packages: Iterable[LockedPackage]) -> list[str]:
-        """Read archives, and return the file names of those whose content differs from the recorded hash.
+        """Read archives, and return the file names of the ones whose content differs from the recorded hash.
 
         Args:
             packages: Packages returned by `here`.

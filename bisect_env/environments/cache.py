@@ -220,7 +220,7 @@ _COSTLY = ("commits", "git")
 
 _DAY = 86400.0
 MUCH = 2_000_000_000
-"""Growth of the cache in one command, in bytes, from which on the user is told."""
+"""Minimum growth of the cache in one command, in bytes, that is reported to the user."""
 
 Inodes = dict[tuple[int, int], tuple[int, bool]]
 """Maps (device, inode) to the bytes on disk and whether the file has only one hard link."""

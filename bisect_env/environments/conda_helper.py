@@ -150,7 +150,7 @@ async def download(url: str, target: Path, mirrors: dict[str, list[str]], stall:
 
 
 def _growth(target: Path) -> Callable[[], float]:
-    """Return a function that returns for how many seconds a file has not grown; to be called regularly."""
+    """Return a function that, called regularly, returns for how many seconds a file has not grown."""
     size, last = 0, time.monotonic()
 
     def silence() -> float:
@@ -492,7 +492,7 @@ def _wrong_hash(record: rattler.RepoDataRecord, verified: Path) -> str | None:
     """Return an error message if a local archive does not have the hash that its record states.
 
     Return None if the hash is right or the archive is not local. rattler does not check local archives. A
-    successful check is noted in the directory `verified`.
+    successful check is recorded in the directory `verified`.
     """
     parts = urlsplit(record.url)
     if parts.scheme != "file":

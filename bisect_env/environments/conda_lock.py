@@ -182,7 +182,7 @@ class CondaSolver:
         cache_dir: The cache directory of bisect-env.
         timeout: Time limit in seconds for solving one request, including downloads of repodata.
         config: conda's configuration; read from this host's files if None.
-        pool: Helper processes that run rattler; those of this process if None.
+        pool: Helper processes that run rattler; None for the pool that this process shares.
     """
 
     def __init__(

@@ -258,7 +258,7 @@ class HelperPool:
             return answer
 
     def _taken(self) -> HelperProcess:
-        """Return an idle helper process, or start one."""
+        """Take an idle helper process out of the pool, or start one, and return it."""
         with self._lock:
             if self._owner != os.getpid():
                 # After a fork, the inherited helper processes belong to the parent.

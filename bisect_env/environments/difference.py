@@ -113,7 +113,7 @@ def difference(
         urls: Home pages by normalised name (see `project_urls`).
 
     Returns:
-        The changes: first those of `axis_packages` in the given order, then the others sorted by name.
+        The changes: first of `axis_packages`, in the given order, then of the other packages, by name.
     """
     first = [str(canonicalize_name(name.partition("[")[0])) for name in axis_packages]
     rank = {name: position for position, name in enumerate(dict.fromkeys(first))}

@@ -112,7 +112,7 @@ def download_conda(url: str, target: Path, *, pool: HelperPool | None = None, st
     Args:
         url: URL of the archive in a lock.
         target: The file to write.
-        pool: Helper processes that run rattler; those of this process if None.
+        pool: Helper processes that run rattler; None for the pool that this process shares.
         stall: Seconds without any data after which a download is given up.
 
     Raises:

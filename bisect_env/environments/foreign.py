@@ -45,7 +45,7 @@ def read_environment(path: str | Path, *, python: str = "", platform: str = "") 
         path: A file, `FILE#NAME` for one environment of a `pixi.lock`, or the directory of an environment.
         python: Python version, such as `3.12`, for which markers are evaluated. If "", use the version that
             the environment states, else the running one if it fits, else the oldest that fits.
-        platform: conda's name of the platform to read; that of this host if "".
+        platform: conda's name of the platform to read; "" for the platform of this host.
 
     Raises:
         UsageError: The path does not exist, or its format is unknown or invalid.

@@ -105,7 +105,7 @@ class ForeignEnvironment:
         return tuple(p for p in self.packages if p.manager == manager and p.name != "python")
 
     def summary(self) -> str:
-        """Return one line with the format and the numbers of packages found and left out."""
+        """Return one line with the format, and how many packages were found and left out."""
         count = f"{len(self.packages)} package{'' if len(self.packages) == 1 else 's'}"
         python = f", Python {self.python}" if self.python else ""
         platform = f", {self.platform}" if self.platform else ""
@@ -120,7 +120,7 @@ def fitting_python(requires: Sequence[str], here: str = "") -> str:
 
     Args:
         requires: Ranges of Python versions. The result satisfies all of them; empty texts are ignored.
-        here: Version of the running Python, such as `3.12`; that of this process if "".
+        here: Version of the running Python, such as `3.12`; "" to ask this process.
     """
     try:
         wanted = SpecifierSet(",".join(text for text in requires if text))

@@ -35,10 +35,10 @@ _QUIET_OPTIONS = frozenset(
 
 
 class Requirements:
-    """A reader of pip's requirements files in which each package is pinned to one version.
+    """A parser for requirements files of pip in which each package is pinned to one version.
 
     Args:
-        reading: Receives the packages and notes.
+        reading: Object to which packages and notes are added.
     """
 
     def __init__(self, reading: ForeignReading) -> None:
@@ -67,7 +67,7 @@ class Requirements:
         return self.reading.result(kind)
 
     def _lines(self, text: str, where: Path, above: tuple[Path, ...]) -> Iterator[tuple[str, str]]:
-        """Yield the position and text of each requirement, also of those in included files.
+        """Yield the position and text of each requirement in a file and in the files that it includes.
 
         Args:
             text: Content of the file.
@@ -128,7 +128,7 @@ class Requirements:
     def take(self, place: str, line: str) -> None:
         """Process one line of a requirements file, which contains a package or an option.
 
-        Adds the package, or records why the package is left out, or adds a note about the option.
+        The method adds the package, or records why it is left out, or adds a note about the option.
 
         Args:
             place: Position of the line, for messages.

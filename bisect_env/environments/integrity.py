@@ -173,7 +173,7 @@ def look(prefix: Path, state: str, used: datetime | None = None) -> bool:
     Args:
         prefix: Directory of the prefix.
         state: The snapshot that `state_of` returned before a trial ran in the prefix.
-        used: Time (UTC) at which the trial began; a known change that ended earlier is noted again.
+        used: Time (UTC) at which the trial began. A known change that was detected earlier is recorded again.
 
     Returns:
         True if the prefix is unchanged.
@@ -307,7 +307,7 @@ def _snapshot_file(folder: Path, cache: Path) -> Path:
 def _archives_of(prefix: Path, cache: Path) -> Iterator[Path]:
     """Yield the unpacked archives in the cache from which a prefix was installed.
 
-    Archives of uv are recognised by hard links (files with the same inode), and those of conda by name.
+    Archives of uv are recognised by hard links (files with the same inode), archives of conda by name.
     """
     unpacked = {}
     for notes in cache.glob("uv/archive-v*/*/*.dist-info"):

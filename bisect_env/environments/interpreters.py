@@ -33,7 +33,7 @@ OLDEST = (3, 6)
 """The oldest supported Python version. uv cannot run older ones."""
 
 _ARCHITECTURES = {"ppc64le": "powerpc64le"}
-"""Maps the system's names of processors to those of uv, where they differ."""
+"""Maps the system's names of processors to uv's names, where they differ."""
 _LIST_TIMEOUT = 120.0
 _FETCH_TIMEOUT = 600.0
 
@@ -157,7 +157,7 @@ def _linked(folder: Path) -> dict[Path, int]:
 def candidate_paths() -> Iterator[Path]:
     """Yield paths that may be Python interpreters, in order of preference.
 
-    First those of pyenv, then the running interpreter, then those on `PATH`, then those of conda.
+    The order is: interpreters of pyenv, the running interpreter, interpreters on `PATH`, and conda's.
     """
     home = Path.home()
     for root in _existing(os.environ.get("PYENV_ROOT"), home / ".pyenv"):
@@ -173,7 +173,7 @@ _NAME = re.compile(r"python(\d(\.\d+)?)?")
 
 
 def _is_script(path: Path) -> bool:
-    """Return whether a file is no program by itself: a script (such as a shim of pyenv) or not executable."""
+    """Return whether a file is a script (such as a shim of pyenv) or is not executable."""
     try:
         with path.open("rb") as stream:
             return stream.read(2) == b"#!" or not os.access(path, os.X_OK)
@@ -287,7 +287,7 @@ def fetch_with_uv(version: str, *, environ: Mapping[str, str] | None = None) -> 
 
     Args:
         version: The version, such as `3.11`.
-        environ: Environment variables for uv; those of this process if None.
+        environ: Environment variables for uv; None to use the variables of this process.
 
     Returns:
         "" if the installation succeeded, else the reason why it failed.

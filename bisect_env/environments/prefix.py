@@ -242,7 +242,7 @@ class _Builder:
         return Prefix(self.final, python, seconds, tuple(self.notes), state=state)
 
     def _build_commits(self, interpreter: Interpreter | None) -> None:
-        """Build the packages that come from commits, and replace each by its built wheel.
+        """Build the packages that come from commits, and replace each with its built wheel.
 
         This happens before the environment is locked, so that other processes need not wait for git.
         """

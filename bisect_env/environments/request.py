@@ -44,7 +44,7 @@ class CondaRequest:
     engine: Literal["rattler", "conda-lock"] = "rattler"
 
     def specs(self, python: str) -> tuple[str, ...]:
-        """Return the match specs of all requested packages, beginning with that of Python.
+        """Return the match specs of all requested packages, beginning with Python's.
 
         Args:
             python: Python version: `3.11`, `3.11.7`, or "" for any.
@@ -68,7 +68,7 @@ class EnvironmentRequest:
         packages: Additional requirements in PEP 508 format, such as `numpy>=1.24`.
         dependencies: `resolve` installs dependencies and prefers the versions of a neighbouring lock;
             `newest` installs dependencies without this preference; `none` installs no dependencies.
-        overrides: Requirements that replace those that any package states for the same packages.
+        overrides: Requirements that replace all requirements of other packages for the same packages.
         allow_source: Whether source distributions may be built: True, False, or only the named packages.
         index: URL of the package index; None for the configured one.
         indexes: Additional indexes with higher priority than `index`.
@@ -171,7 +171,7 @@ class CommitRecipe:
     Attributes:
         subdirectory: Path of the package in the repository; "" for the root.
         env: Environment variables of the build, as sorted pairs.
-        requires: Build requirements to install instead of those that the commit states.
+        requires: Build requirements to install instead of the requirements that the commit states.
         exclude_newer: Time (RFC 3339). Build requirements uploaded at or after it are ignored. If "", it is
             derived from the date of the commit.
         time_limit: Time limit of the build in seconds. Does not affect the content of the wheel.

@@ -28,13 +28,18 @@ def default_cache_dir() -> Path:
 
 
 def default_offline() -> Path | None:
-    """Return `BISECT_ENV_OFFLINE`: the `env fetch` directory to use instead of a network, if set."""
+    """Return the directory of `env fetch` that `BISECT_ENV_OFFLINE` names, or None if it is not set.
+
+    The directory is used instead of a network.
+    """
     configured = os.environ.get("BISECT_ENV_OFFLINE")
     return expanded(configured).absolute() if configured else None
 
 
 def default_cache_limit() -> int:
-    """Return `BISECT_ENV_CACHE_SIZE` in bytes; beyond it the least recently used environments are removed.
+    """Return the maximum size of the cache in bytes (`BISECT_ENV_CACHE_SIZE`).
+
+    Beyond it, the least recently used environments are removed.
 
     Raises:
         UsageError: The variable is not a size.
@@ -43,7 +48,7 @@ def default_cache_limit() -> int:
 
 
 def default_build_limit() -> int:
-    """Return `BISECT_ENV_BUILD_SIZE` in bytes: the largest file that a fetched directory may hold.
+    """Return the maximum size in bytes of a file in a fetched directory (`BISECT_ENV_BUILD_SIZE`).
 
     The default is 64 GiB. The largest archives in use have about 3 GB.
 
@@ -92,10 +97,10 @@ class PackagePlaces:
 def configured_places(environ: Mapping[str, str] | None = None) -> PackagePlaces:
     """Return the package sources from uv's configuration, or from pip's if uv's names none.
 
-    Of each program, the environment comes before the configuration files.
+    For each program, environment variables take precedence over configuration files.
 
     Args:
-        environ: Environment variables; those of this process if None.
+        environ: Environment variables; None to use the variables of this process.
 
     Raises:
         InfrastructureError: A configuration file cannot be read.
@@ -410,7 +415,7 @@ def certificates(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def conda_config_files(environ: Mapping[str, str]) -> Iterator[Path]:
-    """Yield conda's existing configuration files. Settings of later files override those of earlier ones."""
+    """Yield conda's existing configuration files. Later files override the settings of earlier ones."""
     home = Path(environ.get("HOME", "/"))
     own = Path(environ.get("XDG_CONFIG_HOME") or home / ".config")
     places = [Path("/etc/conda"), Path("/var/lib/conda")]

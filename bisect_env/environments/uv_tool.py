@@ -237,8 +237,9 @@ sys.exit(status)
 def _told_once(pipe: Path, text: str) -> Iterator[None]:
     """Offer a text to uv through a named pipe inside the `with` block. The text can be read once.
 
-    uv reads its netrc file once, before its first request. Builds that uv starts inherit the path. But the
-    pipe is removed when it is opened, and nothing is written if a process other than uv has opened it.
+    uv reads its netrc file once, before its first request. Builds that uv starts inherit the path, but they
+    cannot read the text: the pipe is removed when it is opened, and nothing is written if a process other
+    than uv has opened it.
     """
     os.mkfifo(pipe, 0o600)
 
@@ -265,7 +266,7 @@ def _told_once(pipe: Path, text: str) -> Iterator[None]:
 
 
 def _is_open_in_uv_alone(pipe: int) -> bool:
-    """Return whether uv has the pipe open, and no other process except this one does."""
+    """Return whether uv, and no other process except this one, has the pipe open."""
     ours, program = os.fstat(pipe), os.path.realpath(uv.find_uv_bin())
     found = False
     for pid in filter(str.isdigit, os.listdir("/proc")):  # noqa: PTH208 -- names
@@ -297,7 +298,7 @@ class Uv:
         cache_dir: The cache directory of bisect-env. uv's cache is a subdirectory, on the same file system as
             the prefixes, so that files can be hardlinked.
         index: URL of the package index; None for the configured one.
-        environ: Environment variables to start from; those of this process if None.
+        environ: Environment variables to start from; None to use the variables of this process.
         indexes: Additional indexes with higher priority than `index` and the configured ones.
         find_links: Directories and web pages with additional archives.
         holding: File descriptor that runs inherit unless they build; see `run_tool`.
@@ -323,7 +324,7 @@ class Uv:
 
     @functools.cached_property
     def index(self) -> str:
-        """Return the URL of the default index; ask uv for it if nobody has set one.
+        """Return the URL of the default index. If none is set, uv is asked for its public index.
 
         Raises:
             InfrastructureError: uv does not state its public index.
@@ -510,7 +511,7 @@ class Uv:
 
 
 def usable_cache(aside: Path) -> Path:
-    """Return the default cache directory, or `aside` if it cannot be written, as that of another user."""
+    """Return the default cache directory, or `aside` if this user cannot write to it."""
     cache = default_cache_dir()
     return cache if any(os.access(place, os.W_OK) for place in (cache, cache.parent)) else aside
 

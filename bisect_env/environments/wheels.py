@@ -34,11 +34,11 @@ def host_platforms() -> tuple[str, ...]:
 def tag_ranks(interpreter: Interpreter, platforms: Sequence[str] | None = None) -> Ranks:
     """Return the rank of every wheel tag that an interpreter accepts; 0 is the most preferred.
 
-    The interpreter is not run, since that of a conda environment may not be installed yet.
+    The interpreter is not run, since the interpreter of a conda environment may not be installed yet.
 
     Args:
         interpreter: The interpreter.
-        platforms: Platform tags, most specific first; those of this host if None.
+        platforms: Platform tags, most specific first; None for the tags of this host.
     """
     platforms = host_platforms() if platforms is None else platforms
     version = interpreter.release[:2]

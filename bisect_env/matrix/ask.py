@@ -129,7 +129,7 @@ def question_data(
 
     Args:
         question: The options that the user gave.
-        here: Version of the running Python, such as `3.12`; if "", that of the current process.
+        here: Version of Python to prefer, such as `3.12`; "" for the one that runs this process.
         installed: Function that returns the Python versions on this machine; called only if the script's
             header excludes the running one.
 
@@ -461,9 +461,9 @@ def _key(name: str) -> str:
 
 
 def _literal(word: str, axes: Collection[str]) -> str:
-    """Double the braces in a word of a command, unless they are placeholders such as `{python}`.
+    """Return a word of a command with doubled braces, so that they are not taken for placeholders.
 
-    A word is left unchanged only if all of its placeholders are names of axes.
+    A word in which all placeholders (such as `{python}`) are names of axes is returned unchanged.
     """
     try:
         named = placeholders(word)

@@ -219,7 +219,10 @@ def end_value_problem(
 def _ends_agree(
     file: MatrixFile, stated_good: Mapping[str, str], stated_bad: Mapping[str, str]
 ) -> Iterator[Contradiction]:
-    """Yield what `ends_contradiction` returns, if all values of the axes are known and have both ends."""
+    """Yield the contradiction between the stated ends, if there is one (see `ends_contradiction`).
+
+    Nothing is checked unless all values of the axes are known and contain both ends.
+    """
     places = []
     for name, axis in file.axes.items():
         values = axis.listed or ()
@@ -235,10 +238,10 @@ def _ends_agree(
 
 
 def ends_contradiction(places: Collection[tuple[Direction, int, int]]) -> Contradiction | None:
-    """Return a contradiction if `good` and `bad` are equal, or if by the axis directions `good` must fail.
+    """Return a contradiction if `good` and `bad` are equal, or if the axis directions say that `good` fails.
 
-    By the directions of the axes, the good combination must fail if each of its values equals the bad value
-    or lies further in the direction of failure.
+    The directions say so if each value of the good combination equals the bad value or lies further in the
+    direction of failure. Returns None if there is no contradiction.
 
     Args:
         places: For each axis, its direction and the positions of its good and of its bad value.

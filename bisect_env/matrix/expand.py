@@ -49,7 +49,7 @@ def expand(
     settled: Mapping[str, tuple[str, str]] | None = None,
     known: Mapping[str, Collection[str]] | None = None,
 ) -> Grid:
-    """Build the grid of a matrix: find the values of all axes, and which combinations rules exclude.
+    """Build the grid of a matrix: the values of all axes, and the combinations that rules exclude.
 
     Args:
         matrix: Matrix, as loaded from its file.

@@ -125,18 +125,16 @@ class History:
         return ()
 
     def around(self, values: Sequence[str], older: Iterable[str], newer: str) -> tuple[str, ...]:
-        """Return the values of an axis with commits added where the behaviour changes.
+        """Return the values of an axis, with the commits of `inside` added, in a new order.
 
-        In the new order, the commits of `older` and their ancestors precede all other commits. Otherwise a
-        commit that cannot be built might precede a good commit of another branch, and be assumed good, too.
+        The commits of `older` and their ancestors come before all other commits. Otherwise a commit that
+        cannot be built might come before a good commit of another branch, and be assumed good, too. If there
+        is no commit to add, only the order may change.
 
         Args:
             values: Present values of the axis.
             older: Commits that behave like `first` (both good, or both bad).
             newer: First commit that behaves like `last`.
-
-        Returns:
-            The new values; if no commit is left to add, the same values, perhaps in another order.
         """
         older = [*older]
         known = self._made_from(older)
@@ -162,7 +160,10 @@ class History:
         return counts
 
     def parents(self, commit: str) -> tuple[str, ...]:
-        """Return the parents of a commit, or only the first parent if `every` is false."""
+        """Return the hashes of a commit's parents, or of only the first parent if `every` is false.
+
+        The tuple is empty if the commit is not in `commits`.
+        """
         known = self.commits.get(commit)
         return () if known is None else known.parents[: None if self.every else 1]
 
@@ -255,7 +256,7 @@ def is_commit(text: str) -> bool:
 
 
 def readable(text: str, labels: Mapping[str, str] | None = None) -> str:
-    """Replace all full commit hashes in a text by readable names.
+    """Return a text in which all full commit hashes are replaced with readable names.
 
     Args:
         text: Text with any number of full hashes.

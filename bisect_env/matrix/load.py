@@ -51,7 +51,7 @@ class Matrix:
         path: Path of the matrix file, as the user named it; None if the matrix comes from a command line.
         text: Text of the matrix file; JSON (which is valid YAML) if the matrix comes from a command line.
         files: Files that are copied into the working directory of every trial.
-        platform: conda's name of the platform, such as `linux-64`: that of the file, else this machine's.
+        platform: conda's name of the platform that the file names, such as `linux-64`, or of this machine.
         digest: SHA-256 (hexadecimal) of everything that determines what trials do and what their outcomes
             mean. Studies with equal digests can share trials. Descriptions and settings of the search are
             left out, so that a study can be resumed with a larger budget.
@@ -108,7 +108,7 @@ class Matrix:
     def environment(self, combination: Combination) -> dict[str, str]:
         """Return the environment variables that are set for a trial of a combination.
 
-        They are those of `trial.env`, and one for each axis with its value.
+        They are the variables of `trial.env`, and one variable for each axis with its value.
         """
         axes = {variable(axis): value for axis, value in combination.items}
         return {**self.file.trial.env, **axes}

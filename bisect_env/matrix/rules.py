@@ -168,7 +168,7 @@ class RuleSet:
         self._include = [allowed(rule) for rule in include]
 
     def excluding(self, combination: Combination) -> Exclusion | None:
-        """Return why a combination is excluded, and by which key of the file, or None if it is allowed."""
+        """Return why a combination is excluded, with the key of the file, or None if it is allowed."""
         for axis, values in self._skip.items():
             if combination[axis] in values:
                 return Exclusion(

@@ -667,12 +667,12 @@ class Trial(StrictModel):
 
 
 def braces_kept(text: str) -> str:
-    """Double the braces in a text, so that they are not taken for placeholders in a command."""
+    """Return a text with doubled braces, so that they are not taken for placeholders in a command."""
     return text.replace("{", "{{").replace("}", "}}")
 
 
 def unbraced(word: str) -> str:
-    """Replace doubled braces in a word by single ones; the reverse of `braces_kept`."""
+    """Return a word with its doubled braces replaced with single ones, the reverse of `braces_kept`."""
     return word.replace("{{", "{").replace("}}", "}")
 
 
@@ -697,7 +697,7 @@ def placeholders(word: str) -> tuple[str, ...]:
 
 
 def fill(command: Sequence[str], values: Mapping[str, str]) -> tuple[str, ...]:
-    """Replace the placeholders in a command, such as `{cuda}`, by the values of a combination.
+    """Return a command with its placeholders, such as `{cuda}`, replaced with the values of a combination.
 
     Args:
         command: Program and arguments with placeholders.

@@ -219,7 +219,7 @@ def fitting_python(
 
     Args:
         wanted: Range of allowed versions.
-        here: Version of the running Python, such as `3.12`; if "", that of the current process.
+        here: Version of the running Python, such as `3.12`; "" to ask this process.
         installed: Function that returns the full versions installed on this machine; called only if the
             running version does not fit.
 

@@ -121,7 +121,7 @@ def with_iterations(verdict: VerdictDocument, trials: Sequence[StoredTrial]) -> 
 
 
 def amplified(decisions: Sequence[Decision]) -> list[str]:
-    """Return a note if trials ran under a perturbation (a change that makes the failure more frequent)."""
+    """Return a list with a note if trials ran under a perturbation that makes the failure more frequent."""
     for decision in decisions:
         if decision.kind == AMPLIFIED and (name := decision.payload.get("perturbation", {}).get("name")):
             why = decision.payload.get("reason", "")
@@ -431,7 +431,7 @@ def _changed(difference: DifferenceReport | None, explanation: Explanation | Non
 
 
 def _scripts(study: Study) -> list[str]:
-    """Return the files that the matrix names in `trial.files`."""
+    """Return the paths of the files that the matrix names in `trial.files`."""
     trial = _matrix_data(study).get("trial")
     files = trial.get("files") if isinstance(trial, dict) else None
     return [files] if isinstance(files, str) else [str(file) for file in files or ()]
@@ -558,7 +558,10 @@ def _good_side(
 
 
 def _of_bad_ones(verdict: VerdictDocument, counts: Mapping[Combination, EvidenceCounts]) -> tuple[int, int]:
-    """Return how many trials of the combinations called bad were bad, and how many were good or bad."""
+    """Return the number of bad trials, and of good or bad trials, of the combinations called bad.
+
+    Both are 0 if the study has no answer.
+    """
     if not verdict.is_decided:
         return 0, 0
     is_bad = calls_bad(verdict)
@@ -576,7 +579,7 @@ def _latest(decisions: Sequence[Decision], kind: str, model: type[_Part]) -> _Pa
 
 
 def _lost(total: EvidenceCounts) -> list[str]:
-    """Return a warning if many trials are void, that is, lost to problems of the infrastructure."""
+    """Return a list with a warning if many trials are void (lost to problems of the infrastructure)."""
     everything = sum(total.by_outcome.values())
     if total.void < max(3, everything / 10):
         return []
@@ -749,7 +752,7 @@ def report_document(store: Store, study_id: str, *, posterior: bool = True) -> d
 
 
 def _question(study: Study, files: Sequence[StudyFile], missing: Sequence[str]) -> QuestionReport:
-    """Return the matrix and those of its files that fit into a report.
+    """Return the matrix and as many of its files as fit into a report.
 
     The smallest files are chosen first, up to `QUESTION_LIMIT` bytes in total.
     """

@@ -37,7 +37,7 @@ class DifferenceReport(Frozen):
     Attributes:
         before: The last good combination.
         after: The first bad one.
-        summary: Numbers of changed, added and removed packages, in words.
+        summary: How many packages were changed, added and removed, in words.
         changes: Packages of axes first, the others by name.
     """
 
@@ -201,7 +201,7 @@ def labels(axes: Sequence[AxisInfo]) -> dict[str, str]:
 
 
 class EffectReport(Frozen):
-    """How much the failure's rate differs in one part of the trials from the rest."""
+    """A difference of the failure rate in one part of the trials from the rate in the rest."""
 
     part: str = Field(
         description="The part that deviates most: a host, a GPU, or the share of trials before the change."
@@ -249,7 +249,7 @@ class StudyInfo(Frozen):
 
 
 class TrialCounts(Frozen):
-    """The numbers of good, bad, other, void and skipped trials."""
+    """The counts of good, bad, other, void and skipped trials."""
 
     good: int = 0
     bad: int = 0
@@ -264,7 +264,9 @@ class TrialCounts(Frozen):
 
 
 class CombinationReport(TrialCounts):
-    """One combination of the matrix, with the numbers of its trials, or of those of `same_as`.
+    """One combination of the matrix, with the counts of its trials.
+
+    If `same_as` names another combination, they are the trials of that combination.
 
     Attributes:
         combination: Axis to value, in matrix order.

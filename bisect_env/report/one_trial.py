@@ -1,4 +1,4 @@
-"""Shows everything that is known about one trial: what it was, how it ended and what it printed. Pure."""
+"""Shows all stored data of one trial: its combination, its outcome and its output. Pure."""
 
 from __future__ import annotations
 

@@ -41,7 +41,7 @@ def report_text(
     """Return a report as text for terminals.
 
     Args:
-        report: What to show.
+        report: The report to format.
         details: Whether to return the whole report. If False, the text fits a screen: the sentence, the
             combinations on both sides of the boundary with their rates, the last lines of the failure, and
             the commands that may come next.

@@ -40,7 +40,7 @@ ROWS = 40
 
 
 class Detail(IntEnum):
-    """How much detail a table shows.
+    """The level of detail of a table.
 
     The value is the smallest number of similar neighbouring combinations that share a row.
     """
@@ -65,12 +65,18 @@ class Row:
 
     @property
     def counted(self) -> int:
-        """Return how many trials of the row were good or bad; count a trial once if combinations share it."""
+        """Return how many trials of the row were good or bad.
+
+        A trial that several combinations share counts once.
+        """
         return sum(m.counted for m in self._measured())
 
     @property
     def bad(self) -> int:
-        """Return how many trials of the row were bad; count a trial once if several combinations share it."""
+        """Return how many trials of the row were bad.
+
+        A trial that several combinations share counts once.
+        """
         return sum(m.bad for m in self._measured())
 
     def numbers(self) -> tuple[str, str, str]:
@@ -199,9 +205,9 @@ def _ordered(report: Report) -> list[CombinationReport]:
 
 
 def _kind(one: CombinationReport, detail: Detail) -> tuple[str, ...] | None:
-    """Return the kind of a combination, or None if the combination needs a table row of its own.
+    """Return a key for the table row of a combination, or None if the combination needs its own row.
 
-    Neighbouring combinations of equal kind may share a row.
+    Neighbouring combinations with equal keys may share a row.
     """
     if not one.is_runnable:
         return (one.status,)
@@ -286,7 +292,7 @@ def named(cell: Mapping[str, str]) -> str:
 
 
 def summary(report: Report) -> str:
-    """Return one line with the study's name and its numbers of trials and environments."""
+    """Return one line with the study's name and how many trials and environments it has."""
     study, counts = report.study, report.trial_counts
     uncounted = [
         f"{number} {name}"
@@ -396,10 +402,10 @@ def _short(one: NamedCommit) -> str:
 
 
 def between(found: Explanation) -> list[tuple[str, str, str]]:
-    """Return the environments tried between last good and first bad.
+    """Return a tuple of texts for each environment tried between last good and first bad.
 
-    Each is a tuple of texts: the packages that are as in the bad environment, the number of bad trials, and
-    the interval of the failure rate.
+    The texts are the packages that are as in the bad environment, the number of bad trials, and the interval
+    of the failure rate.
     """
     lines = []
     for one in sorted(found.intermediates, key=lambda one: (len(one.moved), one.moved)):
@@ -660,7 +666,7 @@ def called(one: CombinationReport | None) -> str:
 
 
 def cell_text(one: CombinationReport | None, marks: Mapping[str, str]) -> str:
-    """Return what a compatibility table shows for a combination, such as `✓`, `(✗)` or `✗ 3/10`.
+    """Return the text of a combination in a compatibility table, such as `✓`, `(✗)` or `✗ 3/10`.
 
     Args:
         one: The combination; None if the matrix has none at this place.

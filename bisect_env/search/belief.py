@@ -1,13 +1,16 @@
-"""What is believed after some trials: the weight of every hypothesis, failure rates integrated out. Pure.
+"""The posterior of every hypothesis after some trials, with failure rates integrated out. Pure.
 
 A row h calls the tried cells x bad or good. With B_j(x) the likelihood of the counts of x if it is bad, at
 column j of the rates (typical rate and spread, `rates.py`), and G_k(x) if it is good, at background k,
 
     P(h, j, k | counts) ∝ prior(h) · prior(j, k) · Π_{x bad under h} B_j(x) · Π_{x good under h} G_k(x)
 
-A failure that is *certain* is one column: typical rate 1, spread 0. Rows that agree on all tried cells have
-one likelihood, a *pattern*; there are few patterns, however many rows. Counts are sufficient: the belief is
-made anew from stored trials alone, in any order, and never changed.
+The column with typical rate 1 and spread 0 means that bad combinations fail in every trial. Rows that agree
+on all tried cells form a *pattern* and have one likelihood; there are few patterns, however many rows. Counts
+are sufficient: the belief is made anew from stored trials alone, in any order, and never changed.
+
+Array shapes: H rows (hypotheses), P patterns, X groups of combinations, J columns, R failure rates, K
+background rates.
 """
 
 from __future__ import annotations
@@ -30,7 +33,7 @@ _LEAST = 1e-12
 
 @dataclass(frozen=True, eq=False)
 class CellCounts:
-    """Failure and trial counts of all combinations, and the prior over failure rates.
+    """The failures and trials of every group of combinations, and the prior of failure rates.
 
     Attributes:
         grid: The prior for rates.
@@ -44,22 +47,20 @@ class CellCounts:
 
     @cached_property
     def tried(self) -> NDArray[np.intp]:
-        """Return the indices of the combinations that have trials, in ascending order."""
+        """Return the positions of the groups that have trials, in ascending order."""
         return np.flatnonzero(self.trials)
 
     @cached_property
     def unanimous(self) -> bool:
-        """Return whether every combination always failed or always passed."""
+        """Return whether every tried combination failed in all of its trials or passed in all of them."""
         return bool(((self.hits == 0) | (self.hits == self.trials)).all())
 
     @cached_property
     def scored(self) -> tuple[FloatArray, FloatArray, FloatArray]:
-        """Return the log likelihood of each tried combination's counts, if it is bad and if it is good.
+        """Return the log likelihoods of each tried combination's counts, as three arrays.
 
-        These are log B and log G of the module. The third array is the posterior of the combination's own
-        failure rate if the combination is bad.
-
-        Shapes (tried, J), (tried, K) and (tried, J, R).
+        They are: log B of the module (the combination is bad), shape (tried, J); log G (it is good), shape
+        (tried, K); and the posterior of its own failure rate if it is bad, shape (tried, J, R).
         """
         bad, good, own = [], [], []
         for cell in self.tried:
@@ -73,7 +74,7 @@ class CellCounts:
         return np.stack(bad), np.stack(good), np.stack(own)
 
     def given(self, cell: int, hits: int, trials: int) -> CellCounts:
-        """Return a copy of the counts with more trials of one combination added."""
+        """Return a copy of the counts in which combination `cell` has more failures and trials."""
         more, of = self.hits.copy(), self.trials.copy()
         more[cell] += hits
         of[cell] += trials
@@ -87,9 +88,10 @@ class Belief:
     Attributes:
         rows: The hypotheses.
         counts: The counts.
-        patterns: The rows, grouped by what they say of the tried cells.
-        by_rate: Posterior of a pattern and a column, divided by the pattern's prior, shape (P, J).
-        by_background: The same with the background, shape (P, K).
+        patterns: The rows, grouped by the tried cells that they call bad.
+        by_rate: Posterior of each pattern with each column, divided by the pattern's prior, shape (P, J).
+        by_background: Posterior of each pattern with each background rate, divided by the pattern's prior,
+            shape (P, K).
         log_evidence: Log marginal likelihood of the counts under all rows together.
     """
 
@@ -102,10 +104,7 @@ class Belief:
 
     @cached_property
     def masses(self) -> FloatArray:
-        """Return the posterior of each pattern, a set of hypotheses that agree on all tried combinations.
-
-        The shape is (P,); the sum is 1.
-        """
+        """Return the posterior of each pattern, shape (P,), with the sum 1."""
         return np.asarray(self.patterns.prior * self.by_rate.sum(axis=1))
 
     @cached_property
@@ -115,31 +114,31 @@ class Belief:
 
     @cached_property
     def weight(self) -> FloatArray:
-        """Return the posterior of each hypothesis.
-
-        The shape is (H,); the sum is 1.
-        """
+        """Return the posterior of each hypothesis, shape (H,), with the sum 1."""
         return np.asarray(self.rows.prior * self.by_rate.sum(axis=1)[self.patterns.of])
 
     @cached_property
     def answers(self) -> FloatArray:
-        """Return the posterior of each hypothesis, with 0 for needlessly complicated ones.
+        """Return the posterior of each hypothesis, shape (H,), with 0 for needlessly complicated ones.
 
-        A hypothesis is needlessly complicated if a simpler one agrees on all tried combinations; the simplest
-        ones share the posterior of all that agree (see `Patterns.share`). The shape is (H,); the sum is 1.
+        A hypothesis is needlessly complicated if one of a lower tier agrees with it on all tried
+        combinations. The simplest hypotheses of each pattern share its posterior (see `Patterns.share`), so
+        that the sum is 1.
         """
         return np.asarray(self.patterns.share * self.masses[self.patterns.of])
 
     @cached_property
     def best(self) -> int:
-        """Return the index of the most probable hypothesis, according to `answers`."""
+        """Return the row number of the hypothesis that is most probable according to `answers`."""
         return int(self.answers.argmax())
 
     def among(self, these: NDArray[np.bool_]) -> Belief:
         """Return the belief under the assumption that the true hypothesis is in one of the given patterns.
 
+        Returns the same belief if none of these patterns is possible.
+
         Args:
-            these: The patterns, shape (P,); at least one of them is possible.
+            these: True for each of these patterns, shape (P,).
         """
         share = float(self.masses[these].sum())
         if share <= 0.0:
@@ -150,11 +149,12 @@ class Belief:
     def given_columns(self, columns: NDArray[np.bool_], row: int) -> float:
         """Return the posterior of hypothesis `row` if only the failure rates in `columns` are possible.
 
-        A column is a typical failure rate of bad combinations with a spread. See also `answers`.
+        A column is a typical failure rate of bad combinations with a spread. The posterior is shared within a
+        pattern as in `answers`. Returns 0 if no hypothesis is possible at these rates.
 
         Args:
-            columns: The columns, shape (J,).
-            row: The row.
+            columns: True for the possible columns, shape (J,).
+            row: Number of the hypothesis.
         """
         mass = self.patterns.prior * self.by_rate[:, columns].sum(axis=1)
         total = float(mass.sum())
@@ -162,32 +162,23 @@ class Belief:
 
     @cached_property
     def bad_rates(self) -> FloatArray:
-        """Return the posterior of each pair (typical failure rate, spread) of bad combinations.
-
-        The shape is (J,).
-        """
+        """Return the posterior of each column (typical failure rate and spread), shape (J,)."""
         return np.asarray(self.patterns.prior @ self.by_rate)
 
     @cached_property
     def backgrounds(self) -> FloatArray:
-        """Return the posterior of each background rate (failure rate of good combinations).
-
-        The shape is (K,).
-        """
+        """Return the posterior of each background rate (failure rate of good combinations), shape (K,)."""
         return np.asarray(self.patterns.prior @ self.by_background)
 
     @property
     def typical_rates(self) -> tuple[float, float]:
-        """Return the posterior mean failure rates of bad and of good combinations."""
+        """Return the posterior means of two rates: of bad combinations, and of good ones (background)."""
         grid = self.counts.grid
         return float(self.bad_rates @ (grid.kernel @ grid.rates)), float(self.backgrounds @ grid.p0)
 
     @cached_property
     def bad(self) -> FloatArray:
-        """Return the posterior probability that each combination is bad.
-
-        The shape is (X,).
-        """
+        """Return the posterior probability that each group of combinations is bad, shape (X,)."""
         likely = self.answers > _LEAST * self.answers[self.best]
         return np.asarray(self.answers[likely] @ self.rows.says[likely])
 
@@ -197,7 +188,7 @@ def believe(rows: HypothesisRows, counts: CellCounts) -> Belief:
 
     Args:
         rows: The hypotheses with their prior.
-        counts: The counts of all cells.
+        counts: The failures and trials of all groups of combinations, with the prior of rates.
     """
     patterns = rows.patterns(counts.tried)
     log_bad, log_good, _ = counts.scored

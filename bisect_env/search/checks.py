@@ -1,7 +1,7 @@
 """Choose trials that check an answer after it was found. Pure.
 
-There are two kinds of check: the last good combinations get more trials, and combinations far from the
-boundary that nobody tried get one.
+There are two kinds of check: more trials of the last good combinations, and one trial of untried combinations
+far from the boundary.
 
 Regressions often come in two steps: a first release fails in a tenth of runs, the next one always. A search
 that finds the second may have seen the first pass once or twice. The last good combinations are therefore
@@ -32,8 +32,8 @@ from bisect_env.search.untested_intervals import checks as interval_checks
 from bisect_env.search.verdict import Answer, Cleared, further
 
 _PATIENCE = 3
-"""A last good combination that failed gets at most this many times the trials that would suffice without a
-failure."""
+"""Maximum number of trials of a last good combination that failed, as a multiple of the trials that suffice
+without a failure."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,9 +58,9 @@ def clean_passes(rate: float, confidence: float) -> int:
 
 
 def sure_of(hits: int, confidence: float) -> float:
-    """Return the confidence level for the upper bound of a failure rate after `hits` failures.
+    """Return the confidence level to use for the upper bound of a failure rate after `hits` failures.
 
-    The level is chosen so that the errors for all possible numbers of failures add up to 1 − `confidence`.
+    The errors (1 − level) for 0, 1, 2, … failures add up to 1 − `confidence`.
     """
     return 1.0 - (1.0 - confidence) * share(hits)
 
@@ -83,9 +83,9 @@ def clean_checks(best: Answer, tallies: Tallies, limits: SearchLimits) -> list[C
 def _controls(best: Answer, tallies: Tallies, limits: SearchLimits) -> list[Check]:
     """Return trials of control combinations for each last good combination that failed at least once.
 
-    If those failures are a background, they also occur at combinations farther on the good side, and at other
-    values of axes that the answer does not blame. One control is the good combination on the same line that
-    is farthest from the boundary, another has each of the other axes at its farther end.
+    If those failures are a background, they also occur at combinations that should be good, too. There are
+    two such controls: the good combination on the same line that is farthest from the boundary, and the last
+    good combination moved as far as possible along all axes that the answer does not blame.
     """
     enough = clean_passes(limits.clean_rate, limits.confidence)
     found = []
@@ -97,7 +97,7 @@ def _controls(best: Answer, tallies: Tallies, limits: SearchLimits) -> list[Chec
         beyond = filter(tallies.can_run, further(good, axis, step, len(best.hypothesis.sets[axis])))
         good_side = itertools.takewhile(lambda cell: not best.hypothesis.is_bad(cell), beyond)
         control = [good, *good_side][-1]
-        # As often as the other: few passes here would leave open whether good ones fail as well.
+        # As many as the last good combination has: few passes would not show whether good ones fail, too.
         wanted = max(enough, tallies.counts(good)[1])
         controls = dict.fromkeys((control, _with_others_apart(good, best, tallies)))
         found += [
@@ -109,9 +109,9 @@ def _controls(best: Answer, tallies: Tallies, limits: SearchLimits) -> list[Chec
 
 
 def _with_others_apart(good: Index, best: Answer, tallies: Tallies) -> Index:
-    """Move `good` as far as possible along each axis that the answer does not blame.
+    """Return `good`, moved as far as possible along each axis that the answer does not blame.
 
-    The result can be run and is still good according to the answer.
+    The returned combination can be run and is good according to the answer.
     """
     cell = good
     for axis, size in enumerate(map(len, best.hypothesis.sets)):
@@ -126,16 +126,16 @@ def _with_others_apart(good: Index, best: Answer, tallies: Tallies) -> Index:
 
 
 def apart_checks(best: Answer, tallies: Tallies, limits: SearchLimits, tried: int) -> list[Check]:
-    """Return more trials for first bad combinations not yet shown to fail more often than last good ones.
+    """Return trials of bad combinations not yet shown to fail more often than their good neighbours.
 
-    Used if the last good combination failed, too. The y failures in n trials of the first bad combination
-    must be improbable at the last good one's rate r. The probability is multiplied by the number of
-    combinations that were tried:
+    Only boundaries whose good combination failed, too, are considered. The y failures in n trials of the bad
+    combination must be improbable at the failure rate r of the good one. The probability is multiplied by the
+    number of combinations that were tried:
 
         P(at least y of n | r) · tried ≤ 1 − confidence
 
     Args:
-        best: The answer: a pair of neighbours, where no rule describes all combinations.
+        best: The answer: a pair of neighbours, because no hypothesis describes all combinations.
         tallies: The counts.
         limits: The confidence, and the rate that determines the maximum number of trials.
         tried: Number of combinations that were tried.
@@ -153,9 +153,9 @@ def apart_checks(best: Answer, tallies: Tallies, limits: SearchLimits, tried: in
 
 
 def cleared(best: Answer, tallies: Tallies, limits: SearchLimits) -> tuple[Cleared, ...]:
-    """Return for the good side of each boundary an upper bound of its failure rate, and what it still needs.
+    """Return, for each last good combination, an upper bound of its failure rate and the trials it needs.
 
-    It needs the trials that are missing to exclude the failure rate `clean_rate`.
+    It needs the trials that are still missing to exclude the failure rate `clean_rate`.
 
     Args:
         best: The answer.
@@ -168,7 +168,7 @@ def cleared(best: Answer, tallies: Tallies, limits: SearchLimits) -> tuple[Clear
         hits, trials = tallies.counts(cell)
         below = upper_bound(hits, max(trials - 1, hits), sure_of(hits, limits.confidence))
         done = below <= limits.clean_rate + 1e-12 or trials >= _PATIENCE * enough
-        # Without a failure the number is known; with one, as many again as would do without.
+        # After a failure, the maximum number is requested, because the needed number is unknown.
         left = (_PATIENCE * enough if hits else enough) - trials
         found.append(Cleared(cell, hits, trials, below, 0 if done else max(1, left)))
     return tuple(found)
@@ -234,8 +234,8 @@ def _mixed_ends(best: Answer, first_bad: Index) -> list[Index]:
 def _other_ends(best: Answer, grid: Grid) -> list[Index]:
     """Return combinations that show whether an axis that the answer does not blame matters after all.
 
-    Each is one of the two combinations of a boundary, with one such axis moved to its first or last value.
-    Only axes with the direction `EITHER` are moved.
+    They are the two combinations of each boundary, with one such axis moved to its first or last value. Only
+    axes with the direction `EITHER` are moved.
     """
     found: dict[Index, None] = {}
     for boundary in best.boundaries:

@@ -1,18 +1,21 @@
-"""Chooses trials by what they are expected to tell for their cost. Pure.
+"""Choose trials by their expected information for their cost. Pure.
 
-For a cell x, let O be "some trial of k fails", and h the answer. What a block of k trials tells is
+For a cell x, let O be the event "at least one of k trials fails", and h the true hypothesis. The information
+of a block of k trials is
 
     I(h; O) = H(O) − Σ_h P(h)·H(O | h)      (H: binary entropy, in bits)
 
-where P(O | h) is the mean over the rates that are still possible under h; trials of x itself have sharpened
-the rate of x. As long as no answer leads, knowing the rates makes later trials cheaper, so that the
-information about the rates counts by `RATES_WEIGHT`. A block costs k trials and, where the environment does
-not exist, its price. Source: D. V. Lindley, *On a measure of the information provided by an experiment*,
+where P(O | h) is the mean over the rates that are still possible under h, given earlier trials of x. As long
+as no answer leads, knowing the rates makes later trials cheaper, so that information about the rates counts
+as well, with the weight `RATES_WEIGHT`. A block costs k trials and, if the environment does not exist, its
+price. Source: D. V. Lindley, *On a measure of the information provided by an experiment*,
 Annals of Mathematical Statistics 27 (1956), 986-1005.
 
 Several trials at a time are chosen one after the other. Each one that is chosen, or is running, may fail or
-pass; every sequence of results that is likely is a *branch* with weights of its own. What the next trial is
-worth is lowered by the share of its information that remains, on average over the branches.
+pass; every likely sequence of results is a *branch* with weights of its own. The worth of the next trial is
+multiplied by the share of its information that remains, on average over the branches.
+
+Array shapes: C cells to choose from, S states (see `Choice._states`).
 """
 
 from __future__ import annotations
@@ -28,15 +31,15 @@ from bisect_env.search.families import FloatArray
 RATES_WEIGHT = 0.5
 BLOCKS = (1, 4, 10, 25, 50)
 LEADING = 0.2
-"""Posterior of an answer from which on trials are chosen for what they tell about answers alone."""
+"""Posterior of an answer above which information about failure rates no longer counts."""
 _SAMPLE = 256
-"""Number of rows by which trials are compared, drawn by their posterior."""
+"""Maximum number of hypotheses, drawn by their posterior, for which the information is computed."""
 _BRANCHES = 48
 _LEAST = 1e-9
 BUILT_AT_ONCE = 6
-"""Environments that are made at the same time; hosts make about as many."""
+"""Maximum number of expensive environments that are built at the same time; hosts build about as many."""
 _DEAR = 0.5
-"""Price of an environment, in trials, from which on more of them at a time only delay the first."""
+"""Price of an expensive environment, as a number of trials: building more at a time would delay the first."""
 
 
 def binary_entropy(p: FloatArray) -> FloatArray:
@@ -47,11 +50,11 @@ def binary_entropy(p: FloatArray) -> FloatArray:
 
 
 class Choice:
-    """A calculator of how much information trials of each combination are expected to give.
+    """The expected information of trials of each combination, given the posterior of all hypotheses.
 
     Args:
-        belief: The belief.
-        cells: The cells that can be chosen, shape (C,).
+        belief: The posterior of hypotheses and failure rates.
+        cells: Positions of the cells that can be chosen, shape (C,).
     """
 
     def __init__(self, belief: Belief, cells: NDArray[np.intp]) -> None:
@@ -64,13 +67,13 @@ class Choice:
         self._rates_matter = float(belief.answers[belief.best]) < LEADING
 
     def _chances(self, value: Callable[[FloatArray], FloatArray]) -> tuple[FloatArray, FloatArray]:
-        """Return the mean of `value(rate)` under each hypothesis, for bad and for good combinations.
+        """Return the mean of `value(rate)` under each sampled hypothesis.
 
         Args:
-            value: Maps rates to numbers, elementwise.
+            value: Function that maps an array of rates to an array of numbers, elementwise.
 
         Returns:
-            Shapes (sample, C) and (sample, 1).
+            The mean for each cell if it is bad, shape (sample, C), and for good cells, shape (sample, 1).
         """
         belief, grid = self._belief, self._belief.counts.grid
         by_rate, by_background = belief.by_rate[self._of], belief.by_background[self._of]
@@ -86,21 +89,19 @@ class Choice:
         return by_rate @ given, (by_background @ value(grid.p0))[:, None]
 
     def _fails(self, block: int) -> FloatArray:
-        """Return the probability that at least one of `block` trials of a combination fails.
+        """Return the probability that at least one of `block` trials of each combination fails.
 
-        The shape is (sample, C): a row for each sampled hypothesis.
+        The shape is (sample, C): one row for each sampled hypothesis.
         """
         bad, good = self._chances(lambda r: 1.0 - (1.0 - r) ** block)
         return np.where(self._says, bad, good)
 
     def information(self, block: int = 1, *, of_rates: bool = True) -> FloatArray:
-        """Return the expected information, in bits, of `block` trials of each combination.
-
-        The shape is (C,).
+        """Return the expected information, in bits, of `block` trials of each combination, shape (C,).
 
         Args:
             block: Number of trials.
-            of_rates: Whether the information about the rates counts as well, as long as no answer leads.
+            of_rates: Whether information about failure rates counts as well, as long as no answer leads.
         """
         fails = self._fails(block)
         known = self._weight @ binary_entropy(fails)
@@ -129,9 +130,9 @@ class Choice:
 
         Args:
             count: Maximum number of trials.
-            running: Places of the cells of running trials, one for each trial.
+            running: Position in `cells` of each running trial's combination.
             prices: As for `scores`.
-            least: Stop where a trial is worth less than this share of what the best one is worth alone.
+            least: Minimum worth of a chosen trial, as a share of the worth of the best single trial.
             once: Whether to choose each cell at most once.
         """
         prices = prices.copy()
@@ -140,7 +141,7 @@ class Choice:
         branches, fails = self._states()
         unknown = branches[0] @ binary_entropy(fails)
         before = binary_entropy(branches[0] @ fails) - unknown
-        # What a trial tells of the rates is told again by each further trial of the same cell.
+        # Each further trial of the same cell repeats part of the information about the rates.
         of_rates = np.maximum(self.information() - before, 0.0)
         times = np.bincount(np.asarray(running, dtype=np.intp), minlength=len(prices))
         new = len({place for place in running if prices[place] > 0})
@@ -171,10 +172,10 @@ class Choice:
         return chosen
 
     def _states(self) -> tuple[FloatArray, FloatArray]:
-        """Return the weight of each possible state of the world, and each combination's failure rate in it.
+        """Return the weight of each possible state, and the failure rate of each combination in each state.
 
-        The shapes are (1, S) and (S, C). A state is a hypothesis together with whether the failure is
-        certain: given both, trials of one combination hardly depend on each other.
+        The shapes are (1, S) and (S, C). A state is a hypothesis together with whether bad combinations fail
+        in every trial: given both, trials of one combination hardly depend on each other.
         """
         belief, grid = self._belief, self._belief.counts.grid
         certain = (grid.m == 1.0) & (grid.spread == 0.0)
@@ -200,9 +201,9 @@ def _split(branches: FloatArray, fails: FloatArray) -> FloatArray:
 
 
 def _sample(weight: FloatArray) -> tuple[NDArray[np.intp], FloatArray]:
-    """Return a sample of hypotheses drawn by weight, and the share of each one in the sample.
+    """Return the row numbers of hypotheses drawn by weight, and the share of each in the sample.
 
-    If few hypotheses have weight, all of these are returned, with their normalised weights.
+    If at most `_SAMPLE` hypotheses have a weight, all of these are returned with their normalised weights.
     """
     likely = np.flatnonzero(weight > 1e-9 * weight.max())
     if len(likely) > _SAMPLE:

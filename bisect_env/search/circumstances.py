@@ -27,12 +27,12 @@ import numpy as np
 from bisect_env.search.numeric import passes_to_exclude
 
 ENOUGH = 0.9
-"""Failure rate from which on no perturbation is searched for."""
+"""Failure rate above which no perturbation is needed."""
 SURE = 0.95
 """Minimum probability that the winner is better than the unperturbed script."""
 _DRAWS = 20_000
 _LUCK, _LEAST_PASSES = 0.02, 8
-"""Probability that a good end that fails passes all its trials, and least number of these trials."""
+"""Maximum probability that a failing good end passes all its trials, and minimum number of these trials."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -32,7 +32,7 @@ class CornerSearch(TableSearch):
     def verdict(self) -> Verdict:
         """Return the verdict about the failing configuration nearest to the good end.
 
-        Its status is that of the whole table, or `NONE` if no configuration was found.
+        Its status is the one of the verdict about the whole table, or `NONE` if no configuration was found.
         """
         of_table = self.table.verdict
         if not self.found:
@@ -50,7 +50,7 @@ class CornerSearch(TableSearch):
     def others(self) -> tuple[Verdict, ...]:
         """Return a verdict about each failing configuration except the first.
 
-        Empty as long as combinations have no label yet.
+        The tuple is empty until the table of labels is complete.
         """
         if not self.answered:
             return ()
@@ -68,7 +68,7 @@ class CornerSearch(TableSearch):
     def found(self) -> tuple[Answer, ...]:
         """Return one answer for each failing configuration, the one nearest to the good end first.
 
-        Empty if all combinations have the same label.
+        The tuple is empty unless combinations of both labels, good and bad, are known.
         """
         bad, good = self.table.calls == 1, self.table.calls == 0
         if not bad.any() or not good.any():
@@ -89,17 +89,21 @@ class CornerSearch(TableSearch):
         return tuple(found)
 
     def _falls(self, axis: int) -> bool:
-        """Return whether an ordered axis has its good end at the highest value."""
+        """Return whether the good end of an ordered axis is its highest value."""
         description = self.table.description
         if description is not None and description.stairs[0].changes == 1:
             return axis in description.stairs[0].back
         return self._grid.axes[axis].direction is Direction.FIXED
 
     def _grown(self, corner: Index, good: NDArray[np.bool_]) -> list[NDArray[np.bool_]]:
-        """Grow a box of combinations around `corner` until any larger one would contain a good combination.
+        """Grow a box of combinations around `corner` until any larger box would contain a good combination.
+
+        Args:
+            corner: The combination to begin with.
+            good: True for good combinations, shape of the lattice.
 
         Returns:
-            For each axis a boolean array: True for the values of the box.
+            One boolean array per axis: True for the values of the box.
         """
         sets = [np.arange(n) == place for n, place in zip(self._grid.shape, corner, strict=True)]
 

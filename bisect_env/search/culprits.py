@@ -4,7 +4,7 @@ Between the good and the bad environment n packages changed. An *intermediate en
 with a set S of the changes applied. A hypothesis names the smallest set C of changes that causes the failure:
 
     all of C:  S is bad iff C ⊆ S        (one package, or two or three packages together)
-    any of C:  S is bad iff C ∩ S ≠ ∅    (either of two packages)
+    any of C:  S is bad iff C ∩ S ≠ ∅    (either one of two packages)
     whole:     S is bad iff it contains every change
 
 The hypotheses are rows of a belief (`belief.py`) over cells: the good and the bad environment with their
@@ -14,7 +14,7 @@ buildable environment can tell apart are reported together.
 
 The next environment is the one whose trials are expected to tell most for their cost (`choice.py`). Delta
 debugging (A. Zeller and R. Hildebrandt, *Simplifying and isolating failure-inducing input*, IEEE TSE 28
-(2002)) tests similar sets, but assumes that each result is certain.
+(2002)) tests similar sets, but assumes that tests of one set always have the same result.
 """
 
 from __future__ import annotations
@@ -42,12 +42,12 @@ _WHOLE = 0.02
 _THREES_UP_TO = 45
 """Maximum number of changes for which sets of three are considered; beyond it there are too many sets."""
 _BLOCKS = (1, 2, 4, 8, 16, 32, 64, 128)
-"""Numbers of trials among which the next step chooses."""
+"""Possible numbers of trials of one step."""
 _LEADERS = 40
 """Number of the most probable hypotheses for which intermediate environments are proposed."""
 _WORTH = 0.01
-"""Minimum probability of a tied hypothesis that is reported, as a share of the probability of the best
-one."""
+"""Minimum probability of a tied hypothesis that is reported, as a share of the best hypothesis's
+probability."""
 _NOTHING = 1e-3
 """Minimum expected information, in bits, of an intermediate environment that is worth trying."""
 
@@ -72,7 +72,7 @@ class Culprit:
     Attributes:
         kind: `all`, `any` or `whole` (see the module).
         changes: The changes; every change if `kind` is `whole`.
-        probability: Posterior of this hypothesis, including those in `tied` and `perhaps`.
+        probability: Posterior of this hypothesis and of the hypotheses in `tied` and `perhaps` together.
         tied: Changes of other hypotheses that no buildable environment can tell from this one, the most
             probable first.
         perhaps: Further changes that the failure may also need: no buildable environment contains `changes`
@@ -92,9 +92,7 @@ _NAMES = {_ALL: "all", _EITHER: "any", _TOGETHER: "whole"}
 
 @dataclass
 class CulpritSearch:
-    """A search for the changes between two environments that cause a failure.
-
-    See the module.
+    """A search for the changes between two environments that cause a failure (see the module).
 
     Args:
         size: Number of changes, at least 1.
@@ -107,7 +105,8 @@ class CulpritSearch:
         confidence: Posterior probability at which the search ends.
         min_rate: The smallest failure rate to search for.
         stated_rate: Failure rate of the bad environment, if the user states it.
-        is_sound: Returns quickly whether an intermediate environment can be built; True if unknown.
+        is_sound: Function that returns quickly whether an intermediate environment can be built, or True if
+            that is unknown.
 
     Attributes:
         counts: Number of failing trials and of all trials of each intermediate environment tried.
@@ -216,10 +215,10 @@ class CulpritSearch:
         return replace(found, perhaps=perhaps - found.changes)
 
     def _agreeing(self, top: int) -> NDArray[np.bool_]:
-        """Return which hypotheses agree that the changes of `top` cause the failure, and no fewer of them.
+        """Return a boolean array, shape (hypotheses,): True for those that confirm hypothesis `top`.
 
-        These hypotheses may name further causes in addition. The result is a boolean array, shape
-        (hypotheses,).
+        They say that an environment with all changes of `top` fails, and with one of these less does not.
+        They may name further causes in addition.
         """
         itself = np.zeros(len(self._posterior), dtype=np.bool_)
         itself[top] = True
@@ -259,7 +258,7 @@ class CulpritSearch:
         return believe(rows, CellCounts(self._grid, hits, trials))
 
     def _counts_with_ends(self) -> dict[Changes, tuple[int, int]]:
-        """Return failures and trials of each environment, the good and the bad one first."""
+        """Return (failures, trials) of each environment with trials, the good and the bad one first."""
         counts = {frozenset[int](): self.good, self._everything: self.bad}
         for changes, (hits, trials) in self.counts.items():
             before = counts.get(changes, (0, 0))
@@ -268,14 +267,11 @@ class CulpritSearch:
 
     @cached_property
     def _posterior(self) -> FloatArray:
-        """Return the posterior of each hypothesis."""
+        """Return the posterior of each hypothesis, shape (hypotheses,)."""
         return self._believe().weight
 
     def _labels(self, intermediates: Sequence[Changes]) -> FloatArray:
-        """Return whether each hypothesis calls each environment bad, as 1 or 0.
-
-        The shape is (intermediates, hypotheses).
-        """
+        """Return 1 where a hypothesis calls an environment bad, else 0; shape (intermediates, hypotheses)."""
         inside = np.zeros((len(intermediates), self.size))
         for row, intermediate in enumerate(intermediates):
             inside[row, list(intermediate)] = 1.0
@@ -317,9 +313,9 @@ class CulpritSearch:
     # -- intermediate environments ---------------------------------------------------------------------------
 
     def _candidates(self) -> list[Changes]:
-        """Return environments whose trials may separate the most probable hypotheses.
+        """Return the intermediate environments whose trials may separate the most probable hypotheses.
 
-        Each occurs once; the good and the bad environment are left out.
+        The list has no duplicates, and contains all intermediate environments that were tried.
         """
         leaders = np.argsort(-self._posterior)[:_LEADERS].tolist()
         sets = [self._changes(i) for i in leaders]

@@ -1,7 +1,7 @@
-"""Families of value sets: the sets of values on one axis that may be bad, as 0/1 matrices.
+"""Families: the sets of values of one axis that may be the bad ones, as 0/1 matrices.
 
-A hypothesis picks one set per axis. The first set of every family contains the whole axis, which means "this
-axis does not matter". In a simple hypothesis most axes have their first set.
+A hypothesis picks one set from the family of each axis. The first set of every family contains all values of
+the axis, which means "this axis does not matter". In a simple hypothesis most axes have their first set.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ MOST_SETS = 20_000
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Family:
-    """The candidate sets of bad values on one axis, with their prior probabilities.
+    """The sets of values of one axis that may be the bad ones, with their prior probabilities.
 
     Attributes:
-        sets: 0/1, shape (sets, values); 1 for the values in a set. Row 0 is all ones.
+        sets: One row per set, 1 for each value in it and else 0; shape (sets, values). Row 0 is all ones.
         prior: Prior of each set if the axis matters, shape (sets,). `prior[0]` is 0 and the others sum to 1.
             An axis with a single value has only row 0.
-        plain: Number of sets, the first ones, that change as the direction of the axis says.
+        plain: Number of sets that the direction of the axis allows; these come first.
     """
 
     sets: FloatArray
@@ -45,10 +45,10 @@ class Family:
 
     @property
     def spared(self) -> FloatArray:
-        """Return the complement of each set of bad values: 1 for each value outside the set.
+        """Return the complement of each set: 1 for each value outside the set, shape (sets, values).
 
-        The shape is (sets, values). Hypotheses of the kind *any of* use these rows.
-        Row 0 is all ones: an axis that does not matter makes no value bad.
+        Hypotheses of the kind *any of* use these rows. Row 0 is all ones instead, because an axis that does
+        not matter makes no combination bad.
         """
         spared = 1.0 - self.sets
         spared[0] = 1.0
@@ -56,9 +56,10 @@ class Family:
 
 
 def families_of(shape: Sequence[int], directions: Sequence[Direction]) -> list[Family]:
-    """Return the family of each axis of a lattice.
+    """Return a list with the family of each axis of a lattice.
 
-    If there were more than `MOST_SETS` combinations of sets, no family contains complements of intervals.
+    If there would be more than `MOST_SETS` combinations of one set per axis, no family contains complements
+    of intervals.
 
     Args:
         shape: Number of values on each axis.
@@ -72,7 +73,7 @@ def families_of(shape: Sequence[int], directions: Sequence[Direction]) -> list[F
 
 @functools.lru_cache(maxsize=64)
 def family(direction: Direction, size: int, *, gaps: bool = True) -> Family:
-    """Return the candidate sets of bad values on an axis with the given direction and size.
+    """Return the family of one axis: the sets of bad values that its direction allows.
 
     Args:
         direction: Where the bad values may lie.
@@ -81,8 +82,9 @@ def family(direction: Direction, size: int, *, gaps: bool = True) -> Family:
             again).
 
     Returns:
-        For `REGRESSION` all suffixes (values at or above some value), for `FIXED` all prefixes, for `EITHER`
-        all suffixes, prefixes and intervals, and for `UNORDERED` each single value and each all-but-one set.
+        The whole axis, followed by: for `REGRESSION` all suffixes (from some value on); for `FIXED` all
+        prefixes (below some value); for `EITHER` all suffixes, prefixes and inner intervals; for `UNORDERED`
+        each single value and each set of all values but one.
     """
     values = np.arange(size)
     rows: list[NDArray[np.bool_]] = []

@@ -1,4 +1,9 @@
-"""Generators of hypotheses: products of value sets, histories that change more often, staircases. Pure."""
+"""Generators: functions that return hypotheses with their priors. Pure.
+
+`products` combines one set of bad values per axis, with or without the histories of `nonmonotone.py`;
+`staircase_rows` draws borders between good and bad through several axes (`staircase.py`). Array shapes: H
+hypotheses, X groups of combinations.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +27,7 @@ _STEEPNESS, _STEEP = 0.5, 4.0
 _DRAWN = 96
 """Staircases that are drawn for each orientation and number of changes."""
 _BOUNDS = 0.5
-"""Share of the two bounds among the drawn staircases: what is between them is open until they agree."""
+"""Weight of the two bounds among the drawn staircases: cells between them are open until both agree."""
 _MOST_CHANGES = 3
 _ORIENTATIONS = 4
 
@@ -30,13 +35,13 @@ _ORIENTATIONS = 4
 def products(view: LatticeView, wide: tuple[Family, ...] | None, seen: NDArray[np.bool_]) -> HypothesisRows:
     """Return all hypotheses that consist of one set of bad values for each axis.
 
-    With `wide`, these include sets that change more often than the directions of the axes say. Hypotheses
-    that agree on all cells that were tried or can be tried are merged, with their priors added.
+    Hypotheses that agree on all of `seen` are merged into one row, with their priors added.
 
     Args:
-        view: The cells.
-        wide: From `histories`; None for none.
-        seen: Which cells were tried or can be tried, shape (X,).
+        view: The lattice and its groups of combinations.
+        wide: One family per axis, from `histories`, to include sets that change more often than the
+            directions say; None to use only sets that the directions allow.
+        seen: True for the groups that were tried or can be tried, shape (X,).
     """
     directions = [axis.direction for axis in view.grid.axes]
     space = HypothesisSpace(view.grid.shape, directions, families=wide)
@@ -63,9 +68,9 @@ def products(view: LatticeView, wide: tuple[Family, ...] | None, seen: NDArray[n
 
 
 def _splits(space: HypothesisSpace, view: LatticeView) -> NDArray[np.intp]:
-    """Count, for each hypothesis, the combinations that it labels unlike the representative of their group.
+    """Count the combinations that each hypothesis labels unlike the representative of their group.
 
-    Combinations of one group have the same trials; one of them represents the group. The shape is (H,).
+    All combinations of a group should have one label, since their trials are the same. The shape is (H,).
     """
     group = view.group.ravel()
     others = np.setdiff1d(np.flatnonzero(group >= 0), view.flat)
@@ -76,15 +81,15 @@ def _splits(space: HypothesisSpace, view: LatticeView) -> NDArray[np.intp]:
 def staircase_rows(
     view: LatticeView, labels: NDArray[np.int8], can_run: NDArray[np.bool_]
 ) -> HypothesisRows | None:
-    """Return random borders between good and bad (staircases, see `staircase.py`) that agree with the labels.
+    """Return random staircases (see `staircase.py`) that agree with the labels, as hypotheses.
 
-    Returns None if there are none, if fewer than two axes are ordered, or if there are no labels of both
-    kinds.
+    The staircases have the fewest changes with which any agrees. Returns None if none agrees, if fewer than
+    two axes are ordered, or if the labels are all good or all bad.
 
     Args:
-        view: The cells.
-        labels: 1 bad, 0 good, -1 not known, shape (X,).
-        can_run: Which cells can still be tried, shape (X,).
+        view: The lattice and its groups of combinations.
+        labels: Label of each group: 1 bad, 0 good, -1 not known; shape (X,).
+        can_run: True for the groups that can still be tried, shape (X,).
     """
     if len(ordered_axes(view.grid)) < 2 or len({int(one) for one in labels if one >= 0}) < 2:
         return None
@@ -106,8 +111,8 @@ def _sample(
     Args:
         found: The bounds of each orientation.
         changes: Maximum number of changes.
-        view: The cells.
-        seen: Which cells were tried or can be tried, shape (X,).
+        view: The lattice and its groups of combinations.
+        seen: True for the groups that were tried or can be tried, shape (X,).
     """
     rng = np.random.default_rng(0)
     tables, weights = [], []
@@ -127,9 +132,9 @@ def _sample(
 
 
 def _drawn(stairs: Staircase, rng: np.random.Generator) -> NDArray[np.bool_]:
-    """Draw random staircases that agree with the labels, as tables that are True at bad combinations.
+    """Draw random staircases that agree with the labels.
 
-    The shape is (drawn, *lattice).
+    Returns boolean tables that are True at bad combinations, shape (drawn, *lattice).
 
     With U a random field that never falls on the way upward, ⌊least + U·(most − least)⌋ is a level that
     never falls either: its change from cell to cell is a mean of the changes of both bounds, plus that of U.

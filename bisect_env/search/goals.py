@@ -19,7 +19,7 @@ class Goal(StrEnum):
     FIRST_BAD = "first-bad"
     """The change at which the failure begins (for example: the first bad version of torch)."""
     EVERY_CONFIGURATION = "every-configuration"
-    """The same, and in addition every other minimal failing configuration."""
+    """The first bad change, and in addition every other minimal failing configuration."""
     TABLE = "table"
     """A label for every combination: does it fail or not?"""
 
@@ -30,7 +30,7 @@ def search_towards(
     """Return a new search for the given goal.
 
     Args:
-        goal: What the study is to find.
+        goal: The goal of the study.
         grid: The lattice of combinations, as for `Search`.
         groups: The representative of each combination that can be run, as for `Search`.
         limits: When to stop, as for `Search`.

@@ -41,7 +41,7 @@ class Unexplained:
     """A combination whose trials contradict the verdict.
 
     Attributes:
-        index: The representative of its group.
+        index: The combination, as the representative of its group.
         called_bad: Whether the verdict calls it bad.
         hits: Number of trials that showed the target failure.
         trials: Number of counted trials.
@@ -58,12 +58,14 @@ class Unexplained:
 def unexplained(
     calls_bad: NDArray[np.bool_], counts: CellCounts, cells: Sequence[Index]
 ) -> tuple[Unexplained, ...]:
-    """Return the combinations whose counts contradict an answer, the least probable first.
+    """Return the combinations whose counts contradict an answer, the least probable counts first.
+
+    The tuple is empty if fewer than two combinations were tried.
 
     Args:
-        calls_bad: Which cells the answer calls bad, shape (X,).
-        counts: What was seen.
-        cells: The combination of each cell.
+        calls_bad: True for the groups of combinations that the answer calls bad, shape (X,).
+        counts: The failures and trials of each group.
+        cells: The representative of each group.
     """
     grid, tried = counts.grid, counts.tried
     if len(tried) < 2:

@@ -1,15 +1,17 @@
-"""Hypotheses about which cells are bad, as rows of a table, and the generators that supply them. Pure.
+"""Hypotheses about which cells are bad, as rows of a table. Pure.
 
-A *row* calls each cell of the lattice bad or good. Rows come from generators, each with a prior:
+A *row* calls each cell of the lattice bad or good. Rows come from generators, which give each row a prior:
 
 * products (tier 0): one set of bad values for each axis; a cell is bad if all its values are in their sets,
   or, for several causes, if any is. Sets change along an axis as its direction says.
 * histories (tier 1): products whose sets change up to three times along an axis.
-* staircases (tier 2): tables that change at most three times on every way upward, sampled among those that
-  agree with the labels of the tried cells (`staircase.py`).
+* staircases (tiers 2 to 4): tables that change one to three times on the way upward, sampled among the tables
+  that agree with the labels of the tried cells (`staircase.py`).
 
 Where no row explains the counts, each cell is bad or good by itself (`independent.py`). Rows of a lower tier
-are simpler: of rows that agree on all tried cells, only those of the lowest tier count as answers.
+are simpler: if several rows agree on all tried cells, only rows of the lowest tier count as answers.
+
+Array shapes: H rows, X groups of combinations (each represented by one cell), P patterns.
 """
 
 from __future__ import annotations
@@ -31,10 +33,10 @@ def _not_written(row: int) -> Hypothesis:
 
 @dataclass(frozen=True, eq=False)
 class HypothesisRows:
-    """Hypotheses as rows of a table: which combinations each one calls bad, and its prior.
+    """A table of hypotheses: each row has the combinations that the hypothesis calls bad, and its prior.
 
     Attributes:
-        says: Which cells each row calls bad, shape (H, X).
+        says: True where a row calls a cell bad, shape (H, X).
         prior: Prior of each row, shape (H,).
         tier: Tier of each row, shape (H,).
         write: Returns a row as a `Hypothesis` over the lattice.
@@ -47,12 +49,12 @@ class HypothesisRows:
     _patterns: dict[bytes, Patterns] = field(default_factory=dict, init=False)
 
     def patterns(self, tried: NDArray[np.intp]) -> Patterns:
-        """Group the hypotheses by which of the tried combinations they call bad.
+        """Group the hypotheses into patterns: those that call the same tried combinations bad.
 
-        The result is cached until other combinations are passed.
+        The result is cached until the method is called with other combinations.
 
         Args:
-            tried: The cells, ascending.
+            tried: Positions of the tried combinations, ascending.
         """
         key = tried.tobytes()
         if key not in self._patterns:
@@ -62,34 +64,29 @@ class HypothesisRows:
 
     @cached_property
     def never(self) -> NDArray[np.bool_]:
-        """Return which hypotheses call no combination bad.
-
-        The shape is (H,).
-        """
+        """Return a boolean array, shape (H,): True for each hypothesis that calls no combination bad."""
         return np.asarray(~self.says.any(axis=1))
 
     @cached_property
     def always(self) -> NDArray[np.bool_]:
-        """Return which hypotheses call every combination bad.
-
-        The shape is (H,).
-        """
+        """Return a boolean array, shape (H,): True for each hypothesis that calls all combinations bad."""
         return np.asarray(self.says.all(axis=1))
 
 
 @dataclass(frozen=True, eq=False)
 class Patterns:
-    """Hypotheses grouped by which of the tried combinations they call bad.
+    """A division of all hypotheses into patterns: groups that call the same tried combinations bad.
 
-    All hypotheses of one group (pattern) have the same likelihood.
+    All hypotheses of one pattern have the same likelihood.
 
     Attributes:
-        of: Pattern of each row, shape (H,).
-        calls: Which of the cells each pattern calls bad, 0/1, shape (P, cells).
+        of: Number of each row's pattern, shape (H,).
+        calls: 1 where a pattern calls a tried cell bad, else 0; shape (P, tried cells).
         prior: Prior of each pattern, shape (P,).
-        share: Share of each row in its pattern as an answer, shape (H,): the rows of the lowest tier by their
-            prior, since trials give no reason to believe in a more complicated one; 0 for all others.
-        never: Pattern of the row that calls nothing bad, which has one of its own; -1 without such a row.
+        share: Share of each row in the probability of its pattern, shape (H,). The rows of the lowest tier
+            share it in proportion to their priors, and all others have 0, since trials give no reason to
+            believe in a more complicated row.
+        never: Number of the pattern that has only the row that calls nothing bad; -1 if there is no such row.
     """
 
     of: NDArray[np.intp]
@@ -100,7 +97,7 @@ class Patterns:
 
     @classmethod
     def of_rows(cls, rows: HypothesisRows, tried: NDArray[np.intp]) -> Patterns:
-        """Group hypotheses by which of the tried combinations they call bad."""
+        """Group hypotheses that call the same combinations of `tried` bad."""
         says = rows.says[:, tried]
         _, first, of = np.unique(packed(says), return_index=True, return_inverse=True)
         of, calls, never = of.reshape(-1), says[first], -1
@@ -118,7 +115,7 @@ class Patterns:
 
 
 def joined(parts: Sequence[HypothesisRows]) -> HypothesisRows:
-    """Merge the hypotheses of several generators into one table; their priors stay unchanged."""
+    """Append the hypotheses of several generators to one table, with unchanged priors."""
     if len(parts) == 1:
         return parts[0]
     starts = np.cumsum([0, *(len(part.prior) for part in parts)])
@@ -136,9 +133,6 @@ def joined(parts: Sequence[HypothesisRows]) -> HypothesisRows:
 
 
 def packed(rows: NDArray[np.bool_]) -> NDArray[np.void]:
-    """Pack each boolean row into one value that can be sorted and compared.
-
-    The shape is (rows,).
-    """
+    """Pack each row of a boolean array into one value that can be sorted and compared, shape (rows,)."""
     bits = np.packbits(rows, axis=1) if rows.shape[1] else np.zeros((len(rows), 1), np.uint8)
     return np.ascontiguousarray(bits).view(np.dtype((np.void, bits.shape[1]))).reshape(-1)

@@ -1,14 +1,16 @@
-"""Labels each cell good or bad by itself, where no rule explains what was seen. Pure.
+"""Label each cell good or bad by its own trials, if no hypothesis explains the counts. Pure.
 
-Without a rule every cell is bad or good by itself, one as likely as the other, and what they share are the
-rates: with B_j and G_k as in `belief.py`,
+Here the label of a cell tells nothing about other cells: each is bad with probability ½. Cells only share the
+failure rates. With B_j and G_k as in `belief.py`,
 
     P(counts) = Σ_{j,k} prior(j, k) · Π_x ½ (B_j(x) + G_k(x))
     P(x is bad) = Σ_{j,k} P(j, k | counts) · B_j(x) / (B_j(x) + G_k(x))
 
-What is asked then is two neighbours of which one is bad and one good. Whatever the rest looks like, on a path
-from a bad to a good cell some two neighbours differ, and halving the path finds them: the invariant on which
-`git bisect` rests. No truth takes longer than trying every cell as often.
+The search then looks for two neighbours of which one is bad and one good. Every path from a bad to a good
+cell has two such neighbours, whatever the other cells are, and halving the path finds them; `git bisect`
+relies on the same invariant. This never takes longer than trying every cell as often.
+
+X in array shapes is the number of groups of combinations.
 """
 
 from __future__ import annotations
@@ -27,15 +29,14 @@ from bisect_env.search.verdict import further, nearest
 
 
 def independent(counts: CellCounts) -> tuple[float, FloatArray]:
-    """Calculate each combination's probability of being bad if no rule connects combinations.
-
-    The log evidence (log marginal likelihood) of the counts under this assumption is returned, too.
+    """Calculate the probability that each combination is bad, if the labels of combinations are independent.
 
     Args:
-        counts: The counts.
+        counts: The failures and trials of each group of combinations.
 
     Returns:
-        The log of P(counts), and P(x is bad) of each cell, shape (X,); one half where nothing was tried.
+        The log of P(counts) (see the module), and P(x is bad) of each group x, shape (X,), which is one half
+        for groups without trials.
     """
     log_prior, bad, good = _by_rates(counts)
     both = np.logaddexp(bad, good)
@@ -47,22 +48,23 @@ def independent(counts: CellCounts) -> tuple[float, FloatArray]:
 
 
 def best_fit(counts: CellCounts) -> float:
-    """Return an upper bound of the log likelihood of the counts over all possible labellings.
+    """Return an upper bound of the log likelihood of the counts over all possible tables of labels.
 
-    At each pair of rates every cell has the label that explains its counts better.
+    At each pair of rates (of bad and good cells), every cell has the label that explains its counts better.
 
     Args:
-        counts: The counts.
+        counts: The failures and trials of each group of combinations.
     """
     log_prior, bad, good = _by_rates(counts)
     return float(np.logaddexp.reduce(log_prior + np.maximum(bad, good).sum(axis=0)))
 
 
 def _by_rates(counts: CellCounts) -> tuple[FloatArray, FloatArray, FloatArray]:
-    """Return the log prior of each possible pair of rates, and each tried combination's likelihoods.
+    """Return the log prior of each possible pair of rates, and the log likelihoods at each pair.
 
     A pair is a column (typical failure rate and spread of bad combinations) and a background rate. The log
-    likelihoods, log B if the combination is bad and log G if it is good, are given for each pair.
+    likelihoods are log B (the combination is bad) and log G (it is good) of each tried combination. The
+    shapes are (pairs,), (tried, pairs) and (tried, pairs).
     """
     columns, backgrounds = np.nonzero(counts.grid.joint)
     log_bad, log_good, _ = counts.scored
@@ -74,16 +76,15 @@ def _by_rates(counts: CellCounts) -> tuple[FloatArray, FloatArray, FloatArray]:
 
 
 def path(labels: NDArray[np.int8], can_run: NDArray[np.bool_], grid: Grid) -> list[Index] | None:
-    """Return the shortest path of neighbours from a bad to a good combination.
+    """Return the shortest path of neighbours from a combination labelled bad to one labelled good.
 
-    Returns None if no combination is labelled bad, or none good.
-
-    Neighbours differ on one axis, with nothing between them that can be run; on an axis without order any
-    two values are neighbours. Where no path joins them, the nearest bad and good cell are the path.
+    Neighbours differ on one axis, with nothing between them that can be run; on an axis without order, any
+    two values are neighbours. If no path joins bad and good combinations, only the closest pair is returned.
+    Returns None if no combination that can be run is labelled bad, or none is labelled good.
 
     Args:
         labels: 1 bad, 0 good, -1 not known; shape of the lattice.
-        can_run: Which cells can be run, shape of the lattice.
+        can_run: True for cells that can be run, shape of the lattice.
         grid: The lattice. A path from the stated bad end is preferred.
     """
     starts = [tuple(map(int, cell)) for cell in np.argwhere((labels == 1) & can_run)]

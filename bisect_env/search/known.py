@@ -1,7 +1,10 @@
-"""What is known of a study after some trials: belief, answer, and whether the answer stands. Pure.
+"""The state of a search after some trials: posterior, answer, and whether the answer stands. Pure.
 
-A `Known` is frozen and made anew after every trial. It has two exceptions to the plain belief: failures may
-be taken for certain, and where no hypothesis explains the counts each cell is labelled by itself (`lawless`).
+A `Known` is frozen and made anew after every trial. It departs from the plain belief in two cases: the search
+may assume that bad combinations fail in every trial (`_taken_for_certain`), and if no hypothesis explains the
+counts, each cell is labelled by its own trials (`lawless`).
+
+Array shapes: X groups of combinations, P patterns (hypotheses that agree on all tried combinations).
 """
 
 from __future__ import annotations
@@ -37,23 +40,25 @@ from bisect_env.search.view import LatticeView
 NO_RULE = 1e-4
 """Prior that no rule describes the bad cells."""
 _DOUBT = math.log(20.0)
-"""By what log factor some table must be able to explain the counts better before more rows are weighed."""
+"""Minimum log factor by which some table explains the counts better than the best product of value sets, for
+histories and staircases to be considered."""
 _BELIEVED = 0.5
-"""Posterior of histories and staircases from which on they are weighed before a plain answer is sure."""
+"""Minimum posterior of all histories and staircases together for which they are used before a product is
+sure."""
 _LABEL_SHARE = 1.0 / 3.0
-"""Share of the error that a single label may have where no rule holds."""
+"""Share of the allowed error that a single label may have where no hypothesis explains the counts."""
 _PATIENCE = 6
-"""A cell that stays in between for so many times the usual trials gets the likelier label."""
+"""A cell still without a label after this many times the usual trials gets the likelier label."""
 _SPREAD = 5
-"""Cells that must have failed, or been tried often, before all are said to be bad."""
+"""Number of cells that must have failed, or have been tried often, before the answer is *always bad*."""
 MOST_SWEPT = 64
-"""Cells of which each is tried once before none is said to be bad."""
+"""Maximum number of cells that are tried once each before the answer is *never bad*."""
 REPEATED = 3
-"""Failures of one cell, and none of its trials passed, before a failure is taken to be certain."""
+"""Number of failures of one cell, without a pass, before bad cells are assumed to fail in every trial."""
 _TWICE = 2
-"""Trials of a cell that contradicts an answer, before the answer stands."""
+"""Number of trials that a cell which contradicts an answer needs before the answer stands."""
 SPARE = 5
-"""Trials beyond one for each cell after which a failure that looks certain is taken to be certain."""
+"""Number of trials, beyond one for each cell, before bad cells are assumed to fail in every trial."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -61,11 +66,11 @@ class Known:
     """The counts of a study and what follows from them: posterior, labels and best answer.
 
     Attributes:
-        view: The cells.
-        rows: Products of value sets that change as directions say.
-        wider: Returns the same with histories that change more often; None where there are none.
-        counts: Failures and trials of each cell.
-        can_run: Which cells can still be tried, shape (X,).
+        view: The lattice and its groups of combinations.
+        rows: The hypotheses that are products of value sets, as the directions of the axes allow them.
+        wider: Returns such products with histories that change more often, or None if there are none.
+        counts: Failures and trials of each group.
+        can_run: True for the groups that can still be tried, shape (X,).
         limits: When to stop.
     """
 
@@ -80,15 +85,15 @@ class Known:
 
     @property
     def unanimous(self) -> bool:
-        """Return whether every combination always failed or always passed."""
+        """Return whether every tried combination failed in all of its trials or passed in all of them."""
         return self.counts.unanimous
 
     @cached_property
     def _alone(self) -> tuple[float, FloatArray]:
-        """Return how well independent labels, one for each combination, explain the counts.
+        """Return the log evidence of the counts, and the probability that each combination is bad.
 
-        The result is the log evidence of such labels, and the probability that each combination is bad. See
-        `independent`.
+        Both assume that no hypothesis connects the labels of different combinations (see `independent`). The
+        probabilities have the shape (X,).
         """
         return independent(self.counts)
 
@@ -96,8 +101,8 @@ class Known:
     def belief(self) -> Belief:
         """Return the posterior of hypotheses and failure rates.
 
-        Once failures are assumed to be certain, only hypotheses that agree with every trial are possible, if
-        there are any.
+        Once the search assumes that bad combinations fail in every trial, only hypotheses that agree with
+        every trial are possible. If there are none, the assumption is ignored.
         """
         whole = self.whole
         if not self._taken_for_certain:
@@ -106,7 +111,7 @@ class Known:
 
     @cached_property
     def whole(self) -> Belief:
-        """Return the posterior of hypotheses and failure rates, not assuming that failures are certain.
+        """Return the posterior without the assumption that bad combinations fail in every trial.
 
         The hypotheses are products of value sets. More complicated ones are added if some table would fit the
         counts much better, or before a product counts as sure.
@@ -133,7 +138,7 @@ class Known:
 
     @cached_property
     def lawless(self) -> bool:
-        """Return whether no hypothesis explains the counts, so that each combination is judged alone."""
+        """Return True if no hypothesis explains the counts, so that each combination is judged alone."""
         if not self.counts.hits.any() or len(self.counts.tried) < 2:
             return False
         if self._taken_for_certain and not self._agreeing.any():
@@ -142,15 +147,12 @@ class Known:
 
     @cached_property
     def usual_trials(self) -> int:
-        """Return about how many trials a combination needs before it is labelled good or bad."""
+        """Return the approximate number of trials that a combination needs to get a label (good or bad)."""
         return usual_trials(*self.belief.typical_rates)
 
     @cached_property
     def labels(self) -> NDArray[np.int8]:
-        """Return the label that each combination gets from its own trials: 1 bad, 0 good, -1 unknown.
-
-        The shape is (X,).
-        """
+        """Return the label of each group by its own trials: 1 bad, 0 good, -1 unknown; shape (X,)."""
         hits, trials = self.counts.hits, self.counts.trials
         if self.unanimous:
             return np.where(trials > 0, hits > 0, -1).astype(np.int8)
@@ -164,10 +166,7 @@ class Known:
 
     @cached_property
     def best(self) -> Answer:
-        """Return the most probable answer.
-
-        Its combinations are cells of the lattice of `view`.
-        """
+        """Return the most probable answer, with combinations given as cells of the lattice of `view`."""
         if self.lawless:
             return self._pair
         row = self.belief.best
@@ -182,10 +181,7 @@ class Known:
 
     @cached_property
     def feasible(self) -> NDArray[np.bool_]:
-        """Return which combinations of the lattice can still be tried.
-
-        The shape is that of the lattice.
-        """
+        """Return a boolean array in the shape of the lattice: True where a combination can still be tried."""
         return self.view.spread(self.can_run)
 
     @cached_property
@@ -199,10 +195,12 @@ class Known:
 
     @cached_property
     def _pair(self) -> Answer:
-        """Return the answer if no rule holds: the two ends of the path from bad to good.
+        """Return the answer to give if no hypothesis explains the counts: the two ends of `path`.
 
-        If there is no such path, the answer is *always bad* or *never bad*; or, if all combinations of one
-        side can no longer be run, only which combinations are bad.
+        The bad end is the first bad combination, the good end the last good one. The answer has a boundary if
+        they are neighbours that differ on one axis. If there is no path, the answer is *always bad* or *never
+        bad*; or, if there are labels of both kinds but all combinations of one kind can no longer be run, an
+        answer without first bad and last good combination.
         """
         found = self.path
         labels = self.view.spread(self.labels, -1)
@@ -225,7 +223,7 @@ class Known:
 
     @cached_property
     def required(self) -> float:
-        """Return the posterior probability from which on an answer counts as sure."""
+        """Return the minimum posterior probability of an answer that counts as sure."""
         rate, _ = self.belief.typical_rates
         background = quantile(self.counts.grid.p0, self.belief.backgrounds, 0.5)
         return required_confidence(self.limits.confidence, rate, background)
@@ -234,8 +232,8 @@ class Known:
     def sure(self) -> bool:
         """Return whether the best answer is probable enough to count as sure.
 
-        If no rule holds, the answer is sure if the path between its bad and its good combination has no
-        others.
+        If no hypothesis explains the counts, the answer is sure if nothing lies between the bad and the good
+        end of `path`.
         """
         if self.lawless:
             found = self.path
@@ -244,20 +242,20 @@ class Known:
 
     @cached_property
     def _agreeing(self) -> NDArray[np.bool_]:
-        """Return which patterns (groups of hypotheses) agree with every trial if failures are certain.
+        """Return a boolean array, shape (P,): True for each pattern that agrees with every trial.
 
-        They call each tried combination bad if it failed, and good if it did not. The shape is (P,).
+        Such a pattern calls a tried combination bad if and only if one of its trials failed.
         """
         failed = self.counts.hits[self.counts.tried] > 0
         return np.asarray((self.whole.patterns.calls == failed).all(axis=1))
 
     @cached_property
     def _taken_for_certain(self) -> bool:
-        """Return whether the search assumes that each combination always fails or always passes.
+        """Return whether the search assumes that bad combinations fail, and good ones pass, in every trial.
 
-        This is assumed after enough trials (`enough_trials`), and earlier if the answer would otherwise
-        contradict all of several trials of a combination. It is never assumed before a failure, because then
-        it would turn a few passes of a bad combination, which fails rarely, into proof that it is good.
+        It does so if no combination both failed and passed, after enough trials (`enough_trials`), or earlier
+        if the answer would otherwise contradict all of several trials of a combination. It never does so
+        before a failure: then a few passes of a bad combination that fails rarely would prove it good.
         """
         if not self.unanimous or self._enough_if_certain:
             return self._enough_if_certain
@@ -271,9 +269,10 @@ class Known:
 
     @property
     def _enough_if_certain(self) -> bool:
-        """Return whether there were enough trials to assume that a bad combination fails every time.
+        """Return whether enough trials ran to assume that bad combinations fail in every trial.
 
-        No combination may have both failed and passed, and one must have failed `REPEATED` times.
+        This requires that no combination both failed and passed, that one failed `REPEATED` times, and that
+        `enough_trials` ran.
         """
         if not self.unanimous or int(self.counts.hits.max(initial=0)) < REPEATED:
             return False
@@ -281,15 +280,15 @@ class Known:
 
     @cached_property
     def enough_trials(self) -> int:
-        """Return the number of trials after which failures may be assumed to be certain.
+        """Return the number of trials after which bad combinations may be assumed to fail in every trial.
 
-        This is one for each combination, and `SPARE` more.
+        This is one trial for each group of combinations, and `SPARE` more.
         """
         return int(np.count_nonzero(self.can_run | (self.counts.trials > 0))) + SPARE
 
     @cached_property
     def ends_wrong(self) -> tuple[str, ...]:
-        """Return which of the stated ends (`good`, `bad`) are surely not as the user stated."""
+        """Return the names (`good`, `bad`) of the stated ends that are surely not as the user stated."""
         wrong = []
         bad_cells = self.belief.bad
         for name, end, is_bad in (("good", self.view.grid.good, False), ("bad", self.view.grid.bad, True)):
@@ -305,15 +304,18 @@ class Known:
 
     @cached_property
     def clean(self) -> int:
-        """Return how many passes show that a combination is good, with a low estimate of the failure rate."""
+        """Return how many passes in a row show that a combination is good.
+
+        The failure rate of bad combinations is taken from the low end of its posterior (`CAUTION`).
+        """
         chances = self.belief.bad_rates @ self.counts.grid.kernel
         return clean_trials(quantile(self.counts.grid.rates, chances, CAUTION))
 
     @cached_property
     def wanted(self) -> list[tuple[int, int]]:
-        """Return pairs (combination, required trials): these must be run before the answer is final.
+        """Return pairs (combination, required trials) that are still missing before the answer is final.
 
-        The number includes trials that were already made. The list is empty if no answer is sure.
+        The required trials include those that were already made. The list is empty if no answer is sure.
         """
         if not self.sure:
             return []
@@ -327,7 +329,7 @@ class Known:
             wanted = [(int(c), 1 if self.counts.hits[c] else enough) for c in cells]
         else:
             wanted = self._doubtful()
-            # A history that changes more often than said could be one odd failure.
+            # A history that changes more often than stated could be due to one odd failure.
             certain = _TWICE if self.belief.rows.tier[self.belief.best] == 1 and not self.lawless else 1
             sides = [(b.bad, b.good) for b in best.boundaries]
             if not sides and best.first_bad is not None and best.last_good is not None:
@@ -335,23 +337,24 @@ class Known:
             for bad, good in sides:
                 cell = int(self.view.group[bad])
                 if self.counts.hits[cell] < (certain if self._enough_if_certain else FAILURES):
-                    # A failure more, however many trials that takes.
+                    # One more failure is needed, however many trials that takes.
                     wanted.append((cell, int(self.counts.trials[cell]) + 1))
                 wanted.append((int(self.view.group[good]), 1))
         return [(c, n) for c, n in wanted if self.counts.trials[c] < n and self.can_run[c]]
 
     def _doubtful(self) -> list[tuple[int, int]]:
-        """Return combinations to try twice, because a single trial contradicts or decides the answer.
+        """Return pairs (combination, 2) to try twice, because one trial contradicts or decides the answer.
 
-        If the answer is a history that changes more often than stated, these include the cells that passed
-        where the most probable plain row calls them bad: a flaky failure that passed once is more common.
+        If the answer is a history that changes more often than stated, these include combinations that passed
+        although the most probable product of plain sets calls them bad: one that is bad and passed once is
+        more common than such a history. The list is empty if no hypothesis explains the counts.
         """
         if self.lawless:
             return []
         rows, belief, hits = self.belief.rows, self.belief, self.counts.hits
         odd = [cell for cell in self._contradicting if hits[cell]]
         if self.unanimous and len(self._contradicting):
-            # One that stays so is enough: failures are taken to be certain then.
+            # One that stays so is enough: bad combinations are then assumed to fail in every trial.
             odd = [max(self._contradicting, key=lambda cell: self.counts.trials[cell])]
         if rows.tier[belief.best] == 1 and not self._enough_if_certain:
             tried = self.counts.tried
@@ -361,9 +364,9 @@ class Known:
 
     @cached_property
     def _contradicting(self) -> NDArray[np.intp]:
-        """Return the combinations all of whose trials contradict the most probable answer.
+        """Return the positions of the groups whose trials all contradict the most probable answer.
 
-        This answer does not assume that failures are certain (see `whole`).
+        This is the best answer of `whole`, which does not assume that bad combinations fail in every trial.
         """
         tried, hits = self.counts.tried, self.counts.hits
         calls_bad = self.whole.rows.says[self.whole.best, tried]
@@ -372,14 +375,15 @@ class Known:
 
     @cached_property
     def sides_to_repeat(self) -> NDArray[np.bool_]:
-        """Mark both sides of the boundary while the only doubt is whether the failure is certain.
+        """Return a boolean array, shape (X,): True at both sides of each boundary of the best answer.
 
-        Nothing else is worth repeating then. The shape is (X,); all are False when there are other doubts.
+        All are False, unless the only doubt left is whether bad combinations fail in every trial: then trials
+        of both sides are the only ones worth repeating.
         """
         sides = np.zeros_like(self.can_run)
         if not self.unanimous or not self.counts.hits.any() or self.lawless or self.best.probability <= 0.5:
             return sides
-        # The answer would be sure if failures were known to be certain, and this certainty is less probable.
+        # The answer would be sure if bad combinations were known to fail always, which is less probable.
         given = float(self.whole.among(self._agreeing).answers[self.belief.best])
         is_certain = float(self.whole.masses[self._agreeing].sum())
         if given >= self.limits.confidence and is_certain < given:
@@ -392,9 +396,9 @@ class Known:
 
     @cached_property
     def bad(self) -> FloatArray:
-        """Return the probability that each combination is bad.
+        """Return the probability that each group of combinations is bad, shape (X,).
 
-        The shape is (X,). If no rule holds, it is one half for combinations without trials.
+        If no hypothesis explains the counts, it is one half for combinations without trials.
         """
         return self._alone[1] if self.lawless else self.belief.bad
 
@@ -402,7 +406,7 @@ class Known:
     def stands(self) -> bool:
         """Return whether the answer is sure and no required trial is missing.
 
-        Also True if nothing can be run, or if a stated end is wrong.
+        It is also True if nothing can be run, or if a stated end is wrong.
         """
         if not self.can_run.any():
             return True

@@ -1,8 +1,10 @@
-"""Chooses the next trials as long as no answer stands. Pure.
+"""Choose the next trials as long as no answer stands. Pure.
 
-Trials that an answer still lacks come first, then stated ends, then those that are expected to tell most
-(`choice.py`). What is known beforehand narrows this: where a failure looks certain, a trial of each cell
-and a few repetitions are enough, and where nothing failed yet, a repetition tells less than an untried cell.
+Trials that an answer still needs come first, then stated ends, then the trials with the most expected
+information (`choice.py`). Two rules narrow this: if no cell both failed and passed, one trial of each cell
+and a few repetitions are enough; and if nothing failed yet, a repetition tells less than an untried cell.
+
+Cells are given by the positions of their groups; X in array shapes is the number of groups.
 """
 
 from __future__ import annotations
@@ -19,23 +21,24 @@ from bisect_env.search.families import FloatArray
 from bisect_env.search.known import MOST_SWEPT, REPEATED, SPARE, Known, evenly
 
 _LEAST_WORTH = 0.2
-"""A trial beside others is not started if it is worth less than this share of the best one."""
+"""Minimum worth of an additional trial, as a share of the best one's worth."""
 _CANDIDATES = 96
 _END_CERTAINTY, _END_FAILURES, _END_TRIALS = 0.9, 3, 180
-"""How sure the prior must be of the bad end, and until when it is tried first where failures are flaky."""
+"""Minimum prior probability of the bad end; and, for flaky failures, the number of its failures and of its
+trials up to which it is tried first."""
 _UNSEEN = 7
-"""How often a bad end that nobody stated is tried before others, if nothing failed."""
+"""Number of trials of a bad end that nobody stated before others are tried, if nothing failed."""
 
 
 @dataclass(frozen=True, eq=False)
 class NextTrials:
-    """A chooser of the next trials, given all results so far and the trials that are running.
+    """A decision about the next trials, given all results so far and the trials that are running.
 
     Attributes:
-        known: What is known.
+        known: The posterior, labels and best answer so far.
         running: Number of running trials of each cell.
-        prices: Price of each cell's environment in trials, 0 where it exists; shape (X,).
-        allowed: Cells to choose among, shape (X,).
+        prices: Price of each cell's environment as a number of trials, 0 if it exists; shape (X,).
+        allowed: True for the cells to choose from, shape (X,).
     """
 
     known: Known
@@ -69,16 +72,16 @@ class NextTrials:
         if found := self._with_few_repetitions(self._most_telling(count, self._worth_trying() & allowed)):
             return found
         if any(not known.counts.trials[cell] for cell in self.running):
-            # Whether a repetition is worth a trial is known once those ended.
+            # Only their results show whether a repetition is worth a trial.
             return []
         return self._most_telling(count, allowed)
 
     def _room(self, count: int) -> int:
         """Return how many of `count` trials may start now.
 
-        If each combination always failed or always passed so far, a study takes no more trials than there are
-        combinations, and a few repetitions. Once so many have run or are running, further repetitions wait
-        for the running trials, because most are not needed after them.
+        As long as no combination both failed and passed, one trial of each combination and a few repetitions
+        should be enough. Once so many have run or are running, further repetitions wait for the running
+        trials, because their results make most repetitions unnecessary.
         """
         known = self.known
         if not (known.unanimous and known.counts.hits.any()):
@@ -106,8 +109,8 @@ class NextTrials:
     def _ends_first(self) -> list[int]:
         """Return trials of the stated bad and good ends that must run before all others.
 
-        They show whether the statements are true here. If the bad end is not stated, none are needed. A good
-        end that failed is tried three times, as there may be nothing to search for then.
+        They show whether the statements are true on this machine. The list is empty if the bad end is not
+        stated. A good end that failed is tried three times, because there may be nothing to search for.
         """
         counts, grid, group = self.known.counts, self.known.view.grid, self.known.view.group
         if grid.bad is None:
@@ -122,10 +125,10 @@ class NextTrials:
         return [good] * (REPEATED - int(self._trials[good]))
 
     def _bad_end_first(self, count: int) -> list[int]:
-        """Return trials of a probably bad combination, or none if other trials should run first.
+        """Return trials of the bad end, or an empty list if other trials should run first.
 
-        As long as nothing failed, and once a failure is known to be flaky, it is the bad end: knowing the
-        rate makes every later step cheaper.
+        The bad end comes first as long as nothing failed, and again once a failure is known to be flaky,
+        because knowing its rate makes every later step cheaper.
         """
         known, running = self.known, self.running
         hits, trials = known.counts.hits, known.counts.trials
@@ -134,7 +137,7 @@ class NextTrials:
             cell = self._bad_end
             wants = cell >= 0 and self._bad_end_next(cell)
             if wants and any(not trials[other] for other in running):
-                # Others may fail; how often this one should be repeated is known then.
+                # Others may fail, which shows how often this one should be repeated.
                 number = min(number, REPEATED + self._paid_by_repetition - int(self._trials[cell]))
         elif known.unanimous:
             return []
@@ -145,14 +148,14 @@ class NextTrials:
             wants = wants and running.get(cell, 0) < REPEATED
         if not wants or number <= 0 or not self.allowed[cell]:
             return []
-        # How often the first trial of a cell should be repeated is known once it ended.
+        # Only the result of a cell's first trial shows how often to repeat it.
         return [cell] * (number if trials[cell] else 1)
 
     def _failure_again(self, count: int) -> list[int]:
         """Return repetitions of one combination that failed, once there were enough trials to try each one.
 
-        After three failures of one combination, failures count as certain, and other repetitions are not
-        needed. The list is empty if a combination both failed and passed.
+        After three failures of one combination, the search assumes that bad combinations fail in every trial,
+        and needs no other repetitions. The list is empty before, and if a combination both failed and passed.
         """
         known = self.known
         hits = known.counts.hits
@@ -164,10 +167,11 @@ class NextTrials:
         return [cell] * min(count, REPEATED - int(failures[cell])) if self.allowed[cell] else []
 
     def _bad_end_next(self, end: int) -> bool:
-        """Return whether to try the bad end next while no trial has failed yet.
+        """Return whether to try the bad end next, for studies in which no trial has failed yet.
 
-        It is tried `_UNSEEN` times, and more often where environments are expensive. If nobody stated it, it
-        may be good: then others are tried once each, no faster than trials have paid for their environments.
+        A stated bad end is tried until it fails. Any other may be good: it is tried `_UNSEEN` times, and more
+        often if environments are expensive. After that, it is tried while the environments so far cost too
+        much (`_outruns_trials`), and once enough other combinations were tried.
         """
         trials = self._trials
         if not trials.any():
@@ -181,14 +185,15 @@ class NextTrials:
 
     @property
     def _paid_by_repetition(self) -> int:
-        """Return how many trials of the bad end cost as much as building two other environments."""
+        """Return how many trials of the bad end take as long as building two other environments."""
         return round(2 * float(np.median(self.prices)))
 
     @cached_property
     def _bad_end(self) -> int:
-        """Return the stated bad end or, without one, the combination that most probably is bad.
+        """Return the position of the stated bad end or, without one, of the combination most probably bad.
 
-        Returns -1 if the prior of every combination is too low for that.
+        Returns -1 if no bad end is stated and every combination has a prior below `_END_CERTAINTY`, or if the
+        stated bad end cannot be run.
         """
         view = self.known.view
         if view.grid.bad is not None:
@@ -198,7 +203,10 @@ class NextTrials:
         return cell if prior[cell] >= _END_CERTAINTY else -1
 
     def _outruns_trials(self) -> bool:
-        """Return whether environments cost too much, compared with trials, to build another one now."""
+        """Return whether the trials so far are too few to justify building another environment.
+
+        This is so if an environment for each tried combination would cost more than twice all trials.
+        """
         trials = self._trials
         return bool(np.median(self.prices) * np.count_nonzero(trials) > 2 * trials.sum())
 
@@ -213,18 +221,18 @@ class NextTrials:
         choice = Choice(known.belief, cells)
         place = {int(cell): i for i, cell in enumerate(cells)}
         waiting = [place[cell] for cell, n in self.running.items() if cell in place for _ in range(n)]
-        # Where untried cells are wanted, one trial of each.
+        # Untried cells are tried once each.
         once = known.unanimous and not known.counts.trials[cells].any()
         chosen = choice.batch(count, waiting, self.prices[cells], _LEAST_WORTH, once=once)
         return [int(cells[i]) for i in chosen]
 
     def _worth_trying(self) -> NDArray[np.bool_]:
-        """Return the combinations to prefer for the next trials: all of them or only untried ones.
+        """Return a boolean array, shape (X,): True for the combinations to prefer for the next trials.
 
-        As long as nothing failed, untried ones are preferred, unless environments cost too much. As long as
-        each combination always failed or always passed, untried ones are preferred after `SPARE` repetitions.
-        After `MOST_SWEPT` combinations were tried, there is no preference until all were tried; then none is
-        allowed.
+        These are either all that can be run, or only untried ones. Untried ones are preferred as long as
+        nothing failed, unless environments cost too much; and after `SPARE` repetitions if no combination
+        both failed and passed. After `MOST_SWEPT` combinations were tried, there is no preference until all
+        were tried; then the array is all False.
         """
         can_run = self.known.can_run
         if not self.known.unanimous:
@@ -239,9 +247,9 @@ class NextTrials:
         return np.asarray(untried) if is_new and (tried < MOST_SWEPT or not untried.any()) else can_run
 
     def _with_few_repetitions(self, chosen: list[int]) -> list[int]:
-        """Drop most repetitions from `chosen`, as long as no combination both failed and passed.
+        """Return `chosen` with few repetitions, as long as no combination both failed and passed.
 
-        No more than `SPARE` repetitions are kept, and none of a cell whose first trial has not ended.
+        At most `SPARE` repetitions are kept, and none of a combination whose first trial is still running.
         """
         if not (self.known.unanimous and self.known.counts.hits.any()):
             return chosen
@@ -255,7 +263,10 @@ class NextTrials:
         return kept
 
     def _candidates(self, allowed: NDArray[np.bool_]) -> NDArray[np.intp]:
-        """Return a limited number of combinations to choose from: the most doubtful, and some others."""
+        """Return the positions of at most `_CANDIDATES` combinations to choose from.
+
+        They are the most doubtful ones, the ones with the most trials, and some others.
+        """
         known = self.known
         cells = np.flatnonzero(allowed & known.can_run)
         if len(cells) <= _CANDIDATES:
@@ -270,9 +281,10 @@ class NextTrials:
     # -- where no rule holds -----------------------------------------------------------------------------
 
     def _on_path(self, count: int) -> list[int]:
-        """Return trials of the combination in the middle of the path from bad to good.
+        """Return trials for a search without hypotheses, which halves the path from bad to good.
 
-        Combinations that need a label first are tried before. Used if no rule explains the counts.
+        Tried combinations on the path whose label is still open come first, then the one in its middle. If
+        there is no path yet, any combinations without a label are chosen.
         """
         known = self.known
         chunk = 1 if known.unanimous else max(1, known.usual_trials // 2)

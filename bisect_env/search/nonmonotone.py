@@ -1,9 +1,10 @@
 """Histories that change more often than an axis's direction says, such as broken and fixed. Pure.
 
-Hypotheses that change once along an ordered axis keep their proportions, with all but `RARE` of the prior;
-other histories share `RARE`. Each axis gets as many of them as a step of the search can weigh: windows, fixes
-where a regression was said and the other way round, their complements, and two separate bad runs. Along a
-long axis those that change most often do so next to values that were tried.
+A *history* is the order of good and bad values along an axis; it *changes* where good turns to bad or back.
+Sets of bad values that the direction allows (*plain* sets) keep their proportions, with all but `RARE` of the
+prior; other histories share `RARE`. Each axis gets as many of these as a step of the search can weigh:
+windows, fixes where a regression was stated and the other way round, their complements, and two separate bad
+runs. Along a long axis, the histories that change most often may change only next to values that were tried.
 """
 
 from __future__ import annotations
@@ -33,17 +34,15 @@ _WEIGHTS = {1: 1.0, 2: 5.0, 3: 4.0}
 
 
 def histories(grid: Grid, tried: Iterable[Index]) -> tuple[Family, ...] | None:
-    """Return sets of bad values that may change more often along an axis than its direction says.
-
-    Sets that follow the direction (plain ones) are included.
+    """Return one family per axis, which also has sets that change more often than the direction says.
 
     Args:
         grid: The lattice.
-        tried: Cells with trials; long axes change more often only next to them and to stated ends.
+        tried: Cells with trials. On long axes, sets change more often only next to these and to stated ends.
 
     Returns:
-        A family for each axis, which begins with the sets of `families_of`; None if no axis can have other
-        histories. Calls with equivalent arguments return equal tuples, whose families are cached.
+        A family for each axis, which begins with the sets of `families_of`; or None if no axis gets further
+        sets. Equal calls return equal tuples, because each family is cached.
     """
     shape, directions = grid.shape, [axis.direction for axis in grid.axes]
     cells = [*tried, *(end for end in (grid.good, grid.bad) if end is not None)]
@@ -71,16 +70,15 @@ def histories(grid: Grid, tried: Iterable[Index]) -> tuple[Family, ...] | None:
 
 @functools.lru_cache(maxsize=16)
 def _wider(plain: Family, changes: int, near: tuple[int, ...], limit: int) -> Family:
-    """Add to `plain` the sets of bad values that switch more often between good and bad.
+    """Return `plain` with added sets of bad values that change up to `changes` times along the axis.
 
-    A *set* says which values of one axis are bad; a *change* is a place on the axis where it switches from
-    good to bad or back.
+    The added sets share the prior `RARE`. If there are none, `plain` itself is returned.
 
     Args:
-        plain: The sets that are considered already, with their prior probabilities.
+        plain: The family that the direction of the axis allows.
         changes: Maximum number of changes, 2 or 3.
         near: Positions at which sets with `limit` or more changes may change.
-        limit: Sets with fewer changes may change anywhere.
+        limit: Number of changes below which a set may change at any position.
     """
     size = plain.sets.shape[1]
     known = {row.tobytes() for row in plain.sets > 0}
@@ -102,9 +100,10 @@ def _wider(plain: Family, changes: int, near: tuple[int, ...], limit: int) -> Fa
 
 
 def _changing(size: int, changes: int, places: tuple[int, ...]) -> NDArray[np.bool_]:
-    """Return every way to label `size` values good or bad that switches exactly `changes` times.
+    """Return every history of `size` values that changes exactly `changes` times.
 
-    Each switch is at one of `places`. The result is a boolean array with one row per way, shape (ways, size).
+    All changes are at positions in `places`. The result is a boolean array, True at bad values, shape
+    (histories, size).
     """
     chosen = np.array(list(itertools.combinations(places, changes)), dtype=np.intp).reshape(-1, changes)
     values = np.arange(size)

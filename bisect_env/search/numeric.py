@@ -17,14 +17,14 @@ from bisect_env.search.families import FloatArray
 
 
 def xlogy(x: Any, y: Any) -> FloatArray:
-    """Return x·log(y), and 0 wherever x is 0."""
+    """Return x·log(y) elementwise, and 0 wherever x is 0, even if y is 0, too."""
     x, y = np.broadcast_arrays(np.asarray(x, dtype=np.float64), np.asarray(y, dtype=np.float64))
     with np.errstate(divide="ignore", invalid="ignore"):
         return np.where(x == 0.0, 0.0, x * np.log(np.where(x == 0.0, 1.0, y)))
 
 
 def relative_entropy(x: float, y: float) -> float:
-    """Return x·log(x/y) of two positive numbers, and 0 where x is 0."""
+    """Return x·log(x/y), or 0 if x is 0; y must be above 0."""
     return 0.0 if x == 0.0 else x * math.log(x / y)
 
 

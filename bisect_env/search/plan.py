@@ -40,10 +40,10 @@ class Plan(Protocol):
             count: Maximum number of trials.
             pending: Number of running trials of each combination.
             build_cost: Cost of each environment that does not exist yet, expressed as a number of trials, by
-                the combination that stands for its group.
+                the representative of its group.
             only: Combinations to choose from; None for all.
-            worth: With `only`: return nothing if the best of these trials is expected to tell less than this
-                share of what the best trial of all combinations tells.
+            worth: With `only`: minimum expected information of the best of these trials, as a share of the
+                information of the best trial of all combinations. Below it, the list is empty.
 
         Returns:
             One entry per trial. The list has fewer than `count` entries, or none, if no further trial is
@@ -56,7 +56,7 @@ class Plan(Protocol):
     ) -> list[Index]:
         """Return the combinations that may be tried after the pending trials, the likeliest first.
 
-        Their environments are worth building while those trials run.
+        Their environments are worth building while these trials run.
 
         Args:
             pending: As in `ask`.

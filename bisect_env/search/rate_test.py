@@ -36,16 +36,14 @@ _ROUNDING = 1e-9
 
 
 class RateClaim(StrEnum):
-    """The result of a test: whether the failure rate is below or above the limit."""
+    """The result of a `RateTest`: the failure rate is below or above the limit."""
 
     BELOW = "below"
     ABOVE = "above"
 
 
 class RateTest:
-    """A sequential test of whether a failure rate is below or above a limit.
-
-    See the module.
+    """A sequential test of whether a failure rate is below or above a limit (see the module).
 
     Args:
         max_rate: The limit, between 0 and 1, both excluded.
@@ -75,17 +73,14 @@ class RateTest:
 
     @property
     def clean_needed(self) -> int:
-        """Return how many trials in a row without a failure show that the rate is below the limit."""
+        """Return how many passes from the first trial on, without a failure, end the test with *below*."""
         return passes_to_exclude(self.max_rate, share(0) * self._error)
 
     def tell(self, hit: bool) -> RateClaim | None:
-        """Add the result of one trial.
+        """Record one trial and return the result of the test, or None if it has none yet.
 
         Args:
             hit: Whether the trial failed.
-
-        Returns:
-            The result of the test if it was reached, else None.
         """
         self.trials += 1
         self.hits += hit
@@ -125,7 +120,7 @@ class RateTest:
 
         Args:
             k: Number of the failure.
-            mass: Probability that the k-th failure comes at exactly this trial, at the claimed rate.
+            mass: Probability that the k-th failure comes at exactly this trial, if the rate is the limit.
         """
         spent = self._early.get(k, 0.0)
         if spent < 0.0:
@@ -136,9 +131,9 @@ class RateTest:
 
 
 def share(failures: int) -> float:
-    """Return what share of the allowed error belongs to the result *below* after `failures` failures.
+    """Return the share of the allowed error that is spent on the result *below* after `failures` failures.
 
-    The shares of all numbers of failures add up to 1.
+    The shares for 0, 1, 2, … failures add up to 1.
     """
     return 1.0 - _LATER if failures == 0 else _LATER / (failures * (failures + 1))
 

@@ -35,8 +35,8 @@ _STEPS_AN_OCTAVE = 3
 # Rarer than a tenth of the smallest rate looked for, a background is as good as none; more points there
 # would only put more weight on "none", which a lucky study then believes too soon.
 _LEAST_BACKGROUND = 0.1
-# Prior weights. More on "certain" and on "shared" saves trials where they hold, and is paid for in wrong
-# answers where they do not: at a rate of one half, and where the rates of bad combinations differ. That good
+# Prior weights. More on "bad combinations always fail" and on "they share one rate" saves trials where that
+# is so, and costs wrong answers where it is not: at a rate of one half, and where the rates differ. That good
 # combinations never fail is hardly believed beforehand: a study in which they do would take its first lucky
 # passes for proof. Low rates are less likely than high ones, by the square root: the density of Jeffreys'
 # prior near zero. `docs/decisions/search.md` has what each choice costs. Real failures differ more
@@ -81,7 +81,7 @@ class RateGrid:
     def default(
         cls, min_rate: float = 0.02, stated: float | None = None, *, two_steps: bool = True
     ) -> RateGrid:
-        """Return the default grid: rates from `min_rate` to 1, spaced evenly on a log scale.
+        """Create the default grid: rates from `min_rate` to 1, spaced evenly on a log scale.
 
         The rate 1 (every trial fails) gets extra weight.
 
@@ -165,16 +165,13 @@ class RateGrid:
         return np.log(total) + top, weighted / total[:, None]
 
     def if_good(self, hits: float, trials: float) -> FloatArray:
-        """Return the log likelihood of a good combination's counts at each background rate.
-
-        The shape is (K,).
-        """
+        """Return the log likelihood of a good combination's counts at each background rate, shape (K,)."""
         return _log_likelihood(hits, trials, self.p0)
 
 
 @lru_cache(maxsize=4096)
 def score(grid: RateGrid, hits: int, trials: int) -> tuple[FloatArray, FloatArray, FloatArray]:
-    """Return the results of `grid.if_bad` and `grid.if_good` for the same counts, from a cache if possible.
+    """Return the two arrays of `grid.if_bad` and the array of `grid.if_good` for the same counts. Cached.
 
     The shapes are (J,), (J, R) and (K,).
     """
@@ -182,9 +179,9 @@ def score(grid: RateGrid, hits: int, trials: int) -> tuple[FloatArray, FloatArra
 
 
 def _background(min_rate: float) -> tuple[FloatArray, FloatArray]:
-    """Return the possible background rates (failure rates of good combinations) and their prior.
+    """Return the possible background rates (failure rates of good combinations) and the prior of each.
 
-    The prior is uniform on a log scale, with extra weight on exactly 0.
+    Both arrays have the shape (K,). The prior is uniform on a log scale, with extra weight on exactly 0.
     """
     octaves = round(np.log2(_OFTEN / (_LEAST_BACKGROUND * min_rate)))
     rare = _OFTEN * 2.0 ** -np.arange(max(octaves, 2), 0, -1)
@@ -196,11 +193,9 @@ def _background(min_rate: float) -> tuple[FloatArray, FloatArray]:
 
 
 def _floors(min_rate: float, p0: FloatArray) -> FloatArray:
-    """Return the lowest failure rate that a bad combination may have at each background rate.
+    """Return the floor (the lowest failure rate of a bad combination) at each background rate, shape (K,).
 
-    The shape is (K,).
-
-    Returns 0 for a background rate whose floor is not above `min_rate`.
+    The floor is 0 if it would not be above `min_rate`.
 
     The number of trials that show a good cell not to fail at rate r is ln(1 / error) / KL(p0 ‖ r) on average,
     where
@@ -237,7 +232,7 @@ def _kernel(m: FloatArray, spread: FloatArray, floor: FloatArray, rates: FloatAr
 
 
 def _log_likelihood(hits: float, trials: float, rates: FloatArray) -> FloatArray:
-    """Return the log probability of one sequence of results at each of the given failure rates."""
+    """Return the log probability of `hits` failures, in one order, in `trials` trials at each of `rates`."""
     return _times_log(hits, rates) + _times_log(trials - hits, 1.0 - rates)
 
 

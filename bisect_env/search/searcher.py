@@ -1,16 +1,16 @@
-"""The search of a study: which combination to try next, and the verdict so far.
+"""The search for the first bad combination: what to try next, and the verdict so far.
 
 Pure: no clock, no randomness, no I/O. The caller says which trials are pending and what an environment costs.
 The same results in any order give the same choices, so that a resumed study goes on as if it had never
 stopped.
 
 After each trial the belief is made anew from all counts (`belief.py`), over the hypotheses that the
-generators supply (`generators.py`). An answer stands when it is sure and both sides of its boundary were
-tried (`known.py`); until then trials are chosen by what they are expected to tell (`next_trials.py`). Of a
-large lattice, a part is looked at after another (`stages.py`). A standing answer is checked: a look into the
-longest part that nobody tried, and the last good combinations until a failure rate of `clean_rate` is
-excluded there (`checks.py`). The study is `finished` after that, or at once with `quick`, or when
-`end_checks` was called. A failure during the checks opens the question again.
+generators return (`generators.py`). An answer stands when it is sure and both sides of its boundary were
+tried (`known.py`). Until then, trials are chosen by their expected information (`next_trials.py`). A large
+lattice is searched in stages (`stages.py`). An answer that stands is checked (`checks.py`): the longest
+untested part gets a trial, and the last good combinations get trials until a failure rate of `clean_rate` is
+excluded there. The search is `finished` after that, or at once with `quick`, or when `end_checks` was called.
+A failure during the checks can overturn the answer; then the search goes on.
 """
 
 from __future__ import annotations
@@ -38,20 +38,20 @@ from bisect_env.search.untested_intervals import untested_intervals
 from bisect_env.search.verdict import Answer, Status, Verdict, capacity, entropy_bits
 
 _FORESEEN = 3
-"""Running combinations for whose results the next trial is foreseen."""
+"""Maximum number of running combinations for whose results the next trial is foreseen."""
 _CANDIDATES = 10
-"""Answers that a verdict lists at most."""
+"""Maximum number of answers that a verdict lists."""
 
 
 class Search(StudySearch):
-    """A search for the boundary between combinations that pass and those that fail.
+    """A search for the boundary between good and bad combinations.
 
-    Only failures of the target kind count.
+    Only trials with the target failure count as failures.
 
     Args:
         grid: The lattice of combinations, of any size; may contain a stated good and bad end.
-        groups: For each cell that can be run, the representative of its group (combinations with the same
-            measurement form a group). Cells that cannot be run are missing.
+        groups: For each cell that can be run, the representative of its group (combinations whose trials
+            would be equal form a group). Cells that cannot be run are missing.
         limits: When to stop.
         quick: Whether to finish as soon as the answer stands, without checks.
     """
@@ -71,12 +71,12 @@ class Search(StudySearch):
 
     @property
     def is_staged(self) -> bool:
-        """Return whether the lattice is so large that only some of its combinations are looked at."""
+        """Return whether the lattice is so large that it is searched in stages."""
         return self._stages[0].shape is not None
 
     @cached_property
     def _stage(self) -> Stage:
-        """Return the current stage, which is the last one; all earlier stages have sure answers."""
+        """Return the current stage: the first one without a sure answer, or the last possible stage."""
         stages = self._stages[:1]
         while len(stages) < MOST_STAGES and (known := stages[-1].known(self.tallies)).stands:
             shape = closer_shape(stages[-1], known, self._grid, self.tallies)
@@ -108,9 +108,9 @@ class Search(StudySearch):
         return {position[cell]: n for cell, n in now.running.items() if cell in position}
 
     def _foresee(self, now: Situation) -> list[Index]:
-        """Return what `ask` would choose next if a running trial failed, or if it passed.
+        """Return the combinations that `ask` would choose next if a running trial failed, or if it passed.
 
-        Only the running trials of the combinations that are most probably bad are considered.
+        Only running trials of the `_FORESEEN` combinations that are most probably bad are considered.
         """
         known, running = self.known, self._running(now)
         bad = known.belief.bad
@@ -127,7 +127,7 @@ class Search(StudySearch):
 
     @property
     def answered(self) -> bool:
-        """Return whether the search has a sure answer; later trials only check this answer."""
+        """Return whether the search has a sure answer, so that further trials only check it."""
         return self.known.stands
 
     def _wanted_checks(self) -> list[Check]:
@@ -146,7 +146,7 @@ class Search(StudySearch):
         return wanted + clean
 
     def _proof(self, best: Answer) -> list[Check]:
-        """Return the trials still missing at the good side of each boundary and in long untested parts."""
+        """Return the trials missing at the good side of each boundary and in long untested intervals."""
         wanted = [(b.good, self.known.clean) for b in best.boundaries]
         wanted += interval_checks(best, self._grid, self.tallies, self.known.belief.typical_rates[0])
         lacking = [(cell, trials - self.counts(cell)[1]) for cell, trials in wanted]
@@ -208,12 +208,14 @@ class Search(StudySearch):
         )
 
     def _against(self, belief: Belief, best: int, *, nothing: bool) -> float | None:
-        """Return the log10 of the Bayes factor by which the trials favour an answer over others.
+        """Return log10 of the Bayes factor by which the trials favour an answer over others.
+
+        Returns None if the factor is not defined (see `log10_bayes_factor`).
 
         Args:
-            belief: The belief.
-            best: Row of the answer.
-            nothing: Against *never* and *always bad*; else against the next answer.
+            belief: The posterior of all hypotheses.
+            best: Row number of the answer.
+            nothing: True to compare with *never* and *always bad*, False for the second most probable answer.
         """
         constant = belief.rows.never | belief.rows.always
         these = np.arange(len(constant)) == best
@@ -225,9 +227,9 @@ class Search(StudySearch):
         return log10_bayes_factor(belief.weight, belief.rows.prior, these, those)
 
     def probability_bad(self) -> FloatArray:
-        """Return the probability that each combination is bad, or 0.5 if no stage has it.
+        """Return the probability that each combination is bad, in the shape of the grid.
 
-        The shape is that of the grid.
+        It is 0.5 for combinations that are in no stage.
         """
         bad = np.full(self._grid.shape, 0.5)
         last = self._stage

@@ -1,4 +1,4 @@
-"""Hypotheses made of one set of bad values for each axis: which there are, and their prior.
+"""Hypotheses that consist of one set of bad values for each axis, and their prior.
 
 A *cell* is one combination of the lattice: one value per axis. A hypothesis says which cells are *bad* (show
 the failure). There are four kinds:
@@ -37,9 +37,9 @@ class Hypothesis:
     """One hypothesis about which combinations are bad, written as sets of values.
 
     Attributes:
-        kind: `all`, `any`, `never` or `always` (see the module); or `frontier` or `pair`, which sets cannot
-            describe. In a `frontier` the bad combinations lie beyond a staircase; a `pair` has only its
-            `table`.
+        kind: `all`, `any`, `never` or `always` (see the module); or `frontier`, `pair` or `table`, which sets
+            cannot describe. In a `frontier` the bad combinations lie beyond a staircase; a `pair` and a
+            `table` have only the attribute `table`.
         sets: For each axis a boolean array over its values: True for the bad values. On axes that do not
             matter it is all True (kind `all`) or all False (kind `any`).
         culprits: Positions of the axes that matter.
@@ -88,7 +88,7 @@ class Hypothesis:
 
 
 def constant(kind: str, shape: Sequence[int]) -> Hypothesis:
-    """Return the hypothesis that calls every combination bad (`always`) or none (`never`)."""
+    """Return the hypothesis of the kind `always` (every combination is bad) or `never` (none is)."""
     return Hypothesis(kind, tuple(np.full(n, kind == "always") for n in shape), ())
 
 
@@ -109,7 +109,7 @@ class HypothesisSpace:
     Args:
         shape: Number of values on each axis.
         directions: Where the bad values may lie, one per axis.
-        families: Families of value sets, one per axis; None for those that belong to `directions`.
+        families: Families of value sets, one per axis; None to use `families_of` the directions.
 
     Attributes:
         prior: Prior probability of each hypothesis, shape (hypotheses,); sums to 1.
@@ -132,10 +132,10 @@ class HypothesisSpace:
         self.prior = self._prior()
 
     def _prior(self) -> FloatArray:
-        """Return the prior of each hypothesis, shape (hypotheses,).
+        """Return the prior probability of each hypothesis as an array, shape (hypotheses,).
 
-        Hypotheses with fewer culprit axes have a higher prior. Among hypotheses with the same culprit axes,
-        the priors of the families apply.
+        Hypotheses with fewer culprit axes have a higher prior. Hypotheses with the same culprit axes differ
+        by the priors of their value sets, which the families contain.
         """
         weight = functools.reduce(np.multiply.outer, map(_weights, self._families), np.ones(()))
         matters = (np.arange(n) > 0 for n in self._set_shape)
@@ -153,9 +153,10 @@ class HypothesisSpace:
 
     @property
     def tier(self) -> NDArray[np.int8]:
-        """Return the tier of each hypothesis: 1 if it uses a set that no plain family has, else 0.
+        """Return the tier of each hypothesis as an array, shape (hypotheses,).
 
-        The shape is (hypotheses,).
+        The tier is 1 if a value set of the hypothesis changes more often than the direction of its axis says,
+        else 0.
         """
         is_wide = (np.arange(len(one.sets)) >= one.plain for one in self._families)
         chosen = functools.reduce(np.logical_or.outer, is_wide, np.zeros((), dtype=bool)).ravel()
@@ -163,18 +164,21 @@ class HypothesisSpace:
         return np.concatenate([*kinds, np.zeros(1, dtype=bool)]).astype(np.int8)
 
     def says(self, cells: NDArray[np.intp]) -> NDArray[np.bool_]:
-        """Return whether each hypothesis calls each of the given cells bad.
+        """Return a boolean array: whether each hypothesis calls each of the given cells bad.
 
         Args:
-            cells: Flat positions of the cells on the lattice, shape (X,).
+            cells: Flat positions of the cells on the lattice, shape (cells,).
 
         Returns:
-            Boolean array, shape (hypotheses, X).
+            Shape (hypotheses, cells).
         """
         places = np.unravel_index(cells, self.shape)
 
         def within(matrices: Sequence[FloatArray]) -> NDArray[np.bool_]:
-            """Return where the value on every axis lies in the set, for each choice of one set per axis."""
+            """Return whether all values of each cell lie in the chosen sets, for each choice of sets.
+
+            A choice has one set per axis. The shape is (choices, cells).
+            """
             found = np.ones((1, len(cells)), dtype=bool)
             for sets, place in zip(matrices, places, strict=True):
                 both = found[:, None] & (sets[:, place] > 0)
@@ -187,7 +191,7 @@ class HypothesisSpace:
         return np.concatenate([*parts, np.zeros((1, len(cells)), dtype=bool)])
 
     def hypothesis(self, number: int) -> Hypothesis:
-        """Return the hypothesis with a given number."""
+        """Return hypothesis `number`, counted from 0."""
         if number == self.size - 1:
             return constant("never", self.shape)
         kind = "all" if number < self._all_size else "any"
@@ -203,9 +207,9 @@ class HypothesisSpace:
 
 
 def _weights(one: Family) -> FloatArray:
-    """Return the prior weight of each set of bad values of one axis.
+    """Return the prior weight of each set of bad values of one axis, shape (sets,).
 
-    Weights are relative to the first set, which means that the axis does not matter.
+    The first set, which means that the axis does not matter, has weight 1.
     """
     return np.where(np.arange(len(one.sets)) == 0, 1.0, EXTRA_AXIS_ODDS * one.prior)
 
@@ -216,7 +220,7 @@ def _normalised(weights: FloatArray) -> FloatArray:
 
 
 def is_large(shape: Sequence[int], directions: Sequence[Direction]) -> bool:
-    """Return whether a lattice has more than `MOST_EXACT` hypotheses: too many to store each separately."""
+    """Return whether a lattice may have more than `MOST_EXACT` hypotheses, too many for one row each."""
     return 2 * math.prod(_sets(d, n) for d, n in zip(directions, shape, strict=True)) > MOST_EXACT
 
 
@@ -235,11 +239,9 @@ def _sets(direction: Direction, size: int) -> int:
 
 
 def drawn(grid: Grid, rng: np.random.Generator) -> Hypothesis:
-    """Draw a random hypothesis: what is bad has bad values on *all of* some axes.
+    """Draw a random hypothesis of the kind *all of*, in which at least one axis matters.
 
-    It is drawn from the prior of such hypotheses.
-
-    At least one axis matters.
+    Each hypothesis is drawn with a probability proportional to its prior.
 
     Args:
         grid: The lattice.

@@ -31,8 +31,8 @@ import numpy as np
 from bisect_env.search.numeric import xlogy
 
 NOTEWORTHY = 20.0
-"""Minimum Bayes factor of an effect that is reported. Of studies without any effect, at most one in twenty
-has it."""
+"""Minimum Bayes factor of an effect that is reported. At most one in twenty studies without any effect
+reaches it."""
 _RATES = np.geomspace(0.002, 1.0, 60)
 _NEVER = 0.5
 """Prior probability that a combination never fails."""
@@ -44,7 +44,7 @@ _MOMENTS = (0.25, 0.5, 0.75)
 class Told:
     """The result of one counted trial: its combination, whether it failed, and its host.
 
-    Lists of these are in the order in which the trials ended.
+    Sequences of these are in the order in which the trials ended.
 
     Attributes:
         cell: The combination.
@@ -83,9 +83,9 @@ class Effect:
 
 
 def host_effect(told: Sequence[Told]) -> Effect | None:
-    """Compare each host's failure rate with that of all other hosts, and return the strongest effect.
+    """Compare the failure rates of each host and all other hosts, and return the strongest effect.
 
-    Returns None if there is only one host.
+    Returns None if there are fewer than two hosts.
     """
     hosts = sorted({t.host for t in told})
     if len(hosts) < 2:
@@ -94,9 +94,10 @@ def host_effect(told: Sequence[Told]) -> Effect | None:
 
 
 def drift(told: Sequence[Told]) -> Effect | None:
-    """Return the strongest change of the failure rate after a quarter, half or three quarters of all trials.
+    """Compare the failure rates before and after three moments, and return the strongest effect.
 
-    Returns None if there are too few trials.
+    The moments are after a quarter, half and three quarters of all trials. Returns None if there are fewer
+    than four trials.
     """
     if len(told) < len(_MOMENTS) + 1:
         return None
@@ -111,7 +112,7 @@ _Table = Counter[tuple[Hashable, bool, bool]]
 
 
 def _part(told: Sequence[Told], inside: Sequence[bool]) -> _Table:
-    """Count failed and passed trials of each combination, inside a part and outside of it."""
+    """Return the number of trials for each (combination, whether in the part, whether it failed)."""
     return Counter((one.cell, there, one.hit) for one, there in zip(told, inside, strict=True))
 
 

@@ -1,16 +1,17 @@
-"""Stages of a search: a large lattice is looked at roughly first, then closely where it matters. Pure.
+"""Stages of a search: a large lattice is searched roughly first, then closely around the boundary. Pure.
 
-A *stage* is a selection of combinations, no more than their hypotheses can be listed for. A small lattice has
-one stage, with all its combinations. The first stage of a larger one has values of each axis evenly spread
-from end to end. Once its answer stands, each boundary between values that are not neighbours is looked into:
-the next stage has the values between them, and those of the last one around them. The last stage is the one
-whose boundaries lie between neighbours.
+A *stage* is a selection of combinations, few enough to list all hypotheses about them. A small lattice has
+one stage with all its combinations. The first stage of a large one has some values of each axis, evenly
+spread from end to end. If a boundary of its answer lies between values that are not neighbours, the next
+stage has values between these two, and fewer values far from them. All boundaries of the last stage lie
+between neighbours.
 
-Of more than `_MOST_WAYS` axes the first stage ties some together: they change from the good to the bad end at
-once. The next stage splits the ties that the answer names, and leaves all other axes as they are there.
+If there are more than `_MOST_WAYS` axes, the first stage ties several together into one *way*: their values
+change at once, from the good end to the bad end. The next stage splits the ways that the answer blames, and
+keeps the values of all other axes fixed.
 
-The stages follow from the counts alone, so that a study goes on as if it had never stopped. Every stage may
-err: with the stated error e and s stages to come at most, each is allowed e / s.
+The stages follow from the counts alone, so that a study goes on as if it had never stopped. Any stage may
+have a wrong answer: if the stated error is e and there are at most s stages, each is allowed e / s.
 """
 
 from __future__ import annotations
@@ -39,15 +40,15 @@ from bisect_env.search.view import LatticeView
 
 MOST_STAGES = 12
 _MOST_CELLS = 400
-"""Cells of a stage of a large lattice."""
+"""Maximum number of cells of a stage of a large lattice."""
 _MOST_WHOLE = 10 * _MOST_CELLS
-"""Cells of a lattice that has a single stage."""
+"""Maximum number of cells of a lattice that has a single stage."""
 _MOST_WAYS = 8
-"""Axes that a stage looks at separately: with two values of each there are 2^8 cells."""
+"""Maximum number of axes of a stage: with two values of each there are 2^8 cells."""
 
 
 Way = tuple[int, ...]
-"""The axes of the whole lattice that change along one axis of a stage: one, or several that are tied."""
+"""The axes of the whole lattice that change along one axis of a stage: one axis, or several tied ones."""
 
 
 @functools.lru_cache(maxsize=16)
@@ -64,8 +65,8 @@ class Shape:
     """A selection of the combinations of a large lattice, made for one stage of a search.
 
     Attributes:
-        ways: For each axis of the stage, what changes along it.
-        values: For each axis of the whole lattice, its value at each place on its way, or its only value.
+        ways: For each axis of the stage, the axes of the whole lattice that change along it.
+        values: For each axis of the whole lattice, its value at each step of its way, or its only value.
     """
 
     ways: tuple[Way, ...]
@@ -73,12 +74,15 @@ class Shape:
 
     @classmethod
     def of(cls, ways: Iterable[Way], values: Mapping[int, Sequence[int]], base: Index) -> Shape:
-        """Create a shape from its ways and values; an axis without `values` keeps its value in `base`."""
+        """Create a shape from its ways and the values of the axes.
+
+        Axes that are not in `values` have only their value in `base`.
+        """
         whole = tuple(tuple(values.get(axis, (place,))) for axis, place in enumerate(base))
         return cls(tuple(ways), whole)
 
     def lattice(self, grid: Grid) -> Grid:
-        """Return the lattice of the stage. Tied axes lead from the good to the bad end."""
+        """Return the lattice of the stage: a grid with one axis per way, whose values are numbered from 0."""
         axes = []
         for way in self.ways:
             first = grid.axes[way[0]]
@@ -91,7 +95,7 @@ class Shape:
         return Grid(tuple(axes), good=self.cell(grid.good), bad=self.cell(grid.bad))
 
     def combination(self, cell: Index) -> Index:
-        """Return the combination of the whole lattice for a cell of this stage's coarser lattice."""
+        """Convert a cell of the stage's lattice to the same combination of the whole lattice."""
         found = [values[0] for values in self.values]
         for way, place in zip(self.ways, cell, strict=True):
             for axis in way:
@@ -99,7 +103,10 @@ class Shape:
         return tuple(found)
 
     def cell(self, combination: Index | None) -> Index | None:
-        """Convert a combination of the whole lattice to a cell of the stage, or None if there is none."""
+        """Convert a combination of the whole lattice to a cell of the stage's lattice.
+
+        Returns None if the stage does not contain the combination, or if `combination` is None.
+        """
         if combination is None:
             return None
         found = []
@@ -114,20 +121,20 @@ class Shape:
 
 
 class Stage:
-    """The combinations that a search looks at, and what is known of them.
+    """A search over a selection of the combinations of a lattice.
 
     Args:
         grid: The whole lattice.
-        groups: As for `Search`; only looked up if the stage has a shape.
+        groups: The representative of each combination that can be run, as for `Search`.
         limits: When the search stops.
-        shape: Which combinations these are; None for all.
+        shape: The selection of combinations; None for all.
 
     Attributes:
         shape: As above.
-        view: The lattice of the stage. Its cells are numbered anew if there is a shape.
-        stands_for: For each position of the view, the combination that stands for its group.
-        position: The position of each such combination.
-        places: Flat index in the whole lattice of each cell, shape of the stage's lattice.
+        view: The lattice of the stage with its groups of combinations.
+        stands_for: For each position of the view, the representative of the group in the whole lattice.
+        position: The position of each such representative.
+        places: Flat index of each cell in the whole lattice, in the shape of the stage's lattice.
     """
 
     def __init__(
@@ -158,7 +165,10 @@ class Stage:
         self.position = {index: place for place, index in enumerate(self.stands_for)}
 
     def known(self, tallies: Tallies) -> Known:
-        """Return the posterior, labels and best answer that follow from the trials of these combinations."""
+        """Return the posterior, labels and best answer that follow from all trials of the stage.
+
+        The result is cached until the counts, or the combinations that can be run, change.
+        """
         hits, trials = tallies.arrays(self.position)
         can_run = tallies.runnable(self.stands_for)
         if (before := self._known) is not None and (
@@ -168,7 +178,7 @@ class Stage:
         ):
             return before
         limits = self._limits
-        # Bad cells that fail rarely among such as always fail are asked about once one did both.
+        # Bad cells that fail rarely, while others always fail, are possible only once a cell did both.
         both = bool(((hits > 0) & (hits < trials)).any())
         counts = CellCounts(_rates(limits.min_crash_rate, limits.crash_rate, both), hits, trials)
         seen = can_run | (trials > 0)
@@ -181,7 +191,7 @@ class Stage:
         return None if wide is None else self._hypotheses(wide, seen)
 
     def _hypotheses(self, wide: tuple[Family, ...] | None, seen: NDArray[np.bool_]) -> HypothesisRows:
-        """Return all hypotheses that consist of one set of bad values for each axis.
+        """Return all hypotheses that consist of one set of bad values for each axis (see `products`).
 
         The result is cached until an argument changes.
         """
@@ -194,7 +204,7 @@ class Stage:
     # -- the whole lattice -------------------------------------------------------------------------------
 
     def whole(self, found: Answer) -> Answer:
-        """Convert an answer about this stage's part of the lattice to an answer about the whole lattice.
+        """Convert an answer about the stage's lattice to an answer about the whole lattice.
 
         Values between a bad and a good value of the stage count as good.
         """
@@ -227,7 +237,7 @@ class Stage:
 
 
 def first_shape(grid: Grid) -> Shape | None:
-    """Return the combinations of the first stage; None if the lattice is small enough for all of them."""
+    """Return the combinations of the first stage, or None if the lattice is small enough to have all."""
     directions = [axis.direction for axis in grid.axes]
     if math.prod(grid.shape) <= _MOST_WHOLE and not is_large(grid.shape, directions):
         return None
@@ -246,13 +256,14 @@ def first_shape(grid: Grid) -> Shape | None:
 def closer_shape(stage: Stage, known: Known, grid: Grid, tallies: Tallies) -> Shape | None:
     """Return the combinations of the next stage, which lie closer to the boundaries of the answer.
 
-    Returns None if all boundaries lie between neighbours.
+    Returns None if all boundaries lie between neighbours, if the answer has no first bad combination, or if
+    the present stage has all combinations of the lattice.
 
     Args:
         stage: The present stage.
-        known: What is known of it.
+        known: The posterior, labels and best answer of the present stage.
         grid: The whole lattice.
-        tallies: Which combinations can be run.
+        tallies: The counts, and the combinations that can be run.
     """
     best, shape = known.best, stage.shape
     if shape is None or best.first_bad is None:
@@ -284,7 +295,10 @@ def closer_shape(stage: Stage, known: Known, grid: Grid, tallies: Tallies) -> Sh
 
 
 def _split(ways: Iterable[Way]) -> list[Way]:
-    """Split groups of axes that were moved together into smaller groups, the longest groups first."""
+    """Split ways with several axes in two, the longest first.
+
+    Stops when there are `_MOST_WAYS` ways, or when each way has one axis.
+    """
     parts = [*ways]
     while any(len(part) > 1 for part in parts):
         parts.sort(key=len)
@@ -296,17 +310,15 @@ def _split(ways: Iterable[Way]) -> list[Way]:
 
 
 def _from_end_to_end(ways: Sequence[Way], grid: Grid, base: Index | None) -> Shape:
-    """Return the shape in which all axes of a way move together, from their good to their bad values.
+    """Return the shape whose ways have two values each: the good end and the bad end of their axes.
 
-    A way is a set of axes.
-
-    The ends are as stated, or as the directions of the axes imply. If only one axis changes along a way, its
-    values are in ascending order.
+    The ends are the stated ones, or those that the directions of the axes imply. If only one axis changes
+    along a way, its two values are in ascending order.
 
     Args:
-        ways: The axes of the stage.
+        ways: For each axis of the stage, the axes of the whole lattice that change along it.
         grid: The whole lattice.
-        base: A combination with the values of all other axes; None for the bad end.
+        base: A combination with the values of all other axes; None to use the bad end.
     """
     falls = [axis.direction is Direction.FIXED for axis in grid.axes]
     low = tuple(size - 1 if fall else 0 for size, fall in zip(grid.shape, falls, strict=True))
@@ -321,9 +333,14 @@ def _from_end_to_end(ways: Sequence[Way], grid: Grid, base: Index | None) -> Sha
 
 
 def _filled(values: Sequence[int], bad: NDArray[np.bool_], size: int) -> NDArray[np.bool_]:
-    """Return which values of an axis are bad, given the few values that a stage has tried.
+    """Return a boolean array, shape (size,): True for the bad values of an axis, from a stage's values.
 
-    Values between two neighbours of the stage that are both bad are bad, too.
+    Values between two successive values of the stage that are both bad count as bad, too.
+
+    Args:
+        values: The values of the axis that the stage has.
+        bad: Whether each of `values` is bad.
+        size: Number of values of the axis.
     """
     whole = np.zeros(size, dtype=bool)
     if list(values) != sorted(values):
@@ -338,12 +355,12 @@ def _filled(values: Sequence[int], bad: NDArray[np.bool_], size: int) -> NDArray
 def _values_of_each(grid: Grid, axes: Sequence[int] | None = None, wanted: tuple[int, ...] = ()) -> list[int]:
     """Return how many values of each axis a stage has.
 
-    There are at least two, and as many as fit into `_MOST_CELLS` cells.
+    Each axis has two values (or its only one), and then as many as fit into `_MOST_CELLS` cells.
 
     Args:
-        grid: The lattice.
+        grid: The whole lattice.
         axes: The axes; None for all.
-        wanted: Axes that get more values than others; empty for all alike.
+        wanted: The axes that get more than two values, unless none of them has more; empty for all axes.
     """
     axes = range(len(grid.axes)) if axes is None else axes
     sizes = [grid.shape[axis] for axis in axes]
@@ -365,7 +382,7 @@ def _values_of_each(grid: Grid, axes: Sequence[int] | None = None, wanted: tuple
 
 
 def _stages_of(grid: Grid) -> int:
-    """Return the maximum number of stages needed to get from the whole lattice to neighbours."""
+    """Return how many stages a search of the lattice has at most, until boundaries lie between neighbours."""
     several = sum(size > 1 for size in grid.shape)
     untying = 1 + math.ceil(math.log2(several / _MOST_WAYS)) if several > _MOST_WAYS else 0
     counts = [2] * len(grid.shape) if untying else _values_of_each(grid)

@@ -1,4 +1,4 @@
-"""Tables that change only a few times from their low to their high end: frontiers and bands. Pure.
+"""Staircases: tables of bad cells that change only a few times from low to high values. Pure.
 
 Each ordered axis gets an orientation, which defines what *upward* (*beyond*) means. Each combination has a
 *level*, a whole number that never falls on the way upward. Combinations are bad at every other level:
@@ -30,8 +30,8 @@ from bisect_env.search.families import FloatArray
 
 _Number = TypeVar("_Number", bound=np.generic)
 _LITTLE, _LITTLE_BITS = 0.75, 0.3
-"""Minimum worth of a cell that is tried while others are pending; once these are known, a cell may be worth
-more. In number of cells that it decides, and in bits."""
+"""Minimum worth of a cell that is tried while others are pending: as the number of cells that it decides, and
+in bits. Once the pending cells have labels, another cell may be worth more."""
 
 _STEPS = (1.0, 0.1)
 """Weights of a line at which a frontier moves, for two priors: all frontiers equally likely; and frontiers
@@ -39,7 +39,7 @@ with few steps (corners and straight lines) preferred."""
 
 
 def ordered_axes(grid: Grid) -> list[int]:
-    """Return the axes that have an order and more than one value."""
+    """Return the positions of the axes that have an order and more than one value."""
     return [
         i
         for i, axis in enumerate(grid.axes)
@@ -55,8 +55,8 @@ def upward(
     Upward means towards higher positions along each axis, but towards lower ones along the axes in `back`.
 
     Args:
-        combine: What to combine two values with; for example `np.add` for sums.
-        values: The array.
+        combine: Function that combines two values; for example `np.add` for sums.
+        values: The array, in the shape of the lattice.
         axes: The axes with an order. Values at different positions on other axes are not combined.
         back: Those of `axes` along which upward means towards lower positions.
     """
@@ -68,15 +68,18 @@ def upward(
 
 
 def beyond(cells: NDArray[np.bool_], axes: Sequence[int], back: Collection[int]) -> NDArray[np.bool_]:
-    """Return the given cells and all that lie above them; `upward` says which way is up."""
+    """Return a boolean array in the shape of `cells`: True for these cells and all that lie above them.
+
+    See `upward` for the arguments.
+    """
     return upward(np.logical_or, cells, axes, back)
 
 
 @dataclass(frozen=True, eq=False)
 class Staircase:
-    """All tables that agree with the labels and switch between good and bad at most `changes` times.
+    """All tables that agree with the labels and change at most `changes` times on every way upward.
 
-    The switches are counted along every way upward (see the module).
+    It is described by the bounds of each cell's level (see the module).
 
     Attributes:
         changes: Maximum number of changes.
@@ -98,18 +101,17 @@ class Staircase:
 
     @property
     def decided(self) -> NDArray[np.bool_]:
-        """Return which cells have a label that is known or follows from other labels.
+        """Return a boolean array in the shape of the lattice: True for cells whose label is decided.
 
-        A boolean array in the shape of the lattice.
+        A label is decided if it is known or follows from other labels.
         """
         return np.asarray((self.least == self.most) | self.known)
 
     @property
     def lowest(self) -> NDArray[np.bool_]:
-        """Return which cells are bad if labels switch as late as possible on the way upward.
+        """Return the table in which every cell has its smallest possible level.
 
-        This is the case of the smallest possible levels. The result is a boolean array in the shape of the
-        lattice.
+        It is a boolean array in the shape of the lattice, True at bad cells.
         """
         return np.asarray((self.least % 2 == 1) != self.begins_bad)
 
@@ -155,10 +157,10 @@ class Staircase:
         return chosen
 
     def _worth(self, weight: FloatArray, forth: Sequence[int]) -> FloatArray:
-        """Return how much a label of each cell would tell: the number of levels that it would rule out.
+        """Return how much a label of each cell would tell, as an array in the shape of the lattice.
 
-        The shape is that of the lattice; levels are weighted. Of the two possible labels, the one that rules
-        out less counts fully and the other one a little.
+        This is the weighted number of cells of which the label would rule out a level. Of the two possible
+        labels, the one that rules out less counts fully and the other one a little.
 
         Args:
             weight: Weight of each cell.
@@ -178,7 +180,7 @@ class Staircase:
 
     @cached_property
     def bits(self) -> float:
-        """Return an upper bound of the bits of information that single out this staircase among all others.
+        """Return an upper bound of the information, in bits, that singles out this staircase among others.
 
         A random table agrees with some staircase on about this many labels by chance.
         """
@@ -192,10 +194,10 @@ class Staircase:
 
     @cached_property
     def _places(self) -> FloatArray:
-        """Return where the bad values of each line may begin: 1 for a possible place, 0 for others.
+        """Return an array of the places where the bad values of each line may begin: 1 if possible, else 0.
 
-        Only for two ordered axes. The shape is (…, lines, places): one line per value of the first axis. The
-        lattice is turned so that upward is towards higher positions.
+        The shape is (…, lines, places), with one line per value of the first of two ordered axes. The lattice
+        is turned so that upward is towards higher positions.
         """
         turn = tuple(axis for axis in self.axes if axis in self.back)
         both = (np.flip(one, turn) for one in (self.least, self.most))
@@ -212,9 +214,8 @@ class Staircase:
     def _frontiers(self) -> tuple[float, FloatArray]:
         """Return how many bits the labels tell about frontiers of two axes, and each place's probability.
 
-        A place is where the bad values of a line begin; the probabilities have the shape of `_places`. The
-        prior is a mixture: one half for equally likely frontiers, the other half for a preference of
-        frontiers with fewer steps.
+        A place is where the bad values of a line begin; the probabilities have the shape of `_places`. Half
+        of the prior has all frontiers equally likely, the other half prefers frontiers with fewer steps.
         """
         bits, shares = [], []
         for step in _STEPS:
@@ -227,9 +228,10 @@ class Staircase:
         return named, np.asarray(sum(w * share for w, share in zip(weight, shares, strict=True)))
 
     def _chance(self) -> FloatArray:
-        """Return the probability that each cell of a lattice with two axes is bad.
+        """Return the probability that each cell of a lattice with two ordered axes is bad.
 
-        It is the average over all frontiers (borders between good and bad that only rise or only fall).
+        It is the average over all frontiers (borders between good and bad that only rise or only fall). The
+        result has the shape of the lattice.
         """
         share = self._frontiers[1]
         turn = tuple(axis for axis in self.axes if axis in self.back)
@@ -291,13 +293,14 @@ def staircases(
     changes: int,
     visible: NDArray[np.bool_],
 ) -> list[Staircase]:
-    """Return the staircases that agree with the labels, in every orientation of the axes.
+    """Return the staircases that agree with the labels, in all orientations of the axes.
 
-    Those that decide the most cells come first.
+    Frontiers that contradict a stated direction come last. Apart from that, the list begins with the
+    staircases that decide the most cells. It is empty if no staircase agrees or no axis is ordered.
 
     Args:
         table: Labels: 1 bad, 0 good, -1 unknown; shape of the lattice.
-        grid: The lattice. Frontiers that contradict a stated direction come last.
+        grid: The lattice.
         changes: Maximum number of changes of the table.
         visible: True for the cells that count: representatives that can be run.
     """

@@ -1,4 +1,4 @@
-"""Decide when an answer is sure, when it is confirmed, and which reason to report until then. Pure."""
+"""Decide whether an answer is sure and whether it is confirmed, and give the reason in words. Pure."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from bisect_env.search.numeric import passes_to_exclude
 from bisect_env.search.verdict import Answer, Status
 
 MISS = 0.05
-"""Probability that a combination reported as last good is bad and only passed by chance, at most."""
+"""Maximum probability that a combination reported as last good is bad and only passed by chance."""
 CAUTION = 0.05
 """Quantile of the posterior of the bad rate with which `MISS` is computed. With the mean, three failures in
 three trials would count as a rate of 100 %, and one pass of the last good combination as proof."""
 FAILURES = 2
-"""Number of times that the first bad combination must have failed before a verdict is confirmed."""
+"""Minimum number of failures of the first bad combination before a verdict is confirmed."""
 
 # The posterior averages over rates. Where background and bad rate lie close together, the truth is on the
 # unlucky side of that average more often than the stated error: the error allowed shrinks with their ratio,
@@ -58,7 +58,7 @@ def clean_trials(rate: float) -> int:
 
 
 def usual_trials(rate: float, background: float) -> int:
-    """Return about how many trials a combination needs before it can be called good or bad.
+    """Return the approximate number of trials that a combination needs to be called good or bad.
 
     Args:
         rate: Failure rate of bad combinations.
@@ -76,9 +76,9 @@ def judge(
         best: The most probable answer.
         required: Posterior at which the answer counts as sure.
         stands: Whether the answer is sure and both sides of its boundary were tried.
-        certain: Whether each tried combination always failed or always passed.
-        rule: Whether a rule describes what fails.
-        tried: Whether anything was tried.
+        certain: Whether each tried combination failed in every trial or passed in every trial.
+        rule: Whether a hypothesis explains the counts.
+        tried: Whether any trial was counted.
     """
     kind, chance = best.hypothesis.kind, best.probability
     if not tried:

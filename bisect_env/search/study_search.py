@@ -1,4 +1,4 @@
-"""What the searches of a study have in common: they are told of trials, and state a verdict. Pure."""
+"""The base class of all searches: it records trials, runs the final checks and states a verdict. Pure."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ from bisect_env.search.verdict import Status, Verdict
 
 @dataclass(frozen=True, slots=True)
 class Situation:
-    """The circumstances under which a search chooses trials.
+    """The arguments with which a search is asked for trials.
 
     Attributes:
-        running: Number of running trials of each group, by the combination that stands for the group.
+        running: Number of running trials of each group, by the representative of the group.
         build_cost: As in `Plan.ask`.
         only: As in `Plan.ask`.
         worth: As in `Plan.ask`.
@@ -41,7 +41,7 @@ class Situation:
         return self.only is None or cell in self.only
 
     def allowed(self, cells: Sequence[Index]) -> NDArray[np.bool_]:
-        """Return which of the given combinations may be chosen, as a boolean array in their order."""
+        """Return a boolean array in the order of `cells`: True for each cell that may be chosen."""
         return np.array([self.allows(cell) for cell in cells], dtype=np.bool_)
 
     def prices(self, cells: Sequence[Index]) -> FloatArray:
@@ -57,14 +57,14 @@ class StudySearch(Plan):
 
     Args:
         grid: The lattice of combinations; may contain a stated good and bad end.
-        groups: For each combination that can be run, the one that stands for its group (combinations with the
-            same measurement form a group). Combinations that cannot be run are missing.
+        groups: The representative of the group of each combination that can be run (combinations whose trials
+            would be equal form a group). Combinations that cannot be run are missing.
         limits: When to stop.
         quick: Whether to finish as soon as the answer stands, without final checks.
 
     Attributes:
         limits: When to stop.
-        tallies: What was told.
+        tallies: The counts of all recorded trials.
     """
 
     def __init__(
@@ -127,7 +127,7 @@ class StudySearch(Plan):
         only: Collection[Index] | None = None,
         worth: float = 0.0,
     ) -> list[Index]:
-        """Choose the representatives of the groups to try next. See `Plan.ask`."""
+        """Return the representatives of the groups to try next, one entry per trial. See `Plan.ask`."""
         now = Situation(self.tallies.by_group(pending or {}), build_cost or {}, only, worth)
         if count <= 0:
             return []
@@ -135,7 +135,7 @@ class StudySearch(Plan):
 
     @abstractmethod
     def _choose(self, count: int, now: Situation) -> list[Index]:
-        """Return at most `count` trials to start now, as long as there is no sure answer."""
+        """Return the combinations of at most `count` trials to start now, as long as no answer is sure."""
 
     def foresee(
         self, pending: Mapping[Index, int], build_cost: Mapping[Index, float] | None = None
@@ -146,18 +146,18 @@ class StudySearch(Plan):
 
     @abstractmethod
     def _foresee(self, now: Situation) -> list[Index]:
-        """Return what may be tried after the running trials, as long as there is no sure answer."""
+        """Return combinations that may be tried after the running trials, as long as no answer is sure."""
 
     # -- checking the answer -----------------------------------------------------------------------------
 
     @property
     @abstractmethod
     def answered(self) -> bool:
-        """Return whether the search has a sure answer; later trials only check this answer."""
+        """Return whether the search has a sure answer, so that further trials only check it."""
 
     @property
     def finished(self) -> bool:
-        """Return whether the answer is checked, or the maximum number of trials is reached."""
+        """Return whether the answer is sure and checked, or the maximum number of trials is reached."""
         if self.trials >= self.limits.max_trials:
             return True
         return self.answered and (self._checks_ended or not self.checks)
@@ -166,7 +166,8 @@ class StudySearch(Plan):
     def checks(self) -> tuple[Check, ...]:
         """Return the final checks that the answer still needs, in the order in which to run them.
 
-        There is at most one for each group of combinations. Empty as long as no answer is confirmed.
+        There is at most one check for each group of combinations. The tuple is empty as long as no answer is
+        confirmed.
         """
         found: dict[Index, Check] = {}
         is_confirmed = self.answered and self.verdict.status is Status.CONFIRMED
@@ -177,7 +178,7 @@ class StudySearch(Plan):
         return tuple(found.values())
 
     def _wanted_checks(self) -> Iterable[Check]:
-        """Return the checks that a confirmed answer needs; several may concern the same combinations."""
+        """Return the checks that a confirmed answer needs, possibly several of the same combination."""
         return ()
 
     def _checking(self, count: int, now: Situation) -> list[Index]:
@@ -191,7 +192,7 @@ class StudySearch(Plan):
 
     @property
     def checks_left(self) -> int:
-        """Return how many trials the final checks still need; 0 if they are skipped."""
+        """Return how many trials the final checks still need, or 0 if they are skipped."""
         return 0 if self._checks_ended else sum(check.wanted for check in self.checks)
 
     def end_checks(self) -> None:

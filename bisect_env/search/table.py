@@ -1,8 +1,9 @@
-"""Labels every combination of a table good or bad, by its own trials or by a description of the table. Pure.
+"""Label every combination of a table good or bad, by its own trials or by a description of the table. Pure.
 
-A combination that was tried has a *label*: after one trial if the failure is certain, else once its
-probability to be bad or good, without any rule (`independent.py`), is high enough. The other combinations get
-their label from a *description* that agrees with all labels. The simplest such description is used:
+A combination that was tried has a *label*: after one trial if no combination both failed and passed, else
+once its probability to be bad or good, judged by its own trials (`independent.py`), is high enough. The other
+combinations get their label from a *description*, a rule that agrees with all labels. The simplest one is
+used:
 
 * a frontier, a band, or a frontier and a band (`staircase.py`): the same one at all values of the unordered
   axes, or, if that contradicts the labels, a separate one at each;
@@ -20,6 +21,8 @@ Combinations far from all tried ones are tried until P is below one minus the co
 value of an axis that is called good somewhere must have passed at least once, because a release that is
 broken everywhere is the most common exception. π is ½ for the first description, and is halved for each
 description that was contradicted before it.
+
+X in array shapes is the number of groups of combinations.
 """
 
 from __future__ import annotations
@@ -49,11 +52,11 @@ MOST_CALLED = 20_000
 _CHANGES = 3
 """Maximum number of changes, on a way from the low to the high end, of a description."""
 _FAILURES, _REPEATED = 3, 6
-"""Failures are assumed to be certain only after one combination has failed `_FAILURES` times, and `_REPEATED`
-failures were repeated in total. A failure in half of all runs is then unlikely to look certain."""
+"""Bad combinations are assumed to fail in every trial only after one has failed `_FAILURES` times, and
+`_REPEATED` failures were repeated in total. A failure in half of all runs is unlikely to pass this test."""
 _AGAIN, _MOST_AGAIN = 3, 10
-"""Number of trials of a combination that alone contradicts a description; and, if failures are certain, the
-maximum number of trials in addition to the first one of each combination."""
+"""Number of trials of a combination that alone contradicts a description; and, if no combination both failed
+and passed, the maximum number of trials in addition to the first one of each combination."""
 _ALONE = 2
 """Maximum number of labels that are doubted if they contradict a description; if more do, the description is
 wrong."""
@@ -117,7 +120,7 @@ class Table:
     Attributes:
         view: The lattice; may contain a stated good and bad end.
         counts: Failures and trials by position in the view.
-        can_run: Which positions can still be tried, shape (X,).
+        can_run: True for the groups that can still be tried, shape (X,).
         limits: When to stop.
     """
 
@@ -133,20 +136,17 @@ class Table:
 
     @cached_property
     def ordered(self) -> tuple[int, ...]:
-        """Return the axes whose values have an order."""
+        """Return the positions of the axes that have an order and more than one value."""
         return tuple(ordered_axes(self.grid))
 
     @cached_property
     def visible(self) -> NDArray[np.bool_]:
-        """Return which combinations can be tried and are the representatives of their groups.
-
-        A boolean array in the shape of the lattice. Combinations with the same measurement form a group.
-        """
+        """Return a boolean array in the shape of the lattice: True at representatives that can be tried."""
         return self.view.standing(self.can_run)
 
     @cached_property
     def feasible(self) -> NDArray[np.bool_]:
-        """Return which combinations can be tried, as a boolean array in the shape of the lattice."""
+        """Return a boolean array in the shape of the lattice: True at combinations that can be tried."""
         return self.view.spread(self.can_run)
 
     def trials(self, cell: Index) -> int:
@@ -157,9 +157,9 @@ class Table:
 
     @cached_property
     def chances(self) -> FloatArray:
-        """Return the probability that each group is bad, judged by its own trials; 0.5 without any.
+        """Return the probability that each group is bad, judged by its own trials; shape (X,).
 
-        The shape is (X,).
+        It is 0.5 for groups without trials.
         """
         if self.counts.unanimous:
             return np.where(self.counts.trials > 0, self.counts.hits > 0, 0.5)
@@ -167,7 +167,7 @@ class Table:
 
     @cached_property
     def usual_trials(self) -> int:
-        """Return about how many trials a combination needs before it gets a label."""
+        """Return the approximate number of trials that a combination needs to get a label."""
         if self.counts.unanimous:
             return 1
         bad, hits, trials = self.chances >= 0.5, self.counts.hits, self.counts.trials
@@ -178,10 +178,7 @@ class Table:
 
     @cached_property
     def _labels(self) -> NDArray[np.int8]:
-        """Return the label of each group that was tried often enough: 1 bad, 0 good, -1 unknown.
-
-        The shape is (X,).
-        """
+        """Return the label of each group by its own trials: 1 bad, 0 good, -1 unknown; shape (X,)."""
         trials, called = self.counts.trials, (self.chances >= 0.5).astype(np.int8)
         if self.counts.unanimous:
             return np.where(trials > 0, called, np.int8(-1))
@@ -198,9 +195,9 @@ class Table:
 
     @cached_property
     def labelled(self) -> NDArray[np.int8]:
-        """Return the labels in the shape of the lattice: 1 bad, 0 good, -1 unknown.
+        """Return the labels of all combinations by their own trials: 1 bad, 0 good, -1 unknown.
 
-        A label applies to all combinations of a group.
+        The shape is that of the lattice. A label applies to all combinations of a group.
         """
         return self.view.spread(self._labels, -1)
 
@@ -210,15 +207,13 @@ class Table:
         return [self.view.cells[place] for place in np.flatnonzero(self._labels >= 0)]
 
     def _alone(self, labels: NDArray[np.int8]) -> list[int]:
-        """Return the few groups whose labels must be ignored so that the others form a frontier.
+        """Return the positions of the few groups without whose labels the others form a frontier.
 
-        A frontier is a border between good and bad combinations that never turns back.
+        A frontier is a border between good and bad combinations that never turns back. The list is empty if
+        all labels form a frontier, or if more than `_ALONE` labels contradict it.
 
         Args:
             labels: The label of each group, shape (X,).
-
-        Returns:
-            Positions in the view; none if no group or too many must be left out.
         """
         table = self.view.spread(labels, -1)
         axes = self.ordered
@@ -239,7 +234,10 @@ class Table:
 
     @cached_property
     def again(self) -> list[tuple[Index, int]]:
-        """Return pairs (combination, required trials): these must be run before labels are trusted."""
+        """Return pairs (combination, required trials) that are missing before labels are trusted.
+
+        The required trials include those that were already made.
+        """
         trials, wanted = self.counts.trials, dict[int, int]()
         if self.counts.unanimous:
             bad = self._failing
@@ -263,18 +261,24 @@ class Table:
 
     @cached_property
     def _failing(self) -> NDArray[np.intp]:
-        """Return the positions of the groups that always failed; none if any both failed and passed."""
+        """Return the positions of the groups that failed in every trial and can still be tried.
+
+        The array is empty if any group both failed and passed.
+        """
         return np.flatnonzero((self.counts.hits > 0) & self.can_run & self.counts.unanimous)
 
     @property
     def least_repeated(self) -> Index:
-        """Return the combination that failed in the fewest trials, of those that always failed."""
+        """Return the combination with the fewest trials among those that failed in every trial."""
         failing = self._failing
         return self.view.cells[failing[self.counts.trials[failing].argmin()]]
 
     @property
     def repeats_left(self) -> int:
-        """Return how many more repeated failures are needed before failures are assumed to be certain."""
+        """Return how many repetitions are missing before bad combinations are assumed to fail always.
+
+        It is 0 if nothing failed, or if a combination both failed and passed.
+        """
         failing = self._failing
         repeated = int((self.counts.trials[failing] - 1).sum())
         return max(0, _REPEATED - repeated) if len(failing) else 0
@@ -304,7 +308,7 @@ class Table:
 
     def _described(self, found: list[Staircase], holds: float, alike: tuple[int, ...]) -> _Described:
         best, *rest = found
-        # Which way a frontier runs is not known before all ways that are likely agree.
+        # A label is decided only where all likely orientations of the frontier agree.
         limit = best.bits - math.log2(1.0 - self.limits.confidence)
         others = tuple(one for one in rest if one.bits < limit and best.changes == 1)
         decided = best.decided
@@ -316,10 +320,10 @@ class Table:
 
     @cached_property
     def checks(self) -> tuple[list[Index], float]:
-        """Return combinations to try to test the description, and the probability of an exception.
+        """Return the combinations that should be tried to test the description, the most useful first.
 
-        The description already determines the labels of these combinations; the most useful one comes first.
-        The probability is P of the module.
+        Also returns the probability that the next combination is an exception (P of the module), which is 0
+        without a description. The description already determines the labels of the combinations.
         """
         description = self.description
         open_ = cells_of(self.visible & (self.labelled < 0))
@@ -338,7 +342,7 @@ class Table:
         several = sum(n > 1 for n in self.grid.shape) > 1
         axes = [axis for axis in range(len(self.grid.shape)) if several]
         lacking = [self._lacking(description, axis, passed) for axis in axes]
-        # How far each is from what was tried, as a share of the axes: where most is taken for granted.
+        # Distance of each from the nearest tried combination, as a share of the axes.
         scale = np.maximum(np.array(self.grid.shape, dtype=np.float64) - 1.0, 1.0)
         places = np.array(open_, dtype=np.float64) / scale
         apart = np.full(len(open_), np.inf)
@@ -363,7 +367,10 @@ class Table:
         return chosen, chance
 
     def _lacking(self, description: _Described, axis: int, passed: NDArray[np.bool_]) -> set[int]:
-        """Return the values of an axis that the description calls good somewhere but that never passed."""
+        """Return the values of an axis that the description calls good somewhere but that never passed.
+
+        They are positions on the axis.
+        """
         across = tuple(other for other in range(len(self.grid.shape)) if other != axis)
         called_good = np.asarray((self.visible & ~description.bad).any(axis=across))
         good = called_good & ~np.asarray(passed.any(axis=across))
@@ -391,9 +398,9 @@ class Table:
 
     @property
     def suspects(self) -> list[Index]:
-        """Return the stated ends and corners of the lattice that have not yet passed often enough.
+        """Return the stated ends and corners of the lattice that have not passed often enough yet.
 
-        The order is the reverse of `first`. The list is empty once a trial failed.
+        They are in the reverse order of `first`. The list is empty once a trial failed.
         """
         if self.counts.hits.any():
             return []
@@ -401,10 +408,7 @@ class Table:
 
     @property
     def enough_passes(self) -> int:
-        """Return how many passes show that an end or corner of the lattice is good.
-
-        This holds as long as nothing failed.
-        """
+        """Return how many passes show that an end or corner of the lattice is good, if nothing failed."""
         rate = min(self.limits.crash_rate or 1.0, 1.0)
         return clean_trials(max(min(rate, self.limits.clean_rate), self.limits.min_crash_rate))
 
@@ -430,9 +434,10 @@ class Table:
 
     @cached_property
     def calls(self) -> NDArray[np.int8]:
-        """Return what each combination is called: 1 bad, 0 good, -1 if it has no label or cannot be run.
+        """Return the label of each combination, by its own trials or by the description.
 
-        The shape is that of the lattice.
+        The labels are 1 bad, 0 good, and -1 if there is none or the combination cannot be run. The shape is
+        that of the lattice.
         """
         calls = np.where(self.feasible, self.labelled, np.int8(-1))
         if self.description is not None:
@@ -445,7 +450,7 @@ class Table:
 
     @cached_property
     def called(self) -> dict[Index, Called]:
-        """Return the label of each combination that has one so far, with its probability."""
+        """Return the label of each combination that has one so far, with its origin and probability."""
         described = 1.0 - (self.checks[1] if self.is_complete else 0.5)
         found: dict[Index, Called] = {}
         for index in cells_of(self.calls >= 0):
@@ -457,9 +462,9 @@ class Table:
         return found
 
     def probability_bad(self) -> FloatArray:
-        """Return the probability that each combination is bad, or 0.5 if it has no label.
+        """Return the probability that each combination is bad, in the shape of the grid.
 
-        The shape is that of the grid.
+        It is 0.5 for combinations without a label.
         """
         bad = np.full(self.grid.shape, 0.5)
         for cell, one in self.called.items():
@@ -506,7 +511,7 @@ class Table:
 
 
 def along(cells: NDArray[np.bool_], axes: tuple[int, ...]) -> NDArray[np.bool_]:
-    """Combine a boolean array along the given axes with *or*, keeping these axes with length 1."""
+    """Return `cells` combined along the given axes with *or*; these axes remain, with length 1."""
     return np.asarray(cells.any(axis=axes, keepdims=True))
 
 
@@ -516,7 +521,10 @@ def cells_of(mask: NDArray[np.bool_]) -> list[Index]:
 
 
 def _joined(table: NDArray[np.int8], axes: tuple[int, ...]) -> NDArray[np.int8] | None:
-    """Merge the labels along the given axes, or return None if merged labels contradict each other."""
+    """Merge the labels along the given axes, which remain with length 1.
+
+    Returns None if merged labels contradict each other.
+    """
     bad, good = (along(table == label, axes) for label in (1, 0))
     if (bad & good).any():
         return None

@@ -1,6 +1,6 @@
-"""Chooses the combinations of a table to try, so that every one gets a label from few environments. Pure.
+"""Choose the combinations to try so that every combination gets a label from few environments. Pure.
 
-What is known of the table after each trial is a `Table` (`table.py`), made anew from the counts.
+After each trial, a `Table` (`table.py`) with the labels is made anew from the counts.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class TableSearch(StudySearch):
 
     Args:
         grid: The lattice; may contain a stated good and bad end.
-        groups: For each combination that can be run, the one that stands for its group, as for `Search`.
+        groups: The representative of the group of each combination that can be run, as for `Search`.
         limits: When to stop.
     """
 
@@ -47,7 +47,7 @@ class TableSearch(StudySearch):
 
     @property
     def answered(self) -> bool:
-        """Return whether the table is complete."""
+        """Return whether every combination that can be run has a label with the stated confidence."""
         return self.table.is_complete
 
     @property
@@ -61,9 +61,9 @@ class TableSearch(StudySearch):
         return self.table.verdict
 
     def probability_bad(self) -> FloatArray:
-        """Return the probability that each combination is bad, or 0.5 if it has no label.
+        """Return the probability that each combination is bad, in the shape of the grid.
 
-        The shape is that of the grid.
+        It is 0.5 for combinations without a label.
         """
         return self.table.probability_bad()
 
@@ -104,7 +104,7 @@ class TableSearch(StudySearch):
         Args:
             count: Maximum number of combinations.
             looking: Combinations that are being tried.
-            cost: Price of each environment as a number of trials, shape (X,).
+            cost: Price of the environment of each group as a number of trials, shape (groups,).
             allowed: True for the combinations to choose from.
         """
         if count <= 0:
@@ -139,10 +139,17 @@ class TableSearch(StudySearch):
         taken: Collection[Index],
         open_: NDArray[np.bool_],
     ) -> list[Index]:
-        """Return the combinations to try next: their labels decide the most cells of a staircase.
+        """Return the combinations to try next: those whose labels decide the most cells of a staircase.
 
-        If the description is constant along unordered axes, each combination is placed at the values of these
-        axes that were tried least.
+        If the description is the same at all values of unordered axes, each combination gets the values of
+        these axes that were tried least.
+
+        Args:
+            count: Maximum number of combinations.
+            stairs: The staircase.
+            alike: Unordered axes along which the description is constant.
+            taken: Combinations that are being tried or were chosen already.
+            open_: True for the combinations to choose from, shape of the lattice.
         """
         flat = [tuple(0 if i in alike else place for i, place in enumerate(cell)) for cell in taken]
         visible = along(self.table.visible, alike)
@@ -165,5 +172,5 @@ class TableSearch(StudySearch):
         return chosen
 
     def _foresee(self, now: Situation) -> list[Index]:
-        """Return the combination that may be tried after the running trials."""
+        """Return a list with the combination that may be tried after the running trials, or without any."""
         return self._new(1, now.running, now.prices(self._view.cells), self.table.visible)

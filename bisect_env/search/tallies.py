@@ -1,4 +1,4 @@
-"""Stores what a search was told. Everything else that a search knows is computed from it. Pure."""
+"""The counts of all recorded trials, from which a search computes everything else. Pure."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ class Tallies:
     """The counts of trials of each group of combinations, and which groups can still be tried.
 
     Args:
-        groups: For each combination that can be run, the one that stands for its group (combinations with the
-            same measurement form a group). Combinations that cannot be run are missing.
+        groups: The representative of the group of each combination that can be run (combinations whose trials
+            would be equal form a group). Combinations that cannot be run are missing.
 
     Attributes:
         groups: As above.
-        told: Hits and counted trials of each group that was tried, by the combination that stands for it.
-        aside: Groups of which no more trials are possible. Their counts keep counting, and trials that were
-            running are told all the same.
+        told: (failures, counted trials) of each group that was tried, by its representative.
+        aside: Representatives of the groups that are excluded from further trials. Their earlier trials, and
+            trials that were already running, still count.
     """
 
     def __init__(self, groups: Mapping[Index, Index]) -> None:
@@ -30,7 +30,7 @@ class Tallies:
         self.aside: set[Index] = set()
 
     def add(self, index: Index, hits: int, trials: int) -> None:
-        """Count more trials of a combination, of which `hits` showed the target failure.
+        """Add `trials` trials of a combination, of which `hits` showed the target failure.
 
         Raises:
             ValueError: The combination could not be run when the search began.
@@ -64,7 +64,11 @@ class Tallies:
         return cell is not None and cell not in self.aside
 
     def counts(self, index: Index) -> tuple[int, int]:
-        """Return (failures, counted trials) of the group of a combination."""
+        """Return (failures, counted trials) of the group of a combination.
+
+        Raises:
+            ValueError: The combination could not be run when the search began.
+        """
         return self.told.get(self.representative(index), (0, 0))
 
     @property
@@ -73,7 +77,11 @@ class Tallies:
         return sum(trials for _, trials in self.told.values())
 
     def by_group(self, numbers: Mapping[Index, int]) -> dict[Index, int]:
-        """Add up `numbers`, which has one number per combination, for each group that can be run."""
+        """Return the sum of `numbers` for each group that can still be run, by the group's representative.
+
+        Args:
+            numbers: One number per combination.
+        """
         found: dict[Index, int] = {}
         for index, number in numbers.items():
             if number and self.can_run(index):
@@ -82,10 +90,10 @@ class Tallies:
         return found
 
     def arrays(self, position: Mapping[Index, int]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Return failures and trials of some groups as arrays, shape (X,) each.
+        """Return two arrays: the failures and the trials of each group in `position`, shape (groups,).
 
         Args:
-            position: For the representative of each of the X groups, its place in the arrays.
+            position: The place of each group in the arrays, by its representative.
         """
         hits, trials = np.zeros((2, len(position)), dtype=np.int64)
         for cell, (failed, of) in self.told.items():
@@ -94,5 +102,9 @@ class Tallies:
         return hits, trials
 
     def runnable(self, cells: Sequence[Index]) -> NDArray[np.bool_]:
-        """Return which of the given representatives can still be tried, as a boolean array."""
+        """Return a boolean array in the order of `cells`: True for each cell that can still be tried.
+
+        Args:
+            cells: Representatives of groups.
+        """
         return np.array([cell not in self.aside for cell in cells], dtype=np.bool_)

@@ -1,4 +1,4 @@
-"""Show how the posterior of a study changed, by feeding its trials to a new search one by one. Pure."""
+"""Show how the posterior of a study changed, by recording its trials in a new search one by one. Pure."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ class Trace:
     """A record of how the probabilities of several answers changed as trials were added.
 
     Attributes:
-        answers: Hypotheses that were the most probable at some time; the most probable one at the end is
-            first.
-        trials: The numbers of trials (points) at which probabilities were recorded, ascending.
+        answers: The hypotheses with the highest probabilities at any time. The most probable one at the end
+            is first.
+        trials: How many trials had been recorded at each point, ascending from 0.
         probabilities: Posterior of each answer at each point, shape (points, answers); 0 if the verdict at
             that point did not list the answer.
     """
@@ -38,7 +38,7 @@ def trace(search: StudySearch, told: Sequence[tuple[Index, bool]], *, points: in
 
     Args:
         search: A search without trials from which combinations were already excluded (`set_aside`).
-        told: Pairs (combination, whether the trial showed the target failure), in order.
+        told: Pairs (combination, whether the trial showed the target failure), in the order of the trials.
         points: Maximum number of points.
         answers: Maximum number of answers to record.
     """
@@ -64,14 +64,17 @@ def trace(search: StudySearch, told: Sequence[tuple[Index, bool]], *, points: in
 
 
 def _probabilities(search: StudySearch) -> dict[bytes, tuple[Hypothesis, float]]:
-    """Return the answers of the current verdict with their probabilities, the most probable answer first.
+    """Return (hypothesis, probability) of each answer of the current verdict, the most probable first.
 
-    Keys are the bytes of the table of bad combinations.
+    The keys are the bytes of the hypothesis's table of bad combinations.
     """
     candidates = search.verdict.candidates
     return {one.hypothesis.bad_cells().tobytes(): (one.hypothesis, one.probability) for one in candidates}
 
 
 def _looks(trials: int, points: int) -> set[int]:
-    """Return the numbers of trials after which to record probabilities, evenly spaced up to `trials`."""
+    """Return after how many trials to record probabilities: evenly spaced from 1 up to `trials`.
+
+    The set is empty if there are no trials.
+    """
     return {int(n) for n in np.linspace(1, trials, min(points, trials)).round()} if trials else set()

@@ -1,8 +1,8 @@
-"""Find versions that an answer labels although they were hardly tried. Pure.
+"""Find versions that an answer labels although they had few trials or none. Pure.
 
 An answer about an ordered axis rests on trials at its boundary. Far from the boundary, whole intervals of
-versions are called good or bad only because histories seldom change back. For each culprit axis, on the line
-through the boundary, this module returns:
+versions are called good or bad only because failures seldom come and go along an axis. For each culprit axis,
+on the line through the boundary, this module returns:
 
 * *checks*: combinations to try. These are combinations whose few trials contradict the answer, and one
   combination of each interval that is longer than a quarter of the axis and contains no combination with
@@ -28,11 +28,11 @@ from bisect_env.search.tallies import Tallies
 from bisect_env.search.verdict import Answer, UntestedInterval
 
 _MOST_TRIALS = 6
-"""Maximum number of passes that a check may need; if failures are rarer, only ends are tried, so often."""
+"""Maximum number of trials of a check. If failures are so rare that more are needed, only ends are tried."""
 _LONG = 0.25
-"""Share of an axis up to which an interval is left unchecked."""
+"""Maximum length of an interval that is not checked, as a share of its axis."""
 _LEAST = 2
-"""Number of combinations up to which an interval is left unchecked, on short axes."""
+"""Maximum number of combinations of an interval that is not checked, on short axes."""
 _GAPS = 2
 """If an interval is interrupted by more gaps (combinations that cannot be run) than this, its short parts are
 left unchecked."""
@@ -58,7 +58,7 @@ class _Run:
 
 
 def passes(bad_rate: float) -> int | None:
-    """Return after how many passed trials a check ends, or None if failures are too rare for checks.
+    """Return how many passes complete a check, or None if failures are too rare for checks.
 
     Args:
         bad_rate: Typical failure rate of bad combinations.
@@ -149,10 +149,12 @@ def _runs(best: Answer, grid: Grid, tallies: Tallies) -> Iterator[_Run]:
 
 
 def _if_strange(counts: tuple[int, int], bad: bool, enough: int) -> int:
-    """Return how many trials a combination needs if its results contradict the answer, otherwise 0.
+    """Return how many trials a combination needs because its results contradict the answer.
+
+    Returns 0 if they do not contradict it.
 
     Args:
-        counts: Hits and trials of the combination.
+        counts: Failures and trials of the combination.
         bad: Whether the answer calls it bad.
         enough: Number of passes that complete a check.
     """
@@ -168,7 +170,7 @@ def _is_known(tallies: Tallies, enough: int, cell: Index, *, bad: bool) -> bool:
 
 
 def _without_gaps(interval: Sequence[Index], axis: int) -> list[list[Index]]:
-    """Split an interval at combinations that cannot be run, and return its parts."""
+    """Return the parts of an interval between combinations that cannot be run."""
     parts = [[interval[0]]]
     for before, cell in itertools.pairwise(interval):
         if cell[axis] != before[axis] + 1:

@@ -14,12 +14,12 @@ from bisect_env.search.families import FloatArray
 from bisect_env.search.goodness_of_fit import Unexplained
 from bisect_env.search.space import Hypothesis
 
-# Bad cells that are compared with all good ones where no boundary can be run.
+# Maximum number of bad cells that `nearest` compares with all good ones.
 _PAIRED = 500
 
 
 class Status(StrEnum):
-    """How certain a verdict is."""
+    """The degree to which the trials support a verdict."""
 
     CONFIRMED = "confirmed"
     """The answer reaches the stated confidence, whether bad combinations share one failure rate or not, and
@@ -46,14 +46,14 @@ class Boundary:
 
     @property
     def between(self) -> tuple[Index, ...]:
-        """Return the cells between the last good and the first bad one; none of them could be tried."""
+        """Return the cells between the bad and the good one; none of them could be run."""
         axis, low, high = self.axis, *sorted((self.bad[self.axis], self.good[self.axis]))
         return tuple((*self.bad[:axis], i, *self.bad[axis + 1 :]) for i in range(low + 1, high))
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """One possible answer of a study; it may stand for several hypotheses that no trial can distinguish.
+    """One possible answer of a study: a class of hypotheses that agree on all combinations that can be run.
 
     Attributes:
         hypothesis: The hypothesis that represents the class.
@@ -73,7 +73,7 @@ class Answer:
 
     @property
     def culprits(self) -> tuple[int, ...]:
-        """Return the axes whose value at `first_bad` causes the failure.
+        """Return the positions of the axes whose value at `first_bad` causes the failure.
 
         For *all of*, these are all axes that matter. For *any of*, each axis that matters makes combinations
         bad by itself; only the axis between `first_bad` and `last_good` is returned, and the others have
@@ -115,7 +115,7 @@ class UntestedInterval:
 
 @dataclass(frozen=True, slots=True)
 class Cleared:
-    """A last good combination, with the failure rate that its trials exclude.
+    """A last good combination, with the lowest failure rate that its trials exclude.
 
     Attributes:
         index: The combination.
@@ -138,7 +138,7 @@ class Verdict:
 
     Attributes:
         status: How sure the answer is.
-        reason: One sentence: why it has this status.
+        reason: The reason for the status, in words.
         best: The most probable answer.
         candidates: The most probable answers, which together have the stated confidence (at most ten).
         sharing: Posterior of `best` if all bad combinations share one failure rate.
@@ -157,7 +157,7 @@ class Verdict:
         untested: For each ordered culprit axis, the longest interval that `best` labels with too few trials.
         cleared: The last good combinations of a confirmed answer, with the failure rates that their trials
             exclude.
-        certain: Whether every bad combination always failed and every good one always passed.
+        certain: Whether every tried combination failed in every trial or passed in every trial.
     """
 
     status: Status
@@ -246,7 +246,7 @@ def answer(
     boundaries.sort(key=lambda b: b.axis)
 
     def headline_rank(b: Boundary) -> tuple[bool, int, int]:
-        # Of several causes, the one that the longest axis tells most exactly.
+        # Of several causes, the one on the longest axis: it has the finest steps.
         return (pivot not in (b.bad, b.good), -len(hypothesis.sets[b.axis]), b.axis)
 
     first = min(boundaries, key=headline_rank)
@@ -315,7 +315,7 @@ def further(cell: Index, axis: int, step: int, size: int) -> Iterator[Index]:
     Args:
         cell: The cell.
         axis: The axis.
-        step: 1 for towards higher positions, -1 for towards lower ones.
+        step: 1 to go towards higher positions, -1 towards lower ones.
         size: Number of values of the axis.
     """
     for place in range(cell[axis] + step, size if step > 0 else -1, step):

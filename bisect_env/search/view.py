@@ -1,4 +1,7 @@
-"""The cells of a lattice that can be told apart: one position for every group of combinations. Pure."""
+"""A lattice with its combinations divided into groups of equal trials, and a position for each group. Pure.
+
+X in array shapes is the number of groups.
+"""
 
 from __future__ import annotations
 
@@ -21,8 +24,8 @@ class LatticeView:
 
     Attributes:
         grid: The lattice.
-        group: Position of each cell's group, -1 where nothing can be run; shape of the lattice.
-        cells: The cell that stands for each group, X of them, in row-major order.
+        group: Position of each cell's group, or -1 if the cell cannot be run; in the shape of the lattice.
+        cells: The representative of each group (X in all), in row-major order.
     """
 
     grid: Grid
@@ -35,7 +38,7 @@ class LatticeView:
 
         Args:
             grid: The lattice.
-            groups: For each combination that can be run the one that stands for its group.
+            groups: The representative of the group of each combination that can be run.
         """
         cells = sorted(set(groups.values()))
         place = {cell: position for position, cell in enumerate(cells)}
@@ -46,25 +49,29 @@ class LatticeView:
 
     @cached_property
     def position(self) -> dict[Index, int]:
-        """Return a mapping from the representative of each group to the position of the group."""
+        """Return the position of each group, by the representative of the group."""
         return {index: place for place, index in enumerate(self.cells)}
 
     @cached_property
     def flat(self) -> NDArray[np.intp]:
-        """Return the flat lattice index of the representative of each group.
-
-        The shape is (X,).
-        """
+        """Return the flat lattice index of each group's representative, shape (X,)."""
         if not self.cells:
             return np.zeros(0, dtype=np.intp)
         return np.asarray(np.ravel_multi_index(tuple(np.array(self.cells).T), self.grid.shape))
 
     def standing(self, can_run: NDArray[np.bool_]) -> NDArray[np.bool_]:
-        """Return which cells of the lattice can be run and are the representatives of their groups."""
+        """Return a boolean array in the shape of the lattice: True at representatives that can be run.
+
+        Args:
+            can_run: True for the groups that can be run, shape (X,).
+        """
         flat = np.zeros(self.group.size, dtype=np.bool_)
         flat[self.flat] = can_run
         return flat.reshape(self.group.shape)
 
     def spread(self, values: NDArray[_Number], other: float = 0) -> NDArray[_Number]:
-        """Expand one value per group to one value per cell; cells that cannot be run get `other`."""
+        """Expand `values`, shape (X,), to the shape of the lattice: each cell gets the value of its group.
+
+        Cells that cannot be run get `other`.
+        """
         return np.asarray(np.append(values, np.asarray(other, dtype=values.dtype))[self.group])
