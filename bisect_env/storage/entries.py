@@ -165,6 +165,7 @@ class StoredTrial(TrialFacts):
         study_id: The study that recorded it.
         reused: Whether another study recorded it.
         matched: Whether its output contains the study's pattern.
+        recorded_at: When it was recorded, in UTC.
         evidence: Its evidence in the study.
     """
 
@@ -172,6 +173,7 @@ class StoredTrial(TrialFacts):
     study_id: str
     reused: bool
     matched: bool
+    recorded_at: datetime
     evidence: Evidence = Evidence.VOID
 
 

@@ -421,6 +421,7 @@ def stored_trial(of_study: MemberRow, row: TrialRow, key: str) -> StoredTrial:
         study_id=row.study_id,
         reused=member.reused,
         matched=member.matched,
+        recorded_at=row.recorded_at,
     )
 
 

@@ -190,6 +190,7 @@ def stored(value: str, signature: str, evidence: Evidence = Evidence.BAD) -> Sto
         "evidence": evidence,
         "signature": signature,
         "started_at": datetime(2026, 1, 1, tzinfo=UTC),
+        "recorded_at": datetime(2026, 1, 1, tzinfo=UTC),
         "phase": Phase.BODY,
         "copies": {},
         "returncode": 1,

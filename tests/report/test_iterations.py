@@ -35,6 +35,7 @@ FAILED = StoredTrial(
     host="",
     worker="",
     gpu="",
+    recorded_at=NOW,
     iterations=10,
 )
 PASSED = replace(FAILED, outcome=Outcome.PASS, evidence=Evidence.GOOD)

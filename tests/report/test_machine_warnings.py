@@ -34,6 +34,7 @@ def trial(outcome: Outcome, *, gpu: str = "", host: str = "node1", detail: str =
         host=host,
         worker="w",
         gpu=gpu,
+        recorded_at=NOW,
     )
 
 

@@ -702,7 +702,7 @@ class StoreContract:
             other = dataclasses.replace(one, trial_id="f" + one.trial_id[1:])
             assert record_trial(store, single.id, other, trial_key=key)
         for one, twin in zip(store.trials(batch.id), store.trials(single.id), strict=True):
-            alike = {"trial_id": "", "study_id": "", "sequence": 0}
+            alike = {"trial_id": "", "study_id": "", "sequence": 0, "recorded_at": one.recorded_at}
             assert dataclasses.replace(one, **alike) == dataclasses.replace(twin, **alike)
             assert logs_of(store, one.trial_id) == logs_of(store, twin.trial_id)
         whole = store.trial(given[3].trial_id)
