@@ -27,6 +27,7 @@ from bisect_env.cli.options import (
     TargetArgument,
     opt,
     output_option,
+    refuse_others,
 )
 from bisect_env.cli.output import deliver, deliver_rows, emit, say, tell
 from bisect_env.cli.providing import open_provider
@@ -179,6 +180,7 @@ def fetch(
     """
     target = find_target(words or (), flags, db=where.db)
     if check:
+        refuse_others("--check", {"--no-pythons": no_pythons})
         _check(target.matrix.name, output)
         return
     said: set[tuple[str, int]] = set()

@@ -22,6 +22,7 @@ from bisect_env.cli.options import (
     ShownOptions,
     TargetArgument,
     opt,
+    refuse_others,
 )
 from bisect_env.cli.output import emit, say
 from bisect_env.cli.report_command import exit_code, print_answer
@@ -51,8 +52,15 @@ def explain(
     *,
     flags: Flags,
     max_trials: Annotated[
-        int, opt("--max-trials", "Give up after this many trials.", STUDY, min=1)
-    ] = MAX_TRIALS,
+        int | None,
+        opt(
+            "--max-trials",
+            f"Give up after this many trials; default: {MAX_TRIALS}.",
+            STUDY,
+            min=1,
+            show_default=False,
+        ),
+    ] = None,
     save: SaveOption = None,
     where: ExecutionOptions,
     shown: ShownOptions,
@@ -69,6 +77,8 @@ def explain(
         raise UsageError(
             "--from, --to, --into-merges and --subdirectory belong to `--git`", remedy="add `--git`"
         )
+    if flags.git:
+        refuse_others("--git", {"--max-trials": max_trials})
     if save is not None and not flags.git:
         raise UsageError(
             "--save writes the question about commits, which `--git` asks",
@@ -87,7 +97,9 @@ def explain(
                     remedy="name the commits with `--from` and `--to`",
                 )
             _commit(target.matrix, study, commit_range(flags, flags.git, ""), save, where, view, shown)
-        found = find_culprits(target.matrix, study.id, where, view, **ends, max_trials=max_trials)
+        found = find_culprits(
+            target.matrix, study.id, where, view, **ends, max_trials=max_trials or MAX_TRIALS
+        )
     if shown.as_json:
         emit({"event": "explained", "schema": 1, **found.model_dump(mode="json")})
     else:

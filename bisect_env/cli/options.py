@@ -6,13 +6,14 @@ In commands with many options, `--help` shows only options without a panel, whic
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
+from bisect_env.answers.phrases import enumerated
 from bisect_env.errors import UsageError
 
 
@@ -48,6 +49,22 @@ def opt(names: str, text: str, panel: str = "", **more: Any) -> Any:
     return typer.Option(
         *options, metavar=value, help=text, rich_help_panel=panel or None, show_envvar=False, **more
     )
+
+
+def refuse_others(mode: str, options: Mapping[str, object], used: Collection[str] = ()) -> None:
+    """Raise an error if options were given that have no effect in a mode of a command.
+
+    Args:
+        mode: The option that chooses the mode, such as `--list`.
+        options: Name of each option to its value. A false value means that the option was not given.
+        used: Names of the options that have an effect in this mode.
+
+    Raises:
+        UsageError: An option without effect was given.
+    """
+    others = [name for name, value in options.items() if value and name not in (mode, *used)]
+    if others:
+        raise UsageError(f"{mode} does not use {enumerated(others)}", remedy="leave one or the other out")
 
 
 def output_option(panel: str = "") -> Any:

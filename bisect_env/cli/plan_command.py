@@ -23,6 +23,7 @@ from bisect_env.cli.options import (
     ShownOptions,
     TargetArgument,
     opt,
+    refuse_others,
 )
 from bisect_env.cli.output import deliver, emit, say, tell
 from bisect_env.cli.providing import open_provider
@@ -62,15 +63,16 @@ def plan(
         bool, opt("--why", "Show the solver's whole text for what has no environment.", PLAN)
     ] = False,
     seconds: Annotated[
-        float,
+        float | None,
         opt(
             "--forecast SECONDS",
-            "How long to simulate studies for the forecast.",
+            "How long to simulate studies for the forecast; default: 1.",
             PLAN,
             min=0.0,
             max=86_400.0,
+            show_default=False,
         ),
-    ] = _FORECAST,
+    ] = None,
     as_json: JsonOption = False,
     where: ExecutionOptions,
 ) -> None:
@@ -79,9 +81,20 @@ def plan(
     With `--save FILE` it writes a matrix file instead, which can be edited and run. Where
     `solver.allow_source` allows source distributions, solving builds them to read their metadata.
     """
+    given = {
+        "a question or a study": words or flags.given(),
+        "--save": save,
+        "--combinations": every,
+        "--why": why,
+        "--forecast": seconds,
+        "--json": as_json,
+    }
     if schema:
+        refuse_others("--schema", given)
         deliver(schema_text())
         return
+    if save is not None:
+        refuse_others("--save", given, ["a question or a study"])
     target = find_target(words or (), flags, db=where.db, runs=save is None)
     if save is not None:
         save_question(target.matrix, save)
@@ -104,6 +117,7 @@ def plan(
         # Print the plan before the forecast, which takes a second.
         _print(document, whole=every, why=why)
         sys.stdout.flush()
+    seconds = _FORECAST if seconds is None else seconds
     end = time.monotonic()
     for rate in rates:
         end += seconds / len(rates)

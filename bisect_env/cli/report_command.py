@@ -7,7 +7,7 @@ import shutil
 import string
 import sys
 import webbrowser
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from functools import cache
 from pathlib import Path
@@ -29,6 +29,7 @@ from bisect_env.cli.options import (
     TargetArgument,
     opt,
     output_option,
+    refuse_others,
 )
 from bisect_env.cli.output import deliver, deliver_rows, emit, in_own_form, named, tell, to_repeat
 from bisect_env.cli.target import find_study
@@ -52,6 +53,9 @@ from bisect_env.storage.store import Store
 from bisect_env.trials.records import Evidence
 
 TRIALS = "Trials"
+_LOCKS = (".yml", ".yaml")
+_LIMIT = 100
+"""Default for the maximum number of listed trials."""
 
 
 def show_report(report: Report, *, details: bool = False) -> None:
@@ -110,8 +114,16 @@ def report(
         opt("--installed PACKAGE", "Only trials with this package installed, such as cuml=24.4.*", TRIALS),
     ] = None,
     limit: Annotated[
-        int, opt("--limit", "Maximum number of trials to list.", TRIALS, min=1, max=10_000_000)
-    ] = 100,
+        int | None,
+        opt(
+            "--limit",
+            "Maximum number of trials to list; default: 100.",
+            TRIALS,
+            min=1,
+            max=10_000_000,
+            show_default=False,
+        ),
+    ] = None,
     trial: Annotated[
         str | None,
         opt(
@@ -131,10 +143,29 @@ def report(
     1. `--list`, `--trials` and `--diff` show the studies, trials and packages behind it; with `--json` and
     `--csv`, lists have every column.
     """
-    if table.as_csv and (diff is not None or trial is not None):
-        raise UsageError("--csv is for reports and lists of studies and trials", remedy="take `--json`")
     is_named = bool(words or flags.given())
-    locks = {side: read_lock(Path(side)) for side in diff or () if side.endswith((".yml", ".yaml"))}
+    implied = Format.CSV if table.as_csv else Format.JSON if table.as_json else Format.TEXT
+    implied = Format.HTML if in_browser else implied
+    wants_trials = bool(trials or where or installed)
+    given = {
+        "a question or a study": is_named,
+        "--format": form not in (Format.TEXT, implied),
+        "--output": output,
+        "--details": details,
+        "--open": in_browser,
+        "--list": studies,
+        "--trials": trials,
+        "--diff": diff,
+        "--where": where,
+        "--installed": installed,
+        "--limit": limit,
+        "--trial": trial,
+        "--json": table.as_json,
+        "--csv": table.as_csv,
+        "--schema": schema,
+    }
+    _refuse_without_effect(given, diff or ())
+    locks = {side: read_lock(Path(side)) for side in diff or () if side.endswith(_LOCKS)}
     if schema:
         deliver(report_schema_text(), output)
     elif studies:
@@ -146,19 +177,60 @@ def report(
             if trial is not None:
                 _show_trial(trial, store, db, table, output)
                 return
-            wants_trials = trials or where or installed
             study = find_study(words, flags, store) if is_named or not wants_trials else None
             if study is None or wants_trials:
-                _list_trials(study, where or (), installed or (), limit, store, db, table, output)
+                _list_trials(study, where or (), installed or (), limit or _LIMIT, store, db, table, output)
             elif diff is not None:
                 sides = [
                     (side, locks[side]) if side in locks else _stored(store, study, side) for side in diff
                 ]
                 _show_difference(sides, study.definition.packages, table, output)
             else:
-                form = Format.CSV if table.as_csv else Format.JSON if table.as_json else form
-                form = Format.HTML if in_browser else form
-                _show(study, store, form, output, details=details, in_browser=in_browser)
+                _show(
+                    study,
+                    store,
+                    form if implied is Format.TEXT else implied,
+                    output,
+                    details=details,
+                    in_browser=in_browser,
+                )
+
+
+_MODES = {
+    "--schema": ("--output",),
+    "--list": ("--output", "--json", "--csv"),
+    "--trial": ("--output", "--json"),
+    "--trials": ("a question or a study", "--where", "--installed", "--limit", "--output", "--json", "--csv"),
+    "--diff": ("a question or a study", "--output", "--json"),
+    # These formats have every detail.
+    "--open": ("a question or a study", "--output", "--details"),
+    "--json": ("a question or a study", "--output", "--details"),
+    "--csv": ("a question or a study", "--output", "--details"),
+}
+"""What each mode of the command uses beside the option that chooses it; a later one may be part of an earlier
+one."""
+
+
+def _refuse_without_effect(given: Mapping[str, object], sides: Sequence[str]) -> None:
+    """Raise an error if options are given that have no effect beside the others.
+
+    Args:
+        given: Name of each option to its value, false if it was not given.
+        sides: Values of `--diff`.
+
+    Raises:
+        UsageError: There are such options.
+    """
+    given = {**given, "--trials": any(given[name] for name in ("--trials", "--where", "--installed"))}
+    for mode, used in _MODES.items():
+        if given[mode]:
+            from_files = mode == "--diff" and all(side.endswith(_LOCKS) for side in sides)
+            refuse_others(mode, given, [one for one in used if not from_files or one.startswith("--")])
+            break
+    else:
+        refuse_others("a report", {"--limit": given["--limit"]})
+    if given["--open"] and str(given["--output"]) == "-":
+        raise UsageError("--open opens a file, and `--output -` writes none", remedy="name a file")
 
 
 def _show(

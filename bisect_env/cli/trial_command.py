@@ -28,7 +28,7 @@ from bisect_env.cli.options import (
     output_option,
     share_of,
 )
-from bisect_env.cli.output import emit, say, tell
+from bisect_env.cli.output import emit, say
 from bisect_env.cli.question import FoundTarget
 from bisect_env.cli.target import announce, find_target
 from bisect_env.cli.views import PlainView, View, choose
@@ -125,6 +125,13 @@ def trial(
     for name, is_given in (("--output", output), ("--cuda", cuda), ("--sanitizer", sanitizer)):
         if is_given and not debug:
             raise UsageError(f"{name} belongs to `--debug`", remedy="add `--debug`, or leave it out")
+    if cuda and sanitizer:
+        raise UsageError("--cuda and --sanitizer exclude each other", remedy="give one of them")
+    if fresh and until is None:
+        raise UsageError(
+            "--fresh begins a series of `--until-rate` anew",
+            remedy="add `--until-rate`, or leave it out: other trials are always new",
+        )
     if amplify and (at is not None or number is not None):
         raise UsageError(
             "`--amplify` compares the good and the bad end, in as many trials as that takes",
@@ -254,7 +261,7 @@ def _until(
         chosen, session.store, max_rate=rate, confidence=confidence, max_trials=limit, fresh=fresh
     )
     again = f", going on after {how_many(verifier.resumed, 'trial')}" if verifier.resumed else ""
-    tell(
+    session.say(
         f"{chosen.combination}: {verifier.clean_needed} trials without a failure would "
         f"show a rate below {rate:.4g}{again}"
     )

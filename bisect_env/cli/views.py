@@ -297,13 +297,20 @@ class JsonView(View):
     """A view that prints events on stdout as JSON lines with the keys `event` and `time`.
 
     Messages for people go to stderr, so that the last line on stdout is the answer.
+
+    Args:
+        stream: Where to print.
+        quiet: Whether to print only warnings, errors and the answer.
     """
 
-    def __init__(self, stream: TextIO) -> None:
+    def __init__(self, stream: TextIO, *, quiet: bool = False) -> None:
         self._stream = stream
+        self._quiet = quiet
 
     def show(self, event: events.Event) -> None:
         """Show one event."""
+        if self._quiet and not isinstance(event, events.Warned | events.Failed | events.Concluded):
+            return
         if isinstance(event, events.Said):
             tell(event.text)
             return
@@ -425,7 +432,7 @@ def choose(shown: ShownOptions, *, plain: bool = False) -> View:
         plain: Whether to print lines even on a terminal, instead of the live table.
     """
     if shown.as_json:
-        return JsonView(sys.stdout)
+        return JsonView(sys.stdout, quiet=shown.quiet)
     if shown.quiet:
         return QuietView(sys.stderr)
     console = Console(stderr=True)

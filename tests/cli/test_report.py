@@ -229,8 +229,8 @@ def test_to_explain_refuses_to_save_what_it_does_not_ask(db: Path, run: RunComma
 def test_options_without_a_meaning_in_a_mode_are_refused(db: Path, run: RunCommand) -> None:
     known = ("orjson_crash", "--quiet", "--bad", "orjson=3.9.11")
     for words, said in (
-        (("report", "--trial", "1", "--csv"), "--csv is for reports and lists"),
-        (("report", "--diff", "last-good", "first-bad", "--csv"), "--csv is for reports and lists"),
+        (("report", "--trial", "1", "--csv"), "--trial does not use --csv"),
+        (("report", "--diff", "last-good", "first-bad", "--csv"), "--diff does not use --csv"),
         (("trial", *known, "--amplify", "-n", "3"), "`--amplify` compares the good and the bad end"),
         (
             ("trial", *known, "--amplify", "--at", "first-bad"),
@@ -239,6 +239,34 @@ def test_options_without_a_meaning_in_a_mode_are_refused(db: Path, run: RunComma
     ):
         code, _, err = run(*words)
         assert (code, said in err) == (2, True), words
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["report", "--schema", "--list"], "--schema does not use --list"),
+        (["report", "nosuchstudy", "--list"], "--list does not use a question or a study"),
+        (["report", "--list", "--trials"], "--list does not use --trials"),
+        (["report", "--list", "--limit", "3"], "--list does not use --limit"),
+        (["report", "--trial", "a", "--format", "html"], "--trial does not use --format"),
+        (["report", "--trials", "--diff", "last-good", "first-bad"], "--trials does not use --diff"),
+        (["report", "--installed", "six", "--details"], "--trials does not use --details"),
+        (["report", "--limit", "3"], "a report does not use --limit"),
+        (["report", "--format", "html", "--json"], "--json does not use --format"),
+        (["report", "--open", "--json"], "--open does not use --json"),
+        (["report", "--open", "--output", "-"], "--open opens a file"),
+        (["plan", "--schema", "m.yaml"], "--schema does not use a question or a study"),
+        (["plan", "m.yaml", "--save", "n.yaml", "--why"], "--save does not use --why"),
+        (["trial", "m.yaml", "--fresh"], "--fresh begins a series of `--until-rate` anew"),
+        (["trial", "m.yaml", "--debug", "--cuda", "--sanitizer", "memcheck"], "--cuda and --sanitizer"),
+        (["explain", "--git", ".", "--max-trials", "9"], "--git does not use --max-trials"),
+    ],
+)
+def test_no_option_is_ignored(run: RunCommand, arguments: list[str], said: str) -> None:
+    code, _, err = run(*arguments)
+    assert code == 2, err
+    assert said in err
+    assert "remedy" in err
 
 
 def test_the_schema(run: RunCommand, tmp_path: Path) -> None:

@@ -183,6 +183,15 @@ def test_an_event_says_when() -> None:
     assert abs((said - before).total_seconds()) < 60
 
 
+def test_quiet_json_is_warnings_errors_and_the_answer() -> None:
+    stream = io.StringIO()
+    view = JsonView(stream, quiet=True)
+    for event in [*EVERY, events.Failed(2, "what", None, None)]:
+        view(event)
+    kinds = {json.loads(line)["event"] for line in stream.getvalue().splitlines()}
+    assert kinds == {events.Warned.kind, events.Failed.kind, events.Concluded.kind}
+
+
 def test_what_was_counted_before_is_in_the_table_and_a_failure_stays() -> None:
     now = 100.0
     console = Console(file=io.StringIO(), force_terminal=True, width=100, height=30)
