@@ -38,8 +38,6 @@ from bisect_env.trials.records import Evidence, Machine, Outcome, TrialRecord
 if TYPE_CHECKING:  # that module imports this one
     from bisect_env.storage.store import Store
 
-_NAMED = 500
-"""Maximum number of keys that a query names."""
 _NEVER_REUSED = VOID | {Outcome.NOT_RUNNABLE}
 """Outcomes that are a matter of the host on which they were seen."""
 
@@ -218,20 +216,17 @@ class StudyTrials:
         For each trial, return its row and whether its output matches the target.
         """
         wanted = sorted({*keys} - {"", *self._incomplete})
-        rows_: list[TrialRow] = []
-        for i in range(0, len(wanted), _NAMED):
-            known = select(MemberRow.trial_sequence).where(MemberRow.study_id == self._study_id)
-            query = select(TrialRow).where(
-                col(TrialRow.trial_key).in_(wanted[i : i + _NAMED]),
-                TrialRow.study_id != self._study_id,
-                col(TrialRow.sequence).not_in(known),
-            )
-            if user is not None:
-                query = query.join(StudyRow, col(StudyRow.id) == col(TrialRow.study_id))
-                query = query.where(StudyRow.username == user)
-            rows_ += session.exec(query)
+        known = select(MemberRow.trial_sequence).where(MemberRow.study_id == self._study_id)
+        query = select(TrialRow).where(
+            col(TrialRow.trial_key).in_(wanted),
+            TrialRow.study_id != self._study_id,
+            col(TrialRow.sequence).not_in(known),
+        )
+        if user is not None:
+            query = query.join(StudyRow, col(StudyRow.id) == col(TrialRow.study_id))
+            query = query.where(StudyRow.username == user)
         found: list[tuple[TrialRow, bool]] = []
-        for row in sorted(rows_, key=lambda row: row.sequence or 0):
+        for row in session.exec(query.order_by(col(TrialRow.sequence))).all():
             if Machine(row.cpu, row.gpu_model, row.driver) not in machines or row.outcome in _NEVER_REUSED:
                 continue
             matched = True

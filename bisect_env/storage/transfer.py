@@ -335,12 +335,10 @@ def export(reference: str | None, file: Path, studies: Sequence[str] = ()) -> Me
         raise UsageError(f"{file} exists", remedy="name a new file, or remove that one")
     if not file.parent.is_dir():
         raise UsageError(f"there is no directory {file.parent}", remedy="make it, or name another file")
-    with Store.open(reference, read_only=True) as store:
-        chosen = [store.study(one).id for one in studies] or None
     part = file.with_name(f".{file.name}.{secrets.token_hex(4)}.part")
     try:
         with Store.open(reference, read_only=True) as source, Store.open(str(part)) as target:
-            merged = merge(source, target, chosen)
+            merged = merge(source, target, [source.study(one).id for one in studies] or None)
         part.replace(file)
     except OSError as error:
         raise StorageError(

@@ -10,7 +10,7 @@ import shutil
 import struct
 import sys
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -529,14 +529,13 @@ def only_threads(text: str) -> str:
     return text[at + 1 :].strip() if at >= 0 else text.strip()
 
 
-def render(pid: int, found: Iterable[Thread]) -> str:
+def render(pid: int, found: Sequence[Thread]) -> str:
     """Format the threads of a process as text: first why the process hangs, then all frames.
 
     The function only computes; it does no input or output.
     """
-    listed = list(found)
-    lines = [f"Process {pid}{_BY_PY_SPY}", *(explain(listed) or where_main_is(listed))]
-    for thread in listed:
+    lines = [f"Process {pid}{_BY_PY_SPY}", *(explain(found) or where_main_is(found))]
+    for thread in found:
         marks = [
             *(["holds the GIL"] if thread.has_gil else []),
             *(["waits for the GIL"] if thread.wants_gil else []),

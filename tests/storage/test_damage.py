@@ -249,13 +249,13 @@ def test_no_axes_an_infinite_time_and_a_signature_that_is_too_deep(
 
 NAMED = {
     "studies": 150,
-    "locks": 80,
+    "locks": 60,
     "packages": 100,
     "combinations": 20,
     "trials": 200,
     "study_trials": 20,
     "decisions": 40,
-    "blobs": 40,
+    "blobs": 20,
     "artefacts": 0,
     "changed_environments": 10,
 }
