@@ -119,7 +119,7 @@ class Explanation(AnswerPart):
         return f"{self._blame(culprits)} {evidence}{self._not_tried_without()}; {sure}"
 
     def _not_tried_without(self) -> str:
-        """Return a clause about further changes that the failure may need; "" if there are none."""
+        """Return a clause about further changes that the failure may need, or "" if there are none."""
         if not self.perhaps:
             return ""
         names = _joined([self.changes[i] for i in self.perhaps], "and")

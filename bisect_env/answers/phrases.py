@@ -28,7 +28,7 @@ def probability(value: float) -> str:
 
 
 def how_many(number: int, one: str) -> str:
-    """Return a number with its noun, such as `1 trial` or `12 trials`; the plural always ends in s."""
+    """Return a number with its noun, such as `1 trial` or `12 trials`. The plural always ends in s."""
     return f"{number} {one}{'' if number == 1 else 's'}"
 
 

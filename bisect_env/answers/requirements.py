@@ -167,7 +167,7 @@ def _of_one(grid: Grid, axis: int, bad: NDArray[np.bool_]) -> dict[str, Any]:
 
 
 def _span(first: int, last: int, values: Sequence[str]) -> str:
-    """Return a run of values as a range such as `>=22.1,<39`; `*` for all values.
+    """Return a run of values as a range such as `>=22.1,<39`, or as `*` for all values.
 
     The upper limit is the first value after the run, not its last value: releases in between were not tried,
     and a patch release is assumed to behave like the release that it patches.

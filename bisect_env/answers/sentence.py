@@ -147,7 +147,7 @@ def noun(kind: str) -> str:
 
 
 def do_not_matter(verdict: VerdictDocument, axes: Sequence[AxisInfo]) -> list[str]:
-    """Return the names of axes with several values that do not matter; empty without a verdict."""
+    """Return the names of axes with several values that do not matter, or [] without a verdict."""
     culprits = verdict.culprit_axes
     if not verdict.is_decided or not culprits:
         return []
@@ -349,7 +349,7 @@ def _in_between(verdict: VerdictDocument, kinds: AxesByName) -> list[str]:
 
 
 def _what_changed(verdict: VerdictDocument, kinds: AxesByName, changed: Sequence[str]) -> str:
-    """Return a clause that names the changed packages, if the verdict is about a date; else ""."""
+    """Return a clause that names the changed packages if the verdict is about a date, or "" otherwise."""
     culprits = verdict.culprit_axes
     if len(culprits) != 1 or kinds[culprits[0]].kind is not AxisKind.DATE or not changed:
         return ""

@@ -51,7 +51,7 @@ def clean(text: str) -> str:
 
 
 def write(text: str, stream: TextIO) -> None:
-    """Write a text at once; characters that the stream's encoding lacks become `?`."""
+    """Write a text at once. Characters that the stream's encoding lacks become `?`."""
     encoding = stream.encoding or "utf-8"
     stream.write(text.encode(encoding, "replace").decode(encoding))
     stream.flush()
@@ -88,7 +88,7 @@ def _no_formula(text: str) -> str:
 
 
 def shortened(text: str, width: int) -> str:
-    """Return the text, cut to at most `width` characters; a cut text ends in `…`."""
+    """Return the text, cut to at most `width` characters. A text that was cut ends in `…`."""
     return text if len(text) <= width else text[: width - 1].rstrip() + "…"
 
 

@@ -71,7 +71,7 @@ class NeighbourPair(AnswerPart):
     )
 
     def untried_values(self) -> list[str]:
-        """Return this axis's value of each combination in `between`; "?" if the combination is unknown."""
+        """Return this axis's value of each combination in `between`, or "?" if the combination is unknown."""
         return [(one.combination or {}).get(self.axis, "?") for one in self.between]
 
 

@@ -59,7 +59,7 @@ def run(
 def _lock_early(
     words: Sequence[str], flags: Flags, study: StudyOptions, where: ExecutionOptions
 ) -> EarlyLocks | None:
-    """Begin to lock the ends of the question that a command line asks; return None if it asks none.
+    """Begin to lock the ends of the question that a command line asks, or return None if it asks none.
 
     An error is not shown here, because `answer` reads the same command line and shows it.
     """

@@ -49,7 +49,7 @@ _Handler = Callable[[int, FrameType | None], None]
 
 
 def leave_at_once() -> None:
-    """Make signals end the process at once with a message; used before a command begins."""
+    """Make signals end the process at once with a message. Used before a command begins."""
     _handle(_leave)
 
 

@@ -265,7 +265,7 @@ def ending(
 
 
 def read_report(control: Path) -> dict[str, Any] | None:
-    """Return the report of the container's first process; None if it is missing or cannot be read."""
+    """Return the report of the container's first process, or None if it is missing or cannot be read."""
     try:
         return dict(json.loads((control / REPORT).read_text("utf-8")))
     except (OSError, ValueError):
@@ -355,7 +355,7 @@ class Contained:
         return [self.commands.remove, open_up_argv(self.inside, self.top)]
 
     def first_process(self) -> int | None:
-        """Return the process ID of the container's first process on this host; None if it does not run."""
+        """Return the process ID of the container's first process on this host, or None if it does not run."""
         engine = self.inside.engine
         answer = engine.ask("inspect", "--format", "{{.State.Pid}}", self.parcel.name, timeout=5.0)
         text = answer.stdout.strip()

@@ -110,7 +110,7 @@ def hold(place: Path) -> Lease:
 
 @contextlib.contextmanager
 def taking_away(place: Path) -> Iterator[bool]:
-    """Lock a directory for removal inside the `with` block; yield False if it is in use (see `hold`).
+    """Lock a directory for removal inside the `with` block, or yield False if it is in use (see `hold`).
 
     Raises:
         OSError: The cache cannot be used.
@@ -120,7 +120,7 @@ def taking_away(place: Path) -> Iterator[bool]:
 
 
 def last_use(prefix: Path) -> float:
-    """Return the Unix time at which a prefix was last used; 0.0 if the prefix is missing or unfinished.
+    """Return the Unix time at which a prefix was last used, or 0.0 if the prefix is missing or unfinished.
 
     That is the time of the last `hold`, or of the build if no `hold` is recorded.
     """
@@ -388,7 +388,7 @@ def prune(
     dropped = 0
 
     def drop(folder: Path, used: float) -> bool:
-        """Remove a directory, unless it is in use or was used too recently; return whether it was removed."""
+        """Remove a directory and return True, or return False if it is in use or was used too recently."""
         nonlocal left
         if unused_since is not None and used > unused_since:
             return False
@@ -478,7 +478,7 @@ def verify(cache: Path, only: Sequence[str] = (), *, repair: bool = False) -> It
 
 
 def usage(cache: Path) -> int:
-    """Return the bytes on disk of everything in the cache; shared files count once."""
+    """Return the bytes on disk of everything in the cache. Shared files count once."""
     inodes: Inodes = {}
     _inodes(cache, inodes)
     return sum(size for size, _ in inodes.values())
@@ -519,7 +519,7 @@ def take_away(cache: Path, folder: Path) -> None:
 
 @contextlib.contextmanager
 def _unused(folder: Path) -> Iterator[bool]:
-    """Lock a directory for removal inside the `with` block; yield False if the directory is in use.
+    """Lock a directory for removal inside the `with` block, or yield False if the directory is in use.
 
     Archives of uv and conda need no lock of their own, because the caller holds `archives_lock`.
     """

@@ -346,7 +346,7 @@ def package_of_project(files: Mapping[str, str | None]) -> str | None:
 
 
 def _kept(place: Path) -> BuiltWheel | None:
-    """Return the wheel in a directory of the cache; None if the wheel is missing or damaged."""
+    """Return the wheel in a directory of the cache, or None if the wheel is missing or damaged."""
     try:
         facts = json.loads((place / _WHEEL).read_text("utf-8"))
         path = place / str(facts["file"])

@@ -77,7 +77,7 @@ class Downloads(rattler.InstallerReporter):
         self._under_way.discard(cache_entry)
 
     def silence(self) -> float:
-        """Return the seconds since data last arrived for any download; 0.0 if no download is running."""
+        """Return the seconds since data last arrived for any download, or 0.0 if no download is running."""
         return time.monotonic() - self._last if self._under_way else 0.0
 
 

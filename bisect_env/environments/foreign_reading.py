@@ -277,7 +277,7 @@ class ForeignReading:
         return Markers(self.python or stated or fitting_python([requires]), self.platform)
 
     def conda_result(self, kind: str, platform: str, channels: Iterable[str]) -> ForeignEnvironment:
-        """Build an environment from conda packages; the package `python` determines the Python version."""
+        """Build an environment from conda packages. The package `python` determines the Python version."""
         conda = (package for package in self.packages if package.manager == "conda")
         python = next((package.version for package in conda if package.name == "python"), "")
         return self.result(kind, python=python, platform=platform, channels=tuple(dict.fromkeys(channels)))

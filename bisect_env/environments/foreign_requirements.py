@@ -174,7 +174,7 @@ class Requirements:
 
 
 def _pinned(specifier: SpecifierSet) -> str | None:
-    """Return the version that a specifier such as `==1.2` pins; None for any other specifier."""
+    """Return the version that a specifier such as `==1.2` pins, or None for any other specifier."""
     pins = [one for one in specifier if one.operator in ("==", "===") and not one.version.endswith(".*")]
     return pins[0].version if len(pins) == 1 else None
 

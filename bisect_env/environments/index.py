@@ -79,7 +79,7 @@ def advice(package: str, base: str | None = None) -> str:
 
 
 def _listed(base: str) -> frozenset[str] | None:
-    """Return all package names of an index; None if the index is too large or does not list them."""
+    """Return all package names of an index, or None if the index is too large or does not list them."""
     if urlsplit(base).scheme == "file":
         return frozenset(path.name for path in _folder(base).iterdir() if path.is_dir())
     with requests.get(
@@ -291,7 +291,7 @@ def releases(files: Iterable[DistributionPackage]) -> list[Release]:
 
 
 def day_of(version: Version) -> datetime | None:
-    """Return the date in a development version such as `2.9.0.dev20260131`; None for other versions."""
+    """Return the date in a development version such as `2.9.0.dev20260131`, or None for other versions."""
     # `strptime` takes fewer digits, too: it reads dev1234 as a day of the year 123.
     if version.dev is not None and len(str(version.dev)) == _DIGITS_OF_A_DAY:
         with contextlib.suppress(ValueError):  # eight digits that are no date
@@ -348,7 +348,7 @@ def _fetched_page(url: str, package: str, timeout: tuple[float, float]) -> tuple
 
 
 def _body(answer: requests.Response, limit: int) -> bytes | None:
-    """Return the body of a response; None if it has more than `limit` bytes."""
+    """Return the body of a response, or None if it has more than `limit` bytes."""
     content = bytearray()
     for piece in answer.iter_content(1 << 16):
         content += piece

@@ -234,7 +234,7 @@ def _notes(prefix: Path) -> Path:
 
 
 def _is_as_made(prefix: Path, state: str) -> bool:
-    """Return whether a prefix equals the snapshot `state`; if so, record the time of this check."""
+    """Return whether a prefix equals the snapshot `state`, and record the time of the check if it does."""
     begun, now = time.monotonic(), time.time()
     if not is_unchanged(prefix, state):
         return False

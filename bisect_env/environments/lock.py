@@ -253,7 +253,7 @@ class Lock:
 
     @property
     def image(self) -> str:
-        """Return the reference of the lock's container image; "" if the lock has no image."""
+        """Return the reference of the lock's container image, or "" if the lock has no image."""
         return next((package.url for package in self.packages if package.is_image), "")
 
     @property

@@ -177,13 +177,13 @@ def packages_of(data: Mapping[str, Any], platform: str) -> list[LockedPackage]:
 
 
 def _build_in(entry: Mapping[str, Any]) -> str:
-    """Return the build string in the URL of a conda package; "" for other packages."""
+    """Return the build string in the URL of a conda package, or "" for other packages."""
     archive = conda_archive(_text(entry["url"])) if entry["manager"] == "conda" else None
     return archive[2] if archive else ""
 
 
 def conda_archive(url: str) -> tuple[str, str, str] | None:
-    """Return the name, version and build string in a conda package's URL; None for other URLs.
+    """Return the name, version and build string in a conda package's URL, or None for other URLs.
 
     This function is pure.
     """

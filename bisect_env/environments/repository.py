@@ -79,7 +79,7 @@ class Repository:
         return self._git("cat-file", "-e", f"{commit}^{{commit}}").returncode == 0
 
     def update(self) -> None:
-        """Fetch all branches and tags into the mirror; create the mirror if it does not exist.
+        """Fetch all branches and tags into the mirror, which is created if it does not exist.
 
         Raises:
             UsageError: The repository is a path that does not exist or is not a git repository.
@@ -221,7 +221,7 @@ class Repository:
         return [name for name in text.split("\n") if name]
 
     def file(self, commit: str, path: str) -> str | None:
-        """Return the text of the file `path` in a commit; None if the commit has no such file."""
+        """Return the text of the file `path` in a commit, or None if the commit has no such file."""
         finished = self._git("cat-file", "blob", f"{commit}:{path}")
         return finished.stdout if finished.returncode == 0 else None
 
@@ -239,7 +239,7 @@ class Repository:
         return [path for facts, path in self._tree(commit) if facts.startswith("160000 ")]
 
     def _tree(self, commit: str) -> Iterator[tuple[str, str]]:
-        """Yield the facts (beginning with the mode) and the path of everything in a commit."""
+        """Yield (description, path) of every file in a commit. The description begins with its mode."""
         for entry in self._read("ls-tree", "-r", "-z", "--full-tree", commit).split("\0"):
             facts, _, path = entry.partition("\t")
             yield facts, path

@@ -103,7 +103,7 @@ def virtual_packages(
 
 
 def cuda_version(pins: Mapping[str, str], specs: Iterable[str]) -> str | None:
-    """Return the pinned CUDA version, such as `12.8`; None if no conda package pins one.
+    """Return the pinned CUDA version, such as `12.8`, or None if no conda package pins one.
 
     Args:
         pins: Maps conda package names to exact versions.

@@ -32,7 +32,7 @@ def host_platforms() -> tuple[str, ...]:
 
 @functools.cache
 def tag_ranks(interpreter: Interpreter, platforms: Sequence[str] | None = None) -> Ranks:
-    """Return the rank of every wheel tag that an interpreter accepts; 0 is the most preferred.
+    """Return the rank of every wheel tag that an interpreter accepts, where 0 is the most preferred.
 
     The interpreter is not run, since the interpreter of a conda environment may not be installed yet.
 
@@ -52,7 +52,7 @@ def tag_ranks(interpreter: Interpreter, platforms: Sequence[str] | None = None) 
 
 
 def choose_wheel(filenames: Iterable[str], ranks: Ranks) -> str | None:
-    """Return the file name of the wheel that an installer would choose; None if no wheel fits.
+    """Return the file name of the wheel that an installer would choose, or None if no wheel fits.
 
     The best tag wins, then the highest build number, then the first name in alphabetical order.
 

@@ -89,7 +89,7 @@ def read_files(
 
 
 def beside(folder: Path) -> Callable[[str, int], StudyFile]:
-    """Return a function that reads a file in `folder`; pass the function to `read_files`.
+    """Return a function for `read_files` that reads a file in `folder`.
 
     The function raises an error if the file is larger than the given size, is no regular file, or if a link
     leads out of the folder.
@@ -116,7 +116,7 @@ def beside(folder: Path) -> Callable[[str, int], StudyFile]:
 
 
 def among(files: Iterable[StudyFile]) -> Callable[[str, int], StudyFile]:
-    """Return a function that finds a file by name in `files`; pass the function to `read_files`.
+    """Return a function for `read_files` that finds a file by name in `files`.
 
     No file is read from the disk.
     """

@@ -184,7 +184,7 @@ class History:
         return found
 
     def subject(self, commit: str) -> str:
-        """Return the first line of the message of a commit in this history; "" if it is not known."""
+        """Return the first line of the message of a commit in this history, or "" if it is not known."""
         known = self.commits.get(commit)
         return known.subject if known else self.first_subject
 

@@ -126,7 +126,7 @@ class Matrix:
         )
 
     def index_of(self, axis: PackageAxis) -> str | None:
-        """Return the address of the index that must provide the package of an axis; None for any index."""
+        """Return the address of the index that must provide the package of an axis, or None for any index."""
         return None if axis.index is None else self.file.indexes[axis.index].url
 
     def line(self, *loc: str | int) -> int | None:

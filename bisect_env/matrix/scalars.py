@@ -29,7 +29,7 @@ MAX_DATES = 10_000
 
 
 def cutoff(text: str) -> datetime:
-    """Convert a value of `exclude_newer` to a time in UTC; packages uploaded from then on are excluded.
+    """Convert a value of `exclude_newer` to a time in UTC. Packages uploaded at or after it are excluded.
 
     For a day such as `2020-09-22`, the limit is the end of that day, as in uv. An instant such as
     `2020-09-22T12:00:00Z` is itself the limit; without an offset it is in UTC.

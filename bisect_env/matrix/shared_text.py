@@ -51,7 +51,7 @@ def _secret_values(text: str) -> set[tuple[int, int]]:
 
 
 def _is_hidden(path: Path, value: Any) -> bool:
-    """Return whether the value at a path of a matrix file is a secret; a missing value (`env:`) is not."""
+    """Return whether the value at a path of a matrix file is a secret. A missing value (`env:`) is none."""
     match path:
         case ("trial", "env") | ("axes", _, "build", "env"):
             return not isinstance(value, dict | None)

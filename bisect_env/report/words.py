@@ -610,7 +610,7 @@ class MatrixGrid:
 
     @property
     def controls(self) -> list[AxisInfo]:
-        """Return the further axes with several values."""
+        """Return the axes in `further` that have several values."""
         return [axis for axis in self.further if len(axis.values) > 1]
 
     @property

@@ -172,7 +172,7 @@ class Belief:
 
     @property
     def typical_rates(self) -> tuple[float, float]:
-        """Return the posterior means of two rates: of bad combinations, and of good ones (background)."""
+        """Return the posterior means of the failure rates of bad and of good combinations, in this order."""
         grid = self.counts.grid
         return float(self.bad_rates @ (grid.kernel @ grid.rates)), float(self.backgrounds @ grid.p0)
 

@@ -24,7 +24,7 @@ def xlogy(x: Any, y: Any) -> FloatArray:
 
 
 def relative_entropy(x: float, y: float) -> float:
-    """Return x·log(x/y), or 0 if x is 0; y must be above 0."""
+    """Return x·log(x/y), or 0 if x is 0. The argument y must be above 0."""
     return 0.0 if x == 0.0 else x * math.log(x / y)
 
 

@@ -73,7 +73,7 @@ class RateTest:
 
     @property
     def clean_needed(self) -> int:
-        """Return how many passes from the first trial on, without a failure, end the test with *below*."""
+        """Return how many passes, from the first trial on, show that the rate is below the limit."""
         return passes_to_exclude(self.max_rate, share(0) * self._error)
 
     def tell(self, hit: bool) -> RateClaim | None:

@@ -93,7 +93,7 @@ def constant(kind: str, shape: Sequence[int]) -> Hypothesis:
 
 
 def described(kind: str, bad: NDArray[np.bool_]) -> Hypothesis:
-    """Turn a table that is True at bad combinations into a `Hypothesis`.
+    """Return a `Hypothesis` of the given kind for a table that is True at bad combinations.
 
     Its sets contain, for each axis, the values at which at least one combination is bad.
     """

@@ -94,7 +94,7 @@ def host_effect(told: Sequence[Told]) -> Effect | None:
 
 
 def drift(told: Sequence[Told]) -> Effect | None:
-    """Compare the failure rates before and after three moments, and return the strongest effect.
+    """Compare the failure rates before and after each of three moments, and return the strongest effect.
 
     The moments are after a quarter, half and three quarters of all trials. Returns None if there are fewer
     than four trials.

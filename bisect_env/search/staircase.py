@@ -157,10 +157,10 @@ class Staircase:
         return chosen
 
     def _worth(self, weight: FloatArray, forth: Sequence[int]) -> FloatArray:
-        """Return how much a label of each cell would tell, as an array in the shape of the lattice.
+        """Return the worth of a label of each cell, as an array in the shape of the lattice.
 
-        This is the weighted number of cells of which the label would rule out a level. Of the two possible
-        labels, the one that rules out less counts fully and the other one a little.
+        The worth is the weighted number of cells for which the label rules out a level. The label (good or
+        bad) that rules out less counts fully, the other one a little.
 
         Args:
             weight: Weight of each cell.

@@ -197,7 +197,7 @@ class Table:
     def labelled(self) -> NDArray[np.int8]:
         """Return the labels of all combinations by their own trials: 1 bad, 0 good, -1 unknown.
 
-        The shape is that of the lattice. A label applies to all combinations of a group.
+        The array has the shape of the lattice. A label applies to all combinations of a group.
         """
         return self.view.spread(self._labels, -1)
 
@@ -436,8 +436,8 @@ class Table:
     def calls(self) -> NDArray[np.int8]:
         """Return the label of each combination, by its own trials or by the description.
 
-        The labels are 1 bad, 0 good, and -1 if there is none or the combination cannot be run. The shape is
-        that of the lattice.
+        The labels are 1 bad, 0 good, and -1 if there is none or the combination cannot be run. The array has
+        the shape of the lattice.
         """
         calls = np.where(self.feasible, self.labelled, np.int8(-1))
         if self.description is not None:
@@ -511,7 +511,7 @@ class Table:
 
 
 def along(cells: NDArray[np.bool_], axes: tuple[int, ...]) -> NDArray[np.bool_]:
-    """Return `cells` combined along the given axes with *or*; these axes remain, with length 1."""
+    """Return `cells` combined along the given axes with *or*. These axes remain, with length 1."""
     return np.asarray(cells.any(axis=axes, keepdims=True))
 
 

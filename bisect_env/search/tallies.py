@@ -11,7 +11,7 @@ from bisect_env.matrix.grid import Index
 
 
 class Tallies:
-    """The counts of trials of each group of combinations, and which groups can still be tried.
+    """The failures and trials of each group of combinations, and the groups that can still be tried.
 
     Args:
         groups: The representative of the group of each combination that can be run (combinations whose trials

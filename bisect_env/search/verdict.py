@@ -46,7 +46,7 @@ class Boundary:
 
     @property
     def between(self) -> tuple[Index, ...]:
-        """Return the cells between the bad and the good one; none of them could be run."""
+        """Return the cells between the bad and the good one, none of which could be run."""
         axis, low, high = self.axis, *sorted((self.bad[self.axis], self.good[self.axis]))
         return tuple((*self.bad[:axis], i, *self.bad[axis + 1 :]) for i in range(low + 1, high))
 
@@ -145,7 +145,7 @@ class Verdict:
         differing: Posterior of `best` if their rates differ.
         bad_rate: Posterior mean of the failure rate of bad combinations.
         background: Posterior mean of the failure rate of good combinations.
-        ends_wrong: Which of the stated ends, `good` and `bad`, are not as stated; normally empty.
+        ends_wrong: Names (`good`, `bad`) of the stated ends that are not as stated; normally empty.
         expected_left: Estimated number of trials still needed, 0 if none are.
         expected_environments: Estimated number of environments still to be built.
         against_nothing: Decimal logarithm of the Bayes factor of `best` against *never* and *always bad*;
@@ -328,8 +328,8 @@ def boundary_pairs(
     """Return pairs (bad cell, good cell) that are neighbours along one axis and can be run.
 
     Args:
-        bad: Which cells a hypothesis calls bad, shape of the lattice.
-        feasible: Which cells can be run, shape of the lattice.
+        bad: True for the cells that a hypothesis calls bad, shape of the lattice.
+        feasible: True for the cells that can be run, shape of the lattice.
         axis: The axis along which the two differ.
 
     Returns:

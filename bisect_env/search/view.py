@@ -20,7 +20,7 @@ _Number = TypeVar("_Number", bound=np.generic)
 
 @dataclass(frozen=True, eq=False)
 class LatticeView:
-    """The combinations of a lattice, divided into numbered groups that share one measurement each.
+    """The combinations of a lattice, divided into numbered groups whose trials would be equal.
 
     Attributes:
         grid: The lattice.
