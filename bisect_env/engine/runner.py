@@ -220,8 +220,7 @@ class TrialRunner(Learner):
         if not self._start(wanted.start):
             return False
         ahead = self._next.ahead(self._slots)
-        if ahead.lock:
-            self._locking.want_ahead(ahead.lock)
+        self._locking.want_ahead(ahead.lock)
         self._build(ahead)
         return True
 
