@@ -38,7 +38,7 @@ from bisect_env.engine import events
 from bisect_env.engine.amplify import Amplified, Amplifier, known_perturbation
 from bisect_env.engine.diagnose import SANITIZERS, Diagnosis, Tools, diagnose
 from bisect_env.engine.opening import expand_as_known
-from bisect_env.engine.plans import FixedNumberPlan
+from bisect_env.engine.plans import OneCombinationPlan
 from bisect_env.engine.session import Session
 from bisect_env.engine.single import (
     ENVIRONMENT_NOTICE,
@@ -199,7 +199,7 @@ def _line(number: int, event: events.TrialFinished) -> str:
 
 
 def _count(chosen: ChosenCombination, number: int, session: Session, shown: ShownOptions) -> ExitCode:
-    _, tally, _ = run_trials(chosen, lambda: FixedNumberPlan(chosen.index, number), session)
+    _, tally, _ = run_trials(chosen, lambda: OneCombinationPlan(chosen.index, number), session)
     counted = tally.good + tally.bad
     if shown.as_json:
         emit(_rate(chosen, tally))

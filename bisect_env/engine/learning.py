@@ -92,17 +92,13 @@ class Learner:
             if row.status == CombinationStatus.UNBUILDABLE and index is not None:
                 self._apply_findings(self.state.put_aside(index, CombinationStatus.UNBUILDABLE, row.reason))
 
-    def read_others(self, *, elsewhere: bool = True) -> bool:
+    def read_others(self) -> bool:
         """Read trials that other commands have recorded since the last read, and pass them to the plan.
 
-        Args:
-            elsewhere: Whether to look at other studies as well.
-
-        Returns:
-            Whether any trial was new to this command, or the meaning of earlier trials has changed.
+        Returns whether any trial was new to this command, or the meaning of earlier trials has changed.
         """
         known = self._basis
-        new = [*self._sharing.news(), *(self._measured_elsewhere(self._keys) if elsewhere else ())]
+        new = self._sharing.news()
         self._learn(new)
         self.state.elsewhere = Counter()
         for combination, number in self._sharing.claimed.items():
@@ -201,7 +197,7 @@ class Learner:
     def _apply_findings(self, findings: Iterable[Finding]) -> None:
         for finding in findings:
             if isinstance(finding, str):
-                self._warn([finding])
+                self._session.warn(finding)
                 continue
             self._save_locked()
             members = tuple(self.grid.combination(member) for member in self.state.members[finding.index])
@@ -210,10 +206,6 @@ class Learner:
                 for combination in members:
                     self._store.set_combination(self._study_id, combination, finding.status, finding.reason)
             self._notify(events.SetAside(members, finding.status, finding.reason))
-
-    def _warn(self, texts: Iterable[str]) -> None:
-        for text in texts:
-            self._notify(events.Warned(text))
 
     # -- answers -------------------------------------------------------------------------------------------
 
@@ -239,7 +231,8 @@ class Learner:
                     self._notify(events.Building(lock_hash, step, len(state.ready), len(state.building)))
                 case PrefixReady(lock_hash, seconds, notes, found):
                     changes |= dict.fromkeys(found)
-                    self._warn(notes)
+                    for note in notes:
+                        self._session.warn(note)
                     self._built(lock_hash, seconds)
                 case BuildFailed():
                     failed.append(answer)
@@ -317,11 +310,10 @@ class Learner:
             return None
         there = self.state.combinations_in(change.lock_hash)
         built = str(self.grid.combination(there[0])) if there else change.lock_hash[:12]
-        text = (
+        self._session.warn(
             f"files of the environment of {built} were changed on {change.host}; its trials there since "
             f"{change.since:%H:%M:%S} UTC are not counted, and it is made again"
         )
-        self._warn([text])
         self._learn([])
         return change.lock_hash, built
 

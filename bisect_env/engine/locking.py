@@ -141,7 +141,6 @@ class Locking:
         self._open: dict[Index, Future[LockResult]] = {}
         self._finished: deque[Index] = deque()
         self._news = threading.Event()
-        self._ahead: tuple[Index, ...] = ()
         self._asked: set[Index] = set()  # the needed combinations
         self._may_begin_ahead = True
         self._is_closed = False
@@ -168,12 +167,11 @@ class Locking:
             self._begin(index)
 
     def want_ahead(self, indices: Iterable[Index]) -> None:
-        """Let idle solvers lock combinations that may be needed later, the most likely first.
-
-        The combinations of the previous call are dropped if solving them has not begun.
-        """
-        self._ahead = tuple(indices)
-        self._begin_ahead()
+        """Let idle solvers lock combinations that may be needed later, the most likely first."""
+        for index in indices:
+            if len(self._open) >= self._most_ahead or not self._may_begin_ahead:
+                return
+            self._begin(index)
 
     def take(self) -> list[Index]:
         """Return the combinations that solvers have finished since the last call, with or without success.
@@ -197,7 +195,6 @@ class Locking:
                     self._may_begin_ahead = False  # the next one would fail as well
                     continue
             answered += self._note(index, future.result())
-        self._begin_ahead()
         return answered
 
     def wait(self, timeout: float | None) -> None:
@@ -274,12 +271,6 @@ class Locking:
             self._solving[key] = self._pool.submit(self._result, index)
         self._open[index] = self._solving[key]
         self._open[index].add_done_callback(lambda _future: self._finish(index))
-
-    def _begin_ahead(self) -> None:
-        for index in self._ahead:
-            if len(self._open) >= self._most_ahead or not self._may_begin_ahead:
-                return
-            self._begin(index)
 
     def _finish(self, index: Index) -> None:
         self._finished.append(index)

@@ -38,7 +38,8 @@ class MissingModules:
     def tell(self, record: TrialRecord) -> None:
         """Record whether a trial failed because of a missing module."""
         module = missing_module(record)
-        if module is None or is_of(module, self.packages):
+        own = {str(canonicalize_name(package)) for package in self.packages}
+        if module is None or package_of_module(module) in own:
             self._otherwise = self._otherwise or record.outcome not in _NO_ANSWER
         else:
             self._lacking[record.combination] = module
@@ -73,8 +74,3 @@ def missing_module(record: TrialRecord) -> str | None:
         return None
     found = _NO_MODULE.search(record.detail)
     return found[1] if found else None
-
-
-def is_of(module: str, packages: Collection[str]) -> bool:
-    """Return whether one of the packages probably provides a module, judging by the names."""
-    return package_of_module(module) in {str(canonicalize_name(package)) for package in packages}

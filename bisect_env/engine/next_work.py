@@ -130,7 +130,7 @@ class NextWork:
         self._backfilled, self._backfilled_at = 0, 0
         # Trials that `decide` wanted and could not start, because their environments do not exist yet.
         self._awaited: Counter[Index] = Counter()
-        self._foreseen_at: tuple[int, int, int, int] | None = None
+        self._foreseen_at: tuple[int, ...] | None = None
 
     def decide(self, slots: int, *, only: Mapping[Index, int] | None = None) -> Wanted:
         """Return which trials, builds and locks to begin now.
@@ -230,7 +230,8 @@ class NextWork:
         than it saves.
         """
         state = self._state
-        known = (state.plan.trials, len(state.running), len(state.ready), sum(pending.values()))
+        environments = len(self._prepared.locks), len(state.ready)
+        known = (state.plan.trials, len(state.running), *environments, sum(pending.values()))
         if not pending or not costs or known == self._foreseen_at or len(state.members) > THOUGHT_THROUGH:
             return []
         if self._of_commits and not self._builds_ahead:

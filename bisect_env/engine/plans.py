@@ -103,20 +103,24 @@ class BlockRunner(TrialRunner):
 
 
 class OneCombinationPlan(BlockPlan):
-    """A plan that tries only one combination; subclasses determine the number of trials.
+    """A plan that tries one combination a number of times.
+
+    Failures other than the target failure count as well; void trials are repeated.
 
     Args:
         index: The combination.
+        number: Number of trials.
     """
 
-    def __init__(self, index: Index) -> None:
+    def __init__(self, index: Index, number: int) -> None:
         super().__init__()
         self._index = index
+        self._left = number
         self._is_aside = False
 
-    @abstractmethod
     def wanted(self) -> int:
         """Return how many more trials are wanted, including the running ones."""
+        return self._left
 
     @property
     def finished(self) -> bool:
@@ -130,32 +134,13 @@ class OneCombinationPlan(BlockPlan):
         """
         return None if self._is_aside else (self._index, self.wanted())
 
-    def set_aside(self, _index: Index) -> None:
-        """End the plan, because its only combination is excluded from further trials."""
-        self._is_aside = True
-
-
-class FixedNumberPlan(OneCombinationPlan):
-    """A plan that tries one combination a fixed number of times.
-
-    Failures other than the target failure count as well; void trials are repeated.
-
-    Args:
-        index: The combination.
-        number: Number of trials.
-    """
-
-    def __init__(self, index: Index, number: int) -> None:
-        super().__init__(index)
-        self._left = number
-
-    def wanted(self) -> int:
-        """Return how many trials are still to be run or are running."""
-        return self._left
-
     def observe(self, _index: Index, trial: StoredTrial) -> None:
         """Count a stored trial, unless it was void or skipped."""
         self._left -= trial.evidence in (Evidence.GOOD, Evidence.BAD, Evidence.OTHER)
+
+    def set_aside(self, _index: Index) -> None:
+        """End the plan, because its only combination is excluded from further trials."""
+        self._is_aside = True
 
 
 class UntilRatePlan(OneCombinationPlan):
@@ -171,7 +156,7 @@ class UntilRatePlan(OneCombinationPlan):
     """
 
     def __init__(self, index: Index, test: RateTest, limit: int) -> None:
-        super().__init__(index)
+        super().__init__(index, limit)
         self.test = test
         self._limit = limit
 

@@ -122,6 +122,7 @@ class TrialRunner(Learner):
             # Trials that ended meanwhile may have changed the answer, so ask the plan again.
             self._wind_down()
             self.read_others()
+            self._learn(self._measured_elsewhere(self._keys))
             asked = list(self._asked_next())
             if not asked:
                 return
@@ -178,7 +179,7 @@ class TrialRunner(Learner):
                     self.unchecked |= waiting
                     return False
         # Another command may have stored the same change first; then only the database tells of it.
-        self.read_others(elsewhere=False)
+        self.read_others()
         return self._basis != known
 
     # -- one step ------------------------------------------------------------------------------------------
@@ -201,7 +202,7 @@ class TrialRunner(Learner):
             was_busy = True
             self._take_locks()
             if self._sharing.is_due:
-                self.read_others(elsewhere=False)
+                self.read_others()
             self._sharing.renew(self._claims)
             self._after_step()
         return True
@@ -220,8 +221,7 @@ class TrialRunner(Learner):
         if not self._start(wanted.start):
             return False
         ahead = self._next.ahead(self._slots)
-        if ahead.lock:
-            self._locking.want_ahead(ahead.lock)
+        self._locking.want_ahead(ahead.lock)
         self._build(ahead)
         return True
 
@@ -288,7 +288,7 @@ class TrialRunner(Learner):
                 self._notify(events.TrialStarted(trial_id, combination))
         if not all(won):
             self._sharing.renew(self._claims, now=True)
-            self.read_others(elsewhere=False)
+            self.read_others()
             time.sleep(CLAIM_PAUSE)
         return all(won)
 
@@ -355,5 +355,5 @@ class TrialRunner(Learner):
             fewer = trials_per_gpu(self._gpus) // 2
             self._gpus = 1 / fewer if fewer > 1 else 1
             shown = f"{fewer} trials share a GPU" if fewer > 1 else "trials have a GPU each"
-            self._warn([f"{lost.reason}; it is run again, and {shown} from now on"])
+            self._session.warn(f"{lost.reason}; it is run again, and {shown} from now on")
         return super()._lost(lost)

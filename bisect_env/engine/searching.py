@@ -109,12 +109,11 @@ class StudyRunner(TrialRunner):
             signature = shown(problems.signature)
             asked = Asked.of(self._matrix.path, self._matrix.file.axes)
             setting = asked.setting(f"bad: {{signature: '{signature}'}}", "trial")
-            text = (
+            self._session.warn(
                 f"two failures that have nothing to do with each other: {problems.other} fails as "
                 f"{problems.other_kind}, {problems.bad} as {signature}; this study looks for the latter, as "
                 f"{setting} says from the start"
             )
-            self._warn([text])
         self._alone = Alone(self._matrix.file.trial.gpus)
         self._checks.has_stood = False
         self._announced = None

@@ -151,7 +151,7 @@ class StudyState:
         for index, stands_for in prepared.groups.items():
             self.members[stands_for].append(index)
         self.counts: defaultdict[Index, EvidenceCounts] = defaultdict(EvidenceCounts)
-        self._failures: Counter[Index] = Counter()
+        self._failures: Counter[str] = Counter()
         self._lost_on: defaultdict[Index, set[str]] = defaultdict(set)
         self.aside: dict[Index, tuple[CombinationStatus, str]] = {}
         self.running: dict[str, Index] = {}
@@ -166,10 +166,6 @@ class StudyState:
         self._last_void = ""
         self._said: set[str] = set()
         self._broken: dict[str, str] = {}
-        self._in_environment: defaultdict[str, list[Index]] = defaultdict(list)
-        for index in self.members:
-            if index in prepared.locks:
-                self._in_environment[prepared.locks[index].content_hash].append(index)
         self._changes: Counter[str] = Counter()
 
     def begin_again(self, plan: Plan) -> None:
@@ -230,9 +226,7 @@ class StudyState:
         if error is None:
             if index not in self.members:
                 return []
-            lock_hash = self._prepared.locks[index].content_hash
-            self._in_environment[lock_hash].append(index)
-            why = self._broken.get(lock_hash)
+            why = self._broken.get(self._prepared.locks[index].content_hash)
             return [] if why is None else self.put_aside(index, CombinationStatus.UNBUILDABLE, why)
         for name, end in (("good", self._grid.good), ("bad", self._grid.bad)):
             if index == end:
@@ -275,10 +269,10 @@ class StudyState:
         self.ready.discard(lock_hash)
         indices = self.combinations_in(lock_hash)
         findings: list[Finding] = []
-        for index in indices:
-            self._failures[index] += 1
-            if self._failures[index] >= BUILDS_BEFORE_UNBUILDABLE and (not transient or self.ready):
-                self._broken[lock_hash] = message
+        self._failures[lock_hash] += 1
+        if self._failures[lock_hash] >= BUILDS_BEFORE_UNBUILDABLE and (not transient or self.ready):
+            self._broken[lock_hash] = message
+            for index in indices:
                 findings += self.put_aside(index, CombinationStatus.UNBUILDABLE, message)
         if not transient or not indices:
             return findings
@@ -294,7 +288,8 @@ class StudyState:
 
     def combinations_in(self, lock_hash: str) -> list[Index]:
         """Return the combinations with this environment; of those that share all trials only the first."""
-        return list(self._in_environment[lock_hash])
+        locks = self._prepared.locks.items()
+        return [index for index, lock in locks if lock.content_hash == lock_hash and index in self.members]
 
     def changed(self, lock_hash: str, name: str) -> None:
         """Note that trials changed the files of an environment; if this happens repeatedly, raise an error.

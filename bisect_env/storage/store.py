@@ -710,8 +710,7 @@ class Store:
 
         Returns:
             One boolean per entry of `wanted`: True if `holder` now has the claim, False if other commands
-            have run or claimed this trial (two commands may continue one series, whose ids are computed), or
-            trials of that combination that `believed` does not count.
+            have run or claimed this trial, or trials of that combination that `believed` does not count.
 
         Raises:
             ValueError: The study does not have a combination.

@@ -15,7 +15,7 @@ import pytest
 
 from bisect_env.cli.reproduce_command import observed
 from bisect_env.cluster.pool import PoolExecutor
-from bisect_env.engine.plans import FixedNumberPlan
+from bisect_env.engine.plans import OneCombinationPlan
 from bisect_env.engine.reproduction import ObservedFailure, reproduction
 from bisect_env.engine.session import Session
 from bisect_env.engine.single import open_combination, run_trials
@@ -69,7 +69,7 @@ def study(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
             notify=lambda event: None,
         )
         session = Session(store, Environments(cache, index=index.url), lambda: executor)
-        run_trials(one, lambda: FixedNumberPlan(one.index, 2), session)
+        run_trials(one, lambda: OneCombinationPlan(one.index, 2), session)
         executor.close()
     yield path
     server.shutdown()

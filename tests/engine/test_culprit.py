@@ -19,7 +19,7 @@ from bisect_env.cluster.pool import PoolExecutor
 from bisect_env.engine import events, explain
 from bisect_env.engine.explain import CulpritStudy
 from bisect_env.engine.intermediates import Between, Demands
-from bisect_env.engine.plans import FixedNumberPlan
+from bisect_env.engine.plans import OneCombinationPlan
 from bisect_env.engine.session import Session
 from bisect_env.engine.single import open_combination, run_trials
 from bisect_env.environments.lock import LockedPackage
@@ -71,7 +71,7 @@ class Explained:
                 one = open_combination(self.matrix, at, store=store, provider=provider, notify=lambda e: None)
                 start = partial(lambda here: here, executor)
                 session = Session(store, provider, start, self.studies.events.append)
-                run_trials(one, partial(FixedNumberPlan, one.index, number), session)
+                run_trials(one, partial(OneCombinationPlan, one.index, number), session)
 
     def explain(
         self, good: str, bad: str, stopped: Callable[[], bool] = lambda: False, **options: float

@@ -96,6 +96,7 @@ def test_what_is_wanted_does_not_wait_for_what_may_be(index: IndexServer, tmp_pa
     while len(found) < 3 and time.monotonic() < patience:
         locking.wait(1.0)
         found += locking.take()
+        locking.want_ahead([(0, 0), (0, 2), (0, 1)])
     assert set(found) == set(locking.prepared.locks) == {(0, 0), (0, 1), (0, 2)}
     locking.close()
 

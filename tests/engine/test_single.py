@@ -13,7 +13,7 @@ from bisect_env.cluster.pool import PoolExecutor
 from bisect_env.engine import events
 from bisect_env.engine.locking import Locking
 from bisect_env.engine.opening import study_date
-from bisect_env.engine.plans import FixedNumberPlan
+from bisect_env.engine.plans import OneCombinationPlan
 from bisect_env.engine.session import Session
 from bisect_env.engine.single import ChosenCombination, open_combination, run_trials
 from bisect_env.engine.verify import Verification, Verifier
@@ -57,7 +57,7 @@ class Opened:
         )
 
     def run(self, number: int) -> EvidenceCounts:
-        make_plan = partial(FixedNumberPlan, self.chosen.index, number)
+        make_plan = partial(OneCombinationPlan, self.chosen.index, number)
         return run_trials(self.chosen, make_plan, self.session)[1]
 
     def verify(self, verifier: Verifier) -> Verification:
