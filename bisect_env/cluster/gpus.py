@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import importlib
 import threading
+from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import ceil
@@ -179,6 +180,10 @@ _GONE = {
     RESET_REQUIRED: "it must be reset (NVML error 16)",
 }
 
+REPORTS_BEFORE_ASIDE = 2
+"""Number of different environments whose trials must report a GPU as lost before it is excluded although NVML
+finds it healthy."""
+
 
 @dataclass(frozen=True, slots=True)
 class Reading:
@@ -243,6 +248,38 @@ def after_trial(before: Reading, after: Reading, xids: Iterable[int] = ()) -> Gp
         reason = f"the host had {before.count} GPUs before the trial and {after.count} after it"
         return GpuFault(after.uuid, reason, aside=False)
     return None
+
+
+class Suspicions:
+    """A record of GPUs that trials report as lost although NVML finds them healthy.
+
+    A combination whose own libraries are broken (a bundled driver library, say) reports every GPU as lost,
+    and all would be excluded one after another. Therefore a report counts only if trials of two different
+    environments report the same GPU, and no trial in between could use this GPU.
+    """
+
+    def __init__(self) -> None:
+        self._claims: defaultdict[str, set[str]] = defaultdict(set)
+
+    def lost(self, uuids: Sequence[str], lock_hash: str) -> list[GpuFault]:
+        """Note that a trial reports some GPUs as lost or sick, and return the faults that are now confirmed.
+
+        Args:
+            uuids: UUIDs of the GPUs.
+            lock_hash: Content hash of the lock of the trial's environment.
+        """
+        found = []
+        for uuid in uuids:
+            self._claims[uuid].add(lock_hash)
+            if len(self._claims[uuid]) >= REPORTS_BEFORE_ASIDE:
+                reason = "trials of different environments say that it is lost or sick"
+                found.append(GpuFault(uuid, reason, aside=True))
+        return found
+
+    def used(self, uuids: Iterable[str]) -> None:
+        """Delete all reports that some GPUs are lost, since a trial has just used them."""
+        for uuid in uuids:
+            self._claims.pop(uuid, None)
 
 
 # --------------------------------------------------------------------------------------------------

@@ -20,6 +20,7 @@ from bisect_env import __version__
 from bisect_env.cluster.gpus import (
     GpuFault,
     Nvml,
+    Suspicions,
     after_trial,
     before_trial,
     visible_to_this_worker,
@@ -85,6 +86,7 @@ class HostGpus:
         self._healthy = set(uuids)
         self._borrowers: set[_Borrower] = set()
         self._reserved: list[str] = []
+        self._suspicions = Suspicions()
         self._lock = threading.Condition()
         self.on_excluded: Callable[[str, str, int], None] = lambda _uuid, _why, _left: None
 
@@ -117,7 +119,7 @@ class HostGpus:
         """
         borrower = self._take(spec.gpus)
         try:
-            record = self._watched(borrower.uuids, trial)
+            record = self._watched(spec, borrower.uuids, trial)
         finally:
             with self._lock:
                 self._borrowers.remove(borrower)
@@ -163,9 +165,9 @@ class HostGpus:
         there = [uuid for uuid in room if room[uuid] >= share and (share == 1 or uuid not in self._reserved)]
         return sorted(there, key=lambda uuid: room[uuid])[:count]
 
-    def _watched(self, uuids: list[str], trial: GpuTrial) -> TrialRecord:
+    def _watched(self, spec: TrialSpec, uuids: list[str], trial: GpuTrial) -> TrialRecord:
         if self._monitor is None:
-            return trial(uuids, None)
+            return self._note_loss(spec, uuids, trial(uuids, None))
         before = {uuid: self._monitor.read(uuid) for uuid in uuids}
         if bad := [one for reading in before.values() if (one := before_trial(reading))]:
             self._exclude(bad)
@@ -186,6 +188,19 @@ class HostGpus:
             raise GpuUnavailableError(f"out of GPU memory beside other processes ({pids}): {record.detail}")
         if xids := events.reported():
             record = replace(record, detail=f"{record.detail}; {described(xids)}")
+        return self._note_loss(spec, uuids, record)
+
+    def _note_loss(self, spec: TrialSpec, uuids: list[str], record: TrialRecord) -> TrialRecord:
+        """Exclude the GPUs of a trial that reports these as lost, if other trials have confirmed the report.
+
+        Returns the record unchanged.
+        """
+        with self._lock:
+            if record.outcome is not Outcome.GPU_LOST:
+                self._suspicions.used(uuids)
+                return record
+            claims = self._suspicions.lost(uuids, spec.lock_hash)
+        self._exclude(claims)
         return record
 
     def _exclude(self, findings: Sequence[GpuFault]) -> None:

@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 
 import pytest
 
-from bisect_env.cluster.gpus import SICK_XIDS, Reading, after_trial, before_trial
+from bisect_env.cluster.gpus import SICK_XIDS, Reading, Suspicions, after_trial, before_trial
 from bisect_env.cluster.perform import GpuTrial, GpuUnavailableError
 from bisect_env.cluster.worker import HostGpus
 from bisect_env.matrix.grid import Combination
@@ -63,6 +63,19 @@ def test_new_memory_errors_put_the_gpu_aside_and_old_ones_do_not() -> None:
     assert found is not None
     assert found.aside
     assert after_trial(replace(HEALTHY, uncorrected=None), old) is None
+
+
+def test_one_environment_alone_cannot_accuse_a_gpu() -> None:
+    suspicions = Suspicions()
+    assert [suspicions.lost([A], "lock") for _ in range(5)] == [[]] * 5
+    assert [f.uuid for f in suspicions.lost([A], "other lock")] == [A]
+
+
+def test_a_trial_that_could_use_the_gpu_clears_it() -> None:
+    suspicions = Suspicions()
+    suspicions.lost([A], "lock")
+    suspicions.used([A])
+    assert suspicions.lost([A], "other lock") == []
 
 
 # -- lending -------------------------------------------------------------------------------------------------
@@ -190,8 +203,9 @@ def test_a_combination_that_calls_every_gpu_lost_takes_none_away() -> None:
     gpus, aside = lender(HEALTHY)
     for _ in range(6):
         assert gpus.run(spec(), ends(Outcome.GPU_LOST)).outcome is Outcome.GPU_LOST
-    gpus.run(spec(lock="other"), ends(Outcome.GPU_LOST))
     assert aside == []
+    gpus.run(spec(lock="other"), ends(Outcome.GPU_LOST))
+    assert len(aside) == 1
 
 
 def test_a_failure_of_ours_gives_the_gpu_back() -> None:
