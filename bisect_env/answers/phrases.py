@@ -17,9 +17,10 @@ def interval(low: float, high: float) -> str:
 
 
 def probability(value: float) -> str:
-    """Format a probability, such as `97 %`, rounded down so that it never looks higher than it is."""
-    if value >= 1.0:
-        return "100 %"
+    """Format a posterior probability, such as `97 %`, rounded down so that it never looks higher than it is.
+
+    It is never shown as 100 %: a posterior of 1 is a rounding error of the computer.
+    """
     if value > 0.999:
         return "> 99.9 %"
     if value > 0.99:

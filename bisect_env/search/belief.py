@@ -125,7 +125,7 @@ class Belief:
         combinations. The simplest hypotheses of each pattern share its posterior (see `Patterns.share`), so
         that the sum is 1.
         """
-        return np.asarray(self.patterns.share * self.masses[self.patterns.of])
+        return np.minimum(self.patterns.share * self.masses[self.patterns.of], 1.0)  # rounding can exceed 1
 
     @cached_property
     def best(self) -> int:
