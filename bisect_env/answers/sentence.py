@@ -12,7 +12,7 @@ from typing import Any
 
 from bisect_env.answers.axes import AxesByName, AxisInfo
 from bisect_env.answers.phrases import enumerated, how_many, interval, percent, probability
-from bisect_env.answers.verdict_document import CompatibilityTable, VerdictDocument
+from bisect_env.answers.verdict_document import CompatibilityTable, NeighbourPair, VerdictDocument
 from bisect_env.matrix.grid import AxisKind, Direction
 from bisect_env.matrix.versions import between
 
@@ -268,13 +268,23 @@ def _window(verdict: VerdictDocument, axis: str, kinds: AxesByName, probably: st
     good = (verdict.last_good or {}).get(axis, "?")
     span = verdict.bad_values.get(axis) or (bad,)
     values = kinds[axis].values
-    known = {span[0], span[-1], good} <= set(values)
-    where = _in_words([(span[0], span[-1])], values if known else ("",))
-    after = values[values.index(span[-1]) + 1 :] if known else ()
-    if good in after:
-        return f"{axis} is {probably}broken {where} (fixed in {good})"
-    fixed = f", fixed in {after[0]}" if after else ""
-    return f"{axis} is {probably}broken {where} (last good {good}{fixed})"
+    if not {span[0], span[-1], good} <= set(values):
+        return f"{axis} is {probably}broken {_in_words([(span[0], span[-1])], ('',))} (last good {good})"
+    first, last, told = span[0], span[-1], []
+    for one in verdict.boundaries or (NeighbourPair(axis=axis, bad={axis: bad}, good={axis: good}),):
+        bad, good = ((side or {}).get(axis, "?") for side in (one.bad, one.good))
+        if one.axis != axis or not {bad, good} <= set(values):
+            continue
+        if values.index(good) < values.index(bad):
+            first = bad
+            told.append((0, f"last good {good}"))
+        else:
+            last = bad
+            # In a large matrix, versions between the two may be left that nobody tried.
+            apart = values.index(good) - values.index(bad) - 1
+            told.append((1, f"fixed in {good}{'' if apart == len(one.between) else ' or before'}"))
+    sides = ", ".join(text for _, text in sorted(told))
+    return f"{axis} is {probably}broken {_in_words([(first, last)], values)} ({sides})"
 
 
 def _values(verdict: VerdictDocument, axis: str, kinds: AxesByName) -> str:

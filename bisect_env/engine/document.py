@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
@@ -28,7 +29,7 @@ from bisect_env.answers.verdict_document import (
     VerdictDocument,
 )
 from bisect_env.matrix.expand import WITHDRAWN
-from bisect_env.matrix.grid import Grid, GridAxis, Index
+from bisect_env.matrix.grid import Direction, Grid, GridAxis, Index
 from bisect_env.matrix.history import CommitDetails
 from bisect_env.matrix.load import Matrix
 from bisect_env.matrix.schema import CommitAxis, PackageAxis
@@ -58,7 +59,11 @@ def verdict_document(
         bad_values=_bad_values(grid, best),
         directions={axis.name: axis.direction for axis in grid.axes},
         models=RateModels(sharing=verdict.sharing, differing=verdict.differing),
-        boundaries=tuple(_boundary(grid, boundary, missing) for boundary in best.boundaries),
+        boundaries=tuple(
+            _boundary(grid, boundary, missing)
+            for one in best.boundaries
+            for boundary in (one, *_other_end(grid, search, best, one, missing))
+        ),
         bad_rate=_rate(search, best.first_bad),
         good_rate=_rate(search, best.last_good),
         candidates=tuple(CandidateAnswer(**_answer(grid, candidate)) for candidate in verdict.candidates),
@@ -124,6 +129,32 @@ def _boundary(grid: Grid, boundary: Boundary, missing: Mapping[Index, tuple[str,
             if cell in missing
         ),
     )
+
+
+def _other_end(
+    grid: Grid, search: StudySearch, best: Answer, boundary: Boundary, missing: Mapping[Index, object]
+) -> list[Boundary]:
+    """Return the boundary at the other end of a bad interval, or of a good one, as a list.
+
+    Only an axis with the direction `EITHER` has one. Its two combinations were tried, so that no fix is
+    claimed for a version that was not. The list is empty if `boundary` is the only change.
+    """
+    axis = boundary.axis
+    if grid.axes[axis].direction is not Direction.EITHER or best.hypothesis.kind not in ("all", "any"):
+        return []
+    tried = [
+        cell
+        for place in range(grid.shape[axis])
+        if (cell := (*boundary.bad[:axis], place, *boundary.bad[axis + 1 :])) not in missing
+        and search.counts(cell)[1]
+    ]
+    found = []
+    for low, high in itertools.pairwise(tried):
+        if best.hypothesis.is_bad(low) != best.hypothesis.is_bad(high):
+            bad, good = (low, high) if best.hypothesis.is_bad(low) else (high, low)
+            found.append(Boundary(axis, bad, good))
+    upward = boundary.good > boundary.bad
+    return [one for one in found if (one.good > one.bad) is not upward and one not in best.boundaries]
 
 
 def axis_infos(matrix: Matrix, grid: Grid) -> tuple[AxisInfo, ...]:
