@@ -189,7 +189,8 @@ def _where(verdict: VerdictDocument, kinds: AxesByName, *, sure: bool) -> str:
         return _history(verdict, axis, kinds, probably)
     if direction is Direction.FIXED:
         word = noun(kinds[axis].kind)
-        return f"{axis} {last} is {probably}the first good {word} (last bad {first})"
+        beside = _among_those_tried(kinds[axis].left_out.get(last, 0))
+        return f"{axis} {last} is {probably}the first good {word}{beside} (last bad {first})"
     if direction is Direction.UNORDERED:
         return f"{_values(verdict, axis, kinds)} is {probably}broken ({last} is not)"
     if direction is Direction.EITHER:
@@ -209,8 +210,23 @@ def _where(verdict: VerdictDocument, kinds: AxesByName, *, sure: bool) -> str:
             f"(last good {last}; {unbuilt} could not be tried)"
         )
     if beyond:
-        listed = f" among those tried (one of it and the {beyond} before it, which were not)"
+        listed = _among_those_tried(beyond)
     return f"{axis} {first} is {probably}the first bad {kind}{listed} (last good {last})"
+
+
+def _among_those_tried(left_out: int) -> str:
+    """Return a clause about a commit with commits before it that are not values of the axis, or ""."""
+    return f" among those tried (one of it and the {left_out} before it, which were not)" if left_out else ""
+
+
+def _is_plain_regression(verdict: VerdictDocument, axis: str, kinds: AxesByName) -> bool:
+    """Return whether a verdict on one axis is stated as its first bad value, without a fix."""
+    return (
+        verdict.culprit_axes == (axis,)
+        and verdict.direction(axis) is Direction.REGRESSION
+        and verdict.monotone
+        and len(_spans(verdict, axis, kinds)) <= 1
+    )
 
 
 def _combined(values: Mapping[str, Any], kinds: AxesByName) -> str:
@@ -346,7 +362,7 @@ def _in_between(verdict: VerdictDocument, kinds: AxesByName) -> list[str]:
     texts = []
     for boundary in verdict.boundaries:
         axis = boundary.axis
-        if kinds[axis].kind is AxisKind.COMMIT and verdict.culprit_axes == (axis,):
+        if kinds[axis].kind is AxisKind.COMMIT and _is_plain_regression(verdict, axis, kinds):
             continue  # the sentence already names all commits that may be the first bad one
         by_status: dict[str, list[str]] = {}
         for cell, value in zip(boundary.between, boundary.untried_values(), strict=True):
@@ -369,13 +385,24 @@ def _what_changed(verdict: VerdictDocument, kinds: AxesByName, changed: Sequence
 
 
 def _not_listed(verdict: VerdictDocument, kinds: AxesByName) -> list[str]:
-    """Return clauses about releases at a boundary that are not values of the axis, because of its `step`."""
+    """Return clauses about releases and commits at a boundary that are not values of the axis."""
     texts = []
     for boundary in verdict.boundaries:
         axis = boundary.axis
         ends = [(side or {}).get(axis, "") for side in (boundary.good, boundary.bad)]
         if missing := between(kinds[axis].passed_over, *ends):
             texts.append(f"{axis} {_listed(missing)} {'was' if len(missing) == 1 else 'were'} not listed")
+        direction, values = verdict.direction(axis), kinds[axis].values
+        # For other directions, the sentence itself says so.
+        in_words = direction is Direction.EITHER or not verdict.monotone
+        if in_words and kinds[axis].left_out and {*ends} <= set(values):
+            low, high = sorted(map(values.index, ends))
+            if count := sum(kinds[axis].left_out.get(value, 0) for value in values[low + 1 : high + 1]):
+                verb = "was" if count == 1 else "were"
+                commits = how_many(count, "commit")
+                texts.append(
+                    f"{commits} of {axis} between {values[low]} and {values[high]} {verb} not listed"
+                )
     return texts
 
 

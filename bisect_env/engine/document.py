@@ -12,6 +12,7 @@ from urllib.parse import quote, urlsplit
 from bisect_env.answers.axes import AxisInfo
 from bisect_env.answers.chapters import CommitReport, NamedCommit
 from bisect_env.answers.requirements import requirements_in_words
+from bisect_env.answers.sentence import side_names
 from bisect_env.answers.verdict_document import (
     BayesFactors,
     CalledCombination,
@@ -287,18 +288,23 @@ _PULL_REQUEST = re.compile(
 )
 
 
-def named_commits(verdict: VerdictDocument, axis: str) -> tuple[str, str, list[str]] | None:
+def named_commits(
+    verdict: VerdictDocument, axes: Sequence[AxisInfo], axis: str
+) -> tuple[str, str, list[str]] | None:
     """Return the first bad commit, the last good commit, and the untried commits between the two.
 
     Args:
         verdict: The verdict of the study.
+        axes: The axes of the study.
         axis: Name of an axis of commits.
 
     Returns:
-        None if this axis is not the only culprit of the verdict.
+        None if this axis is not the only culprit of the verdict, or if the verdict names the last bad commit.
     """
     first, last = verdict.first_bad, verdict.last_good
     if not verdict.is_decided or verdict.culprit_axes != (axis,) or not first or not last:
+        return None
+    if side_names(verdict, axes)[0] != "first bad":
         return None
     return first[axis], last[axis], verdict.untried_before_first_bad(axis)
 

@@ -378,3 +378,33 @@ def test_what_may_be_needed_as_well_is_told(of_axis: bool, beginning: str) -> No
     assert said.startswith(beginning)
     assert "alone" not in said
     assert "whether it does without core 3 → 4 is not known" in said
+
+
+@pytest.mark.parametrize(
+    ("direction", "bad", "good"), [("fixed", "b", "d"), ("either", "d", "b"), ("either", "b", "d")]
+)
+def test_untried_commits_are_told_whatever_the_direction(direction: str, bad: str, good: str) -> None:
+    axes = [axis("lib", *"abcde", direction=direction, kind="commit")]
+    span = list("de" if bad == "d" else "ab")
+    document = verdict(axes, {"lib": bad}, {"lib": good}, bad_values={"lib": span})
+    untried = {"combination": {"lib": "c"}, "status": "env-unbuildable", "reason": "gcc"}
+    said = sentence(with_between(document, untried), axes)
+    assert "; lib c in between could not be tried (env-unbuildable); " in said
+
+
+@pytest.mark.parametrize(
+    ("direction", "bad", "good", "told"),
+    [
+        ("fixed", "b", "c", "the first good commit among those tried (one of it and the 7 before it, which"),
+        ("either", "c", "b", "; 7 commits of lib between b and c were not listed; "),
+        ("either", "b", "c", "; 7 commits of lib between b and c were not listed; "),
+    ],
+)
+def test_commits_that_were_left_out_are_told_whatever_the_direction(
+    direction: str, bad: str, good: str, told: str
+) -> None:
+    axes = [axis("lib", *"abcde", direction=direction, kind="commit")]
+    axes[0]["left_out"] = {"c": 7}
+    span = list("cde" if bad == "c" else "ab")
+    document = verdict(axes, {"lib": bad}, {"lib": good}, bad_values={"lib": span})
+    assert told in sentence(document, axes)
