@@ -61,14 +61,14 @@ def sentence(
     ]
     if (unimportant := do_not_matter(verdict, axes)) and len(verdict.culprit_axes) > 1:
         parts.append(f"{_listed(unimportant)} {'does' if len(unimportant) == 1 else 'do'} not matter")
-    return "; ".join([*parts, *_excluded(verdict), _how_sure(verdict)])
+    return "; ".join([*parts, *_excluded(verdict, axes), _how_sure(verdict)])
 
 
 _NO_NEWS = 0.5
 """Upper bound of a failure rate above which it is not mentioned."""
 
 
-def _excluded(verdict: VerdictDocument) -> list[str]:
+def _excluded(verdict: VerdictDocument, axes: Sequence[AxisInfo]) -> list[str]:
     """Return a clause with the failure rate that is excluded for the last good combination, as a list.
 
     The list is empty unless the final checks were cut short.
@@ -80,7 +80,8 @@ def _excluded(verdict: VerdictDocument) -> list[str]:
     if last_good.below > _NO_NEWS:
         return []
     doubt = "" if last_good.hits else ", if at all"
-    return [f"the last good one fails in less than {percent(last_good.below)} of runs{doubt}"]
+    side = side_names(verdict, axes)[1]
+    return [f"the {side} one fails in less than {percent(last_good.below)} of runs{doubt}"]
 
 
 def _whole_table(verdict: VerdictDocument, table: CompatibilityTable) -> str:

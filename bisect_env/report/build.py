@@ -743,6 +743,7 @@ def load_report(store: Store, study_id: str, *, posterior: bool = True) -> Repor
                 _scripts(study),
                 [reason for reason in unbuilt if reason.strip()],
                 asked,
+                _elapsed(study),
             )
         ),
         warnings=(
@@ -806,6 +807,13 @@ def _question(study: Study, files: Sequence[StudyFile], missing: Sequence[str]) 
         files=tuple(kept[file.name] for file in files if file.name in kept),
         left_out=(*left_out, *missing),
     )
+
+
+def _elapsed(study: Study) -> float:
+    """Return the seconds from the beginning of a study to its end, or 0 if it has not come to its end."""
+    if study.status is not StudyStatus.FINISHED or study.finished_at is None:
+        return 0.0
+    return (study.finished_at - study.created_at).total_seconds()
 
 
 def _lock(store: Store, states: Sequence[CombinationState], cell: Mapping[str, str] | None) -> Lock | None:

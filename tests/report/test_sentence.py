@@ -56,6 +56,13 @@ def test_checks_that_were_cut_short_say_what_they_exclude(wanted: int, says: boo
     assert (clause in text) is says
 
 
+def test_checks_of_a_fix_that_were_cut_short_name_the_first_good_one() -> None:
+    document, axes = one("1.2", "2.0", "fixed")
+    cleared = ClearedCombination(combination={"lib": "2.0"}, hits=0, trials=32, below=0.0894, wanted=30)
+    text = sentence(document.model_copy(update={"cleared": (cleared,)}), axes, "crash")
+    assert "; the first good one fails in less than 8.9 % of runs, if at all; " in text
+
+
 def test_a_rate_that_hardly_anything_excludes_is_not_mentioned() -> None:
     """Two passes exclude rates above 96 %: nobody learns anything from that."""
     document, axes = one("1.2", "1.1")
