@@ -12,7 +12,7 @@ from typing import Any
 
 from bisect_env.answers.axes import AxesByName, AxisInfo
 from bisect_env.answers.phrases import enumerated, how_many, interval, percent, probability
-from bisect_env.answers.verdict_document import CompatibilityTable, VerdictDocument
+from bisect_env.answers.verdict_document import CompatibilityTable, NeighbourPair, VerdictDocument
 from bisect_env.matrix.grid import AxisKind, Direction
 from bisect_env.matrix.versions import between
 
@@ -61,14 +61,14 @@ def sentence(
     ]
     if (unimportant := do_not_matter(verdict, axes)) and len(verdict.culprit_axes) > 1:
         parts.append(f"{_listed(unimportant)} {'does' if len(unimportant) == 1 else 'do'} not matter")
-    return "; ".join([*parts, *_excluded(verdict), _how_sure(verdict)])
+    return "; ".join([*parts, *_excluded(verdict, axes), _how_sure(verdict)])
 
 
 _NO_NEWS = 0.5
 """Upper bound of a failure rate above which it is not mentioned."""
 
 
-def _excluded(verdict: VerdictDocument) -> list[str]:
+def _excluded(verdict: VerdictDocument, axes: Sequence[AxisInfo]) -> list[str]:
     """Return a clause with the failure rate that is excluded for the last good combination, as a list.
 
     The list is empty unless the final checks were cut short.
@@ -80,7 +80,8 @@ def _excluded(verdict: VerdictDocument) -> list[str]:
     if last_good.below > _NO_NEWS:
         return []
     doubt = "" if last_good.hits else ", if at all"
-    return [f"the last good one fails in less than {percent(last_good.below)} of runs{doubt}"]
+    side = side_names(verdict, axes)[1]
+    return [f"the {side} one fails in less than {percent(last_good.below)} of runs{doubt}"]
 
 
 def _whole_table(verdict: VerdictDocument, table: CompatibilityTable) -> str:
@@ -189,7 +190,8 @@ def _where(verdict: VerdictDocument, kinds: AxesByName, *, sure: bool) -> str:
         return _history(verdict, axis, kinds, probably)
     if direction is Direction.FIXED:
         word = noun(kinds[axis].kind)
-        return f"{axis} {last} is {probably}the first good {word} (last bad {first})"
+        beside = _among_those_tried(kinds[axis].left_out.get(last, 0))
+        return f"{axis} {last} is {probably}the first good {word}{beside} (last bad {first})"
     if direction is Direction.UNORDERED:
         return f"{_values(verdict, axis, kinds)} is {probably}broken ({last} is not)"
     if direction is Direction.EITHER:
@@ -209,8 +211,23 @@ def _where(verdict: VerdictDocument, kinds: AxesByName, *, sure: bool) -> str:
             f"(last good {last}; {unbuilt} could not be tried)"
         )
     if beyond:
-        listed = f" among those tried (one of it and the {beyond} before it, which were not)"
+        listed = _among_those_tried(beyond)
     return f"{axis} {first} is {probably}the first bad {kind}{listed} (last good {last})"
+
+
+def _among_those_tried(left_out: int) -> str:
+    """Return a clause about a commit with commits before it that are not values of the axis, or ""."""
+    return f" among those tried (one of it and the {left_out} before it, which were not)" if left_out else ""
+
+
+def _is_plain_regression(verdict: VerdictDocument, axis: str, kinds: AxesByName) -> bool:
+    """Return whether a verdict on one axis is stated as its first bad value, without a fix."""
+    return (
+        verdict.culprit_axes == (axis,)
+        and verdict.direction(axis) is Direction.REGRESSION
+        and verdict.monotone
+        and len(_spans(verdict, axis, kinds)) <= 1
+    )
 
 
 def _combined(values: Mapping[str, Any], kinds: AxesByName) -> str:
@@ -268,13 +285,23 @@ def _window(verdict: VerdictDocument, axis: str, kinds: AxesByName, probably: st
     good = (verdict.last_good or {}).get(axis, "?")
     span = verdict.bad_values.get(axis) or (bad,)
     values = kinds[axis].values
-    known = {span[0], span[-1], good} <= set(values)
-    where = _in_words([(span[0], span[-1])], values if known else ("",))
-    after = values[values.index(span[-1]) + 1 :] if known else ()
-    if good in after:
-        return f"{axis} is {probably}broken {where} (fixed in {good})"
-    fixed = f", fixed in {after[0]}" if after else ""
-    return f"{axis} is {probably}broken {where} (last good {good}{fixed})"
+    if not {span[0], span[-1], good} <= set(values):
+        return f"{axis} is {probably}broken {_in_words([(span[0], span[-1])], ('',))} (last good {good})"
+    first, last, told = span[0], span[-1], []
+    for one in verdict.boundaries or (NeighbourPair(axis=axis, bad={axis: bad}, good={axis: good}),):
+        bad, good = ((side or {}).get(axis, "?") for side in (one.bad, one.good))
+        if one.axis != axis or not {bad, good} <= set(values):
+            continue
+        if values.index(good) < values.index(bad):
+            first = bad
+            told.append((0, f"last good {good}"))
+        else:
+            last = bad
+            # In a large matrix, versions between the two may be left that nobody tried.
+            apart = values.index(good) - values.index(bad) - 1
+            told.append((1, f"fixed in {good}{'' if apart == len(one.between) else ' or before'}"))
+    sides = ", ".join(text for _, text in sorted(told))
+    return f"{axis} is {probably}broken {_in_words([(first, last)], values)} ({sides})"
 
 
 def _values(verdict: VerdictDocument, axis: str, kinds: AxesByName) -> str:
@@ -336,7 +363,7 @@ def _in_between(verdict: VerdictDocument, kinds: AxesByName) -> list[str]:
     texts = []
     for boundary in verdict.boundaries:
         axis = boundary.axis
-        if kinds[axis].kind is AxisKind.COMMIT and verdict.culprit_axes == (axis,):
+        if kinds[axis].kind is AxisKind.COMMIT and _is_plain_regression(verdict, axis, kinds):
             continue  # the sentence already names all commits that may be the first bad one
         by_status: dict[str, list[str]] = {}
         for cell, value in zip(boundary.between, boundary.untried_values(), strict=True):
@@ -359,13 +386,24 @@ def _what_changed(verdict: VerdictDocument, kinds: AxesByName, changed: Sequence
 
 
 def _not_listed(verdict: VerdictDocument, kinds: AxesByName) -> list[str]:
-    """Return clauses about releases at a boundary that are not values of the axis, because of its `step`."""
+    """Return clauses about releases and commits at a boundary that are not values of the axis."""
     texts = []
     for boundary in verdict.boundaries:
         axis = boundary.axis
         ends = [(side or {}).get(axis, "") for side in (boundary.good, boundary.bad)]
         if missing := between(kinds[axis].passed_over, *ends):
             texts.append(f"{axis} {_listed(missing)} {'was' if len(missing) == 1 else 'were'} not listed")
+        direction, values = verdict.direction(axis), kinds[axis].values
+        # For other directions, the sentence itself says so.
+        in_words = direction is Direction.EITHER or not verdict.monotone
+        if in_words and kinds[axis].left_out and {*ends} <= set(values):
+            low, high = sorted(map(values.index, ends))
+            if count := sum(kinds[axis].left_out.get(value, 0) for value in values[low + 1 : high + 1]):
+                verb = "was" if count == 1 else "were"
+                commits = how_many(count, "commit")
+                texts.append(
+                    f"{commits} of {axis} between {values[low]} and {values[high]} {verb} not listed"
+                )
     return texts
 
 

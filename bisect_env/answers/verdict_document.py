@@ -238,7 +238,8 @@ class VerdictDocument(AnswerPart):
     )
     boundaries: tuple[NeighbourPair, ...] = Field(
         default=(),
-        description="One pair for each culprit axis; if `monotone` is false, one for each change.",
+        description="One pair for each culprit axis; if `monotone` is false, or for the direction `either`, "
+        "one for each change.",
     )
     bad_rate: MeasuredRate | None = Field(default=None, description="Failure rate at `first_bad`.")
     good_rate: MeasuredRate | None = Field(default=None, description="Failure rate at `last_good`.")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
@@ -11,6 +12,7 @@ from urllib.parse import quote, urlsplit
 from bisect_env.answers.axes import AxisInfo
 from bisect_env.answers.chapters import CommitReport, NamedCommit
 from bisect_env.answers.requirements import requirements_in_words
+from bisect_env.answers.sentence import side_names
 from bisect_env.answers.verdict_document import (
     BayesFactors,
     CalledCombination,
@@ -28,7 +30,7 @@ from bisect_env.answers.verdict_document import (
     VerdictDocument,
 )
 from bisect_env.matrix.expand import WITHDRAWN
-from bisect_env.matrix.grid import Grid, GridAxis, Index
+from bisect_env.matrix.grid import Direction, Grid, GridAxis, Index
 from bisect_env.matrix.history import CommitDetails
 from bisect_env.matrix.load import Matrix
 from bisect_env.matrix.schema import CommitAxis, PackageAxis
@@ -58,7 +60,11 @@ def verdict_document(
         bad_values=_bad_values(grid, best),
         directions={axis.name: axis.direction for axis in grid.axes},
         models=RateModels(sharing=verdict.sharing, differing=verdict.differing),
-        boundaries=tuple(_boundary(grid, boundary, missing) for boundary in best.boundaries),
+        boundaries=tuple(
+            _boundary(grid, boundary, missing)
+            for one in best.boundaries
+            for boundary in (one, *_other_end(grid, search, best, one, missing))
+        ),
         bad_rate=_rate(search, best.first_bad),
         good_rate=_rate(search, best.last_good),
         candidates=tuple(CandidateAnswer(**_answer(grid, candidate)) for candidate in verdict.candidates),
@@ -124,6 +130,32 @@ def _boundary(grid: Grid, boundary: Boundary, missing: Mapping[Index, tuple[str,
             if cell in missing
         ),
     )
+
+
+def _other_end(
+    grid: Grid, search: StudySearch, best: Answer, boundary: Boundary, missing: Mapping[Index, object]
+) -> list[Boundary]:
+    """Return the boundary at the other end of a bad interval, or of a good one, as a list.
+
+    Only an axis with the direction `EITHER` has one. Its two combinations were tried, so that no fix is
+    claimed for a version that was not. The list is empty if `boundary` is the only change.
+    """
+    axis = boundary.axis
+    if grid.axes[axis].direction is not Direction.EITHER or best.hypothesis.kind not in ("all", "any"):
+        return []
+    tried = [
+        cell
+        for place in range(grid.shape[axis])
+        if (cell := (*boundary.bad[:axis], place, *boundary.bad[axis + 1 :])) not in missing
+        and search.counts(cell)[1]
+    ]
+    found = []
+    for low, high in itertools.pairwise(tried):
+        if best.hypothesis.is_bad(low) != best.hypothesis.is_bad(high):
+            bad, good = (low, high) if best.hypothesis.is_bad(low) else (high, low)
+            found.append(Boundary(axis, bad, good))
+    upward = boundary.good > boundary.bad
+    return [one for one in found if (one.good > one.bad) is not upward and one not in best.boundaries]
 
 
 def axis_infos(matrix: Matrix, grid: Grid) -> tuple[AxisInfo, ...]:
@@ -256,18 +288,23 @@ _PULL_REQUEST = re.compile(
 )
 
 
-def named_commits(verdict: VerdictDocument, axis: str) -> tuple[str, str, list[str]] | None:
+def named_commits(
+    verdict: VerdictDocument, axes: Sequence[AxisInfo], axis: str
+) -> tuple[str, str, list[str]] | None:
     """Return the first bad commit, the last good commit, and the untried commits between the two.
 
     Args:
         verdict: The verdict of the study.
+        axes: The axes of the study.
         axis: Name of an axis of commits.
 
     Returns:
-        None if this axis is not the only culprit of the verdict.
+        None if this axis is not the only culprit of the verdict, or if the verdict names the last bad commit.
     """
     first, last = verdict.first_bad, verdict.last_good
     if not verdict.is_decided or verdict.culprit_axes != (axis,) or not first or not last:
+        return None
+    if side_names(verdict, axes)[0] != "first bad":
         return None
     return first[axis], last[axis], verdict.untried_before_first_bad(axis)
 

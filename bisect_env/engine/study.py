@@ -366,7 +366,7 @@ class StudyRun:
         for name, axis in self.matrix.file.axes.items():
             if not isinstance(axis, CommitAxis) or axis.direction is Direction.FIXED:
                 continue
-            if (named := named_commits(verdict, name)) is None:
+            if (named := named_commits(verdict, axis_infos(self.matrix, runner.grid), name)) is None:
                 continue
             first, last, between = named
             details, forge = self.session.provider.catalogue.commit_details(

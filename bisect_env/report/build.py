@@ -315,7 +315,7 @@ def steps(
 ) -> tuple[StepReport, ...]:
     """Return the commands with which a user can reproduce the failure, the simplest first.
 
-    The last one repeats the whole study.
+    The last one repeats the whole study. Without an answer, there is nothing else to reproduce.
 
     Args:
         study: The stored study.
@@ -329,7 +329,7 @@ def steps(
         # Paths come from the database; this one must not be read as an option.
         path = f"./{path}"
     found = []
-    if lock is not None:
+    if lock is not None and verdict.is_decided:
         made = command_line(*("bisect-env", "reproduce", study.id[:_SHORT_ID], "--output", "repro"))
         title = "As a directory with lock, script and Dockerfile, which needs no bisect-env to be run"
         found.append(
@@ -338,7 +338,7 @@ def steps(
             )
         )
     bad, good = side_names(verdict, axes)
-    cells = ((verdict.first_bad, bad), (verdict.last_good, good))
+    cells = ((verdict.first_bad, bad), (verdict.last_good, good)) if verdict.is_decided else ()
     alone = [
         f"{command_line('bisect-env', 'trial', path, '--at', at(cell, axes))} # {words}"
         for cell, words in cells
@@ -412,16 +412,26 @@ OUTPUT_LINES = 15
 """Number of last output lines that are shown for a failure without a stack."""
 _SHOWN = 3
 """Maximum number of combinations that a warning names."""
+_LEAST_RATE = 1e-6
+"""Lowest failure rate that is assumed of a combination."""
 
 
-def _changed(difference: DifferenceReport | None, explanation: Explanation | None) -> list[str]:
+def _changed(
+    difference: DifferenceReport | None, explanation: Explanation | None, *, fixed: bool
+) -> list[str]:
     """Return the packages that cause the failure, each with its old and new version.
 
     If these packages are not known, return all packages that differ between last good and first bad.
+
+    Args:
+        difference: Packages that differ between the two sides.
+        explanation: Explanation of the difference, whose changes lead from the good side to the bad one.
+        fixed: Whether the good side comes after the bad one.
     """
     if explanation is not None and explanation.culprits:
         culprits = [explanation.changes[i] for i in explanation.culprits]
-        return [f"{one.name} {one.old} → {one.new}" for one in culprits]
+        versions = [(one.name, *((one.new, one.old) if fixed else (one.old, one.new))) for one in culprits]
+        return [f"{name} {old} → {new}" for name, old, new in versions]
     changes = difference.changes if difference is not None else ()
     return [
         f"{one.name} {one.before.version if one.before else '(none)'} → "
@@ -473,14 +483,8 @@ def _combinations(
             outcomes[str(outcome)] += number
         status = CombinationStatus(state.status)
         called_bad = is_bad(combination.as_dict()) if status in _CAN_RUN else None
-        if (
-            called_bad is None
-            and status in _CAN_RUN
-            and verdict.kind in ("frontier", "pair")
-            and total.counted
-        ):
-            # Such a verdict has no sets of bad values, so the trials of the combination decide.
-            called_bad = total.bad > 0
+        if called_bad is None and status in _CAN_RUN:
+            called_bad = _called_by_trials(verdict, members[combination], total)
         reports.append(
             CombinationReport(
                 combination=combination.as_dict(),
@@ -502,6 +506,36 @@ def _combinations(
             )
         )
     return tuple(reports)
+
+
+def _called_by_trials(
+    verdict: VerdictDocument, shared: Sequence[Combination], total: EvidenceCounts
+) -> bool | None:
+    """Return whether a combination is bad according to a verdict without sets of bad values.
+
+    The two combinations of the boundary are as the verdict states. The others are called by what explains
+    their trials better: the failure rate of bad combinations, or that of good ones. Returns None for other
+    verdicts, and for a combination without any trial.
+
+    Args:
+        verdict: Verdict of the study.
+        shared: The combination and all that share its trials.
+        total: Their trials.
+    """
+    if not verdict.is_decided or verdict.kind not in ("frontier", "pair"):
+        return None
+    cells = [one.as_dict() for one in shared]
+    if verdict.first_bad in cells or verdict.last_good in cells:
+        return verdict.first_bad in cells
+    if not total.counted:
+        return None
+    low, high = verdict.background_rate, verdict.typical_bad_rate
+    if low is None or high is None or low >= high:
+        return total.bad > 0
+    # No rate is exactly 0 or 1.
+    low, high = max(low, _LEAST_RATE), min(high, 1.0 - _LEAST_RATE)
+    passed = total.counted - total.bad
+    return total.bad * math.log(high / low) > passed * math.log((1.0 - low) / (1.0 - high))
 
 
 def _sum(counts: Iterable[EvidenceCounts]) -> EvidenceCounts:
@@ -662,7 +696,7 @@ def load_report(store: Store, study_id: str, *, posterior: bool = True) -> Repor
         verdict,
         axes,
         _outcome_at(verdict.first_bad, counts, failures),
-        _changed(difference, explanation),
+        _changed(difference, explanation, fixed=side_names(verdict, axes)[0] == "last bad"),
     )
     said = readable(said, labels(axes))
     steady = stability(own)
@@ -709,6 +743,7 @@ def load_report(store: Store, study_id: str, *, posterior: bool = True) -> Repor
                 _scripts(study),
                 [reason for reason in unbuilt if reason.strip()],
                 asked,
+                _elapsed(study),
             )
         ),
         warnings=(
@@ -774,6 +809,13 @@ def _question(study: Study, files: Sequence[StudyFile], missing: Sequence[str]) 
     )
 
 
+def _elapsed(study: Study) -> float:
+    """Return the seconds from the beginning of a study to its end, or 0 if it has not come to its end."""
+    if study.status is not StudyStatus.FINISHED or study.finished_at is None:
+        return 0.0
+    return (study.finished_at - study.created_at).total_seconds()
+
+
 def _lock(store: Store, states: Sequence[CombinationState], cell: Mapping[str, str] | None) -> Lock | None:
     hashes = [s.lock_hash for s in states if s.lock_hash and s.combination.as_dict() == cell]
     return store.lock(hashes[0]) if hashes else None
@@ -782,17 +824,17 @@ def _lock(store: Store, states: Sequence[CombinationState], cell: Mapping[str, s
 def _difference(study: Study, good: Lock | None, bad: Lock | None) -> DifferenceReport | None:
     """Return the packages that differ between last good and first bad, or None if one of these is unknown.
 
-    Project pages are included if the prefixes are on this host.
+    For a fix, the changes lead from the last bad to the first good combination. Project
+    pages are included if the prefixes are on this host.
     """
     verdict = study.verdict or VerdictDocument()
     if good is None or bad is None or verdict.last_good is None or verdict.first_bad is None:
         return None
+    sides = [(verdict.last_good, good), (verdict.first_bad, bad)]
+    if side_names(verdict, study.definition.grid)[0] == "last bad":
+        sides.reverse()
+    (before, old), (after, new) = sides
     prefixes = default_cache_dir() / "prefixes"
-    urls = project_urls(prefixes / lock.content_hash for lock in (good, bad))
-    changes = difference(good, bad, study.definition.packages, urls)
-    return DifferenceReport(
-        before=verdict.last_good,
-        after=verdict.first_bad,
-        summary=counted(changes),
-        changes=tuple(changes),
-    )
+    urls = project_urls(prefixes / lock.content_hash for lock in (old, new))
+    changes = difference(old, new, study.definition.packages, urls)
+    return DifferenceReport(before=before, after=after, summary=counted(changes), changes=tuple(changes))

@@ -15,6 +15,7 @@ from packaging.version import Version
 from bisect_env.answers.axes import AxisInfo
 from bisect_env.answers.phrases import and_more, duration, first_few, how_many, interval, percent
 from bisect_env.answers.remedies import Asked
+from bisect_env.answers.sentence import side_names
 from bisect_env.answers.untrusted import clean, command_line, shortened
 from bisect_env.answers.verdict_document import VerdictDocument
 from bisect_env.matrix.grid import Combination, Direction
@@ -29,6 +30,12 @@ from bisect_env.storage.entries import StoredTrial, counts_of
 from bisect_env.trials.records import Evidence, Outcome
 
 _SHOWN = 3
+_ALMOST = 0.95
+"""Share of the budget that counts as all of it: a study is stored only after its time began."""
+_LEAST_RATE = 0.0001
+"""Lowest `search.min_crash_rate` that a matrix file may state."""
+_LEAST_ASKED = 0.001
+"""Lowest `search.min_crash_rate` that `--rate` leads to."""
 _REASON = 200
 """Maximum number of characters of a reason that advice quotes."""
 
@@ -90,11 +97,11 @@ def machine_warnings(trials: Sequence[StoredTrial]) -> list[str]:
             lost[trial.host] += 1
     warnings = [
         f"GPU {gpu} on {host or 'an unknown host'} was lost or sick in {how_many(len(details), 'trial')} "
-        f"({details[-1].partition(' (the script')[0]}); they are void and were run again elsewhere"
+        f"({details[-1].partition(' (the script')[0]}); {_void(len(details))}"
         for (gpu, host), details in sorted(sick.items())
     ]
     warnings += [
-        f"host {host} lost its worker or a GPU during {how_many(count, 'trial')}; void and run again"
+        f"host {host} lost its worker or a GPU during {how_many(count, 'trial')}; {_void(count)}"
         for host, count in sorted(lost.items())
     ]
     return first_few(
@@ -103,6 +110,10 @@ def machine_warnings(trials: Sequence[StoredTrial]) -> list[str]:
         one="more GPU or host was lost during trials",
         many="more GPUs or hosts were lost during trials",
     )
+
+
+def _void(trials: int) -> str:
+    return f"{'it is' if trials == 1 else 'they are'} void"
 
 
 def other_failures(trials: Sequence[StoredTrial], target: str = "") -> list[str]:
@@ -195,12 +206,14 @@ def good_side_warnings(
     low, high = clopper_pearson(bad, trials)
     if not culprits or not good or low < least:
         return []
-    seen = f"the last good combination fails, too ({bad} of {trials}, {interval(low, high)})"
+    side = side_names(verdict, axes)[1]
+    seen = f"the {side} combination fails, too ({bad} of {trials}, {interval(low, high)})"
+    change, edge = ("rarer", "ends") if side == "first good" else ("more frequent", "begins")
     if not any(axis.name not in culprits and len(axis.values) > 1 for axis in axes):
-        return [f"{seen}: the answer is where that becomes more frequent, not where it begins"]
+        return [f"{seen}: the answer is where that becomes {change}, not where it {edge}"]
     held = ", ".join(f"{name} at {clean(good[name])} alone" for name in culprits if name in good)
-    remedy = f"to find where it begins, ask again with {held}"
-    return [f"{seen}: the answer is where that becomes more frequent; {remedy}"]
+    remedy = f"to find where it {edge}, ask again with {held}"
+    return [f"{seen}: the answer is where that becomes {change}; {remedy}"]
 
 
 def verdict_warnings(verdict: VerdictDocument, asked: Asked = Asked.IN_FILE) -> list[str]:
@@ -365,6 +378,7 @@ def advice(
     scripts: Sequence[str] = (),
     unbuilt: Sequence[str] = (),
     asked: Asked = Asked.IN_FILE,
+    elapsed: float = 0.0,
 ) -> list[str]:
     """Return the likely reasons why a study has no answer, each with what to change.
 
@@ -377,6 +391,7 @@ def advice(
         scripts: `trial.files` of the matrix.
         unbuilt: Why environments could not be built, one reason per combination.
         asked: How the question was asked.
+        elapsed: Seconds from the beginning of the study to its end; 0 if it was stopped before.
 
     Returns:
         One sentence per reason, the likeliest first; empty if there is an answer.
@@ -390,7 +405,7 @@ def advice(
         two = _unrelated(several[0], several[0].values, trials, asked) if len(several) == 1 else []
         return [
             *(f"the failures at the two ends are unrelated: {text}" for text in two),
-            *(_passed_elsewhere(axes, trials, asked) or _why_always(bad, scripts, asked)),
+            *(_passed_elsewhere(axes, trials, asked) or _why_always(axes, bad, scripts, asked)),
         ]
     if kind == "never" or "bad combination is not bad" in reason:
         untried = []
@@ -399,7 +414,7 @@ def advice(
             combinations = how_many(len(unbuilt), "combination")
             untried = [f"{combinations} could not be built, and may be what fails: {why}"]
         return [*untried, *_why_never(verdict, failures, settings, asked)]
-    return list(_why_open(verdict, bad, settings, asked))
+    return list(_why_open(verdict, bad, settings, asked, elapsed))
 
 
 def _passed_elsewhere(axes: Sequence[AxisInfo], trials: Sequence[StoredTrial], asked: Asked) -> list[str]:
@@ -424,7 +439,17 @@ def _passed_elsewhere(axes: Sequence[AxisInfo], trials: Sequence[StoredTrial], a
     return [f"{said}; if you mixed them up, swap {asked.ends}{leave}"]
 
 
-def _why_always(bad: Sequence[FailureReport], scripts: Sequence[str], asked: Asked) -> Iterator[str]:
+_BEYOND = {
+    Direction.REGRESSION: ", so that the first bad one lies before what is listed: list older versions",
+    Direction.FIXED: ", so that the first good one lies after what is listed: list newer versions",
+    Direction.EITHER: ", so that what is good lies before or after what is listed: list more versions",
+}
+"""Where the boundary of an axis must be if all its values fail."""
+
+
+def _why_always(
+    axes: Sequence[AxisInfo], bad: Sequence[FailureReport], scripts: Sequence[str], asked: Asked
+) -> Iterator[str]:
     if not bad:
         return
     total, first = sum(failure.trials for failure in bad), bad[0]
@@ -459,10 +484,10 @@ def _why_always(bad: Sequence[FailureReport], scripts: Sequence[str], asked: Ask
         )
     else:
         shown_by = command_line("bisect-env", "report", "--trial", first.trial[:8])
-        yield (
-            "everything fails in one way, so that the first bad one lies before what is listed: list older "
-            f"versions, or look whether the script itself is at fault (`{shown_by}`)"
-        )
+        directions = [axis.direction for axis in axes if len(axis.values) > 1]
+        beyond = _BEYOND.get(directions[0], "") if len(directions) == 1 else ""
+        remedy = f"{beyond}, or look" if beyond else ": look"
+        yield (f"everything fails in one way{remedy} whether the script itself is at fault (`{shown_by}`)")
 
 
 def _unrelated(
@@ -551,12 +576,13 @@ def _why_never(
         )
     elif verdict.trials:
         rate = float(settings.get("min_crash_rate") or 0.02)
-        # The search looks for failures several times as rare as `--rate` says.
-        lower = f"`search: {{min_crash_rate: {rate / 10:.2g}}}`"
+        lower, least = f"`search: {{min_crash_rate: {max(rate / 10, _LEAST_RATE):.2g}}}`", _LEAST_RATE
         if asked is not Asked.IN_FILE:
-            lower = f"`--rate {rate / 3:.1g}`"
+            # The search looks for failures several times as rare as `--rate` says.
+            lower, least = f"`--rate {rate / 3:.1g}`", _LEAST_ASKED
+        less = f"use {lower}, or " if rate > least else ""
         yield (
-            f"failures in fewer than {percent(rate)} of the runs were not looked for: use {lower}, or make "
+            f"failures in fewer than {percent(rate)} of the runs were not looked for: {less}make "
             f"the failure more frequent with {asked.setting('search: {amplify: true}')}; if it should fail "
             "for certain, see whether the script ends with another status than 0 then"
         )
@@ -567,12 +593,13 @@ def _why_open(
     bad: Sequence[FailureReport],
     settings: Mapping[str, Any],
     asked: Asked,
+    elapsed: float,
 ) -> Iterator[str]:
     most, trials = int(settings.get("max_trials") or 0), verdict.trials
     if trials and most and trials >= most:
         more = asked.setting(f"search: {{max_trials: {2 * most}}}")
         yield f"the trials are used up: write {more}, and run the same command again"
-    elif settings.get("budget") and trials:
+    elif trials and (budget := settings.get("budget")) and elapsed >= _ALMOST * float(budget):
         yield "the time is used up: give `search.budget` more, and run the same command again"
     if trials and bad and sum(failure.trials for failure in bad) * 5 < trials:
         lines = asked.setting("search: {amplify: true}")

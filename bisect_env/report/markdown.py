@@ -196,7 +196,7 @@ def _difference(report: Report) -> Iterator[str]:
     for one in found.changes[:CHANGES]:
         name, before, after, beside = (cell(part) if part else "" for part in words.change(one))
         lines.append((name, before, after, beside, _linked(one.home)))
-    yield from _table(("package", *reversed(report.side_names), "", "page"), lines)
+    yield from _table(("package", *report.sides_in_order, "", "page"), lines)
     if len(found.changes) > CHANGES:
         yield f"… and {len(found.changes) - CHANGES} more\n"
     if long:

@@ -35,8 +35,8 @@ class DifferenceReport(Frozen):
     """The difference between the environments of the last good and the first bad combination.
 
     Attributes:
-        before: The last good combination.
-        after: The first bad one.
+        before: The last good combination; for a fix the last bad one.
+        after: The first bad combination; for a fix the first good one.
         summary: How many packages were changed, added and removed, in words.
         changes: Packages of axes first, the others by name.
     """
@@ -385,6 +385,12 @@ class Report(Frozen):
     def side_names(self) -> tuple[str, str]:
         """Return the names of the two sides of the boundary, such as `first bad` and `last good`."""
         return side_names(self.verdict, self.axes)
+
+    @property
+    def sides_in_order(self) -> tuple[str, str]:
+        """Return the names of the two sides of the boundary in the order of `difference`, the older first."""
+        bad, good = self.side_names
+        return (bad, good) if bad == "last bad" else (good, bad)
 
     @property
     def sentence(self) -> str:

@@ -11,7 +11,7 @@ import pytest
 from benchmarks.commit_plays import descendants, git_bisect
 from benchmarks.commits import merges
 from benchmarks.repositories import Change, git, in_tree, module, pure, write
-from bisect_env.engine.document import bisect_log, comparison, pull_request
+from bisect_env.engine.document import bisect_log, comparison, named_commits, pull_request
 from bisect_env.engine.events import TrialFinished
 from bisect_env.environments.commits import CommitBuilder
 from bisect_env.environments.interpreters import machine_interpreters
@@ -26,6 +26,7 @@ from bisect_env.report.text import report_text
 from bisect_env.storage.store import Store
 from tests.engine.studies import PYTHON, Studies
 from tests.planted import plant
+from tests.report import samples
 
 pytestmark = pytest.mark.integration
 
@@ -412,3 +413,12 @@ def test_a_secret_of_a_build_reaches_it_and_is_stored_nowhere(
     elsewhere = studies.folder / "elsewhere"
     with pytest.raises(InfrastructureError, match=r"GITHUB_TOKEN[^$]*BISECT_ENV_BUILD_ENV_GITHUB_TOKEN"):
         CommitBuilder(elsewhere, Uv(elsewhere)).wheel(CommitSource.of(package), here)
+
+
+@pytest.mark.parametrize(
+    ("bad", "good", "named"), [("c" * 40, "b" * 40, ("c" * 40, "b" * 40, [])), ("b" * 40, "c" * 40, None)]
+)
+def test_the_last_bad_commit_is_not_called_the_first(bad: str, good: str, named: object) -> None:
+    axes = [samples.axis("lib", *(letter * 40 for letter in "abcd"), direction="either", kind="commit")]
+    document = samples.verdict(axes, {"lib": bad}, {"lib": good})
+    assert named_commits(document, samples.infos(axes), "lib") == named

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import MISSING, fields
 from datetime import UTC, datetime
@@ -13,6 +14,7 @@ from bisect_env.answers.axes import AxisInfo
 from bisect_env.answers.remedies import Asked
 from bisect_env.answers.verdict_document import VerdictDocument
 from bisect_env.matrix.grid import Combination
+from bisect_env.matrix.schema import SearchLimits
 from bisect_env.report.doubts import advice, good_side_warnings, several_failures, verdict_warnings
 from bisect_env.report.model import FailureReport
 from bisect_env.storage.entries import StoredTrial
@@ -100,6 +102,44 @@ def test_how_a_question_was_asked() -> None:
     assert Asked.of("", ["environment"]) is Asked.BETWEEN
 
 
+@pytest.mark.parametrize(
+    ("direction", "told", "not_told"),
+    [
+        ("regression", "first bad one lies before what is listed: list older versions, or look", "newer"),
+        ("fixed", "first good one lies after what is listed: list newer versions, or look", "older"),
+        ("either", "lies before or after what is listed: list more versions, or look", "older"),
+        ("unordered", "everything fails in one way: look whether the script itself", "versions"),
+    ],
+)
+def test_where_the_boundary_is_if_everything_fails(direction: str, told: str, not_told: str) -> None:
+    axes = (AxisInfo(name="lib", values=("1", "2", "3"), direction=direction), AXES[1])
+    (text,) = advice(ALWAYS, axes, [failure("ValueError: 3")], (), {})
+    assert told in text
+    assert not_told not in text
+    # Of two axes, nobody knows which one to extend.
+    two = (axes[0], AxisInfo(name="python", values=("3.11", "3.12")))
+    (text,) = advice(ALWAYS, two, [failure("ValueError: 3")], (), {})
+    assert "everything fails in one way: look whether the script itself is at fault" in text
+
+
+@pytest.mark.parametrize(("elapsed", "told"), [(0.0, False), (12.0, False), (3599.5, True), (4000.0, True)])
+def test_the_budget_is_used_up_only_once_its_time_has_passed(elapsed: float, told: bool) -> None:
+    verdict = VerdictDocument(kind="all", trials=5)
+    found = advice(verdict, AXES, (), (), {"budget": 3600.0, "max_trials": 500}, elapsed=elapsed)
+    assert any("the time is used up" in text for text in found) is told
+
+
+@pytest.mark.parametrize(("rate", "lower"), [(0.02, "0.002"), (0.0005, "0.0001"), (0.0001, None)])
+def test_a_lower_rate_is_one_that_a_matrix_may_state(rate: float, lower: str | None) -> None:
+    text = said(NEVER, min_crash_rate=rate)
+    assert re.findall(r"use `search: {min_crash_rate: (.*?)}`, or make", text) == [lower] * (
+        lower is not None
+    )
+    assert "the failure more frequent with" in text
+    if lower is not None:
+        assert SearchLimits(min_crash_rate=float(lower)).min_crash_rate == float(lower)
+
+
 def test_a_good_end_that_is_bad_while_others_pass_was_stated_wrongly() -> None:
     passed = [stored("1", "", Evidence.GOOD)] * 3
     trials = [stored("3", '[2,"exit-fail:X","body","a.py:f"]'), *passed]
@@ -171,13 +211,24 @@ def test_an_answer_whose_bad_values_fail_in_two_ways_says_so() -> None:
 
 
 def test_a_last_good_combination_that_fails_too_is_told_with_what_to_ask() -> None:
-    answer = VerdictDocument(culprit_axes=("python",), last_good={"lib": "2", "python": "3.8"})
+    last = {"lib": "2", "python": "3.8"}
+    answer = VerdictDocument(
+        culprit_axes=("python",),
+        first_bad={**last, "python": "3.6"},
+        last_good=last,
+        directions={"python": "fixed"},
+    )
     axes = (AXES[0], AxisInfo(name="python", values=("3.6", "3.8"), direction="fixed"))
     (text,) = good_side_warnings(answer, axes, 9, 142, 0.02)
-    assert "fails, too (9 of 142, " in text
+    assert "the first good combination fails, too (9 of 142, " in text
+    assert "to find where it ends, ask again" in text
     assert "python at 3.8 alone" in text
     (text,) = good_side_warnings(answer, axes[1:], 9, 142, 0.02)
     assert "ask again" not in text, "nothing else was varied"
+    other = answer.model_copy(update={"first_bad": last, "last_good": answer.first_bad})
+    (text,) = good_side_warnings(other, axes, 9, 142, 0.02)
+    assert "the last good combination fails, too (9 of 142, " in text
+    assert "more frequent; to find where it begins, ask again" in text
     assert good_side_warnings(answer, axes, 3, 142, 0.02) == [], "less often than anybody asked about"
     assert good_side_warnings(answer, axes, 0, 60, 0.02) == []
     assert good_side_warnings(VerdictDocument(culprit_axes=("python",)), axes, 0, 0, 0.02) == []

@@ -12,6 +12,7 @@ import pytest
 
 from bisect_env.answers.untrusted import write
 from bisect_env.answers.verdict_document import NeighbourPair, VerdictDocument, calls_bad
+from bisect_env.environments.lock import LockedPackage
 from bisect_env.report.build import load_report, report_document
 from bisect_env.report.doubts import verdict_warnings
 from bisect_env.report.formats import formatted, json_text
@@ -340,6 +341,43 @@ def test_a_fix_is_told_as_one(store: Store) -> None:
     assert "lib 1.1.1 between 1.1 and 1.2 was withdrawn and not tried" in report_text(report, details=False)
 
 
+def test_the_packages_of_a_fix_change_from_the_last_bad_to_the_first_good(store: Store) -> None:
+    study = StudyBuilder(store, [axis("day", "2020-01-01", "2020-01-02", direction="fixed", kind="date")])
+    study.packages = {
+        day: (LockedPackage("greenlet", version, "pip", f"https://x.example/{version}.whl", digest * 32),)
+        for day, version, digest in (("2020-01-01", "0.4.16", "ab"), ("2020-01-02", "0.4.17", "cd"))
+    }
+    study.fill()
+    study.crashes({"day": "2020-01-01"}, 4)
+    study.passes({"day": "2020-01-02"}, 4)
+    study.finished(verdict(study.axes, {"day": "2020-01-01"}, {"day": "2020-01-02"}))
+    report = load_report(store, study.study.id)
+    assert "(last bad 2020-01-01), with greenlet 0.4.16 → 0.4.17: " in report.sentence
+    assert "  greenlet 0.4.16 → 0.4.17" in report_text(report)
+    assert "| package | last bad | first good |" in formatted(report, "md")
+    assert '<th scope="col">last bad</th><th scope="col">first good</th>' in formatted(report, "html")
+    assert report.difference is not None
+    assert report.difference.before == {"day": "2020-01-01"}
+
+
+@pytest.mark.parametrize("status", ["confirmed", "none"])
+def test_a_verdict_without_a_rule_calls_both_sides_of_its_boundary(store: Store, status: str) -> None:
+    """The good side fails at the rate of the background, as often as that happens."""
+    study = StudyBuilder(store, [axis("a", "1", "2", "3"), axis("b", "1", "2")])
+    good, bad = {"a": "1", "b": "1"}, {"a": "1", "b": "2"}
+    study.crashes(good, 9)
+    study.passes(good, 177)
+    study.crashes(bad, 7)
+    study.crashes({"a": "2", "b": "1"}, 1)
+    study.passes({"a": "2", "b": "1"}, 40)
+    study.crashes({"a": "2", "b": "2"}, 3)
+    rates = {"typical_bad_rate": 0.9, "background_rate": 0.05}
+    study.finished(verdict(study.axes, bad, good, status=status, kind="pair", bad_values={}, **rates))
+    report = load_report(store, study.study.id)
+    said = [row(report, a=a, b=b).verdict for a, b in ("11", "12", "21", "22", "31")]
+    assert said == (["good", "bad", "good", "bad", None] if status == "confirmed" else [None] * 5)
+
+
 def test_a_study_without_a_verdict_says_what_is_known(store: Store) -> None:
     study = orjson_study(store)
     report = load_report(store, study.study.id)
@@ -350,6 +388,19 @@ def test_a_study_without_a_verdict_says_what_is_known(store: Store) -> None:
     assert "not ended" in text
     assert "3.9.11    3      18  17 % (3.6–41 %)" in text
     assert "first bad" not in text
+
+
+@pytest.mark.parametrize(
+    ("status", "why"), [("interrupted", "to go on"), ("finished", "to ask again, with new trials")]
+)
+def test_nothing_is_to_be_reproduced_without_an_answer(store: Store, status: str, why: str) -> None:
+    study = orjson_study(store)
+    study.finished(orjson_verdict(status="none", probability=0.1), status)
+    report = load_report(store, study.study.id)
+    assert [command for step in report.reproduce for command in step.commands if " run " not in command] == []
+    text = report_text(report, details=False)
+    assert re.search(rf"bisect-env run matrices/orjson_crash.yaml.*  # {why}\n", text)
+    assert "# first bad" not in text
 
 
 def test_other_answers_are_named_while_none_is_confirmed(store: Store) -> None:

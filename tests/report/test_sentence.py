@@ -11,7 +11,11 @@ import pytest
 from bisect_env.answers import sentence as answers
 from bisect_env.answers.explanation import ChangedPackage, Explanation, IntermediateEnvironment
 from bisect_env.answers.verdict_document import ClearedCombination, VerdictDocument
-from tests.report.samples import Axis, axis, infos, orjson_verdict, rate, verdict
+from bisect_env.engine.document import verdict_document
+from bisect_env.matrix.grid import AxisKind, Direction, Grid, GridAxis
+from bisect_env.matrix.schema import SearchLimits
+from bisect_env.search.goals import Goal, search_towards
+from tests.report.samples import Axis, Values, axis, infos, orjson_verdict, rate, verdict
 
 RATES = (
     "crashed in 23 of 140 trials (16 %, 95 % interval 11–24 %) against 0 of 122 (0–3 %); "
@@ -50,6 +54,13 @@ def test_checks_that_were_cut_short_say_what_they_exclude(wanted: int, says: boo
     text = sentence(document.model_copy(update={"cleared": (cleared,)}), axes, "crash")
     clause = "; the last good one fails in less than 8.9 % of runs, if at all; probability 97 %"
     assert (clause in text) is says
+
+
+def test_checks_of_a_fix_that_were_cut_short_name_the_first_good_one() -> None:
+    document, axes = one("1.2", "2.0", "fixed")
+    cleared = ClearedCombination(combination={"lib": "2.0"}, hits=0, trials=32, below=0.0894, wanted=30)
+    text = sentence(document.model_copy(update={"cleared": (cleared,)}), axes, "crash")
+    assert "; the first good one fails in less than 8.9 % of runs, if at all; " in text
 
 
 def test_a_rate_that_hardly_anything_excludes_is_not_mentioned() -> None:
@@ -112,7 +123,44 @@ def test_a_fix() -> None:
 )
 def test_a_window(bad: str, good: str, span: list[str], expected: str) -> None:
     document, axes = one(bad, good, "either", bad_values={"lib": span})
+    values = axes[0]["values"]
+    if good < bad and span[-1] != values[-1]:
+        after = values[values.index(span[-1]) + 1]
+        document = with_other_end(document, {"lib": span[-1]}, {"lib": after})
     assert sentence(document, axes).startswith(expected)
+
+
+def with_other_end(document: VerdictDocument, bad: Values, good: Values, **changes: Any) -> VerdictDocument:
+    """The verdict with one more boundary on its axis."""
+    data = document.model_dump()
+    other = {"axis": "lib", "bad": bad, "good": good, **changes}
+    return VerdictDocument.model_validate({**data, "boundaries": [*data["boundaries"], other]})
+
+
+def test_a_fix_is_claimed_where_a_version_was_tried() -> None:
+    values = tuple(f"1.{n}" for n in range(8))
+    grid = Grid((GridAxis("lib", AxisKind.PACKAGE, values, Direction.EITHER),))
+    missing = {(1,): ("env-unbuildable", "gcc"), (5,): ("env-unsolvable", "no wheel")}
+    groups = {index: index for index in grid.indices() if index not in missing}
+    search = search_towards(Goal.FIRST_BAD, grid, groups, SearchLimits())
+    while wanted := search.ask(1):
+        for index in wanted:
+            search.tell(index, hit=2 <= index[0] <= 4)
+    document = verdict_document(grid, search, missing)
+    said = sentence(document, [axis("lib", *values, direction="either")])
+    # 1.1 and 1.5 were never tried: the failure is not said to begin or to end there.
+    assert said.startswith("lib is broken from 1.2 to 1.4 (last good 1.0, fixed in 1.6): ")
+    assert "; lib 1.1 in between could not be tried (env-unbuildable); " in said
+    assert "; lib 1.5 in between could not be tried (env-unsolvable); " in said
+
+
+def test_a_fix_may_be_earlier_where_versions_were_left_out() -> None:
+    document, axes = one("1.1", "1.0", "either", bad_values={"lib": ["1.1"]})
+    document = with_other_end(document, {"lib": "1.1"}, {"lib": "2.0"})
+    axes[0]["passed_over"] = ["1.1.5"]
+    said = sentence(document, axes)
+    assert said.startswith("lib is broken in 1.1 (last good 1.0, fixed in 2.0 or before): ")
+    assert "; lib 1.1.5 was not listed; " in said
 
 
 def test_a_window_whose_end_is_not_known() -> None:
@@ -337,3 +385,33 @@ def test_what_may_be_needed_as_well_is_told(of_axis: bool, beginning: str) -> No
     assert said.startswith(beginning)
     assert "alone" not in said
     assert "whether it does without core 3 → 4 is not known" in said
+
+
+@pytest.mark.parametrize(
+    ("direction", "bad", "good"), [("fixed", "b", "d"), ("either", "d", "b"), ("either", "b", "d")]
+)
+def test_untried_commits_are_told_whatever_the_direction(direction: str, bad: str, good: str) -> None:
+    axes = [axis("lib", *"abcde", direction=direction, kind="commit")]
+    span = list("de" if bad == "d" else "ab")
+    document = verdict(axes, {"lib": bad}, {"lib": good}, bad_values={"lib": span})
+    untried = {"combination": {"lib": "c"}, "status": "env-unbuildable", "reason": "gcc"}
+    said = sentence(with_between(document, untried), axes)
+    assert "; lib c in between could not be tried (env-unbuildable); " in said
+
+
+@pytest.mark.parametrize(
+    ("direction", "bad", "good", "told"),
+    [
+        ("fixed", "b", "c", "the first good commit among those tried (one of it and the 7 before it, which"),
+        ("either", "c", "b", "; 7 commits of lib between b and c were not listed; "),
+        ("either", "b", "c", "; 7 commits of lib between b and c were not listed; "),
+    ],
+)
+def test_commits_that_were_left_out_are_told_whatever_the_direction(
+    direction: str, bad: str, good: str, told: str
+) -> None:
+    axes = [axis("lib", *"abcde", direction=direction, kind="commit")]
+    axes[0]["left_out"] = {"c": 7}
+    span = list("cde" if bad == "c" else "ab")
+    document = verdict(axes, {"lib": bad}, {"lib": good}, bad_values={"lib": span})
+    assert told in sentence(document, axes)
