@@ -21,6 +21,16 @@ from bisect_env.errors import BisectEnvError, ExitCode, StudyInterruptedError, U
 from bisect_env.secrets import without_passwords, without_passwords_in_code
 
 _FULL = {errno.ENOSPC, errno.EDQUOT, errno.EIO}
+_PATHS = {
+    errno.EACCES: "change its permissions or those of its folders, or name another path",
+    errno.EPERM: "change its permissions or those of its folders, or name another path",
+    errno.EROFS: "name a path on another file system",
+    errno.ENAMETOOLONG: "use a shorter path",
+    errno.ENOTDIR: "correct the path: a folder in it is a file",
+    errno.EISDIR: "correct the path, or name a file in it",
+    errno.ELOOP: "correct the path: a link in it leads to itself",
+}
+"""Error number to remedy, for errors that say that a path cannot be used."""
 
 
 def main() -> None:
@@ -99,6 +109,8 @@ def _exit_code() -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         return int(ExitCode.NO_VERDICT)
     except OSError as error:
+        if error.errno in _PATHS and isinstance(error.filename, str | bytes):
+            return _unusable(os.fsdecode(error.filename), error.errno)
         if error.errno not in _FULL:
             return _internal(error)
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
@@ -112,6 +124,21 @@ def _exit_code() -> int:
         # Python or a library may replace the signal's error by another one, for example in `__set_name__`.
         return _stopped() if signals.is_interrupted() else _internal(error)
     return 0
+
+
+def _unusable(path: str, number: int) -> int:
+    """Print that a path cannot be used, and return the exit code.
+
+    It is the exit code of a usage error if the user named the path on the command line.
+
+    Args:
+        path: The path.
+        number: Error number of the operating system.
+    """
+    _say(f"error: {path} cannot be used: {os.strerror(number)}\n  remedy: {_PATHS[number]}")
+    words = [word.partition("=")[2] if word.startswith("-") else word for word in sys.argv[1:]]
+    is_named = any(word and Path.cwd() / path == Path.cwd() / word for word in words)
+    return int(ExitCode.USAGE if is_named else ExitCode.INFRASTRUCTURE)
 
 
 def _report(error: BisectEnvError) -> None:

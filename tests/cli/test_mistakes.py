@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import re
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
@@ -174,6 +176,43 @@ def test_a_place_that_cannot_be_read(
     more = ["--", "python", "x.py"] if words[0] == "between" else []
     code, _, err = run(*words, *more)
     assert (code, says in err) == (2, True), err
+
+
+@pytest.mark.parametrize(
+    ("words", "code"),
+    [
+        (("plan", "m.yaml", "--save", "LONG.yaml"), 2),
+        (("plan", "six>=1", "LONG.py"), 2),
+        (("plan", "--git", "LONG", "--from", "v1", "--", "python", "-c", "pass"), 2),
+        (("trial", "m.yaml", "--at", "1", "--debug", "--output", "LONG"), 2),
+        pytest.param(
+            ("trial", "m.yaml", "--at", "1", "--debug", "--output", "/dev/null/x"),
+            6,
+            marks=pytest.mark.integration,
+        ),
+    ],
+)
+def test_a_path_that_cannot_be_used(
+    tmp_path: Path, run: RunCommand, monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...], code: int
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("BISECT_ENV_DB", str(tmp_path / "results.sqlite"))
+    matrix_of(tmp_path, "1, 2")
+    found, _, err = run(*(word.replace("LONG", 300 * "a") for word in words))
+    assert found == code, err
+    assert re.search("File name too long|Not a directory", err)
+    assert "remedy: " in err
+
+
+def test_a_folder_that_may_not_be_listed(
+    tmp_path: Path, run: RunCommand, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(folder: Path) -> Iterator[Path]:
+        raise PermissionError(errno.EACCES, "Permission denied", str(folder))
+
+    monkeypatch.setattr(Path, "iterdir", refuse)
+    code, _, err = run("plan", str(tmp_path / "m.yaml"))
+    assert (code, "the file does not exist; correct the path" in err) == (2, True), err
 
 
 def test_a_directory_that_was_removed(
