@@ -220,7 +220,7 @@ def full_command(words: Sequence[str], folder: Path) -> tuple[str, ...]:
 def _is_range(word: str) -> bool:
     try:
         return bool(Requirement(word).specifier)
-    except InvalidRequirement:
+    except (InvalidRequirement, RecursionError):
         return False
 
 
