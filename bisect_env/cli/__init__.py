@@ -8,12 +8,14 @@ from __future__ import annotations
 import atexit
 import errno
 import gc
+import io
 import os
 import sys
 import tempfile
 import traceback
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 from bisect_env.answers.untrusted import clean_lines
 from bisect_env.cli import signals
@@ -40,6 +42,7 @@ def main() -> None:
     """
     signals.leave_at_once()
     _open_closed_streams()
+    _tolerate_broken_stderr()
     # The search multiplies small matrices. More threads would not be faster, and would take cores from
     # trials. Trials do not inherit this variable, because their environment is built from an allow-list.
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
@@ -79,6 +82,25 @@ def _open_closed_streams() -> None:
         sys.stderr = open(2, "w", encoding="utf-8", closefd=False)  # noqa: SIM115
     if 1 in closed:
         sys.stderr.write("warning: standard output is closed: what would be printed goes nowhere\n")
+
+
+class _Messages(io.FileIO):
+    """The standard error stream of a command. Messages that cannot be written are dropped."""
+
+    def write(self, text: Any) -> int:
+        """Write bytes, or drop them if the stream is full or its reader has gone."""
+        try:
+            return super().write(text)
+        except OSError:
+            return len(text)
+
+
+def _tolerate_broken_stderr() -> None:
+    """Make writing to stderr never fail, so that a command goes on, and ends with its own exit code."""
+    before = sys.__stderr__
+    if before is not None and sys.stderr is before and before.fileno() == 2:
+        raw = io.BufferedWriter(_Messages(2, "w", closefd=False))
+        sys.stderr = io.TextIOWrapper(raw, before.encoding, "backslashreplace", line_buffering=True)
 
 
 def _exit_code() -> int:
