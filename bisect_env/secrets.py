@@ -23,7 +23,13 @@ _USER = r"""[^\s/:@"'<>\[\]]{0,256}"""
 # A text may be JSON, such as a stored signature. If a password ended with the backslash of an escaped quote,
 # the text without the password would not be JSON. Two backslashes escape no quote.
 _UNLESS_QUOTE = r"""\\\\|(?!\\["'])"""
+# An e-mail address as user name. A colon after it may also begin a port or, in `ssh://git@host:path`, a path.
+_MAIL_USER = r"""[^\s:/?#@"'<>\[\]]{0,256}@[^\s:/?#"'<>\[\]]{0,256}:(?!\d{1,5}(?:[/\s?#]|$))"""
 _PASSWORDS = (
+    # `://user@example.org:password@`: the last `@` before a slash ends the password. In a web address, a
+    # text before the slash that is no port number is treated as the start of a password with a slash.
+    (re.compile(rf"""(://{_MAIL_USER})[^\s/"'<>]{{0,512}}@"""), rf"\1{MASK}@"),
+    (re.compile(rf"""(https?://{_MAIL_USER})[^\s"'<>@]{{0,512}}@"""), rf"\1{MASK}@"),
     # `://user:password@`. A slash ends the host part of a URL. But if the text before the slash is not a port
     # number, it is treated as a password that contains a slash.
     (
@@ -56,7 +62,7 @@ _SECRET_PARAMETER = re.compile(
     r"passw|token|secret|signature|credential|api[_-]?key|access[_-]?key|^(sig|key|auth|pwd)$", re.IGNORECASE
 )
 _SECRET_VARIABLE = re.compile(
-    r"PASS|TOKEN|SECRET|KEY|CRED|AUTH|COOKIE|SESSION|PRIVATE|(?:^|_)PAT(?:_|$)", re.IGNORECASE
+    r"PASS|TOKEN|SECRET|KEY|CRED|AUTH|COOKIE|SESSION|PRIVATE|(?:^|_)PAT(?:_|$)|_PWD", re.IGNORECASE
 )
 # Matches the start of tokens of GitHub, GitLab, Hugging Face, PyPI, Slack, Amazon and OpenAI, and JSON web
 # tokens (JWT).

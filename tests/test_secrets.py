@@ -21,6 +21,12 @@ from bisect_env.secrets import may_be_stored, public_json, without_passwords, wi
         ("https://me:p@ss@host/x", "https://me:***@host/x"),
         ("https://me:pa/ss@host/x", "https://me:***@host/x"),
         ("https://:hunter2@host/x", "https://:***@host/x"),
+        ("https://ann@corp.com:hunter2@host/x@y", "https://***@corp.com:***@host/x@y"),
+        ("https://ann@corp.com:h@nter2@host:80/x", "https://***@corp.com:***@host:80/x"),
+        ("https://ann@corp.com:hun/ter2@host/x", "https://***@corp.com:***@host/x"),
+        ("postgresql://ann@corp.com:hunter2@host/x", "postgresql://ann@corp.com:***@host/x"),
+        ("https://token@host:8080/x@y", "https://***@host:8080/x@y"),
+        ("git+ssh://git@host:group/project@v1", "git+ssh://git@host:group/project@v1"),
         ("git+https://ghp_abcdef@host/x", "git+https://***@host/x"),
         ("ssh://git@host/x", "ssh://git@host/x"),
         ("http://host:8080/a@b", "http://host:8080/a@b"),
@@ -109,6 +115,9 @@ def test_a_long_line_does_not_take_for_ever(piece: str) -> None:
         ("DB_PASSWORD", "12", False),
         ("HF_TOKEN", "x", False),
         ("CUDA_API_KEY", "x", False),
+        ("MYSQL_PWD", "12", False),
+        ("PWD", "12", True),
+        ("OLDPWD", "12", True),
     ],
 )
 def test_variables_are_stored_by_allow_list(variable: str, value: str, stored: bool) -> None:

@@ -8,12 +8,14 @@ from __future__ import annotations
 import atexit
 import errno
 import gc
+import io
 import os
 import sys
 import tempfile
 import traceback
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 from bisect_env.answers.untrusted import clean_lines
 from bisect_env.cli import signals
@@ -21,6 +23,16 @@ from bisect_env.errors import BisectEnvError, ExitCode, StudyInterruptedError, U
 from bisect_env.secrets import without_passwords, without_passwords_in_code
 
 _FULL = {errno.ENOSPC, errno.EDQUOT, errno.EIO}
+_PATHS = {
+    errno.EACCES: "change its permissions or those of its folders, or name another path",
+    errno.EPERM: "change its permissions or those of its folders, or name another path",
+    errno.EROFS: "name a path on another file system",
+    errno.ENAMETOOLONG: "use a shorter path",
+    errno.ENOTDIR: "correct the path: a folder in it is a file",
+    errno.EISDIR: "correct the path, or name a file in it",
+    errno.ELOOP: "correct the path: a link in it leads to itself",
+}
+"""Error number to remedy, for errors that say that a path cannot be used."""
 
 
 def main() -> None:
@@ -30,6 +42,7 @@ def main() -> None:
     """
     signals.leave_at_once()
     _open_closed_streams()
+    _tolerate_broken_stderr()
     # The search multiplies small matrices. More threads would not be faster, and would take cores from
     # trials. Trials do not inherit this variable, because their environment is built from an allow-list.
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
@@ -71,6 +84,25 @@ def _open_closed_streams() -> None:
         sys.stderr.write("warning: standard output is closed: what would be printed goes nowhere\n")
 
 
+class _Messages(io.FileIO):
+    """The standard error stream of a command. Messages that cannot be written are dropped."""
+
+    def write(self, text: Any) -> int:
+        """Write bytes, or drop them if the stream is full or its reader has gone."""
+        try:
+            return super().write(text)
+        except OSError:
+            return len(text)
+
+
+def _tolerate_broken_stderr() -> None:
+    """Make writing to stderr never fail, so that a command goes on, and ends with its own exit code."""
+    before = sys.__stderr__
+    if before is not None and sys.stderr is before and before.fileno() == 2:
+        raw = io.BufferedWriter(_Messages(2, "w", closefd=False))
+        sys.stderr = io.TextIOWrapper(raw, before.encoding, "backslashreplace", line_buffering=True)
+
+
 def _exit_code() -> int:
     try:
         # Imported here, because importing the commands fails in an incomplete installation.
@@ -99,6 +131,8 @@ def _exit_code() -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         return int(ExitCode.NO_VERDICT)
     except OSError as error:
+        if error.errno in _PATHS and isinstance(error.filename, str | bytes):
+            return _unusable(os.fsdecode(error.filename), error.errno)
         if error.errno not in _FULL:
             return _internal(error)
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
@@ -112,6 +146,21 @@ def _exit_code() -> int:
         # Python or a library may replace the signal's error by another one, for example in `__set_name__`.
         return _stopped() if signals.is_interrupted() else _internal(error)
     return 0
+
+
+def _unusable(path: str, number: int) -> int:
+    """Print that a path cannot be used, and return the exit code.
+
+    It is the exit code of a usage error if the user named the path on the command line.
+
+    Args:
+        path: The path.
+        number: Error number of the operating system.
+    """
+    _say(f"error: {path} cannot be used: {os.strerror(number)}\n  remedy: {_PATHS[number]}")
+    words = [word.partition("=")[2] if word.startswith("-") else word for word in sys.argv[1:]]
+    is_named = any(word and Path.cwd() / path == Path.cwd() / word for word in words)
+    return int(ExitCode.USAGE if is_named else ExitCode.INFRASTRUCTURE)
 
 
 def _report(error: BisectEnvError) -> None:

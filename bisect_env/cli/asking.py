@@ -358,7 +358,9 @@ def asked_command(flags: TrialFlags, words: Sequence[str]) -> tuple[AskedQuestio
     folder = Path.cwd()
     command, places = travelling(full_command(words, folder), flags.files or (), folder)
     scripts = [place for name, place in places.items() if name in command and name.endswith(".py")]
-    inline = inline_metadata(scripts[0].read_text("utf-8", "replace"), scripts[0].name) if scripts else None
+    inline = (
+        inline_metadata(scripts[0].read_text("utf-8-sig", "replace"), scripts[0].name) if scripts else None
+    )
     more = flags if isinstance(flags, Flags) else Flags()
     question = AskedQuestion(
         packages=(),

@@ -50,6 +50,7 @@ def start_log(command: str, options: ShownOptions) -> None:
         logger.addHandler(shown)
     try:
         path = options.log_file or _new_file(command)
+        is_new = not path.exists()
         written = _LogFile(path, encoding="utf-8", errors="backslashreplace")
     except OSError as error:
         if options.log_file is not None:
@@ -59,8 +60,9 @@ def start_log(command: str, options: ShownOptions) -> None:
             ) from None
         typer.echo(f"no log is written: {error}", err=True)
         return
-    if path.is_file():  # do not change the mode of a device such as /dev/null
-        path.chmod(0o600)
+    if is_new:
+        with contextlib.suppress(OSError):  # some file systems have no modes
+            path.chmod(0o600)
     written.setFormatter(form)
     logger.addHandler(written)
     _log.info("%s: %s", __version__, without_passwords_in_code(own_command(sys.argv[1:])))

@@ -112,5 +112,5 @@ def _has_range(text: str) -> bool:
 def _requirement(text: str) -> Requirement | None:
     try:
         return Requirement(text)
-    except InvalidRequirement:
+    except (InvalidRequirement, RecursionError):
         return None

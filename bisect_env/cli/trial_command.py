@@ -55,7 +55,7 @@ from bisect_env.report.words import named
 from bisect_env.search.numeric import clopper_pearson
 from bisect_env.search.rate_test import RateClaim
 from bisect_env.storage.entries import EvidenceCounts
-from bisect_env.trials.records import NONE, Evidence, TrialRecord
+from bisect_env.trials.records import NONE, Evidence, Outcome, TrialRecord
 from bisect_env.trials.run import TrialCancelledError
 
 DEBUG = "With --debug"
@@ -190,7 +190,7 @@ def _line(number: int, event: events.TrialFinished) -> str:
     parts = [f"{sign} {number:>3}", f"{record.outcome:<12}", f"{record.duration:7.2f} s"]
     notes = [] if evidence == "good" else [record.detail]
     if evidence not in ("good", "bad"):
-        notes.append("the script skipped it" if evidence == "skip" else "not counted")
+        notes.append("the script skipped it" if record.outcome is Outcome.SKIP else "not counted")
     return "  ".join([*parts, "; ".join(note for note in notes if note)]).rstrip()
 
 
@@ -199,7 +199,7 @@ def _line(number: int, event: events.TrialFinished) -> str:
 
 
 def _count(chosen: ChosenCombination, number: int, session: Session, shown: ShownOptions) -> ExitCode:
-    _, tally, _ = run_trials(chosen, lambda: OneCombinationPlan(chosen.index, number), session)
+    _, tally, why = run_trials(chosen, lambda: OneCombinationPlan(chosen.index, number), session)
     counted = tally.good + tally.bad
     if shown.as_json:
         emit(_rate(chosen, tally))
@@ -210,7 +210,9 @@ def _count(chosen: ChosenCombination, number: int, session: Session, shown: Show
             f"(95 % interval {interval(*clopper_pearson(tally.bad, counted))}){others}"
         )
     else:
-        say("no trial counts" + (": the script skipped this combination" if tally.skip else ""))
+        is_skipped = why.startswith(f"{Outcome.SKIP}: ")
+        reason = "the script skipped this combination" if is_skipped else why
+        say("no trial counts" + (f": {reason}" if reason else ""))
     if session.stopped():
         raise StudyInterruptedError(
             "stopped; every trial that ended is stored", remedy="the same command runs as many again"

@@ -157,8 +157,15 @@ def is_closed(top: Path) -> bool:
 
 
 def _mount(source: Path, target: Path | None = None, *, read_only: bool = True) -> list[str]:
-    text = f"type=bind,src={source},dst={target or source}"
+    # The engines read it as a line of comma-separated values.
+    fields = ("type=bind", f"src={source}", f"dst={target or source}")
+    text = ",".join(_csv_field(field) for field in fields)
     return ["--mount", f"{text},readonly" if read_only else text]
+
+
+def _csv_field(text: str) -> str:
+    doubled = text.replace('"', '""')
+    return f'"{doubled}"' if '"' in text or "," in text else text
 
 
 def gpu_options(kind: str, uuids: Sequence[str]) -> list[str]:

@@ -20,7 +20,7 @@ from pathlib import Path
 from bisect_env.engine.specs import target_of, trial_spec
 from bisect_env.engine.stored import LockedCombination
 from bisect_env.environments.prefix import Prefix
-from bisect_env.errors import UsageError
+from bisect_env.errors import InfrastructureError, UsageError
 from bisect_env.matrix.load import Matrix
 from bisect_env.matrix.signatures import shown as shown_signature
 from bisect_env.trials.cores import Debug, of_gdb, under_gdb
@@ -131,6 +131,7 @@ def diagnose(
 
     Raises:
         UsageError: A requested tool is missing.
+        InfrastructureError: The folder cannot be made.
         TrialCancelledError: `stopped` returned True.
     """
 
@@ -150,7 +151,13 @@ def diagnose(
             inside=prefix.inside,
         )
 
-    folder.mkdir(parents=True)
+    try:
+        folder.mkdir(parents=True)
+    except OSError as error:
+        raise InfrastructureError(
+            f"the folder {folder} cannot be made: {error.strerror}",
+            remedy="name another one with `--output`",
+        ) from error
     with contextlib.ExitStack() as unless_complete:
         unless_complete.callback(shutil.rmtree, folder, ignore_errors=True)
         for number in range(1, limit + 1):

@@ -90,7 +90,7 @@ def fetch_study(
         raise InfrastructureError(
             f"{root} cannot be written: {error.strerror or error}",
             tried=str(error.filename or root),
-            remedy="make room, or name another directory with --to; the same command goes on",
+            remedy="make room, or name another directory with --output; the same command goes on",
         ) from error
     return Fetched(len(locks), len(prepared.unsolvable), len(sizes), sum(sizes), tuple(warnings))
 

@@ -11,7 +11,7 @@ from collections.abc import Set as AbstractSet
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 
-from packaging.markers import default_environment
+from packaging.markers import UndefinedComparison, UndefinedEnvironmentName, default_environment
 from packaging.requirements import InvalidRequirement, Requirement
 from packaging.utils import canonicalize_name
 
@@ -252,7 +252,10 @@ class Demands:
             asked = Requirement(text)
         except InvalidRequirement:  # old packages may contain invalid text
             return None
-        if asked.marker is not None and not asked.marker.evaluate(self._markers):
+        try:
+            if asked.marker is not None and not asked.marker.evaluate(self._markers):
+                return None
+        except (UndefinedComparison, UndefinedEnvironmentName):  # such as `os_name ~= "posix"`
             return None
         return asked if _meets(packages, asked) else None
 

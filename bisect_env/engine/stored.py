@@ -19,7 +19,7 @@ from bisect_env.matrix import yaml_source
 from bisect_env.matrix.grid import Combination, find_combination
 from bisect_env.matrix.load import Matrix, stored_matrix
 from bisect_env.secrets import MASK
-from bisect_env.storage.entries import Study
+from bisect_env.storage.entries import CombinationStatus, Study
 from bisect_env.storage.store import Store
 
 
@@ -151,6 +151,17 @@ def stored_combination(store: Store, study: Study, text: str | None, flag: str =
     combination = find_combination(study.grid, text, named_combinations(study), flag=flag)
     state = next((s for s in store.combinations(study.id) if s.combination == combination), None)
     lock = store.lock(state.lock_hash) if state is not None and state.lock_hash else None
+    if lock is None and state is not None and state.status is CombinationStatus.EXCLUDED:
+        raise UsageError(
+            f"{combination} is excluded in the matrix: {state.reason}",
+            remedy="name a combination that no rule of the matrix excludes",
+        )
+    if lock is None and (state is None or state.status is CombinationStatus.UNLOCKED):
+        pairs = ",".join(map("=".join, combination.items))
+        raise UsageError(
+            f"{combination} was not locked yet",
+            remedy=f"`{command_line('bisect-env', 'trial', study.id[:8], '--at', pairs)}` locks it",
+        )
     if lock is None:
         reason = state.reason.partition("\n")[0] if state is not None else ""
         raise UsageError(

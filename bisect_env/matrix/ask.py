@@ -12,14 +12,14 @@ from typing import Any
 
 from packaging.specifiers import SpecifierSet
 from packaging.utils import canonicalize_name
-from packaging.version import InvalidVersion, Version
+from packaging.version import Version
 from pydantic import BaseModel
 
 from bisect_env.errors import UsageError
 from bisect_env.matrix.grid import parse_at
 from bisect_env.matrix.inline import InlineMetadata, read_requirement
 from bisect_env.matrix.schema import CommitAxis, WholeEnvironment, braces_kept, placeholders
-from bisect_env.matrix.versions import fitting_python
+from bisect_env.matrix.versions import fitting_python, parse_range
 
 _UNSAFE = re.compile(r"[^a-z0-9_-]+")
 GOOD, BAD = "good", "bad"
@@ -27,6 +27,8 @@ GOOD, BAD = "good", "bad"
 the axis of two environments."""
 ENVIRONMENT = "environment"
 """Name of the axis whose values are two environments."""
+_LONGEST_SHOWN = 200
+"""Maximum number of characters of a wrong value that a message quotes."""
 _RARELY = 4
 """The search looks for failures down to the stated failure rate divided by this number."""
 
@@ -360,7 +362,11 @@ def _name_and_range(spec: str) -> tuple[str, str]:
         )
     if found.marker is not None or found.url:
         raise UsageError(f"-p {spec}: an axis is a name with a range", remedy="write it like 'torch>=2.5'")
-    return found.name, str(found.specifier)
+    within = str(found.specifier)
+    try:
+        return found.name, str(parse_range(within)) if within else ""
+    except ValueError as error:
+        raise UsageError(f"-p {found.name}: {error}", remedy="correct the range") from None
 
 
 def _requirements(texts: Iterable[str], axes: Collection[str]) -> list[str]:
@@ -434,8 +440,12 @@ def _releases_axis(one: Moving) -> dict[str, Any]:
 def _version(text: str) -> Version:
     try:
         return Version(text)
-    except InvalidVersion as error:
-        raise UsageError(f"--good, --bad: {error}", remedy="write a version such as 2.6.0") from None
+    except ValueError:
+        # Beside `InvalidVersion`: Python reads no number of more than 4,300 digits.
+        raise UsageError(
+            f"--good, --bad: Invalid version: {text[:_LONGEST_SHOWN]!r}",
+            remedy="write a version such as 2.6.0",
+        ) from None
 
 
 def _python(requires: str, here: str, installed: Callable[[], Iterable[str]]) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
 
-from bisect_env.matrix.grid import Direction
+from bisect_env.matrix.grid import Direction, GridAxis
 from bisect_env.matrix.problems import Path, Problem, line_of, near
 from bisect_env.matrix.rules import condition_problem, named_value
 from bisect_env.matrix.scalars import package_of
@@ -35,7 +35,7 @@ def cross_checks(file: MatrixFile, lines: Mapping[Path, int]) -> list[Problem]:
         *_channels(file),
         *_indexes(file),
         *_placeholders(file),
-        *_rules(file),
+        *rule_contradictions(file),
         *_ends(file),
         *_target(file),
         *_commits(file),
@@ -137,10 +137,20 @@ def _placeholders(file: MatrixFile) -> Iterator[Contradiction]:
                 yield path, f"{key}: {{{name}}} is no axis; {near(name, file.axes)}"
 
 
-def _rules(file: MatrixFile) -> Iterator[Contradiction]:
+def rule_contradictions(
+    file: MatrixFile, found: Mapping[str, GridAxis] | None = None
+) -> Iterator[Contradiction]:
+    """Yield a contradiction for each condition of a rule that is invalid for its axis.
+
+    Args:
+        file: Content of the matrix file.
+        found: Name of a range axis to the axis with the values that were found for it. Values of other range
+            axes are not checked.
+    """
+    known = found or {}
     for name, axis in file.axes.items():
         for i, value in enumerate(axis.skip):
-            if problem := condition_problem(axis, name, value):
+            if problem := condition_problem(axis, name, value, known.get(name)):
                 yield ("axes", name, "skip", i), problem.replace("the rule", "`skip`", 1)
     rules = [(("exclude", i), rule) for i, rule in enumerate(file.exclude)]
     rules += [(("include", i), rule) for i, rule in enumerate(file.include)]
@@ -152,7 +162,7 @@ def _rules(file: MatrixFile) -> Iterator[Contradiction]:
                 continue
             axis = file.axes[name]
             for i, condition in enumerate(conditions):
-                problem = condition_problem(axis, name, condition)
+                problem = condition_problem(axis, name, condition, known.get(name))
                 if problem:
                     yield (*inside, i), problem
 

@@ -13,7 +13,7 @@ from datetime import datetime
 from packaging.specifiers import InvalidSpecifier, SpecifierSet
 from packaging.version import InvalidVersion, Version
 
-from bisect_env.matrix.contradictions import end_value_problem, ends_contradiction
+from bisect_env.matrix.contradictions import end_value_problem, ends_contradiction, rule_contradictions
 from bisect_env.matrix.grid import AxisKind, Direction, Grid, GridAxis, Index
 from bisect_env.matrix.history import History
 from bisect_env.matrix.load import Matrix
@@ -66,11 +66,17 @@ def expand(
         axes of values.
 
     Raises:
-        MatrixError: A range contains no version; `good` or `bad` is not on the axes or is excluded; every
-            combination is excluded; or a limit on the size is exceeded.
+        MatrixError: A range contains no version; a rule names a value that is not on its axis; `good` or
+            `bad` is not on the axes or is excluded; every combination is excluded; or a limit on the size is
+            exceeded.
         IndexUnavailableError: The catalogue could not reach a package index.
     """
     axes = _axes(matrix, catalogue, as_of, settled or {}, known or {})
+    # Interpreters differ among the hosts that share a matrix, so a rule may name one that is missing here.
+    ranges = {name for name, axis in matrix.file.axes.items() if axis.listed is None and not _is_python(axis)}
+    conflicts = rule_contradictions(matrix.file, {axis.name: axis for axis in axes if axis.name in ranges})
+    if wrong := [Problem(text, matrix.line(*path)) for path, text in conflicts]:
+        raise matrix_error(matrix.shown, wrong)
     size = math.prod(len(axis.values) for axis in axes)
     if size > MAX_COMBINATIONS:
         text = f"the axes make {size} combinations, more than {MAX_COMBINATIONS}; shorten an axis"

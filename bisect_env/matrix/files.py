@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import os
 import stat
@@ -167,8 +168,9 @@ def near_file(place: Path, suffixes: Sequence[str]) -> str:
         place: The path that does not exist.
         suffixes: Suffixes of files to suggest, such as `.yaml`.
     """
-    folder = place.parent
-    others = sorted(one for one in folder.iterdir() if one.suffix in suffixes) if folder.is_dir() else []
+    others: list[Path] = []
+    with contextlib.suppress(OSError):  # there is no such folder, or it may not be listed
+        others = sorted(one for one in place.parent.iterdir() if one.suffix in suffixes)
     if not others:
         return "correct the path"
     # Without suffixes: a common one would make any two names similar.
@@ -218,7 +220,7 @@ def full_command(words: Sequence[str], folder: Path) -> tuple[str, ...]:
 def _is_range(word: str) -> bool:
     try:
         return bool(Requirement(word).specifier)
-    except InvalidRequirement:
+    except (InvalidRequirement, RecursionError):
         return False
 
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
@@ -204,16 +205,15 @@ class Grid:
 NAMED = ("first-bad", "last-good")
 """Names that a user can give instead of values: the two combinations of a study's verdict."""
 
-_BETWEEN = re.compile(r"[,\s]+(?=[\w.-]+=)")
 
-
-def parse_at(text: str, flag: str = "--at") -> dict[str, str]:
+def parse_at(text: str, flag: str = "--at", names: Iterable[str] = ()) -> dict[str, str]:
     """Parse a text that names the values of a combination, such as `torch=2.3.1,cuml=24.04`.
 
     Args:
         text: Text from the user. Pairs are separated by commas or, as in reports, by blanks. A comma or blank
             that is not followed by `name=` is part of the value.
         flag: Name of the option, for messages; "" if there is none.
+        names: Names of the axes, if a pair begins only with one of them; empty for any name.
 
     Returns:
         A dict of axis name to value, in the order of the text.
@@ -224,7 +224,8 @@ def parse_at(text: str, flag: str = "--at") -> dict[str, str]:
     of, option = _words(flag)
     remedy = f"write it like {option}torch=2.3.1,cuml=24.04"
     pairs: dict[str, str] = {}
-    for word in filter(None, _BETWEEN.split(text.strip())):
+    known = "|".join(map(re.escape, names)) or r"[\w.-]+"
+    for word in filter(None, re.split(rf"[,\s]+(?=(?:{known})=)", text.strip())):
         name, equals, value = word.partition("=")
         if not equals or not name or not value:
             raise UsageError(f"{of}{word!r} is not axis=value", remedy=remedy)
@@ -276,10 +277,7 @@ def find_combination(
             )
         pairs = dict(named[text])
     else:
-        several = [axis.name for axis in grid.axes if len(axis.values) > 1]
-        if text is not None and len(several) == 1 and "=" not in text:
-            text = f"{several[0]}={text}"
-        pairs = {} if text is None else parse_at(text, flag)
+        pairs = {} if text is None else _pairs(grid, text, flag)
     known = {axis.name: axis for axis in grid.axes}
     for name in pairs:
         if name not in known:
@@ -300,6 +298,24 @@ def _words(flag: str) -> tuple[str, str]:
     Both are "" if `flag` is "".
     """
     return (f"{flag}: ", f"{flag} ") if flag else ("", "")
+
+
+def _pairs(grid: Grid, text: str, flag: str) -> dict[str, str]:
+    """Return the values that a text names, by axis. Values may contain text that looks like `axis=value`."""
+    several = [axis for axis in grid.axes if len(axis.values) > 1]
+    if len(several) == 1:
+        (axis,) = several
+        for whole in (text, text.removeprefix(f"{axis.name}=")):
+            if whole in axis.values:
+                return {axis.name: whole}
+        text = text if "=" in text else f"{axis.name}={text}"
+    known = {axis.name: axis for axis in grid.axes}
+    with contextlib.suppress(UsageError, KeyError):
+        pairs = parse_at(text, flag, known)
+        for name, value in pairs.items():
+            _value(known[name], value, "")
+        return pairs
+    return parse_at(text, flag)
 
 
 def _value(axis: GridAxis, wanted: str, of: str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
@@ -146,7 +147,8 @@ def repository_at(text: str, folder: Path) -> str:
         folder: Folder to which the path is relative.
     """
     if text.startswith("file://"):
-        text = unquote(urlsplit(text).path)
+        with contextlib.suppress(ValueError):  # git says why an invalid address is none
+            text = unquote(urlsplit(text).path)
     if "://" in text:
         return text
     place = expanded(text)

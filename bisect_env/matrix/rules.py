@@ -10,7 +10,7 @@ import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from bisect_env.matrix.grid import Combination
+from bisect_env.matrix.grid import Combination, GridAxis
 from bisect_env.matrix.problems import Path, near
 from bisect_env.matrix.scalars import cutoff
 from bisect_env.matrix.schema import Axis, CommitAxis, DateAxis, PackageAxis, Rule
@@ -105,23 +105,26 @@ def named_value(axis: Axis, values: Sequence[str], text: str) -> str | None:
         return None
 
 
-def condition_problem(axis: Axis, name: str, condition: str) -> str | None:
+def condition_problem(axis: Axis, name: str, condition: str, found: GridAxis | None = None) -> str | None:
     """Return an error message if a condition of a rule is invalid for an axis, or None if it is valid.
 
-    Package indexes are not queried, so values of a range are not checked.
+    Package indexes are not queried, so values of a range are checked only if `found` is given.
 
     Args:
         axis: Axis as defined in the matrix file.
         name: Name of the axis.
         condition: Value or comparison.
+        found: The axis with the values that were found for its range. A condition may also name a release or
+            commit that was left out.
     """
-    values = axis.listed
+    values = axis.listed if found is None else found.values
+    left = () if found is None else (*found.dropped, *found.passed_over)
     if _COMPARISON.match(condition):
         try:
             matching(axis, values or (), condition)
         except ValueError as error:
             return f"the rule about {name!r}: {error}"
-    elif values is not None and named_value(axis, values, condition) is None:
+    elif values is not None and not any(named_value(axis, some, condition) for some in (values, left)):
         return f"the rule names {condition!r}, which is not on the axis {name!r}; {near(condition, values)}"
     return None
 

@@ -22,7 +22,8 @@ from pydantic import AfterValidator, BeforeValidator, ByteSize, Field, WithJsonS
 # Days and instants of `exclude_newer` and of date axes. Pure: the current time is not used.
 
 _DAY = re.compile(r"\d{4}-\d{2}-\d{2}")
-_STEP = re.compile(r"(\d+)\s*(d|w|days?|weeks?)?")
+_INSTANT = re.compile(r"\d{4}-\d{2}-\d{2}[T ].+")
+_STEP = re.compile(r"(\d{1,9})\s*(d|w|days?|weeks?)?")
 
 MAX_DATES = 10_000
 """Maximum number of days in a date range."""
@@ -41,7 +42,8 @@ def cutoff(text: str) -> datetime:
         if _DAY.fullmatch(text):
             day = date.fromisoformat(text)
             return datetime(day.year, day.month, day.day, tzinfo=UTC) + timedelta(days=1)
-        instant = datetime.fromisoformat(text)
+        # `fromisoformat` also reads days such as `20260131` and `2026-W05-6`, as the beginning of the day.
+        instant = datetime.fromisoformat(text if _INSTANT.fullmatch(text) else "")
         utc = instant.replace(tzinfo=UTC) if instant.tzinfo is None else instant.astimezone(UTC)
     except (ValueError, OverflowError):
         raise ValueError(
@@ -72,7 +74,7 @@ def parse_step(text: str) -> int:
     """
     match = _STEP.fullmatch(text.strip())
     if match is None or int(match[1]) < 1:
-        raise ValueError(f"{text!r} is not a step of days; write one like 1d or 2w")
+        raise ValueError(f"{text[:80]!r} is not a step of days; write one like 1d or 2w")
     return int(match[1]) * (7 if (match[2] or "d").startswith("w") else 1)
 
 
@@ -177,6 +179,14 @@ def _is_free(value: str) -> str:
     return value
 
 
+def _split(value: str) -> SplitResult:
+    """Parse an address. Raise ValueError with a remedy if it is invalid, for example `https://[x/y`."""
+    try:
+        return urlsplit(value)
+    except ValueError as error:
+        raise ValueError(f"{value!r} is not an address ({error}); correct it") from None
+
+
 def _no_login(url: SplitResult, what: str, remedy: str, *, may_name_user: bool = False) -> None:
     """Raise ValueError if an address contains a password or a user name.
 
@@ -214,7 +224,7 @@ def _channel(value: str) -> str:
     if not re.fullmatch(r"[\w./][\w.~:/@%+=&?#,!\[\]-]*", value):
         raise ValueError(f"{value!r} is not a channel; write a name, an address or a folder")
     if "://" in value:
-        url, files = urlsplit(value), "~/.condarc or rattler's authentication file"
+        url, files = _split(value), "~/.condarc or rattler's authentication file"
         _no_login(url, "channel", files)
         if re.search(r"/t/[^/]+/", url.path):
             raise ValueError(
@@ -259,7 +269,7 @@ def _repository(value: str) -> str:
     if value.startswith("-") or "::" in value or any(ord(c) < 32 or c == "\x7f" for c in value):
         raise ValueError(f"{value!r} is no repository; write an address that begins with https://, or a path")
     if "://" in value:
-        url = urlsplit(value)
+        url = _split(value)
         if url.scheme not in {"https", "http", "ssh", "git", "file"}:
             raise ValueError(f"git is not asked by {url.scheme}; write an address that begins with https://")
         files = "~/.netrc or a credential helper of git"

@@ -52,8 +52,11 @@ def parse_pypi(text: str) -> Version:
         return Version(text)
     except ValueError:
         # Besides `InvalidVersion`: Python reads no number of more than 4,300 digits.
-        shown = text if len(text) <= _LONGEST_SHOWN else f"{text[:_LONGEST_SHOWN]}…"
-        raise ValueError(f"{shown!r} is not a version; write one like 2.1.0") from None
+        raise ValueError(f"{_shown(text)!r} is not a version; write one like 2.1.0") from None
+
+
+def _shown(text: str) -> str:
+    return text if len(text) <= _LONGEST_SHOWN else f"{text[:_LONGEST_SHOWN]}…"
 
 
 _LONGEST_RANGE = 1000
@@ -69,9 +72,14 @@ def check_version(text: str, manager: Manager) -> str:
     """
     if manager is Manager.PYPI:
         parse_pypi(text)
-    elif not _CONDA_VERSION.fullmatch(text):
-        raise ValueError(f"{text!r} is not a conda version; write one like 2.1.0")
-    return text
+        return text
+    try:
+        if _CONDA_VERSION.fullmatch(text):
+            CondaVersion(text)
+            return text
+    except ValueError:
+        pass  # as in `parse_pypi`
+    raise ValueError(f"{_shown(text)!r} is not a conda version; write one like 2.1.0")
 
 
 def parse_range(text: str) -> SpecifierSet:

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from bisect_env.cli.asking import TrialFlags, asked_command
 from tests.cli.asking import Asking, an_index
 from tests.cli.calls import RunCommand
 from tests.environments.index_server import IndexServer
@@ -426,3 +427,11 @@ def test_a_table_of_what_has_no_environment_ends_with_a_message(user: Asking) ->
     code, _, err = user.run("map", "-p", "app>=1", "--with", "other==99", "--", "python", "repro.py")
     assert code not in (0, 70), err
     assert "other" in err
+
+
+def test_a_header_behind_a_byte_order_mark_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    header = '# /// script\n# dependencies = ["six"]\n# ///\n'
+    Path("repro.py").write_text(header, encoding="utf-8-sig")
+    question, _ = asked_command(TrialFlags(), ["repro.py"])
+    assert question.inline.dependencies == ("six",)

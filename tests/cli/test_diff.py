@@ -31,7 +31,7 @@ def db(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     path = tmp_path / "results.sqlite"
     monkeypatch.setenv("BISECT_ENV_DB", str(path))
     monkeypatch.setenv("BISECT_ENV_CACHE", str(tmp_path / "cache"))
-    versions = ["2.1", "2.2", "2.3", "2.4"]
+    versions = ["2.1", "2.2", "2.3", "2.4", "2.5", "2.6"]
     axis = AxisInfo(name="torch", values=tuple(versions), package="torch")
     with Store.open(str(path)) as store:
         study = store.open_study(StudyDefinition("t", "d", "t.yaml", "version: 1\n", grid=(axis,)))
@@ -41,7 +41,8 @@ def db(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
             for v, lock in zip(versions, LOCKS, strict=False)
         ]
         none = CombinationState(Combination.of({"torch": "2.4"}), CombinationStatus.UNSOLVABLE, "no wheel")
-        store.save_combinations(study.id, [*states, none])
+        out = CombinationState(Combination.of({"torch": "2.5"}), CombinationStatus.EXCLUDED, "broken wheel")
+        store.save_combinations(study.id, [*states, none, out])
         verdict = VerdictDocument(status="confirmed", first_bad={"torch": "2.3"}, last_good={"torch": "2.2"})
         store.update_study(study.id, "finished", verdict)
     return path
@@ -78,6 +79,8 @@ def test_any_two_combinations_and_files(db: Path, run: RunCommand, tmp_path: Pat
     [
         (["torch=9", "torch=2.1"], "no value of the axis torch"),
         (["torch=2.4", "torch=2.1"], "torch=2.4 has no environment: no wheel"),
+        (["torch=2.5", "torch=2.1"], "torch=2.5 is excluded in the matrix: broken wheel"),
+        (["torch=2.6", "torch=2.1"], "torch=2.6 was not locked yet"),
         (["absent.yml", "torch=2.1"], "absent.yml cannot be read"),
         (["numpy", "torch=2.1"], "error: 'numpy' is no value of the axis torch"),
     ],

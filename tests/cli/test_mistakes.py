@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import re
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
@@ -140,6 +142,19 @@ def test_a_log_that_cannot_be_written_to_the_end(
     assert full.stat().st_mode == before
 
 
+def test_a_log_of_somebody_else_keeps_its_mode(
+    tmp_path: Path, run: RunCommand, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("BISECT_ENV_DB", str(tmp_path / "results.sqlite"))
+    theirs, new = tmp_path / "theirs.log", tmp_path / "new.log"
+    theirs.touch()
+    theirs.chmod(0o666)
+    for log, mode in ((theirs, 0o666), (new, 0o600)):
+        code, _, err = run("between", "no-such-file", "b", "--log-file", str(log), "--", "python", "x.py")
+        assert (code, f"log: {log}" in err) == (2, True), err
+        assert log.stat().st_mode & 0o777 == mode
+
+
 def test_an_argument_that_is_not_utf8(tmp_path: Path, run: RunCommand) -> None:
     code, _, err = run("run", str(tmp_path / "m\udcff.yaml"))
     assert code == 2
@@ -174,6 +189,43 @@ def test_a_place_that_cannot_be_read(
     more = ["--", "python", "x.py"] if words[0] == "between" else []
     code, _, err = run(*words, *more)
     assert (code, says in err) == (2, True), err
+
+
+@pytest.mark.parametrize(
+    ("words", "code"),
+    [
+        (("plan", "m.yaml", "--save", "LONG.yaml"), 2),
+        (("plan", "six>=1", "LONG.py"), 2),
+        (("plan", "--git", "LONG", "--from", "v1", "--", "python", "-c", "pass"), 2),
+        (("trial", "m.yaml", "--at", "1", "--debug", "--output", "LONG"), 2),
+        pytest.param(
+            ("trial", "m.yaml", "--at", "1", "--debug", "--output", "/dev/null/x"),
+            6,
+            marks=pytest.mark.integration,
+        ),
+    ],
+)
+def test_a_path_that_cannot_be_used(
+    tmp_path: Path, run: RunCommand, monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...], code: int
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("BISECT_ENV_DB", str(tmp_path / "results.sqlite"))
+    matrix_of(tmp_path, "1, 2")
+    found, _, err = run(*(word.replace("LONG", 300 * "a") for word in words))
+    assert found == code, err
+    assert re.search("File name too long|Not a directory", err)
+    assert "remedy: " in err
+
+
+def test_a_folder_that_may_not_be_listed(
+    tmp_path: Path, run: RunCommand, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(folder: Path) -> Iterator[Path]:
+        raise PermissionError(errno.EACCES, "Permission denied", str(folder))
+
+    monkeypatch.setattr(Path, "iterdir", refuse)
+    code, _, err = run("plan", str(tmp_path / "m.yaml"))
+    assert (code, "the file does not exist; correct the path" in err) == (2, True), err
 
 
 def test_a_directory_that_was_removed(
@@ -223,6 +275,22 @@ def test_closed_standard_output(tmp_path: Path) -> None:
         assert done.returncode == 0, (words, done.stderr)
         assert "standard output is closed" in done.stderr
     assert studies.db.read_bytes() == before
+
+
+@pytest.mark.slow
+@pytest.mark.integration
+@pytest.mark.parametrize("stream", ["2>/dev/full", "2>&-", "2>&1 >/dev/null | true"])
+def test_messages_that_cannot_be_written_change_no_exit_code(tmp_path: Path, stream: str) -> None:
+    matrix_of(tmp_path, "1, 2")
+    where = "--db results.sqlite --cache cache"
+    for words, code in (
+        (f"plan no.yaml {where}", 2),
+        ("plan m.yaml --no-such-option", 2),
+        (f"trial m.yaml --at level=1 --number 2 {where}", 0),
+    ):
+        command = f"set -o pipefail; {sys.executable} -m bisect_env {words} {stream}"
+        done = subprocess.run(["bash", "-c", command], cwd=tmp_path, capture_output=True, timeout=100)
+        assert done.returncode == code, words
 
 
 @pytest.mark.slow

@@ -130,6 +130,7 @@ def test_other_trials_are_told_from_bad_ones(capsys: pytest.CaptureFixture[str])
         (Outcome.EXIT_FAIL, Evidence.OTHER, "exit code 3"),
         (Outcome.KILLED_EXTERNAL, Evidence.VOID, "SIGKILL \x1b[31mred"),
         (Outcome.SKIP, Evidence.SKIP, "exit code 125"),
+        (Outcome.NOT_RUNNABLE, Evidence.SKIP, "no such program"),
     ):
         one = record({"a": "1"}, "h", outcome, detail=detail, trial_id="t")
         lines(events.TrialFinished(one, evidence))
@@ -137,6 +138,7 @@ def test_other_trials_are_told_from_bad_ones(capsys: pytest.CaptureFixture[str])
         "!   1  exit-fail        0.25 s  exit code 3; not counted",
         "?   2  killed-external     0.25 s  SIGKILL red; not counted",
         "-   3  skip             0.25 s  exit code 125; the script skipped it",
+        "-   4  not-runnable     0.25 s  no such program; not counted",
     ]
 
 

@@ -66,6 +66,14 @@ def test_endings(inside: Inside, code: str, outcome: Outcome, returncode: int, d
     assert detail in record.detail
 
 
+def test_files_whose_names_hold_a_comma_or_a_quote(inside: Inside) -> None:
+    names = ("data,v1.csv", 'a "b".txt')
+    code = f"for name in {names!r}: assert open(name).read() == name"
+    contents = {"main.py": code, **{name: name for name in names}}
+    record = run(inside, files=tuple(StudyFile(name, text.encode()) for name, text in contents.items()))
+    assert record.outcome is Outcome.PASS, record.stderr
+
+
 def test_what_a_trial_finds_inside(inside: Inside, private_temp: Path) -> None:
     code = """
         import os, socket, sys, tempfile

@@ -141,13 +141,16 @@ def test_the_command_line_of_a_trial() -> None:
     inside = Inside(engine, "repo@sha256:1", Path("/cache/prefix"), Path("/opt/python"))
     top = Path("/tmp/t")
     parcel = Parcel("name", "trial", ["x"], {}, top / "work", top / "tmp", top / "control", gpus=UUIDS)
-    argv = run_argv(inside, parcel, ["script.py", "data"])
+    argv = run_argv(inside, parcel, ["script.py", "data", 'a,"b"'])
     text = " ".join(argv)
     assert argv[:2] == ["/usr/bin/docker", "run"]
     assert "--network none" in text
     assert "--pull never" in text
     for read_only in ("work/script.py", "work/data"):
         assert f"type=bind,src=/tmp/t/{read_only},dst=/tmp/t/{read_only},readonly" in argv
+    # The engines read a line of comma-separated values.
+    comma = '/tmp/t/work/a,""b""'
+    assert f'type=bind,"src={comma}","dst={comma}",readonly' in argv
     assert "type=bind,src=/tmp/t/tmp,dst=/tmp/t/tmp" in argv
     for mounted in ("/cache/prefix", "/opt/python"):
         assert f"type=bind,src={mounted},dst={mounted},readonly" in argv

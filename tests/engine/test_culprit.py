@@ -331,6 +331,7 @@ def test_demands_that_say_nothing_about_a_mixture() -> None:
         "b>=9",  # not met where it comes from: an environment made by hand
         "b==2; extra == 'all'",
         "what is this",
+        'b==2; os_name ~= "posix"',
     ):
         demands = Demands(between, {"a": [text]}, {"a": [text]})
         assert demands.unmet(frozenset([0])) == []

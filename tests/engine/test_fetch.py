@@ -126,6 +126,13 @@ def no_network() -> list[str]:
     return words
 
 
+def test_a_directory_that_cannot_be_written_is_said_with_the_option(studies: Studies, matrix: Path) -> None:
+    (studies.folder / "file").touch()
+    with pytest.raises(InfrastructureError, match="cannot be written") as caught:
+        fetched(studies, matrix, studies.folder / "file" / "bundle")
+    assert "another directory with --output;" in (caught.value.remedy or "")
+
+
 @pytest.mark.slow
 def test_a_study_without_a_network_from_a_copy_made_file_by_file(
     studies: Studies, matrix: Path, index: IndexServer, tmp_path: Path

@@ -145,6 +145,10 @@ def test_the_newest_python_here_that_fits_is_taken(requires, python):
         ('# /// script\n# dependencies = "x"\n# ///\n', "no list of texts"),
         ('# /// script\n# dependencies = ["!"]\n# ///\n', "is no package with versions"),
         ('# /// script\n# requires-python = "new"\n# ///\n', "is no range"),
+        (f"# /// script\n# x = {'[' * 5000}\n# ///\n", "is no TOML"),
+        (f"# /// script\n# x = {'1' * 5000}\n# ///\n", "is no TOML"),
+        (f"# /// script\n# dependencies = ['a; {'(' * 3000}']\n# ///\n", "is no package with versions"),
+        (f'# /// script\n# requires-python = ">=3.{"1" * 5000}"\n# ///\n', "is no range"),
         ("# /// script\n# ///\n\n# /// script\n# ///\n", "two `# /// script` headers"),
     ],
 )
@@ -166,6 +170,10 @@ def test_a_header_that_cannot_be_read(text, says):
         ({"good": {"orjson": "3.9"}, "bad": {"orjson": "3.9.0"}}, "said to be good and bad"),
         ({"good": {"orjson": "3.7"}}, "is not in the range"),
         ({"good": {"orjson": "new"}, "bad": {"orjson": "3.9"}}, "Invalid version"),
+        ({"good": {"orjson": "1" * 5000}, "bad": {"orjson": "3.9"}}, "Invalid version"),
+        ({"packages": (f"orjson>={'1' * 5000}",), "good": {"orjson": "1"}}, "may have 1000; shorten it"),
+        ({"packages": (f"orjson; {'(' * 3000}",)}, "-p: .* is no package with versions"),
+        ({"with_packages": (f"six; {'(' * 3000}",)}, "--with: .* is no package with versions"),
         ({"inline": InlineMetadata((), "<3")}, "which the script's header asks for"),
     ],
 )

@@ -45,6 +45,19 @@ def test_what_is_meant(text: str, torch: str, order: str) -> None:
     }
 
 
+FLAGS = GridAxis("opts", AxisKind.VALUE, ("--a=1 --b=2", "--a=2, --b=2", "opts=1"), Direction.UNORDERED)
+
+
+@pytest.mark.parametrize("value", FLAGS.values)
+def test_a_value_may_look_like_several(value: str) -> None:
+    alone = Grid((GRID.axes[0], FLAGS))
+    for text in (value, f"opts={value}", f"python=3.11 opts={value}"):
+        assert find_combination(alone, text)["opts"] == value
+    grid = Grid((GRID.axes[1], FLAGS))
+    for text in (f"torch=2.3 opts={value}", f"opts={value},torch=2.3.1"):
+        assert find_combination(grid, text).as_dict() == {"torch": "2.3.1", "opts": value}
+
+
 @pytest.mark.parametrize(
     ("text", "says"),
     [

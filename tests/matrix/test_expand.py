@@ -377,6 +377,24 @@ class TestSkip:
             matrix_of("axes:\n  lib: {package: lib, versions: ['1', '2'], skip: ['7']}\n")
         assert "`skip` names '7', which is not on the axis 'lib'" in str(caught.value)
 
+    def test_a_value_that_is_not_in_a_range(self, matrix_of):
+        catalogue = FakeCatalogue({"numpy": NUMPY})
+        matrix = matrix_of(
+            numpy_range(", skip: ['2.9', '2.0.1', '>9']") + "exclude: [{when: {numpy: '1.9.0'}, why: old}]\n"
+        )
+        with pytest.raises(MatrixError) as caught:
+            expand(matrix, catalogue)
+        there = "which is not on the axis 'numpy'; choose from 1.26.4, 2.0.0, 2.1.3, 3.0.0"
+        assert caught.value.problems == (
+            f"line 4: `skip` names '2.9', {there}",
+            f"line 5: the rule names '1.9.0', {there}",
+        )
+        with pytest.raises(MatrixError, match=r"`skip` names '2\.7', which is not on the axis 'numpy'"):
+            expand(skipping(matrix_of(numpy_range()), ["numpy=2.7"]), catalogue)
+        # Releases that were left out, or passed over because of `step`, may be named.
+        grid = expand(matrix_of(numpy_range(", step: minor, skip: ['2.0.1', '2.1.0', '1.26.4']")), catalogue)
+        assert len(grid.excluded) == 1
+
 
 versions = st.builds(
     "{}.{}.{}{}".format,

@@ -60,6 +60,35 @@ def test_a_version_that_python_does_not_read_is_refused_briefly(tmp_path: Path) 
     assert len(str(caught.value)) < 500
 
 
+@pytest.mark.parametrize(
+    ("key", "says"),
+    [
+        ('channels: ["https://[x/y"]', "is not an address (Invalid IPv6 URL); correct it"),
+        ("axes: {a: {git: 'https://[x/y', package: a, from: v1}}", "is not an address (Invalid IPv6 URL)"),
+        (
+            f"axes: {{a: {{package: a, manager: conda, versions: ['1', '1.{'9' * 5000}']}}}}",
+            "a conda version",
+        ),
+        (
+            f"axes: {{a: {{dates: {{from: 2026-01-01, to: 2026-02-01, step: {'1' * 5000}}}}}}}",
+            "a step of days",
+        ),
+    ],
+    ids=["channel", "git", "conda", "step"],
+)
+def test_a_value_that_a_library_does_not_read_is_refused_with_a_remedy(
+    tmp_path: Path, key: str, says: str
+) -> None:
+    path = tmp_path / "matrix.yaml"
+    axes = "" if key.startswith("axes") else "axes: {a: {values: [1, 2]}}\n"
+    path.write_text(f"version: 1\nname: a\n{axes}trial: {{command: python -V}}\n{key}\n", encoding="utf-8")
+    with pytest.raises(MatrixError) as caught:
+        load_matrix(path)
+    assert says in str(caught.value)
+    assert "set_int_max_str_digits" not in str(caught.value)
+    assert len(str(caught.value)) < 700
+
+
 @pytest.mark.parametrize("versions", ['["1.0\\n", "2.0"]', '["1.0\\nRUN id", "2.0"]'])
 def test_versions_are_one_line(tmp_path: Path, versions: str) -> None:
     with pytest.raises(MatrixError, match=r"line break|not a version"):
