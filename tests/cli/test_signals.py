@@ -289,3 +289,30 @@ def test_a_signal_while_an_index_does_not_answer_ends_the_command(tmp_path: Path
     assert process.returncode == 130, err
     assert "stopped" in err
     assert "Traceback" not in err
+
+
+SESSIONS = """
+import os, signal, time
+from bisect_env.cli import signals
+
+signals.SILENT = 0.5
+signals.interrupt()
+with signals.stop_on_signals() as stop:
+    os.kill(os.getpid(), signal.SIGINT)
+    assert stop.is_set()
+with signals.stop_on_signals() as stop:
+    time.sleep(1.5)
+    assert not stop.is_set()
+try:
+    os.kill(os.getpid(), signal.SIGINT)
+    time.sleep(5)
+except KeyboardInterrupt:
+    print("stopped between sessions")
+"""
+
+
+def test_a_signal_ends_one_session_of_several_and_the_command_between_them() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", SESSIONS], capture_output=True, text=True, check=False, timeout=60
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, "stopped between sessions\n", "")
