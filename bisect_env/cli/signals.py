@@ -18,6 +18,7 @@ import time
 from collections.abc import Callable, Iterator
 from types import FrameType
 
+from bisect_env.running import end_running
 from bisect_env.temporary import remove_own
 
 ORDERLY = 45.0
@@ -187,6 +188,8 @@ def _end_by_force() -> None:
         f"{shown}error: stopped; what did not end in time was killed, and every trial that ended is stored\n"
         "  remedy: give the same command again; it goes on where it stopped\n".encode(),
     )
+    # Last, because the main thread may wait for a tool, and would go on.
+    end_running()
     os._exit(INTERRUPTED)
 
 
@@ -203,8 +206,10 @@ def _kill_workers() -> bool:
 
 
 def leave_in_time(code: int) -> None:
-    """Make the process end soon after its main thread, even if threads of libraries still run."""
-    if "distributed" not in sys.modules:
+    """Make the process end soon after its main thread, even if threads (such as downloads) still run."""
+    others = (one for one in threading.enumerate() if one is not threading.main_thread())
+    # distributed stops its threads when Python exits, which may take long, too.
+    if "distributed" not in sys.modules and all(one.daemon for one in others):
         return
     if code == INTERRUPTED and _kill_workers():
         # The cluster was still starting, and the thread that starts it would keep this process alive.
@@ -218,6 +223,7 @@ def leave_in_time(code: int) -> None:
         threading.main_thread().join()
         time.sleep(LEAVING)
         _kill_workers()
+        end_running()
         remove_own()
         os._exit(code)
 

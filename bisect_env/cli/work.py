@@ -19,8 +19,8 @@ from bisect_env.environments.lock import Lock
 from bisect_env.environments.prefix import Prefix
 from bisect_env.environments.provider import EnvironmentProvider
 from bisect_env.environments.settings import default_cache_dir, parse_size
-from bisect_env.environments.uv_tool import end_running
 from bisect_env.matrix.load import Matrix
+from bisect_env.running import end_running
 from bisect_env.storage.store import Store
 
 Show = Callable[[events.Event], None]
