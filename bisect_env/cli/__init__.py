@@ -20,6 +20,7 @@ from typing import Any
 from bisect_env.answers.untrusted import clean_lines
 from bisect_env.cli import signals
 from bisect_env.errors import BisectEnvError, ExitCode, StudyInterruptedError, UsageError
+from bisect_env.running import end_running
 from bisect_env.secrets import without_passwords, without_passwords_in_code
 
 _FULL = {errno.ENOSPC, errno.EDQUOT, errno.EIO}
@@ -56,6 +57,8 @@ def main() -> None:
     atexit.register(gc.freeze)
     code = _exit_code()
     signals.finish()
+    # Threads that wait for a tool would keep this process alive, and the tool would outlive it.
+    end_running()
     signals.leave_in_time(code)
     sys.exit(code)
 

@@ -145,7 +145,9 @@ class _Comparison:
             why_not = f"its releases were not bisected: {found}" if found else ""
             is_known, traced = True, TracedReport(sentence=answer(explanation, why_not))
         else:
-            is_known, sentence = found.verdict.first_bad is not None, answer(explanation, found.sentence)
+            # A verdict that is not decided also names its best guess, and its sentence says "not known".
+            is_known = found.has_verdict and found.verdict.first_bad is not None
+            sentence = answer(explanation, found.sentence)
             traced = TracedReport(sentence=sentence, study=found.study.id, releases=found.sentence)
         is_sure = explanation.is_sure and is_known
         return with_chapter(report.study.id, TRACED, traced, self.where.db), is_sure

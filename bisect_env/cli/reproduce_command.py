@@ -13,6 +13,7 @@ from bisect_env.cli.commands import with_groups
 from bisect_env.cli.options import AT, QUESTION, DatabaseOption, TargetArgument, output_option
 from bisect_env.cli.output import tell
 from bisect_env.cli.target import find_study
+from bisect_env.engine.amplify import known_perturbation
 from bisect_env.engine.reproduction import Contrast, ObservedFailure, reproduction
 from bisect_env.engine.stored import (
     LockedCombination,
@@ -28,7 +29,7 @@ from bisect_env.report.build import load_report
 from bisect_env.secrets import without_passwords
 from bisect_env.storage.entries import Study
 from bisect_env.storage.store import Store
-from bisect_env.trials.records import Evidence
+from bisect_env.trials.records import NONE, Evidence
 
 
 @with_groups(panel=QUESTION)
@@ -54,7 +55,14 @@ def reproduce(
         refuse_local(one)
         index = without_passwords(matrix.file.index or "")
         try:
-            files = reproduction(matrix, one.combination, one.lock, observed(store, found, one), index=index)
+            files = reproduction(
+                matrix,
+                one.combination,
+                one.lock,
+                observed(store, found, one),
+                index=index,
+                perturbation=known_perturbation(store, found.id) or NONE,
+            )
         except ValueError as error:
             raise UsageError(str(error)) from None
     target = output or Path(f"{found.name}-{_file_name(str(one.combination))}")

@@ -15,9 +15,10 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from types import FrameType
 
+from bisect_env.running import end_running
 from bisect_env.temporary import remove_own
 
 ORDERLY = 45.0
@@ -120,22 +121,34 @@ def is_interrupted() -> bool:
     return _raised
 
 
-def stop_on_signals() -> threading.Event:
-    """Make signals stop the command in an orderly way and in bounded time from now on.
+@contextlib.contextmanager
+def stop_on_signals() -> Iterator[threading.Event]:
+    """Make signals stop the command in an orderly way and in bounded time inside the `with` block.
 
-    Returns:
+    A signal that arrived inside the block counts as obeyed when the block ends without an error: the command
+    goes on, and the next signal raises `Stopped`. After an error the command ends, and is watched until then.
+
+    Yields:
         An event that the first signal sets.
     """
     stop = _Asked()
     _handle(lambda _number, _frame: stop.set())
-    _watch_over(stop)
-    return stop
+    end = _watch_over(stop)
+    yield stop
+    _handle(_raise)
+    if end is not None:
+        _watches.remove(end)
+        end()
 
 
-def _watch_over(stop: _Asked) -> None:
-    """Start a thread that kills the process if it does not end in time after a request to stop."""
+def _watch_over(stop: _Asked) -> Callable[[], None] | None:
+    """Start a thread that kills the process if it does not end in time after a request to stop.
+
+    Returns:
+        A function that ends the watch; None if nothing is watched.
+    """
     if not _is_command or threading.current_thread() is not threading.main_thread():
-        return  # nothing would call `finish` to end the watch
+        return None  # nothing would call `finish` to end the watch
     reader, writer = os.pipe()
     os.set_blocking(writer, False)
     before = signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
@@ -148,6 +161,7 @@ def _watch_over(stop: _Asked) -> None:
 
     _watches.append(end)
     threading.Thread(target=_listen, args=(reader, over, stop), name="signals", daemon=True).start()
+    return end
 
 
 def _listen(reader: int, over: threading.Event, stop: _Asked) -> None:
@@ -174,6 +188,8 @@ def _end_by_force() -> None:
         f"{shown}error: stopped; what did not end in time was killed, and every trial that ended is stored\n"
         "  remedy: give the same command again; it goes on where it stopped\n".encode(),
     )
+    # Last, because the main thread may wait for a tool, and would go on.
+    end_running()
     os._exit(INTERRUPTED)
 
 
@@ -190,8 +206,10 @@ def _kill_workers() -> bool:
 
 
 def leave_in_time(code: int) -> None:
-    """Make the process end soon after its main thread, even if threads of libraries still run."""
-    if "distributed" not in sys.modules:
+    """Make the process end soon after its main thread, even if threads (such as downloads) still run."""
+    others = (one for one in threading.enumerate() if one is not threading.main_thread())
+    # distributed stops its threads when Python exits, which may take long, too.
+    if "distributed" not in sys.modules and all(one.daemon for one in others):
         return
     if code == INTERRUPTED and _kill_workers():
         # The cluster was still starting, and the thread that starts it would keep this process alive.
@@ -205,6 +223,7 @@ def leave_in_time(code: int) -> None:
         threading.main_thread().join()
         time.sleep(LEAVING)
         _kill_workers()
+        end_running()
         remove_own()
         os._exit(code)
 

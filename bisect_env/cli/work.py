@@ -19,8 +19,8 @@ from bisect_env.environments.lock import Lock
 from bisect_env.environments.prefix import Prefix
 from bisect_env.environments.provider import EnvironmentProvider
 from bisect_env.environments.settings import default_cache_dir, parse_size
-from bisect_env.environments.uv_tool import end_running
 from bisect_env.matrix.load import Matrix
+from bisect_env.running import end_running
 from bisect_env.storage.store import Store
 
 Show = Callable[[events.Event], None]
@@ -32,7 +32,7 @@ def opened(
 ) -> Iterator[Session]:
     """Open the results database, the workers and the environments of a matrix for the duration of the block.
 
-    From then on, a signal such as Ctrl-C stops the command in an orderly way.
+    Inside the block, a signal such as Ctrl-C stops the work in an orderly way.
 
     Args:
         matrix: The question.
@@ -44,25 +44,27 @@ def opened(
         UsageError: Options exclude each other, or a size is invalid.
         StorageError: The database cannot be used.
     """
-    stopping = stop_on_signals()
-    cache = (where.cache or default_cache_dir()).absolute()
-    free = free_bytes(cache)
-    if warning := tls_warning(where.scheduler, where.scheduler_file):
-        tell(f"warning: {warning}")
-    gpus = matrix.file.trial.gpus
-    start = executor_maker(
-        gpus_per_trial=gpus,
-        workers=where.workers,
-        gpus=where.devices,
-        scheduler=where.scheduler,
-        scheduler_file=where.scheduler_file,
-        cache=where.cache,
-        cache_limit=None if where.cache_size is None else parse_size(where.cache_size, "--env-cache-size"),
-        offline=None if where.offline is None else where.offline.absolute(),
-    )
-    place = Place(start, stopping.is_set)
-    provider = provider or open_provider(matrix, where)
     with contextlib.ExitStack() as stack:
+        stopping = stack.enter_context(stop_on_signals())
+        cache = (where.cache or default_cache_dir()).absolute()
+        free = free_bytes(cache)
+        if warning := tls_warning(where.scheduler, where.scheduler_file):
+            tell(f"warning: {warning}")
+        gpus = matrix.file.trial.gpus
+        start = executor_maker(
+            gpus_per_trial=gpus,
+            workers=where.workers,
+            gpus=where.devices,
+            scheduler=where.scheduler,
+            scheduler_file=where.scheduler_file,
+            cache=where.cache,
+            cache_limit=None
+            if where.cache_size is None
+            else parse_size(where.cache_size, "--env-cache-size"),
+            offline=None if where.offline is None else where.offline.absolute(),
+        )
+        place = Place(start, stopping.is_set)
+        provider = provider or open_provider(matrix, where)
         stack.callback(end_running)  # solvers may still be running for results that are no longer needed
         stack.enter_context(closing(place))
         store = stack.enter_context(Store.open(where.db))

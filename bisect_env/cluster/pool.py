@@ -18,8 +18,8 @@ from bisect_env.cluster.protocol import (
     TrialLost,
     TrialRequest,
 )
-from bisect_env.environments.uv_tool import end_running
 from bisect_env.errors import InfrastructureError
+from bisect_env.running import end_running
 from bisect_env.trials.launch import LAUNCHER
 from bisect_env.trials.records import Machine
 

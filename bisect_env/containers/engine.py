@@ -11,9 +11,11 @@ import shutil
 import subprocess
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from bisect_env.errors import InfrastructureError, UsageError
+from bisect_env.running import run_tool
 
 ENGINE = "BISECT_ENV_CONTAINER_ENGINE"
 """Environment variable with the engine and its global options, for example `podman --runtime runc`."""
@@ -106,6 +108,18 @@ def ask(argv: Sequence[str], timeout: float = _QUICK) -> CommandResult:
     except OSError as error:
         return CommandResult(127, "", str(error))
     return CommandResult(done.returncode, done.stdout, done.stderr)
+
+
+def _ask_registry(argv: Sequence[str], timeout: float) -> CommandResult:
+    """Run a command that waits for a registry, and return its result as `ask` does.
+
+    The command is killed when the command of bisect-env ends, because a registry may never answer.
+    """
+    try:
+        done = run_tool(argv, env=os.environ, cwd=Path("/"), timeout=timeout)
+    except OSError as error:
+        return CommandResult(127, "", str(error))
+    return CommandResult(None if done.timed_out else done.returncode, done.stdout, done.stderr)
 
 
 def find_engine(environ: Mapping[str, str] | None = None) -> Engine:
@@ -230,7 +244,7 @@ def resolve_image(engine: Engine, name: str) -> str:
     if (reference := look_up_image(engine, name)) is not None:
         return reference
     full = full_image_name(name)
-    answer = engine.ask("pull", "--quiet", full, timeout=PULL_TIMEOUT)
+    answer = _ask_registry(engine.argv("pull", "--quiet", full), PULL_TIMEOUT)
     if answer.ok and (found := _local(engine, full)) is not None:
         return _reference(found, full)
     raise _failure(engine, name, answer, " ".join(engine.argv("pull", full)))
@@ -256,7 +270,7 @@ def look_up_image(engine: Engine, name: str) -> str | None:
     if skopeo is None:
         return None
     argv = [skopeo, "inspect", "--format", "{{.Digest}}", f"docker://{full}"]
-    answer = ask(argv, timeout=120.0)
+    answer = _ask_registry(argv, 120.0)
     if answer.ok:
         return f"{image_repository(full)}@{answer.stdout.strip()}"
     raise _failure(engine, name, answer, " ".join(argv))
@@ -303,7 +317,7 @@ def ensure_image(engine: Engine, reference: str) -> bool:
             f"the image {reference} is known to the host alone where the study was locked; "
             "push it to a registry and name it there, or load it on this host too"
         )
-    answer = engine.ask("pull", "--quiet", reference, timeout=PULL_TIMEOUT)
+    answer = _ask_registry(engine.argv("pull", "--quiet", reference), PULL_TIMEOUT)
     if answer.ok:
         return True
     raise _failure(engine, reference, answer, " ".join(engine.argv("pull", reference)))

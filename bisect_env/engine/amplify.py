@@ -207,13 +207,20 @@ class AmplifySchedule:
             again, base = yield from self._final(signature, perturbation, base)
             if probability_faster(again, base, np.random.default_rng(0)) < SURE:
                 continue
-            passes = yield GOOD, perturbation, good_end_trials(again.rate)
-            wrong = [trial for trial in passes if trial.evidence is not Evidence.GOOD]
+            needed = good_end_trials(again.rate)
+            passes = yield GOOD, perturbation, needed
+            good = [trial for trial in passes if trial.evidence is Evidence.GOOD]
+            wrong = [trial for trial in passes if trial.evidence not in (Evidence.GOOD, Evidence.SKIP)]
             if wrong:
                 why = (
                     f"under {perturbation.name} the good end fails, too: {len(wrong)} of {len(passes)}, "
                     f"{wrong[0].detail}"
                 )
+                self.notify(why)
+                continue
+            if len(good) < needed:
+                # Set aside, for example because the script skips there: nothing shows that it passes.
+                why = f"the good end could not be run under {perturbation.name}"
                 self.notify(why)
                 continue
             clean = _arm_of(passes, "")

@@ -9,11 +9,11 @@ from datetime import UTC, datetime
 
 from bisect_env.engine.locking import Locking
 from bisect_env.environments.provider import EnvironmentProvider
-from bisect_env.environments.uv_tool import end_running
 from bisect_env.matrix.expand import expand
 from bisect_env.matrix.grid import Grid
 from bisect_env.matrix.load import Matrix
 from bisect_env.matrix.schema import CommitAxis, DateAxis
+from bisect_env.running import end_running
 
 _log = logging.getLogger(__name__)
 

@@ -142,23 +142,26 @@ def _archives(
 ) -> list[str]:
     packages = {package.sha256: package for lock in locks for package in lock.packages}
     done = 0
-    with ThreadPoolExecutor(_DOWNLOADS, thread_name_prefix="fetch") as pool:
-        futures = {pool.submit(obtain, p, bundle.folder(p.sha256)): p for p in packages.values()}
-        try:
-            for future in as_completed(futures):
-                package = futures[future]
-                path = future.result()
-                name = path.relative_to(bundle.root).as_posix()
-                answers.files[name] = (path.stat().st_size, package.sha256)
-                done += 1
-                on_progress("fetching", done, len(futures))
-        except UnbuildableError as error:
-            pool.shutdown(cancel_futures=True)
-            raise InfrastructureError(
-                error.message,
-                tried=f"fetching {done} of {len(futures)} archives; they stay",
-                remedy="check the network, then give the same command again: it goes on",
-            ) from error
+    pool = ThreadPoolExecutor(_DOWNLOADS, thread_name_prefix="fetch")
+    futures = {pool.submit(obtain, p, bundle.folder(p.sha256)): p for p in packages.values()}
+    try:
+        for future in as_completed(futures):
+            package = futures[future]
+            path = future.result()
+            name = path.relative_to(bundle.root).as_posix()
+            answers.files[name] = (path.stat().st_size, package.sha256)
+            done += 1
+            on_progress("fetching", done, len(futures))
+    except UnbuildableError as error:
+        pool.shutdown(cancel_futures=True)
+        raise InfrastructureError(
+            error.message,
+            tried=f"fetching {done} of {len(futures)} archives; they stay",
+            remedy="check the network, then give the same command again: it goes on",
+        ) from error
+    finally:
+        # After Ctrl-C, neither queued nor running downloads are waited for.
+        pool.shutdown(wait=False, cancel_futures=True)
     warnings = []
     sources = [(lock, p) for lock in locks for p in lock.packages if p.is_source]
     for done, (lock, package) in enumerate(sources):

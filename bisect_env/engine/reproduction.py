@@ -19,6 +19,7 @@ from bisect_env.matrix.files import StudyFile
 from bisect_env.matrix.grid import Combination
 from bisect_env.matrix.load import Matrix
 from bisect_env.secrets import may_be_stored
+from bisect_env.trials.records import NONE, Perturbation
 
 LOCK, REQUIREMENTS, EXPLICIT = "conda-lock.yml", "requirements.txt", "explicit.txt"
 RUN, README, DOCKERFILE = "run.sh", "README.md", "Dockerfile"
@@ -68,7 +69,13 @@ class Contrast:
 
 
 def reproduction(
-    matrix: Matrix, combination: Combination, lock: Lock, observed: ObservedFailure, *, index: str = ""
+    matrix: Matrix,
+    combination: Combination,
+    lock: Lock,
+    observed: ObservedFailure,
+    *,
+    index: str = "",
+    perturbation: Perturbation = NONE,
 ) -> tuple[StudyFile, ...]:
     """Return the files of a directory that reproduces a failure without bisect-env.
 
@@ -78,6 +85,7 @@ def reproduction(
         lock: The lock of its environment.
         observed: What is known about its failure.
         index: URL of the package index, "" for pip's default.
+        perturbation: The circumstances under which its trials ran, without which it may not fail.
 
     Raises:
         ValueError: A file of the trial has the name of one of the generated files, or the combination has an
@@ -88,8 +96,8 @@ def reproduction(
         raise ValueError(f"the trial's file {taken[0]} would be overwritten; rename it in the matrix")
     texts = {
         LOCK: lock.text,
-        RUN: _run(matrix, combination),
-        README: _readme(matrix, combination, lock, observed, index),
+        RUN: _run(matrix, combination, perturbation),
+        README: _readme(matrix, combination, lock, observed, index, perturbation),
         DOCKERFILE: _dockerfile(lock, index),
     }
     wheels = [package for package in lock.packages if package.manager == "pip"]
@@ -101,9 +109,9 @@ def reproduction(
     return (*made, *matrix.files)
 
 
-def _run(matrix: Matrix, combination: Combination) -> str:
+def _run(matrix: Matrix, combination: Combination, perturbation: Perturbation) -> str:
     command = shlex.join(matrix.command(combination))
-    variables = {"PYTHONFAULTHANDLER": "1", **matrix.environment(combination)}
+    variables = {"PYTHONFAULTHANDLER": "1", **perturbation.env, **matrix.environment(combination)}
     # The combination comes from a database, so its axes may not be names of variables.
     if strange := [name for name in variables if not _VARIABLE.fullmatch(name)]:
         raise ValueError(f"an axis of this combination has a name that no axis can have: {strange[0]!r}")
@@ -116,9 +124,13 @@ def _run(matrix: Matrix, combination: Combination) -> str:
     ]
     exports = "\n".join(lines)
     seconds = f"{matrix.file.trial.timeout:g}"
-    copies = matrix.file.trial.concurrency
+    copies = matrix.file.trial.concurrency * perturbation.copies
     many = f"# Trials ran {copies} copies at once: start as many of this in the background.\n"
     together = many if copies > 1 else ""
+    each, prefix = "", ""
+    # As in trials, a seed that the matrix sets is kept.
+    if "PYTHONHASHSEED" not in variables:
+        each, prefix = _seeds(perturbation), "PYTHONHASHSEED=$seed "
     return f"""#!/bin/sh
 # Runs the command N times (default 1), each in a process of its own, and counts how often it fails.
 {together}cd "$(dirname "$0")" || exit 2
@@ -128,8 +140,8 @@ failed=0
 number=0
 while [ "$number" -lt "$times" ]; do
     number=$((number + 1))
-    # A hash seed of its own for each run, as trials have; 124 is a hang.
-    PYTHONHASHSEED=$number timeout -s ABRT -k 5 {seconds} {command}
+{each}    # 124 is a hang.
+    {prefix}timeout -s ABRT -k 5 {seconds} {command}
     status=$?
     if [ "$status" -ne 0 ]; then
         failed=$((failed + 1))
@@ -139,6 +151,35 @@ done
 echo "$failed of $times runs failed"
 [ "$failed" -eq 0 ]
 """
+
+
+def _seeds(perturbation: Perturbation) -> str:
+    """Return lines of `run.sh` that set `seed`: every second run gets a preferred seed, as in trials."""
+    lines = ["# A hash seed of its own for each run, as trials have.", "seed=$number"]
+    turns = 2 * len(perturbation.seeds)
+    lines += [
+        f"[ $((number % {turns})) -ne {2 * turn + 1} ] || seed={seed}"
+        for turn, seed in enumerate(perturbation.seeds)
+    ]
+    return "".join(f"    {line}\n" for line in lines)
+
+
+def _circumstances(perturbation: Perturbation) -> list[str]:
+    """Return a paragraph of the README about the circumstances that `run.sh` does not make itself."""
+    one, start = perturbation, f"./{RUN}"
+    found = {
+        f"start {one.copies} times as many copies at the same time": one.copies > 1,
+        f"keep {one.load} CPUs busy meanwhile": one.load,
+        f"lower its priority (`nice -n {one.nice} {start} 100`)": one.nice,
+        f"give it {one.cpus} CPU(s) (`taskset --cpu-list 0-{one.cpus - 1} {start} 100`)": one.cpus,
+        f"run the script {one.repeats} times within a process": one.repeats > 1,
+        f"call `gc.set_threshold({one.gc_threshold})` first": one.gc_threshold,
+    }
+    if one == NONE:
+        return []
+    todo = [text for text, is_so in found.items() if is_so]
+    rest = f"do so here, too: {'; '.join(todo)}" if todo else f"`{RUN}` sets them"
+    return [f"The trials ran under special circumstances ({escaped(clean(one.name))}): {rest}.\n"]
 
 
 def _left_out(matrix: Matrix) -> list[str]:
@@ -167,7 +208,12 @@ WORKDIR /repro
 
 
 def _readme(
-    matrix: Matrix, combination: Combination, lock: Lock, observed: ObservedFailure, index: str
+    matrix: Matrix,
+    combination: Combination,
+    lock: Lock,
+    observed: ObservedFailure,
+    index: str,
+    perturbation: Perturbation,
 ) -> str:
     what = clean(matrix.file.description) or matrix.name
     rate = (
@@ -190,6 +236,7 @@ def _readme(
         _steps(lock, index),
         *_elsewhere(lock),
         script,
+        *_circumstances(perturbation),
     ]
     if secrets := _left_out(matrix):
         parts.append(f"Set first, as values that may be secrets are left out: {', '.join(secrets)}.\n")

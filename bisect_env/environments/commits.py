@@ -27,8 +27,9 @@ from bisect_env.environments.interpreters import Interpreter
 from bisect_env.environments.lock import BuildLimit, UnbuildableError
 from bisect_env.environments.repository import Repository
 from bisect_env.environments.request import CommitSource
-from bisect_env.environments.uv_tool import Finished, Uv, is_transient
+from bisect_env.environments.uv_tool import Uv, is_transient
 from bisect_env.errors import InfrastructureError, UsageError
+from bisect_env.running import Finished
 from bisect_env.secrets import for_build, without_values
 from bisect_env.temporary import remove_tree, write_atomically
 

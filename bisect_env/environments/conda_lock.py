@@ -26,10 +26,10 @@ from bisect_env.environments.lock import LockedPackage, PackageNotFoundError, Un
 from bisect_env.environments.lockfiles import packages_of
 from bisect_env.environments.request import EnvironmentRequest
 from bisect_env.environments.settings import ChannelPlaces, CondaConfig, channel_places, read_conda_config
-from bisect_env.environments.uv_tool import Finished, run_tool
 from bisect_env.environments.validation import NONE
 from bisect_env.environments.yaml_text import read_yaml
 from bisect_env.errors import InfrastructureError, UsageError
+from bisect_env.running import Finished, run_tool
 from bisect_env.secrets import public_channel
 from bisect_env.temporary import temporary
 

@@ -21,8 +21,9 @@ from pathlib import Path
 from bisect_env.environments.download import download
 from bisect_env.environments.lock import UnbuildableError
 from bisect_env.environments.once import OncePerKey
-from bisect_env.environments.uv_tool import Finished, Uv, no_room_error, plain_words, usable_cache
+from bisect_env.environments.uv_tool import Uv, no_room_error, plain_words, usable_cache
 from bisect_env.errors import InfrastructureError, InterpreterNotFoundError
+from bisect_env.running import Finished
 from bisect_env.secrets import without_credentials
 from bisect_env.temporary import full_file_system, replacing, temporary
 

@@ -21,10 +21,11 @@ from bisect_env.environments.index import advice, day_of
 from bisect_env.environments.interpreters import Interpreter, machine_interpreters
 from bisect_env.environments.lock import LockedPackage, UnbuildableError, UnsolvableError
 from bisect_env.environments.request import EnvironmentRequest
-from bisect_env.environments.uv_tool import CACHE_CONTROL, Finished, Uv, is_transient, plain_words
+from bisect_env.environments.uv_tool import CACHE_CONTROL, Uv, is_transient, plain_words
 from bisect_env.environments.validation import provided_to_pypi
 from bisect_env.environments.wheels import choose_wheel, tag_ranks
 from bisect_env.errors import IndexUnavailableError, InfrastructureError
+from bisect_env.running import Finished
 from bisect_env.secrets import without_credentials
 from bisect_env.temporary import temporary
 

@@ -17,9 +17,9 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from bisect_env.environments.cache import hold, lock_file
-from bisect_env.environments.uv_tool import Finished, run_tool
 from bisect_env.errors import InfrastructureError, UsageError
 from bisect_env.matrix.history import SHORT, Commit, CommitDetails, History
+from bisect_env.running import Finished, run_tool
 from bisect_env.secrets import passed_on, without_credentials
 from bisect_env.temporary import lock_holder, remove_tree
 

@@ -10,11 +10,15 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from bisect_env.cli import between_command
+from bisect_env.matrix.load import Matrix
 from bisect_env.report.build import load_report
 from bisect_env.report.formats import Format, formatted
+from bisect_env.report.model import Report
 from bisect_env.storage.store import Store
 from tests.cli.asking import Asking, an_index
 from tests.cli.calls import RunCommand
@@ -88,6 +92,29 @@ def test_a_package_alone_and_its_releases(user: Asking, index: IndexServer) -> N
         shown = formatted(report, form)
         assert "helper 3 is the first bad version" in shown
         assert studies["helper-releases"][:8] in shown, form
+
+
+def test_releases_without_an_answer_are_no_answer(
+    user: Asking, index: IndexServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    index.packages.pop("app")
+    for version in ("1", "2"):
+        index.add("app", version, requires=("helper",))
+    user.script(HELPER_FROM_THREE)
+    sides = (user.freeze("green.txt", **GREEN), user.freeze("red.txt", **RED))
+    conduct = between_command.conduct
+
+    def out_of_trials(matrix: Matrix, *arguments: Any, **options: Any) -> Report:
+        report = conduct(matrix, *arguments, **options)
+        if "releases" not in matrix.name:
+            return report
+        verdict = report.verdict.model_copy(update={"status": "none"})
+        return report.model_copy(update={"verdict": verdict})
+
+    monkeypatch.setattr(between_command, "conduct", out_of_trials)
+    done = user.run("between", *sides, "--always", "--", "python", "repro.py")
+    assert done.returncode == 1, done.stderr
+    assert "helper 1 → 5 alone carries the failure" in done.stdout
 
 
 @pytest.mark.slow

@@ -26,8 +26,9 @@ from bisect_env.environments.prefix import ensure_prefix
 from bisect_env.environments.provider import Environments
 from bisect_env.matrix.grid import Combination
 from bisect_env.matrix.load import load_matrix
+from bisect_env.storage.entries import AMPLIFIED
 from bisect_env.storage.store import Store
-from bisect_env.trials.records import Outcome
+from bisect_env.trials.records import NONE, PERTURBATION, Outcome, Perturbation
 from tests.cli.calls import RunCommand
 from tests.engine.studies import Studies
 from tests.environments.index_server import IndexServer, make_wheel, serve
@@ -229,6 +230,44 @@ def test_files_of_an_index_that_the_matrix_names_are_installed(
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     code, _, err = run("reproduce", "-o", str(tmp_path / "other"))
     assert code == 2, err
+
+
+@pytest.mark.integration
+def test_a_bundle_has_the_circumstances_of_an_amplified_study(
+    study: Path, run: RunCommand, tmp_path: Path
+) -> None:
+    around = Perturbation("much at once", copies=3, load=4, env={"MALLOC_PERTURB_": "165"}, seeds=(77,))
+    with Store.open(os.environ["BISECT_ENV_DB"]) as store:
+        payload = {"perturbation": PERTURBATION.dump_python(around, mode="json", exclude_defaults=True)}
+        store.record_decision(store.study(None).id, AMPLIFIED, payload)
+    assert run("reproduce", "--at", "lib=2,level=9", "-o", str(tmp_path / "bundle"))[0] == 0
+    script = (tmp_path / "bundle" / "run.sh").read_text()
+    assert "export MALLOC_PERTURB_=165\n" in script
+    assert "# Trials ran 3 copies at once" in script
+    readme = (tmp_path / "bundle" / "README.md").read_text()
+    assert "ran under special circumstances (much at once): do so here, too: start 3 times as many" in readme
+    assert "keep 4 CPUs busy" in readme
+
+
+@pytest.mark.parametrize(
+    ("trial", "around", "seeds"),
+    [
+        ("", NONE, ["1", "2", "3", "4", "5"]),
+        ("", Perturbation("seeds", seeds=(77, 88)), ["77", "2", "88", "4", "77"]),
+        ("env: {PYTHONHASHSEED: 7}", Perturbation("seeds", seeds=(77,)), ["7"] * 5),
+    ],
+)
+def test_runs_of_a_bundle_have_the_hash_seeds_of_trials(
+    tmp_path: Path, trial: str, around: Perturbation, seeds: list[str]
+) -> None:
+    script = "import os; print(os.environ['PYTHONHASHSEED'])"
+    matrix = load_matrix(Studies(tmp_path).matrix(script, trial=trial))
+    lock = make_lock("3.11", "linux-64", [wheel("lib", "1")])
+    cell = Combination.of({"python": "3.11", "level": "3"})
+    for file in reproduction(matrix, cell, lock, ObservedFailure(), perturbation=around):
+        (tmp_path / file.name).write_bytes(file.content)
+    done = subprocess.run(["sh", "run.sh", "5"], cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[:-1] == seeds
 
 
 @pytest.mark.integration

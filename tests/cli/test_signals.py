@@ -19,7 +19,7 @@ import pytest
 
 from bisect_env import temporary
 from tests.cli.calls import RunCommand
-from tests.cli.processes import Command, wait_for
+from tests.cli.processes import COMMAND, Command, wait_for
 from tests.engine.studies import Studies, crash_from_six
 
 pytestmark = pytest.mark.integration
@@ -289,3 +289,116 @@ def test_a_signal_while_an_index_does_not_answer_ends_the_command(tmp_path: Path
     assert process.returncode == 130, err
     assert "stopped" in err
     assert "Traceback" not in err
+
+
+SESSIONS = """
+import os, signal, time
+from bisect_env.cli import signals
+
+signals.SILENT = 0.5
+signals.interrupt()
+with signals.stop_on_signals() as stop:
+    os.kill(os.getpid(), signal.SIGINT)
+    assert stop.is_set()
+with signals.stop_on_signals() as stop:
+    time.sleep(1.5)
+    assert not stop.is_set()
+try:
+    os.kill(os.getpid(), signal.SIGINT)
+    time.sleep(5)
+except KeyboardInterrupt:
+    print("stopped between sessions")
+"""
+
+
+def test_a_signal_ends_one_session_of_several_and_the_command_between_them() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", SESSIONS], capture_output=True, text=True, check=False, timeout=60
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, "stopped between sessions\n", "")
+
+
+def ends_at_a_signal(command: Command, *words: str, begun: str) -> None:
+    """Interrupt a command when a child runs whose command line has `begun`, and see what stays."""
+    process = subprocess.Popen(
+        [*COMMAND, *words], env=command.env, cwd=command.folder, stderr=subprocess.PIPE, text=True
+    )
+    found: list[psutil.Process] = []
+
+    def has_begun() -> bool:
+        with contextlib.suppress(psutil.Error):
+            family = psutil.Process(process.pid).children(recursive=True)
+            found[:] = [one for one in family if begun in " ".join(one.cmdline())]
+        return bool(found)
+
+    wait_for(has_begun)
+    process.send_signal(signal.SIGINT)
+    began = time.monotonic()
+    _, err = process.communicate(timeout=60)
+    assert time.monotonic() - began < 12, err
+    assert process.returncode == 130, err
+    assert "stopped" in err
+    assert "Traceback" not in err
+    _, alive = psutil.wait_procs(found, timeout=5)
+    assert alive == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("words", [("plan",), ("env", "fetch", "--output", "away")])
+def test_a_solver_that_waits_for_an_index_ends_with_the_command(
+    tmp_path: Path, words: tuple[str, ...]
+) -> None:
+    command = Command(tmp_path, SLOW_CRASH, axes='demo: {package: demo, versions: ["1", "2"]}')
+    with listener(b"") as address:
+        text = command.matrix.read_text().replace(" {level}", "")
+        command.matrix.write_text(f"index: {address.replace('tcp:', 'http:')}/simple\n{text}")
+        ends_at_a_signal(command, *words, str(command.matrix), begun="pip compile")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("word", ["plan", "run"])
+@pytest.mark.parametrize("program", ["podman", "skopeo"])
+def test_an_image_that_a_registry_never_delivers_ends_with_the_command(
+    tmp_path: Path, word: str, program: str
+) -> None:
+    command = Command(
+        tmp_path, SLOW_CRASH, rest='executor: {kind: container, image: "registry.example/it:1"}'
+    )
+    (tmp_path / "bin").mkdir()
+    waits = "exec sleep 601"
+    scripts = {
+        "podman": f"case $1 in version|--version) echo podman version 5;; pull) {waits};; *) exit 1;; esac",
+        "skopeo": waits,
+    }
+    for name in dict.fromkeys(("podman", program)):
+        (tmp_path / "bin" / name).write_text(f"#!/bin/sh\n{scripts[name]}\n")
+        (tmp_path / "bin" / name).chmod(0o755)
+    tools = [Path(sys.executable).parent, Path("/usr/bin"), Path("/bin")]
+    if program == "podman" and any((folder / "skopeo").exists() for folder in tools):
+        pytest.skip("skopeo is on this host, and asks the registry")
+    command.env["PATH"] = os.pathsep.join(map(str, [tmp_path / "bin", *tools]))
+    ends_at_a_signal(command, word, str(command.matrix), begun="sleep 601")
+
+
+FORCED = """
+import os, signal, sys
+from pathlib import Path
+from bisect_env.cli import signals
+from bisect_env.running import run_tool
+
+signals.SILENT = 0.5
+signals.interrupt()
+with signals.stop_on_signals():
+    code = "echo $$ > pid; kill -INT $PPID; exec sleep 600"
+    run_tool(["sh", "-c", code], env=os.environ, cwd=Path.cwd(), timeout=700)
+"""
+
+
+def test_what_ends_by_force_leaves_no_tool(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", FORCED], cwd=tmp_path, capture_output=True, text=True, check=False, timeout=60
+    )
+    assert done.returncode == 130
+    assert "what did not end in time was killed" in done.stderr
+    pid = int((tmp_path / "pid").read_text())
+    wait_for(lambda: not psutil.pid_exists(pid) or psutil.Process(pid).status() == "zombie", 5)

@@ -20,8 +20,8 @@ from bisect_env.cluster.pool import PoolExecutor
 from bisect_env.cluster.protocol import PrefixReady, PrefixRequest, TrialCompleted, TrialLost
 from bisect_env.environments.lock import Lock
 from bisect_env.environments.prefix import Prefix
-from bisect_env.environments.uv_tool import run_tool
 from bisect_env.errors import InfrastructureError
+from bisect_env.running import run_tool
 from bisect_env.temporary import remove_left_behind
 from bisect_env.trials.launch import LAUNCHER
 from bisect_env.trials.records import Outcome

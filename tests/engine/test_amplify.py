@@ -81,6 +81,17 @@ def test_the_study_runs_under_what_makes_it_fail_most(studies: Studies) -> None:
     assert not [event for event in studies.events if isinstance(event, events.Said)]
 
 
+def test_what_the_good_end_cannot_be_run_under_is_not_chosen(
+    studies: Studies, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(amplify, "catalogue", lambda _cpus, _seeds, repeats: TRIED[1:2])
+    script = f'{FLAKY}    elif "HUNTS" in os.environ:\n        sys.exit(125)\n'
+    ends = "good: {level: 0}\nbad: {level: 9}"
+    studies.run(studies.matrix(script, rest=f"{ends}\nsearch: {{amplify: true, max_trials: 5}}"))
+    said = [event.text for event in studies.events if isinstance(event, events.Said)]
+    assert said[-1] == "trials run as they are: the good end could not be run under hunts"
+
+
 def test_a_study_under_other_circumstances_is_another_study(studies: Studies) -> None:
     from bisect_env.matrix.load import load_matrix
 

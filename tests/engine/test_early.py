@@ -18,12 +18,12 @@ from bisect_env.engine.locking import Locking
 from bisect_env.environments.lock import Lock, LockResult
 from bisect_env.environments.provider import Environments
 from bisect_env.environments.request import EnvironmentRequest
-from bisect_env.environments.uv_tool import run_tool
 from bisect_env.errors import InfrastructureError
 from bisect_env.matrix.expand import expand
 from bisect_env.matrix.grid import Grid
 from bisect_env.matrix.load import Matrix, load_matrix
 from bisect_env.matrix.versions import Release
+from bisect_env.running import run_tool
 from tests.environments.conftest import HERE
 from tests.environments.index_server import IndexServer, serve
 

@@ -11,6 +11,8 @@ import shutil
 import subprocess
 import sys
 import tarfile
+import threading
+import time
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
@@ -195,6 +197,37 @@ def test_fetching_again_goes_on(studies: Studies, matrix: Path, index: IndexServ
     assert fetched(studies, matrix, bundle).size == first.size
     assert fetched(studies, matrix, bundle) == first
     assert archived(bundle) == before
+
+
+def test_an_interruption_waits_for_no_download(
+    studies: Studies, matrix: Path, index: IndexServer, tmp_path: Path
+) -> None:
+    for minor in range(4, 16):
+        index.add("culprit", f"1.{minor}", requires=("below",))
+    may_go_on = threading.Event()
+    asked: list[str] = []
+
+    def all_but_the_first_wait(path: str) -> None:
+        if path.startswith("/files/"):
+            asked.append(path)
+            if len(asked) > 1:
+                may_go_on.wait(60)
+
+    def interrupted(what: str, done: int, total: int) -> None:
+        if what == "fetching":
+            raise KeyboardInterrupt
+        if done == total:
+            index.on_request = all_but_the_first_wait
+
+    began = time.monotonic()
+    with pytest.raises(KeyboardInterrupt):
+        fetched(studies, matrix, tmp_path / "bundle", on_progress=interrupted)
+    assert time.monotonic() - began < 30
+    may_go_on.set()
+    for thread in threading.enumerate():
+        if thread.name.startswith("fetch"):
+            thread.join(30)
+    assert len(asked) <= 6, "one that ended, those under way, and what began in its place"
 
 
 def test_another_state_of_the_matrix_is_refused(

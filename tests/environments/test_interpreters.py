@@ -16,8 +16,8 @@ from bisect_env.environments.interpreters import (
     listed_by_uv,
     machine_interpreters,
 )
-from bisect_env.environments.uv_tool import Finished
 from bisect_env.errors import InfrastructureError, InterpreterNotFoundError
+from bisect_env.running import Finished
 
 HERE = ".".join(map(str, sys.version_info[:3]))
 

@@ -10,7 +10,8 @@ import pytest
 
 from bisect_env.environments.provider import Environments
 from bisect_env.environments.request import EnvironmentRequest
-from bisect_env.environments.uv_tool import Uv, is_transient, plain_words, run_tool
+from bisect_env.environments.uv_tool import Uv, is_transient, plain_words
+from bisect_env.running import run_tool
 
 
 def shown_environment(tmp_path, environ):
