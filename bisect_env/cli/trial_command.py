@@ -210,7 +210,7 @@ def _count(chosen: ChosenCombination, number: int, session: Session, shown: Show
             f"(95 % interval {interval(*clopper_pearson(tally.bad, counted))}){others}"
         )
     else:
-        is_skipped = why.startswith(f"{Outcome.SKIP}: ")
+        is_skipped = (Evidence.SKIP, Outcome.SKIP) in tally.by_outcome
         reason = "the script skipped this combination" if is_skipped else why
         say("no trial counts" + (f": {reason}" if reason else ""))
     if session.stopped():
