@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from bisect_env.answers.phrases import enumerated
 from bisect_env.answers.verdict_document import Compatibility
 from bisect_env.matrix.grid import AxisKind, Direction, Grid, GridAxis, Index
+from bisect_env.matrix.versions import parse_range
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +109,6 @@ def requirements_in_words(
     clauses, constraints, exclude = [], [], []
     for one in found:
         alone = mine.direction is Direction.UNORDERED
-        when = mine.values[one.first] if alone else _span(one.first, one.last, mine.values)
         allowed = None if one.low is None or one.high is None else _span(one.low, one.high, its.values)
         run = f"with {mine.values[one.first]}" if alone else _run(one, mine.values)
         if allowed is None:
@@ -121,10 +121,18 @@ def requirements_in_words(
         # Name the needed axis only once: "needs x < 39 up to 22.0, < 42 up to 23.1".
         verb = "" if clauses and not clauses[-1].startswith("works") else f"needs {its.name} "
         clauses.append(f"{verb}{_readable(allowed)} {run}")
-        constraints.append({"when": {mine.name: when}, "needs": {its.name: allowed}})
+        when = mine.values[one.first] if alone else _requirement(one.first, one.last, mine)
+        constraints.append(
+            {
+                "when": {mine.name: when},
+                "needs": {its.name: _requirement(one.low or 0, one.high or 0, its)},
+            }
+        )
+        # A rule that holds for every value of an axis does not name it.
+        every = one.last - one.first + 1 == len(mine.values)
+        only = {} if every else {mine.name: _condition(mine, one.first, one.last)}
         exclude += [
-            {"when": {mine.name: _condition(mine, one.first, one.last), its.name: outside}}
-            for outside in _outside(one.low or 0, one.high or 0, its)
+            {"when": {**only, its.name: outside}} for outside in _outside(one.low or 0, one.high or 0, its)
         ]
     told = {
         "sentence": f"{mine.name} {enumerated([clause.strip() for clause in clauses])}",
@@ -154,10 +162,14 @@ def _of_one(grid: Grid, axis: int, bad: NDArray[np.bool_]) -> dict[str, Any]:
     runs = [
         (is_bad, [i for i, _ in run]) for is_bad, run in itertools.groupby(enumerate(bad), lambda p: p[1])
     ]
-    good = [_span(places[0], places[-1], values) for is_bad, places in runs if not is_bad]
+    works = [places for is_bad, places in runs if not is_bad]
+    spans = [_readable(_span(places[0], places[-1], values)) for places in works]
     return {
-        "sentence": f"{name} works {' and '.join(map(_readable, good))}",
-        "constraints": [{"when": {}, "needs": {name: span}} for span in good],
+        "sentence": f"{name} works {' and '.join(spans)}",
+        "constraints": [
+            {"when": {}, "needs": {name: _requirement(places[0], places[-1], grid.axes[axis])}}
+            for places in works
+        ],
         "exclude": [
             {"when": {name: _condition(grid.axes[axis], places[0], places[-1])}}
             for is_bad, places in runs
@@ -179,10 +191,46 @@ def _span(first: int, last: int, values: Sequence[str]) -> str:
 
 
 def _condition(axis: GridAxis, first: int, last: int) -> str | list[str]:
-    """Return a run of values as a rule of a matrix file: a range, or a list if ranges do not apply."""
-    if axis.kind in (AxisKind.PACKAGE, AxisKind.DATE) and axis.direction is not Direction.UNORDERED:
+    """Return a run of values as a rule of a matrix file: a range, or a list if ranges do not apply.
+
+    A range of versions does not apply if it means other values: `<2.0` leaves out 2.0rc1.
+    """
+    run = list(axis.values[first : last + 1])
+    if axis.direction is Direction.UNORDERED or axis.kind not in (AxisKind.PACKAGE, AxisKind.DATE):
+        return run
+    span = _span(first, last, axis.values)
+    applies = span != "*" if axis.kind is AxisKind.DATE else _matching(span, axis.values) == run
+    return span if applies else run
+
+
+def _matching(span: str, values: Sequence[str]) -> list[str]:
+    """Return the versions in a range, which a matrix file reads in the same way; empty for no valid range."""
+    try:
+        specifier = parse_range(span)
+    except ValueError:
+        return []
+
+    def contains(version: str) -> bool:
+        try:
+            return specifier.contains(version, prereleases=True)
+        except ValueError:
+            return False
+
+    return [value for value in values if contains(value)]
+
+
+def _requirement(first: int, last: int, axis: GridAxis) -> str:
+    """Return a run of values as a range for the metadata of a package, without local parts such as `+cu118`.
+
+    Ranges cannot have them. A single version that differs from others only in its local part is named
+    exactly.
+    """
+    if axis.kind is not AxisKind.PACKAGE:
         return _span(first, last, axis.values)
-    return list(axis.values[first : last + 1])
+    public = [value.partition("+")[0] for value in axis.values]
+    if first == last and public.count(public[first]) > 1:
+        return f"=={axis.values[first]}"
+    return _span(first, last, public)
 
 
 def _outside(low: int, high: int, axis: GridAxis) -> list[str | list[str]]:

@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 from bisect_env.answers.axes import AxesByName, AxisInfo
 from bisect_env.answers.chapters import CommitReport, TracedReport
 from bisect_env.answers.explanation import Explanation
+from bisect_env.answers.origins import Origin
 from bisect_env.answers.phrases import and_more, first_few
 from bisect_env.answers.remedies import Asked
 from bisect_env.answers.sentence import bad_values_in_words, sentence, side_names
@@ -729,7 +730,7 @@ def load_report(store: Store, study_id: str, *, posterior: bool = True) -> Repor
         trials=total.counted,
         trial_counts=TrialCounts.model_validate(total, from_attributes=True),
         environments=environments_of(trials),
-        reused=tuple(origins),
+        reused=_counted_origins(origins, trials),
         combinations=combinations,
         failures=ways,
         stability=steady,
@@ -807,6 +808,13 @@ def _question(study: Study, files: Sequence[StudyFile], missing: Sequence[str]) 
         files=tuple(kept[file.name] for file in files if file.name in kept),
         left_out=(*left_out, *missing),
     )
+
+
+def _counted_origins(origins: Iterable[Origin], trials: Iterable[StoredTrial]) -> tuple[Origin, ...]:
+    """Return the origins of reused trials with the numbers of good and bad ones, the largest first."""
+    counts = Counter(trial.study_id for trial in trials if trial.reused and trial.evidence in _COUNTED)
+    found = [one.model_copy(update={"trials": counts[one.study_id]}) for one in origins]
+    return tuple(sorted((one for one in found if one.trials), key=lambda one: -one.trials))
 
 
 def _elapsed(study: Study) -> float:

@@ -68,6 +68,7 @@ def html_text(report: Report, *, served: bool = False) -> str:
         heat_cell=lambda one: None if one is None else _heat_cell(one, report),
         chosen=report.verdict.first_bad or {},
         listed=_listed(report),
+        unlisted=_unlisted(report),
         labels=labels(report.axes),
         posterior=posterior_picture(report),
         trace=words.trace(report),
@@ -157,7 +158,20 @@ def _is_address(text: str) -> bool:
 def _listed(report: Report) -> list[CombinationReport]:
     if len(report.combinations) <= LISTED:
         return list(report.combinations)
-    return [one for one in report.combinations if one.outcomes or not one.is_runnable][:LISTED]
+    # Tried combinations come first, so that none of them is left out for one that cannot be run.
+    told = [place for place, one in enumerate(report.combinations) if one.outcomes or not one.is_runnable]
+    kept = sorted(told, key=lambda place: not report.combinations[place].outcomes)[:LISTED]
+    return [report.combinations[place] for place in sorted(kept)]
+
+
+def _unlisted(report: Report) -> str:
+    """Return a sentence that counts the combinations which `_listed` leaves out, or "" if there are none."""
+    every, listed = report.combinations, _listed(report)
+    tried = sum(bool(one.outcomes) for one in every) - sum(bool(one.outcomes) for one in listed)
+    untried = len(every) - len(listed) - tried
+    counted = [f"{tried} more that were tried"] if tried else []
+    counted += [f"{untried} more that nobody tried"] if untried else []
+    return f"{' and '.join(counted)} are left out." if counted else ""
 
 
 def _lanes(report: Report) -> list[dict[str, Any]]:

@@ -6,6 +6,7 @@ possible, the text is escaped.
 
 from __future__ import annotations
 
+import html
 import re
 from collections.abc import Iterator, Sequence
 
@@ -250,7 +251,7 @@ def _question(report: Report) -> Iterator[str]:
     yield "### Ask again\n"
     yield "Save these files into one folder, and run there `bisect-env run matrix.yaml`.\n"
     for file in files:
-        yield f"<details><summary>{escaped(clean(file.name))}</summary>\n"
+        yield f"<details><summary>{html.escape(clean(file.name))}</summary>\n"
         yield from fenced([clean_lines(line) for line in file.text.rstrip("\n").split("\n")], "")
         yield "\n</details>\n"
     if report.question.left_out:
@@ -268,7 +269,7 @@ def _files(step: StepReport) -> Iterator[str]:
         if len(lines) > _FILE_LINES:
             yield f"{code(name)} has {len(lines)} lines; attach the directory.\n"
             continue
-        yield f"<details><summary>{escaped(name)} of the environment that fails</summary>\n"
+        yield f"<details><summary>{html.escape(clean(name))} of the environment that fails</summary>\n"
         yield from fenced(lines, "text")
         yield "\n</details>\n"
 

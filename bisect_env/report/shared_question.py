@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
+from typing import Any
 
 from bisect_env.answers.untrusted import clean, command_line
 from bisect_env.errors import UsageError
@@ -19,7 +21,7 @@ _LARGEST = 64 * 1024 * 1024
 """Maximum size in bytes of a report that is read back."""
 # Home directories of users. Paths in web addresses do not match, because another character precedes them.
 _HOMES = re.compile(
-    r"(?<![\w/.:~-])(?:/home/[^/\s\"'\\:<>]+|/Users/[^/\s\"'\\:<>]+|/root)(?=[/\"'\s\\:,;)]|$)"
+    r"(?:(?<![\w/.:~-])|(?<=\\[nrt]))(?:/home/[^/\s\"'\\:<>]+|/Users/[^/\s\"'\\:<>]+|/root)(?=[/\"'\s\\:,;)]|$)"
 )
 
 
@@ -89,11 +91,23 @@ def shared(report: Report) -> Report:
         steps, matrix = tuple(_by_study(step, path, report.study.id) for step in steps), Path(path).name
     study = report.study.model_copy(update={"matrix": matrix})
     plain = report.model_copy(update={"question": QuestionReport(), "reproduce": steps, "study": study})
-    found = Report.model_validate_json(_HOMES.sub("~", plain.model_dump_json()))
+    # In JSON text, the `n` of `\n` would precede a path at the beginning of a line.
+    found = Report.model_validate_json(json.dumps(_without_homes(json.loads(plain.model_dump_json()))))
     # Change only comments of the matrix, because the other lines are the question itself.
     lines = question.matrix.splitlines(keepends=True)
     text = "".join(_HOMES.sub("~", line) if line.startswith("#") else line for line in lines)
     return found.model_copy(update={"question": question.model_copy(update={"matrix": text})})
+
+
+def _without_homes(value: Any) -> Any:
+    """Return a copy of a JSON value without home directories in its strings."""
+    if isinstance(value, str):
+        return _HOMES.sub("~", value)
+    if isinstance(value, dict):
+        return {_without_homes(key): _without_homes(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_without_homes(item) for item in value]
+    return value
 
 
 def _by_study(step: StepReport, path: str, study: str) -> StepReport:

@@ -92,7 +92,13 @@ class Row:
 
     def _measured(self) -> list[CombinationReport]:
         own = [m for m in self.members if m.same_as is None]
-        return own or [self.members[0]]
+        known = [m.combination for m in own]
+        for one in self.members:
+            # The combination whose trials these are may stand in another row.
+            if one.same_as is not None and one.same_as not in known:
+                known.append(one.same_as)
+                own.append(one)
+        return own
 
 
 @dataclass(frozen=True, slots=True)
@@ -546,7 +552,7 @@ def timing(report: Report) -> str:
         # A failed build is tried again, and counts as failed only if no attempt succeeded.
         made = [b.lock for b in line.builds if not b.failed]
         failed = len({b.lock for b in line.builds}.difference(made))
-        built = f"{how_many(len(made), 'environment')} built in "
+        built = f"{how_many(len({*made}), 'environment')} built in "
         built += duration(sum(b.seconds for b in line.builds))
         parts.append(built + (f", {failed} could not be built" if failed else ""))
     return "; ".join(parts)

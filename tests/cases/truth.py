@@ -231,8 +231,10 @@ def _excluded_is_bad(truth: Truth, verdict: Mapping[str, Any]) -> Iterator[str]:
             continue
         excluded = any(
             all(
-                SpecifierSet(span.replace("*", "")).contains(cell.values[axis])
-                for axis, span in one["when"].items()
+                SpecifierSet(what.replace("*", "")).contains(cell.values[axis])
+                if isinstance(what, str)
+                else cell.values[axis] in what
+                for axis, what in one["when"].items()
             )
             for one in rules
         )

@@ -407,6 +407,22 @@ def test_of_a_large_matrix_what_was_tried_is_drawn(store: Store, monkeypatch: py
     assert MOST_CELLS >= 1000
 
 
+def test_what_was_tried_is_not_left_out_for_what_cannot_be_run(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("bisect_env.report.html.LISTED", 4)
+    study = StudyBuilder(store, [axis("a", *"123456789")], name="listed")
+    study.fill(lambda cell: ("excluded", "x") if cell["a"] in "12345" else ("solvable", ""))
+    for value in "678":
+        study.crashes({"a": value}, 3)
+    page = html_text(load_report(store, study.study.id))
+    assert page.count("<td>crash 3</td>") == 3
+    assert "<p>5 more that nobody tried are left out.</p>" in page
+    monkeypatch.setattr("bisect_env.report.html.LISTED", 2)
+    page = html_text(load_report(store, study.study.id))
+    assert "<p>1 more that were tried and 6 more that nobody tried are left out.</p>" in page
+
+
 def test_a_study_of_one_combination_and_one_of_none(store: Store) -> None:
     report = load_report(store, StudyBuilder(store, [axis("a", "1")], name="one").study.id)
     assert heat_map(report) is not None

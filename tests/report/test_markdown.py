@@ -14,7 +14,7 @@ from markdown_it import MarkdownIt
 from bisect_env.answers.untrusted import clean, escaped
 from bisect_env.report.build import load_report
 from bisect_env.report.markdown import MOST, cell, code, fenced, markdown_text
-from bisect_env.report.model import StepReport
+from bisect_env.report.model import QuestionFile, StepReport
 from bisect_env.report.text import report_text
 from bisect_env.report.words import MOST_SLICES
 from bisect_env.storage.store import Store
@@ -64,6 +64,16 @@ def test_nothing_that_others_wrote_becomes_markup(store: Store) -> None:
     outside = re.sub(r"<pre>.*?</pre>|<code>.*?</code>", "", GITHUB.render(texts[1]), flags=re.DOTALL)
     assert "@user" not in outside
     assert "http://e.example" not in outside
+
+
+def test_the_name_of_a_file_is_no_markup(store: Store) -> None:
+    """A line that begins with `<details>` is HTML, in which a backslash escapes nothing."""
+    report = load_report(store, orjson_study(store).study.id)
+    file = QuestionFile(name="<img src=//evil.example/x.png>my_file.py", text="pass\n")
+    question = report.question.model_copy(update={"files": (file,)})
+    html = GITHUB.render(markdown_text(report.model_copy(update={"question": question})))
+    assert "<img" not in html
+    assert "<summary>&lt;img src=//evil.example/x.png&gt;my_file.py</summary>" in html
 
 
 @given(st.text())

@@ -13,6 +13,7 @@ import pytest
 from bisect_env.answers.untrusted import write
 from bisect_env.answers.verdict_document import NeighbourPair, VerdictDocument, calls_bad
 from bisect_env.environments.lock import LockedPackage
+from bisect_env.matrix.grid import Combination
 from bisect_env.report.build import load_report, report_document
 from bisect_env.report.doubts import verdict_warnings
 from bisect_env.report.formats import formatted, json_text
@@ -21,9 +22,10 @@ from bisect_env.report.text import STACK_LINES, report_text, stack_lines
 from bisect_env.report.words import ROWS, rows
 from bisect_env.search.numeric import clopper_pearson
 from bisect_env.storage.store import Store
-from bisect_env.trials.records import Outcome
+from bisect_env.trials.records import Machine, Outcome
 from tests.report.samples import CRASHES, StudyBuilder, axis, orjson_study, orjson_verdict, rate, verdict
-from tests.storage.samples import signature
+from tests.report.samples import record as samples_record
+from tests.storage.samples import record_trial, signature
 
 
 @pytest.fixture
@@ -570,6 +572,40 @@ def test_trials_of_equal_environments_count_once_in_a_row(store: Store) -> None:
     study.trials({"day": "1"}, Outcome.PASS, 6, "same")
     (only,) = rows(load_report(store, study.study.id)).shown
     assert (only.values["day"], only.counted, len(only.members)) == ("1 … 7", 6, 7)
+
+
+def test_a_row_of_combinations_measured_elsewhere_has_the_trials_of_each(store: Store) -> None:
+    axes = [axis("day", "d1", "d2", kind="date"), axis("n", *"0123")]
+    study = StudyBuilder(store, axes)
+    study.fill(lock_of=lambda cell: cell["n"])
+    for value in "0123":
+        study.trials({"day": "d1", "n": value}, Outcome.PASS, 5, value)
+    found = rows(load_report(store, study.study.id)).shown
+    assert [(row.values["day"], row.counted, len(row.members)) for row in found] == [
+        ("d1", 20, 4),
+        ("d2", 20, 4),
+    ]
+
+
+def test_only_counted_trials_are_said_to_have_been_measured_before(store: Store) -> None:
+    axes = [axis("lib", "1", "2")]
+    old, new = (StudyBuilder(store, axes, name=name) for name in ("old", "new"))
+    cell = {"lib": "1"}
+    here = Machine("x86_64")
+    for i, outcome in enumerate([Outcome.PASS] * 3 + [Outcome.SKIP] * 2):
+        one = samples_record(cell, old.locks["1"], outcome, trial_id=f"t{i}", machine=here)
+        record_trial(store, old.study.id, one, trial_key="k")
+    store.study_trials(new.study.id).reuse({"k": Combination.of(cell)}, [here])
+    report = load_report(store, new.study.id)
+    assert (report.trials, [one.trials for one in report.reused]) == (3, [3])
+    assert "3 of these were measured before: 3 by " in report_text(report)
+
+
+def test_builds_of_one_lock_are_one_environment(store: Store) -> None:
+    study = StudyBuilder(store, [axis("lib", "1", "2")])
+    for _ in range(2):
+        store.record_decision(study.study.id, "built", {"lock": study.locks["1"], "seconds": 2.5})
+    assert "1 environment built in 5.0 s" in report_text(load_report(store, study.study.id))
 
 
 def test_reasons_are_grouped(store: Store) -> None:

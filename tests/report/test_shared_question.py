@@ -101,6 +101,16 @@ def test_no_home_of_anybody_is_named(store: Store, form: str) -> None:
     assert "/home/ann" not in text.replace("example.org/home/ann", "").replace("example.org\\/home/ann", "")
 
 
+@pytest.mark.parametrize("form", [*SHARED, "text"])
+def test_a_home_at_the_beginning_of_a_line_is_not_named(store: Store, form: str) -> None:
+    study = StudyBuilder(store, [axis("lib", "1", "2")])
+    stack = "first\n/home/ann/x.py:1: UserWarning: y\n\t/home/ann/y.py\n'a\\n/home/ann/z.py'\n"
+    study.crashes({"lib": "2"}, 2, stack=stack)
+    text = formatted(load_report(store, study.study.id), form)
+    assert "~/x.py:1: UserWarning: y" in text
+    assert "/home/ann" not in text
+
+
 def test_a_colleague_can_paste_the_commands(store: Store) -> None:
     for path in ("/home/ann/asked/0a1b/matrix.yaml", "../x/matrix.yaml"):
         report = shared(with_files(store, path=path))

@@ -14,6 +14,8 @@ from packaging.specifiers import SpecifierSet
 
 from bisect_env.answers.requirements import requirements, requirements_in_words
 from bisect_env.matrix.grid import AxisKind, Direction, Grid, GridAxis
+from bisect_env.matrix.rules import matching
+from bisect_env.matrix.schema import PackageAxis
 from bisect_env.search.searcher import Search
 from bisect_env.search.space import Hypothesis
 from bisect_env.search.verdict import Answer
@@ -72,6 +74,45 @@ def test_what_is_excluded_is_what_is_bad(steps: list[int], turned: bool) -> None
             for rule in told["exclude"]
         )
         assert excluded == bad[index], (told, combination)
+
+
+@pytest.mark.parametrize(
+    ("manager", "values", "bad"),
+    [
+        ("pypi", ["2.1.0+cu118", "2.2.0+cu118", "2.3.0+cu121"], [0, 1, 1]),
+        ("conda", ["1.1.1u", "1.1.1w", "3.0.0"], [0, 1, 1]),
+        ("pypi", ["1.9", "2.0rc1", "2.0"], [1, 1, 0]),
+        ("pypi", ["1.9", "2.0rc1", "2.0"], [0, 1, 0]),
+        ("pypi", ["1.9", "2.0", "2.0.post1", "2.1"], [1, 0, 1, 1]),
+        ("pypi", ["1.9", "2.0", "2.1"], [0, 1, 1]),
+    ],
+)
+def test_what_is_excluded_is_read_as_it_was_meant(manager: str, values: list[str], bad: list[int]) -> None:
+    """Ranges leave out versions that lie between their ends: local ones, candidates, those of conda."""
+    package = PackageAxis(package="lib", manager=manager, versions=values)
+    assert list(package.listed) == values
+    grid = lattice(values, ["1", "2"])
+    told = requirements_in_words(grid, np.array([[b, b] for b in bad], dtype=bool), (0,), (0, 0))
+    assert told is not None
+    named = [rule.when["pyopenssl"] for rule in told.exclude]
+    conditions = [one for what in named for one in ([what] if isinstance(what, str) else what)]
+    found = {value for one in conditions for value in matching(package, values, one)}
+    assert found == {value for value, is_bad in zip(values, bad, strict=True) if is_bad}
+    assert not any("+" in span for one in told.constraints for span in one.needs.values())
+
+
+def test_local_parts_that_alone_differ_are_named_exactly() -> None:
+    grid = lattice(["2.1+cpu", "2.1+cu118"], ["1", "2"])
+    told = requirements_in_words(grid, np.array([[0, 0], [1, 1]], dtype=bool), (0,), (1, 0))
+    assert told is not None
+    assert [one.needs for one in told.constraints] == [{"pyopenssl": "==2.1+cpu"}]
+
+
+def test_a_rule_that_holds_for_every_version_does_not_name_them() -> None:
+    grid = lattice(["1", "2"], ["1", "2", "3"])
+    told = in_words(grid, answer_of(np.array([[0, 0, 1], [0, 0, 1]], dtype=bool)))
+    assert told is not None
+    assert list(told["exclude"]) == [{"when": {"cryptography": ">=3"}}]
 
 
 def test_what_lies_in_holes_is_not_put_into_words() -> None:
