@@ -124,6 +124,24 @@ def test_a_cache_that_has_grown_is_told_of_at_the_end(
     assert "env prune" in err
 
 
+@pytest.mark.integration
+@pytest.mark.parametrize(
+    ("script", "says"),
+    [
+        ("import sys; sys.exit(125)", "no trial counts: the script skipped this combination"),
+        (
+            "raise RuntimeError('CUDA error: no kernel image is available for execution on the device')",
+            "no trial counts: unsupported: ",
+        ),
+    ],
+)
+def test_why_no_trial_counts(tmp_path: Path, run: RunCommand, script: str, says: str) -> None:
+    matrix = Studies(tmp_path).matrix(script)
+    code, out, err = run(*command(tmp_path, "trial", str(matrix), "--at", "level=1", "-n", "1")[3:])
+    assert code == 1, err
+    assert out.splitlines()[-1].startswith(says)
+
+
 def test_other_trials_are_told_from_bad_ones(capsys: pytest.CaptureFixture[str]) -> None:
     lines = TrialLines()
     for outcome, evidence, detail in (
