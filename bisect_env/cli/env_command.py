@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import re
+import sys
 import time
+from collections.abc import Sequence
 from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
@@ -29,8 +32,9 @@ from bisect_env.cli.options import (
     output_option,
     refuse_others,
 )
-from bisect_env.cli.output import deliver, deliver_rows, emit, say, tell
+from bisect_env.cli.output import deliver, deliver_rows, emit, own_command, say, tell
 from bisect_env.cli.providing import open_provider
+from bisect_env.cli.question import FoundTarget
 from bisect_env.cli.target import find_target
 from bisect_env.engine.fetch import fetch_study
 from bisect_env.environments.bundle import Bundle
@@ -205,8 +209,34 @@ def fetch(
     tell(
         f"{output} holds {fetched.archives} archives ({decimal(fetched.size)}) for "
         f"{how_many(fetched.environments, 'environment')}{left_out}\n"
-        f"next: copy it, and there: {command_line('bisect-env', 'run', target.reference, '--offline', 'DIR')}"
+        f"next: copy it, and there: {_offline_command(target, sys.argv[1:])}"
     )
+
+
+def _offline_command(target: FoundTarget, arguments: Sequence[str]) -> str:
+    """Return the command that asks the question of a target on a host without a network.
+
+    The results database of that host does not have the studies of this one.
+
+    Args:
+        target: The target of the running command.
+        arguments: The arguments of the running command.
+    """
+    if target.words:
+        asked, command = [], [*arguments]
+        end = command.index("--") if "--" in command else len(command)
+        words = iter(command[:end])
+        for word in words:
+            if word in ("-o", "--output", "--cache"):
+                next(words, None)
+            elif word != "--no-pythons" and not re.match(r"-o.|--(output|cache)=", word):
+                asked.append(word)
+        whole = ["run", *asked[2:], "--offline", "DIR", *command[end:]]  # instead of `env fetch`
+        return own_command(whole)
+    if target.study is None:
+        return command_line("bisect-env", "run", target.reference, "--offline", "DIR")
+    save = command_line("bisect-env", "plan", target.study.id[:_SHOWN], "--save", "FILE")
+    return f"bisect-env run FILE --offline DIR (`{save}` writes that file here, for the copy)"
 
 
 def _check(name: str, root: Path) -> None:

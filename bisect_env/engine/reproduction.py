@@ -190,16 +190,36 @@ def _left_out(matrix: Matrix) -> list[str]:
 def _dockerfile(lock: Lock, index: str) -> str:
     option = f" {command_line('--index-url', index)}" if index else ""
     image = lock.image
+    # An image of the matrix need have neither an installer nor Python, because trials bring their own.
     if lock.is_conda:
-        return f"""FROM {image or "mambaorg/micromamba:latest"}
-COPY . /repro
+        base = "FROM mambaorg/micromamba:latest\n"
+        if image:
+            base = f"""FROM {image}
+USER root
+COPY --from=mambaorg/micromamba:latest /bin/micromamba /bin/micromamba
+ENV MAMBA_ROOT_PREFIX=/opt/micromamba
+"""
+        return f"""{base}COPY . /repro
 WORKDIR /repro
 RUN micromamba create --yes --name repro --file {LOCK}
 CMD ["micromamba", "run", "--name", "repro", "sh", "{RUN}", "100"]
 """
     hashes = "" if lock.has_commits else " --require-hashes"
-    install = f"RUN pip install --no-deps{hashes}{option} --requirement {REQUIREMENTS}\n"
     has_wheels = any(package.manager == "pip" for package in lock.packages)
+    if image and lock.python:
+        sync = (
+            f" && uv pip sync --python /env/bin/python{hashes}{option} {REQUIREMENTS}" if has_wheels else ""
+        )
+        return f"""FROM {image}
+USER root
+COPY --from=ghcr.io/astral-sh/uv:latest /uv /bin/uv
+COPY . /repro
+WORKDIR /repro
+RUN uv venv --python {lock.python} /env{sync}
+ENV PATH="/env/bin:$PATH"
+CMD ["sh", "{RUN}", "100"]
+"""
+    install = f"RUN pip install --no-deps{hashes}{option} --requirement {REQUIREMENTS}\n"
     return f"""FROM {image or f"python:{lock.python}"}
 COPY . /repro
 WORKDIR /repro
@@ -286,6 +306,7 @@ def _elsewhere(lock: Lock) -> list[str]:
 def _steps(lock: Lock, index: str) -> str:
     option = f" {command_line('--index-url', index)}" if index else ""
     container = "docker build --tag repro . && docker run --rm repro"
+    certificates = " Its image has to have the package `ca-certificates`, for the download."
     if lock.is_conda:
         return f"""Any of the first three makes the environment:
 
@@ -297,15 +318,16 @@ conda create --prefix ./env --file {EXPLICIT}    # without wheels, if there are 
 conda run --prefix ./env sh {RUN} 100
 ```
 
-Or in a container: `{container}`.
+Or in a container: `{container}`.{certificates if lock.image else ""}
 """
     if lock.image:
+        tool = "\nPython and its packages are put into it by uv, from the image `ghcr.io/astral-sh/uv`.\n"
         return f"""It is a container image:
 
 ```sh
 {container}
 ```
-"""
+{tool if lock.python else ""}"""
     hashes = "" if lock.has_commits else " --require-hashes"
     return f"""```sh
 uv venv --python {lock.python} env

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import pytest
 from bisect_env.environments.lockfiles import make_lock
 from bisect_env.environments.prefix import Prefix, ensure_prefix
 from bisect_env.matrix.versions import host_platform
+from tests.cli.asking import an_index
 from tests.cli.calls import RunCommand, objects
 
 pytestmark = pytest.mark.integration
@@ -84,3 +86,35 @@ def test_a_study_refuses_a_limit_that_is_no_size(run: RunCommand) -> None:
     code, _, err = run("run", "matrices/quickstart.yaml", "--env-cache-size", "much", "--quiet")
     assert code == 2
     assert "--env-cache-size: 'much' is not a size" in err
+
+
+def advised(err: str) -> str:
+    return err.rpartition("next: copy it, and there: bisect-env ")[2].strip()
+
+
+def test_the_command_for_the_other_host_needs_no_database_of_this_one(
+    cache: Path, run: RunCommand, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("BISECT_ENV_DB", "here.sqlite")
+    (tmp_path / "repro.py").write_text("import lib; assert lib.version < '2'")
+    words = ("lib>=1", "--always", "--", "python", "repro.py")
+    with an_index() as index:
+        for version in ("1", "2"):
+            index.add("lib", version)
+        own = ("--index", index.url, "--no-pythons", "-o", "away", "--cache", str(cache))
+        code, _, err = run("env", "fetch", *own, *words)
+        assert code == 0, err
+        assert advised(err) == (f"run --index {index.url} 'lib>=1' --always --offline DIR -- python repro.py")
+        monkeypatch.setenv("BISECT_ENV_DB", "there.sqlite")
+        code, out, err = run(*shlex.split(advised(err).replace("DIR", "away")))
+        assert (code, "lib is broken from 2 on" in out) == (0, True), err
+        code, _, err = run("env", "fetch", "--no-pythons", "-o", "again", "lib")
+        assert code == 0, err
+    assert advised(err).startswith("run FILE --offline DIR (`bisect-env plan ")
+    save = advised(err).partition("`bisect-env ")[2].partition("`")[0]
+    code, _, err = run(*shlex.split(save.replace("FILE", "asked.yaml")))
+    assert code == 0, err
+    monkeypatch.setenv("BISECT_ENV_DB", "third.sqlite")
+    code, out, err = run("run", "asked.yaml", "--offline", "again")
+    assert (code, "lib is broken from 2 on" in out) == (0, True), err

@@ -20,7 +20,7 @@ from bisect_env.engine.reproduction import ObservedFailure, reproduction
 from bisect_env.engine.session import Session
 from bisect_env.engine.single import open_combination, run_trials
 from bisect_env.engine.stored import stored_combination
-from bisect_env.environments.lock import LockedPackage
+from bisect_env.environments.lock import IMAGE, LockedPackage
 from bisect_env.environments.lockfiles import make_lock
 from bisect_env.environments.prefix import ensure_prefix
 from bisect_env.environments.provider import Environments
@@ -367,3 +367,28 @@ def test_a_bundle_of_conda_packages(tmp_path: Path) -> None:
     taken = load_matrix(tmp_path / "matrix.yaml")
     with pytest.raises(ValueError, match=r"README\.md would be overwritten"):
         reproduction(taken, Combination.of({"python": "3.11", "level": "3"}), lock, ObservedFailure())
+
+
+def test_a_bundle_of_an_image_needs_no_tool_of_the_image(tmp_path: Path) -> None:
+    matrix = load_matrix(Studies(tmp_path).matrix("pass"))
+    cell = Combination.of({"python": "3.11", "level": "3"})
+    name = f"registry.example/it@sha256:{'0' * 64}"
+    image = LockedPackage("it", "0" * 12, IMAGE, name, "0" * 64)
+
+    def made(python: str, *packages: LockedPackage) -> dict[str, list[str]]:
+        lock = make_lock(python, "linux-64", [image, *packages])
+        files = reproduction(matrix, cell, lock, ObservedFailure())
+        return {file.name: file.content.decode().splitlines() for file in files}
+
+    wheels = made("3.11.7", wheel("lib", "1"))["Dockerfile"]
+    assert wheels[0] == f"FROM {name}"
+    assert "COPY --from=ghcr.io/astral-sh/uv:latest /uv /bin/uv" in wheels
+    sync = "uv pip sync --python /env/bin/python --require-hashes requirements.txt"
+    assert f"RUN uv venv --python 3.11.7 /env && {sync}" in wheels
+    assert 'ENV PATH="/env/bin:$PATH"' in wheels
+    assert not any("pip install" in line for line in wheels)
+    conda_packages = made("3.11.9", conda("python", "3.11.9", "h1"))["Dockerfile"]
+    assert conda_packages[0] == f"FROM {name}"
+    assert "COPY --from=mambaorg/micromamba:latest /bin/micromamba /bin/micromamba" in conda_packages
+    # Without an axis for Python, trials use what the image has.
+    assert not any("uv" in line for line in made("")["Dockerfile"])
