@@ -7,7 +7,8 @@ import platform
 import queue
 import threading
 import time
-from dataclasses import dataclass
+from collections import deque
+from dataclasses import dataclass, field
 from typing import TypeVar
 
 from bisect_env.cluster.perform import CANCELLED, PrefixBuilder, perform, prepare
@@ -49,6 +50,21 @@ class _Attempt:
     cancelled: bool = False
 
 
+@dataclass(slots=True, eq=False)
+class _Requests:
+    """Requests of one kind, builds or looks, and the threads that carry them out.
+
+    Attributes:
+        name: Name of the threads.
+        waiting: Requests that no thread has begun.
+        threads: Threads that run; each ends when no request is waiting.
+    """
+
+    name: str
+    waiting: deque[PrefixRequest] = field(default_factory=deque)
+    threads: set[threading.Thread] = field(default_factory=set)
+
+
 class PoolExecutor:
     """An executor that runs trials on this host without a cluster.
 
@@ -71,11 +87,10 @@ class PoolExecutor:
         self._lock = threading.Lock()
         self._closed = False
         # A build mostly runs one tool that uses one core, so allow about one build per core.
-        builders = min(self._slots, default_workers(), 8)
-        self._may_build = threading.Semaphore(builders)
+        self._builders_each = min(self._slots, default_workers(), 8)
         # Looks at environments do not wait for builds: a verdict waits for them, and a build may be long.
-        self._may_look = threading.Semaphore(builders)
-        self._builders: list[threading.Thread] = []
+        self._builds = _Requests("build")
+        self._looks = _Requests("look")
         self._workers = [
             threading.Thread(target=self._serve, name=f"trial-{n}", daemon=True) for n in range(self._slots)
         ]
@@ -135,14 +150,26 @@ class PoolExecutor:
         if self._closed:
             raise InfrastructureError("the executor is closed")
         self._outstanding += 1
-        builder = threading.Thread(target=self._prepare, args=(request,), daemon=True)
-        self._builders.append(builder)
-        builder.start()
+        requests = self._looks if request.look else self._builds
+        with self._lock:
+            requests.waiting.append(request)
+            if len(requests.threads) < self._builders_each:
+                thread = threading.Thread(
+                    target=self._prepare_all, args=(requests,), name=requests.name, daemon=True
+                )
+                requests.threads.add(thread)
+                thread.start()
 
-    def _prepare(self, request: PrefixRequest) -> None:
-        with self._may_look if request.look else self._may_build:
-            if not self._closed:  # else it would start processes that nobody ends
-                self._answers.put(prepare(request, self._build, self._answers.put))
+    def _prepare_all(self, requests: _Requests) -> None:
+        """Carry out requests until none is waiting; this is the work of one thread."""
+        while True:
+            with self._lock:
+                # A closed executor starts no processes, because nobody would end them.
+                if self._closed or not requests.waiting:
+                    requests.threads.remove(threading.current_thread())
+                    return
+                request = requests.waiting.popleft()
+            self._answers.put(prepare(request, self._build, self._answers.put))
 
     def wait(self, timeout: float | None = None) -> list[Completion]:
         """Wait for results of trials and builds, and return those that have arrived since the last call.
@@ -176,7 +203,9 @@ class PoolExecutor:
             return
         self._closed = True
         self.cancel()
-        end_running(self._builders)
+        with self._lock:
+            builders = [*self._builds.threads, *self._looks.threads]
+        end_running(builders)
         for _ in self._workers:
             self._trials.put(None)
         deadline = time.monotonic() + END_GRACE

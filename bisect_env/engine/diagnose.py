@@ -174,7 +174,7 @@ def diagnose(
         needs_gdb = record.outcome is Outcome.CRASH and not debug.autopsy.text and prefix.inside is None
         if shown and needs_gdb and (gdb := under_gdb()) is not None:
             _again_in_gdb(debug, lambda: run_once(None, under=gdb), min(IN_GDB, limit))
-        if shown and tools.cuda and not tools.sanitizer:
+        if shown and tools.cuda:
             _for_gpu_core(debug, lambda again: run_once(again, env=GPU_CORE_ENV))
         unless_complete.pop_all()
     return _kept(record, debug, folder, shown=shown, trials=number)

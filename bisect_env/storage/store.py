@@ -287,6 +287,15 @@ def _kept_files(session: Session, files: Sequence[StudyFile]) -> list[dict[str, 
     return rows_of
 
 
+def _of_studies(session: Session) -> set[str]:
+    """Return the hashes of all contents that are files of studies, which are never deleted to save space."""
+    found: set[str] = set()
+    for files in session.exec(select(StudyRow.files)):
+        entries = files if isinstance(files, list) else []
+        found.update(str(file.get("content_hash")) for file in entries if isinstance(file, dict))
+    return found
+
+
 class Store:
     """An open results database, with methods to read and write studies, combinations and trials.
 
@@ -826,10 +835,11 @@ class Store:
                 logs = _logs(session)
                 trial_ids = set(_cited_trials(self))
                 cited = {digest: size for trial_id, digest, size in logs if trial_id in trial_ids}
+                kept = cited.keys() | _of_studies(session)  # a script may have printed a file of its study
                 # The newest trial that left a content counts, so that contents which still occur stay longer.
                 newest_first = {digest: size for _, digest, size in reversed(logs)}
                 for digest, size in reversed(newest_first.items()):
-                    if after > limit and digest not in cited:
+                    if after > limit and digest not in kept:
                         dropped.append(digest)
                         after -= size
             if not dry:

@@ -40,6 +40,8 @@ if TYPE_CHECKING:  # that module imports this one
 
 _NEVER_REUSED = VOID | {Outcome.NOT_RUNNABLE}
 """Outcomes that are a matter of the host on which they were seen."""
+_KEYS = 500
+"""Maximum number of keys that a query names."""
 
 
 class StudyTrials:
@@ -218,15 +220,18 @@ class StudyTrials:
         wanted = sorted({*keys} - {"", *self._incomplete})
         known = select(MemberRow.trial_sequence).where(MemberRow.study_id == self._study_id)
         query = select(TrialRow).where(
-            col(TrialRow.trial_key).in_(wanted),
-            TrialRow.study_id != self._study_id,
-            col(TrialRow.sequence).not_in(known),
+            TrialRow.study_id != self._study_id, col(TrialRow.sequence).not_in(known)
         )
         if user is not None:
             query = query.join(StudyRow, col(StudyRow.id) == col(TrialRow.study_id))
             query = query.where(StudyRow.username == user)
+        rows: list[TrialRow] = []
+        # A study can have more combinations than a query can have parameters.
+        for start in range(0, len(wanted), _KEYS):
+            some = wanted[start : start + _KEYS]
+            rows += session.exec(query.where(col(TrialRow.trial_key).in_(some))).all()
         found: list[tuple[TrialRow, bool]] = []
-        for row in session.exec(query.order_by(col(TrialRow.sequence))).all():
+        for row in sorted(rows, key=lambda row: row.sequence or 0):
             if Machine(row.cpu, row.gpu_model, row.driver) not in machines or row.outcome in _NEVER_REUSED:
                 continue
             matched = True

@@ -169,3 +169,23 @@ def test_a_look_does_not_wait_for_builds_that_are_queued() -> None:
         (first,) = executor.wait(30)
         may_end.set()
         assert first == PrefixReady(look.lock.content_hash)
+
+
+def test_few_threads_look_at_many_environments() -> None:
+    """A table may have more environments than a host allows threads."""
+    held = threading.Event()
+
+    def wait_and_build(lock: Lock, **_: object) -> Prefix:
+        held.wait(20.0)
+        return Prefix(Path(sys.prefix), Path(sys.executable))
+
+    before = threading.active_count()
+    with closing(PoolExecutor(wait_and_build, 2)) as executor:
+        for _ in range(300):
+            executor.prepare(replace(prepared(), look=True))
+        assert threading.active_count() <= before + 2 + 2, "two for trials and two for looks at most"
+        held.set()
+        answers: list[Completion] = []
+        while len(answers) < 300:
+            answers += executor.wait(20.0)
+        assert all(isinstance(answer, PrefixReady) for answer in answers)

@@ -19,6 +19,7 @@ from bisect_env.answers.verdict_document import RateModels, VerdictDocument
 from bisect_env.environments.lock import LockedPackage
 from bisect_env.environments.lockfiles import make_lock
 from bisect_env.errors import StorageError, UsageError
+from bisect_env.matrix.files import StudyFile
 from bisect_env.matrix.grid import AxisKind, Combination
 from bisect_env.matrix.signatures import FROM_BAD_END, read_signature
 from bisect_env.storage.entries import (
@@ -749,6 +750,16 @@ class StoreContract:
         # In the study that measured them they count once, as before.
         assert counts_of(store.trials(old.id))[two].counted == 7
 
+    def test_a_study_may_have_more_combinations_than_a_query_has_parameters(self, store: Store) -> None:
+        old, new = opened_study(store), opened_study(store, "another")
+        here = Machine("x86_64")
+        for key in ("k69999", "k0"):
+            record_trial(store, old.id, record("2.0", Outcome.PASS, machine=here), trial_key=key)
+        keys = {f"k{number}": combination("2.0") for number in range(70_000)}
+        taken = store.study_trials(new.id).reuse(keys, [here])
+        recorded = [trial.trial_id for trial in store.trials(old.id)]
+        assert [trial.trial_id for trial in taken] == recorded
+
     def test_what_a_trial_said_elsewhere_may_mean_something_else_here(self, store: Store) -> None:
         old = opened_study(store)
         new = opened_study(store, "another", target=Target(output=("^boom$",)))
@@ -823,6 +834,13 @@ class StoreContract:
         assert counts_of(store.trials(study.id)) == counts
         assert store.logs_beyond_limit()
         assert store.collect().limit == 0
+
+    def test_the_collector_never_drops_a_file_of_a_study(self, store: Store) -> None:
+        file = StudyFile("config.txt", b"a script may print this\n", executable=False)
+        study = opened_study(store, files=(file,))
+        record_trial(store, study.id, record("2.0", Outcome.CRASH, stdout=file.content.decode()))
+        store.collect(0)
+        assert store.files(study.id) == ((file,), ())
 
     def test_the_oldest_logs_go_first(self, store: Store) -> None:
         study = opened_study(store)
