@@ -70,8 +70,10 @@ def outcomes_table() -> str:
     rows = []
     for outcome in Outcome:
         rules = rules_of(outcome)
-        told = ((rule.__doc__ or "").partition("\n")[0].removeprefix("Recognise ") for rule in rules)
-        how = " ".join(one[:1].upper() + one[1:] for one in told) or _NOT_A_PROCESS[outcome]
+        # "Return `pass` if the exit code is 0, else None."
+        told = ((rule.__doc__ or "").partition("\n")[0].partition(" if ")[2] for rule in rules)
+        conditions = (one.removesuffix(", else None.") for one in told)
+        how = " ".join(f"{one[:1].upper()}{one[1:]}." for one in conditions) or _NOT_A_PROCESS[outcome]
         if numbers := ", ".join(str(error.number) for error in CUDA_ERRORS if error.outcome is outcome):
             how += f" CUDA {numbers}."
         if classify.gpu_sick in rules:

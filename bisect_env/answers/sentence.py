@@ -69,7 +69,7 @@ _NO_NEWS = 0.5
 
 
 def _excluded(verdict: VerdictDocument, axes: Sequence[AxisInfo]) -> list[str]:
-    """Return a clause with the failure rate that is excluded for the last good combination, as a list.
+    """Return a list with a clause that says which failure rate the last good combination cannot have.
 
     The list is empty unless the final checks were cut short.
     """
@@ -216,7 +216,11 @@ def _where(verdict: VerdictDocument, kinds: AxesByName, *, sure: bool) -> str:
 
 
 def _among_those_tried(left_out: int) -> str:
-    """Return a clause about a commit with commits before it that are not values of the axis, or ""."""
+    """Return a clause that says that a commit is the first only among the commits that were tried.
+
+    Args:
+        left_out: Number of commits before it that are not values of the axis. If it is 0, return "".
+    """
     return f" among those tried (one of it and the {left_out} before it, which were not)" if left_out else ""
 
 

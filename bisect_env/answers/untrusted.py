@@ -41,7 +41,7 @@ megabyte."""
 
 
 def shown_lines(text: str) -> str:
-    """Return the text like `clean_lines`, with each line cut to `LINE_WIDTH` characters."""
+    """Clean a text as `clean_lines` does, cut each line to `LINE_WIDTH` characters, and return the result."""
     return "\n".join(shortened(line, LINE_WIDTH) for line in clean_lines(text).split("\n"))
 
 

@@ -71,7 +71,7 @@ class NeighbourPair(AnswerPart):
     )
 
     def untried_values(self) -> list[str]:
-        """Return this axis's value of each combination in `between`, or "?" if the combination is unknown."""
+        """Return the values on `axis` of the untried combinations between the two, "?" for an unknown one."""
         return [(one.combination or {}).get(self.axis, "?") for one in self.between]
 
 

@@ -31,7 +31,7 @@ def say(text: str, stream: TextIO | None = None) -> None:
 
 
 def tell(text: str) -> None:
-    """Print a line on stderr, with commands written as the user calls this program."""
+    """Print a line on stderr, in which commands have the form that `in_own_form` gives them."""
     say(in_own_form(text), sys.stderr)
 
 

@@ -176,7 +176,7 @@ class TrialLines(PlainView):
         self._count = 0
 
     def show(self, event: events.Event) -> None:
-        """Show one event."""
+        """Print a finished trial as a line on stdout, and the lines of any other event on stderr."""
         if isinstance(event, events.TrialFinished):
             self._count += 1
             say(_line(self._count, event))

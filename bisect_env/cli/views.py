@@ -68,7 +68,7 @@ class View(AbstractContextManager["View"]):
         self.show(event)
 
     def show(self, event: events.Event) -> None:
-        """Show one event."""
+        """Show an event of the study to the user."""
         raise NotImplementedError
 
     def __exit__(self, *_: object) -> None:
@@ -87,7 +87,7 @@ class PlainView(View):
         self._again: Counter[str] = Counter()
 
     def show(self, event: events.Event) -> None:
-        """Show one event."""
+        """Print the lines of an event, if it has any."""
         for text in self._lines(event):
             print(shown_line(text), file=self._stream, flush=True)
 
@@ -136,7 +136,7 @@ class QuietView(PlainView):
     """A view that prints only warnings."""
 
     def show(self, event: events.Event) -> None:
-        """Show one event."""
+        """Print the event if it is a warning."""
         if isinstance(event, events.Warned):
             super().show(event)
 
@@ -308,7 +308,7 @@ class JsonView(View):
         self._quiet = quiet
 
     def show(self, event: events.Event) -> None:
-        """Show one event."""
+        """Print the event as a line of JSON."""
         if self._quiet and not isinstance(event, events.Warned | events.Failed | events.Concluded):
             return
         if isinstance(event, events.Said):
@@ -350,7 +350,7 @@ class LiveView(View):
         self._live.stop()
 
     def show(self, event: events.Event) -> None:
-        """Show one event."""
+        """Bring the table up to date with an event, and print warnings and messages above it."""
         self._doing.update(event)
         match event:
             case events.StudyOpened():

@@ -110,14 +110,14 @@ class PrefixHosts:
     _failures: Counter[tuple[str, str]] = field(default_factory=Counter)
 
     def note_request(self, request: PrefixRequest, offers: Sequence[WorkerOffer]) -> None:
-        """Note that every host in `offers` is building an environment."""
+        """Record that every host in `offers` is building an environment."""
         if request.look:
             return
         self._requests[request.lock.content_hash] = request
         self._builders.setdefault(request.lock.content_hash, set()).update(offer.host for offer in offers)
 
     def note_answers(self, request: PrefixRequest, answers: Mapping[str, object]) -> None:
-        """Note which hosts have built an environment and which have failed.
+        """Record which hosts have built an environment and which have failed.
 
         After a transient failure or a loss, a host may build the prefix again, at most `ATTEMPTS` times.
         """

@@ -262,7 +262,7 @@ class Suspicions:
         self._claims: defaultdict[str, set[str]] = defaultdict(set)
 
     def lost(self, uuids: Sequence[str], lock_hash: str) -> list[GpuFault]:
-        """Note that a trial reports some GPUs as lost or sick, and return the faults that are now confirmed.
+        """Record that a trial reports GPUs as lost or sick, and return the faults that are now confirmed.
 
         Args:
             uuids: UUIDs of the GPUs.

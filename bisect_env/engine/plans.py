@@ -90,7 +90,7 @@ class BlockPlan(ABC):
 
 
 class BlockRunner(TrialRunner):
-    """A `TrialRunner` for a `BlockPlan`, which also passes trials that do not count to the plan.
+    """A `TrialRunner` for a `BlockPlan`. It also tells the plan of trials that do not count.
 
     Trials that still run when the plan is finished come to their end.
     """

@@ -213,7 +213,7 @@ class StudyState:
     # -- facts: environments -------------------------------------------------------------------------------
 
     def locked(self, index: Index) -> list[Finding]:
-        """Note that a solver has finished a combination; exclude the combination if it has no environment.
+        """Record that a solver has finished a combination; exclude the combination if it has no environment.
 
         Returns what to tell the user about the combination.
 
@@ -238,7 +238,7 @@ class StudyState:
         return self.put_aside(index, CombinationStatus(self._prepared.state(index).status), error.message)
 
     def built(self, lock_hash: str, seconds: float) -> None:
-        """Note that an environment exists, and how long building it took.
+        """Record that an environment exists, and how long building it took.
 
         Args:
             lock_hash: Content hash of its lock.
@@ -251,7 +251,7 @@ class StudyState:
             self.build_seconds.add(seconds)
 
     def build_failed(self, lock_hash: str, message: str, *, transient: bool) -> list[Finding]:
-        """Note that building an environment failed; after several failures, exclude its combinations.
+        """Record that building an environment failed. After several failures, exclude its combinations.
 
         If the reason may be transient, they are excluded only if some other environment could be built.
         Otherwise the host or the network may be the cause.
@@ -292,7 +292,7 @@ class StudyState:
         return [index for index, lock in locks if lock.content_hash == lock_hash and index in self.members]
 
     def changed(self, lock_hash: str, name: str) -> None:
-        """Note that trials changed the files of an environment; if this happens repeatedly, raise an error.
+        """Record that trials changed the files of an environment. Raise an error if this happens repeatedly.
 
         Args:
             lock_hash: Content hash of the environment's lock.
@@ -313,7 +313,7 @@ class StudyState:
     # -- facts: trials -------------------------------------------------------------------------------------
 
     def lost(self, index: Index, host: str) -> None:
-        """Note that a host was lost during a trial of a combination; `host` is "" if unknown."""
+        """Record that a host (or "" if it is unknown) was lost during a trial of a combination."""
         if host:
             self._lost_on[index].add(host)
 

@@ -84,7 +84,7 @@ def matrix_of(store: Store, study: Study, *, secrets: bool = True) -> Matrix:
 
 
 def note_asked(digest: str) -> None:
-    """Note on this host that this user has run a matrix, so that its stored studies may be run again.
+    """Record on this host that this user has run a matrix, so that its stored studies may be run again.
 
     A user can then run such a study by its id.
 

@@ -335,9 +335,9 @@ def free_bytes(cache: Path) -> int:
 
 
 def growth(cache: Path, free: int) -> str:
-    """Return a message for the user if the disk of the cache lost 2 GB or more during a command.
+    """Return a message for the user if a command used up 2 GB or more of the free space on the cache's disk.
 
-    Return "" if the loss is smaller.
+    Return "" if it used less.
 
     Args:
         cache: The cache directory of bisect-env.

@@ -125,11 +125,11 @@ class History:
         return ()
 
     def around(self, values: Sequence[str], older: Iterable[str], newer: str) -> tuple[str, ...]:
-        """Return the values of an axis, with the commits of `inside` added, in a new order.
+        """Return the values of an axis with the commits of `inside` added.
 
-        The commits of `older` and their ancestors come before all other commits. Otherwise a commit that
-        cannot be built might come before a good commit of another branch, and be assumed good, too. If there
-        is no commit to add, only the order may change.
+        The commits of `older` and their ancestors come first. In another order, a commit that cannot be built
+        might come before a good commit of another branch, and be assumed good, too. If there is no commit to
+        add, only the order may change.
 
         Args:
             values: Present values of the axis.

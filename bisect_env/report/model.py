@@ -201,7 +201,7 @@ def labels(axes: Sequence[AxisInfo]) -> dict[str, str]:
 
 
 class EffectReport(Frozen):
-    """A difference of the failure rate in one part of the trials from the rate in the rest."""
+    """The difference between the failure rate in one part of the trials and the rate in the rest."""
 
     part: str = Field(
         description="The part that deviates most: a host, a GPU, or the share of trials before the change."

@@ -616,7 +616,7 @@ class MatrixGrid:
 
     @property
     def controls(self) -> list[AxisInfo]:
-        """Return the axes in `further` that have several values."""
+        """Return the axes, other than those of rows and columns, that have several values to choose from."""
         return [axis for axis in self.further if len(axis.values) > 1]
 
     @property

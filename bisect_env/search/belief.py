@@ -57,10 +57,11 @@ class CellCounts:
 
     @cached_property
     def scored(self) -> tuple[FloatArray, FloatArray, FloatArray]:
-        """Return the log likelihoods of each tried combination's counts, as three arrays.
+        """Return three arrays that say how well "bad" and "good" explain each tried combination's counts.
 
-        They are: log B of the module (the combination is bad), shape (tried, J); log G (it is good), shape
-        (tried, K); and the posterior of its own failure rate if it is bad, shape (tried, J, R).
+        The first is the log likelihood of the counts if the combination is bad (log B of the module), shape
+        (tried, J); the second, if it is good (log G), shape (tried, K). The third is the posterior of its own
+        failure rate if it is bad, shape (tried, J, R).
         """
         bad, good, own = [], [], []
         for cell in self.tried:

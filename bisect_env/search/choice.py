@@ -112,9 +112,9 @@ class Choice:
         return np.asarray(np.maximum(binary_entropy(self._weight @ fails) - known, 0.0))
 
     def scores(self, prices: FloatArray) -> FloatArray:
-        """Return the highest expected information per cost of each combination, over all block sizes.
+        """Return the expected information per cost of each combination, for the best number of trials of it.
 
-        A block is a number of trials of the same combination. The shape is (C,).
+        The numbers of trials that are compared are in `BLOCKS`. The shape is (C,).
 
         Args:
             prices: Price of each cell's environment in trials, 0 where it exists, shape (C,).

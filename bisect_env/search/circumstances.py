@@ -67,9 +67,9 @@ class Arm:
 
 
 def better_half(arms: Sequence[Arm], least: int = 1) -> list[int]:
-    """Return the positions of the arms with the highest `speed`, the fastest first.
+    """Return the positions of the faster half of the arms, the fastest first.
 
-    This is half of the arms, rounded up, but at least `least` of them.
+    The half is rounded up, and has at least `least` arms.
     """
     order = sorted(range(len(arms)), key=lambda i: -arms[i].speed)
     return order[: max(least, (len(arms) + 1) // 2)]

@@ -280,9 +280,10 @@ class Known:
 
     @cached_property
     def enough_trials(self) -> int:
-        """Return the number of trials after which bad combinations may be assumed to fail in every trial.
+        """Return how many trials it takes before bad combinations may be assumed to fail in every trial.
 
-        This is one trial for each group of combinations, and `SPARE` more.
+        This may be assumed only if no combination has both passed and failed. The number is one trial for
+        each group of combinations, and `SPARE` more.
         """
         return int(np.count_nonzero(self.can_run | (self.counts.trials > 0))) + SPARE
 
@@ -313,9 +314,10 @@ class Known:
 
     @cached_property
     def wanted(self) -> list[tuple[int, int]]:
-        """Return pairs (combination, required trials) that are still missing before the answer is final.
+        """Return the combinations that need more trials before the answer is final.
 
-        The required trials include those that were already made. The list is empty if no answer is sure.
+        Each comes with the number of trials that it needs, including those that were already made. The list
+        is empty if no answer is sure.
         """
         if not self.sure:
             return []

@@ -1,9 +1,10 @@
 """Derives the outcome of one process (crash, hang, pass, ...) from its exit record. Pure.
 
-Each rule is a function that recognises one outcome. The rules are applied in the order of the table in
-`docs/outcomes.md`, and the first rule that matches decides. Rules that search text read only the *last words*
-of a process that failed by itself: its final traceback, or the end of its output. They never read the whole
-output, because an error that the script handled earlier does not explain why the process failed.
+Each rule is a function that returns the outcome which it stands for, or None. The rules are applied in the
+order of the table in `docs/outcomes.md`, and the first rule that matches decides. Rules that search text read
+only the *last words* of a process that failed by itself: its final traceback, or the end of its output. They
+never read the whole output, because an error that the script handled earlier does not explain why the process
+failed.
 """
 
 from __future__ import annotations
@@ -227,7 +228,7 @@ def signal_name(number: int) -> str:
 
 
 def harness_error(record: ExitRecord) -> Classification | None:
-    """Recognise a process that the host could not start (no memory, no descriptors), or an internal error."""
+    """Return `harness-error` if the host could not start the process, or bisect-env failed, else None."""
     if record.stage in ("setup", "chdir") or (record.stage and record.errno in _RESOURCES):
         return Classification(
             Outcome.HARNESS_ERROR, f"cannot start a process: {os.strerror(record.errno)}", Phase.START
@@ -239,7 +240,7 @@ _RESOURCES = frozenset({errno.EAGAIN, errno.ENOMEM, errno.EMFILE, errno.ENFILE, 
 
 
 def env_mismatch(record: ExitRecord) -> Classification | None:
-    """Recognise an interpreter or an imported package whose version differs from the lock."""
+    """Return `env-mismatch` if the interpreter or an import has another version than the lock, else None."""
     if why := mismatch(record.expected, record.marks.imported):
         return Classification(Outcome.ENV_MISMATCH, why, record.phase)
     return None
@@ -257,29 +258,38 @@ def _named_by_cuda(record: ExitRecord, *outcomes: Outcome) -> Classification | N
 
 
 def gpu_sick(record: ExitRecord) -> Classification | None:
-    """Recognise an Xid of sick hardware or a sick driver while the trial ran, however the script ended."""
+    """Return `gpu-lost` if an Xid of sick hardware or a sick driver came during the trial, else None.
+
+    It does not matter how the script ended.
+    """
     if sick := sorted(set(record.xids) & SICK_XIDS):
         return Classification(Outcome.GPU_LOST, described(sick), record.phase, described(sick))
     return None
 
 
 def gpu_lost(record: ExitRecord) -> Classification | None:
-    """Recognise output whose last lines name a CUDA error of a lost or defective GPU."""
+    """Return `gpu-lost` if the last words name a CUDA error of a lost or defective GPU, else None."""
     return _named_by_cuda(record, Outcome.GPU_LOST)
 
 
 def unsupported(record: ExitRecord) -> Classification | None:
-    """Recognise last words that name a CUDA error saying that this driver or GPU cannot run the build."""
+    """Return `unsupported` if the last words name a CUDA error of a driver or GPU too old, else None."""
     return _named_by_cuda(record, Outcome.UNSUPPORTED)
 
 
 def cuda_failure(record: ExitRecord) -> Classification | None:
-    """Recognise last words that name a CUDA error, with an exit code or SIGABRT."""
+    """Return the kind of error if the last words name another CUDA error, else None.
+
+    The process must have ended with an exit code or SIGABRT.
+    """
     return _named_by_cuda(record, Outcome.CUDA_FAULT, Outcome.CUDA_OOM, Outcome.CUDA_INIT)
 
 
 def killed_external(record: ExitRecord) -> Classification | None:
-    """Recognise SIGKILL or SIGTERM that neither bisect-env sent nor the kernel for lack of memory."""
+    """Return `killed-external` if a SIGKILL or SIGTERM came from somebody else, else None.
+
+    A kill by bisect-env, or by the kernel for lack of memory, is another outcome.
+    """
     if not record.killed_by_us and record.signal in (signal.SIGKILL, signal.SIGTERM) and not record.oom_kills:
         name = signal_name(record.signal)
         return Classification(Outcome.KILLED_EXTERNAL, f"{name}, not sent by us", record.phase)
@@ -296,7 +306,9 @@ IO_ERROR = re.compile(r"\[Errno 5\]|Input/output error")
 
 
 def disk_full(record: ExitRecord) -> Classification | None:
-    """Recognise ENOSPC, EDQUOT or ESTALE in the final exception, one that led to it, or the last three lines.
+    """Return `disk-full` if the disk was full or unreachable (ENOSPC, EDQUOT, ESTALE), else None.
+
+    The final exception, one that led to it, or the last three lines must name the error.
 
     EIO can have other causes than a disk. It counts only if a test write to the trial's file system failed
     afterwards (`ExitRecord.disk_error`).
@@ -312,7 +324,7 @@ def disk_full(record: ExitRecord) -> Classification | None:
 
 
 def skip(record: ExitRecord) -> Classification | None:
-    """Recognise exit code 125, with which a script asks to skip the combination, as in `git bisect run`."""
+    """Return `skip` if the exit code is 125, which asks to skip as in `git bisect run`, else None."""
     if record.failed_alone and record.returncode == 125:
         return Classification(Outcome.SKIP, "exit code 125", record.phase)
     return None
@@ -328,7 +340,7 @@ _LOADER = re.compile(r"symbol lookup error:.*|error while loading shared librari
 
 
 def not_runnable(record: ExitRecord) -> Classification | None:
-    """Recognise a missing or forbidden command, exit codes 126 and 127, and a syntax error of the script."""
+    """Return `not-runnable` if the command or script cannot be run (codes 126, 127; syntax), else None."""
     if record.stage:
         why = "command not found" if record.stage == "lookup" else os.strerror(record.errno)
         why = record.why or why
@@ -354,7 +366,10 @@ def _script_unusable(record: ExitRecord) -> Classification | None:
 
 
 def host_oom(record: ExitRecord) -> Classification | None:
-    """Recognise a kill by the kernel for lack of memory: SIGKILL (137 from a shell), noted by its cgroup."""
+    """Return `host-oom` if the kernel killed the process for lack of memory, as its cgroup says, else None.
+
+    The process ended by SIGKILL, or by 137 from a shell.
+    """
     killed = record.signal == signal.SIGKILL or record.returncode == 128 + signal.SIGKILL
     if killed and not record.killed_by_us and record.oom_kills:
         detail = "killed by the kernel for lack of memory"
@@ -366,7 +381,10 @@ def host_oom(record: ExitRecord) -> Classification | None:
 
 
 def hang(record: ExitRecord) -> Classification | None:
-    """Recognise a passed time limit; `idle`, `busy-cpu` or `busy-gpu` by the use of CPU and GPU before it."""
+    """Return `hang` if the time limit passed before the process ended, else None.
+
+    The use of CPU and GPU before the limit decides whether it is `idle`, `busy-cpu` or `busy-gpu`.
+    """
     if not record.timed_out:
         return None
     detail = f"hang ({_hang_kind(record)}) at the deadline"
@@ -385,7 +403,10 @@ def _hang_kind(record: ExitRecord) -> str:
 
 
 def crash(record: ExitRecord) -> Classification | None:
-    """Recognise death by a signal that bisect-env did not send, with the printed reason of a SIGABRT."""
+    """Return `crash` if a signal that bisect-env did not send ended the process, else None.
+
+    For SIGABRT, the detail contains the reason that was printed.
+    """
     if not record.signal or record.killed_by_us:
         return None
     name = signal_name(record.signal)
@@ -397,7 +418,7 @@ def crash(record: ExitRecord) -> Classification | None:
 
 
 def import_error(record: ExitRecord) -> Classification | None:
-    """Recognise ImportError, a symbol that the loader cannot find, or any exception during an import."""
+    """Return `import-error` if an import failed, or the loader did not find a symbol, else None."""
     if not record.failed_alone or record.signal:
         return None
     traceback = record.traceback
@@ -428,7 +449,10 @@ def _is_import_failure(traceback: Traceback) -> bool:
 
 
 def exit_fail(record: ExitRecord) -> Classification | None:
-    """Recognise any other exit code or exception; codes above 128 get a note, as shells report signals so."""
+    """Return `exit-fail` if there was any other exit code or exception, else None.
+
+    Codes above 128 get a note, because shells report signals so.
+    """
     if record.returncode is None or record.returncode <= 0:
         return None
     traceback = record.traceback
@@ -452,7 +476,7 @@ def _failure_code(record: ExitRecord) -> str:
 
 
 def passed(record: ExitRecord) -> Classification | None:
-    """Recognise exit code 0."""
+    """Return `pass` if the exit code is 0, else None."""
     if record.returncode != 0:
         return None
     return Classification(Outcome.PASS, "exit code 0", record.marks.phase)
