@@ -12,6 +12,7 @@ from bisect_env.errors import UsageError
 from bisect_env.matrix.versions import parse_range
 
 _BLOCK = re.compile(r"(?m)^# /// (?P<type>[a-zA-Z0-9-]+)$\s(?P<content>(^#(| .*)$\s)+)^# ///$")
+_LONG_NUMBER = re.compile(r"\d{1000}")
 _REMEDY = "write it as PEP 723 has it: `# /// script`, TOML behind `# `, and `# ///`"
 
 
@@ -82,6 +83,12 @@ def read_requirement(text: str, where: str) -> Requirement:
     Raises:
         UsageError: The text is not a valid requirement.
     """
+    # Some versions of packaging convert such a number to an integer at once, which Python refuses.
+    if _LONG_NUMBER.search(text):
+        raise UsageError(
+            f"{where}: {text[:40]!r}… has a number of many digits, and a range may have 1000; shorten it",
+            remedy="correct the range",
+        )
     try:
         return Requirement(text)
     except (InvalidRequirement, RecursionError):
