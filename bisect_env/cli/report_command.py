@@ -207,8 +207,10 @@ _MODES = {
     "--json": ("a question or a study", "--output", "--details"),
     "--csv": ("a question or a study", "--output", "--details"),
 }
-"""What each mode of the command uses beside the option that chooses it; a later one may be part of an earlier
-one."""
+"""The option that chooses a mode of the command, to the options that have an effect beside it.
+
+The first mode whose option is given is the mode of the command: `--list --json` is a list.
+"""
 
 
 def _refuse_without_effect(given: Mapping[str, object], sides: Sequence[str]) -> None:
