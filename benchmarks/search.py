@@ -6,8 +6,9 @@ another search class, so that two can be compared on the same truths and coins. 
 `benchmarks/results/search.json`, the table in the README beside it, and the pictures of
 `docs/statistics.md`. `--list` names the rows.
 
-At equal error a study is played at each of eight confidences; between two of them trials are drawn straight
-against the logarithm of the share of wrong answers, and the trials at 5 % are what is shown.
+At equal error a study is played at each of eight confidences, or at those of `--confidences`; between two of
+them trials are drawn straight against the logarithm of the share of wrong answers, and the trials at 5 % are
+what is shown.
 """
 
 # ruff: noqa: E402
@@ -169,11 +170,11 @@ def methods_for(row: Row) -> list[str]:
 # Playing and counting.
 
 
-def study(work: tuple[Row, str, str, int]) -> list[Played]:
-    """Play one study, at each confidence if methods are compared at equal error."""
+def study(work: tuple[Row, str, str, int], confidences: Sequence[float]) -> list[Played]:
+    """Play one study, at each of the confidences if methods are compared at equal error."""
     row, method, search_name, seed = work
-    confidences = CONFIDENCES if row.kind == "equal error" else (CONFIDENCE,)
-    return [methods(search_name)[method](row, seed, confidence) for confidence in confidences]
+    played_at = confidences if row.kind == "equal error" else (CONFIDENCE,)
+    return [methods(search_name)[method](row, seed, confidence) for confidence in played_at]
 
 
 def at_error(curve: Sequence[tuple[float, float]], studies: int) -> tuple[str, float]:
@@ -207,7 +208,9 @@ def _curve(studies: Sequence[Sequence[Played]]) -> list[tuple[float, float]]:
     ]
 
 
-def summary(row: Row, method: str, studies: Sequence[Sequence[Played]]) -> dict[str, Any]:
+def summary(
+    row: Row, method: str, studies: Sequence[Sequence[Played]], confidences: Sequence[float]
+) -> dict[str, Any]:
     """Return one line of the table: means, and the standard deviation of the trials of one study."""
     found: dict[str, Any] = {"row": row.name, "method": method, "studies": len(studies)}
     if row.kind == "equal error":
@@ -217,7 +220,7 @@ def summary(row: Row, method: str, studies: Sequence[Sequence[Played]]) -> dict[
         found["curve"] = _curve(studies)
         found["bound"], found["trials"] = at_error(found["curve"], count)
         found |= {"deviation": spread * math.sqrt(count), "wrong": ERROR}
-        played = [one[CONFIDENCES.index(CONFIDENCE)] for one in studies]
+        played = [one[confidences.index(CONFIDENCE)] for one in studies]
     else:
         played = [one for (one,) in studies]
         if row.kind == "calibration":
@@ -246,7 +249,13 @@ def marks(row: Row, found: Mapping[str, Any], rival: Mapping[str, Any] | None) -
 
 
 def play(
-    wanted: Sequence[Row], names: Sequence[str], search_name: str, studies: int, seed: int, jobs: int
+    wanted: Sequence[Row],
+    names: Sequence[str],
+    search_name: str,
+    studies: int,
+    seed: int,
+    jobs: int,
+    confidences: Sequence[float],
 ) -> Iterator[dict[str, Any]]:
     """Play all studies on some processes; yield each line once it is done."""
     work = [
@@ -258,11 +267,12 @@ def play(
     ]
     done: defaultdict[tuple[Row, str], list[list[Played]]] = defaultdict(list)
     rivals: dict[Row, dict[str, Any]] = {}
+    one_study = partial(study, confidences=confidences)
     with Pool(jobs, initializer=os.nice, initargs=(5,)) as pool:
-        for (row, method, *_), result in zip(work, pool.imap(study, work), strict=True):
+        for (row, method, *_), result in zip(work, pool.imap(one_study, work), strict=True):
             done[row, method].append(result)
             if len(done[row, method]) == studies:
-                found = summary(row, method, done.pop((row, method)))
+                found = summary(row, method, done.pop((row, method)), confidences)
                 if method == RIVAL:
                     rivals[row] = found
                 found["marks"] = marks(row, found, rivals.get(row)) if method == OURS else []
@@ -315,6 +325,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--jobs", type=int, default=os.cpu_count(), help="processes")
     parser.add_argument("--search", default=SEARCH, metavar="MODULE:NAME", help="what makes the search")
     parser.add_argument("--methods", nargs="*", default=list(methods(SEARCH)), help="these methods alone")
+    parser.add_argument(
+        "--confidences",
+        nargs="*",
+        type=float,
+        default=CONFIDENCES,
+        help=f"where methods are compared at equal error; {CONFIDENCE:g} is one of them",
+    )
     parser.add_argument("--write", action="store_true", help="keep the lines, and draw")
     parser.add_argument("--list", action="store_true", help="name the rows")
     options = parser.parse_args(arguments)
@@ -324,7 +341,15 @@ def main(arguments: Sequence[str] | None = None) -> None:
         return
     started, shown = time.monotonic(), []
     print(f"{options.search}, seed {options.seed}, confidence {CONFIDENCE:g}\n\n{HEAD}", flush=True)
-    for found in play(wanted, options.methods, options.search, options.studies, options.seed, options.jobs):
+    for found in play(
+        wanted,
+        options.methods,
+        options.search,
+        options.studies,
+        options.seed,
+        options.jobs,
+        options.confidences,
+    ):
         print(line(found), flush=True)
         if options.write:
             # Line by line, so that a run that is stopped leaves what it has found.

@@ -29,6 +29,7 @@ from bisect_env.search.space import Hypothesis, constant, described
 from bisect_env.search.stopping import (
     CAUTION,
     FAILURES,
+    PRUDENCE,
     clean_trials,
     quantile,
     required_confidence,
@@ -224,8 +225,10 @@ class Known:
     @cached_property
     def required(self) -> float:
         """Return the minimum posterior probability of an answer that counts as sure."""
+        if self.unanimous:
+            return self.limits.confidence  # Nothing suggests that good combinations fail.
         rate, _ = self.belief.typical_rates
-        background = quantile(self.counts.grid.p0, self.belief.backgrounds, 0.5)
+        background = quantile(self.counts.grid.p0, self.belief.backgrounds, PRUDENCE)
         return required_confidence(self.limits.confidence, rate, background)
 
     @cached_property

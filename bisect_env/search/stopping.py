@@ -18,11 +18,12 @@ three trials would count as a rate of 100 %, and one pass of the last good combi
 FAILURES = 2
 """Minimum number of failures of the first bad combination before a verdict is confirmed."""
 
-# The posterior averages over rates. Where background and bad rate lie close together, the truth is on the
-# unlucky side of that average more often than the stated error: the error allowed shrinks with their ratio,
-# to a fifth (0.99 for a stated 0.95) at a ratio of one third.
-_NOISE_SLOPE = 2.4
+PRUDENCE = 0.95
+"""Quantile of the posterior of the background rate that `required_confidence` is given. While little is known
+about the background, the quantile is high: the most wrong answers are those of short studies in which good
+combinations have passed by luck."""
 _LEAST_ERROR_SHARE = 0.2
+"""Minimum share of the stated error that remains allowed, however often good combinations fail."""
 
 
 def quantile(values: FloatArray, chances: FloatArray, share: float) -> float:
@@ -41,14 +42,15 @@ def quantile(values: FloatArray, chances: FloatArray, share: float) -> float:
 def required_confidence(stated: float, bad_rate: float, background: float) -> float:
     """Return the posterior probability that an answer must reach to count as sure.
 
-    This is the stated confidence, or more if good combinations fail nearly as often as bad ones.
+    This is the stated confidence, or more if good combinations may fail nearly as often as bad ones: a
+    posterior averages over rates, and rates that lie close together are on the unlucky side of that average.
 
     Args:
         stated: Confidence that the user asked for.
         bad_rate: Typical failure rate of bad combinations, above 0.
-        background: Failure rate of good combinations.
+        background: Failure rate of good combinations that is not likely to be exceeded (see `PRUDENCE`).
     """
-    share = max(_LEAST_ERROR_SHARE, 1.0 - _NOISE_SLOPE * background / bad_rate)
+    share = max(_LEAST_ERROR_SHARE, 1.0 - background / bad_rate)
     return 1.0 - (1.0 - stated) * share
 
 
