@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Mapping
+from copy import deepcopy
+from datetime import datetime
 
 from bisect_env.engine.next_work import UNKNOWN_COST
 from bisect_env.engine.runner import TrialRunner
 from bisect_env.matrix.grid import Index
-from bisect_env.search.rate_test import RateTest
+from bisect_env.search.rate_test import RateClaim, RateTest
 from bisect_env.storage.entries import StoredTrial
 from bisect_env.trials.records import Evidence
 
@@ -84,6 +86,10 @@ class BlockPlan(ABC):
         """Count one trial that was good or bad."""
         self.trials += 1
 
+    def all_ended(self) -> None:
+        """Note that every trial that was started has ended, so that no result is missing."""
+        return
+
     @abstractmethod
     def set_aside(self, index: Index) -> None:
         """Exclude a combination from further trials."""
@@ -100,6 +106,16 @@ class BlockRunner(TrialRunner):
 
     def _observe(self, index: Index, trial: StoredTrial) -> None:
         self.plan.observe(index, trial)
+
+    def _pursue(self) -> None:
+        self.plan.all_ended()  # stored trials may be all that the plan needs
+        super()._pursue()
+
+    def _asked_next(self) -> Collection[Index]:
+        # A command that was stopped has cancelled the trials that were still running.
+        if self._may_go_on:
+            self.plan.all_ended()
+        return super()._asked_next()
 
 
 class OneCombinationPlan(BlockPlan):
@@ -146,28 +162,58 @@ class OneCombinationPlan(BlockPlan):
 class UntilRatePlan(OneCombinationPlan):
     """A plan that tries one combination until its failure rate is known to be below or above a limit.
 
+    Passes may end sooner than failures that began earlier (a hang ends at its time limit). A test in the
+    order in which trials end would then see too few failures, and state wrongly that the rate is below the
+    limit. The plan therefore starts no more trials once such a test has a result, waits until all trials have
+    ended, and repeats the test in the order in which the trials began. Only that result counts.
+
     Args:
         index: The combination.
         test: The test of the rate, without trials.
         limit: Maximum number of trials.
 
     Attributes:
-        test: The test, to which the results are added.
+        hits: Number of failures among the trials.
+        claim: The result of the test; None as long as there is none.
     """
 
     def __init__(self, index: Index, test: RateTest, limit: int) -> None:
         super().__init__(index, limit)
-        self.test = test
         self._limit = limit
+        self._in_order_of_start = test
+        self._in_order_of_end = deepcopy(test)
+        self._new: list[tuple[datetime, str, bool]] = []
+        self.hits = 0
+        self.claim: RateClaim | None = None
 
     def wanted(self) -> int:
-        """Return how many more trials the test needs if none of them fails."""
-        if self.test.claim is not None:
+        """Return how many more trials the test needs if none of them fails.
+
+        Returns 0 if a test in the order in which trials ended has a result.
+        """
+        if self._in_order_of_end.claim is not None:
             return 0
-        end = self._limit if self.test.hits else min(self._limit, self.test.clean_needed)
-        return max(0, end - self.test.trials)
+        end = self._limit if self.hits else min(self._limit, self._in_order_of_end.clean_needed)
+        return max(0, end - self._in_order_of_end.trials)
+
+    def observe(self, index: Index, trial: StoredTrial) -> None:
+        """Count a stored trial, and add its result to the tests if it is good or bad."""
+        super().observe(index, trial)
+        if trial.evidence in (Evidence.GOOD, Evidence.BAD):
+            hit = trial.evidence is Evidence.BAD
+            self._new.append((trial.started_at, trial.trial_id, hit))
+            self._in_order_of_end.tell(hit)
 
     def tell(self, index: Index, *, hit: bool) -> None:
-        """Count one trial, and add its result to the test of the failure rate."""
+        """Count one trial that was good or bad."""
         super().tell(index, hit=hit)
-        self.test.tell(hit)
+        self.hits += hit
+
+    def all_ended(self) -> None:
+        """Test the rate in the order in which the trials began. If there is no result, go on."""
+        # Trials of earlier calls had ended before these began.
+        for _, _, hit in sorted(self._new):
+            self._in_order_of_start.tell(hit)
+        self._new = []
+        self.claim = self._in_order_of_start.claim
+        self._in_order_of_end = deepcopy(self._in_order_of_start)

@@ -126,25 +126,26 @@ class Verifier:
 
         plan, _, why = run_trials(self._chosen, make_plan, session, series=self._series)
         assert isinstance(plan, UntilRatePlan)
-        return self._end(plan.test, why)
+        return self._end(plan, why)
 
-    def _end(self, test: RateTest, why: str) -> Verification:
+    def _end(self, plan: UntilRatePlan, why: str) -> Verification:
         """Return the result of the test so far, and store it if the test has ended."""
-        if test.claim is None and not why and test.trials >= self.limit:
+        trials, hits, claim = plan.trials, plan.hits, plan.claim
+        if claim is None and not why and trials >= self.limit:
             why = f"the limit of {self.limit} trials is reached"
-        if test.claim is not None or why:
-            said = None if test.claim is None else str(test.claim)
+        if claim is not None or why:
+            said = None if claim is None else str(claim)
             self._store.record_decision(self._chosen.study.id, ENDED, {"id": self._id, "claim": said})
         return Verification(
             self._chosen.combination.as_dict(),
-            test.claim,
-            test.max_rate,
-            test.confidence,
-            test.trials,
-            test.hits,
-            test.hits / test.trials if test.trials else 0.0,
-            clopper_pearson(test.hits, test.trials),
-            upper_bound(test.hits, test.trials, test.confidence),
+            claim,
+            self._max_rate,
+            self._confidence,
+            trials,
+            hits,
+            hits / trials if trials else 0.0,
+            clopper_pearson(hits, trials),
+            upper_bound(hits, trials, self._confidence),
             why,
         )
 
