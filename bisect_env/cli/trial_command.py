@@ -6,6 +6,7 @@ import itertools
 import json
 import os
 import sys
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -269,7 +270,7 @@ def _until(
     )
     found = verifier.run(session)
     if shown.as_json:
-        emit(found.document())
+        emit({"event": "verified", **asdict(found)})
     else:
         say(verification_text(found))
     if session.stopped() and found.claim is None:

@@ -23,7 +23,6 @@ from bisect_env.engine.opening import (
     expand_as_known,
     open_study,
     own_trials,
-    recorded_images,
     save_prepared,
     stored_locks,
     user_name,
@@ -211,7 +210,11 @@ class StudyRun:
         return self.quick or is_spent or not self.session.is_in_time
 
     def _settled_images(self) -> dict[str, str]:
-        images = recorded_images(self.matrix, self.session.store, self._study)
+        """Return the digest that each container image had when the study began, by image name."""
+        if self.matrix.file.executor is None:
+            return {}
+        locks = stored_locks(self.session.store, self._study)
+        images = {self.matrix.image(one): lock.image for one, lock in locks.items() if lock.image}
         for name, reference in images.items():
             if (text := moved_tag(name, reference)) is not None:
                 self.session.warn(text)
