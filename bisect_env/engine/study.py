@@ -37,7 +37,6 @@ from bisect_env.environments.lockfiles import write_locks
 from bisect_env.errors import (
     BisectEnvError,
     EndsNotAsStatedError,
-    ExitCode,
     StorageError,
     StudyInterruptedError,
     UsageError,
@@ -58,20 +57,6 @@ from bisect_env.storage.entries import (
 )
 from bisect_env.storage.store import SHORT, Store
 from bisect_env.trials.records import Machine
-
-
-@dataclass(frozen=True, slots=True)
-class Conclusion:
-    """The report of a study and the exit code of the command, at the end of a command.
-
-    Attributes:
-        report: The report as a JSON object.
-        exit_code: `VERDICT` or `NO_VERDICT`.
-    """
-
-    report: dict[str, Any]
-    exit_code: ExitCode
-
 
 ENDED = "run-ended"
 """Kind of the stored decision that says how many seconds a command worked on a study, and whether a limit
@@ -114,8 +99,8 @@ class StudyRun:
     _refining: bool = field(init=False)
     _began: float = field(init=False)
 
-    def run(self) -> Conclusion:
-        """Run the study until it is finished, and return its report.
+    def run(self) -> dict[str, Any]:
+        """Run the study until it is finished, and return its report as a JSON object.
 
         Raises:
             BisectEnvError: An error that the user can correct; all finished work is stored.
@@ -322,7 +307,7 @@ class StudyRun:
         self.session.store.update_study(self._study.id, grid=axis_infos(matrix, self._grid))
         return True
 
-    def _conclude(self, runner: StudyRunner) -> Conclusion:
+    def _conclude(self, runner: StudyRunner) -> dict[str, Any]:
         """Store the verdict of the search, and return the report of the study.
 
         Raises:
@@ -362,7 +347,7 @@ class StudyRun:
                 remedy=_ends_remedy(matrix, runner, likely),
             )
         self.session.notify(events.Concluded(report))
-        return Conclusion(report, ExitCode.VERDICT if document.is_decided else ExitCode.NO_VERDICT)
+        return report
 
     def _keep_commit(self, runner: StudyRunner, verdict: VerdictDocument) -> None:
         """Store the details of the first bad commit, if the search found a commit."""
