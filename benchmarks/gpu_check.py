@@ -224,13 +224,12 @@ class Check:
         matrix.write_text(text)
         place = Place(make)
         with Store.open(str(folder / "results.sqlite")) as store, closing(place):
-            conclusion = StudyRun(
+            return StudyRun(
                 load_matrix(matrix),
                 Session(store, OneEnvironment(), place.executor, notify),
                 report_document,
                 lockfiles=folder / "lockfiles",
             ).run()
-        return conclusion.report
 
     def sees_its_own(self, records: Sequence[TrialRecord], count: int) -> None:
         """Whether each trial saw as many GPUs as it was lent, and those; by the script's own words."""

@@ -97,7 +97,7 @@ def conduct(
     provider = None if early is None else early.provider
     with opened(matrix, where, notify, provider) as session, view:
         try:
-            conclusion = StudyRun(
+            report = StudyRun(
                 matrix,
                 replace(
                     session,
@@ -119,7 +119,7 @@ def conduct(
                 raise
             everywhere = missing is not None and missing.module is not None
             raise _forgotten(matrix, module, everywhere=everywhere) from None
-        return Report.read(conclusion.report)
+        return Report.read(report)
 
 
 def listener(matrix: Matrix) -> MissingModules:

@@ -6,6 +6,7 @@ import itertools
 import json
 import os
 import sys
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -35,7 +36,7 @@ from bisect_env.cli.views import PlainView, View, choose
 from bisect_env.cli.work import environment_of, opened
 from bisect_env.cluster.gpus import choose_gpus, group_gpus, open_nvml
 from bisect_env.engine import events
-from bisect_env.engine.amplify import Amplified, Amplifier, known_perturbation
+from bisect_env.engine.amplify import Amplified, amplified, known_perturbation
 from bisect_env.engine.diagnose import SANITIZERS, Diagnosis, Tools, diagnose
 from bisect_env.engine.opening import expand_as_known
 from bisect_env.engine.plans import OneCombinationPlan
@@ -269,7 +270,7 @@ def _until(
     )
     found = verifier.run(session)
     if shown.as_json:
-        emit(found.document())
+        emit({"event": "verified", **asdict(found)})
     else:
         say(verification_text(found))
     if session.stopped() and found.claim is None:
@@ -435,7 +436,7 @@ def _amplify(
         session.say(f"bad end: {ends_of['bad'].combination}; good end: {ends_of['good'].combination}")
         session.say(where.starting)
         session.say(ENVIRONMENT_NOTICE)
-        found = Amplifier(matrix, session, expansion.study).run(ends_of["bad"], ends_of["good"])
+        found = amplified(matrix, session, expansion.study, **ends_of)
     _print_amplified(found, Asked.of(matrix.path, matrix.file.axes), as_json=shown.as_json)
     return ExitCode.VERDICT if found.perturbation != NONE else ExitCode.NO_VERDICT
 

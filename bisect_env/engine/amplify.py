@@ -148,160 +148,41 @@ def known_perturbation(store: Store, study_id: str) -> Perturbation | None:
     return PERTURBATION.validate_python(chosen[0]["perturbation"]) if chosen else None
 
 
-Batch = tuple[str, Perturbation, int]
-"""A request for trials: the end (`good` or `bad`), the perturbation, and the number of trials."""
-Steps = Generator[Batch, list[StoredTrial], Amplified]
+Steps = Generator[tuple[Index, int], list[StoredTrial], Amplified]
+"""Generator of requests for trials (a combination and a number), which receives their results."""
 GOOD, BAD = "good", "bad"
+_END, _AROUND = "end", "circumstances"
+_AS_IT_IS = "as it is"
+_SEEDS = ("hash seed of a failure", "hash seed of another failure")
+"""Names of the circumstances whose hash seeds are known only after a failure."""
 
 
-@dataclass(frozen=True, slots=True)
-class AmplifySchedule:
-    """The order in which perturbations (such as CPU load) are tried and compared.
+class CircumstancePlan(BlockPlan):
+    """A plan that compares perturbations (such as CPU load) at the bad and the good end of a study.
 
-    The schedule runs nothing: it yields requests for trials and receives their results.
-
-    Attributes:
-        matrix: The matrix of the study.
-        arms: Returns the perturbations to try, given hash seeds of trials that failed.
-        notify: Called with a sentence about each intermediate result.
-    """
-
-    matrix: Matrix
-    arms: Callable[[Sequence[int]], Sequence[Perturbation]]
-    notify: Callable[[str], None]
-
-    def batches(self) -> Steps:
-        """Yield requests for trials, and return the perturbation under which the failure shows soonest.
-
-        What counts is the time that trials need to separate good from bad combinations. The result contains
-        `NONE` if no perturbation helps. The caller sends the counted trials of each request back. It may send
-        fewer than requested only if no more trials are possible at that end.
-        """
-        trials = yield BAD, NONE, BASE_TRIALS
-        while not (failed := [trial for trial in trials if trial.evidence is Evidence.BAD]):
-            more = yield BAD, NONE, BASE_TRIALS
-            trials = [*trials, *more]
-            if len(trials) >= MAX_BASE_TRIALS or len(more) < BASE_TRIALS:
-                # Without the signature of a failure, another one could be made frequent instead.
-                base = _arm_of(trials, "")
-                why = f"{_words(base)} at the bad end: which failure is meant is not known yet"
-                return Amplified(NONE, why, base)
-        signature = self._meant(failed)
-        if signature:
-            self.notify(f"the failure: {shown(signature)}")
-        base = _arm_of(trials, signature)
-        self.notify(f"as it is: {_words(base)}")
-        found = yield from self._compare(signature, base, sorted({one.hash_seed for one in failed})[:2])
-        return replace(found, signature=signature)
-
-    def _compare(self, signature: str, base: Arm, seeds: Sequence[int]) -> Steps:
-        if base.hits >= ENOUGH * base.trials:
-            return Amplified(NONE, "it fails often enough as it is", base)
-        tried, left = yield from self._rounds(signature, list(self.arms(seeds)))
-        sure = {one.name: probability_faster(arm, base, np.random.default_rng(0)) for one, arm in left}
-        order = sorted(left, key=lambda pair: (-sure[pair[0].name], -pair[1].speed))
-        why = "nothing raises the rate for its cost"
-        for perturbation, arm in order[:CANDIDATES]:
-            if not arm.hits or sure[perturbation.name] < MIN_CHANCE:
-                continue
-            again, base = yield from self._final(signature, perturbation, base)
-            if probability_faster(again, base, np.random.default_rng(0)) < SURE:
-                continue
-            needed = good_end_trials(again.rate)
-            passes = yield GOOD, perturbation, needed
-            good = [trial for trial in passes if trial.evidence is Evidence.GOOD]
-            wrong = [trial for trial in passes if trial.evidence not in (Evidence.GOOD, Evidence.SKIP)]
-            if wrong:
-                why = (
-                    f"under {perturbation.name} the good end fails, too: {len(wrong)} of {len(passes)}, "
-                    f"{wrong[0].detail}"
-                )
-                self.notify(why)
-                continue
-            if len(good) < needed:
-                # Set aside, for example because the script skips there: nothing shows that it passes.
-                why = f"the good end could not be run under {perturbation.name}"
-                self.notify(why)
-                continue
-            clean = _arm_of(passes, "")
-            passed = f"the good end passed {clean.trials} of {clean.trials}"
-            reason = f"{_words(again)} against {_words(base)}; {passed}"
-            return Amplified(perturbation, reason, base, again, clean, tuple(tried))
-        return Amplified(NONE, why, base, tried=tuple(tried))
-
-    def _meant(self, failed: Sequence[StoredTrial]) -> str:
-        """Return the signature of the failure that the perturbations are to make more frequent.
-
-        Args:
-            failed: The bad trials of the unperturbed script.
-        """
-        found = [trial.signature for trial in failed]
-        if self.matrix.file.trial.bad.signature == FROM_BAD_END:
-            # As for the target of the study, take the first failure and not the most frequent one.
-            return next(filter(None, found), "")
-        return Counter(found).most_common(1)[0][0]
-
-    def _rounds(
-        self, signature: str, arms: list[Perturbation]
-    ) -> Generator[
-        Batch,
-        list[StoredTrial],
-        tuple[list[tuple[Perturbation, Arm]], list[tuple[Perturbation, Arm]]],
-    ]:
-        """Yield requests for trials of all perturbations, dropping the worse half after each round.
-
-        Returns the results of all perturbations, and of those left after the last round.
-        """
-        known = [Arm() for _ in arms]
-        alive = list(range(len(arms)))
-        for trials in ROUNDS:
-            for i in alive:
-                known[i] += _arm_of((yield BAD, arms[i], trials), signature)
-                self.notify(f"{arms[i].name}: {_words(known[i])}")
-            order = better_half([known[i] for i in alive], least=CANDIDATES)
-            alive = [alive[j] for j in order]
-        return list(zip(arms, known, strict=True)), [(arms[i], known[i]) for i in alive]
-
-    def _final(
-        self, signature: str, perturbation: Perturbation, base: Arm
-    ) -> Generator[Batch, list[StoredTrial], tuple[Arm, Arm]]:
-        """Request more trials with and without a perturbation; return the results with it and without it.
-
-        Trials with and without it alternate, so that a machine that slows down affects both.
-        """
-        again = Arm()
-        for _ in range(2):
-            again += _arm_of((yield BAD, perturbation, FRESH_TRIALS // 2), signature)
-            base += _arm_of((yield BAD, NONE, FRESH_TRIALS // 4), signature)
-        self.notify(f"again {perturbation.name}: {_words(again)}")
-        self.notify(f"again as it is: {_words(base)}")
-        return again, base
-
-
-def _arm_of(trials: Sequence[StoredTrial], signature: str) -> Arm:
-    hits = [
-        trial
-        for trial in trials
-        if trial.evidence is Evidence.BAD and (not signature or matches(trial.signature, signature))
-    ]
-    return Arm(len(trials), len(hits), sum(trial.duration for trial in trials))
-
-
-class BatchPlan(BlockPlan):
-    """A plan that runs the batches of trials that a generator requests, one after another.
+    It requests one batch of trials after another.
 
     Args:
-        batches: The generator of requests, from `AmplifySchedule.batches`.
-        place: Returns the index of the combination for an end (`good` or `bad`) and a perturbation.
+        matrix: The matrix of the study.
+        grid: A grid with the axes `end` and `circumstances`.
+        named: Perturbations by their value on the axis `circumstances`, including `NONE`. Perturbations with
+            hash seeds of failures are added, and keep their names if evidence changes, because trials with
+            them are stored under these names.
+        notify: Called with a sentence about each intermediate result.
 
     Attributes:
         found: The result, None until it is known.
     """
 
-    def __init__(self, batches: Steps, place: Callable[[str, Perturbation], Index]) -> None:
+    def __init__(
+        self, matrix: Matrix, grid: Grid, named: dict[str, Perturbation], notify: Callable[[str], None]
+    ) -> None:
         super().__init__()
-        self._batches = batches
-        self._place = place
+        self._matrix = matrix
+        self._grid = grid
+        self._named = named
+        self._notify = notify
+        self._steps = self._batches()
         self._got: list[StoredTrial] = []
         self._aside: set[Index] = set()
         self._wanted: tuple[Index, int] | None = None
@@ -316,7 +197,7 @@ class BatchPlan(BlockPlan):
     def block(self, _places: int, *, is_idle: bool) -> tuple[Index, int] | None:
         """Return the combination of the current batch, and the number of trials that are still missing.
 
-        Returns None if the result is known.
+        Returns None if there is no batch.
         """
         return self._wanted and (self._wanted[0], self._wanted[1] - len(self._got))
 
@@ -339,143 +220,252 @@ class BatchPlan(BlockPlan):
 
     def _advance(self, got: list[StoredTrial] | None) -> None:
         try:
-            end, perturbation, number = next(self._batches) if got is None else self._batches.send(got)
+            self._wanted = next(self._steps) if got is None else self._steps.send(got)
         except StopIteration as last:
             self.found, self._wanted = last.value, None
             return
-        self._wanted, self._got = (self._place(end, perturbation), number), []
+        self._got = []
         if self._wanted[0] in self._aside:
             self._advance([])
 
+    # -- the order of the batches ----------------------------------------------------------------------------
 
-@dataclass(slots=True)
-class Amplifier:
-    """A search for the perturbation (such as CPU load) under which a failure shows soonest.
+    def _batches(self) -> Steps:
+        """Yield requests for trials, and return the perturbation under which the failure shows soonest.
 
-    What counts is the time that trials need to separate good from bad combinations.
+        What counts is the time that trials need to separate good from bad combinations. The result contains
+        `NONE` if no perturbation helps. The counted trials of each request are sent back; they are fewer than
+        requested only if no more trials are possible at that end.
+        """
+        as_it_is = self._place(BAD, NONE)
+        trials = yield as_it_is, BASE_TRIALS
+        while not (failed := [trial for trial in trials if trial.evidence is Evidence.BAD]):
+            more = yield as_it_is, BASE_TRIALS
+            trials = [*trials, *more]
+            if len(trials) >= MAX_BASE_TRIALS or len(more) < BASE_TRIALS:
+                # Without the signature of a failure, another one could be made frequent instead.
+                base = _arm_of(trials, "")
+                why = f"{_words(base)} at the bad end: which failure is meant is not known yet"
+                return Amplified(NONE, why, base)
+        signature = self._meant(failed)
+        if signature:
+            self._notify(f"the failure: {shown(signature)}")
+        base = _arm_of(trials, signature)
+        self._notify(f"as it is: {_words(base)}")
+        if base.hits >= ENOUGH * base.trials:
+            return Amplified(NONE, "it fails often enough as it is", base, signature=signature)
+        arms = self._arms(sorted({one.hash_seed for one in failed}))
+        return (yield from self._compare(signature, base, arms))
 
-    Attributes:
-        matrix: The matrix.
-        session: Database, environments and executor.
-        study: The study whose trials will run under the perturbation; None if there is none.
-    """
+    def _compare(self, signature: str, base: Arm, arms: Sequence[Perturbation]) -> Steps:
+        tried, left = yield from self._rounds(signature, arms)
+        sure = {one.name: probability_faster(arm, base, np.random.default_rng(0)) for one, arm in left}
+        order = sorted(left, key=lambda pair: (-sure[pair[0].name], -pair[1].speed))
+        why = "nothing raises the rate for its cost"
+        for perturbation, arm in order[:CANDIDATES]:
+            if not arm.hits or sure[perturbation.name] < MIN_CHANCE:
+                continue
+            again, base = yield from self._final(signature, perturbation, base)
+            if probability_faster(again, base, np.random.default_rng(0)) < SURE:
+                continue
+            needed = good_end_trials(again.rate)
+            passes = yield self._place(GOOD, perturbation), needed
+            good = [trial for trial in passes if trial.evidence is Evidence.GOOD]
+            wrong = [trial for trial in passes if trial.evidence not in (Evidence.GOOD, Evidence.SKIP)]
+            if wrong:
+                why = (
+                    f"under {perturbation.name} the good end fails, too: {len(wrong)} of {len(passes)}, "
+                    f"{wrong[0].detail}"
+                )
+                self._notify(why)
+                continue
+            if len(good) < needed:
+                # Set aside, for example because the script skips there: nothing shows that it passes.
+                why = f"the good end could not be run under {perturbation.name}"
+                self._notify(why)
+                continue
+            clean = _arm_of(passes, "")
+            passed = f"the good end passed {clean.trials} of {clean.trials}"
+            reason = f"{_words(again)} against {_words(base)}; {passed}"
+            return Amplified(perturbation, reason, base, again, clean, tuple(tried), signature=signature)
+        return Amplified(NONE, why, base, tried=tuple(tried), signature=signature)
 
-    matrix: Matrix
-    session: Session
-    study: Study | None = None
+    def _place(self, end: str, perturbation: Perturbation) -> Index:
+        around = next(name for name, one in self._named.items() if one == perturbation)
+        return self._grid.index(Combination.of({_END: end, _AROUND: around}))
 
-    def run(self, bad: LockedCombination, good: LockedCombination) -> Amplified:
-        """Try perturbations on the bad and the good combination, and return the best one with its results.
+    def _arms(self, seeds: Sequence[int]) -> Sequence[Perturbation]:
+        """Return the perturbations to compare, and name those with hash seeds of trials that failed.
 
         Args:
-            bad: The bad end with its lock.
-            good: The good end with its lock.
-
-        Raises:
-            NoEnvironmentError: The environment of an end cannot be built.
-            InfrastructureError: Too many trials were void.
-            StudyInterruptedError: The user stopped it.
+            seeds: Hash seeds of the trials that failed, of which the first ones are used.
         """
-        repeats = can_repeat(self.matrix.file.trial.effective_command)
+        named = self._named
+        known = [seed for name in _SEEDS if name in named for seed in named[name].seeds]
+        wanted = [*dict.fromkeys([*known, *seeds])][: len(_SEEDS)]
+        arms = _catalogue_of(self._matrix, wanted)
+        for one in arms:
+            if one not in named.values():
+                named[next(name for name in _SEEDS if name not in named)] = one
+        return arms
 
-        named = {_AS_IT_IS: NONE}
+    def _meant(self, failed: Sequence[StoredTrial]) -> str:
+        """Return the signature of the failure that the perturbations are to make more frequent.
 
-        def arms(seeds: Sequence[int]) -> Sequence[Perturbation]:
-            # If the evidence changes, other trials are failures. Seeds that have a name keep it, because
-            # trials with them are stored under this name.
-            known = [seed for name in _SEEDS if name in named for seed in named[name].seeds]
-            wanted = [*dict.fromkeys([*known, *seeds])][: len(_SEEDS)]
-            return catalogue(len(os.sched_getaffinity(0)), wanted, repeats=repeats)
+        Args:
+            failed: The bad trials of the unperturbed script.
+        """
+        found = [trial.signature for trial in failed]
+        if self._matrix.file.trial.bad.signature == FROM_BAD_END:
+            # As for the target of the study, take the first failure and not the most frequent one.
+            return next(filter(None, found), "")
+        return Counter(found).most_common(1)[0][0]
 
-        named |= {one.name: one for one in arms(())}
-        # The hash seeds to try are known only after a failure.
-        ends = {BAD: bad, GOOD: good}
-        own = self._open([*named, *_SEEDS], ends)
-        grid = own.grid
+    def _rounds(
+        self, signature: str, arms: Sequence[Perturbation]
+    ) -> Generator[
+        tuple[Index, int],
+        list[StoredTrial],
+        tuple[list[tuple[Perturbation, Arm]], list[tuple[Perturbation, Arm]]],
+    ]:
+        """Yield requests for trials of all perturbations, dropping the worse half after each round.
 
-        def place(end: str, perturbation: Perturbation) -> Index:
-            if perturbation not in named.values():
-                named[next(name for name in _SEEDS if name not in named)] = perturbation
-            around = next(name for name, one in named.items() if one == perturbation)
-            return grid.index(Combination.of({_END: end, _AROUND: around}))
+        Returns the results of all perturbations, and of those left after the last round.
+        """
+        known = [Arm() for _ in arms]
+        alive = list(range(len(arms)))
+        for trials in ROUNDS:
+            for i in alive:
+                known[i] += _arm_of((yield self._place(BAD, arms[i]), trials), signature)
+                self._notify(f"{arms[i].name}: {_words(known[i])}")
+            order = better_half([known[i] for i in alive], least=CANDIDATES)
+            alive = [alive[j] for j in order]
+        return list(zip(arms, known, strict=True)), [(arms[i], known[i]) for i in alive]
 
-        def conditions(index: Index) -> Conditions:
-            combination = grid.combination(index)
-            around = named.get(combination[_AROUND], NONE)
-            # No key, because trials that compare circumstances are no evidence for other studies.
-            return Conditions("", ends[combination[_END]].combination, around)
+    def _final(
+        self, signature: str, perturbation: Perturbation, base: Arm
+    ) -> Generator[tuple[Index, int], list[StoredTrial], tuple[Arm, Arm]]:
+        """Request more trials with and without a perturbation; return the results with it and without it.
 
-        steps = AmplifySchedule(self.matrix, arms, self.session.say)
-        known = {index: ends[grid.combination(index)[_END]].lock for index in grid.indices()}
-        locking = Locking(self.matrix, grid, self.session.provider, known=known, is_whole=False)
-        with closing(locking):
-            setup = RunSetup(
-                self.matrix,
-                lambda: BatchPlan(steps.batches(), place),
-                replace(self.session, notify=self._on_event),
-                own.id,
-                conditions,
-            )
-            runner = BlockRunner(setup, locking)
-            runner.replay()
-            runner.run()
-        self.session.store.update_study(own.id, StudyStatus.FINISHED)
-        self._check(runner, ends)
-        assert isinstance(runner.plan, BatchPlan)
-        assert runner.plan.found is not None
-        return replace(runner.plan.found, trials=runner.plan.trials)
-
-    def _open(self, names: Sequence[str], ends: Mapping[str, LockedCombination]) -> Study:
-        # If the target of the study is still open, the signature of a failure becomes its target.
-        store = self.session.store
-        target = target_of(self.matrix) if self.study is None else store.target(self.study.id)
-        axes = {_END: (GOOD, BAD), _AROUND: tuple(names)}
-        definition = {
-            "name": f"{self.matrix.name}: circumstances",
-            "description": f"circumstances under which {ends[BAD].combination} fails and "
-            f"{ends[GOOD].combination} does not",
-            "grid": tuple(
-                AxisInfo(name=name, kind=AxisKind.VALUE, direction=Direction.UNORDERED, values=values)
-                for name, values in axes.items()
-            ),
-            "target": target.any_signature if target.is_open else target,
-            "exclude_newer": None if self.study is None else self.study.exclude_newer,
-            "fresh": True,
-        }
-        locks: dict[Index, Lock] = {
-            (i, j): ends[end].lock for i, end in enumerate(axes[_END]) for j in range(len(names))
-        }
-        serves = "" if self.study is None else self.study.id
-        return open_derived(store, self.matrix, serves, definition, locks)
-
-    def _on_event(self, event: events.Event) -> None:
-        if isinstance(event, events.Warned):
-            self.session.notify(event)
-
-    def _check(self, runner: BlockRunner, ends: Mapping[str, LockedCombination]) -> None:
-        for index, (status, reason) in runner.state.aside.items():
-            if status is not CombinationStatus.SET_ASIDE:
-                combination = ends[runner.grid.combination(index)[_END]].combination
-                raise NoEnvironmentError(
-                    f"{combination}: its environment cannot be made: {reason}",
-                    remedy="state other ends in the matrix, or leave amplifying out",
-                )
-        if not runner.plan.finished:
-            raise StudyInterruptedError(
-                "stopped while looking for what makes the failure more frequent",
-                remedy="the same command begins with that anew",
-            )
+        Trials with and without it alternate, so that a machine that slows down affects both.
+        """
+        again = Arm()
+        for _ in range(2):
+            again += _arm_of((yield self._place(BAD, perturbation), FRESH_TRIALS // 2), signature)
+            base += _arm_of((yield self._place(BAD, NONE), FRESH_TRIALS // 4), signature)
+        self._notify(f"again {perturbation.name}: {_words(again)}")
+        self._notify(f"again as it is: {_words(base)}")
+        return again, base
 
 
-_END, _AROUND = "end", "circumstances"
-_AS_IT_IS = "as it is"
-_SEEDS = ("hash seed of a failure", "hash seed of another failure")
+def _catalogue_of(matrix: Matrix, seeds: Sequence[int] = ()) -> Sequence[Perturbation]:
+    repeats = can_repeat(matrix.file.trial.effective_command)
+    return catalogue(len(os.sched_getaffinity(0)), seeds, repeats=repeats)
+
+
+def _arm_of(trials: Sequence[StoredTrial], signature: str) -> Arm:
+    hits = [
+        trial
+        for trial in trials
+        if trial.evidence is Evidence.BAD and (not signature or matches(trial.signature, signature))
+    ]
+    return Arm(len(trials), len(hits), sum(trial.duration for trial in trials))
 
 
 def _words(arm: Arm) -> str:
     if not arm.trials:
         return "not tried"
     return f"{arm.hits} of {arm.trials} trials, {arm.seconds / arm.trials:.2f} s each"
+
+
+def amplified(
+    matrix: Matrix, session: Session, study: Study | None, *, bad: LockedCombination, good: LockedCombination
+) -> Amplified:
+    """Find the perturbation (such as CPU load) under which a failure shows soonest, by trials of both ends.
+
+    What counts is the time that trials need to separate good from bad combinations.
+
+    Args:
+        matrix: The matrix.
+        session: Database, environments and executor.
+        study: The study whose trials will run under the perturbation; None if there is none.
+        bad: The bad end with its lock.
+        good: The good end with its lock.
+
+    Raises:
+        NoEnvironmentError: The environment of an end cannot be built.
+        InfrastructureError: Too many trials were void.
+        StudyInterruptedError: The user stopped it.
+    """
+    ends = {GOOD: good, BAD: bad}
+    named = {_AS_IT_IS: NONE, **{one.name: one for one in _catalogue_of(matrix)}}
+    own = _open(matrix, session.store, study, ends, [*named, *_SEEDS])
+    grid = own.grid
+
+    def notify(event: events.Event) -> None:
+        if isinstance(event, events.Warned):
+            session.notify(event)
+
+    def conditions(index: Index) -> Conditions:
+        combination = grid.combination(index)
+        around = named.get(combination[_AROUND], NONE)
+        # No key, because trials that compare circumstances are no evidence for other studies.
+        return Conditions("", ends[combination[_END]].combination, around)
+
+    known = {index: ends[grid.combination(index)[_END]].lock for index in grid.indices()}
+    with closing(Locking(matrix, grid, session.provider, known=known, is_whole=False)) as locking:
+        setup = RunSetup(
+            matrix,
+            lambda: CircumstancePlan(matrix, grid, named, session.say),
+            replace(session, notify=notify),
+            own.id,
+            conditions,
+        )
+        runner = BlockRunner(setup, locking)
+        runner.replay()
+        runner.run()
+    session.store.update_study(own.id, StudyStatus.FINISHED)
+    for index, (status, reason) in runner.state.aside.items():
+        if status is not CombinationStatus.SET_ASIDE:
+            combination = ends[grid.combination(index)[_END]].combination
+            raise NoEnvironmentError(
+                f"{combination}: its environment cannot be made: {reason}",
+                remedy="state other ends in the matrix, or leave amplifying out",
+            )
+    assert isinstance(runner.plan, CircumstancePlan)
+    if runner.plan.found is None:
+        raise StudyInterruptedError(
+            "stopped while looking for what makes the failure more frequent",
+            remedy="the same command begins with that anew",
+        )
+    return replace(runner.plan.found, trials=runner.plan.trials)
+
+
+def _open(
+    matrix: Matrix,
+    store: Store,
+    study: Study | None,
+    ends: Mapping[str, LockedCombination],
+    names: Sequence[str],
+) -> Study:
+    # If the target of the study is still open, the signature of a failure becomes its target.
+    target = target_of(matrix) if study is None else store.target(study.id)
+    definition = {
+        "name": f"{matrix.name}: circumstances",
+        "description": f"circumstances under which {ends[BAD].combination} fails and "
+        f"{ends[GOOD].combination} does not",
+        "grid": tuple(
+            AxisInfo(name=name, kind=AxisKind.VALUE, direction=Direction.UNORDERED, values=values)
+            for name, values in ((_END, tuple(ends)), (_AROUND, tuple(names)))
+        ),
+        "target": target.any_signature if target.is_open else target,
+        "exclude_newer": None if study is None else study.exclude_newer,
+        "fresh": True,
+    }
+    locks: dict[Index, Lock] = {
+        (i, j): end.lock for i, end in enumerate(ends.values()) for j in range(len(names))
+    }
+    return open_derived(store, matrix, "" if study is None else study.id, definition, locks)
 
 
 def choose_perturbation(
@@ -515,7 +505,7 @@ def choose_perturbation(
         ends = zip(chosen, solved, strict=True)
         good, bad = (LockedCombination(grid.combination(index), lock) for index, lock in ends)
         try:
-            found = Amplifier(matrix, session, store.study(study_id)).run(bad, good)
+            found = amplified(matrix, session, store.study(study_id), bad=bad, good=good)
         except StudyInterruptedError:
             if session.is_in_time:
                 raise

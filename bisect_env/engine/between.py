@@ -66,13 +66,6 @@ class Ends:
         found = tuple(dict.fromkeys((*self.bad.channels, *self.good.channels)))
         return found or (("conda-forge",) if self.good.uses_conda else ())
 
-    def changed(self) -> int:
-        """Return the number of packages that differ between the good and the bad environment."""
-        good, bad = (
-            {p.name: (p.manager, p.version, p.build) for p in e.packages} for e in (self.good, self.bad)
-        )
-        return sum(good.get(name) != bad.get(name) for name in good.keys() | bad.keys())
-
 
 def read_ends(
     good: str, bad: str, *, python: str = "", stored: Callable[[str], ForeignEnvironment | None]
@@ -172,7 +165,8 @@ def _comparable(ends: Ends) -> None:
             f"({wheels.format}): no environment lies between them",
             remedy="compare two of one kind",
         )
-    if ends.python[0] == ends.python[1] and not ends.changed():
+    good, bad = ({(p.name, p.manager, p.version, p.build) for p in e.packages} for e in (ends.good, ends.bad))
+    if ends.python[0] == ends.python[1] and good == bad:
         raise UsageError(
             f"{ends.good.source} and {ends.bad.source} hold the same packages",
             tried=f"comparing {len(ends.good.packages)} packages",

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import closing
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -398,11 +398,6 @@ class CulpritStudy:
 
     def _explanation(self, search: CulpritSearch, *, is_sure: bool) -> Explanation:
         answer = search.answer
-        tried: Mapping[Changes, tuple[int, int]] = {
-            **search.counts,
-            frozenset(): _sum(self._ends[0], search.counts.get(frozenset())),
-            self._between.everything: _sum(self._ends[1], search.counts.get(self._between.everything)),
-        }
         found = Explanation(
             study=self.study.id,
             good=self._good.combination.as_dict(),
@@ -418,7 +413,7 @@ class CulpritStudy:
                 IntermediateEnvironment(
                     moved=tuple(sorted(one)), bad=hits, trials=trials, interval=clopper_pearson(hits, trials)
                 )
-                for one, (hits, trials) in tried.items()
+                for one, (hits, trials) in search.counts_with_ends().items()
                 if trials
             ),
             unsolvable=search.infeasible,
@@ -428,10 +423,6 @@ class CulpritStudy:
 
 def _moves(axis: object) -> str:
     return axis.canonical_package if isinstance(axis, PackageAxis) else ""
-
-
-def _sum(one: tuple[int, int], other: tuple[int, int] | None) -> tuple[int, int]:
-    return one if other is None else (one[0] + other[0], one[1] + other[1])
 
 
 def _label(state: LockedPackage | None, other: LockedPackage | None) -> str:

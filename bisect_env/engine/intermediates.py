@@ -172,17 +172,12 @@ class Between:
         solved = {str(canonicalize_name(p.name)): (p.version, p.build) for p in result.packages}
         found = set()
         for position, change in enumerate(self.changes):
-            if change.name == "python" and not result.is_conda:
-                if position in start:
-                    found.add(position)
-                continue
-            here = solved.get(change.name)
-            before = None if change.before is None else (change.before.version, change.before.build)
             after = None if change.after is None else (change.after.version, change.after.build)
-            if here == after:
+            is_applied = solved.get(change.name) == after
+            if change.name == "python" and not result.is_conda:
+                is_applied = position in start
+            if is_applied:
                 found.add(position)
-            elif here != before:
-                return None
         return frozenset(found) if self.check(frozenset(found), result) is not None else None
 
 

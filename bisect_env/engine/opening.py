@@ -246,18 +246,6 @@ def stored_locks(store: Store, study: Study) -> dict[Combination, Lock]:
     return found
 
 
-def recorded_images(matrix: Matrix, store: Store, study: Study) -> dict[str, str]:
-    """Return the digest that each container image had when the study began, by image name."""
-    if matrix.file.executor is None:
-        return {}
-    found = {}
-    for state in store.combinations(study.id):
-        lock = store.lock(state.lock_hash) if state.lock_hash else None
-        if lock is not None and (reference := lock.image):
-            found[matrix.image(state.combination)] = reference
-    return found
-
-
 def save_prepared(store: Store, study_id: str, prepared: Prepared, indices: Collection[Index]) -> None:
     """Store the states and locks of some combinations of a study; what is stored already is not changed."""
     locks = [prepared.locks[index] for index in indices if index in prepared.locks]

@@ -23,7 +23,6 @@ from bisect_env.engine.opening import (
     expand_as_known,
     open_study,
     own_trials,
-    recorded_images,
     save_prepared,
     stored_locks,
     user_name,
@@ -38,7 +37,6 @@ from bisect_env.environments.lockfiles import write_locks
 from bisect_env.errors import (
     BisectEnvError,
     EndsNotAsStatedError,
-    ExitCode,
     StorageError,
     StudyInterruptedError,
     UsageError,
@@ -59,20 +57,6 @@ from bisect_env.storage.entries import (
 )
 from bisect_env.storage.store import SHORT, Store
 from bisect_env.trials.records import Machine
-
-
-@dataclass(frozen=True, slots=True)
-class Conclusion:
-    """The report of a study and the exit code of the command, at the end of a command.
-
-    Attributes:
-        report: The report as a JSON object.
-        exit_code: `VERDICT` or `NO_VERDICT`.
-    """
-
-    report: dict[str, Any]
-    exit_code: ExitCode
-
 
 ENDED = "run-ended"
 """Kind of the stored decision that says how many seconds a command worked on a study, and whether a limit
@@ -115,8 +99,8 @@ class StudyRun:
     _refining: bool = field(init=False)
     _began: float = field(init=False)
 
-    def run(self) -> Conclusion:
-        """Run the study until it is finished, and return its report.
+    def run(self) -> dict[str, Any]:
+        """Run the study until it is finished, and return its report as a JSON object.
 
         Raises:
             BisectEnvError: An error that the user can correct; all finished work is stored.
@@ -211,7 +195,11 @@ class StudyRun:
         return self.quick or is_spent or not self.session.is_in_time
 
     def _settled_images(self) -> dict[str, str]:
-        images = recorded_images(self.matrix, self.session.store, self._study)
+        """Return the digest that each container image had when the study began, by image name."""
+        if self.matrix.file.executor is None:
+            return {}
+        locks = stored_locks(self.session.store, self._study)
+        images = {self.matrix.image(one): lock.image for one, lock in locks.items() if lock.image}
         for name, reference in images.items():
             if (text := moved_tag(name, reference)) is not None:
                 self.session.warn(text)
@@ -319,7 +307,7 @@ class StudyRun:
         self.session.store.update_study(self._study.id, grid=axis_infos(matrix, self._grid))
         return True
 
-    def _conclude(self, runner: StudyRunner) -> Conclusion:
+    def _conclude(self, runner: StudyRunner) -> dict[str, Any]:
         """Store the verdict of the search, and return the report of the study.
 
         Raises:
@@ -359,7 +347,7 @@ class StudyRun:
                 remedy=_ends_remedy(matrix, runner, likely),
             )
         self.session.notify(events.Concluded(report))
-        return Conclusion(report, ExitCode.VERDICT if document.is_decided else ExitCode.NO_VERDICT)
+        return report
 
     def _keep_commit(self, runner: StudyRunner, verdict: VerdictDocument) -> None:
         """Store the details of the first bad commit, if the search found a commit."""

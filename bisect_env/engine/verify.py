@@ -6,8 +6,7 @@ An interrupted test is resumed with all trials of the combination that were reco
 from __future__ import annotations
 
 import uuid
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
 
 from bisect_env.engine.plans import OneCombinationPlan, UntilRatePlan
 from bisect_env.engine.session import Session
@@ -51,10 +50,6 @@ class Verification:
     interval: tuple[float, float]
     below: float
     why_stopped: str = ""
-
-    def document(self) -> dict[str, Any]:
-        """Return the verification as a JSON object."""
-        return {"event": "verified", **asdict(self)}
 
 
 class Verifier:

@@ -250,14 +250,14 @@ class CulpritSearch:
         Its cells are in this order: the good and the bad environment, the other ones with trials, then the
         candidates.
         """
-        counts = self._counts_with_ends()
+        counts = self.counts_with_ends()
         cells = [*counts, *(one for one in candidates if one not in counts)]
         hits, trials = np.array([counts.get(one, (0, 0)) for one in cells], dtype=np.int64).T
         says = self._labels(cells).T > 0
         rows = HypothesisRows(says, self._prior, np.zeros(len(says), dtype=np.int8))
         return believe(rows, CellCounts(self._grid, hits, trials))
 
-    def _counts_with_ends(self) -> dict[Changes, tuple[int, int]]:
+    def counts_with_ends(self) -> dict[Changes, tuple[int, int]]:
         """Return (failures, trials) of each environment with trials, the good and the bad one first."""
         counts = {frozenset[int](): self.good, self._everything: self.bad}
         for changes, (hits, trials) in self.counts.items():
@@ -291,7 +291,7 @@ class CulpritSearch:
         if not candidates:
             return None
         belief = self._believe(candidates)
-        places = {one: place for place, one in enumerate(self._counts_with_ends())}
+        places = {one: place for place, one in enumerate(self.counts_with_ends())}
         for one in candidates:
             places.setdefault(one, len(places))
         choice = Choice(belief, np.array([places[one] for one in candidates], dtype=np.intp))

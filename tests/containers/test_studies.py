@@ -12,12 +12,11 @@ import pytest
 from bisect_env.cluster.pool import PoolExecutor
 from bisect_env.containers.engine import Engine
 from bisect_env.engine import events
-from bisect_env.engine.study import Conclusion
 from bisect_env.environments.image_lock import ensure_environment
 from bisect_env.errors import ExitCode, NoEnvironmentError
 from bisect_env.storage.store import Store
 from tests.cli.calls import caller
-from tests.engine.studies import PYTHON, Studies
+from tests.engine.studies import PYTHON, Done, Studies
 
 pytestmark = [pytest.mark.slow, pytest.mark.integration]
 
@@ -56,7 +55,7 @@ def tag_image(image: str, shared_image: tuple[dict[str, str], Engine, str]) -> I
     engine.ask("rmi", "--force", *dict.fromkeys(made))
 
 
-def study(studies: Studies, path: Path) -> Conclusion:
+def study(studies: Studies, path: Path) -> Done:
     build = partial(ensure_environment, cache_dir=studies.folder / "cache")
     return studies.run(path, make_executor=lambda: PoolExecutor(build, 2))
 

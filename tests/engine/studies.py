@@ -8,24 +8,40 @@ import sys
 import textwrap
 from collections.abc import Callable
 from contextlib import closing
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any
 
+from bisect_env.cli.report_command import exit_code
 from bisect_env.cluster.choose import Place
 from bisect_env.cluster.pool import PoolExecutor
 from bisect_env.cluster.protocol import Executor
 from bisect_env.engine import events
 from bisect_env.engine.session import Session
-from bisect_env.engine.study import Conclusion, StudyRun
+from bisect_env.engine.study import StudyRun
 from bisect_env.environments.prefix import ensure_prefix
 from bisect_env.environments.provider import EnvironmentProvider, Environments
+from bisect_env.errors import ExitCode
 from bisect_env.matrix.load import load_matrix
 from bisect_env.report.build import report_document
+from bisect_env.report.model import Report
 from bisect_env.search.goals import Goal
 from bisect_env.storage.store import Store
 from tests import planted
 
 PYTHON = f"{sys.version_info.major}.{sys.version_info.minor}"
+
+
+@dataclass(frozen=True)
+class Done:
+    """The report with which a study has ended, and the exit code that a command gives for it."""
+
+    report: dict[str, Any]
+
+    @property
+    def exit_code(self) -> ExitCode:
+        return ExitCode(exit_code(Report.read(self.report)))
 
 
 def crash_from_six(before: str = "") -> str:
@@ -109,7 +125,7 @@ class Studies:
         goal: Goal = Goal.FIRST_BAD,
         quick: bool = False,
         sure: bool = False,
-    ) -> Conclusion:
+    ) -> Done:
         """Run a study in this process with an inline executor."""
         cache = self.folder / "cache"
         matrix = load_matrix(path)
@@ -118,7 +134,7 @@ class Studies:
         )
         found = provider or Environments(cache, index=matrix.file.index)
         with Store.open(str(self.db)) as store, closing(place):
-            return StudyRun(
+            report = StudyRun(
                 matrix,
                 Session(store, found, place.executor, self.events.append, stopped),
                 report_document,
@@ -129,3 +145,4 @@ class Studies:
                 quick=quick,
                 sure=sure,
             ).run()
+        return Done(report)

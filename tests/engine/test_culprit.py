@@ -22,7 +22,7 @@ from bisect_env.engine.intermediates import Between, Demands
 from bisect_env.engine.plans import OneCombinationPlan
 from bisect_env.engine.session import Session
 from bisect_env.engine.single import open_combination, run_trials
-from bisect_env.environments.lock import LockedPackage
+from bisect_env.environments.lock import Lock, LockedPackage, UnsolvableError
 from bisect_env.environments.lockfiles import make_lock
 from bisect_env.environments.prefix import ensure_prefix
 from bisect_env.environments.provider import Environments
@@ -291,6 +291,19 @@ def two_ends(names: str) -> Between:
     """Each package has version 1 at the good end and 2 at the bad one."""
     good, bad = (make_lock("3.11", "linux-64", [wheel(n, v) for n in names]) for v in ("1", "2"))
     return Between.of(good, bad, EnvironmentRequest("3.11"), ())
+
+
+def test_a_solution_is_located_by_the_versions_of_both_ends_alone() -> None:
+    between = two_ends("abc")
+
+    def solved(**versions: str) -> Lock:
+        return make_lock("3.11", "linux-64", [wheel(*one) for one in versions.items()])
+
+    assert between.locate(solved(a="2", b="1", c="2"), frozenset()) == {0, 2}
+    assert between.locate(solved(a="1", b="1", c="1"), frozenset([1])) == frozenset()
+    assert between.locate(solved(a="2", b="3", c="1"), frozenset()) is None
+    assert between.locate(solved(a="2", b="1"), frozenset()) is None
+    assert between.locate(UnsolvableError("none"), frozenset()) is None
 
 
 def test_what_a_change_takes_along_is_the_least_that_is_sound() -> None:
