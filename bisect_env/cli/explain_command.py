@@ -54,7 +54,7 @@ def explain(
     max_trials: Annotated[
         int | None,
         opt(
-            "--max-trials",
+            "--max-trials N",
             f"Give up after this many trials; default: {MAX_TRIALS}.",
             STUDY,
             min=1,
@@ -77,8 +77,8 @@ def explain(
         raise UsageError(
             "--from, --to, --into-merges and --subdirectory belong to `--git`", remedy="add `--git`"
         )
-    if flags.git:
-        refuse_others("--git", {"--max-trials": max_trials})
+    if flags.git and max_trials is not None:
+        refuse_others("--git", ["--max-trials"])
     if save is not None and not flags.git:
         raise UsageError(
             "--save writes the question about commits, which `--git` asks",

@@ -73,7 +73,7 @@ def trial(
     number: Annotated[
         int | None,
         opt(
-            "--number -n",
+            "--number -n N",
             "Trials at most; default: 10, with `--debug` 50, with `--until-rate` as many as it takes.",
             min=1,
             max=1_000_000,
@@ -103,7 +103,7 @@ def trial(
     sanitizer: Annotated[
         str | None,
         opt(
-            "--sanitizer",
+            "--sanitizer SANITIZER",
             "Run under compute-sanitizer: memcheck, racecheck, initcheck or synccheck.",
             DEBUG,
         ),
