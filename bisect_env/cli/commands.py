@@ -18,12 +18,6 @@ from bisect_env.errors import without_kind
 
 _FEW = 4
 """Maximum number of options in panels that `--help` shows, too."""
-_BEHIND = "bisect-env: words behind --"
-
-
-def words_behind_dashes(ctx: typer.Context) -> tuple[str, ...]:
-    """Return the words after `--` on the command line."""
-    return tuple(ctx.meta.get(_BEHIND, ()))
 
 
 def _without_types(parameters: list[Any]) -> None:
@@ -51,9 +45,7 @@ class Command(TyperCommand):
         return parameters
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Parse the command line, and store the words after `--`."""
-        if "--" in args:
-            ctx.meta[_BEHIND] = args[args.index("--") + 1 :]
+        """Parse the command line."""
         try:
             return list(super().parse_args(ctx, args))
         except typer.BadParameter as error:

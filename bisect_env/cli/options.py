@@ -242,12 +242,11 @@ class ShownOptions:
 
     as_json: JsonOption = False
     quiet: Annotated[bool, opt("--quiet -q", "Show only warnings and the answer.", SHOWN)] = False
-    verbose: Annotated[bool, opt("--verbose -v", "Also show on stderr what is logged.", SHOWN)] = False
     log_file: Annotated[
         Path | None,
         opt(
             "--log-file FILE",
-            "File of the log; default: a new file for each command.",
+            "File of the log, or /dev/stderr; default: a new file for each command.",
             SHOWN,
             envvar="BISECT_ENV_LOG",
         ),
