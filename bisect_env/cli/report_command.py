@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import shutil
 import string
 import sys
@@ -31,7 +32,7 @@ from bisect_env.cli.options import (
     output_option,
     refuse_others,
 )
-from bisect_env.cli.output import deliver, deliver_rows, emit, in_own_form, named, tell, to_repeat
+from bisect_env.cli.output import deliver, deliver_rows, emit, in_own_form, tell, to_repeat
 from bisect_env.cli.target import find_study
 from bisect_env.engine.stored import stored_combination
 from bisect_env.environments.difference import PackageChange, counted, difference, project_urls
@@ -45,6 +46,7 @@ from bisect_env.report.model import Report
 from bisect_env.report.one_trial import trial_facts, trial_logs, trial_text
 from bisect_env.report.text import report_text
 from bisect_env.report.words import change as change_words
+from bisect_env.report.words import named
 from bisect_env.secrets import public_json
 from bisect_env.storage.backend import TRIAL_COLUMNS
 from bisect_env.storage.entries import Study
@@ -312,7 +314,7 @@ def _list_trials(
                 break
     if is_short:
         for row in rows:
-            row[0], row[2] = _moment(row[0]), named(str(row[2]))
+            row[0], row[2] = _moment(row[0]), named(dict(json.loads(str(row[2]))))
     deliver_rows(columns, rows, table, output)
     if len(rows) == limit:
         tell(f"the newest {limit}; `--limit` shows more")
