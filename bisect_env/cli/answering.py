@@ -10,13 +10,15 @@ from typing import NoReturn
 import typer
 
 from bisect_env.cli.asking import Flags
-from bisect_env.cli.conduct import conduct, listener, reporting
+from bisect_env.cli.conduct import conduct, reporting
 from bisect_env.cli.options import ExecutionOptions, ShownOptions, StudyOptions
 from bisect_env.cli.report_command import exit_code, show_report
 from bisect_env.cli.target import announce, find_target
 from bisect_env.cli.views import choose
 from bisect_env.engine.early import EarlyLocks
+from bisect_env.engine.missing import MissingModules
 from bisect_env.matrix.load import skipping
+from bisect_env.matrix.schema import CommitAxis, PackageAxis
 from bisect_env.search.goals import Goal
 
 
@@ -53,12 +55,14 @@ def answer(
         if study.lockfiles is None and target.study is None and target.matrix.path is not None:
             study = replace(study, lockfiles=Path("lockfiles"))
         matrix = skipping(target.matrix, study.skip or ())
+        axes = matrix.file.axes.values()
+        own = [axis.canonical_package for axis in axes if isinstance(axis, PackageAxis | CommitAxis)]
         report = conduct(
             matrix,
             where,
             view,
             study=study,
-            missing=listener(matrix) if target.words else None,
+            missing=MissingModules(own) if target.words else None,
             goal=goal,
             posterior=shown.as_json,
             early=early,

@@ -12,6 +12,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Any
 
+import typer
 from pydantic import ValidationError
 
 from bisect_env.answers.untrusted import command_line
@@ -44,6 +45,7 @@ GoodOption = Annotated[
     list[str] | None, opt("--good VERSION", "What works: 2.6.0, or torch=2.6.0,cuml=24.04.")
 ]
 BadOption = Annotated[list[str] | None, opt("--bad VERSION", "What fails: 2.8.0, or torch=2.8.0,cuml=24.04.")]
+A_QUESTION = "a question or a study"
 _Texts = list[str] | None
 
 
@@ -67,14 +69,14 @@ class TrialFlags:
     confidence: Annotated[
         float | None,
         opt(
-            "--confidence",
+            "--confidence NUMBER",
             "Probability that the answer must reach; default: 0.95.",
             FAILURE,
             min=0.5,
             max=0.999999,
         ),
     ] = None
-    name: Annotated[str, opt("--name", "Name of the study; default: the packages.", FAILURE)] = ""
+    name: Annotated[str, opt("--name NAME", "Name of the study; default: the packages.", FAILURE)] = ""
     files: Annotated[
         _Texts,
         opt("--files FILE", "File or directory to copy into trials, as files of the command are.", TRIAL),
@@ -85,7 +87,9 @@ class TrialFlags:
     env: Annotated[_Texts, opt("--env NAME=VALUE", "Environment variable of every trial.", TRIAL)] = None
     gpus: Annotated[
         float | None,
-        opt("--gpus", "Number of GPUs for each trial: 1, 2, or a share such as 0.25.", TRIAL, min=0.01),
+        opt(
+            "--gpus NUMBER", "Number of GPUs for each trial: 1, 2, or a share such as 0.25.", TRIAL, min=0.01
+        ),
     ] = None
     index: Annotated[
         str, opt("--index URL", "Address of the package index; default: the one uv and pip use.", SOURCES)
@@ -99,7 +103,9 @@ class TrialFlags:
     exclude_newer: Annotated[
         str, opt("--exclude-newer DAY", "Ignore later uploads: a day, or an instant.", SOURCES)
     ] = ""
-    channel: Annotated[_Texts, opt("--channel -c", "Take packages from this conda channel.", SOURCES)] = None
+    channel: Annotated[
+        _Texts, opt("--channel -c CHANNEL", "Take packages from this conda channel.", SOURCES)
+    ] = None
 
     def given(self) -> list[str]:
         """Return the names of the fields whose options were given on the command line."""
@@ -145,7 +151,9 @@ class Flags(TrialFlags):
     yanked: Annotated[bool, opt("--yanked", "Try withdrawn releases, too.", SOURCES)] = False
     step: Annotated[
         str,
-        opt("--step", "Releases of a range: every, or the newest of each patch, minor or major.", SOURCES),
+        opt(
+            "--step STEP", "Releases of a range: every, or the newest of each patch, minor or major.", SOURCES
+        ),
     ] = ""
     git: Annotated[
         str, opt("--git REPOSITORY", "Find a commit: address of the repository, or path of a clone.", COMMITS)
@@ -175,6 +183,20 @@ class Flags(TrialFlags):
         a file or a study.
         """
         return bool(self.package or self.since or self.git)
+
+
+def given_options(context: typer.Context) -> list[str]:
+    """Return the names of the options that were given on the command line.
+
+    The words and the options of a question count as one option, `A_QUESTION`.
+    """
+    question = {"words", *(one.name for one in fields(Flags))}
+    given = []
+    for one in context.command.params:
+        source = context.get_parameter_source(str(one.name))
+        if source is not None and source.name == "COMMANDLINE":
+            given.append(A_QUESTION if one.name in question else max(one.opts, key=len))
+    return list(dict.fromkeys(given))
 
 
 def option_name(field: str) -> str:

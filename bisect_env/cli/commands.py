@@ -8,8 +8,6 @@ import inspect
 import re
 from collections.abc import Callable, Collection
 from dataclasses import fields, is_dataclass
-from enum import Enum
-from pathlib import Path
 from typing import Annotated, Any, get_args, get_origin, get_type_hints
 
 import typer
@@ -18,35 +16,15 @@ from typer.core import TyperCommand, TyperGroup
 from bisect_env.cli.options import opt
 from bisect_env.errors import without_kind
 
-_WORD_OF_TYPE = {int: "N", float: "NUMBER", Path: "FILE"}
 _FEW = 4
 """Maximum number of options in panels that `--help` shows, too."""
-_BEHIND = "bisect-env: words behind --"
 
 
-def words_behind_dashes(ctx: typer.Context) -> tuple[str, ...]:
-    """Return the words after `--` on the command line."""
-    return tuple(ctx.meta.get(_BEHIND, ()))
-
-
-def _in_words(parameters: list[Any]) -> None:
-    """Set the word that the help shows for the value of each option, such as `N` or `FILE`, not its type.
-
-    Flags get no such word. The types of arguments are not shown.
-    """
+def _without_types(parameters: list[Any]) -> None:
+    """Keep the help from showing the types of arguments and flags."""
     for one in parameters:
-        if one.param_type_name == "argument":
-            one.metavar = one.metavar or str(one.name).upper()
+        if one.param_type_name == "argument" or one.is_flag:
             one.display_type_rich = lambda ctx: None
-            continue
-        kind = one.type_descriptor.annotation
-        if one.metavar is not None or (isinstance(kind, type) and issubclass(kind, Enum)):
-            continue
-        if getattr(one, "is_flag", False):
-            one.metavar = ""
-        else:
-            name = max(one.opts, key=len).lstrip("-").replace("-", "_")
-            one.metavar = _WORD_OF_TYPE.get(kind) or name.rpartition("_")[2].upper()
 
 
 class Command(TyperCommand):
@@ -63,13 +41,11 @@ class Command(TyperCommand):
     def get_params(self, ctx: Any) -> list[Any]:
         """Return the options and arguments of the command, including `--help` and `--help-all`."""
         parameters: list[Any] = super().get_params(ctx)
-        _in_words(parameters)
+        _without_types(parameters)
         return parameters
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Parse the command line, and store the words after `--`."""
-        if "--" in args:
-            ctx.meta[_BEHIND] = args[args.index("--") + 1 :]
+        """Parse the command line."""
         try:
             return list(super().parse_args(ctx, args))
         except typer.BadParameter as error:
@@ -125,7 +101,7 @@ class Group(TyperGroup):
         parameters: list[Any] = super().get_params(ctx)
         shown_elsewhere = ("help_all", "install_completion", "show_completion")
         _hide([one for one in parameters if one.name in shown_elsewhere], hidden=True)
-        _in_words(parameters)
+        _without_types(parameters)
         return parameters
 
 

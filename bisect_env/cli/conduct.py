@@ -26,7 +26,6 @@ from bisect_env.errors import (
 )
 from bisect_env.matrix.import_names import package_of_module
 from bisect_env.matrix.load import Matrix
-from bisect_env.matrix.schema import CommitAxis, PackageAxis
 from bisect_env.report.build import report_document
 from bisect_env.report.model import Report
 from bisect_env.search.goals import Goal
@@ -120,14 +119,6 @@ def conduct(
             everywhere = missing is not None and missing.module is not None
             raise _forgotten(matrix, module, everywhere=everywhere) from None
         return Report.read(report)
-
-
-def listener(matrix: Matrix) -> MissingModules:
-    """Return a listener that detects if a script imports a module that its environments do not contain."""
-    axes = matrix.file.axes.values()
-    return MissingModules(
-        [axis.canonical_package for axis in axes if isinstance(axis, PackageAxis | CommitAxis)]
-    )
 
 
 def _forgotten(matrix: Matrix, module: str, *, everywhere: bool) -> Exception:

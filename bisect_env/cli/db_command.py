@@ -61,8 +61,10 @@ def info(
 @db_app.command(cls=Command)
 @with_groups()
 def export(
-    file: Annotated[Path, typer.Argument(help="New SQLite file.")],
-    study: Annotated[list[str] | None, opt("--study", "Only this study; may be given several times.")] = None,
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="New SQLite file.")],
+    study: Annotated[
+        list[str] | None, opt("--study STUDY", "Only this study; may be given several times.")
+    ] = None,
     db: DatabaseOption = None,
 ) -> None:
     """Write the database, or only some studies, into one SQLite file, with all logs."""
@@ -72,7 +74,9 @@ def export(
 @db_app.command(cls=Command)
 @with_groups()
 def merge(
-    other: Annotated[str, typer.Argument(help="Exported file or other database: a path or a URL.")],
+    other: Annotated[
+        str, typer.Argument(metavar="OTHER", help="Exported file or other database: a path or a URL.")
+    ],
     db: DatabaseOption = None,
 ) -> None:
     """Add the studies and trials of an exported file or of another database, which is only read."""

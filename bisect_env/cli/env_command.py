@@ -60,7 +60,8 @@ def env() -> None:
 @with_groups()
 def list_entries(
     environment: Annotated[
-        list[str] | None, typer.Argument(help="Beginnings of content hashes; default: all.")
+        list[str] | None,
+        typer.Argument(metavar="ENVIRONMENT", help="Beginnings of content hashes; default: all."),
     ] = None,
     check: CheckOption = False,
     repair: Annotated[
@@ -184,7 +185,7 @@ def fetch(
     """
     target = find_target(words or (), flags, db=where.db)
     if check:
-        refuse_others("--check", {"--no-pythons": no_pythons})
+        refuse_others("--check", ["--no-pythons"] if no_pythons else ())
         _check(target.matrix.name, output)
         return
     said: set[tuple[str, int]] = set()

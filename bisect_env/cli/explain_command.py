@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, NoReturn
+from typing import NoReturn
 
 import typer
 
@@ -16,13 +16,10 @@ from bisect_env.cli.commands import with_groups
 from bisect_env.cli.conduct import conduct, reporting
 from bisect_env.cli.options import (
     QUESTION,
-    STUDY,
     ExecutionOptions,
     SaveOption,
     ShownOptions,
     TargetArgument,
-    opt,
-    refuse_others,
 )
 from bisect_env.cli.output import emit, say
 from bisect_env.cli.report_command import exit_code, print_answer
@@ -43,24 +40,12 @@ from bisect_env.report.model import Report
 from bisect_env.storage.entries import COMMIT, Study
 from bisect_env.storage.store import Store
 
-MAX_TRIALS = 2000
-
 
 @with_groups(panel=QUESTION)
 def explain(
     words: TargetArgument = None,
     *,
     flags: Flags,
-    max_trials: Annotated[
-        int | None,
-        opt(
-            "--max-trials",
-            f"Give up after this many trials; default: {MAX_TRIALS}.",
-            STUDY,
-            min=1,
-            show_default=False,
-        ),
-    ] = None,
     save: SaveOption = None,
     where: ExecutionOptions,
     shown: ShownOptions,
@@ -77,8 +62,6 @@ def explain(
         raise UsageError(
             "--from, --to, --into-merges and --subdirectory belong to `--git`", remedy="add `--git`"
         )
-    if flags.git:
-        refuse_others("--git", {"--max-trials": max_trials})
     if save is not None and not flags.git:
         raise UsageError(
             "--save writes the question about commits, which `--git` asks",
@@ -97,9 +80,7 @@ def explain(
                     remedy="name the commits with `--from` and `--to`",
                 )
             _commit(target.matrix, study, commit_range(flags, flags.git, ""), save, where, view, shown)
-        found = find_culprits(
-            target.matrix, study.id, where, view, **ends, max_trials=max_trials or MAX_TRIALS
-        )
+        found = find_culprits(target.matrix, study.id, where, view, **ends)
     if shown.as_json:
         emit({"event": "explained", "schema": 1, **found.model_dump(mode="json")})
     else:
@@ -119,7 +100,6 @@ def find_culprits(
     *,
     good: str | None = None,
     bad: str | None = None,
-    max_trials: int = MAX_TRIALS,
 ) -> Explanation:
     """Find the smallest set of package changes between two combinations that causes the failure.
 
@@ -130,7 +110,6 @@ def find_culprits(
         view: Shows what happens.
         good: Combination that passes; the last good one if None.
         bad: Combination that fails; the first bad one if None.
-        max_trials: Maximum number of trials.
 
     Raises:
         StudyInterruptedError: The user stopped the search before the answer was sure.
@@ -143,7 +122,6 @@ def find_culprits(
             good=good,
             bad=bad,
             confidence=matrix.file.search.confidence,
-            max_trials=max_trials,
         )
         explanation = culprit.run()
     if session.stopped() and not explanation.is_sure:

@@ -44,10 +44,6 @@ def start_log(command: str, options: ShownOptions) -> None:
     form = logging.Formatter("%(asctime)s %(levelname)-7s %(name)s: %(message)s")
     form.converter = time.gmtime
     form.default_time_format, form.default_msec_format = "%Y-%m-%dT%H:%M:%S", "%s.%03dZ"
-    if options.verbose:
-        shown = logging.StreamHandler(sys.stderr)
-        shown.setFormatter(form)
-        logger.addHandler(shown)
     try:
         path = options.log_file or _new_file(command)
         is_new = not path.exists()
@@ -87,7 +83,6 @@ class _LogFile(logging.FileHandler):
 
 
 def _new_file(command: str) -> Path:
-
     folder = Path(platformdirs.user_log_dir("bisect-env"))
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     stamp = datetime.now(UTC).strftime("%Y%m%dT%H%M%S.%f")

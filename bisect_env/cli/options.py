@@ -6,7 +6,7 @@ In commands with many options, `--help` shows only options without a panel, whic
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -51,18 +51,18 @@ def opt(names: str, text: str, panel: str = "", **more: Any) -> Any:
     )
 
 
-def refuse_others(mode: str, options: Mapping[str, object], used: Collection[str] = ()) -> None:
+def refuse_others(mode: str, given: Iterable[str], used: Collection[str] = ()) -> None:
     """Raise an error if options were given that have no effect in a mode of a command.
 
     Args:
         mode: The option that chooses the mode, such as `--list`.
-        options: Name of each option to its value. A false value means that the option was not given.
+        given: Names of the options that were given. `--db` is accepted in every mode.
         used: Names of the options that have an effect in this mode.
 
     Raises:
         UsageError: An option without effect was given.
     """
-    others = [name for name, value in options.items() if value and name not in (mode, *used)]
+    others = [name for name in given if name not in (mode, "--db", *used)]
     if others:
         raise UsageError(f"{mode} does not use {enumerated(others)}", remedy="leave one or the other out")
 
@@ -112,10 +112,13 @@ SchemaOption = Annotated[
     bool,
     opt("--schema", "Only print the JSON schema: of matrix files (`plan`) or of reports (`report`).", SHOWN),
 ]
-SizeOption = Annotated[str | None, opt("--size", "Remove the oldest until this size is left, such as 20GB.")]
+SizeOption = Annotated[
+    str | None, opt("--size SIZE", "Remove the oldest until this size is left, such as 20GB.")
+]
 FreshOption = Annotated[bool, opt("--fresh", "Begin anew, without the trials of earlier commands.", STUDY)]
 SaveOption = Annotated[
-    Path | None, opt("--save", "Write the question to this matrix file, with its scripts beside it.", STUDY)
+    Path | None,
+    opt("--save FILE", "Write the question to this matrix file, with its scripts beside it.", STUDY),
 ]
 
 
@@ -130,7 +133,7 @@ class ExecutionOptions:
     workers: Annotated[
         int | None,
         opt(
-            "--workers",
+            "--workers N",
             "Worker processes; default: one for each core, or for each trial's GPUs.",
             WHERE,
             min=1,
@@ -139,7 +142,9 @@ class ExecutionOptions:
     ] = None
     devices: Annotated[
         str | None,
-        opt("--devices", "GPUs to use, such as 0,2 (or UUIDs); default: all that are visible.", WHERE),
+        opt(
+            "--devices DEVICES", "GPUs to use, such as 0,2 (or UUIDs); default: all that are visible.", WHERE
+        ),
     ] = None
     scheduler: Annotated[
         str | None,
@@ -148,7 +153,7 @@ class ExecutionOptions:
     scheduler_file: Annotated[
         Path | None,
         opt(
-            "--scheduler-file",
+            "--scheduler-file FILE",
             "Run trials on the Dask cluster of this file, which `dask scheduler` writes.",
             WHERE,
         ),
@@ -237,12 +242,11 @@ class ShownOptions:
 
     as_json: JsonOption = False
     quiet: Annotated[bool, opt("--quiet -q", "Show only warnings and the answer.", SHOWN)] = False
-    verbose: Annotated[bool, opt("--verbose -v", "Also show on stderr what is logged.", SHOWN)] = False
     log_file: Annotated[
         Path | None,
         opt(
-            "--log-file",
-            "File of the log; default: a new file for each command.",
+            "--log-file FILE",
+            "File of the log, or /dev/stderr; default: a new file for each command.",
             SHOWN,
             envvar="BISECT_ENV_LOG",
         ),

@@ -219,17 +219,6 @@ def _table(names: Sequence[str], rows: Rows) -> str:
     return "".join(f"{line}\n" for line in aligned(cells))
 
 
-def named(combination: str) -> str:
-    """Convert a combination from JSON to text such as `python 3.11, orjson 3.9.11`.
-
-    A text that is not such JSON is returned unchanged.
-    """
-    try:
-        return ", ".join(f"{axis} {value}" for axis, value in json.loads(combination))
-    except (ValueError, TypeError):
-        return combination
-
-
 def _plain(value: Any) -> object:
     if isinstance(value, float) and not math.isfinite(value):
         return str(value)  # JSON has no infinity and no NaN

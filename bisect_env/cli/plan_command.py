@@ -9,10 +9,11 @@ from datetime import UTC, datetime
 from typing import Annotated, Any
 
 import numpy as np
+import typer
 
 from bisect_env.answers.phrases import and_more, how_many
 from bisect_env.answers.untrusted import clean, clean_lines, command_line, shortened
-from bisect_env.cli.asking import Flags
+from bisect_env.cli.asking import A_QUESTION, Flags, given_options
 from bisect_env.cli.asking import save as save_question
 from bisect_env.cli.commands import with_groups
 from bisect_env.cli.options import (
@@ -53,6 +54,7 @@ PLAN = "The plan"
 
 @with_groups(without=("devices", "scheduler", "scheduler_file", "cache_size", "offline"))
 def plan(
+    context: typer.Context,
     words: TargetArgument = None,
     *,
     flags: Flags,
@@ -81,20 +83,13 @@ def plan(
     With `--save FILE` it writes a matrix file instead, which can be edited and run. Where
     `solver.allow_source` allows source distributions, solving builds them to read their metadata.
     """
-    given = {
-        "a question or a study": words or flags.given(),
-        "--save": save,
-        "--combinations": every,
-        "--why": why,
-        "--forecast": seconds,
-        "--json": as_json,
-    }
+    given = given_options(context)
     if schema:
         refuse_others("--schema", given)
         deliver(schema_text())
         return
     if save is not None:
-        refuse_others("--save", given, ["a question or a study"])
+        refuse_others("--save", given, (A_QUESTION, "--cache"))
     target = find_target(words or (), flags, db=where.db, runs=save is None)
     if save is not None:
         save_question(target.matrix, save)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import shutil
 import string
 import sys
 import webbrowser
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
 from functools import cache
 from pathlib import Path
@@ -18,7 +19,7 @@ import typer
 
 from bisect_env.answers.phrases import aligned
 from bisect_env.answers.untrusted import clean, clean_lines, write
-from bisect_env.cli.asking import Flags
+from bisect_env.cli.asking import A_QUESTION, Flags, given_options
 from bisect_env.cli.commands import with_groups
 from bisect_env.cli.options import (
     QUESTION,
@@ -31,7 +32,7 @@ from bisect_env.cli.options import (
     output_option,
     refuse_others,
 )
-from bisect_env.cli.output import deliver, deliver_rows, emit, in_own_form, named, tell, to_repeat
+from bisect_env.cli.output import deliver, deliver_rows, emit, in_own_form, tell, to_repeat
 from bisect_env.cli.target import find_study
 from bisect_env.engine.stored import stored_combination
 from bisect_env.environments.difference import PackageChange, counted, difference, project_urls
@@ -45,6 +46,7 @@ from bisect_env.report.model import Report
 from bisect_env.report.one_trial import trial_facts, trial_logs, trial_text
 from bisect_env.report.text import report_text
 from bisect_env.report.words import change as change_words
+from bisect_env.report.words import named
 from bisect_env.secrets import public_json
 from bisect_env.storage.backend import TRIAL_COLUMNS
 from bisect_env.storage.entries import Study
@@ -82,6 +84,7 @@ def print_answer(report: Report, shown: ShownOptions) -> None:
 
 @with_groups(panel=QUESTION)
 def report(
+    context: typer.Context,
     words: TargetArgument = None,
     *,
     form: Annotated[Format, opt("--format -f", "Format of the report.")] = Format.TEXT,
@@ -116,7 +119,7 @@ def report(
     limit: Annotated[
         int | None,
         opt(
-            "--limit",
+            "--limit N",
             "Maximum number of trials to list; default: 100.",
             TRIALS,
             min=1,
@@ -143,28 +146,18 @@ def report(
     1. `--list`, `--trials` and `--diff` show the studies, trials and packages behind it; with `--json` and
     `--csv`, lists have every column.
     """
-    is_named = bool(words or flags.given())
+    given = given_options(context)
+    is_named = A_QUESTION in given
     implied = Format.CSV if table.as_csv else Format.JSON if table.as_json else Format.TEXT
     implied = Format.HTML if in_browser else implied
     wants_trials = bool(trials or where or installed)
-    given = {
-        "a question or a study": is_named,
-        "--format": form not in (Format.TEXT, implied),
-        "--output": output,
-        "--details": details,
-        "--open": in_browser,
-        "--list": studies,
-        "--trials": trials,
-        "--diff": diff,
-        "--where": where,
-        "--installed": installed,
-        "--limit": limit,
-        "--trial": trial,
-        "--json": table.as_json,
-        "--csv": table.as_csv,
-        "--schema": schema,
-    }
+    if form in (Format.TEXT, implied):
+        given = [name for name in given if name != "--format"]
+    if wants_trials and not trials:
+        given.append("--trials")
     _refuse_without_effect(given, diff or ())
+    if in_browser and str(output) == "-":
+        raise UsageError("--open opens a file, and `--output -` writes none", remedy="name a file")
     locks = {side: read_lock(Path(side)) for side in diff or () if side.endswith(_LOCKS)}
     if schema:
         deliver(report_schema_text(), output)
@@ -200,12 +193,12 @@ _MODES = {
     "--schema": ("--output",),
     "--list": ("--output", "--json", "--csv"),
     "--trial": ("--output", "--json"),
-    "--trials": ("a question or a study", "--where", "--installed", "--limit", "--output", "--json", "--csv"),
-    "--diff": ("a question or a study", "--output", "--json"),
+    "--trials": (A_QUESTION, "--where", "--installed", "--limit", "--output", "--json", "--csv"),
+    "--diff": (A_QUESTION, "--output", "--json"),
     # These formats have every detail.
-    "--open": ("a question or a study", "--output", "--details"),
-    "--json": ("a question or a study", "--output", "--details"),
-    "--csv": ("a question or a study", "--output", "--details"),
+    "--open": (A_QUESTION, "--output", "--details"),
+    "--json": (A_QUESTION, "--output", "--details"),
+    "--csv": (A_QUESTION, "--output", "--details"),
 }
 """The option that chooses a mode of the command, to the options that have an effect beside it.
 
@@ -213,26 +206,22 @@ The first mode whose option is given is the mode of the command: `--list --json`
 """
 
 
-def _refuse_without_effect(given: Mapping[str, object], sides: Sequence[str]) -> None:
+def _refuse_without_effect(given: Sequence[str], sides: Sequence[str]) -> None:
     """Raise an error if options are given that have no effect beside the others.
 
     Args:
-        given: Name of each option to its value, false if it was not given.
+        given: Names of the options that were given.
         sides: Values of `--diff`.
 
     Raises:
         UsageError: There are such options.
     """
-    given = {**given, "--trials": any(given[name] for name in ("--trials", "--where", "--installed"))}
-    for mode, used in _MODES.items():
-        if given[mode]:
-            from_files = mode == "--diff" and all(side.endswith(_LOCKS) for side in sides)
-            refuse_others(mode, given, [one for one in used if not from_files or one.startswith("--")])
-            break
-    else:
-        refuse_others("a report", {"--limit": given["--limit"]})
-    if given["--open"] and str(given["--output"]) == "-":
-        raise UsageError("--open opens a file, and `--output -` writes none", remedy="name a file")
+    mode = next(filter(given.__contains__, _MODES), None)
+    if mode is None:
+        refuse_others("a report", {"--limit"}.intersection(given))
+        return
+    from_files = mode == "--diff" and all(side.endswith(_LOCKS) for side in sides)
+    refuse_others(mode, given, [one for one in _MODES[mode] if not from_files or one != A_QUESTION])
 
 
 def _show(
@@ -325,7 +314,7 @@ def _list_trials(
                 break
     if is_short:
         for row in rows:
-            row[0], row[2] = _moment(row[0]), named(str(row[2]))
+            row[0], row[2] = _moment(row[0]), named(dict(json.loads(str(row[2]))))
     deliver_rows(columns, rows, table, output)
     if len(rows) == limit:
         tell(f"the newest {limit}; `--limit` shows more")

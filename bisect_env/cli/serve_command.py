@@ -12,7 +12,7 @@ from bisect_env.web.serve import serve as serve_database
 
 @with_groups()
 def serve(
-    port: Annotated[int, opt("--port", "Port to listen on; 0 for any free one.", min=0, max=65535)] = 8001,
+    port: Annotated[int, opt("--port N", "Port to listen on; 0 for any free one.", min=0, max=65535)] = 8001,
     db: DatabaseOption = None,
 ) -> None:
     """Show the results database in a browser: read-only, reachable only from this machine.

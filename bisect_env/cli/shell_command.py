@@ -13,7 +13,7 @@ import typer
 
 from bisect_env.answers.untrusted import command_line
 from bisect_env.cli.asking import Flags
-from bisect_env.cli.commands import with_groups, words_behind_dashes
+from bisect_env.cli.commands import with_groups
 from bisect_env.cli.options import QUESTION, AtOption, ExecutionOptions, TargetArgument
 from bisect_env.cli.output import say
 from bisect_env.cli.providing import open_provider
@@ -31,7 +31,6 @@ _WITHOUT = ("workers", "devices", "scheduler", "scheduler_file", "cache_size")
 
 @with_groups(without=_WITHOUT, panel=QUESTION)
 def shell(
-    context: typer.Context,
     words: TargetArgument = None,
     *,
     at: AtOption = None,
@@ -43,8 +42,8 @@ def shell(
     A command after `--` is run instead of a shell: `-- python -c '…'`. It does not count as a trial. The exit
     code is that of the shell or of the command.
     """
-    behind = words_behind_dashes(context)
     words = list(words or ())
+    behind = sys.argv[sys.argv.index("--") + 1 :] if "--" in sys.argv else []
     asked = words[: len(words) - len(behind)]
     # With `-p`, the words after `--` are the command of the question.
     target = find_target(words if flags.asks else asked, flags, db=where.db)
@@ -60,7 +59,7 @@ def shell(
         )
     prefix = environment_of(matrix, single.lock, provider)
     try:
-        program = ([] if flags.asks else list(behind)) or [os.environ.get("SHELL") or "/bin/sh"]
+        program = ([] if flags.asks else behind) or [os.environ.get("SHELL") or "/bin/sh"]
         with work_dir(matrix.files) as directory:
             env = shell_env(os.environ, prefix.path, matrix.environment(single.combination))
             say(

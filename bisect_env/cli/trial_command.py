@@ -14,7 +14,7 @@ import typer
 
 from bisect_env.answers.phrases import how_many, interval, percent
 from bisect_env.answers.remedies import Asked
-from bisect_env.cli.asking import Flags
+from bisect_env.cli.asking import Flags, given_options
 from bisect_env.cli.commands import with_groups
 from bisect_env.cli.conduct import reporting
 from bisect_env.cli.options import (
@@ -63,18 +63,23 @@ DEBUG = "With --debug"
 _NUMBER, _DEBUGGED = 10, 50
 _EXTREME = 1e-6
 """Minimum distance of a tested rate from 0 and 1; closer rates would need too many trials."""
+_DEBUGGING = ("--output", "--cuda", "--sanitizer")
+"""Options that have an effect only with `--debug`."""
+_ELSEWHERE = ("--workers", "--scheduler", "--scheduler-file")
+"""Options that have no effect with `--debug`."""
 _SIGNS = {"good": "✓", "bad": "✗", "other": "!", "skip": "-", "void": "?"}
 
 
 @with_groups(panel=QUESTION)
 def trial(
+    context: typer.Context,
     words: TargetArgument = None,
     *,
     at: AtOption = None,
     number: Annotated[
         int | None,
         opt(
-            "--number -n",
+            "--number -n N",
             "Trials at most; default: 10, with `--debug` 50, with `--until-rate` as many as it takes.",
             min=1,
             max=1_000_000,
@@ -104,7 +109,7 @@ def trial(
     sanitizer: Annotated[
         str | None,
         opt(
-            "--sanitizer",
+            "--sanitizer SANITIZER",
             "Run under compute-sanitizer: memcheck, racecheck, initcheck or synccheck.",
             DEBUG,
         ),
@@ -120,20 +125,23 @@ def trial(
     such circumstances were found, else 1. `--debug` writes into a new directory below `diagnosis`, or into
     that of `--output`.
     """
-    modes = {"--until-rate": until is not None, "--debug": debug, "--amplify": amplify}
-    if len(asked := [name for name, is_asked in modes.items() if is_asked]) > 1:
-        raise UsageError(f"{' and '.join(asked)} exclude each other", remedy="give one of them")
-    for name, is_given in (("--output", output), ("--cuda", cuda), ("--sanitizer", sanitizer)):
-        if is_given and not debug:
+    given = given_options(context)
+    for exclusive in (("--until-rate", "--debug", "--amplify"), ("--cuda", "--sanitizer")):
+        if len(both := [name for name in exclusive if name in given]) > 1:
+            raise UsageError(f"{' and '.join(both)} exclude each other", remedy="give one of them")
+    for name in given:
+        if name in _DEBUGGING and not debug:
             raise UsageError(f"{name} belongs to `--debug`", remedy="add `--debug`, or leave it out")
-    if cuda and sanitizer:
-        raise UsageError("--cuda and --sanitizer exclude each other", remedy="give one of them")
+        if name in _ELSEWHERE and debug:
+            raise UsageError(
+                f"{name}: `--debug` runs one trial at a time on this host", remedy="leave it out"
+            )
     if fresh and until is None:
         raise UsageError(
             "--fresh begins a series of `--until-rate` anew",
             remedy="add `--until-rate`, or leave it out: other trials are always new",
         )
-    if amplify and (at is not None or number is not None):
+    if amplify and {"--at", "--number"}.intersection(given):
         raise UsageError(
             "`--amplify` compares the good and the bad end, in as many trials as that takes",
             remedy="leave out --at and --number, or name other ends with --good and --bad",
@@ -317,16 +325,6 @@ def _debug(
     view: View,
     shown: ShownOptions,
 ) -> ExitCode:
-    elsewhere = {
-        "--workers": where.workers,
-        "--scheduler": where.scheduler,
-        "--scheduler-file": where.scheduler_file,
-    }
-    for name, value in elsewhere.items():
-        if value is not None:
-            raise UsageError(
-                f"{name}: `--debug` runs one trial at a time on this host", remedy="leave it out"
-            )
     with opened(matrix, where, view) as session:
         store, provider, show = session.store, session.provider, session.notify
         expansion = expand_as_known(matrix, store, provider)

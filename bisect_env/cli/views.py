@@ -436,5 +436,5 @@ def choose(shown: ShownOptions, *, plain: bool = False) -> View:
     if shown.quiet:
         return QuietView(sys.stderr)
     console = Console(stderr=True)
-    is_live = console.is_terminal and not (plain or shown.verbose)
+    is_live = console.is_terminal and not plain
     return LiveView(console) if is_live else PlainView(sys.stderr)

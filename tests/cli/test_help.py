@@ -100,7 +100,7 @@ def test_what_run_takes_other_commands_take() -> None:
     lacking = {name: question - set(options(name)) for name in ("map", "trial")}
     assert lacking == {"map": set(), "trial": set()}
     elsewhere = {"--workers", "--devices", "--scheduler", "--scheduler-file", "--env-cache-size", "--offline"}
-    elsewhere |= {"--quiet", "--verbose", "--log-file", "--json", "--cache"}
+    elsewhere |= {"--quiet", "--log-file", "--json", "--cache"}
     for name in ("plan", "shell", "explain", "reproduce", "report"):
         assert question - elsewhere <= set(options(name)), name
 

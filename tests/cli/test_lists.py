@@ -37,7 +37,7 @@ def test_trials(db: str, run: RunCommand) -> None:
     assert asked("--where", "returncode<0") == ["crash"]
     code, out, err = run("report", "--trials", "--limit", "1")
     assert (code, len(out.splitlines())) == (0, 3)
-    assert "orjson 1.0" in out
+    assert "orjson=1.0" in out
     assert "the newest 1; `--limit` shows more" in err
     assert "\x1b" not in out
 

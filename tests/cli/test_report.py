@@ -259,7 +259,6 @@ def test_options_without_a_meaning_in_a_mode_are_refused(db: Path, run: RunComma
         (["plan", "m.yaml", "--save", "n.yaml", "--why"], "--save does not use --why"),
         (["trial", "m.yaml", "--fresh"], "--fresh begins a series of `--until-rate` anew"),
         (["trial", "m.yaml", "--debug", "--cuda", "--sanitizer", "memcheck"], "--cuda and --sanitizer"),
-        (["explain", "--git", ".", "--max-trials", "9"], "--git does not use --max-trials"),
     ],
 )
 def test_no_option_is_ignored(run: RunCommand, arguments: list[str], said: str) -> None:
