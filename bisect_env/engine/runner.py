@@ -77,6 +77,7 @@ class TrialRunner(Learner):
         # Number (or share) of GPUs of each new trial. A share grows if trials disturb each other.
         self._gpus = setup.matrix.file.trial.gpus
         self._sent_before_growth: set[str] = set()
+        self._sent_at: dict[str, float] = {}
 
     # -- before and after ----------------------------------------------------------------------------------
 
@@ -293,6 +294,7 @@ class TrialRunner(Learner):
         return all(won)
 
     def _submit(self, trial_id: str, index: Index, *, alone: bool) -> None:
+        self._sent_at[trial_id] = self._clock()
         how, lock = self._setup.conditions(index), self._prepared.locks[index]
         spec = trial_spec(
             *(self._matrix, self.grid.combination(index), lock, trial_id),
@@ -314,11 +316,21 @@ class TrialRunner(Learner):
         return {trial: self.grid.combination(index) for trial, index in self.state.running.items()}
 
     def _wind_down(self) -> None:
-        """Wait a short time for running trials to end, then cancel the others."""
+        """Wait a short time for running trials to end, and for those that may be hangs; cancel the others."""
         waits = self.waits and self._session.is_in_time
         deadline = self._clock() + grace(self.state.trial_seconds.value, waits=waits)
-        while self.state.running and (left := deadline - self._clock()) > 0 and not self._stopped():
-            self._handle(self._executor.wait(min(WAIT_SECONDS, left)))
+        is_said = False
+        while self.state.running and not self._stopped():
+            left = deadline - self._clock()
+            if left <= 0:
+                number = sum(map(self._may_hang, self.state.running))
+                if not number:
+                    break
+                if not is_said:
+                    are = "1 trial takes" if number == 1 else f"{number} trials take"
+                    self._session.say(f"{are} longer than passes do; waiting for the end")
+                    is_said = True
+            self._handle(self._executor.wait(min(WAIT_SECONDS, left) if left > 0 else WAIT_SECONDS))
             self._sharing.renew(self._claims)
         if self.state.running:
             self._executor.cancel()
@@ -330,7 +342,24 @@ class TrialRunner(Learner):
                 self.state.running.pop(lost.trial_id, None)
             self._handle([one for one in answers if not isinstance(one, TrialLost)])
         self.state.running.clear()
+        self._sent_at.clear()
         self._sharing.renew(dict, now=True)
+
+    def _may_hang(self, trial_id: str) -> bool:
+        """Return whether a running trial may be a failure that the plan does not expect: a hang.
+
+        This is so if it has taken longer than passes do, and the plan calls its combination good. If such
+        trials were cancelled, a combination that hangs sometimes would seem to pass in every trial. A trial
+        that a busy cluster has not begun by then counts as well, until its time limit has passed.
+        """
+        age = self._clock() - self._sent_at[trial_id]
+        usual, limit = self.state.pass_seconds.value or 0.0, self._matrix.file.trial.timeout
+        is_late = usual < age < usual + limit and self._session.is_in_time
+        return is_late and not self._calls_bad(self.state.running[trial_id])
+
+    def _calls_bad(self, _index: Index) -> bool:
+        """Return whether the plan expects failures of a combination, here always; subclasses override it."""
+        return True
 
     # -- shares of GPUs -------------------------------------------------------------------------------------
 

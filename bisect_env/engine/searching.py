@@ -174,6 +174,9 @@ class StudyRunner(TrialRunner):
         self._wind_down()
         return True
 
+    def _calls_bad(self, index: Index) -> bool:
+        return bool(self.plan.probability_bad()[index] > 0.5)
+
     # -- while it runs ---------------------------------------------------------------------------------------
 
     def _after_step(self) -> None:

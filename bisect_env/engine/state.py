@@ -140,6 +140,7 @@ class StudyState:
         building: Content hashes of environments that are being built.
         build_seconds: Mean duration of builds.
         trial_seconds: Mean duration of counted trials.
+        pass_seconds: Mean duration of good trials.
     """
 
     def __init__(self, matrix: Matrix, prepared: Prepared, plan: Plan) -> None:
@@ -161,6 +162,7 @@ class StudyState:
         self.building: set[str] = set()
         self.build_seconds = Mean()
         self.trial_seconds = Mean()
+        self.pass_seconds = Mean()
         self._voids_in_a_row = 0
         self._failed_builds = 0
         self._last_void = ""
@@ -182,6 +184,7 @@ class StudyState:
             plan.set_aside(index)
         self.counts.clear()
         self.trial_seconds = Mean()
+        self.pass_seconds = Mean()
 
     @property
     def hits(self) -> int:
@@ -339,6 +342,8 @@ class StudyState:
         # Failures of another kind, void trials and skipped trials never influence the posterior.
         if evidence in (Evidence.GOOD, Evidence.BAD):
             self.trial_seconds.add(duration)
+            if evidence is Evidence.GOOD:
+                self.pass_seconds.add(duration)
             self.plan.tell(index, hit=evidence is Evidence.BAD)
         if (why := why_aside(counts, lost_on)) is not None:
             reason = f"{outcome}: {detail}; {why}" if counts.skip else why

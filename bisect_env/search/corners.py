@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from bisect_env.matrix.grid import Direction, Index
 from bisect_env.search.space import Hypothesis
+from bisect_env.search.stopping import NO_NEIGHBOURS
 from bisect_env.search.table_search import TableSearch
 from bisect_env.search.verdict import Answer, Boundary, Status, Verdict
 
@@ -32,14 +33,25 @@ class CornerSearch(TableSearch):
     def verdict(self) -> Verdict:
         """Return the verdict about the failing configuration nearest to the good end.
 
-        Its status is the one of the verdict about the whole table, or `NONE` if no configuration was found.
+        Its status is `NONE` if no configuration was found, and otherwise that of `_about`.
         """
         of_table = self.table.verdict
         if not self.found:
             reason = "no failure was seen" if not (self.table.calls == 1).any() else "every combination fails"
             reason = reason if self.answered else of_table.reason
             return replace(of_table, status=Status.NONE, reason=reason)
-        return replace(of_table, best=self.found[0], candidates=self.found[:1], ends_wrong=self._wrong_ends())
+        return replace(self._about(self.found[0]), ends_wrong=self._wrong_ends())
+
+    def _about(self, one: Answer) -> Verdict:
+        """Return a verdict about one configuration.
+
+        Its status is the one of the verdict about the whole table. But a configuration is not confirmed if no
+        good combination differs from its corner on one axis alone.
+        """
+        verdict = replace(self.table.verdict, best=one, candidates=(one,))
+        if verdict.status is Status.CONFIRMED and not one.boundaries:
+            return replace(verdict, status=Status.LIKELY, reason=NO_NEIGHBOURS)
+        return verdict
 
     def _wrong_ends(self) -> tuple[str, ...]:
         ends = (("good", self._grid.good, True), ("bad", self._grid.bad, False))
@@ -54,7 +66,7 @@ class CornerSearch(TableSearch):
         """
         if not self.answered:
             return ()
-        return tuple(replace(self.verdict, best=one, candidates=(one,)) for one in self.found[1:])
+        return tuple(replace(self._about(one), ends_wrong=self._wrong_ends()) for one in self.found[1:])
 
     @property
     def no_other(self) -> float | None:

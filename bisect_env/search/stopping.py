@@ -15,6 +15,8 @@ MISS = 0.05
 CAUTION = 0.05
 """Quantile of the posterior of the bad rate with which `MISS` is computed. With the mean, three failures in
 three trials would count as a rate of 100 %, and one pass of the last good combination as proof."""
+NO_NEIGHBOURS = "of combinations that can be run, no two that differ on one axis alone lie on both sides"
+"""Reason why an answer without a boundary is not confirmed."""
 FAILURES = 2
 """Minimum number of failures of the first bad combination before a verdict is confirmed."""
 
@@ -96,9 +98,7 @@ def judge(
     if kind == "pair" and best.first_bad is None:
         return Status.NONE, "what passed and what failed cannot both be run any more"
     if stands and not best.boundaries:
-        return Status.LIKELY, (
-            "of combinations that can be run, no two that differ on one axis alone lie on both sides"
-        )
+        return Status.LIKELY, NO_NEIGHBOURS
     if stands and not rule:
         return Status.CONFIRMED, (
             "no simple rule describes what fails; these two neighbours differ, whatever the rest does"

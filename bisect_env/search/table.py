@@ -483,10 +483,14 @@ class Table:
         best = replace(best, probability=sure if complete else 0.0)
         unknown = int(np.count_nonzero(self.feasible & (self.calls < 0)))
         status, reason = Status.NONE, f"{unknown} combinations are not called good or bad yet"
-        if complete:
-            status, reason = (
-                Status.CONFIRMED,
-                f"each combination is what it is called, probability {sure:.3f}",
+        if complete and sure >= self.limits.confidence:
+            status = Status.CONFIRMED
+            reason = f"each combination alone is what it is called, probability {sure:.3f} or more"
+        elif complete:
+            status = Status.LIKELY
+            reason = (
+                f"the most doubtful combination is what it is called with a probability of {sure:.3f}, below "
+                f"the {self.limits.confidence:.3g} asked for"
             )
         return Verdict(
             status=status,

@@ -12,7 +12,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bisect_env.cluster.protocol import Completion, PrefixReady, PrefixRequest, TrialCompleted, TrialRequest
+from bisect_env.cluster.protocol import (
+    Completion,
+    PrefixReady,
+    PrefixRequest,
+    TrialCompleted,
+    TrialLost,
+    TrialRequest,
+)
 from bisect_env.engine import runner as engine_runner
 from bisect_env.engine.locking import Locking
 from bisect_env.engine.opening import Expansion, open_study
@@ -120,13 +127,20 @@ class LateHost:
         pass
 
 
-def ran(studies: Studies, make_plan: Callable[[], Reopened], *, claims: bool = False) -> TrialRunner:
+def ran(
+    studies: Studies,
+    make_plan: Callable[[], Reopened],
+    *,
+    claims: bool = False,
+    kind: type[TrialRunner] = TrialRunner,
+    host: Callable[[Mapping[Index, Lock]], LateHost] = LateHost,
+) -> TrialRunner:
     """Run a plan of A and B, where another command claims a trial of A if `claims` is set."""
     matrix = load_matrix(studies.matrix("pass"))
     locks = {A: lock("1.0"), B: lock("2.0")}
     axes = (("python", AxisKind.PACKAGE, (PYTHON,)), ("level", AxisKind.VALUE, ("0", "1")))
     grid = Grid(tuple(GridAxis(*axis, Direction.REGRESSION) for axis in axes))
-    host = LateHost(locks)
+    executor = host(locks)
     provider = Environments(studies.folder / "cache")
     with Store.open(str(studies.db)) as store:
         study = open_study(store, Expansion(matrix, grid, datetime.now(UTC), None))
@@ -136,10 +150,10 @@ def ran(studies: Studies, make_plan: Callable[[], Reopened], *, claims: bool = F
         if claims:
             wanted = {"another": grid.combination(A)}
             store.claim(study.id, "another command", wanted, {}, lease=60.0)
-        session = Session(store, provider, lambda: host)
+        session = Session(store, provider, lambda: executor)
         with closing(locking):
             setup = RunSetup(matrix, make_plan, session, study.id, lambda _index: Conditions(""))
-            runner = TrialRunner(setup, locking)
+            runner = kind(setup, locking)
             runner.replay()
             runner.run()
     return runner
@@ -210,3 +224,55 @@ def test_a_runner_waits_without_end_for_trials_that_other_commands_run(
 def test_running_trials_get_a_moment_to_end_unless_all_of_them_are_wanted(seconds: float | None) -> None:
     assert 0 <= grace(seconds, waits=False) <= GRACE_SECONDS
     assert grace(seconds, waits=True) == float("inf")
+
+
+class OncePassed(Reopened):
+    """A plan that tries A twice at the same time, and is finished once one trial has ended."""
+
+    @property
+    def finished(self) -> bool:
+        return bool(self.told)
+
+
+class HangingHost(LateHost):
+    """An executor whose second trial hangs: it ends a second after it began, unless it is cancelled."""
+
+    hangs_until = 0.0
+
+    def submit(self, request: TrialRequest) -> None:
+        super().submit(request)
+        self.hangs_until = time.monotonic() + 1.0
+
+    def wait(self, timeout: float | None = None) -> list[Completion]:
+        if self.late and time.monotonic() > self.hangs_until:
+            self.answers, self.late = [*self.answers, *self.late], []
+        return super().wait(timeout)
+
+    def cancel(self) -> None:
+        ids = [one.record.trial_id for one in self.late if isinstance(one, TrialCompleted)]
+        self.answers += [TrialLost(trial_id, "cancelled") for trial_id in ids]
+        self.late = []
+
+
+class CallsBad(TrialRunner):
+    """A runner whose plan expects that A fails."""
+
+    def _calls_bad(self, index: Index) -> bool:
+        return True
+
+
+class CallsGood(TrialRunner):
+    """A runner whose plan expects that A passes."""
+
+    def _calls_bad(self, index: Index) -> bool:
+        return False
+
+
+@pytest.mark.integration
+@pytest.mark.parametrize(("kind", "hits"), [(CallsGood, [False, True]), (CallsBad, [False])])
+def test_a_hang_of_what_is_called_good_is_waited_for(
+    studies: Studies, kind: type[TrialRunner], hits: list[bool]
+) -> None:
+    """Cancelled, it would be no evidence, and A would have passed in every trial."""
+    runner = ran(studies, OncePassed, kind=kind, host=HangingHost)
+    assert [hit for _, hit in cast(Reopened, runner.plan).told] == hits

@@ -212,3 +212,22 @@ def test_certain_configurations_take_fewer_trials_than_trying_everything(shape: 
         assert starts(search) == set(configurations)
         # Six failures are repeated before they are taken to be certain.
         assert len(tried) <= min(shape[0] * shape[1], 4 * sum(shape)) + 8
+
+
+def test_a_configuration_without_a_good_neighbour_is_likely() -> None:
+    """The good and the bad combination differ on both axes: neither axis is known to be the culprit."""
+    lattice = grid((2, 2))
+    search = CornerSearch(lattice, alone(lattice, [(0, 1), (1, 0)]))
+    play(search, rates(configuration((2, 2), {0: 1, 1: 1}), 1.0), RNG(0))
+    assert search.verdict.best.first_bad == (1, 1)
+    assert search.verdict.best.last_good is None
+    assert search.verdict.status is Status.LIKELY
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_what_is_confirmed_has_the_stated_confidence(seed: int) -> None:
+    lattice = grid((4, 3), [UNORDERED, REGRESSION])
+    search = CornerSearch(lattice, alone(lattice))
+    play(search, rates(RNG(seed).random((4, 3)) < 0.5, 0.15), RNG(seed), at_most=4000)
+    for verdict in (search.verdict, search.table.verdict):
+        assert verdict.status is not Status.CONFIRMED or verdict.best.probability >= 0.95
