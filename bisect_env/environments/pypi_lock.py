@@ -171,9 +171,6 @@ class PypiSolver:
                 # uv reads from this file which index a package must come from.
                 (cwd / "pyproject.toml").write_text(_sources(request), "utf-8")
                 args.append("pyproject.toml")
-            elif direct:
-                # Ignore `tool.uv.sources` in the pyproject.toml of commits, which is meant for developers.
-                args.append("--no-sources")
             args += ["--format", "pylock.toml", "--no-header", "--no-annotate"]
             if prefer:
                 # If the output file exists, uv prefers the versions in it.
