@@ -161,9 +161,12 @@ def _pass_on(fd: int, at: int, on_line: Callable[[str], None]) -> int:
         on_line: The function to call.
 
     Returns:
-        The position after the last complete line.
+        The position after the last complete line, or inside a line that is longer than `_KEEP` bytes.
     """
-    text, end, _ = os.pread(fd, _KEEP, at).rpartition(b"\n")
+    window = os.pread(fd, _KEEP, at)
+    text, end, _ = window.rpartition(b"\n")
+    if not end and len(window) == _KEEP:
+        return at + _KEEP  # the line does not fit: go on inside it
     for line in text.decode("utf-8", "replace").splitlines():
         on_line(line)
     return at + len(text) + len(end)

@@ -56,7 +56,7 @@ _PASSWORDS = (
 _WIDELY = re.compile(r"(://[^:/@\s]*:)[^@\n]*@")
 _USER_INSIDE = re.compile(r"://[^/@\s]+@")
 _CHANNEL_TOKEN = re.compile(r"/t/[A-Za-z0-9-]+(?=/|$)")
-_HINTS = ("://", "assword=", "ASSWORD=", "uthorization", "UTHORIZATION")
+_HINTS = ("://", "?", "assword=", "ASSWORD=", "uthorization", "UTHORIZATION")
 
 _SECRET_PARAMETER = re.compile(
     r"passw|token|secret|signature|credential|api[_-]?key|access[_-]?key|^(sig|key|auth|pwd)$", re.IGNORECASE
@@ -76,6 +76,7 @@ _TUNING = re.compile(
     r"|TORCH|PYTORCH_|TF_|XLA_|JAX_|CUML_|CUDF_|RAPIDS_|RMM_|CUPY_|NUMBA_|DASK_|OPENCV_|QT_|SDL_|LD_|MALLOC_"
     r"|GLIBC_|LC_|ORJSON_)\w*|LANG|LANGUAGE|TZ|DISPLAY|TERM|HOME|PATH|TMPDIR"
 )
+_SWITCH = re.compile(r"\d|true|false|yes|no|on|off|none|null|", re.IGNORECASE)
 _PLAIN_VALUE = re.compile(r"[+-]?\d{1,9}(\.\d{1,9})?|true|false|yes|no|on|off|none|null|", re.IGNORECASE)
 
 
@@ -143,6 +144,11 @@ def is_secret(variable: str, value: str) -> bool:
     """
     looks_secret = _SECRET_VARIABLE.search(variable) or _TOKEN_VALUE.search(value)
     return looks_secret is not None or without_passwords(value) != value
+
+
+def is_switch(value: str) -> bool:
+    """Return whether a value is a single digit or a word such as `true`, which hides nothing."""
+    return _SWITCH.fullmatch(value) is not None
 
 
 def left_out(count: int) -> str:

@@ -26,6 +26,7 @@ from bisect_env.secrets import may_be_stored, public_json, without_passwords, wi
         ("https://ann@corp.com:hun/ter2@host/x", "https://***@corp.com:***@host/x"),
         ("postgresql://ann@corp.com:hunter2@host/x", "postgresql://ann@corp.com:***@host/x"),
         ("https://token@host:8080/x@y", "https://***@host:8080/x@y"),
+        ("a-1.whl?v=1&token=hunter2 b", "a-1.whl?v=1&token=*** b"),
         ("git+ssh://git@host:group/project@v1", "git+ssh://git@host:group/project@v1"),
         ("git+https://ghp_abcdef@host/x", "git+https://***@host/x"),
         ("ssh://git@host/x", "ssh://git@host/x"),

@@ -43,7 +43,7 @@ def find_gpu(word: str, present: Sequence[Gpu]) -> Gpu | None:
 
     Returns None if no GPU or more than one GPU matches.
     """
-    if word.isdigit():
+    if word.isascii() and word.isdecimal():
         found = [gpu for gpu in present if gpu.index == int(word)]
     else:
         found = [gpu for gpu in present if word and gpu.uuid.startswith(word)]

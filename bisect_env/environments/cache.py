@@ -374,7 +374,8 @@ def prune(
     if not cache.is_dir():
         return Pruned((), 0, 0, 0)
     if not dry_run:
-        remove_tree(cache / "trash")  # from a process that was killed while it removed something
+        for left_behind in (cache / "trash").glob("*"):  # by a process that was killed
+            remove_tree(left_behind)
     inodes: Inodes = {}
     folders = (*_prefixes(cache), *_archive_folders(cache))
     owners = {folder: _inodes(folder, inodes) for folder in folders}
@@ -492,7 +493,7 @@ def _prefixes(cache: Path) -> list[Path]:
 
 def _archive_folders(cache: Path) -> list[Path]:
     """Return the directories of unpacked archives, wheels built from commits, and repository mirrors."""
-    patterns = ("uv/archive-v*/*", "conda/pkgs/*", "commits/*", "git/*.git")
+    patterns = ("uv*/archive-v*/*", "conda/pkgs/*", "commits/*", "git/*.git")
     return [p for pattern in patterns for p in sorted(cache.glob(pattern)) if p.is_dir()]
 
 

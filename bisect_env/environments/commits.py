@@ -151,7 +151,7 @@ class CommitBuilder:
         if version is None:
             wheel = self.wheel(source, interpreter)
             return wheel.path, wheel.version
-        (folder / "pyproject.toml").write_text(text or "", "utf-8")
+        (folder / "pyproject.toml").write_text(_metadata(text or ""), "utf-8")
         return folder, version
 
     # -- one build ------------------------------------------------------------------------------------------
@@ -315,6 +315,22 @@ def stated_version(text: str, package: str) -> str | None:
         return None if is_dynamic or is_other else str(Version(project["version"]))
     except (tomllib.TOMLDecodeError, KeyError, TypeError, AttributeError, InvalidVersion):
         return None
+
+
+def _metadata(text: str) -> str:
+    """Return a `pyproject.toml` with only the metadata that a solver needs from another `pyproject.toml`.
+
+    The settings in `tool.uv`, such as sources of packages, are meant for developers and are left out.
+    """
+    project = tomllib.loads(text)["project"]
+    lines = ["[project]"]
+    for key in ("name", "version", "requires-python", "dependencies"):
+        # Strings and arrays of strings are written in the same way in JSON and in TOML.
+        lines += [f"{key} = {json.dumps(project[key], ensure_ascii=False)}"] if key in project else []
+    lines.append("[project.optional-dependencies]")
+    for extra, requirements in project.get("optional-dependencies", {}).items():
+        lines.append(f"{json.dumps(extra)} = {json.dumps(requirements, ensure_ascii=False)}")
+    return "\n".join((*lines, ""))
 
 
 _ASKED = {"version", "dependencies", "optional-dependencies", "requires-python"}

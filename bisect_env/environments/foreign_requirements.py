@@ -5,11 +5,12 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from pathlib import Path
-from urllib.parse import unquote, urlsplit
+from urllib.parse import urlsplit
 
 from packaging.requirements import InvalidRequirement, Requirement
 from packaging.specifiers import SpecifierSet
 
+from bisect_env.environments.download import file_name
 from bisect_env.environments.foreign_reading import (
     ARCHIVE,
     EDITABLE,
@@ -21,6 +22,7 @@ from bisect_env.environments.foreign_reading import (
     Markers,
     refused,
 )
+from bisect_env.secrets import without_credentials
 from bisect_env.temporary import read_limited
 
 _MAX_LINE = 64 * 1024
@@ -136,7 +138,7 @@ class Requirements:
         """
         if (editable := re.match(r"(?:-e|--editable)[ =]\s*(\S+)", line)) is not None:
             egg = re.search(r"#egg=([\w.-]+)", editable[1])
-            name = egg[1] if egg else unquote(editable[1]).rstrip("/").rpartition("/")[2].partition("@")[0]
+            name = egg[1] if egg else file_name(editable[1]).partition("@")[0]
             self.reading.left_out[name if name not in ("", ".") else "the project itself"] = EDITABLE
             return
         if line.startswith("-"):
@@ -148,7 +150,7 @@ class Requirements:
             return
         text = re.split(r"\s--", line, maxsplit=1)[0].strip()
         if re.match(r"(\.{0,2}/|[a-z+]+://)", text):
-            self.reading.left_out[unquote(text).rstrip("/").rpartition("/")[2] or text] = (
+            self.reading.left_out[file_name(text) or without_credentials(text)] = (
                 VCS if "+" in text.partition("://")[0] else ARCHIVE if "://" in text else LOCAL
             )
             return

@@ -18,6 +18,7 @@ import requests
 from packaging.utils import canonicalize_name
 from packaging.version import InvalidVersion, Version
 
+from bisect_env.environments.download import file_name
 from bisect_env.environments.interpreters import installed_pythons, uv_python_versions
 from bisect_env.environments.lock import PackageNotFoundError
 from bisect_env.environments.once import OncePerKey
@@ -394,7 +395,7 @@ def _html_files(package: str, page: bytes, charset: str | None) -> tuple[Distrib
     entries = []
     for link in links:
         entry = {
-            "filename": link.text,
+            "filename": file_name(link.url),  # the text may be shortened, or hold a path
             "yanked": link.get_str_attrib("data-yanked") is not None,
             "requires-python": link.get_str_attrib("data-requires-python"),
             # This attribute is not standard, but uv uses it to solve.

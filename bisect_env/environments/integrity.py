@@ -310,7 +310,7 @@ def _archives_of(prefix: Path, cache: Path) -> Iterator[Path]:
     Archives of uv are recognised by hard links (files with the same inode), archives of conda by name.
     """
     unpacked = {}
-    for notes in cache.glob("uv/archive-v*/*/*.dist-info"):
+    for notes in cache.glob("uv*/archive-v*/*/*.dist-info"):
         with contextlib.suppress(OSError):  # removed meanwhile, or without the file: nothing links to it
             unpacked[(notes / "WHEEL").stat().st_ino] = notes.parent
     for notes in prefix.glob("lib/python*/site-packages/*.dist-info"):

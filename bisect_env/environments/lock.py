@@ -103,7 +103,7 @@ class LockedPackage:
     @property
     def is_source(self) -> bool:
         """Return whether the package must be built before installation."""
-        return self.manager == "pip" and not self.url.partition("#")[0].endswith(".whl")
+        return self.manager == "pip" and not urlsplit(self.url).path.endswith(".whl")
 
     @property
     def is_commit(self) -> bool:

@@ -15,7 +15,7 @@ import functools
 import json
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -42,7 +42,7 @@ from bisect_env.environments.interpreters import (
 from bisect_env.environments.lock import Lock, LockedPackage, UnbuildableError
 from bisect_env.environments.request import CommitSource
 from bisect_env.environments.settings import default_cache_dir, default_cache_limit, default_offline
-from bisect_env.environments.uv_tool import Uv, is_transient, plain_words
+from bisect_env.environments.uv_tool import Uv, build_cache, is_transient, plain_words
 from bisect_env.errors import InfrastructureError
 from bisect_env.secrets import without_credentials
 from bisect_env.temporary import write_atomically
@@ -321,7 +321,21 @@ class _Builder:
 
     def _install_wheels(self, packages: Sequence[LockedPackage]) -> None:
         """Install exactly the given packages with uv, without their dependencies."""
-        builds = any(package.is_source for package in packages)
+        sources = [package for package in packages if package.is_source]
+        wheels = [package for package in packages if not package.is_source]
+        if wheels:
+            self._install_with_uv(wheels)
+        if sources:
+            own = build_cache(self.cache, self.lock.exclude_newer, self.lock.python)
+            self._install_with_uv(sources, own, builds=True)
+
+    def _install_with_uv(
+        self,
+        packages: Sequence[LockedPackage],
+        extra: Mapping[str, str] | None = None,
+        *,
+        builds: bool = False,
+    ) -> None:
         listing = self.final / "pylock.toml"
         listing.write_text(lockfiles.text(packages, without_credentials(self._uv_tool().index)), "utf-8")
         args: list[str | Path] = ["pip", "install", "--preview-features", "pylock", "--no-deps"]
@@ -332,7 +346,7 @@ class _Builder:
             args += ["--exclude-newer", self.lock.exclude_newer]
         step = "downloading" if self.offline is None else "unpacking"
         archives = progress.Archives(step, {p.name: p.version for p in packages}, self.cache)
-        self._run_uv(args, self.final, builds=builds, on_line=archives.take_line)
+        self._run_uv(args, self.final, builds=builds, on_line=archives.take_line, extra=extra)
         listing.unlink()
         # uv's lock file against concurrent installations, which never happen here.
         (self.final / ".lock").unlink(missing_ok=True)
@@ -344,9 +358,12 @@ class _Builder:
         *,
         builds: bool = False,
         on_line: Callable[[str], None] | None = None,
+        extra: Mapping[str, str] | None = None,
     ) -> None:
         """Run uv, and raise an `UnbuildableError` if it fails."""
-        finished = self._uv_tool().run(args, cwd=cwd, timeout=self.timeout, builds=builds, on_line=on_line)
+        finished = self._uv_tool().run(
+            args, cwd=cwd, timeout=self.timeout, builds=builds, on_line=on_line, extra=extra
+        )
         words = plain_words(finished.stderr)
         if finished.timed_out:
             # A stalled download may succeed next time; a build that takes too long will not.

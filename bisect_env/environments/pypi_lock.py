@@ -21,7 +21,7 @@ from bisect_env.environments.index import advice, day_of
 from bisect_env.environments.interpreters import Interpreter, machine_interpreters
 from bisect_env.environments.lock import LockedPackage, UnbuildableError, UnsolvableError
 from bisect_env.environments.request import EnvironmentRequest
-from bisect_env.environments.uv_tool import CACHE_CONTROL, Uv, is_transient, plain_words
+from bisect_env.environments.uv_tool import CACHE_CONTROL, Uv, build_cache, is_transient, plain_words
 from bisect_env.environments.validation import provided_to_pypi
 from bisect_env.environments.wheels import choose_wheel, tag_ranks
 from bisect_env.errors import IndexUnavailableError, InfrastructureError
@@ -163,6 +163,9 @@ class PypiSolver:
     ) -> list[Mapping[str, Any]]:
         """Return the entries of the packages in the `pylock.toml` that uv writes."""
         request, uv = self._request, self._uv
+        own = None
+        if request.allow_source:
+            own = build_cache(self._cache_dir, request.exclude_newer_text, request.python)
         # Use an empty directory, because uv reads the settings of a project in its working directory.
         with temporary("lock") as cwd:
             (cwd / "requirements.in").write_text("\n".join((*request.requirements, *direct, "")), "utf-8")
@@ -171,9 +174,6 @@ class PypiSolver:
                 # uv reads from this file which index a package must come from.
                 (cwd / "pyproject.toml").write_text(_sources(request), "utf-8")
                 args.append("pyproject.toml")
-            elif direct:
-                # Ignore `tool.uv.sources` in the pyproject.toml of commits, which is meant for developers.
-                args.append("--no-sources")
             args += ["--format", "pylock.toml", "--no-header", "--no-annotate"]
             if prefer:
                 # If the output file exists, uv prefers the versions in it.
@@ -198,15 +198,17 @@ class PypiSolver:
                 (cwd / "archives.html").write_text(_links(request.archives), "utf-8")
                 args += ["--no-index", "--find-links", cwd / "archives.html"]
                 # Try offline first: the metadata of wheels never change, but uv would check each one again.
-                finished = uv.run([*args, "--offline"], cwd=cwd, timeout=self._timeout, builds=builds)
+                finished = uv.run(
+                    [*args, "--offline"], cwd=cwd, timeout=self._timeout, builds=builds, extra=own
+                )
                 if finished.returncode != 0 and _WANTS_NETWORK in plain_words(finished.stderr):
-                    finished = uv.run(args, cwd=cwd, timeout=self._timeout, builds=builds)
+                    finished = uv.run(args, cwd=cwd, timeout=self._timeout, builds=builds, extra=own)
             else:
                 if request.exclude_newer_text is not None:
                     args += ["--exclude-newer", request.exclude_newer_text]
                     for name in _dated_by_name(request):
                         args += ["--exclude-newer-package", f"{name}=false"]
-                finished = uv.run(args, cwd=cwd, timeout=self._timeout, builds=builds)
+                finished = uv.run(args, cwd=cwd, timeout=self._timeout, builds=builds, extra=own)
         if finished.returncode != 0 or finished.timed_out:
             raise self._failure(finished)
         return list(tomllib.loads(finished.stdout).get("packages", ()))

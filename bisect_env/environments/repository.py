@@ -20,7 +20,7 @@ from bisect_env.environments.cache import hold, lock_file
 from bisect_env.errors import InfrastructureError, UsageError
 from bisect_env.matrix.history import SHORT, Commit, CommitDetails, History
 from bisect_env.running import Finished, run_tool
-from bisect_env.secrets import passed_on, without_credentials
+from bisect_env.secrets import passed_on, without_credentials, without_passwords
 from bisect_env.temporary import lock_holder, remove_tree
 
 _HASH = re.compile(r"[0-9a-f]{40}(?:[0-9a-f]{24})?")
@@ -99,7 +99,9 @@ class Repository:
                 )
             if not self.mirror.is_dir():
                 self._make(is_path=is_path)
-            finished = self._fetched("--prune", self.source, *_REFS)
+            # The clone may have had the missing commits fetched since the mirror was made from it.
+            whole = ["--unshallow"] if (self.mirror / "shallow").exists() else []
+            finished = self._fetched("--prune", *whole, self.source, *_REFS)
             if finished.returncode != 0 or finished.timed_out:
                 raise self._unreachable(finished)
             os.utime(self.mirror)
@@ -299,15 +301,15 @@ class Repository:
     def _resolved(self, text: str) -> str | None:
         names = [f"refs/tags/{text}", f"refs/heads/{text}", f"refs/remotes/{text}"]
         names += [f"refs/remotes/origin/{text}", text]
-        if _DAY.fullmatch(text):
-            day = text if "T" in text else f"{text}T23:59:59Z"
-            finished = self._git("rev-list", "-1", "--first-parent", f"--before={day}", "HEAD", "--")
-            return finished.stdout.strip() or None
         for name in names:
             finished = self._git("rev-parse", "--verify", "--quiet", "--end-of-options", f"{name}^{{commit}}")
             if finished.returncode == 0:
                 return finished.stdout.strip()
-        return None
+        if not _DAY.fullmatch(text):
+            return None
+        day = text if "T" in text else f"{text}T23:59:59Z"
+        finished = self._git("rev-list", "-1", "--first-parent", f"--before={day}", "HEAD", "--")
+        return finished.stdout.strip() or None
 
     def _read(self, *args: str) -> str:
         return self._check(self._git(*args))
@@ -404,7 +406,7 @@ def _environment(outer: Mapping[str, str], *, transport: bool) -> dict[str, str]
 
 def _words(finished: Finished) -> str:
     lines = [line.removeprefix("fatal: ").strip() for line in finished.stderr.splitlines() if line.strip()]
-    return without_credentials("; ".join(lines[-3:])) if lines else f"git ended with {finished.returncode}"
+    return without_passwords("; ".join(lines[-3:])) if lines else f"git ended with {finished.returncode}"
 
 
 def _number(text: str) -> int | None:

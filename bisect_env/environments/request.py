@@ -18,7 +18,7 @@ from packaging.utils import canonicalize_name
 from bisect_env.environments.lock import BuildLimit, LockedPackage, UnbuildableError
 from bisect_env.errors import UsageError
 from bisect_env.matrix.versions import PackageIndex, host_platform
-from bisect_env.secrets import MASK, is_secret, without_credentials
+from bisect_env.secrets import MASK, is_secret, is_switch, without_credentials
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,7 +195,9 @@ class CommitRecipe:
         facts: list[tuple[str, str]] = []
         if self.subdirectory:
             facts.append(("subdirectory", self.subdirectory))
-        facts += [(f"env.{name}", MASK if is_secret(name, value) else value) for name, value in self.env]
+        for name, value in self.env:
+            is_masked = is_secret(name, value) and not is_switch(value)
+            facts.append((f"env.{name}", MASK if is_masked else value))
         facts += [("requires", text) for text in self.requires]
         if self.exclude_newer:
             facts.append(("exclude_newer", self.exclude_newer))
@@ -224,6 +226,15 @@ class CommitRecipe:
         )
 
 
+def _with_user(url: str) -> str:
+    """Return a repository's URL without secrets, but with the user name that an `ssh://` URL needs."""
+    parts, public = urlsplit(url), without_credentials(url)
+    # In a web address, the user name may be a token.
+    if parts.scheme in ("http", "https") or not parts.username:
+        return public
+    return public.replace("://", f"://{parts.username}@", 1)
+
+
 @dataclass(frozen=True, slots=True)
 class CommitSource:
     """A package to build from a commit.
@@ -249,7 +260,7 @@ class CommitSource:
     def url(self) -> str:
         """Return the URL for a lock, in pip's format: `git+https://…@<commit>#<settings of the build>`."""
         is_path = "://" not in self.repository
-        place = Path(self.repository).as_uri() if is_path else without_credentials(self.repository)
+        place = Path(self.repository).as_uri() if is_path else _with_user(self.repository)
         fragment = self.build.fragment
         return f"{_PREFIX}{place}@{self.commit}{'#' if fragment else ''}{fragment}"
 

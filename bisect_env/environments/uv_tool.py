@@ -209,14 +209,14 @@ class Uv:
                         held.enter_context(_told_once(pipe, logins))
                         env["NETRC"] = str(pipe)
                 # Only this user may enter the directory: a user who can open uv's lock files could block uv.
-                Path(env["UV_CACHE_DIR"]).mkdir(mode=0o700, parents=True, exist_ok=True)
+                whole = {**env, **(extra or {})}
+                Path(whole["UV_CACHE_DIR"]).mkdir(mode=0o700, parents=True, exist_ok=True)
                 # `--project /` keeps uv from reading a `uv.toml` in a parent directory of `cwd`, to which
                 # other users may be able to write.
                 argv: list[str | Path] = [uv.find_uv_bin(), "--project", "/", *args]
                 # A build may start a server process that would keep an inherited lock forever.
                 if builds:
                     argv = [sys.executable, "-I", "-S", "-c", _WATCHED, str(os.getpid()), str(memory), *argv]
-                whole = {**env, **(extra or {})}
                 holding = None if builds else self._holding
                 return run_tool(argv, env=whole, cwd=cwd, timeout=timeout, on_line=on_line, holding=holding)
         except OSError as error:
@@ -302,8 +302,9 @@ class Uv:
         logins: list[tuple[str, str, str]] = []
         for name, value in env.items():
             if name.startswith("UV_") and not _LOGIN.fullmatch(name):
-                words = (self._public(word, env, logins) for word in value.split())
-                kept[name] = " ".join(words) if name in _ADDRESSES else value
+                comma = "," if name == "UV_FIND_LINKS" else None
+                words = (self._public(word, env, logins) for word in value.split(comma))
+                kept[name] = (comma or " ").join(words) if name in _ADDRESSES else value
         if "UV_DEFAULT_INDEX" in kept and self._may_configure:
             # Without cache settings for this index, uv would download and build each archive every time.
             text = _indexes_text(kept.pop("UV_DEFAULT_INDEX"), ())
@@ -346,6 +347,16 @@ class Uv:
             # Several threads may write this file at the same time.
             write_atomically(path, text)
         return path
+
+
+def build_cache(cache_dir: Path, exclude_newer: str | None, python: str) -> dict[str, str]:
+    """Return the variable that gives uv a separate cache for a cutoff time and a Python version.
+
+    In one cache, uv reuses a wheel that was built with build requirements of another time, or by another
+    Python. The solver and the installation use the same cache, so that each source is built once.
+    """
+    tools = hashlib.sha256(f"{exclude_newer} {python}".encode()).hexdigest()[:16]
+    return {"UV_CACHE_DIR": str(cache_dir / f"uv-{tools}")}
 
 
 def usable_cache(aside: Path) -> Path:

@@ -40,7 +40,13 @@ def test_an_explicit_choice_wins_over_it() -> None:
 
 @pytest.mark.parametrize(
     ("selection", "problem"),
-    [("4", "'4' is no GPU"), ("0,0", "named twice"), ("GPU-", "'GPU-' is no GPU"), ("", "'' is no GPU")],
+    [
+        ("4", "'4' is no GPU"),
+        ("0,0", "named twice"),
+        ("GPU-", "'GPU-' is no GPU"),
+        ("", "'' is no GPU"),
+        ("²", "'²' is no GPU"),
+    ],
 )
 def test_a_wrong_choice_is_refused_with_what_there_is(selection: str, problem: str) -> None:
     with pytest.raises(UsageError, match=problem) as error:

@@ -10,6 +10,7 @@ import signal
 import stat
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -28,6 +29,7 @@ from bisect_env.environments.cache import (
     lock_file,
     lock_path,
     prune,
+    take_away,
     taking_away,
     usage,
     verify,
@@ -457,3 +459,23 @@ def test_what_environments_share_is_told(index, python, cache):
     found = entries(cache)
     assert len(found) == 2
     assert all(50_000 < entry.shared < entry.size for entry in found)
+
+
+def test_a_directory_goes_while_another_process_empties_the_trash(tmp_path):
+    prefix = tmp_path / "prefixes" / "one"
+    ended = threading.Event()
+
+    def empty_trash() -> None:
+        while not ended.is_set():
+            prune(tmp_path)
+
+    other = threading.Thread(target=empty_trash)
+    other.start()
+    try:
+        for _ in range(300):
+            prefix.mkdir(parents=True, exist_ok=True)
+            take_away(tmp_path, prefix)
+            assert not prefix.exists()
+    finally:
+        ended.set()
+        other.join()

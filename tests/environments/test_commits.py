@@ -28,6 +28,7 @@ from bisect_env.environments.repository import Repository
 from bisect_env.environments.request import CommitRecipe, CommitSource, EnvironmentRequest
 from bisect_env.environments.uv_tool import Uv
 from bisect_env.matrix.scalars import cutoff
+from bisect_env.matrix.versions import PackageIndex
 
 pytestmark = pytest.mark.integration
 
@@ -178,6 +179,21 @@ def test_builds_see_the_variables_they_are_given_and_no_secrets(
     given = commits.wheel(source(place, commit, env=(("FLAG", "ccache gcc"),)), here)
     assert b"FLAG = None" in _member(plain.path)
     assert b"FLAG = 'ccache gcc'" in _member(given.path)
+
+
+def test_builds_see_no_password_of_an_address_of_archives(tmp_path: Path, here: Interpreter, index) -> None:
+    place, told = tmp_path / "demo", tmp_path / "told"
+    back_end = str(FIRST["backend.py"])
+    tells = f"import os\nopen({str(told)!r}, 'w').write(str({{**os.environ}}))\n{back_end}"
+    (commit,) = write(place, [Change({**FIRST, "backend.py": tells})])
+    index.raw = {f"/links{n}": ("text/html", b"<html></html>") for n in (1, 2)}
+    host = index.url.removeprefix("http://").removesuffix("/simple")
+    links = [f"http://me:hunter@{host}/links{n}" for n in (1, 2)]
+    CommitBuilder(tmp_path / "cache", Uv(tmp_path / "cache", find_links=links)).wheel(
+        source(place, commit), here
+    )
+    assert f"http://{host}/links1,http://{host}/links2" in told.read_text()
+    assert "hunter" not in told.read_text()
 
 
 def test_a_failed_build_shows_no_line_of_a_secret(
@@ -337,6 +353,27 @@ def test_a_commit_is_locked_and_installed_with_its_dependencies(tmp_path: Path, 
     assert isinstance(failed, UnsolvableError)
     assert failed.building
     assert "cannot compile x" in failed.message
+
+
+def test_where_a_commit_says_its_dependencies_come_from_is_for_its_developers(
+    tmp_path: Path, python: str, index
+) -> None:
+    index.add("helper", "1.0")
+    index.add("nightly", "1.0")
+    project = PROJECT.replace('dynamic = ["version"]', 'version = "1.0"\ndependencies = ["helper"]')
+    project += '[tool.uv.sources]\nhelper = {url = "https://host.invalid/helper-2.0-py3-none-any.whl"}\n'
+    (commit,) = write(tmp_path / "demo", [Change({**FIRST, "pyproject.toml": project})])
+    request = EnvironmentRequest(
+        python,
+        {"nightly": "1.0"},
+        index=index.url,
+        indexes=(PackageIndex("own", index.url, True),),
+        sources={"nightly": "own"},
+        commits=(source(tmp_path / "demo", commit),),
+    )
+    lock = Environments(tmp_path / "cache", index=index.url).lock(request)
+    assert isinstance(lock, Lock), lock
+    assert [one.name for one in lock.packages] == ["demo", "helper", "nightly"]
 
 
 @pytest.mark.parametrize("requires", [(), ("setuptools<69", "wheel")])

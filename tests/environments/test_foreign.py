@@ -329,3 +329,13 @@ def test_the_python_for_environments_that_state_none():
     assert fitting_python([">=3.9", ""], here="3.11") == "3.11"
     assert fitting_python([">=3.9,<3.11"], here="3.12") == "3.10"
     assert fitting_python([">=3.9", "<3.8"], here="3.11") == ""
+
+
+def test_tokens_in_addresses_of_requirements_are_not_told(tmp_path):
+    place = tmp_path / "requirements.txt"
+    place.write_text(
+        "https://host/a-1-py3-none-any.whl?token=HUNTER2\n-e git+https://host/b.git?token=HUNTER2\n"
+        "https://host/?token=HUNTER2\nclick==8.1.8\n"
+    )
+    found = read_environment(place, python="3.11", platform="linux-64")
+    assert set(found.left_out) == {"a-1-py3-none-any.whl", "b.git", "https://host/"}

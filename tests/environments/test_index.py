@@ -224,3 +224,14 @@ def test_the_archives_of_others_on_a_page_are_passed_over(index):
     for style in ("json", "html"):
         index.style = style
         assert [one.version for one in PypiCatalogue(index.url).versions("app")] == ["1.0"]
+
+
+def test_a_file_is_named_by_its_address_whatever_the_link_says(index):
+    links = (
+        '<a href="/w/demo-1.0-py3-none-any.whl">demo-1.0-py3-..&gt;</a>'
+        '<a href="cpu/demo-2.0%2Bcpu-py3-none-any.whl?v=1#sha256=00">cpu/demo-2.0+cpu-py3-none-any.whl</a>'
+    )
+    index.raw["/links"] = ("text/html", links.encode())
+    place = f"{index.url.removesuffix('/simple')}/links"
+    found = PypiCatalogue(index.url, find_links=[place]).versions("demo")
+    assert [str(release.version) for release in found] == ["1.0", "2.0+cpu"]

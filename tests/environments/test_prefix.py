@@ -1,10 +1,12 @@
 from __future__ import annotations
 
 import errno
+import io
 import os
 import signal
 import subprocess
 import sys
+import tarfile
 import threading
 import time
 from dataclasses import replace
@@ -16,6 +18,7 @@ import pytest
 from bisect_env.cluster.perform import perform
 from bisect_env.cluster.protocol import TrialCompleted, TrialRequest
 from bisect_env.environments import integrity
+from bisect_env.environments.download import sha256_of
 from bisect_env.environments.integrity import MARKER
 from bisect_env.environments.interpreters import machine_interpreters
 from bisect_env.environments.lock import LockedPackage, UnbuildableError
@@ -28,7 +31,7 @@ from bisect_env.matrix.versions import host_platform
 from bisect_env.trials.records import Outcome
 from tests.trials.trial_support import make_spec
 
-from .index_server import make_wheel
+from .index_server import BUILD_MADE, make_wheel
 
 pytestmark = pytest.mark.integration
 
@@ -178,6 +181,32 @@ def test_sources_need_leave(cache, python):
                 make_lock(python, host_platform(), [package]), cache_dir=cache, allow_source=allowed
             )
         assert not raised.value.transient
+
+
+def test_a_source_is_built_anew_with_the_tools_of_another_date(index, cache, python, tmp_path, monkeypatch):
+    for version, uploaded in (("1.0", "2023-01-01T00:00:00Z"), ("2.0", "2025-01-01T00:00:00Z")):
+        index.add("tool", version, modules={"tool.py": f"V = {version!r}"}, uploaded=uploaded)
+    back_end = (
+        f"{BUILD_MADE}\nimport tool\n"
+        "def build_wheel(folder, settings=None, metadata=None):\n"
+        "    return build_made(folder, f'V = {tool.V!r}')\n"
+    )
+    project = '[build-system]\nrequires = ["tool"]\nbuild-backend = "back_end"\nbackend-path = ["."]\n'
+    content = {"pyproject.toml": project, "back_end.py": back_end}
+    content["PKG-INFO"] = "Metadata-Version: 2.1\nName: made\nVersion: 1.0\n"
+    sdist = tmp_path / "made-1.0.tar.gz"
+    with tarfile.open(sdist, "w:gz") as archive:
+        for name, text in content.items():
+            member = tarfile.TarInfo(f"made-1.0/{name}")
+            member.size = len(text)
+            archive.addfile(member, io.BytesIO(text.encode()))
+    package = LockedPackage("made", "1.0", "pip", sdist.as_uri(), sha256_of(sdist))
+    monkeypatch.setenv("UV_DEFAULT_INDEX", index.url)
+    for date, built_with in (("2024-01-01T00:00:00Z", "1.0"), ("2026-01-01T00:00:00Z", "2.0")):
+        lock = make_lock(python, host_platform(), [package], date)
+        prefix = ensure_prefix(lock, cache_dir=cache, allow_source=True)
+        assert run(prefix, "import made; print(made.V)") == built_with
+        prefix.release()
 
 
 def test_a_full_disk_is_transient_and_a_closed_cache_has_a_remedy(lock, cache, monkeypatch, tmp_path):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import resource
+import shutil
 import signal
 import socket
 import subprocess
@@ -291,3 +292,33 @@ def test_the_origin_of_a_clone_is_that_of_its_worktrees_and_of_a_bare_one(
     assert Repository(str(tmp_path / "bare"), cache).forge() == "git@forge.example.org:ann/demo"
     git(tmp_path / "demo", "remote", "remove", "origin")
     assert Repository(str(tmp_path / "demo"), cache).forge() == ""
+
+
+def test_a_tag_named_like_a_day_is_the_tag(tmp_path: Path, cache: Path) -> None:
+    commits = write(tmp_path / "demo", pure("demo", 8, 5))
+    git(tmp_path / "demo", "tag", "2024-01-01", commits[1])
+    assert Repository(str(tmp_path / "demo"), cache).resolve("2024-01-01") == [commits[1]]
+
+
+def test_a_shallow_clone_that_was_completed_is_read_completely(tmp_path: Path, cache: Path) -> None:
+    commits = write(tmp_path / "demo", pure("demo", 4, 2))
+    git(tmp_path, "clone", "--quiet", "--depth", "2", f"file://{tmp_path / 'demo'}", "shallow")
+    repository = Repository(str(tmp_path / "shallow"), cache)
+    with pytest.raises(CommitNotFoundError, match="git fetch --unshallow"):
+        repository.history("v1.0", "HEAD")
+    git(tmp_path / "shallow", "fetch", "--quiet", "--unshallow", "--tags")
+    assert repository.history("v1.0", "HEAD").line == tuple(commits)
+
+
+def test_no_password_in_what_git_says_is_told(tmp_path: Path, cache: Path, monkeypatch) -> None:
+    failing = tmp_path / "bin" / "git"
+    failing.parent.mkdir()
+    says = "fatal: from http://me:hunter2@one/ to http://me:hunter2@two/"
+    case = f'case "$*" in *" fetch "*) echo {says} >&2; exit 128;; esac'
+    failing.write_text(f'#!/bin/sh\n{case}\nexec {shutil.which("git")} "$@"\n')
+    failing.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{failing.parent}{os.pathsep}{os.environ['PATH']}")
+    with pytest.raises(InfrastructureError) as caught:
+        Repository("https://host.invalid/x.git", cache).resolve("main")
+    assert "http://me:***@two/" in str(caught.value)
+    assert "hunter2" not in str(caught.value)

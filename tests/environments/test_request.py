@@ -4,7 +4,13 @@ from datetime import UTC, datetime, timedelta, timezone
 
 import pytest
 
-from bisect_env.environments.request import CondaRequest, EnvironmentRequest
+from bisect_env.environments.lock import LockedPackage
+from bisect_env.environments.request import (
+    CommitRecipe,
+    CommitSource,
+    CondaRequest,
+    EnvironmentRequest,
+)
 from bisect_env.errors import UsageError
 from bisect_env.matrix.scalars import cutoff
 from bisect_env.matrix.versions import host_platform
@@ -77,3 +83,32 @@ def test_allowed_builds_are_compared_by_normal_name():
     assert request.may_build("better-exceptions-fork")
     assert not request.may_build("six")
     assert host_platform().partition("-")[0] in ("linux", "osx")
+
+
+@pytest.mark.parametrize(
+    ("repository", "locked"),
+    [
+        ("ssh://git@host.example/x.git", "ssh://git@host.example/x.git"),
+        ("ssh://me:secret@host.example:2222/x.git", "ssh://me@host.example:2222/x.git"),
+        ("https://token@host.example/x.git", "https://host.example/x.git"),
+    ],
+)
+def test_a_locked_commit_keeps_the_user_of_its_address_and_no_password(repository, locked):
+    package = CommitSource("demo", repository, "a" * 40).locked("1.0")
+    assert package.url == f"git+{locked}@{'a' * 40}"
+    assert CommitSource.of(package).repository == locked
+
+
+def test_a_switch_whose_name_looks_secret_tells_builds_apart():
+    def digest(value):
+        return CommitSource("demo", "/r", "a" * 40, CommitRecipe(env=(("BYPASS_SIMD", value),))).digest
+
+    assert digest("0") != digest("1")
+
+
+def test_a_wheel_is_known_by_the_path_of_its_address():
+    def is_source(url):
+        return LockedPackage("a", "1", "pip", url, "0" * 64).is_source
+
+    assert not is_source("https://host/a-1-py3-none-any.whl?sv=1#sha256=0")
+    assert is_source("https://host/a-1.tar.gz?name=a.whl")
