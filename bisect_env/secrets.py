@@ -140,15 +140,13 @@ _SHORTEST_SECRET = 8
 def is_secret(variable: str, value: str) -> bool:
     """Return whether an environment variable probably holds a secret, judging by its name and value.
 
-    A token or a URL with a password counts as a secret under any name.
+    A token or a URL with a password counts as a secret under any name. A single digit or a word such as
+    `true` is never one: it hides nothing, and two values of a switch must be told apart.
     """
+    if _SWITCH.fullmatch(value):
+        return False
     looks_secret = _SECRET_VARIABLE.search(variable) or _TOKEN_VALUE.search(value)
     return looks_secret is not None or without_passwords(value) != value
-
-
-def is_switch(value: str) -> bool:
-    """Return whether a value is a single digit or a word such as `true`, which hides nothing."""
-    return _SWITCH.fullmatch(value) is not None
 
 
 def left_out(count: int) -> str:

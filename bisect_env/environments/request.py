@@ -18,7 +18,7 @@ from packaging.utils import canonicalize_name
 from bisect_env.environments.lock import BuildLimit, LockedPackage, UnbuildableError
 from bisect_env.errors import UsageError
 from bisect_env.matrix.versions import PackageIndex, host_platform
-from bisect_env.secrets import MASK, is_secret, is_switch, without_credentials
+from bisect_env.secrets import MASK, is_secret, without_credentials
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,9 +195,7 @@ class CommitRecipe:
         facts: list[tuple[str, str]] = []
         if self.subdirectory:
             facts.append(("subdirectory", self.subdirectory))
-        for name, value in self.env:
-            is_masked = is_secret(name, value) and not is_switch(value)
-            facts.append((f"env.{name}", MASK if is_masked else value))
+        facts += [(f"env.{name}", MASK if is_secret(name, value) else value) for name, value in self.env]
         facts += [("requires", text) for text in self.requires]
         if self.exclude_newer:
             facts.append(("exclude_newer", self.exclude_newer))
