@@ -131,8 +131,8 @@ def configured_places(environ: Mapping[str, str] | None = None) -> PackagePlaces
                 no_index = no_index or section.get("no-index") is True
         except (AttributeError, KeyError, TypeError) as error:
             raise _unreadable("uv", path, f"a key has the wrong shape: {error}") from error
-    are_pips = not default and not indexes and not links
-    pip = {} if default else _pip_settings(environ)
+    are_pips = not indexes and not links
+    pip = _pip_settings(environ) if are_pips or not default else {}
     if are_pips:
         indexes = [PackageIndex("", url) for url in pip.get("extra-index-url", "").split()]
         links = pip.get("find-links", "").split()

@@ -114,9 +114,3 @@ def test_cache_directory(monkeypatch, tmp_path):
     monkeypatch.delenv("BISECT_ENV_CACHE")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
     assert default_cache_dir() == tmp_path / "xdg" / "bisect-env"
-
-
-def test_pips_further_indexes_are_not_read_where_uv_has_an_index(home):
-    both = environ(home, UV_DEFAULT_INDEX="https://corp/simple", PIP_EXTRA_INDEX_URL="https://pypi/simple")
-    places = configured_places(both)
-    assert (places.default, places.indexes, places.are_pips) == ("https://corp/simple", (), False)
