@@ -308,7 +308,8 @@ IO_ERROR = re.compile(r"\[Errno 5\]|Input/output error")
 def disk_full(record: ExitRecord) -> Classification | None:
     """Return `disk-full` if the disk was full or unreachable (ENOSPC, EDQUOT, ESTALE), else None.
 
-    The final exception, one that led to it, or the last three lines must name the error.
+    The final exception, one that led to it, or the last three lines must name the error. An exception that
+    does not stand in the last lines was handled earlier.
 
     EIO can have other causes than a disk. It counts only if a test write to the trial's file system failed
     afterwards (`ExitRecord.disk_error`).
@@ -318,6 +319,8 @@ def disk_full(record: ExitRecord) -> Classification | None:
     if record.disk_error:
         return Classification(Outcome.DISK_FULL, f"disk: {record.disk_error}", record.phase)
     traceback = record.traceback
+    if traceback is not None and traceback.exception not in tail(record.stderr, LAST_WORDS):
+        traceback = None
     text = f"{traceback.exception}: {traceback.message}" if traceback else tail(record.stderr, 3)
     match = _DISK.search(text) or (_DISK_CAUSE.search(traceback.said) if traceback else None)
     return Classification(Outcome.DISK_FULL, f"disk: {match[0]}", record.phase) if match else None

@@ -79,7 +79,7 @@ def _first_leaf(lines: Sequence[str]) -> list[str]:
 # Parsing tracebacks and dumps of `faulthandler`, as CPython (2.7 and later) prints them.
 
 _FRAME = re.compile(r'^\s+(?:\| )?File "(?P<file>.*)", line (?P<line>\d+)(?:, in (?P<function>.+))?$')
-_FINAL = re.compile(r"^[ |]*(?P<type>[A-Za-z_][\w.]*)(?:: (?P<message>.*))?$")
+_FINAL = re.compile(r"^[ |]*(?P<type>[^\W\d](?:[\w.]|<locals>)*)(?:: (?P<message>.*))?$")
 _CHAIN = ("The above exception was the direct cause", "During handling of the above exception")
 _FATAL = re.compile(r"^.*?(?P<text>Fatal Python error: (?P<reason>.*))$")
 _THREAD = re.compile(r"^(?P<which>Current thread|Thread) 0x[0-9a-f]+.*\(most recent call first\):$")

@@ -216,8 +216,10 @@ def test_terminating_the_whole_group_twice_ends_all_of_it(tmp_path: Path) -> Non
 
 
 THREADS = """
-import os, sys, threading, time
+import os, sys, tempfile, threading, time
 from bisect_env import temporary
+
+tempfile.gettempdir()  # the standard library tries the directory with a file of its own, once
 
 def again_and_again():
     while True:

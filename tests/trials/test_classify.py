@@ -425,6 +425,31 @@ AssertionError
     assert classify(failed(stderr=message)).outcome is Outcome.CUDA_FAULT
 
 
+def test_a_full_disk_that_was_logged_and_handled_long_before_the_end_is_no_cause() -> None:
+    stderr = """\
+Traceback (most recent call last):
+  File "/w/main.py", line 2, in <module>
+    save()
+OSError: [Errno 28] No space left on device: '/dev/full'
+"""
+    assert classify(failed(stderr=stderr)).outcome is Outcome.DISK_FULL
+    went_on = stderr + "".join(f"line {number}\n" for number in range(100))
+    assert classify(failed(stderr=went_on)).outcome is Outcome.EXIT_FAIL
+
+
+@pytest.mark.parametrize("name", ["main.<locals>.BrokenError", "demo.Größe"])
+def test_exceptions_with_any_name_are_named(name: str) -> None:
+    stderr = f"""\
+Traceback (most recent call last):
+  File "/w/main.py", line 2, in main
+    raise error
+{name}: it broke
+"""
+    traceback = failed(stderr=stderr).traceback
+    assert traceback is not None
+    assert (traceback.exception, traceback.message) == (name, "it broke")
+
+
 def test_a_full_disk_behind_the_final_exception() -> None:
     stderr = """\
 Traceback (most recent call last):

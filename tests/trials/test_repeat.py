@@ -104,6 +104,14 @@ def test_the_first_failure_ends_it_as_it_would_alone(
 
 
 @pytest.mark.integration
+def test_a_script_may_change_its_directory(run: Run) -> None:
+    """The path of the script is relative to the first directory."""
+    record = run(files=files("import os; print(os.path.basename(__file__)); os.chdir('/')"), repeats=3)
+    assert record.outcome is Outcome.PASS
+    assert record.stdout.split() == ["main.py"] * 3
+
+
+@pytest.mark.integration
 def test_modules_and_code_are_repeated_too(run: Run) -> None:
     module = run(files=files(COUNTS), repeats=2, command=("python", "-m", "main"))
     assert [line.split()[0] for line in module.stdout.splitlines()] == ["1", "2"], module.stderr

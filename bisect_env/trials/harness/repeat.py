@@ -36,18 +36,16 @@ def _begin(notes, number):
         os.close(fd)
 
 
-def _run(words):
-    """Run a script, a module or code once, as a fresh `__main__` module.
+def _run_module(words):
+    """Run a module once, as a fresh `__main__` module; `words` are `-m MODULE` and its arguments."""
+    import runpy  # imported here because a script would find it loaded
 
-    `words` are as for `_code`, or `-m MODULE` and its arguments.
-    """
-    if words[0] == "-m":
-        import runpy  # imported here because a script would find it loaded
+    sys.argv[:] = words[1:]
+    runpy.run_module(words[1], run_name="__main__", alter_sys=True)
 
-        sys.argv[:] = words[1:]
-        runpy.run_module(words[1], run_name="__main__", alter_sys=True)
-        return
-    code, path, argv, folder = _code(words)
+
+def _run(code, path, argv, folder):
+    """Run what `_code` returned once, as a fresh `__main__` module."""
     sys.argv[:] = argv
     sys.path[0] = folder
     main = type(sys)("__main__")
@@ -62,10 +60,16 @@ def _main():
     count, notes, words = int(sys.argv[1]), sys.argv[2], sys.argv[3:]
     if words[0] == "-m":
         sys.path[0] = os.getcwd()
+    compiled = None
     for number in range(1, count + 1):
         _begin(notes, number)
         try:
-            _run(words)
+            if words[0] == "-m":
+                _run_module(words)
+            else:
+                # Read once: the script may change the directory to which its path is relative.
+                compiled = compiled or _code(words)
+                _run(*compiled)
         except SystemExit as end:
             if end.code not in (None, 0):
                 raise
