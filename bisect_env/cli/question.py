@@ -55,7 +55,7 @@ class FoundTarget:
 
 
 def asked_target(words: Sequence[str], flags: Flags, without: Sequence[str] = ()) -> FoundTarget | None:
-    """Return the question that a command line asks or whose file it names, or None if it names a study."""
+    """Return the question in the words of a command line or in the file that they name; None for a study."""
     if flags.asks:
         return FoundTarget(ask(flags, words), words=True)
     if len(words) == 1 and words[0].endswith(_REPORTS) and is_file(words[0]):

@@ -71,7 +71,7 @@ class ForeignPackage:
 
 @dataclass(frozen=True, slots=True)
 class ForeignEnvironment:
-    """An environment that another tool has described.
+    """The packages of an environment, as read from a file of another tool such as poetry or pip.
 
     Attributes:
         source: File or directory, as the user named it.
@@ -315,7 +315,7 @@ def by_name(packages: Iterable[ForeignPackage]) -> tuple[ForeignPackage, ...]:
 
 
 def is_version(text: str) -> bool:
-    """Return whether a text is a version of PEP 440."""
+    """Return whether a text is a version number in the format of PEP 440."""
     try:
         Version(text)
     except InvalidVersion:

@@ -175,7 +175,7 @@ class QuestionFile(Frozen):
 
 
 class QuestionReport(Frozen):
-    """The question of a study: its matrix and the files of its trials.
+    """What a study was asked: its matrix, and the files that its trials ran.
 
     Attributes:
         matrix: Text of the matrix file, without secrets.

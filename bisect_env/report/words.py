@@ -719,7 +719,7 @@ def table_lines(report: Report) -> Iterator[str]:
 
 
 def constraints(report: Report) -> list[tuple[str, list[str]]]:
-    """Return requirements for a package's metadata, each with the axis values for which they apply."""
+    """Return the versions that work together, as requirements that a package can state in its metadata."""
     if report.verdict.compatibility is None:
         return []
     found = []

@@ -172,7 +172,7 @@ class Choice:
         return chosen
 
     def _states(self) -> tuple[FloatArray, FloatArray]:
-        """Return the weight of each possible state, and the failure rate of each combination in each state.
+        """Return how probable each state is, and how often each combination fails in it.
 
         The shapes are (1, S) and (S, C). A state is a hypothesis together with whether bad combinations fail
         in every trial: given both, trials of one combination hardly depend on each other.

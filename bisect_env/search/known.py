@@ -401,7 +401,7 @@ class Known:
 
     @cached_property
     def bad(self) -> FloatArray:
-        """Return the probability that each group of combinations is bad, shape (X,).
+        """Return the probability of each group of equal combinations to be bad, shape (X,).
 
         If no hypothesis explains the counts, it is one half for combinations without trials.
         """

@@ -189,7 +189,7 @@ def answer(
     *,
     every_change: bool = False,
 ) -> Answer:
-    """Build the answer for a hypothesis, with its boundaries between bad and good cells that can be run.
+    """Build the answer that states a hypothesis and where it changes from good to bad combinations.
 
     One cell, the pivot, is shared by the boundaries of all culprit axes if possible. For *all of* it is the
     first bad cell, whose good neighbours show that every culprit axis is needed. For *any of* it is the last

@@ -101,7 +101,7 @@ def _signal_all(pids: set[int], number: int) -> None:
 
 
 class ContainerHold:
-    """A container that runs the script of a trial, with the commands that end and remove it.
+    """A container for one trial, with the commands that stop the container and remove it.
 
     While this process lives, it holds a lock on a file that the container watches; see `containers/trial.py`.
 
