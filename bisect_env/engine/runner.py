@@ -328,7 +328,7 @@ class TrialRunner(Learner):
                     break
                 if not is_said:
                     are = "1 trial takes" if number == 1 else f"{number} trials take"
-                    self._session.say(f"{are} longer than passes do; waiting for the end")
+                    self._session.say(f"{are} longer than passes do and may hang; waiting for the end")
                     is_said = True
             self._handle(self._executor.wait(min(WAIT_SECONDS, left) if left > 0 else WAIT_SECONDS))
             self._sharing.renew(self._claims)
