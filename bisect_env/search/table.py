@@ -407,6 +407,23 @@ class Table:
         return [cell for cell in self.first[::-1] if self.trials(cell) < self.enough_passes]
 
     @property
+    def _unproven(self) -> list[Index]:
+        """Return combinations that passed too seldom to show that nothing fails.
+
+        There is one for each value of an unordered axis with which no combination passed `enough_passes`
+        times: passes of one such value say nothing about another. The list is empty once a trial failed.
+        """
+        if self.counts.hits.any():
+            return []
+        found, visible = [], cells_of(self.visible)
+        for axis in set(range(len(self.grid.shape))) - set(self.ordered):
+            for value in {cell[axis] for cell in visible}:
+                best = max((cell for cell in visible if cell[axis] == value), key=self.trials)
+                if self.trials(best) < self.enough_passes:
+                    found.append(best)
+        return found
+
+    @property
     def enough_passes(self) -> int:
         """Return how many passes show that an end or corner of the lattice is good, if nothing failed."""
         rate = min(self.limits.crash_rate or 1.0, 1.0)
@@ -480,6 +497,9 @@ class Table:
         alone = HypothesisRows(says[None], np.ones(1), np.zeros(1, dtype=np.int8))
         bad_rate, background = believe(alone, self.counts).typical_rates
         sure = min((one.probability for one in self.called.values()), default=0.0)
+        if unproven := self._unproven:
+            bad = independent(self.counts)[1]
+            sure = min(sure, *(1.0 - float(bad[self.view.group[cell]]) for cell in unproven))
         best = replace(best, probability=sure if complete else 0.0)
         unknown = int(np.count_nonzero(self.feasible & (self.calls < 0)))
         status, reason = Status.NONE, f"{unknown} combinations are not called good or bad yet"

@@ -15,7 +15,7 @@ from bisect_env.matrix.schema import SearchLimits
 from bisect_env.search.table import exception
 from bisect_env.search.table_search import TableSearch
 from bisect_env.search.verdict import Status
-from tests.search.worlds import EITHER, REGRESSION, UNORDERED, alone, grid
+from tests.search.worlds import EITHER, REGRESSION, UNORDERED, alone, grid, play
 
 
 class Mapped:
@@ -158,6 +158,17 @@ def test_nothing_fails() -> None:
     assert one.search.verdict.best.hypothesis.kind == "never"
     # The corners pass until a rate of 0.05 is excluded.
     assert one.search.counts((5, 5))[1] >= 58
+
+
+def test_one_pass_of_a_value_without_order_is_no_proof_that_nothing_fails() -> None:
+    """Passes of one value say nothing about another: a rare failure of that one would not have shown."""
+    lattice = grid((4,), [UNORDERED])
+    search = TableSearch(lattice, alone(lattice))
+    play(search, np.zeros(4), np.random.default_rng(0), at_most=5000)
+    assert search.verdict.best.hypothesis.kind == "never"
+    fewest = min(search.counts((value,))[1] for value in range(4))
+    assert fewest >= 58 or search.verdict.status is Status.LIKELY
+    assert fewest >= 58 or search.verdict.best.probability < 0.95
 
 
 def test_what_cannot_be_run_is_not_called_anything() -> None:
