@@ -1,4 +1,4 @@
-"""Reads and writes the directory of `bisect-env env fetch`, for studies on a host without a network.
+"""Reads and writes the directory that `bisect-env env fetch` fills for a host without a network.
 
 ```
 studies/<matrix>.json             responses of indexes and solvers, their date, and each file's size and hash
@@ -37,7 +37,7 @@ from bisect_env.matrix.versions import Release
 from bisect_env.temporary import read_limited, write_atomically
 
 _MAX_STUDY = 256 << 20
-"""Maximum size of a file in `studies`. That of a large matrix has a few MB."""
+"""Maximum size in bytes of a file in `studies`. The file of a large matrix has a few MB."""
 _MAX_NAME, _MAX_PATH = 255, 1024
 """Maximum sizes in bytes of the name of a file, and of its path in the directory."""
 
@@ -55,7 +55,7 @@ Sha256 = Annotated[str, StringConstraints(pattern="^[0-9a-f]{64}$")]
 
 
 class NoLock(BaseModel):
-    """The recorded error of a solver that found no solution; see `lock.UnsolvableError`."""
+    """The recorded error of a solver that found no solution for a request; see `lock.UnsolvableError`."""
 
     message: str
     building: bool
@@ -63,6 +63,8 @@ class NoLock(BaseModel):
 
 class BundledAnswers(BaseModel):
     """The recorded responses of indexes and solvers for a study, and a list of the study's files.
+
+    With them and the files, a host without a network can run the study.
 
     Attributes:
         format: Version of the file format.
@@ -83,15 +85,15 @@ class BundledAnswers(BaseModel):
 
 
 def request_digest(request: EnvironmentRequest) -> str:
-    """Return the sha256 of a request. `BundledAnswers.locks` uses this hash as the request's key.
+    """Return the sha256 of an environment request, which is its key in `BundledAnswers.locks`.
 
-    A hash is used because the request itself may contain the URL of a private index.
+    The request itself is not the key, because it may contain the URL of a private index.
     """
     return hashlib.sha256(request.key.encode()).hexdigest()
 
 
 class Bundle:
-    """A directory of `bisect-env env fetch`, which holds archives, locks and recorded index responses.
+    """A directory written by `bisect-env env fetch`, with archives, locks and recorded index responses.
 
     Args:
         root: Path of the directory on this host; need not exist yet.
@@ -152,7 +154,7 @@ class Bundle:
             ) from error
 
     def lock(self, content_hash: str) -> Lock:
-        """Return the lock with the given hash from the directory.
+        """Read the lock with the given content hash from this directory.
 
         Raises:
             LockFileError: The lock file is missing or damaged.
@@ -167,7 +169,7 @@ class Bundle:
         return lock
 
     def folder(self, sha256: str) -> Path:
-        """Return the directory of the archive with the given sha256."""
+        """Return the path in this directory at which the archive with the given sha256 is stored."""
         return self.archives / sha256
 
     def missing(self, answers: BundledAnswers, *, pythons: bool = True) -> list[str]:
@@ -186,7 +188,7 @@ class Bundle:
         return sorted(absent)
 
     def damaged(self, answers: BundledAnswers) -> list[str]:
-        """Return the paths of the study's files whose content has changed. Reads every file."""
+        """Return the paths of the study's files whose content does not match the hash. Reads every file."""
         wrong = [
             name
             for name, (size, sha256) in answers.files.items()
@@ -215,10 +217,10 @@ class Bundle:
         return path.absolute()
 
     def here(self, package: LockedPackage, python: str) -> LockedPackage:
-        """Return a copy of a package whose URL points to the package's wheel in this directory.
+        """Return a locked package with its URL replaced by that of its wheel in this directory.
 
-        For a source distribution, this is the wheel that `bisect-env env fetch` has built, and the copy has
-        the hash of that wheel.
+        The installer then needs no network. For a source distribution, the wheel is the one that `bisect-env
+        env fetch` has built, and the copy has the hash of that wheel.
 
         Args:
             package: A PyPI package of a lock.
@@ -239,7 +241,7 @@ class Bundle:
         return replace(package, url=wheels[0].absolute().as_uri(), sha256=stated[1])
 
     def changed(self, packages: Iterable[LockedPackage]) -> list[str]:
-        """Read archives, and return the file names of the ones whose content differs from the recorded hash.
+        """Return the file names of the packages whose archive differs from its recorded hash.
 
         Args:
             packages: Packages returned by `here`.

@@ -74,9 +74,10 @@ def _use_path(place: Path) -> Path:
 
 
 def hold(place: Path) -> Lease:
-    """Protect a prefix, wheel or mirror from removal, and set the time of its last use to now.
+    """Protect a prefix, wheel or mirror from removal until the returned lease is released.
 
-    The directory `place` need not exist yet. Waits while another process removes it.
+    The time of its last use is set to now. The directory `place` need not exist yet. Waits while another
+    process removes it.
 
     Raises:
         InfrastructureError: Another process has held an exclusive lock for 60 s.
@@ -110,7 +111,9 @@ def hold(place: Path) -> Lease:
 
 @contextlib.contextmanager
 def taking_away(place: Path) -> Iterator[bool]:
-    """Lock a directory for removal inside the `with` block, or yield False if it is in use (see `hold`).
+    """Reserve a prefix, wheel or mirror for removal in a `with` block. Yield False if it is in use.
+
+    While it is reserved, `hold` waits in other processes.
 
     Raises:
         OSError: The cache cannot be used.
@@ -122,7 +125,7 @@ def taking_away(place: Path) -> Iterator[bool]:
 def last_use(prefix: Path) -> float:
     """Return the Unix time at which a prefix was last used, or 0.0 if the prefix is missing or unfinished.
 
-    That is the time of the last `hold`, or of the build if no `hold` is recorded.
+    The time is that of the last `hold`, or of the build if `hold` was never called.
     """
     if not (prefix / MARKER).exists():
         return 0.0
@@ -301,7 +304,7 @@ def entries(cache: Path) -> list[Entry]:
 
 
 def keep_within(cache: Path, limit: int, new: Path) -> None:
-    """Remove old content from a cache if the cache is larger than `limit` bytes.
+    """Remove the least recently used content if a cache has become larger than `limit` bytes.
 
     Measuring the cache is slow. It is measured once a day, and whenever the last size plus the sizes of the
     prefixes built since exceeds the limit.
@@ -520,7 +523,7 @@ def take_away(cache: Path, folder: Path) -> None:
 
 @contextlib.contextmanager
 def _unused(folder: Path) -> Iterator[bool]:
-    """Lock a directory for removal inside the `with` block, or yield False if the directory is in use.
+    """Reserve a cached directory for removal in a `with` block. Yield False if it is in use.
 
     Archives of uv and conda need no lock of their own, because the caller holds `archives_lock`.
     """

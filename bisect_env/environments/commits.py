@@ -130,8 +130,9 @@ class CommitBuilder:
     def stand_in(self, source: CommitSource, interpreter: Interpreter, folder: Path) -> tuple[Path, str]:
         """Return a path from which the solver can read a commit's metadata, and the commit's version.
 
-        If the commit's `pyproject.toml` states all metadata, it is written to `folder`, and `folder` is
-        returned. Otherwise the wheel is built, unless it is in the cache, and its path is returned.
+        A wheel is built only if needed: if the commit's `pyproject.toml` states all metadata, it is written
+        to `folder`, and `folder` is returned. Otherwise the path of the wheel is returned, from the cache or
+        newly built.
 
         Args:
             source: The commit.
@@ -161,7 +162,7 @@ class CommitBuilder:
         return self._cache / FOLDER / hashlib.sha256("\0".join(facts).encode()).hexdigest()
 
     def _build(self, source: CommitSource, interpreter: Interpreter, place: Path) -> BuiltWheel:
-        """Build a wheel in the directory `place`, which the caller has locked.
+        """Build the wheel of a commit in the directory `place`, which the caller has locked.
 
         The file `wheel.json` is written last, so that a wheel of an interrupted build is never used.
         """
@@ -318,9 +319,9 @@ def stated_version(text: str, package: str) -> str | None:
 
 
 def _metadata(text: str) -> str:
-    """Return a `pyproject.toml` with only the metadata that a solver needs from another `pyproject.toml`.
+    """Reduce the text of a `pyproject.toml` to the metadata that a solver needs.
 
-    The settings in `tool.uv`, such as sources of packages, are meant for developers and are left out.
+    Settings in `tool.uv`, such as sources of packages, are meant for developers and are left out.
     """
     project = tomllib.loads(text)["project"]
     lines = ["[project]"]
@@ -363,7 +364,7 @@ def package_of_project(files: Mapping[str, str | None]) -> str | None:
 
 
 def _kept(place: Path) -> BuiltWheel | None:
-    """Return the wheel in a directory of the cache, or None if the wheel is missing or damaged."""
+    """Return the wheel that an earlier build left in a directory, or None if it is missing or damaged."""
     try:
         facts = json.loads((place / _WHEEL).read_text("utf-8"))
         path = place / str(facts["file"])

@@ -150,7 +150,7 @@ async def download(url: str, target: Path, mirrors: dict[str, list[str]], stall:
 
 
 def _growth(target: Path) -> Callable[[], float]:
-    """Return a function that, called regularly, returns for how many seconds a file has not grown."""
+    """Return a function that tells for how many seconds a file has not grown. Call it regularly."""
     size, last = 0, time.monotonic()
 
     def silence() -> float:
@@ -164,7 +164,7 @@ def _growth(target: Path) -> Callable[[], float]:
 
 
 async def _unless_silent(work: Awaitable[None], silence: Callable[[], float], stall: float) -> None:
-    """Wait for the end of downloads.
+    """Wait until downloads have ended, or raise an error if no data arrives for too long.
 
     Args:
         work: The downloads, and perhaps an installation from them.
@@ -242,7 +242,7 @@ class _Channels:
         return records
 
     async def find(self, wanted: Iterable[Sequence[str]]) -> list[rattler.RepoDataRecord]:
-        """Return the package records for pairs (name, URL). Records that the channels lack are left out."""
+        """Return the channel's records of packages given as (name, URL). Unknown packages are left out."""
         pairs = [(name, url) for name, url in wanted]
         unknown = {name for name, url in pairs if url not in self._known}
         if unknown:
@@ -279,7 +279,7 @@ class _Channels:
 
 
 class Helper:
-    """Answers the requests that this process gets, and keeps the package metadata of conda channels."""
+    """The request handler of a helper process, which also keeps the package metadata of conda channels."""
 
     def __init__(self) -> None:
         self._channels: dict[str, _Channels] = {}
@@ -335,7 +335,7 @@ class Helper:
         return {"records": [describe(record) for record in records]}
 
     async def _missing(self, request: Message) -> Message | None:
-        """Return a response with the first requested package that no channel has, and similar names.
+        """Return an error response that names a requested package that no channel has, and similar names.
 
         Return None if the channels have all requested packages.
         """

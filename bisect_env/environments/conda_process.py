@@ -42,7 +42,7 @@ _SILENT = re.compile(r"operation timed out|deadline has elapsed")
 
 
 def channel_failure(text: str, channels: Sequence[str], tried: str) -> IndexUnavailableError:
-    """Translate rattler's error message about a channel into an error of this program.
+    """Translate rattler's error message about a conda channel into an error with a remedy for users.
 
     Args:
         text: rattler's error message; each cause is on a line of its own.

@@ -83,7 +83,7 @@ def environment_of_lock(lock: Lock, source: str) -> ForeignEnvironment:
 
     Args:
         lock: The lock.
-        source: Value of the attribute `source`.
+        source: File or directory from which the lock was read, for messages.
     """
     return ForeignEnvironment(
         source=source,

@@ -131,7 +131,7 @@ def pixi(reading: ForeignReading, data: dict[str, Any]) -> ForeignEnvironment:
 
 
 def of_locked(package: LockedPackage) -> ForeignPackage:
-    """Convert a package of a lock to a `ForeignPackage`."""
+    """Convert a package of a bisect-env lock to a `ForeignPackage`."""
     name = str(canonicalize_name(package.name)) if package.manager == "pip" else package.name
     hashes = (package.sha256,) if package.sha256 else ()
     return ForeignPackage(name, package.version, package.manager, package.build, hashes)

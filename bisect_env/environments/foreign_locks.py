@@ -186,9 +186,9 @@ def _fork_holds(entry: Mapping[str, Any], markers: Markers) -> bool:
 
 
 def _elsewhere(entry: Mapping[str, Any], archive: str) -> str:
-    """Return why a lock entry of PDM or pipenv cannot be installed from a package index.
+    """Return why a package in a lock of PDM or pipenv cannot be installed from a package index.
 
-    Return "" if the entry can be installed from an index.
+    Return "" if it can be.
 
     Args:
         entry: The entry of the lock file.

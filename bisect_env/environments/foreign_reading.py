@@ -1,4 +1,4 @@
-"""Defines the form to which environments of other tools are converted, and the state of a reader."""
+"""Defines `ForeignEnvironment`, the common form of environments that are read from other tools' files."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _LATE_PATCH = 99
 
 @dataclass(frozen=True, slots=True)
 class ForeignPackage:
-    """A package in an environment of another tool.
+    """A package with an exact version that a file of another tool, such as `poetry.lock`, lists.
 
     It is no `LockedPackage`, because the file may state several archives, or none, and need not state URLs.
 
@@ -200,7 +200,7 @@ def _whole(python: str) -> str:
 
 @dataclass
 class ForeignReading:
-    """The settings and intermediate results of reading an environment of another tool.
+    """The settings, and the packages found so far, while an environment of another tool is read.
 
     Attributes:
         source: File or directory, as the user named it.
@@ -277,13 +277,13 @@ class ForeignReading:
         return Markers(self.python or stated or fitting_python([requires]), self.platform)
 
     def conda_result(self, kind: str, platform: str, channels: Iterable[str]) -> ForeignEnvironment:
-        """Build an environment from conda packages. The package `python` determines the Python version."""
+        """Build the `ForeignEnvironment` from the packages read; its Python is the conda package `python`."""
         conda = (package for package in self.packages if package.manager == "conda")
         python = next((package.version for package in conda if package.name == "python"), "")
         return self.result(kind, python=python, platform=platform, channels=tuple(dict.fromkeys(channels)))
 
     def other_platform(self, theirs: str, markers: Markers | None) -> UsageError:
-        """Return the error that the file is only for other platforms or Python versions."""
+        """Build the error for a file that is only for other platforms or Python versions."""
         mine = self.platform if markers is None else f"Python {markers.python} on {self.platform}"
         return refused(
             self.source,
@@ -292,7 +292,10 @@ class ForeignReading:
         )
 
     def _once(self) -> list[ForeignPackage]:
-        """Return each package once. If there are several versions, keep the newest and add a note."""
+        """Return the packages that were read, without duplicates.
+
+        If a package was read in several versions, the newest is kept and a note is added.
+        """
         found: dict[tuple[str, str], ForeignPackage] = {}
         for package in self.packages:
             key = (package.manager, package.name)
@@ -330,12 +333,12 @@ def _newness(package: ForeignPackage) -> tuple[bool, Version]:
 
 
 def refused(source: str, what: str, remedy: str) -> UsageError:
-    """Return the error that an environment cannot be read, with the reason and a remedy."""
+    """Build the error for an environment that cannot be read, with the reason and a remedy."""
     return UsageError(f"{source}: {what}", remedy=remedy)
 
 
 def unknown(source: str) -> UsageError:
-    """Return the error that the format of a file is not supported."""
+    """Build the error for a file whose format is not supported."""
     return refused(
         source,
         "this is no list of an environment's packages that is known here",

@@ -122,7 +122,7 @@ def ensure_environment(lock: Lock, **options: Any) -> Prefix:
 
 
 def _interpreter(prefix: Prefix) -> Path | None:
-    """Return the directory in which the Python of a prefix is installed.
+    """Return the directory outside a prefix in which its Python is installed, to be mounted into an image.
 
     Return None if Python is inside the prefix itself.
 

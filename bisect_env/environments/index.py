@@ -74,7 +74,10 @@ def near_names(package: str, base: str | None = None) -> tuple[str, ...]:
 
 
 def advice(package: str, base: str | None = None) -> str:
-    """Return a hint such as `; did you mean torch?`, or "" if no name is similar."""
+    """Return a hint for the error about a missing package, such as `; did you mean torch?`.
+
+    Return "" if no name on the index is similar.
+    """
     near = near_names(package, base)
     return f"; did you mean {' or '.join(near)}?" if near else ""
 

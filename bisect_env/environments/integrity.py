@@ -157,7 +157,7 @@ def note_unchanged(prefix: Path, state: str) -> None:
 
 
 def first_look(prefix: Path) -> bool:
-    """Return whether a prefix is unchanged since its build. Each process does this check once."""
+    """Check once per process whether a prefix is unchanged since its build, and return the result."""
     state = state_of(prefix)
     return (str(prefix), state) in UNCHANGED or look(prefix, state)
 
@@ -173,7 +173,8 @@ def look(prefix: Path, state: str, used: datetime | None = None) -> bool:
     Args:
         prefix: Directory of the prefix.
         state: The snapshot that `state_of` returned before a trial ran in the prefix.
-        used: Time (UTC) at which the trial began. A known change that was detected earlier is recorded again.
+        used: Time (UTC) at which the trial began. If a change was found before that time, the prefix was used
+            although it had changed, and a second change is recorded, up to now.
 
     Returns:
         True if the prefix is unchanged.
@@ -234,7 +235,7 @@ def _notes(prefix: Path) -> Path:
 
 
 def _is_as_made(prefix: Path, state: str) -> bool:
-    """Return whether a prefix equals the snapshot `state`, and record the time of the check if it does."""
+    """Return whether the files of a prefix still match the snapshot `state`; if so, record the time."""
     begun, now = time.monotonic(), time.time()
     if not is_unchanged(prefix, state):
         return False
@@ -282,9 +283,9 @@ def changed_archives(prefix: Path, cache: Path) -> list[Path]:
 
 
 def archive_is_unchanged(folder: Path, cache: Path) -> bool:
-    """Return whether the files of an unpacked archive are unchanged since the archive's first use.
+    """Return whether an unpacked archive is unchanged since its first installation into a prefix.
 
-    Return True if no prefix has used the archive.
+    Return True if it was never installed.
     """
     try:
         return _snapshot_file(folder, cache).read_text("ascii") == snapshot(folder)
@@ -305,7 +306,7 @@ def _snapshot_file(folder: Path, cache: Path) -> Path:
 
 
 def _archives_of(prefix: Path, cache: Path) -> Iterator[Path]:
-    """Yield the unpacked archives in the cache from which a prefix was installed.
+    """Yield the directories of the unpacked archives in the cache from which a prefix was installed.
 
     Archives of uv are recognised by hard links (files with the same inode), archives of conda by name.
     """

@@ -162,7 +162,7 @@ _DEPENDENCY = re.compile(r"[^\x00-\x1f\x7f]{0,1000}")
 def check_forms(
     python: str, platform: str, packages: Iterable[LockedPackage], exclude_newer: str | None
 ) -> None:
-    """Check that the values of a lock have the expected format.
+    """Raise an error if a version, URL, hash or other value of a lock has an invalid format.
 
     This function is pure.
 

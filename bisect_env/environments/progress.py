@@ -42,7 +42,7 @@ _listener: ContextVar[Listener | None] = ContextVar("_listener", default=None)
 
 @contextlib.contextmanager
 def told_to(listener: Listener | None) -> Iterator[None]:
-    """Send the progress of builds inside the `with` block to the function `listener`."""
+    """Report the progress of builds inside the `with` block to the function `listener`."""
     token = _listener.set(listener)
     try:
         yield
@@ -51,7 +51,7 @@ def told_to(listener: Listener | None) -> Iterator[None]:
 
 
 def tell(step: BuildStep) -> None:
-    """Pass a step to the current listener, if there is one."""
+    """Report a build step to the listener that `told_to` has set, if there is one."""
     if (listener := _listener.get()) is not None:
         listener(step)
 

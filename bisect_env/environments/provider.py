@@ -235,7 +235,7 @@ class Environments(EnvironmentProvider):
 
     @classmethod
     def of(cls, matrix: Matrix, cache_dir: Path | None = None) -> Environments:
-        """Return a provider that uses the package index and other package sources named in a matrix."""
+        """Create a provider that uses the package index and other package sources named in a matrix."""
         file = matrix.file
         return cls(cache_dir, index=file.index, indexes=file.package_indexes, find_links=matrix.find_links)
 

@@ -96,7 +96,7 @@ class PypiSolver:
         return [package for package in packages if package.name not in self._provided]
 
     def _commits(self, folder: Path) -> tuple[list[str], dict[str, LockedPackage]]:
-        """Return a requirement and a package of the lock for each package that is built from a commit.
+        """Return uv's requirements, and the lock entries, of the packages that are built from commits.
 
         Each requirement names a path with the metadata of the commit. Metadata are written to `folder`.
         """
@@ -161,7 +161,7 @@ class PypiSolver:
     def _solved(
         self, wheels_only: set[str], prefer: Sequence[LockedPackage], direct: Sequence[str]
     ) -> list[Mapping[str, Any]]:
-        """Return the entries of the packages in the `pylock.toml` that uv writes."""
+        """Solve the request with uv, and return the package entries of the `pylock.toml` that uv writes."""
         request, uv = self._request, self._uv
         own = None
         if request.allow_source:

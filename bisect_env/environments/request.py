@@ -44,7 +44,7 @@ class CondaRequest:
     engine: Literal["rattler", "conda-lock"] = "rattler"
 
     def specs(self, python: str) -> tuple[str, ...]:
-        """Return the match specs of all requested packages, beginning with Python's.
+        """Return conda match specs, such as `numpy ==2.1.0`, of Python and all requested packages.
 
         Args:
             python: Python version: `3.11`, `3.11.7`, or "" for any.
@@ -141,7 +141,7 @@ class EnvironmentRequest:
         return json.dumps(facts, sort_keys=True)
 
     def may_build(self, name: str) -> bool:
-        """Return whether this package may be built from its source distribution."""
+        """Return whether the request allows to build this package from its source distribution."""
         if isinstance(self.allow_source, bool):
             return self.allow_source
         return canonicalize_name(name) in {canonicalize_name(allowed) for allowed in self.allow_source}
@@ -207,7 +207,7 @@ class CommitRecipe:
 
     @classmethod
     def of(cls, fragment: str) -> CommitRecipe:
-        """Read a recipe from the text that the property `fragment` of an equal recipe gives.
+        """Parse build settings from a URL fragment that `CommitRecipe.fragment` returned.
 
         Raises:
             ValueError: The text has another format.

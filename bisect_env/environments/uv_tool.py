@@ -36,7 +36,7 @@ _KEPT = re.compile(
     r"|PYTHON_INSTALL_DIR|PYTHON_CACHE_DIR|PYTHON_DOWNLOADS_JSON_URL|INDEX_[A-Z0-9_]+_(USERNAME|PASSWORD))"
 )
 _FURTHER_PLACES = ("UV_INDEX", "UV_EXTRA_INDEX_URL", "UV_FIND_LINKS")
-"""Variables that are kept too where uv is told the package indexes."""
+"""Variables that name further package sources. uv gets them only in runs that use package indexes."""
 # Variables that would make uv or a build back end use another Python environment.
 _DROPPED = ("VIRTUAL_ENV", "CONDA_PREFIX", "PYTHONPATH", "PYTHONHOME", "PYTHONSTARTUP", "__PYVENV_LAUNCHER__")
 
@@ -73,11 +73,11 @@ sys.exit(status)
 
 @contextlib.contextmanager
 def _told_once(pipe: Path, text: str) -> Iterator[None]:
-    """Offer a text to uv through a named pipe inside the `with` block. The text can be read once.
+    """Offer a text, such as a netrc file, to uv through a named pipe. The text can be read once.
 
     uv reads its netrc file once, before its first request. Builds that uv starts inherit the path, but they
     cannot read the text: the pipe is removed when it is opened, and nothing is written if a process other
-    than uv has opened it.
+    than uv has opened it. The pipe exists inside the `with` block.
     """
     os.mkfifo(pipe, 0o600)
 
@@ -360,7 +360,7 @@ def build_cache(cache_dir: Path, exclude_newer: str | None, python: str) -> dict
 
 
 def usable_cache(aside: Path) -> Path:
-    """Return the default cache directory, or `aside` if this user cannot write to it."""
+    """Return the default cache directory, or the directory `aside` if the default is not writable."""
     cache = default_cache_dir()
     return cache if any(os.access(place, os.W_OK) for place in (cache, cache.parent)) else aside
 
