@@ -802,7 +802,7 @@ class Store:
     # -- trials of other studies ---------------------------------------------------------------------------
 
     def origins(self, study_id: str) -> list[Origin]:
-        """Return the users and studies whose trials a study reuses, those with the most trials first."""
+        """Return the studies, with users, whose trials a study reuses; those with the most trials first."""
         with self.reading() as session:
             number: Any = func.count()
             query = (

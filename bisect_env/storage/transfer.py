@@ -45,7 +45,7 @@ _CHUNK = 300
 
 @dataclass(slots=True)
 class Merged:
-    """The result of copying one database into another.
+    """Counts of the studies and trials that were read and added when one database was copied into another.
 
     Attributes:
         studies: Number of studies that were read.

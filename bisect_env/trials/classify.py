@@ -228,7 +228,7 @@ def signal_name(number: int) -> str:
 
 
 def harness_error(record: ExitRecord) -> Classification | None:
-    """Return `harness-error` if this host, not the script, prevented the start of the process, else None."""
+    """Return `harness-error` if the host could not start the process, or bisect-env failed, else None."""
     if record.stage in ("setup", "chdir") or (record.stage and record.errno in _RESOURCES):
         return Classification(
             Outcome.HARNESS_ERROR, f"cannot start a process: {os.strerror(record.errno)}", Phase.START
@@ -279,9 +279,10 @@ def unsupported(record: ExitRecord) -> Classification | None:
 
 
 def cuda_failure(record: ExitRecord) -> Classification | None:
-    """Return a CUDA fault, lack of GPU memory or failed CUDA start that the last words name, else None.
+    """Return the outcome if the last words name a CUDA error that no other rule covers, else None.
 
-    The process must have ended with an exit code or SIGABRT.
+    The outcome is that of the CUDA error: a fault, lack of GPU memory, or a failed start of CUDA. The process
+    must have ended with an exit code or SIGABRT.
     """
     return _named_by_cuda(record, Outcome.CUDA_FAULT, Outcome.CUDA_OOM, Outcome.CUDA_INIT)
 
@@ -453,7 +454,7 @@ def _is_import_failure(traceback: Traceback) -> bool:
 
 
 def exit_fail(record: ExitRecord) -> Classification | None:
-    """Return `exit-fail` for a non-zero exit code that no earlier rule has explained, else None.
+    """Return `exit-fail` if the exit code is not 0 and no earlier rule explains why, else None.
 
     A process that ended by a signal, or never started, has no exit code. Codes above 128 get a note, because
     a shell exits with such a code if its child was ended by a signal.
