@@ -35,6 +35,7 @@ class CheckTime:
         self._began = began
         self._is_sure = is_sure
         self._until: float | None = None
+        self._is_over = False
         self.has_stood = False
         self.seconds: float | None = None
 
@@ -49,8 +50,11 @@ class CheckTime:
             True if the search has reached the wanted confidence since the previous call.
         """
         if not search.answered:
-            # A failure during the checks has made the answer uncertain again.
+            # A failure has made the answer uncertain again, maybe in a trial that outlasted the checks.
             self._until = None
+            if self._is_over:
+                self._is_over = False
+                search.resume_checks()
             return False
         self.has_stood = True
         if self._until is None:
@@ -59,6 +63,7 @@ class CheckTime:
             return True
         if now >= self._until:
             search.end_checks()
+            self._is_over = True
         return False
 
 

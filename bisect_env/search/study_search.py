@@ -199,6 +199,10 @@ class StudySearch(Plan):
         """Skip all final checks, so that the search finishes as soon as it has an answer."""
         self._checks_ended = True
 
+    def resume_checks(self) -> None:
+        """Ask for final checks again, because the answer whose checks were ended has become uncertain."""
+        self._checks_ended = False
+
     # -- answering ---------------------------------------------------------------------------------------
 
     @property

@@ -396,32 +396,22 @@ class Table:
         ]
         return list(dict.fromkeys([*ends, *near]))
 
-    @property
+    @cached_property
     def suspects(self) -> list[Index]:
-        """Return the stated ends and corners of the lattice that have not passed often enough yet.
+        """Return the combinations that passed too seldom to show that nothing in the table fails.
 
-        They are in the reverse order of `first`. The list is empty once a trial failed.
+        These are the stated ends and the corners of the lattice, and one combination for each value of an
+        unordered axis: passes of one such value say nothing about another. The combination of a value is the
+        one with the most trials. The list is empty once a trial failed.
         """
         if self.counts.hits.any():
             return []
-        return [cell for cell in self.first[::-1] if self.trials(cell) < self.enough_passes]
-
-    @property
-    def _unproven(self) -> list[Index]:
-        """Return combinations that passed too seldom to show that nothing fails.
-
-        There is one for each value of an unordered axis with which no combination passed `enough_passes`
-        times: passes of one such value say nothing about another. The list is empty once a trial failed.
-        """
-        if self.counts.hits.any():
-            return []
-        found, visible = [], cells_of(self.visible)
+        suspects, visible = self.first[::-1], cells_of(self.visible)
         for axis in set(range(len(self.grid.shape))) - set(self.ordered):
-            for value in {cell[axis] for cell in visible}:
-                best = max((cell for cell in visible if cell[axis] == value), key=self.trials)
-                if self.trials(best) < self.enough_passes:
-                    found.append(best)
-        return found
+            for value in sorted({cell[axis] for cell in visible}):
+                if all(cell[axis] != value for cell in suspects):
+                    suspects.append(max((cell for cell in visible if cell[axis] == value), key=self.trials))
+        return [cell for cell in suspects if self.trials(cell) < self.enough_passes]
 
     @property
     def enough_passes(self) -> int:
@@ -497,9 +487,6 @@ class Table:
         alone = HypothesisRows(says[None], np.ones(1), np.zeros(1, dtype=np.int8))
         bad_rate, background = believe(alone, self.counts).typical_rates
         sure = min((one.probability for one in self.called.values()), default=0.0)
-        if unproven := self._unproven:
-            bad = independent(self.counts)[1]
-            sure = min(sure, *(1.0 - float(bad[self.view.group[cell]]) for cell in unproven))
         best = replace(best, probability=sure if complete else 0.0)
         unknown = int(np.count_nonzero(self.feasible & (self.calls < 0)))
         status, reason = Status.NONE, f"{unknown} combinations are not called good or bad yet"

@@ -43,6 +43,7 @@ class ExitRecord:
         errno: Error number of the system call that failed to start the process; 0 if there was none.
         timed_out: Whether the time limit passed before the process ended.
         killed_by_us: Whether bisect-env sent a signal to the process before it ended.
+        stopped: Whether the process was stopped, as by SIGSTOP, when the time limit passed.
         cpu_rate: Average number of CPUs in use just before the time limit; None if not measured.
         gpu_rate: Share of the time (0 to 1) in which its GPUs were busy just before the time limit; None if
             not measured.
@@ -70,6 +71,7 @@ class ExitRecord:
     errno: int = 0
     timed_out: bool = False
     killed_by_us: bool = False
+    stopped: bool = False
     cpu_rate: float | None = None
     gpu_rate: float | None = None
     oom_kills: int = 0
@@ -288,10 +290,15 @@ def cuda_failure(record: ExitRecord) -> Classification | None:
 
 
 def killed_external(record: ExitRecord) -> Classification | None:
-    """Return `killed-external` if a SIGKILL or SIGTERM came from somebody else, else None.
+    """Return `killed-external` if a SIGKILL, SIGTERM or SIGSTOP came from somebody else, else None.
 
-    A kill by bisect-env, or by the kernel for lack of memory, is another outcome.
+    A kill by bisect-env, or by the kernel for lack of memory, is another outcome. A process that is stopped
+    at its time limit did not hang: it was not allowed to run.
     """
+    if record.timed_out and record.stopped:
+        return Classification(
+            Outcome.KILLED_EXTERNAL, "stopped (SIGSTOP) at the time limit, not by us", record.phase
+        )
     if not record.killed_by_us and record.signal in (signal.SIGKILL, signal.SIGTERM) and not record.oom_kills:
         name = signal_name(record.signal)
         return Classification(Outcome.KILLED_EXTERNAL, f"{name}, not sent by us", record.phase)

@@ -335,6 +335,7 @@ class _Process:
         sampled: Time and CPU seconds at the beginning of the CPU measurement; None before it.
         cpu_rate: Average number of CPUs in use just before the time limit; None if not measured.
         stacks: Stacks that `on_deadline` returned.
+        stopped: Whether the process was stopped, as by SIGSTOP, when the time limit passed.
         aborted_at: Time when the abort was ordered; None before.
         killed_at: Time when the kill was ordered; None before.
         cancelled: Whether the trial was cancelled.
@@ -351,6 +352,7 @@ class _Process:
     sampled: tuple[float, float] | None = None
     cpu_rate: float | None = None
     stacks: str = ""
+    stopped: bool = False
     aborted_at: float | None = None
     killed_at: float | None = None
     cancelled: bool = False
@@ -387,6 +389,7 @@ class _Process:
         if self.contained is not None:
             pid = first_child(self.contained())
         if pid is not None:
+            self.stopped = _is_stopped(pid)
             self.stacks = self.on_deadline(pid)
         self._order(b"A")
         self.aborted_at = time.monotonic()
@@ -423,6 +426,13 @@ class _Process:
             event = json.loads(line)
             self.events[event.pop("event")] = event
         return "exited" in self.events or "failed" in self.events
+
+
+def _is_stopped(pid: int) -> bool:
+    """Return whether a process is stopped by a signal and waits for SIGCONT."""
+    with contextlib.suppress(psutil.Error):
+        return bool(psutil.Process(pid).status() == psutil.STATUS_STOPPED)
+    return False
 
 
 def run_process(
@@ -528,4 +538,5 @@ def _exit_record(watch: _Process, output: list[str], kills: int) -> ExitRecord:
         stdout=stdout,
         stderr=stderr,
         stacks=watch.stacks,
+        stopped=watch.stopped,
     )

@@ -29,6 +29,9 @@ class Answer:
     def end_checks(self) -> None:
         self.is_ended = True
 
+    def resume_checks(self) -> None:
+        self.is_ended = False
+
 
 @pytest.mark.checked
 @given(SECONDS, SECONDS)
@@ -61,6 +64,23 @@ def test_an_answer_that_stands_again_is_checked_for_a_share_of_all_the_time(took
     assert limits.look(search, took + 1e6 + more)
     assert limits.seconds == pytest.approx((took + 1e6 + more) / 2)
     assert not search.is_ended
+
+
+def test_a_failure_after_the_checks_have_ended_gives_the_new_answer_checks_of_its_own() -> None:
+    """A trial that is waited for because it may hang can fail when the time of the checks is over."""
+    search: Any = Answer()
+    limits = settling.CheckTime(0.0, is_sure=False)
+    search.answered = True
+    limits.look(search, 10.0)
+    limits.look(search, 100.0)
+    assert search.is_ended
+    search.answered = False
+    limits.look(search, 101.0)
+    search.answered = True
+    assert limits.look(search, 102.0)
+    assert not search.is_ended
+    limits.look(search, 200.0)
+    assert search.is_ended
 
 
 @given(SECONDS, SECONDS)
