@@ -60,7 +60,7 @@ class CornerSearch(TableSearch):
 
     @property
     def others(self) -> tuple[Verdict, ...]:
-        """Return a verdict about each failing configuration except the first.
+        """Return one verdict about each failing configuration beyond the first.
 
         The tuple is empty until the table of labels is complete.
         """
@@ -146,7 +146,7 @@ class CornerSearch(TableSearch):
             places = np.flatnonzero(line)
             if len(places):
                 towards = -1 if axis in self.table.ordered and self._falls(axis) else 1
-                # The side of the good end first, then the nearest.
+                # Prefer the side of the good end, then the nearest place.
                 rank = np.abs(places - corner[axis]) + len(line) * (towards * (places - corner[axis]) > 0)
                 near = (*corner[:axis], int(places[int(rank.argmin())]), *corner[axis + 1 :])
                 boundaries.append(Boundary(axis, corner, near))

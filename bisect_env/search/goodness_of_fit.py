@@ -94,7 +94,7 @@ def unexplained(
 def log10_bayes_factor(
     posterior: FloatArray, prior: FloatArray, these: NDArray[np.bool_], those: NDArray[np.bool_]
 ) -> float | None:
-    """Return the decimal logarithm of the Bayes factor between two sets of hypotheses.
+    """Return how strongly the trials favour one set of hypotheses over another, as log10 of the Bayes factor.
 
     Args:
         posterior: Posterior of each hypothesis, shape (H,).

@@ -22,7 +22,7 @@ from bisect_env.search.verdict import Status, Verdict
 
 @dataclass(frozen=True, slots=True)
 class Situation:
-    """The arguments with which a search is asked for trials.
+    """The state of a study when its search is asked for trials: what is running, and what may be chosen.
 
     Attributes:
         running: Number of running trials of each group, by the representative of the group.
@@ -37,7 +37,7 @@ class Situation:
     worth: float = 0.0
 
     def allows(self, cell: Index) -> bool:
-        """Return whether a combination may be chosen."""
+        """Return whether a combination may be chosen for the next trial."""
         return self.only is None or cell in self.only
 
     def allowed(self, cells: Sequence[Index]) -> NDArray[np.bool_]:
@@ -102,7 +102,7 @@ class StudySearch(Plan):
         self._changed()
 
     def _changed(self) -> None:
-        """Discard all cached properties, because they follow from the tallies."""
+        """Discard all cached properties after a change of the tallies, from which they follow."""
         for name in [*vars(self)]:
             if isinstance(getattr(type(self), name, None), cached_property):
                 delattr(self, name)
@@ -178,7 +178,7 @@ class StudySearch(Plan):
         return tuple(found.values())
 
     def _wanted_checks(self) -> Iterable[Check]:
-        """Return the checks that a confirmed answer needs, possibly several of the same combination."""
+        """List the checks that a confirmed answer needs; a combination may occur in several of them."""
         return ()
 
     def _checking(self, count: int, now: Situation) -> list[Index]:

@@ -141,7 +141,7 @@ class Table:
 
     @cached_property
     def visible(self) -> NDArray[np.bool_]:
-        """Return a boolean array in the shape of the lattice: True at representatives that can be tried."""
+        """Return a boolean array over the lattice: True at one cell of each group that may be tried."""
         return self.view.standing(self.can_run)
 
     @cached_property
@@ -207,10 +207,10 @@ class Table:
         return [self.view.cells[place] for place in np.flatnonzero(self._labels >= 0)]
 
     def _alone(self, labels: NDArray[np.int8]) -> list[int]:
-        """Return the positions of the few groups without whose labels the others form a frontier.
+        """Return the positions of the few groups whose labels contradict a border that all others fit.
 
-        A frontier is a border between good and bad combinations that never turns back. The list is empty if
-        all labels form a frontier, or if more than `_ALONE` labels contradict it.
+        Such a border between good and bad combinations (a frontier) never turns back. The list is empty if
+        all labels fit one, or if more than `_ALONE` labels contradict it.
 
         Args:
             labels: The label of each group, shape (X,).
@@ -234,9 +234,9 @@ class Table:
 
     @cached_property
     def again(self) -> list[tuple[Index, int]]:
-        """Return pairs (combination, required trials) that are missing before labels are trusted.
+        """Return the combinations that need more trials before labels are trusted, and how many.
 
-        The required trials include those that were already made.
+        The number includes trials that were already made.
         """
         trials, wanted = self.counts.trials, dict[int, int]()
         if self.counts.unanimous:
@@ -367,9 +367,15 @@ class Table:
         return chosen, chance
 
     def _lacking(self, description: _Described, axis: int, passed: NDArray[np.bool_]) -> set[int]:
-        """Return the values of an axis that the description calls good somewhere but that never passed.
+        """Return the axis values called good for some combination although no combination with them passed.
 
-        They are positions on the axis.
+        Args:
+            description: The rule that calls combinations good or bad.
+            axis: The axis.
+            passed: True for the combinations that passed, shape of the lattice.
+
+        Returns:
+            Positions of the values on the axis.
         """
         across = tuple(other for other in range(len(self.grid.shape)) if other != axis)
         called_good = np.asarray((self.visible & ~description.bad).any(axis=across))
@@ -398,7 +404,7 @@ class Table:
 
     @property
     def suspects(self) -> list[Index]:
-        """Return the stated ends and corners of the lattice that have not passed often enough yet.
+        """Return the stated ends and corners of the lattice that passed too seldom so far to be called good.
 
         They are in the reverse order of `first`. The list is empty once a trial failed.
         """
@@ -451,7 +457,7 @@ class Table:
 
     @cached_property
     def calls(self) -> NDArray[np.int8]:
-        """Return the label of each combination, by its own trials or by the description.
+        """Return the label of each combination, from its own trials or from the description of the table.
 
         The labels are 1 bad, 0 good, and -1 if there is none or the combination cannot be run. The array has
         the shape of the lattice.
@@ -527,7 +533,7 @@ class Table:
         )
 
     def _answer(self, bad: NDArray[np.bool_]) -> Answer:
-        """Turn the table `bad` (True at bad combinations) into an `Answer` with boundaries."""
+        """Turn a table that is True at bad combinations into an `Answer` with boundaries."""
         kind = "never" if not bad.any() else "always" if bad[self.feasible].all() else "table"
         hypothesis = described(kind, bad) if kind == "table" else constant(kind, bad.shape)
         hits, trials = self.view.spread(self.counts.hits), self.view.spread(self.counts.trials)
@@ -535,7 +541,7 @@ class Table:
 
 
 def along(cells: NDArray[np.bool_], axes: tuple[int, ...]) -> NDArray[np.bool_]:
-    """Return `cells` combined along the given axes with *or*. These axes remain, with length 1."""
+    """Return whether any cell along the given axes is True. These axes remain, with length 1."""
     return np.asarray(cells.any(axis=axes, keepdims=True))
 
 
@@ -545,9 +551,9 @@ def cells_of(mask: NDArray[np.bool_]) -> list[Index]:
 
 
 def _joined(table: NDArray[np.int8], axes: tuple[int, ...]) -> NDArray[np.int8] | None:
-    """Merge the labels along the given axes, which remain with length 1.
+    """Merge the labels along the given axes: a line of combinations gets the label that its cells share.
 
-    Returns None if merged labels contradict each other.
+    The axes remain, with length 1. Returns None if labels of one line contradict each other.
     """
     bad, good = (along(table == label, axes) for label in (1, 0))
     if (bad & good).any():

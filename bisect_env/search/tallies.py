@@ -77,7 +77,9 @@ class Tallies:
         return sum(trials for _, trials in self.told.values())
 
     def by_group(self, numbers: Mapping[Index, int]) -> dict[Index, int]:
-        """Return the sum of `numbers` for each group that can still be run, by the group's representative.
+        """Add up `numbers` within each group of equivalent combinations that can still be run.
+
+        Returns each sum by the representative of its group.
 
         Args:
             numbers: One number per combination.
