@@ -14,12 +14,12 @@ from bisect_env.trials.records import NONE, Machine, Perturbation
 
 @dataclass(frozen=True, slots=True)
 class Conditions:
-    """The key, the axis values and the perturbation (such as CPU load) with which trials run.
+    """The conditions under which trials run: a key for equal trials, axis values, and a perturbation.
 
     Attributes:
         key: The key that equal trials share, in whatever study; "" for trials that are never reused.
         values: Values of the axes that the command sees; None for those of the combination.
-        perturbation: Circumstances that are to make the failure more frequent.
+        perturbation: Circumstances (such as CPU load) that are to make the failure more frequent.
     """
 
     key: str

@@ -208,7 +208,7 @@ def untested_checks(best: Answer, grid: Grid, tallies: Tallies) -> list[Check]:
         found = interval_checks(best, grid, tallies, 1.0)
         return [Check(cell, 1) for cell, _ in found[:1]]
     if best.hypothesis.kind in ("any", "frontier") and best.first_bad is not None:
-        # Cells at which one culprit axis, or none, has its bad value: a second frontier would change the label.
+        # Cells with the bad value on one culprit axis, or on none: a second frontier would change the label.
         ends = [*_mixed_ends(best, best.first_bad), *_other_ends(best, grid)]
         untried = [cell for cell in ends if tallies.can_run(cell) and not tallies.counts(cell)[1]]
         return [Check(cell, 1) for cell in untried[:1]]

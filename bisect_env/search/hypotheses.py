@@ -102,7 +102,7 @@ class Patterns:
         _, first, of = np.unique(packed(says), return_index=True, return_inverse=True)
         of, calls, never = of.reshape(-1), says[first], -1
         if rows.never.any():
-            # "Never" has a pattern of its own: equal failures of all combinations mean "always bad", not "never".
+            # "Never" has its own pattern: equal failures of all combinations mean "always bad" instead.
             never = len(calls)
             of = np.where(rows.never, never, of)
             calls = np.concatenate([calls, np.zeros((1, len(tried)), dtype=bool)])
