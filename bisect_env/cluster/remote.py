@@ -34,7 +34,7 @@ _EVERYWHERE = ("python", "dask", "distributed")
 
 
 def version_problems(answer: Mapping[str, Any]) -> list[str]:
-    """Return a line for each package whose version differs between this command and the cluster.
+    """Compare package versions between this command and a cluster; return one line for each difference.
 
     Only packages whose versions must be equal are compared.
 
@@ -200,7 +200,7 @@ def _refuse_others(address: str) -> None:
 
 
 def _refuse_tls_without_certificates(address: str) -> None:
-    """Raise an error if a TLS address is given, but Dask's configuration has no usable certificates.
+    """Raise an error if an address needs TLS, but Dask's configuration has no usable certificates.
 
     Without this check, Dask's client would fail with a `TypeError` and delay the end of the command by a
     minute.
