@@ -20,7 +20,7 @@ from bisect_env.matrix.history import CommitDetails, History
 
 
 class Manager(StrEnum):
-    """A source of packages: conda channels, or PyPI and similar indexes."""
+    """A kind of package source: conda channels, or PyPI and similar indexes."""
 
     CONDA = "conda"
     PYPI = "pypi"
@@ -194,7 +194,7 @@ def between(versions: Iterable[str], one: str, other: str) -> tuple[str, ...]:
 
 
 def newest_of_each(versions: Iterable[str], step: Step) -> tuple[str, ...]:
-    """Return only the newest version of each group, such as 2.1.3 of all 2.1.x, in ascending order.
+    """Keep only the newest version of each group, such as 2.1.3 of all 2.1.x; return them in ascending order.
 
     Args:
         versions: PEP 440 versions in any order, without duplicates.
@@ -292,7 +292,7 @@ class Release:
 
 @dataclass(frozen=True, slots=True)
 class PackageIndex:
-    """A package index that is used in addition to the default one.
+    """A package index that is asked for packages in addition to the default one.
 
     Attributes:
         name: Name of the index in matrix files and in uv's settings; "" if it has none.

@@ -77,7 +77,7 @@ def dump(data: Mapping[str, Any], comment: str = "") -> str:
 
 
 class _StopReadingError(Exception):
-    """Raised to stop parsing after a problem, because the rest of the file would repeat that problem."""
+    """Raised to stop parsing after a problem, because what follows would only repeat that problem."""
 
 
 class _TreeBuilder:
