@@ -201,7 +201,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class _Attempt:
-    """A submission of a trial to Dask, and what is known about it.
+    """One submission of a trial to Dask, with what is known about its progress.
 
     Attributes:
         trial_id: Id of the requested trial.

@@ -25,7 +25,7 @@ NO_GPU_REMEDY = (
 
 @dataclass(frozen=True, slots=True)
 class Gpu:
-    """A GPU of this host.
+    """A GPU of this host, with its index, UUID and product name.
 
     Attributes:
         index: NVML's index, which follows the order of the PCI bus.
@@ -67,7 +67,7 @@ def _usable(variable: str | None, present: Sequence[Gpu]) -> list[Gpu]:
 
 
 def choose_gpus(present: Sequence[Gpu], selection: str | None, variable: str | None) -> list[Gpu]:
-    """Return the GPUs of this host that a study may use.
+    """Choose the GPUs of this host on which a study may run trials.
 
     Args:
         present: All readable GPUs.
@@ -437,7 +437,7 @@ class XidWatch:
 
 
 def open_nvml() -> Nvml:
-    """Open NVML (NVIDIA's management library) on this host.
+    """Open NVML, NVIDIA's management library, to read the state of the GPUs of this host.
 
     Raises:
         InfrastructureError: `nvidia-ml-py` is not installed, or there is no driver.

@@ -157,7 +157,7 @@ class PrefixProgress:
 
 @dataclass(frozen=True, slots=True)
 class PrefixReady:
-    """The answer that an environment was built on at least one host, so that trials can run there.
+    """An executor's answer that an environment was built on at least one host, so that trials can run there.
 
     It answers a `PrefixRequest`. If this was only to check an environment, the environment may not exist.
 
@@ -176,7 +176,7 @@ class PrefixReady:
 
 @dataclass(frozen=True, slots=True)
 class TrialCompleted:
-    """The answer that a trial has run, with its record.
+    """An executor's answer that a trial has run, with the record of the trial.
 
     Attributes:
         record: The record of the trial.
@@ -189,7 +189,7 @@ class TrialCompleted:
 
 @dataclass(frozen=True, slots=True)
 class BuildFailed:
-    """The answer that an environment could not be built.
+    """An executor's answer that an environment could not be built.
 
     If the build was for a requested trial, this trial did not run.
 
@@ -209,7 +209,7 @@ class BuildFailed:
 
 @dataclass(frozen=True, slots=True)
 class TrialLost:
-    """The answer that a trial has no result, for example because it was cancelled or its worker was lost.
+    """An executor's answer that a trial has no result, because it was cancelled or its worker was lost.
 
     Such a trial is no evidence.
 

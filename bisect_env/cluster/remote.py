@@ -156,7 +156,7 @@ def _open(scheduler: str | None, scheduler_file: Path | None) -> Any:
 
 
 def _refuse_others(address: str) -> None:
-    """Raise an error if no Dask scheduler answers at an address.
+    """Raise an error if what answers at an address is no Dask scheduler, or nothing answers.
 
     Without this check, Dask's client would wait for ever if another service (a web server, say) has this
     address: such a service sends nothing, or nothing that can be read.

@@ -37,7 +37,7 @@ class Alone:
         self._seen: defaultdict[Index, EvidenceCounts] = defaultdict(EvidenceCounts)
 
     def count(self, index: Index, evidence: Evidence, outcome: Outcome) -> None:
-        """Add the result of a trial that had its GPU to itself.
+        """Count a trial that had its GPU to itself.
 
         Args:
             index: The representative of its combination's group.

@@ -191,7 +191,7 @@ class CircumstancePlan(BlockPlan):
 
     @property
     def finished(self) -> bool:
-        """Return whether the comparison of perturbations has a result."""
+        """Return whether the perturbations have been compared, so that no more trials are needed."""
         return self.found is not None
 
     def block(self, _places: int, *, is_idle: bool) -> tuple[Index, int] | None:

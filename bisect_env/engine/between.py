@@ -70,7 +70,7 @@ class Ends:
 def read_ends(
     good: str, bad: str, *, python: str = "", stored: Callable[[str], ForeignEnvironment | None]
 ) -> Ends:
-    """Read two environments and determine their Python versions.
+    """Read the environment that works and the one that fails, and determine their Python versions.
 
     Args:
         good: A file, a directory, or a study's combination (such as `STUDY:last-good`).
@@ -141,7 +141,7 @@ def _notes(good: ForeignEnvironment, bad: ForeignEnvironment, pythons: tuple[str
 
 
 def _comparable(ends: Ends) -> None:
-    """Raise an error if two environments cannot be compared.
+    """Raise an error if two environments cannot be compared, for example because they are equal.
 
     Raises:
         UsageError: They cannot be compared; the message names the reason and a remedy.

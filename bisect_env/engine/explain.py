@@ -105,7 +105,7 @@ class CulpritPlan(BlockPlan):
         return self._block
 
     def tell(self, index: Index, *, hit: bool) -> None:
-        """Add the result of one trial to the search."""
+        """Pass the result of one trial to the search for the packages that cause the failure."""
         super().tell(index, hit=hit)
         self.search.tell(changes_of(index), hits=int(hit), trials=1)
         self.__dict__.pop("_next", None)
@@ -181,7 +181,7 @@ class CulpritStudy:
 
     @property
     def changes(self) -> int:
-        """Return the number of packages that changed."""
+        """Return the number of packages that differ between the good and the bad environment."""
         return len(self._changed)
 
     def run(self) -> Explanation:

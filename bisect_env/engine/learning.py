@@ -107,7 +107,7 @@ class Learner:
         return bool(new) or self._basis != known
 
     def _learn(self, trials: Sequence[StoredTrial]) -> None:
-        """Pass stored trials to the state and the plan, in order.
+        """Pass stored trials, in order, to the state and the plan of the study.
 
         If the meaning of earlier trials has changed (good, bad or void), start again with all trials instead.
         """

@@ -250,7 +250,7 @@ class Locking:
         return self.prepared
 
     def close(self) -> None:
-        """Cancel the requests that no solver has begun.
+        """Cancel the requested locks with which no solver has begun.
 
         Running solvers are not waited for, and start no others.
         """

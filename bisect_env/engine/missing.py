@@ -38,7 +38,7 @@ class MissingModules:
     _otherwise: bool = False
 
     def tell(self, record: TrialRecord) -> None:
-        """Record whether a trial failed because of a missing module."""
+        """Note whether a trial failed because a module is missing."""
         module = missing_module(record)
         own = {str(canonicalize_name(package)) for package in self.packages}
         if module is None or package_of_module(module) in own:

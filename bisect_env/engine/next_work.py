@@ -133,7 +133,7 @@ class NextWork:
         self._foreseen_at: tuple[int, ...] | None = None
 
     def decide(self, slots: int, *, only: Mapping[Index, int] | None = None) -> Wanted:
-        """Return which trials, builds and locks to begin now.
+        """Decide which trials, builds and locks the study should begin now.
 
         Args:
             slots: Number of trials that can run at the same time.

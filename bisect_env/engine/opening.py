@@ -142,7 +142,7 @@ def _as_refined(matrix: Matrix, grid: Grid, study: Study) -> Grid:
 def open_study(
     store: Store, expansion: Expansion, *, fresh: bool = False, study_id: str | None = None
 ) -> Study:
-    """Resume the study of a matrix, or begin a new one.
+    """Resume the stored study of a matrix, or begin a new one if there is none.
 
     Also records that this user has run the matrix on this host.
 

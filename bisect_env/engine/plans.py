@@ -76,7 +76,7 @@ class BlockPlan(ABC):
         return []
 
     def observe(self, index: Index, trial: StoredTrial) -> None:
-        """Receive a stored trial of any kind, even a void one.
+        """Receive each stored trial, even one that does not count because it is void.
 
         If the trial is good or bad, the caller passes its result to `tell` afterwards.
         """
@@ -120,7 +120,7 @@ class BlockRunner(TrialRunner):
 
 
 class OneCombinationPlan(BlockPlan):
-    """A plan that tries one combination a number of times.
+    """A plan that tries one combination a given number of times.
 
     Failures other than the target failure count as well; void trials are repeated.
 

@@ -82,7 +82,7 @@ class TrialRunner(Learner):
     # -- before and after ----------------------------------------------------------------------------------
 
     def run(self) -> None:
-        """Run trials until the plan is finished.
+        """Run the trials that the plan asks for until it is finished, and record their results.
 
         Raises:
             NoEnvironmentError: Nothing can be run.

@@ -143,7 +143,7 @@ class StudyRunner(TrialRunner):
 
     @property
     def _trials_left(self) -> int:
-        """Return how many trials may still be counted."""
+        """Return how many more trials may be counted before the study's budget of trials is spent."""
         return max(0, self._matrix.file.search.max_trials - self.plan.trials)
 
     def _wanted_alone(self, places: int) -> list[Index]:

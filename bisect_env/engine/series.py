@@ -29,7 +29,7 @@ class Conditions:
 
 @dataclass(frozen=True, slots=True)
 class RunSetup:
-    """The settings of a runner: which matrix, plan and study it works on.
+    """The settings of a runner: which matrix, which plan and which study it works on.
 
     Attributes:
         matrix: The matrix whose command is run.

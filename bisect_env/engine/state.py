@@ -48,7 +48,7 @@ class Mean:
     count: int = 0
 
     def add(self, value: float) -> None:
-        """Add a value."""
+        """Add a value to those of which the mean is taken."""
         self.total += value
         self.count += 1
 

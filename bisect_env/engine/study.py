@@ -190,7 +190,7 @@ class StudyRun:
             self.session.store.record_decision(self._study.id, ENDED, spent)
 
     def _limit_reached(self, runner: StudyRunner) -> bool:
-        """Return whether a limit of this command ends the checks."""
+        """Return whether a limit of this command (such as its budget) now ends the checks of the answer."""
         is_spent = runner.plan.trials >= self.matrix.file.search.max_trials
         return self.quick or is_spent or not self.session.is_in_time
 

@@ -269,7 +269,7 @@ def pair_data(pair: Pair) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class Moving:
-    """A package whose releases are bisected.
+    """A package whose releases are bisected, with its good and its bad version.
 
     Attributes:
         name: Name of the package.

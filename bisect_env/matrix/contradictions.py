@@ -23,7 +23,7 @@ from bisect_env.matrix.signatures import FROM_BAD_END
 
 
 def cross_checks(file: MatrixFile, lines: Mapping[Path, int]) -> list[Problem]:
-    """Return all contradictions between the keys of a matrix file.
+    """Find all keys of a matrix file that contradict each other, although each is valid on its own.
 
     Args:
         file: The validated matrix file.

@@ -200,7 +200,7 @@ def refined(matrix: Matrix, grid: Grid, added: Mapping[str, Sequence[str]]) -> G
 
 
 def commit_axis(name: str, direction: Direction, history: History, values: Iterable[str]) -> GridAxis:
-    """Build an axis of a grid whose values are the given commits.
+    """Build an axis of a grid whose values are commits of a repository.
 
     Args:
         name: Name of the axis.

@@ -26,7 +26,7 @@ _HASH = re.compile(r"\b[0-9a-f]{40}(?:[0-9a-f]{24})?\b")
 
 @dataclass(frozen=True, slots=True)
 class Commit:
-    """The parents and the subject of a commit.
+    """A commit of a git repository: its parents and its subject.
 
     Attributes:
         parents: Hashes of the parents, the first parent first.

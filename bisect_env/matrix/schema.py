@@ -347,7 +347,7 @@ class EnvironmentAxis(AxisModel):
 
 
 class CommitBuild(StrictModel):
-    """Settings for building commits."""
+    """Settings for building the package from each commit of an axis."""
 
     env: dict[EnvName, Value] = Field(
         default_factory=dict,
@@ -962,9 +962,9 @@ class MatrixFile(StrictModel):
 
     @property
     def uses_conda(self) -> bool:
-        """Return whether any environment contains conda packages.
+        """Return whether any environment of the matrix contains conda packages.
 
-        If so, Python comes from a conda channel, too.
+        Then Python comes from a conda channel, too.
         """
         return bool(self.packages.conda) or any(axis.uses_conda for axis in self.axes.values())
 

@@ -43,7 +43,7 @@ _LONGEST_SHOWN = 80
 
 
 def parse_pypi(text: str) -> Version:
-    """Parse a PEP 440 version.
+    """Parse a version such as `2.1.0rc1` by the rules of PyPI (PEP 440).
 
     Raises:
         ValueError: The text is not a PEP 440 version; the message names a remedy.
@@ -312,7 +312,7 @@ class VersionCatalogue(Protocol):
     """
 
     def versions(self, package: str, *, index: str | None) -> list[Release]:
-        """Return all releases of a package on package indexes, in any order.
+        """Look up all releases of a package in package indexes; they come in any order.
 
         The list is empty if the index does not know the package.
 
@@ -329,7 +329,7 @@ class VersionCatalogue(Protocol):
     def conda_versions(
         self, package: str, *, channels: Sequence[str], platform: str, build: str | None
     ) -> list[Release]:
-        """Return all releases of a conda package, in any order.
+        """Look up all releases of a conda package in the given channels; they come in any order.
 
         The list is empty if no channel has the package.
 

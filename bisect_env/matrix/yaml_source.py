@@ -63,7 +63,7 @@ def parse(text: str) -> Source:
 
 
 def dump(data: Mapping[str, Any], comment: str = "") -> str:
-    """Return the text of a matrix file in YAML.
+    """Write the content of a matrix file as YAML, and return the text.
 
     Args:
         data: Content of the file.

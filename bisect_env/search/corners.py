@@ -43,7 +43,7 @@ class CornerSearch(TableSearch):
         return replace(self._about(self.found[0]), ends_wrong=self._wrong_ends())
 
     def _about(self, one: Answer) -> Verdict:
-        """Return a verdict about one configuration.
+        """Return a verdict about one failing configuration (a box of bad combinations).
 
         Its status is the one of the verdict about the whole table. But a configuration is not confirmed if no
         good combination differs from its corner on one axis alone.

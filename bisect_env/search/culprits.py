@@ -140,7 +140,7 @@ class CulpritSearch:
         self._feasible[intermediate] = False
 
     def tell(self, intermediate: Changes, *, hits: int, trials: int) -> None:
-        """Record the results of trials in an intermediate environment.
+        """Record the results of trials in an environment with only some of the changes.
 
         Raises:
             ValueError: `hits` is not between 0 and `trials`.
@@ -166,7 +166,7 @@ class CulpritSearch:
 
     @property
     def is_sure(self) -> bool:
-        """Return whether the answer reaches the stated confidence.
+        """Return whether the best explanation of the failure reaches the stated confidence.
 
         As long as `next_step` proposes trials, they may still contradict it.
         """
@@ -267,7 +267,7 @@ class CulpritSearch:
 
     @cached_property
     def _posterior(self) -> FloatArray:
-        """Return the posterior of each hypothesis, shape (hypotheses,)."""
+        """Return the posterior probability of each hypothesis, shape (hypotheses,)."""
         return self._believe().weight
 
     def _labels(self, intermediates: Sequence[Changes]) -> FloatArray:

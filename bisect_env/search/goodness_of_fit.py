@@ -38,7 +38,7 @@ _LARGEST = 300.0
 
 @dataclass(frozen=True, slots=True)
 class Unexplained:
-    """A combination whose trials contradict the verdict.
+    """A combination whose trials contradict the verdict: it failed too often or too seldom.
 
     Attributes:
         index: The combination, as the representative of its group.

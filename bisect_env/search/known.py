@@ -427,7 +427,7 @@ class Known:
 
 
 def evenly(cells: NDArray[np.intp], count: int) -> NDArray[np.intp]:
-    """Return at most `count` elements of `cells`, evenly spaced."""
+    """Pick at most `count` elements of an array, evenly spaced."""
     if len(cells) <= count:
         return cells
     return cells[np.unique(np.linspace(0, len(cells) - 1, count).round().astype(np.intp))]

@@ -77,7 +77,7 @@ class NextTrials:
         return self._most_telling(count, allowed)
 
     def _room(self, count: int) -> int:
-        """Return how many of `count` trials may start now.
+        """Return how many of the `count` requested trials may start now, before others have ended.
 
         As long as no combination both failed and passed, one trial of each combination and a few repetitions
         should be enough. Once so many have run or are running, further repetitions wait for the running

@@ -22,7 +22,7 @@ class Plan(Protocol):
 
     @property
     def finished(self) -> bool:
-        """Return True if the plan wants no more trials."""
+        """Return whether the plan needs no more trials, because it has its answer or cannot get one."""
         ...
 
     def ask(

@@ -44,7 +44,7 @@ _CANDIDATES = 10
 
 
 class Search(StudySearch):
-    """A search for the boundary between good and bad combinations.
+    """A search for the first bad combination: it chooses trials and finds the boundary between good and bad.
 
     Only trials with the target failure count as failures.
 
@@ -154,7 +154,7 @@ class Search(StudySearch):
 
     @cached_property
     def verdict(self) -> Verdict:
-        """Return the verdict so far.
+        """Return the verdict after the trials so far: the most probable answer, and how sure it is.
 
         It depends only on the counts, not on the order of trials.
         """

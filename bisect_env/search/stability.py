@@ -78,7 +78,7 @@ class Effect:
 
     @property
     def noteworthy(self) -> bool:
-        """Return whether the effect should be reported."""
+        """Return whether the difference between failure rates is strong enough to be reported."""
         return self.bayes_factor >= NOTEWORTHY
 
 

@@ -74,7 +74,7 @@ class Shape:
 
     @classmethod
     def of(cls, ways: Iterable[Way], values: Mapping[int, Sequence[int]], base: Index) -> Shape:
-        """Create a shape from its ways and the values of the axes.
+        """Create a selection of combinations from the axes that change together and from their values.
 
         Axes that are not in `values` have only their value in `base`.
         """
@@ -121,7 +121,7 @@ class Shape:
 
 
 class Stage:
-    """A search over a selection of the combinations of a lattice.
+    """One stage of a search: a search over a selection of the combinations of a large lattice.
 
     Args:
         grid: The whole lattice.
@@ -353,7 +353,7 @@ def _filled(values: Sequence[int], bad: NDArray[np.bool_], size: int) -> NDArray
 
 
 def _values_of_each(grid: Grid, axes: Sequence[int] | None = None, wanted: tuple[int, ...] = ()) -> list[int]:
-    """Choose how many values of each axis a stage has.
+    """Choose how many values of each axis a stage of the search looks at.
 
     Each axis has two values (or its only one), and then as many as fit into `_MOST_CELLS` cells.
 

@@ -94,7 +94,7 @@ class StudySearch(Plan):
         self._changed()
 
     def set_aside(self, index: Index) -> None:
-        """Exclude a combination and its group from further trials.
+        """Exclude a combination, and all equivalent ones, from further trials.
 
         Trials that were recorded before still count.
         """
@@ -204,7 +204,7 @@ class StudySearch(Plan):
     @property
     @abstractmethod
     def verdict(self) -> Verdict:
-        """Return the verdict so far.
+        """Return the verdict after the trials so far: the most probable answer, and how sure it is.
 
         It depends only on the counts, not on the order of trials.
         """

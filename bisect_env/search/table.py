@@ -98,7 +98,7 @@ class _Described:
 
 @dataclass(frozen=True, slots=True)
 class Called:
-    """The label of one combination of the table.
+    """The label (good or bad) of one combination of the table, with its probability.
 
     Attributes:
         bad: Whether it is called bad.
@@ -131,7 +131,7 @@ class Table:
 
     @property
     def grid(self) -> Grid:
-        """Return the lattice (the grid of all combinations)."""
+        """Return the grid of all combinations that the table labels."""
         return self.view.grid
 
     @cached_property
@@ -496,7 +496,7 @@ class Table:
 
     @cached_property
     def verdict(self) -> Verdict:
-        """Return the verdict about the table as a whole."""
+        """Return the verdict about all combinations as a whole: which are bad, and how sure that is."""
         complete = self.is_complete
         best = self._answer(self.calls == 1)
         says = best.hypothesis.bad_cells().ravel()[self.view.flat]

@@ -57,7 +57,7 @@ class TableSearch(StudySearch):
 
     @property
     def verdict(self) -> Verdict:
-        """Return the verdict about the table as a whole."""
+        """Return the verdict about all combinations as a whole: which are bad, and how sure that is."""
         return self.table.verdict
 
     def probability_bad(self) -> FloatArray:

@@ -19,7 +19,7 @@ _PAIRED = 500
 
 
 class Status(StrEnum):
-    """The degree to which the trials support a verdict."""
+    """How well the trials support a verdict: confirmed, likely, or less."""
 
     CONFIRMED = "confirmed"
     """The answer reaches the stated confidence, whether bad combinations share one failure rate or not, and
