@@ -76,7 +76,7 @@ class CellCounts:
         return np.stack(bad), np.stack(good), np.stack(own)
 
     def given(self, cell: int, hits: int, trials: int) -> CellCounts:
-        """Return a copy of the counts in which combination `cell` has more failures and trials."""
+        """Return a copy of the counts to which failures and trials of one combination were added."""
         more, of = self.hits.copy(), self.trials.copy()
         more[cell] += hits
         of[cell] += trials

@@ -82,11 +82,11 @@ def clean_checks(best: Answer, tallies: Tallies, limits: SearchLimits) -> list[C
 
 
 def _controls(best: Answer, tallies: Tallies, limits: SearchLimits) -> list[Check]:
-    """Return trials of control combinations for each last good combination that failed at least once.
+    """Return trials of further combinations that should be good, for each last good one that failed.
 
-    If those failures are a background, they also occur at combinations that should be good, too. There are
-    two such controls: the good combination on the same line that is farthest from the boundary, and the last
-    good combination moved as far as possible along all axes that the answer does not blame.
+    If those failures are a background, they also occur at these *controls*. There are two such controls: the
+    good combination on the same line that is farthest from the boundary, and the last good combination moved
+    as far as possible along all axes that the answer does not blame.
     """
     enough = clean_passes(limits.clean_rate, limits.confidence)
     found = []
@@ -110,9 +110,9 @@ def _controls(best: Answer, tallies: Tallies, limits: SearchLimits) -> list[Chec
 
 
 def _with_others_apart(good: Index, best: Answer, tallies: Tallies) -> Index:
-    """Return `good`, moved as far as possible along each axis that the answer does not blame.
+    """Move a last good combination as far as possible along each axis that the answer does not blame.
 
-    The returned combination can be run and is good according to the answer.
+    The result is a control: it can be run, and it is good according to the answer.
     """
     cell = good
     for axis, size in enumerate(map(len, best.hypothesis.sets)):
@@ -221,7 +221,7 @@ def untested_checks(best: Answer, grid: Grid, tallies: Tallies) -> list[Check]:
 
 
 def _mixed_ends(best: Answer, first_bad: Index) -> list[Index]:
-    """Return all combinations of the lowest and the highest value of each axis that the answer blames.
+    """Return the corners that combine the lowest and highest values of all axes that the answer blames.
 
     All other axes have the value of `first_bad`.
     """

@@ -101,7 +101,7 @@ class CornerSearch(TableSearch):
         return tuple(found)
 
     def _falls(self, axis: int) -> bool:
-        """Return whether the good end of an ordered axis is its highest value."""
+        """Return whether failures begin towards low values: the good end of the axis is its highest value."""
         description = self.table.description
         if description is not None and description.stairs[0].changes == 1:
             return axis in description.stairs[0].back

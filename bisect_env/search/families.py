@@ -73,7 +73,7 @@ def families_of(shape: Sequence[int], directions: Sequence[Direction]) -> list[F
 
 @functools.lru_cache(maxsize=64)
 def family(direction: Direction, size: int, *, gaps: bool = True) -> Family:
-    """Return the family of one axis: the sets of bad values that its direction allows.
+    """Return the possible sets of bad values of one axis (its family), as its direction allows them.
 
     Args:
         direction: Where the bad values may lie.

@@ -64,12 +64,12 @@ class HypothesisRows:
 
     @cached_property
     def never(self) -> NDArray[np.bool_]:
-        """Return a boolean array, shape (H,): True for each hypothesis that calls no combination bad."""
+        """Return which hypotheses call no combination bad, as a boolean array of shape (H,)."""
         return np.asarray(~self.says.any(axis=1))
 
     @cached_property
     def always(self) -> NDArray[np.bool_]:
-        """Return a boolean array, shape (H,): True for each hypothesis that calls all combinations bad."""
+        """Return which hypotheses call all combinations bad, as a boolean array of shape (H,)."""
         return np.asarray(self.says.all(axis=1))
 
 

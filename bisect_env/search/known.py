@@ -101,7 +101,7 @@ class Known:
 
     @cached_property
     def belief(self) -> Belief:
-        """Return the posterior probabilities of hypotheses and failure rates.
+        """Return the posterior probabilities of hypotheses and failure rates, given all trials.
 
         Once the search assumes that bad combinations fail in every trial, only hypotheses that agree with
         every trial are possible. If there are none, the assumption is ignored.
@@ -154,7 +154,10 @@ class Known:
 
     @cached_property
     def labels(self) -> NDArray[np.int8]:
-        """Return the label of each group by its own trials: 1 bad, 0 good, -1 unknown; shape (X,)."""
+        """Return the label of each group of combinations by its own trials: 1 bad, 0 good, -1 unknown.
+
+        The shape is (X,).
+        """
         hits, trials = self.counts.hits, self.counts.trials
         if self.unanimous:
             return np.where(trials > 0, hits > 0, -1).astype(np.int8)
@@ -186,7 +189,7 @@ class Known:
 
     @cached_property
     def feasible(self) -> NDArray[np.bool_]:
-        """Return a boolean array in the shape of the lattice: True where a combination can still be tried."""
+        """Return which combinations can still be tried, as a boolean array in the shape of the lattice."""
         return self.view.spread(self.can_run)
 
     @cached_property
@@ -249,7 +252,7 @@ class Known:
 
     @cached_property
     def _agreeing(self) -> NDArray[np.bool_]:
-        """Return a boolean array, shape (P,): True for each pattern that agrees with every trial.
+        """Return which patterns of hypotheses agree with every trial, as a boolean array of shape (P,).
 
         Such a pattern calls a tried combination bad if and only if one of its trials failed.
         """

@@ -146,7 +146,7 @@ class RateGrid:
         )
 
     def if_bad(self, hits: float, trials: float) -> tuple[FloatArray, FloatArray]:
-        """Compute the likelihood of a combination's counts if the combination is bad.
+        """Compute how well the counts of a combination fit each typical failure rate, if it is bad.
 
         Args:
             hits: Number of trials that showed the target failure.

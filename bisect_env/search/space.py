@@ -74,7 +74,7 @@ class Hypothesis:
         return all(inside) if self.kind == "all" else any(inside)
 
     def bad_cells(self) -> NDArray[np.bool_]:
-        """Return a boolean array in the shape of the lattice: True for each combination that is bad."""
+        """Return which combinations are bad under this hypothesis, as a boolean array over the lattice."""
         shape = tuple(len(bad) for bad in self.sets)
         if self.kind in ("never", "always"):
             return np.full(shape, self.kind == "always")

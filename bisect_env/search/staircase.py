@@ -50,7 +50,7 @@ def ordered_axes(grid: Grid) -> list[int]:
 def upward(
     combine: np.ufunc, values: NDArray[_Number], axes: Iterable[int], back: Collection[int]
 ) -> NDArray[_Number]:
-    """Combine each value of an array with all values before it on the way upward.
+    """Accumulate the values of an array on the way upward: combine each value with all before it.
 
     Upward means towards higher positions along each axis, but towards lower ones along the axes in `back`.
 
@@ -102,7 +102,7 @@ class Staircase:
 
     @property
     def decided(self) -> NDArray[np.bool_]:
-        """Return a boolean array in the shape of the lattice: True for cells whose label is decided.
+        """Return which cells have a decided label, as a boolean array in the shape of the lattice.
 
         A label is decided if it is known or follows from other labels.
         """

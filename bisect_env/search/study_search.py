@@ -41,7 +41,7 @@ class Situation:
         return self.only is None or cell in self.only
 
     def allowed(self, cells: Sequence[Index]) -> NDArray[np.bool_]:
-        """Return a boolean array in the order of `cells`: True for each cell that may be chosen."""
+        """Return which of the given cells may be chosen for the next trial, as a boolean array."""
         return np.array([self.allows(cell) for cell in cells], dtype=np.bool_)
 
     def prices(self, cells: Sequence[Index]) -> FloatArray:

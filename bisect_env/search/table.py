@@ -146,7 +146,7 @@ class Table:
 
     @cached_property
     def feasible(self) -> NDArray[np.bool_]:
-        """Return a boolean array in the shape of the lattice: True at combinations that can be tried."""
+        """Return which combinations can be tried, as a boolean array in the shape of the lattice."""
         return self.view.spread(self.can_run)
 
     def trials(self, cell: Index) -> int:

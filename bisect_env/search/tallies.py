@@ -104,7 +104,7 @@ class Tallies:
         return hits, trials
 
     def runnable(self, cells: Sequence[Index]) -> NDArray[np.bool_]:
-        """Return a boolean array in the order of `cells`: True for each cell that can still be tried.
+        """Return which of the given combinations can still be tried, as a boolean array in their order.
 
         Args:
             cells: Representatives of groups.
