@@ -12,7 +12,7 @@ _QUOTED_LINES = 12
 
 
 def without_kind(message: str) -> str:
-    """Return an error message of pydantic without the prefix `Value error, `."""
+    """Remove the prefix `Value error, ` that pydantic puts before the message of an error."""
     return message.removeprefix("Value error, ")
 
 
@@ -104,7 +104,7 @@ class BisectEnvError(Exception):
 
 
 def _indented(text: str) -> str:
-    """Return a text with all lines but the first indented. Only the last lines of a long text are kept."""
+    """Indent all lines of a text but the first. Only the last lines of a long text are kept."""
     lines = text.splitlines()
     if len(lines) > _QUOTED_LINES:
         lines = ["…", *lines[-_QUOTED_LINES:]]
@@ -174,7 +174,7 @@ class StudyInterruptedError(BisectEnvError):
 
 
 def expanded(path: str | Path) -> Path:
-    """Return a path in which `~` or `~user` at its beginning is replaced by the home directory.
+    """Replace `~` or `~user` at the beginning of a path by the home directory.
 
     Raises:
         UsageError: This directory is not known, for example because there is no such user.

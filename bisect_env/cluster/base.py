@@ -58,7 +58,7 @@ from bisect_env.trials.records import Machine
 def build_result(
     lock_hash: str, answers: Mapping[str, object], *, known: Collection[str] = ()
 ) -> PrefixReady | BuildFailed:
-    """Combine the answers of several hosts that built the same environment into one result.
+    """Combine the answers of all hosts that were asked to build one environment into one result.
 
     If at least one host has the environment, the result is a success, and trials run there. A failure on
     another host (which may lack a compiler, or have a full disk) is a problem of that host.
@@ -88,7 +88,10 @@ def build_result(
 
 
 def one_of_each_host(offers: Iterable[WorkerOffer]) -> set[str]:
-    """Return the address of one worker per host; all workers of a host share its environments."""
+    """Choose one worker of each host, because all workers of a host share its environments.
+
+    Returns the addresses of these workers.
+    """
     chosen: dict[str, str] = {}
     for offer in offers:
         chosen[offer.host] = min(offer.address, chosen.get(offer.host, offer.address))
@@ -110,7 +113,7 @@ class PrefixHosts:
     _failures: Counter[tuple[str, str]] = field(default_factory=Counter)
 
     def note_request(self, request: PrefixRequest, offers: Sequence[WorkerOffer]) -> None:
-        """Record that every host in `offers` is building an environment."""
+        """Record that every host in `offers` has been asked to build an environment."""
         if request.look:
             return
         self._requests[request.lock.content_hash] = request
@@ -136,7 +139,7 @@ class PrefixHosts:
     def builds_on_new_hosts(
         self, wanted: Iterable[str], offers: Sequence[WorkerOffer]
     ) -> list[tuple[PrefixRequest, list[WorkerOffer]]]:
-        """Return the builds that newly joined hosts must start, with a worker of each host.
+        """Choose the builds that newly joined hosts must start, with one worker of each host.
 
         The builds are marked as started.
 
@@ -157,7 +160,7 @@ class PrefixHosts:
         return found
 
     def workers_with(self, lock_hash: str, offers: Sequence[WorkerOffer]) -> list[str] | None:
-        """Return the addresses of the workers that have the environment of a trial.
+        """Return the addresses of the workers that may run a trial, because they have its environment.
 
         Returns None if any worker may run the trial, because all hosts have the environment or none is known
         to have it.
@@ -167,7 +170,7 @@ class PrefixHosts:
         return addresses if 0 < len(addresses) < len(offers) else None
 
     def offers_with_prefixes(self, offers: Sequence[WorkerOffer]) -> list[WorkerOffer]:
-        """Return the workers on hosts that have at least one environment.
+        """Return the workers on hosts that already have at least one environment.
 
         Returns all workers as long as no host has one.
         """
@@ -198,7 +201,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class _Attempt:
-    """A submission of a trial to Dask, and what is known about it.
+    """One submission of a trial to Dask, with what is known about its progress.
 
     Attributes:
         trial_id: Id of the requested trial.
@@ -277,7 +280,7 @@ class DaskExecutor:
         """Kill the processes of this executor if they do not end in time; subclasses override this method."""
 
     def _release(self) -> None:
-        """Remove temporary files after all processes have ended; subclasses override this method."""
+        """Remove temporary files once all processes have ended; subclasses override this method."""
 
     # -- what the cluster offers ---------------------------------------------------------------------------
 
@@ -291,7 +294,7 @@ class DaskExecutor:
         return max(1, slots(self._prefix_hosts.offers_with_prefixes(self.look()), self._gpus_per_trial))
 
     def look(self, max_age: float = OFFERS_AGE) -> list[WorkerOffer]:
-        """Return the workers of the cluster, as known at most `max_age` seconds ago."""
+        """Return the present workers of the cluster, from a list that is at most `max_age` seconds old."""
         now = time.monotonic()
         if now > self._offers_at + max_age and self.client.status == "running":
             self._offers_at = now
@@ -397,7 +400,7 @@ class DaskExecutor:
             time.sleep(0.1)
 
     def _on_every_host(self, request: PrefixRequest) -> list[WorkerOffer]:
-        """Return one worker of each host; if there are no workers yet, wait for the first one.
+        """Choose one worker of each host for a build; if there are no workers yet, wait for the first one.
 
         Also notes that these hosts are building the requested environment.
         """
@@ -510,9 +513,9 @@ class DaskExecutor:
     # -- health --------------------------------------------------------------------------------------------
 
     def _check_client(self) -> None:
-        """Raise an error if the connection to the cluster is lost or has not been restored in time.
+        """Raise an error if the connection to the cluster is lost for good; does not wait.
 
-        Does not wait.
+        A broken connection is given time to be restored.
         """
         status, now = self.client.status, time.monotonic()
         if status != "connecting":
@@ -546,7 +549,10 @@ class DaskExecutor:
             )
 
     def _give_up_stranded(self, offers: Sequence[WorkerOffer]) -> None:
-        """Cancel trials whose environment is only on workers that are gone; Dask would wait for ever."""
+        """Cancel trials whose environment exists only on workers that are gone.
+
+        Dask would wait for these workers for ever.
+        """
         there = {offer.address for offer in offers}
         for attempt in self.attempts.values():
             if attempt.fit is not None and there.isdisjoint(attempt.fit):
@@ -597,7 +603,7 @@ class DaskExecutor:
 
 @contextlib.contextmanager
 def _despite_lost_connection() -> Iterator[None]:
-    """Suppress and log the errors that occur in a block because the cluster cannot be reached."""
+    """Suppress and log errors of the enclosed block that occur because the cluster cannot be reached."""
     try:
         yield
     except (InfrastructureError, OSError, TimeoutError, RuntimeError) as error:

@@ -28,7 +28,7 @@ _CHECK_EVERY = 0.05
 
 
 class Place:
-    """The executor (it runs trials) of one command, started when it is first needed.
+    """The executor of one command (the object that runs its trials), started when it is first needed.
 
     A cluster may take a minute to start or to be found unreachable; the user can stop a command that waits
     for this. If the executor is ready only after that, the thread that started it closes it. This thread does
@@ -113,9 +113,10 @@ def executor_maker(
     cache_limit: int | None = None,
     offline: Path | None = None,
 ) -> Callable[[], Executor]:
-    """Return a function that starts the executor of a study, or connects to an existing cluster.
+    """Check where trials should run, and return a function that starts the executor there.
 
-    Options and GPUs are checked at once, before minutes are spent on solving; nothing is started yet.
+    The function starts workers on this host, or connects to an existing cluster. Options and GPUs are checked
+    at once, before minutes are spent on solving; nothing is started yet.
 
     Args:
         gpus_per_trial: `trial.gpus` of the matrix.
@@ -180,7 +181,7 @@ def executor_maker(
 
 
 def tls_warning(scheduler: str | None, scheduler_file: Path | None) -> str | None:
-    """Return a warning if a Dask scheduler on another host is used without TLS, else None.
+    """Return a warning if the command talks to a Dask scheduler on another host without TLS, else None.
 
     Args:
         scheduler: `--scheduler`.
@@ -208,7 +209,7 @@ def tls_warning(scheduler: str | None, scheduler_file: Path | None) -> str | Non
 
 
 def address_in(scheduler_file: Path) -> str:
-    """Return the address of the scheduler from a scheduler file.
+    """Read the address of the Dask scheduler from a scheduler file.
 
     Returns "" if the file contains no address; the error is then raised on connecting.
     """

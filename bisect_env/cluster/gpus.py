@@ -25,7 +25,7 @@ NO_GPU_REMEDY = (
 
 @dataclass(frozen=True, slots=True)
 class Gpu:
-    """A GPU of this host.
+    """A GPU of this host, with its index, UUID and product name.
 
     Attributes:
         index: NVML's index, which follows the order of the PCI bus.
@@ -39,7 +39,7 @@ class Gpu:
 
 
 def find_gpu(word: str, present: Sequence[Gpu]) -> Gpu | None:
-    """Return the GPU with a given index, UUID, or beginning of a UUID.
+    """Return the GPU that a user means by an index, a UUID, or the beginning of a UUID.
 
     Returns None if no GPU or more than one GPU matches.
     """
@@ -67,7 +67,7 @@ def _usable(variable: str | None, present: Sequence[Gpu]) -> list[Gpu]:
 
 
 def choose_gpus(present: Sequence[Gpu], selection: str | None, variable: str | None) -> list[Gpu]:
-    """Return the GPUs of this host that a study may use.
+    """Choose the GPUs of this host on which a study may run trials.
 
     Args:
         present: All readable GPUs.
@@ -173,7 +173,7 @@ OK = 0
 NOT_FOUND = 6
 GPU_IS_LOST = 15
 RESET_REQUIRED = 16
-"""NVML's return codes, from `nvml.h`."""
+"""Return codes of NVML, from `nvml.h`."""
 _GONE = {
     NOT_FOUND: "NVML does not find it any more",
     GPU_IS_LOST: "it was lost (NVML error 15: it fell off the bus or cannot be reached)",
@@ -221,14 +221,14 @@ class GpuFault:
 
 
 def before_trial(reading: Reading) -> GpuFault | None:
-    """Return the fault because of which a trial must not use a GPU, or None if the GPU is usable."""
+    """Return the fault because of which no trial may use a GPU now, or None if the GPU is usable."""
     if reading.error in _GONE:
         return GpuFault(reading.uuid, _GONE[reading.error], aside=True)
     return None
 
 
 def after_trial(before: Reading, after: Reading, xids: Iterable[int] = ()) -> GpuFault | None:
-    """Return the fault because of which a finished trial is void, or None if there is no fault.
+    """Return the fault because of which a finished trial is void, or None if the GPU had no fault.
 
     Args:
         before: Reading before the trial.
@@ -251,7 +251,7 @@ def after_trial(before: Reading, after: Reading, xids: Iterable[int] = ()) -> Gp
 
 
 class Suspicions:
-    """A record of GPUs that trials report as lost although NVML finds them healthy.
+    """A record of GPUs that trials report as lost although NVML (NVIDIA's library) finds them healthy.
 
     A combination whose own libraries are broken (a bundled driver library, say) reports every GPU as lost,
     and all would be excluded one after another. Therefore a report counts only if trials of two different
@@ -262,7 +262,7 @@ class Suspicions:
         self._claims: defaultdict[str, set[str]] = defaultdict(set)
 
     def lost(self, uuids: Sequence[str], lock_hash: str) -> list[GpuFault]:
-        """Record that a trial reports GPUs as lost or sick, and return the faults that are now confirmed.
+        """Record that a trial reports GPUs as lost, and return the faults that are confirmed by now.
 
         Args:
             uuids: UUIDs of the GPUs.
@@ -277,7 +277,7 @@ class Suspicions:
         return found
 
     def used(self, uuids: Iterable[str]) -> None:
-        """Delete all reports that some GPUs are lost, since a trial has just used them."""
+        """Delete all reports that some GPUs are lost, because a trial has just used these GPUs."""
         for uuid in uuids:
             self._claims.pop(uuid, None)
 
@@ -424,7 +424,7 @@ class XidWatch:
         return [xid for uuid in self._uuids for xid in self.xids(uuid)]
 
     def busy(self) -> float | None:
-        """Return the share of the last second (or less) in which the busiest GPU ran a kernel.
+        """Return how busy the busiest GPU was in the last second: the share of time in which it ran a kernel.
 
         Returns None if no GPU can be read.
         """
@@ -437,7 +437,7 @@ class XidWatch:
 
 
 def open_nvml() -> Nvml:
-    """Open NVML (NVIDIA's management library) on this host.
+    """Open NVML, NVIDIA's management library, to read the state of the GPUs of this host.
 
     Raises:
         InfrastructureError: `nvidia-ml-py` is not installed, or there is no driver.
@@ -450,7 +450,7 @@ def open_nvml() -> Nvml:
 
 
 def visible_to_this_worker(environ: Mapping[str, str], count: int) -> tuple[tuple[str, ...], Nvml | None]:
-    """Return the UUIDs of the GPUs that this worker may lend to trials, and NVML if it is installed.
+    """Return the UUIDs of the GPUs that this worker may lend to trials, and an open NVML if installed.
 
     Args:
         environ: Environment of the worker.

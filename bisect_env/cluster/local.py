@@ -168,7 +168,7 @@ def gpu_executor(build: PrefixBuilder, groups: Sequence[tuple[str, ...]], trials
 
 
 def refuse_without_dask_cuda() -> Any:
-    """Import and return the module `dask_cuda`, or raise an error if it is not installed.
+    """Import and return the module `dask_cuda`; raise an error with a remedy if it is not installed.
 
     Raises:
         InfrastructureError: dask-cuda is not installed.

@@ -35,7 +35,7 @@ from bisect_env.trials.run import GpuWatch, TrialCancelledError, harness_error_r
 
 
 def importable(lock: Lock) -> tuple[LockedDistribution, ...]:
-    """Return Python and the packages that a script can import in the environment of a lock, sorted by name.
+    """List Python and the packages that a script can import in the environment of a lock, sorted by name.
 
     The names are those in the packages' own metadata, such as those that pip lists. The result is empty if a
     container image is the whole environment, because its packages are not in the lock.
@@ -82,7 +82,7 @@ class PrefixBuilder(Protocol):
 
 
 class GpuUnavailableError(Exception):
-    """Raised if a trial did not run or is void because a GPU cannot be used.
+    """Raised if a trial did not run, or its result is void, because a GPU cannot be used.
 
     Args:
         reason: The reason in words.
@@ -203,7 +203,7 @@ def _changes(lock_hash: str, prefix: Path) -> tuple[ChangedEnvironment, ...]:
 def _build_failed(
     request: TrialRequest | PrefixRequest, error: Exception, trial_id: str
 ) -> BuildFailed | None:
-    """Convert an error that occurred during a build to the answer that says why the build failed.
+    """Convert an error during a build to the answer that tells the command why the build failed.
 
     Returns None if the error is a defect of our code.
     """

@@ -52,7 +52,7 @@ class _Attempt:
 
 @dataclass(slots=True, eq=False)
 class _Requests:
-    """Requests of one kind, builds or looks, and the threads that carry them out.
+    """The waiting requests of one kind (builds, or checks of environments), with the threads for them.
 
     Attributes:
         name: Name of the threads.
@@ -161,7 +161,7 @@ class PoolExecutor:
                 thread.start()
 
     def _prepare_all(self, requests: _Requests) -> None:
-        """Carry out requests until none is waiting; this is the work of one thread."""
+        """Carry out builds or checks until no request is waiting; this is the work of one thread."""
         while True:
             with self._lock:
                 # A closed executor starts no processes, because nobody would end them.
@@ -214,7 +214,7 @@ class PoolExecutor:
 
 
 def take(source: queue.SimpleQueue[_T], timeout: float | None) -> list[_T]:
-    """Wait for an item of a queue, then return all items that the queue contains.
+    """Wait for an item of a queue, then return all items that the queue contains by then.
 
     Args:
         source: The queue.

@@ -36,7 +36,7 @@ _GRAIN = 2**20
 
 @dataclass(frozen=True, slots=True)
 class WorkerOffer:
-    """The number of trials that one worker can run at the same time, and its number of GPUs.
+    """What one worker offers: how many trials it can run at the same time, and how many GPUs it has.
 
     Attributes:
         address: Dask's address of the worker.
@@ -52,7 +52,7 @@ class WorkerOffer:
 
     @classmethod
     def of(cls, address: str, info: Mapping[str, Any]) -> WorkerOffer:
-        """Read the host, the threads and the GPUs of a worker from Dask's description of this worker."""
+        """Read the host, number of threads and number of GPUs of a worker from Dask's description of it."""
         return cls(address, str(info["host"]), int(info["nthreads"]), int(info["resources"].get(GPU, 0)))
 
 
@@ -65,7 +65,7 @@ def trials_per_gpu(gpus: float) -> int:
 
 
 def promised(gpus: float) -> float:
-    """Return how many GPUs (or which fraction) Dask must reserve for a trial.
+    """Return the number of GPUs (or the share of one) that Dask must reserve for a trial.
 
     Fractions are rounded to multiples of 1 / 2**20, so that adding and subtracting them is exact in floating
     point: with thirds, a trial that needs a whole GPU might wait for ever.
@@ -89,9 +89,9 @@ def slots(offers: Iterable[WorkerOffer], gpus: float) -> int:
 
 
 def why_never(offers: Sequence[WorkerOffer], gpus: float) -> str | None:
-    """Return the reason (text) why no worker can ever run a trial with this number of GPUs, or None.
+    """Return why no worker can ever run a trial that needs this number of GPUs, or None if one can.
 
-    Returns None if there are no workers, because workers may be about to join.
+    The reason is a text. Returns None as well if there are no workers, because workers may be about to join.
     """
     if gpus == 0 or not offers or slots(offers, gpus):
         return None
@@ -142,7 +142,7 @@ class PrefixRequest:
 
 @dataclass(frozen=True, slots=True)
 class PrefixProgress:
-    """A message that the build of an environment has reached a new step.
+    """A message that a running build of an environment has reached a new step.
 
     A host sends it while building; the answer to the request follows later.
 
@@ -157,7 +157,7 @@ class PrefixProgress:
 
 @dataclass(frozen=True, slots=True)
 class PrefixReady:
-    """The answer that an environment was built on at least one host, so that trials can run there.
+    """An executor's answer that an environment was built on at least one host, so that trials can run there.
 
     It answers a `PrefixRequest`. If this was only to check an environment, the environment may not exist.
 
@@ -176,7 +176,7 @@ class PrefixReady:
 
 @dataclass(frozen=True, slots=True)
 class TrialCompleted:
-    """The answer that a trial has run, with its record.
+    """An executor's answer that a trial has run, with the record of the trial.
 
     Attributes:
         record: The record of the trial.
@@ -189,7 +189,7 @@ class TrialCompleted:
 
 @dataclass(frozen=True, slots=True)
 class BuildFailed:
-    """The answer that an environment could not be built.
+    """An executor's answer that an environment could not be built.
 
     If the build was for a requested trial, this trial did not run.
 
@@ -209,7 +209,7 @@ class BuildFailed:
 
 @dataclass(frozen=True, slots=True)
 class TrialLost:
-    """The answer that a trial has no result, for example because it was cancelled or its worker was lost.
+    """An executor's answer that a trial has no result, because it was cancelled or its worker was lost.
 
     Such a trial is no evidence.
 

@@ -34,7 +34,7 @@ _EVERYWHERE = ("python", "dask", "distributed")
 
 
 def version_problems(answer: Mapping[str, Any]) -> list[str]:
-    """Return a line for each package whose version differs between this command and the cluster.
+    """Compare package versions between this command and a cluster; return one line for each difference.
 
     Only packages whose versions must be equal are compared.
 
@@ -156,7 +156,7 @@ def _open(scheduler: str | None, scheduler_file: Path | None) -> Any:
 
 
 def _refuse_others(address: str) -> None:
-    """Raise an error if no Dask scheduler answers at an address.
+    """Raise an error if what answers at an address is no Dask scheduler, or nothing answers.
 
     Without this check, Dask's client would wait for ever if another service (a web server, say) has this
     address: such a service sends nothing, or nothing that can be read.
@@ -200,7 +200,7 @@ def _refuse_others(address: str) -> None:
 
 
 def _refuse_tls_without_certificates(address: str) -> None:
-    """Raise an error if a TLS address is given, but Dask's configuration has no usable certificates.
+    """Raise an error if an address needs TLS, but Dask's configuration has no usable certificates.
 
     Without this check, Dask's client would fail with a `TypeError` and delay the end of the command by a
     minute.

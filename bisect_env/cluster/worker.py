@@ -91,7 +91,7 @@ class HostGpus:
         self.on_excluded: Callable[[str, str, int], None] = lambda _uuid, _why, _left: None
 
     def describe(self, gpus: float) -> set[tuple[str, str]]:
-        """Return the GPU models and driver versions that trials with this number of GPUs may get.
+        """Return which GPU models and driver versions a trial with this number of GPUs may run on.
 
         The result is empty if NVML is not installed or too few GPUs work.
         """
@@ -105,7 +105,7 @@ class HostGpus:
         return {self._monitor.describe(group) for group in groups}
 
     def enough(self, gpus: float) -> bool:
-        """Return whether at least this number of GPUs still works."""
+        """Return whether at least the given number of GPUs still works and can be lent to trials."""
         return len(self._healthy) >= gpus
 
     def run(self, spec: TrialSpec, trial: GpuTrial) -> TrialRecord:
@@ -152,7 +152,7 @@ class HostGpus:
         return borrower
 
     def _free_shares(self) -> dict[str, Fraction]:
-        """Return the free share of each working GPU; the GPU that was unused for longest comes first."""
+        """Return how much of each working GPU is free; the GPU that was unused for longest comes first."""
         room = {uuid: Fraction(1) for uuid in self._order if uuid in self._healthy}
         for borrower in self._borrowers:
             for uuid in borrower.uuids:
@@ -191,9 +191,9 @@ class HostGpus:
         return self._note_loss(spec, uuids, record)
 
     def _note_loss(self, spec: TrialSpec, uuids: list[str], record: TrialRecord) -> TrialRecord:
-        """Exclude the GPUs of a trial that reports these as lost, if other trials have confirmed the report.
+        """Exclude GPUs that a trial reports as lost, once other trials have confirmed the report.
 
-        Returns the record unchanged.
+        Returns the record of the trial unchanged.
         """
         with self._lock:
             if record.outcome is not Outcome.GPU_LOST:
@@ -225,7 +225,7 @@ def _reasons(findings: Sequence[GpuFault]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class WorkerSettings:
-    """Settings of the executor that a worker needs to run a requested trial.
+    """The settings that a command sends to each worker so that it can run trials.
 
     Attributes:
         build: Builds prefixes.

@@ -24,7 +24,7 @@ for a rare failure, three for one that looks certain."""
 
 
 class Alone:
-    """The results of trials that had a GPU to themselves.
+    """A record of the trials that had a GPU to themselves, which shows whether sharing GPUs caused failures.
 
     It also determines which trials of this kind are still needed.
 
@@ -37,7 +37,7 @@ class Alone:
         self._seen: defaultdict[Index, EvidenceCounts] = defaultdict(EvidenceCounts)
 
     def count(self, index: Index, evidence: Evidence, outcome: Outcome) -> None:
-        """Add the result of a trial that had its GPU to itself.
+        """Count a trial that had its GPU to itself.
 
         Args:
             index: The representative of its combination's group.
@@ -66,10 +66,10 @@ class Alone:
         return chosen
 
     def why_not(self, search: StudySearch) -> str | None:
-        """Return the reason (text) why a verdict is not confirmed by trials on unshared GPUs, or None.
+        """Return why trials on unshared GPUs do not confirm the verdict, as text, or None if they do.
 
-        A reason exists if the search has confirmed the verdict, but trials that had a GPU to themselves are
-        missing or disagree.
+        There is a reason only if the search has confirmed the verdict, but trials that had a GPU to
+        themselves are missing or disagree.
 
         Args:
             search: The search whose verdict is checked.
@@ -88,9 +88,10 @@ class Alone:
         return None
 
     def _sides(self, search: StudySearch) -> tuple[Index | None, Index | None]:
-        """Return the representatives of the first bad and the last good combination of a confirmed verdict.
+        """Return the first bad and the last good combination, which are to be tried on unshared GPUs.
 
-        A side is None if the verdict has none, is not confirmed, or needs no trials on unshared GPUs.
+        Both are representatives of their groups. A side is None if the verdict has none, is not confirmed, or
+        needs no trials on unshared GPUs.
         """
         verdict, stands_for = search.verdict, search.tallies.representative
         if not self._is_needed or verdict.status is not Status.CONFIRMED:

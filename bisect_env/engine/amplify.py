@@ -191,11 +191,11 @@ class CircumstancePlan(BlockPlan):
 
     @property
     def finished(self) -> bool:
-        """Return whether the comparison of perturbations has a result."""
+        """Return whether the perturbations have been compared, so that no more trials are needed."""
         return self.found is not None
 
     def block(self, _places: int, *, is_idle: bool) -> tuple[Index, int] | None:
-        """Return the combination of the current batch, and the number of trials that are still missing.
+        """Return which combination to try now, and how many trials of the current batch are still missing.
 
         Returns None if there is no batch.
         """
@@ -231,7 +231,7 @@ class CircumstancePlan(BlockPlan):
     # -- the order of the batches ----------------------------------------------------------------------------
 
     def _batches(self) -> Steps:
-        """Yield requests for trials, and return the perturbation under which the failure shows soonest.
+        """Request trials step by step, and return the perturbation under which the failure shows soonest.
 
         What counts is the time that trials need to separate good from bad combinations. The result contains
         `NONE` if no perturbation helps. The counted trials of each request are sent back; they are fewer than
@@ -295,10 +295,11 @@ class CircumstancePlan(BlockPlan):
         return self._grid.index(Combination.of({_END: end, _AROUND: around}))
 
     def _arms(self, seeds: Sequence[int]) -> Sequence[Perturbation]:
-        """Return the perturbations to compare, and name those with hash seeds of trials that failed.
+        """Return the perturbations to compare, including some with the hash seeds of trials that failed.
 
         Args:
-            seeds: Hash seeds of the trials that failed, of which the first ones are used.
+            seeds: Hash seeds of the trials that failed; the first ones are used. Their perturbations get
+                names.
         """
         named = self._named
         known = [seed for name in _SEEDS if name in named for seed in named[name].seeds]
@@ -310,7 +311,7 @@ class CircumstancePlan(BlockPlan):
         return arms
 
     def _meant(self, failed: Sequence[StoredTrial]) -> str:
-        """Return the signature of the failure that the perturbations are to make more frequent.
+        """Return the signature (identity) of the failure that perturbations are to make more frequent.
 
         Args:
             failed: The bad trials of the unperturbed script.
@@ -328,7 +329,7 @@ class CircumstancePlan(BlockPlan):
         list[StoredTrial],
         tuple[list[tuple[Perturbation, Arm]], list[tuple[Perturbation, Arm]]],
     ]:
-        """Yield requests for trials of all perturbations, dropping the worse half after each round.
+        """Request trials of all perturbations in rounds, and drop the worse half after each round.
 
         Returns the results of all perturbations, and of those left after the last round.
         """
@@ -345,9 +346,10 @@ class CircumstancePlan(BlockPlan):
     def _final(
         self, signature: str, perturbation: Perturbation, base: Arm
     ) -> Generator[tuple[Index, int], list[StoredTrial], tuple[Arm, Arm]]:
-        """Request more trials with and without a perturbation; return the results with it and without it.
+        """Request more trials with and without a perturbation, and return the results of both.
 
-        Trials with and without it alternate, so that a machine that slows down affects both.
+        The result with the perturbation comes first. Trials with and without it alternate, so that a machine
+        that slows down affects both.
         """
         again = Arm()
         for _ in range(2):

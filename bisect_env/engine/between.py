@@ -37,7 +37,7 @@ _SHOWN = 6
 
 @dataclass(frozen=True, slots=True)
 class Ends:
-    """A good and a bad environment, which are to be compared.
+    """Two environments to compare: one in which the script works, and one in which it fails.
 
     Attributes:
         good: The environment that works.
@@ -54,7 +54,7 @@ class Ends:
 
     @property
     def wholes(self) -> tuple[WholeEnvironment, WholeEnvironment]:
-        """Return the good and the bad environment as matrix values: all packages, and the Python version."""
+        """Return the good and the bad environment (packages and Python) as values of a matrix axis."""
         return _whole(self.good, self.python[0]), _whole(self.bad, self.python[1])
 
     @property
@@ -70,7 +70,7 @@ class Ends:
 def read_ends(
     good: str, bad: str, *, python: str = "", stored: Callable[[str], ForeignEnvironment | None]
 ) -> Ends:
-    """Read two environments and determine their Python versions.
+    """Read the environment that works and the one that fails, and determine their Python versions.
 
     Args:
         good: A file, a directory, or a study's combination (such as `STUDY:last-good`).
@@ -141,7 +141,7 @@ def _notes(good: ForeignEnvironment, bad: ForeignEnvironment, pythons: tuple[str
 
 
 def _comparable(ends: Ends) -> None:
-    """Raise an error if two environments cannot be compared.
+    """Raise an error if two environments cannot be compared, for example because they are equal.
 
     Raises:
         UsageError: They cannot be compared; the message names the reason and a remedy.
@@ -228,7 +228,7 @@ def other_archives(ends: Ends, locks: Mapping[str, LockResult]) -> list[str]:
 
 
 def no_environment(ends: Ends, problems: dict[str, str]) -> NoEnvironmentError:
-    """Return the error to raise if the good or the bad environment cannot be rebuilt.
+    """Build the error to raise if the good or the bad environment cannot be rebuilt.
 
     Args:
         ends: The two environments.
@@ -257,9 +257,9 @@ def moving_packages(
     yanked: Callable[[str, Collection[str]], bool],
     failure: str = "",
 ) -> tuple[Moving, ...] | str:
-    """Return the packages that cause the failure and whose releases are to be bisected next.
+    """Return the packages to bisect next, release by release, because they cause the failure.
 
-    If there are none, the reason (text) is returned instead.
+    Returns the reason (text) instead if no releases can be bisected.
 
     Args:
         explanation: Which changed packages cause the failure.
@@ -296,7 +296,7 @@ def moving_packages(
 
 
 def _names(text: str, package: str) -> bool:
-    """Return whether the output of a failure contains a package's usual import name."""
+    """Return whether a failure's output contains the name under which a package is usually imported."""
     return re.search(rf"(?<![\w-]){re.escape(package.replace('-', '_'))}(?![\w-])", text) is not None
 
 
@@ -313,14 +313,12 @@ def withdrawn(provider: EnvironmentProvider) -> Callable[[str, Collection[str]],
 def surroundings(
     explanation: Explanation, pair: Pair, moving: Sequence[Moving]
 ) -> list[tuple[str, WholeEnvironment]]:
-    """Return which versions of all other packages to use while the releases of some packages are bisected.
+    """Return the environments, without the bisected packages, in which to try the releases of these packages.
 
-    Each item is a description and the environment without the bisected packages.
-
-    The best environment comes first. An environment determines the versions of all other packages. Usually,
-    these are the versions of the good environment first, then those of the bad one, and finally unpinned
-    versions. If some changes cannot be told apart, the packages beside the bisected one are unpinned in all
-    of them.
+    Each item is a description and an environment; the best environment comes first. An environment determines
+    the versions of all other packages. Usually, these are the versions of the good environment first, then
+    those of the bad one, and finally unpinned versions. If some changes cannot be told apart, the packages
+    beside the bisected one are unpinned in all of them.
 
     Args:
         explanation: Which changed packages cause the failure.
@@ -358,7 +356,7 @@ def _loose(whole: WholeEnvironment) -> WholeEnvironment:
 
 
 def _each(whole: WholeEnvironment, change: Callable[[str, str], tuple[str, ...]]) -> WholeEnvironment:
-    """Return a copy of an environment in which a function has replaced the text of each package.
+    """Apply a function to the text of each package of an environment, and return the changed copy.
 
     Args:
         whole: The environment.

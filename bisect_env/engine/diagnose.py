@@ -181,9 +181,10 @@ def diagnose(
 
 
 def _for_gpu_core(debug: Debug, run: Callable[[Debug], TrialRecord]) -> None:
-    """Repeat the trial until the CUDA driver writes a core dump of the GPU, at most `FOR_GPU_CORE` times.
+    """Repeat a failing trial until the CUDA driver writes a core dump of the GPU.
 
-    This is done only after the failure was seen, because core dumps change how a CUDA fault ends.
+    There are at most `FOR_GPU_CORE` repetitions. They run only after the failure was seen, because core dumps
+    change how a CUDA fault ends.
     """
     for _ in range(FOR_GPU_CORE):
         # The driver's abort also leaves a core of the process, which is useless: delete it with this folder.

@@ -135,10 +135,10 @@ def _boundary(grid: Grid, boundary: Boundary, missing: Mapping[Index, tuple[str,
 def _other_end(
     grid: Grid, search: StudySearch, best: Answer, boundary: Boundary, missing: Mapping[Index, object]
 ) -> list[Boundary]:
-    """Return the boundary at the other end of a bad interval, or of a good one, as a list.
+    """Return the second change on an axis where the failure both begins and ends, as a list of boundaries.
 
-    Only an axis with the direction `EITHER` has one. Its two combinations were tried, so that no fix is
-    claimed for a version that was not. The list is empty if `boundary` is the only change.
+    Only an axis with the direction `EITHER` can have one. Both combinations of the boundary were tried, so
+    that no fix is claimed for an untried version. The list is empty if `boundary` is the only change.
     """
     axis = boundary.axis
     if grid.axes[axis].direction is not Direction.EITHER or best.hypothesis.kind not in ("all", "any"):
@@ -185,7 +185,7 @@ def axis_infos(matrix: Matrix, grid: Grid) -> tuple[AxisInfo, ...]:
 
 
 def _left_out(axis: GridAxis) -> dict[str, Any]:
-    """Return the fields of `AxisInfo` that describe the releases or commits that an axis skips."""
+    """Return the releases or commits that an axis skips, as fields of `AxisInfo`."""
     if axis.history is None:
         withdrawn = tuple(version for version, why in axis.dropped.items() if why == WITHDRAWN)
         return {"passed_over": axis.passed_over, "withdrawn": withdrawn}
@@ -196,7 +196,7 @@ def _left_out(axis: GridAxis) -> dict[str, Any]:
 
 
 def _table(grid: Grid, search: TableSearch) -> CompatibilityTable:
-    """Return for each combination of a search whether it is good or bad, and the numbers of both."""
+    """Label each combination of a search good or bad, and count both labels."""
     called = search.table.called
     return CompatibilityTable(
         good=sum(not one.bad for one in called.values()),
@@ -258,7 +258,7 @@ def _at(grid: Grid, index: Index) -> dict[str, str]:
 
 
 def _answer(grid: Grid, answer: Answer) -> dict[str, Any]:
-    """Return the fields of a `CandidateAnswer`, such as the first bad combination and its probability."""
+    """Convert an answer to the fields of a `CandidateAnswer`, such as the first bad combination."""
     return {
         "kind": answer.hypothesis.kind,
         "first_bad": _named(grid, answer.first_bad),
@@ -317,7 +317,7 @@ def chapter(
     between: Sequence[CommitDetails],
     forge: str,
 ) -> CommitReport:
-    """Return the part of the report that describes the first bad commit: author, files, links.
+    """Describe the first bad commit for the report: its author, files and links.
 
     Args:
         axis: Name of the axis.

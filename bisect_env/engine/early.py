@@ -56,7 +56,7 @@ class EarlyLocks:
             _log.info("the ends could not be locked early: %s", error)
 
     def take(self, grid: Grid) -> Locking | None:
-        """Return the solvers that lock the ends of a grid, or None if there are none for this grid.
+        """Hand over the solvers that lock the ends of a grid; return None if there are none for this grid.
 
         They are returned only once; the caller closes them.
         """
@@ -67,13 +67,13 @@ class EarlyLocks:
         return locking
 
     def drop(self) -> None:
-        """Begin no more locks, unless a study has taken the solvers."""
+        """Stop beginning locks, unless a study has taken over the solvers."""
         with self._lock:
             self._closed = True
             if self._locking is not None:
                 self._locking.close()
 
     def close(self) -> None:
-        """Begin no more locks, and end all tools that still run when the command ends."""
+        """Stop beginning locks, and end all tools that still run when the command ends."""
         self.drop()
         end_running([self._thread])

@@ -28,7 +28,7 @@ class Event:
     kind: ClassVar[str]
 
     def as_json(self) -> dict[str, Any]:
-        """Return the event as a JSON object."""
+        """Return the event as a JSON object, one line of the output of `--json`."""
         return {"event": self.kind, **{one.name: _plain(getattr(self, one.name)) for one in fields(self)}}
 
 

@@ -62,9 +62,10 @@ more often."""
 
 
 class CulpritPlan(BlockPlan):
-    """A plan of trials in environments that mix packages of the good and of the bad environment.
+    """A plan that finds the packages to blame, by trials in environments with mixed old and new packages.
 
-    It tries one environment at a time, in a block of several trials.
+    Each environment has some packages of the good and some of the bad environment. The plan tries one
+    environment at a time, in a block of several trials.
 
     Args:
         search: Chooses the environments.
@@ -79,7 +80,7 @@ class CulpritPlan(BlockPlan):
 
     @property
     def is_sure(self) -> bool:
-        """Return whether the found culprits have reached the probability at which the search may end."""
+        """Return whether the found packages are probable enough as the cause for the search to end."""
         return self._next is None and self.search.is_sure
 
     @property
@@ -104,7 +105,7 @@ class CulpritPlan(BlockPlan):
         return self._block
 
     def tell(self, index: Index, *, hit: bool) -> None:
-        """Add the result of one trial to the search."""
+        """Pass the result of one trial to the search for the packages that cause the failure."""
         super().tell(index, hit=hit)
         self.search.tell(changes_of(index), hits=int(hit), trials=1)
         self.__dict__.pop("_next", None)
@@ -180,7 +181,7 @@ class CulpritStudy:
 
     @property
     def changes(self) -> int:
-        """Return the number of packages that changed."""
+        """Return the number of packages that differ between the good and the bad environment."""
         return len(self._changed)
 
     def run(self) -> Explanation:

@@ -30,7 +30,7 @@ _BUILD_TIMEOUT = 1800.0
 
 @dataclass(frozen=True, slots=True)
 class Fetched:
-    """What a directory for hosts without a network contains after fetching.
+    """A summary of what was copied into a directory for hosts without a network.
 
     Attributes:
         environments: Number of distinct locks.

@@ -65,7 +65,7 @@ class Between:
 
     @property
     def everything(self) -> Changes:
-        """Return the set of all changes; applying all of them gives the bad environment."""
+        """Return the set of all package changes; applying all of them gives the bad environment."""
         return frozenset(range(len(self.changes)))
 
     def packages(self, intermediate: Changes) -> dict[str, LockedPackage]:
@@ -111,9 +111,10 @@ class Between:
         )
 
     def check(self, intermediate: Changes, result: LockResult) -> Lock | None:
-        """Return the solver's lock if it differs from the good one by exactly the wanted changes, else None.
+        """Return the solver's lock if it contains exactly the wanted changes, else None.
 
-        Returns None as well if the solver found no solution.
+        The changes are those that turn the good lock into the solver's. Returns None as well if the solver
+        found no solution.
         """
         if not isinstance(result, Lock):
             return None
@@ -122,7 +123,7 @@ class Between:
         return result if asked == solved else None
 
     def leaning_request(self, intermediate: Changes, position: int) -> EnvironmentRequest | None:
-        """Return a request that pins only one changed package, and leaves the other versions to the solver.
+        """Return a request that pins one changed package and leaves all other versions to the solver.
 
         The solution shows which other packages this change forces to change.
 
@@ -187,9 +188,9 @@ def _follows(change: PackageChange) -> bool:
 
 
 class Demands:
-    """The dependencies that the wheels of two environments declare.
+    """The requirements that the wheels of a good and a bad environment declare.
 
-    They show without a solver whether a mixture, with some packages from either environment, is sound.
+    They show without a solver whether a mixture of packages from both environments is sound.
 
     A mixture is sound if it fulfils all requirements. Requirements that are not even fulfilled in the
     environment of their wheel (for example because it was installed by hand) are ignored.
@@ -237,7 +238,9 @@ class Demands:
         return None if good is None or bad is None else cls(between, good, bad)
 
     def _binding(self, text: str, packages: Mapping[str, LockedPackage]) -> Requirement | None:
-        """Return a requirement if it applies to this Python version and `packages` fulfil it, else None.
+        """Return a requirement if it has to be fulfilled in mixed environments, else None.
+
+        It has to be if it applies to this Python version and the packages of its own environment fulfil it.
 
         Args:
             text: The requirement as the wheel states it.
@@ -277,7 +280,7 @@ class Demands:
         return make_lock(ends[0].python, ends[0].platform, self._between.packages(intermediate).values())
 
     def closures(self) -> tuple[list[Changes], list[Changes]]:
-        """Return which other changes each change needs, computed from the wheels' requirements.
+        """Return which other changes each package change needs, computed from the wheels' requirements.
 
         First, the changes that must be applied together with each change in the good environment; second,
         those that must be reverted together with each change in the bad environment.
@@ -307,7 +310,7 @@ def _meets(packages: Mapping[str, LockedPackage], asked: Requirement) -> bool:
 
 
 def closures(between: Between, provider: EnvironmentProvider) -> tuple[list[Changes], list[Changes]]:
-    """Return which other changes each change needs, as found by a solver.
+    """Return which other changes each package change needs, as found by a solver.
 
     First, the changes that must be applied together with each change in the good environment; second, those
     that must be reverted together with each change in the bad environment.

@@ -107,7 +107,7 @@ class Learner:
         return bool(new) or self._basis != known
 
     def _learn(self, trials: Sequence[StoredTrial]) -> None:
-        """Pass stored trials to the state and the plan, in order.
+        """Pass stored trials, in order, to the state and the plan of the study.
 
         If the meaning of earlier trials has changed (good, bad or void), start again with all trials instead.
         """
@@ -144,9 +144,9 @@ class Learner:
         self._learn_anew(self._trials.everything())
 
     def _learn_anew(self, trials: Sequence[StoredTrial]) -> None:
-        """Pass all stored trials to a state and a plan that know none.
+        """Pass all stored trials to a new state and a new plan, which know no trials yet.
 
-        Combinations that were set aside because of earlier trials, and are not any more, become solvable.
+        If trials no longer justify the exclusion of a combination, its stored state becomes solvable again.
         """
         self._learn(_since_it_ran(trials, enough=min(TRIED_BEFORE_BLAME, len(self.state.members))))
         # A series excludes no combination of its study, see `_apply_findings`.
@@ -172,13 +172,13 @@ class Learner:
             self._notify(events.Reused(reused, tuple(self._store.origins(self._study_id))))
 
     def _measured_elsewhere(self, among: Iterable[Index]) -> list[StoredTrial]:
-        """Add reusable trials of other studies to this study, and return these trials."""
+        """Copy reusable trials of other studies into this study, and return these trials."""
         keys = {self._keys[index]: self.grid.combination(index) for index in among}
         machines = self._setup.machines() if keys else ()
         return self._trials.reuse(keys, machines, self._setup.user) if machines else []
 
     def _group_of(self, combination: Combination) -> Index | None:
-        """Return the index of the first combination with the same environment and values as a given one.
+        """Return the representative of all combinations with the same environment and values as a given one.
 
         Returns None if the grid of this command does not contain the combination, or the combination cannot
         be run.
@@ -300,8 +300,8 @@ class Learner:
         """Mark trials as void that ran in an environment after its files may have been changed.
 
         These are the trials since the environment was last seen unchanged. Hosts report all changes that they
-        ever found. Most are known, or affect no trial of this study: then return None, otherwise the content
-        hash of the lock and a combination with this environment, for messages.
+        ever found, most of which are known or affect no trial of this study. Returns the content hash of the
+        lock and a combination with this environment, for messages; None if no trial became void.
         """
         self._changes.add(change)
         self._save_locked()
@@ -319,7 +319,7 @@ class Learner:
 
 
 def _since_it_ran(trials: Sequence[StoredTrial], *, enough: int) -> list[StoredTrial]:
-    """Return the trials without those after which an earlier command stopped, as its trials could not be run.
+    """Leave out trials that could not be run and after which an earlier command stopped.
 
     The cause may have been corrected since.
 

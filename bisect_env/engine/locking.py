@@ -65,7 +65,7 @@ class Prepared:
 
 
 def unfit(matrix: Matrix, grid: Grid) -> dict[Index, UnsolvableError]:
-    """Return the combinations in which a package has no release for their Python, each with an error."""
+    """Find combinations in which a package has no release for their Python; return an error for each."""
     pythons = [k for k, axis in enumerate(matrix.file.axes.values()) if getattr(axis, "is_python", False)]
     found: dict[Index, UnsolvableError] = {}
     for position, axis in enumerate(grid.axes):
@@ -167,7 +167,7 @@ class Locking:
             self._begin(index)
 
     def want_ahead(self, indices: Iterable[Index]) -> None:
-        """Let idle solvers lock combinations that may be needed later, the most likely first."""
+        """Let idle solvers lock combinations that may be needed later; the most likely ones come first."""
         for index in indices:
             if len(self._open) >= self._most_ahead or not self._may_begin_ahead:
                 return
@@ -250,7 +250,7 @@ class Locking:
         return self.prepared
 
     def close(self) -> None:
-        """Cancel the requests that no solver has begun.
+        """Cancel the requested locks with which no solver has begun.
 
         Running solvers are not waited for, and start no others.
         """
@@ -278,7 +278,7 @@ class Locking:
         self.on_done()
 
     def _result(self, index: Index) -> LockResult:
-        """Return the lock or error of a combination; its anchors are locked first.
+        """Solve a combination and return its lock or error; solve its anchors first.
 
         The anchors are the combinations whose versions it should keep. May be called from any thread.
         """
@@ -318,12 +318,12 @@ def of_commits(grid: Grid) -> bool:
 
 
 def unlocked(grid: Grid) -> Prepared:
-    """Return a `Prepared` (locks, errors and groups of combinations) in which nothing is locked yet."""
+    """Return the initial state of a study's locking (`Prepared`), in which nothing is locked yet."""
     return Prepared(grid, {}, {}, {index: index for index in grid.indices() if index not in grid.excluded})
 
 
 def is_lazy(grid: Grid) -> bool:
-    """Return whether combinations can be locked one at a time, when they are needed.
+    """Return whether combinations can be locked one by one, only when they are needed.
 
     This is False if there is a date axis: many dates may have the same environment, which is known only
     after all of them are locked.

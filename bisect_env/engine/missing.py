@@ -23,7 +23,9 @@ _NO_MODULE = re.compile(r"No module named '?([\w.]+)'?")
 
 @dataclass
 class MissingModules:
-    """A detector of a module that is missing in all environments of a study's first trials.
+    """A detector of a module that no environment contains, because the matrix forgot its package.
+
+    It looks at the first trials of a study.
 
     Args:
         packages: The packages that the study is about; their own modules do not count.
@@ -36,7 +38,7 @@ class MissingModules:
     _otherwise: bool = False
 
     def tell(self, record: TrialRecord) -> None:
-        """Record whether a trial failed because of a missing module."""
+        """Note whether a trial failed because a module is missing."""
         module = missing_module(record)
         own = {str(canonicalize_name(package)) for package in self.packages}
         if module is None or package_of_module(module) in own:
@@ -54,9 +56,10 @@ class MissingModules:
 
     @property
     def suspect(self) -> str | None:
-        """Return the module that was missing in all trials so far, or None.
+        """Return the module that was missing in every trial so far, which may explain the failures, or None.
 
-        A few trials are enough. The module may explain why a combination fails that was stated to be good.
+        A few trials are enough. For example, the module may explain why a combination fails that was stated
+        to be good.
         """
         modules = set(self._lacking.values())
         return next(iter(modules)) if len(modules) == 1 and not self._otherwise else None

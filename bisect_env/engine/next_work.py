@@ -44,7 +44,7 @@ the value 2 needs fewer builds than 1, 3 or 4."""
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """The trials, builds and locks that a study should begin next.
+    """The next work of a study: the trials, builds and locks that it should begin now.
 
     Attributes:
         start: Combinations to try now, one entry per trial; their environments exist.
@@ -133,7 +133,7 @@ class NextWork:
         self._foreseen_at: tuple[int, ...] | None = None
 
     def decide(self, slots: int, *, only: Mapping[Index, int] | None = None) -> Wanted:
-        """Return which trials, builds and locks to begin now.
+        """Decide which trials, builds and locks the study should begin now.
 
         Args:
             slots: Number of trials that can run at the same time.
@@ -166,10 +166,11 @@ class NextWork:
         return Wanted(tuple(now), *self._to_make(later, slots))
 
     def _one_by_one(self, chosen: list[Index]) -> list[Index]:
-        """Return the trials to begin if failures of commits look certain.
+        """Choose the trials to begin such that only one commit is built at a time.
 
-        Building a commit takes long, and two at once would need more builds than one after another. A commit
-        is therefore built alone, while nothing runs. Trials of built commits run at the same time.
+        This is the rule while failures of commits look certain. Building a commit takes long, and two at once
+        would need more builds than one after another. A commit is therefore built alone, while nothing runs.
+        Trials of built commits run at the same time.
 
         Args:
             chosen: The trials that the plan wants, the most wanted first.
@@ -211,7 +212,7 @@ class NextWork:
         return {index: cost * expected_builds(index[place], failed, built) for index in unpaid}
 
     def _backfill(self, count: int, pending: Mapping[Index, int], slots: int) -> list[Index]:
-        """Return combinations with existing environments to try while the wanted environments are built."""
+        """Choose trials in existing environments to fill the time while the wanted environments are built."""
         state = self._state
         ready = {index for index in state.members if state.is_ready(index)}
         if count <= 0 or not ready or not state.plan.trials or state.looks_certain:
@@ -244,7 +245,7 @@ class NextWork:
         return [*again, *state.plan.foresee(pending, costs)]
 
     def _to_make(self, wanted: Iterable[Index], slots: int) -> tuple[tuple[Index, ...], tuple[Index, ...]]:
-        """Return which of the wanted combinations to build and which to lock now.
+        """Choose which wanted environments to build now, and which combinations to lock now.
 
         The number of builds is limited by `BUILDS_AT_ONCE`, that of locks by `LOCKS_AT_ONCE`.
         """

@@ -99,9 +99,9 @@ def study_date(known: Study | None, fixed: datetime | None) -> datetime:
 
 
 def _settled_ends(study: Study | None) -> dict[str, tuple[str, str]]:
-    """Return the first and last commit of each commit axis of a study.
+    """Return the first and last commit of each commit axis, as a study fixed them when it began.
 
-    The study keeps them even if branches move.
+    A study keeps them even if branches move.
     """
     axes = () if study is None else study.definition.grid
     return {axis.name: (axis.values[0], axis.values[-1]) for axis in axes if axis.kind is AxisKind.COMMIT}
@@ -118,9 +118,9 @@ def _found_releases(study: Study | None) -> dict[str, set[str]]:
 
 
 def _as_refined(matrix: Matrix, grid: Grid, study: Study) -> Grid:
-    """Return a copy of the grid that includes the values that earlier commands added during the search.
+    """Add to a grid the values that earlier commands of its study added near the first bad version.
 
-    These are releases and commits near the first bad version.
+    These are releases and commits. Returns the changed copy.
     """
     known = {axis.name: axis.values for axis in study.definition.grid}
     added: dict[str, tuple[str, ...]] = {}
@@ -142,7 +142,7 @@ def _as_refined(matrix: Matrix, grid: Grid, study: Study) -> Grid:
 def open_study(
     store: Store, expansion: Expansion, *, fresh: bool = False, study_id: str | None = None
 ) -> Study:
-    """Resume the study of a matrix, or begin a new one.
+    """Resume the stored study of a matrix, or begin a new one if there is none.
 
     Also records that this user has run the matrix on this host.
 
@@ -173,7 +173,7 @@ def open_study(
 def open_derived(
     store: Store, matrix: Matrix, serves: str, definition: Mapping[str, Any], locks: Mapping[Index, Lock]
 ) -> Study:
-    """Begin or resume an auxiliary study, which serves another study.
+    """Begin or resume an auxiliary study, such as one for `explain`, which serves another study.
 
     Args:
         store: Database, open for writing.
@@ -228,7 +228,7 @@ def own_trials(store: Store, study: Study) -> int:
 
 
 def stored_locks(store: Store, study: Study) -> dict[Combination, Lock]:
-    """Return the stored locks of a study's combinations, without those that this user may not install.
+    """Return the stored locks of a study's combinations, except those that this user must not install.
 
     These contain local files that another user may have written into the database; they must be solved again
     on this host.

@@ -16,10 +16,10 @@ from bisect_env.trials.records import Evidence
 
 
 class BlockPlan(ABC):
-    """A `Plan` (it chooses the trials to run) that tries one combination at a time.
+    """Base class of plans that try one combination at a time, in a block of several trials.
 
-    In addition to the methods of a `Plan`, `observe` receives every stored trial, including those that do not
-    count.
+    A plan chooses the trials to run. In addition to the methods of a `Plan`, `observe` receives every stored
+    trial, including those that do not count.
 
     Attributes:
         trials: Number of counted trials so far.
@@ -76,7 +76,7 @@ class BlockPlan(ABC):
         return []
 
     def observe(self, index: Index, trial: StoredTrial) -> None:
-        """Receive a stored trial of any kind, even a void one.
+        """Receive each stored trial, even one that does not count because it is void.
 
         If the trial is good or bad, the caller passes its result to `tell` afterwards.
         """
@@ -87,7 +87,7 @@ class BlockPlan(ABC):
         self.trials += 1
 
     def all_ended(self) -> None:
-        """Note that every trial that was started has ended, so that no result is missing."""
+        """Receive the notice that every started trial has ended, so that no result is missing."""
         return
 
     @abstractmethod
@@ -96,9 +96,10 @@ class BlockPlan(ABC):
 
 
 class BlockRunner(TrialRunner):
-    """A `TrialRunner` for a `BlockPlan`. It also tells the plan of trials that do not count.
+    """A runner for plans that try one combination at a time (`BlockPlan`).
 
-    Trials that still run when the plan is finished come to their end.
+    It also passes trials that do not count, such as void ones, to the plan. Trials that still run when the
+    plan is finished come to their end.
     """
 
     plan: BlockPlan
@@ -119,7 +120,7 @@ class BlockRunner(TrialRunner):
 
 
 class OneCombinationPlan(BlockPlan):
-    """A plan that tries one combination a number of times.
+    """A plan that tries one combination a given number of times.
 
     Failures other than the target failure count as well; void trials are repeated.
 
@@ -210,7 +211,10 @@ class UntilRatePlan(OneCombinationPlan):
         self.hits += hit
 
     def all_ended(self) -> None:
-        """Test the rate in the order in which the trials began. If there is no result, go on."""
+        """Repeat the test with the trials in the order in which they began, now that all have ended.
+
+        If this test has a result, it is final; otherwise, the plan asks for more trials.
+        """
         # Trials of earlier calls had ended before these began.
         for _, _, hit in sorted(self._new):
             self._in_order_of_start.tell(hit)

@@ -154,7 +154,10 @@ echo "$failed of $times runs failed"
 
 
 def _seeds(perturbation: Perturbation) -> str:
-    """Return lines of `run.sh` that set `seed`: every second run gets a preferred seed, as in trials."""
+    """Return the lines of `run.sh` that choose each run's hash seed in the same way as trials do.
+
+    Every second run gets one of the seeds at which the failure is frequent, if there are any.
+    """
     lines = ["# A hash seed of its own for each run, as trials have.", "seed=$number"]
     turns = 2 * len(perturbation.seeds)
     lines += [
@@ -165,7 +168,7 @@ def _seeds(perturbation: Perturbation) -> str:
 
 
 def _circumstances(perturbation: Perturbation) -> list[str]:
-    """Return a paragraph of the README about the circumstances that `run.sh` does not make itself."""
+    """Explain, for the README, the circumstances of trials that `run.sh` does not create by itself."""
     one, start = perturbation, f"./{RUN}"
     found = {
         f"start {one.copies} times as many copies at the same time": one.copies > 1,
@@ -290,7 +293,7 @@ def _contrast(lock: Lock, good: Contrast | None) -> list[str]:
 
 
 def _elsewhere(lock: Lock) -> list[str]:
-    """Return notes about packages built from local repositories, which other hosts do not have."""
+    """Return notes about packages built from local repositories, because other hosts lack these."""
     places = {
         package.name: package.url.removeprefix("git+file://").rpartition("@")[0]
         for package in lock.packages

@@ -112,9 +112,10 @@ def commit_source(matrix: Matrix, axis: CommitAxis, commit: str) -> CommitSource
 
 
 def _pinned(override: str, pins: Mapping[str, str]) -> str:
-    """Return a requirement override; if it is only the name of an axis's package, add the axis's version.
+    """Complete a requirement override that is only the name of an axis's package with the axis's version.
 
-    For example, `numpy` becomes `numpy==1.26.4` in a combination with this version of numpy.
+    Other overrides are returned unchanged. For example, `numpy` becomes `numpy==1.26.4` in a combination with
+    this version of numpy.
     """
     versions = {str(canonicalize_name(name)): version for name, version in pins.items()}
     version = versions.get(str(canonicalize_name(override)))
@@ -149,7 +150,7 @@ def environment_warnings(request: EnvironmentRequest, lock: Lock) -> tuple[str, 
 
 
 class Requests(ABC):
-    """Base class that maps each combination to the environment that must be solved for it."""
+    """Base class of the rules that say which environment must be solved for each combination."""
 
     @abstractmethod
     def request(self, index: Index) -> EnvironmentRequest:

@@ -29,7 +29,7 @@ reused."""
 
 
 def trial_key(matrix: Matrix, combination: Combination, lock: Lock, perturbation: Perturbation = NONE) -> str:
-    """Return the key of a combination's trials: a hash that equal trials of all studies share.
+    """Return the key of a combination's trials: a hash that is equal for equal trials of all studies.
 
     It is a sha256 in hexadecimal digits.
 
@@ -67,7 +67,7 @@ def trial_key(matrix: Matrix, combination: Combination, lock: Lock, perturbation
 
 
 def reusable(machines: Collection[Machine], gpus: float) -> frozenset[Machine]:
-    """Return the machine classes that are known well enough to reuse trials of other studies there.
+    """Return the classes of machines that are known well enough to reuse trials from other studies there.
 
     Args:
         machines: Classes of the machines where trials run.

@@ -82,7 +82,7 @@ class TrialRunner(Learner):
     # -- before and after ----------------------------------------------------------------------------------
 
     def run(self) -> None:
-        """Run trials until the plan is finished.
+        """Run the trials that the plan asks for until it is finished, and record their results.
 
         Raises:
             NoEnvironmentError: Nothing can be run.
@@ -108,7 +108,7 @@ class TrialRunner(Learner):
             self.state.check_anything_ran()
 
     def _go_further(self) -> bool:
-        """Do the final checks of a finished plan, and return whether more trials may be needed."""
+        """Do the final checks after the plan has finished; return whether they may require more trials."""
         return self._look_at_environments()
 
     def _pursue(self) -> None:
@@ -150,7 +150,7 @@ class TrialRunner(Learner):
         return self._may_go_on and not self.plan.finished
 
     def _asked_next(self) -> Collection[Index]:
-        """Return combinations of which trials are wanted next; empty if no more trials are needed."""
+        """Return the combinations that the plan wants to try next; empty if it needs no more trials."""
         return self.plan.ask(1)
 
     def _look_at_environments(self) -> bool:
@@ -227,7 +227,7 @@ class TrialRunner(Learner):
         return True
 
     def _only(self) -> Mapping[Index, int] | None:
-        """Return the combinations to try instead of those that the plan wants, or None if the plan decides.
+        """Return the combinations to try instead of the plan's choice, or None to let the plan decide.
 
         The values are maximum numbers of simultaneous trials.
         """
@@ -264,7 +264,7 @@ class TrialRunner(Learner):
         )
 
     def _start(self, chosen: Sequence[Index], *, alone: bool = False) -> bool:
-        """Reserve (claim) trials in the database, and start those that no other command has reserved.
+        """Claim trials in the database, and start those that no other command has claimed before.
 
         If other commands were faster with some, also read their results, on which the next choice depends.
 
@@ -312,11 +312,11 @@ class TrialRunner(Learner):
         return Counter({self.grid.combination(index): number for index, number in running.items()})
 
     def _claims(self) -> dict[str, Combination]:
-        """Return the combination of each trial that this command is running, by trial id."""
+        """Return the combination of each trial that this command is running and has claimed, by trial id."""
         return {trial: self.grid.combination(index) for trial, index in self.state.running.items()}
 
     def _wind_down(self) -> None:
-        """Wait a short time for running trials to end, and for those that may be hangs; cancel the others."""
+        """Give running trials a short time to end, wait for those that may hang, and cancel the rest."""
         waits = self.waits and self._session.is_in_time
         deadline = self._clock() + grace(self.state.trial_seconds.value, waits=waits)
         is_said = False

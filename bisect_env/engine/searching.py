@@ -132,7 +132,7 @@ class StudyRunner(TrialRunner):
         return super()._asked_next() or list(doubtful or ())
 
     def _is_in_doubt(self) -> bool:
-        """Return whether more failures are needed to tell one problem with the script from two.
+        """Return whether more failures are needed to decide if the script has one problem or two.
 
         The search may already have an answer, which takes two problems for one. Returns False if the budget
         of trials is spent.
@@ -143,7 +143,7 @@ class StudyRunner(TrialRunner):
 
     @property
     def _trials_left(self) -> int:
-        """Return how many trials may still be counted."""
+        """Return how many more trials may be counted before the study's budget of trials is spent."""
         return max(0, self._matrix.file.search.max_trials - self.plan.trials)
 
     def _wanted_alone(self, places: int) -> list[Index]:
@@ -224,10 +224,10 @@ class StudyRunner(TrialRunner):
         )
 
     def _only_passing(self) -> tuple[Combination, int, float] | None:
-        """Return a combination that has only passed so far, for a message before the first failure.
+        """Return a combination that has only passed so far, to tell the user how rare a failure would be.
 
-        The result also contains its number of passes, and the smallest failure rate that the study searches
-        for. Returns None once a failure was seen.
+        Used for messages before the first failure. The result also contains its number of passes, and the
+        smallest failure rate that the study searches for. Returns None once a failure was seen.
         """
         counts = self.state.counts
         if self.state.hits or not counts:

@@ -14,12 +14,12 @@ from bisect_env.trials.records import NONE, Machine, Perturbation
 
 @dataclass(frozen=True, slots=True)
 class Conditions:
-    """The key, the axis values and the perturbation (such as CPU load) with which trials run.
+    """The conditions under which trials run: a key for equal trials, axis values, and a perturbation.
 
     Attributes:
         key: The key that equal trials share, in whatever study; "" for trials that are never reused.
         values: Values of the axes that the command sees; None for those of the combination.
-        perturbation: Circumstances that are to make the failure more frequent.
+        perturbation: Circumstances (such as CPU load) that are to make the failure more frequent.
     """
 
     key: str
@@ -29,7 +29,7 @@ class Conditions:
 
 @dataclass(frozen=True, slots=True)
 class RunSetup:
-    """The settings of a runner: which matrix, plan and study it works on.
+    """The settings of a runner: which matrix, which plan and which study it works on.
 
     Attributes:
         matrix: The matrix whose command is run.

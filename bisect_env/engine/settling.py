@@ -40,7 +40,7 @@ class CheckTime:
         self.seconds: float | None = None
 
     def look(self, search: StudySearch, now: float) -> bool:
-        """Start the checks' time when the search has an answer; end the checks when that time is over.
+        """Start the time limit of the checks when there is an answer, and end the checks when it is over.
 
         Args:
             search: The search of the study.
@@ -120,7 +120,10 @@ def only_trials(
 
 
 def _between_kinds(grid: Grid, state: StudyState, search: StudySearch, judge: Judge) -> Index | None:
-    """Return a combination between two that fail in different ways although the search takes them for one."""
+    """Return a combination between two failures that the search takes for one problem, perhaps wrongly.
+
+    The two combinations fail in different ways. If the one between passes, they have different problems.
+    """
     positions = judge.places.line
     if judge.target.signature or not positions or not search.answered:
         return None

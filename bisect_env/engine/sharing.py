@@ -135,7 +135,7 @@ class Sharing:
 
     @property
     def is_due(self) -> bool:
-        """Return whether it is time to call `news` again."""
+        """Return whether enough time has passed to call `news` again."""
         return self._clock() >= self._read_at + READ_EVERY
 
     def claim(
@@ -143,7 +143,7 @@ class Sharing:
         wanted: Sequence[tuple[str, Combination]],
         running: Mapping[Combination, int],
     ) -> list[bool]:
-        """Reserve (claim) trials for this command, and return for each trial whether this succeeded.
+        """Reserve (claim) trials so that no other command runs them; return whether each claim succeeded.
 
         A claim fails if another command has claimed or recorded a trial in its place since the last read.
 

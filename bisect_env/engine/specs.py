@@ -69,7 +69,7 @@ def target_of(matrix: Matrix) -> Target:
 
 
 def allowed_sources(matrix: Matrix) -> bool | frozenset[str]:
-    """Return which packages the matrix allows to build from source.
+    """Return which packages the matrix allows to be built from source distributions.
 
     True means all packages, False none; otherwise, the result is a set of names.
     """

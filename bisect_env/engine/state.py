@@ -48,7 +48,7 @@ class Mean:
     count: int = 0
 
     def add(self, value: float) -> None:
-        """Add a value."""
+        """Add a value to those of which the mean is taken."""
         self.total += value
         self.count += 1
 
@@ -83,7 +83,7 @@ class PutAside:
 
 
 Finding = PutAside | str
-"""What follows from a new fact: a decision about a combination, or a sentence that is shown to the user."""
+"""A conclusion from a new fact: a decision about a combination, or a sentence that is shown to the user."""
 
 
 def many_lost(hosts: Collection[str]) -> str | None:
@@ -204,7 +204,7 @@ class StudyState:
         return any(c.bad for c in counts) or all(c.good < FLAKY_FROM for c in counts)
 
     def missing(self) -> dict[Index, tuple[str, str]]:
-        """Return a status and a reason for each combination that is known not to be runnable."""
+        """Return, for each combination known not to be runnable, its status and the reason."""
         known = {}
         for index in (*self._grid.excluded, *self._prepared.unsolvable):
             state = self._prepared.state(index)
@@ -290,7 +290,7 @@ class StudyState:
         return findings + self._remark(f"build-{indices[0]}", f"{self._last_void}; it is tried again")
 
     def combinations_in(self, lock_hash: str) -> list[Index]:
-        """Return the combinations with this environment; of those that share all trials only the first."""
+        """Return the combinations that use an environment; of those that share all trials only the first."""
         locks = self._prepared.locks.items()
         return [index for index, lock in locks if lock.content_hash == lock_hash and index in self.members]
 
@@ -441,7 +441,7 @@ class StudyState:
         return lock is not None and lock.content_hash in self.ready
 
     def is_paid(self, index: Index) -> bool:
-        """Return whether trials of a combination need no new build.
+        """Return whether a combination can be tried without paying for a new build.
 
         This is the case if its environment exists, is being built, or was used by earlier trials.
         """

@@ -84,7 +84,7 @@ def matrix_of(store: Store, study: Study, *, secrets: bool = True) -> Matrix:
 
 
 def note_asked(digest: str) -> None:
-    """Record on this host that this user has run a matrix, so that its stored studies may be run again.
+    """Remember on this host that this user has run a matrix, so that its stored studies are trusted.
 
     A user can then run such a study by its id.
 
@@ -108,7 +108,7 @@ def _asked(digest: str) -> Path:
 
 
 def refuse_strangers(study: Study) -> None:
-    """Raise an error if this user has never run the matrix of a study on this host.
+    """Raise an error if this user has never run the matrix of a study, because its commands may be harmful.
 
     Another user may have written its commands into the database.
 

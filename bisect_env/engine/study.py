@@ -162,9 +162,9 @@ class StudyRun:
         self._refining = passed_over and self.goal is Goal.FIRST_BAD
 
     def _deadline(self) -> float | None:
-        """Return the time at which the study's budget is spent, or None if the study has no budget.
+        """Return the time at which the study's budget is spent, by the clock of the session, or None.
 
-        The time that earlier commands spent on the study is counted.
+        None means that there is no budget. The time that earlier commands spent on the study is counted.
         """
         budget = self.matrix.file.search.budget
         if budget is None:
@@ -176,7 +176,7 @@ class StudyRun:
         return self._began + budget - max(spent, covered)
 
     def _earlier_runs(self) -> Sequence[Mapping[str, Any]]:
-        """Return what earlier commands on this study stored when they ended; see `ENDED`."""
+        """Return the records that earlier commands on this study stored when they ended; see `ENDED`."""
         return self.session.store.payloads(self._study.id, ENDED)
 
     def _was_cut(self) -> bool:
@@ -190,7 +190,7 @@ class StudyRun:
             self.session.store.record_decision(self._study.id, ENDED, spent)
 
     def _limit_reached(self, runner: StudyRunner) -> bool:
-        """Return whether a limit of this command ends the checks."""
+        """Return whether a limit of this command (such as its budget) now ends the checks of the answer."""
         is_spent = runner.plan.trials >= self.matrix.file.search.max_trials
         return self.quick or is_spent or not self.session.is_in_time
 
@@ -390,7 +390,7 @@ def _added_values(matrix: Matrix, grid: Grid, added: Mapping[str, Sequence[str]]
 
 
 def _around(matrix: Matrix, grid: Grid, search: StudySearch) -> dict[str, tuple[str, ...]]:
-    """Return releases or commits near the first bad version, which are to be added to the grid, by axis.
+    """Choose releases or commits near the first bad version that should be added to the grid, by axis.
 
     For an axis of commits, these are all its values in their new order.
     """

@@ -39,7 +39,7 @@ _RARELY = 4
 
 @dataclass(frozen=True, slots=True)
 class AskedQuestion:
-    """The options of a command line that asks for a bisection: packages, a command and settings.
+    """A bisection as asked on the command line: packages, a command and settings.
 
     Attributes:
         packages: Packages to bisect, each with a range (`torch>=2.5`), or only a name for all releases.
@@ -188,7 +188,7 @@ def runs_pytest(command: Sequence[str]) -> bool:
 
 
 def search_data(rate: float | None, confidence: float | None) -> dict[str, float]:
-    """Build the content (a dict) of the key `search` of a matrix file.
+    """Build the content (a dict) of the key `search` of a matrix file from a rate and a confidence.
 
     The dict is empty if both arguments are None.
 
@@ -218,7 +218,7 @@ def data_of(model: BaseModel) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """Two environments and the command to run in them.
+    """A question about two environments: both environments, and the command to run in them.
 
     Attributes:
         good: Environment in which the command works, not validated yet.
@@ -269,7 +269,7 @@ def pair_data(pair: Pair) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class Moving:
-    """A package whose releases are bisected.
+    """A package whose releases are bisected, with its good and its bad version.
 
     Attributes:
         name: Name of the package.
@@ -349,7 +349,7 @@ def _document(
 
 
 def _filled(data: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a copy of a dict without the keys whose values are empty, None, 0 or False."""
+    """Drop the keys of a dict whose values are empty, None, 0 or False, and return the copy."""
     return {key: value for key, value in data.items() if value not in ("", [], (), {}, None, 0)}
 
 
@@ -370,7 +370,7 @@ def _name_and_range(spec: str) -> tuple[str, str]:
 
 
 def _requirements(texts: Iterable[str], axes: Collection[str]) -> list[str]:
-    """Return the additional requirements of an environment, without those for packages that have an axis.
+    """Return the additional requirements of an environment, except those for packages that have an axis.
 
     If several requirements name the same package, only the first is kept, unless their environment markers
     differ.
@@ -462,16 +462,16 @@ def _normal(name: str) -> str:
 
 
 def _key(name: str) -> str:
-    """Return the name of the axis for a package.
+    """Choose the name of the axis for a package.
 
-    If the name of the package does not begin with a letter, `p` is put in front of it.
+    It is the name of the package, with `p` in front if the name does not begin with a letter.
     """
     key = name.lower().replace(".", "-")
     return key if key[:1].isalpha() else f"p{key}"
 
 
 def _literal(word: str, axes: Collection[str]) -> str:
-    """Return a word of a command with doubled braces, so that they are not taken for placeholders.
+    """Double the braces in a word of a command, so that they are not taken for placeholders.
 
     A word in which all placeholders (such as `{python}`) are names of axes is returned unchanged.
     """

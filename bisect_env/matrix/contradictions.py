@@ -23,7 +23,7 @@ from bisect_env.matrix.signatures import FROM_BAD_END
 
 
 def cross_checks(file: MatrixFile, lines: Mapping[Path, int]) -> list[Problem]:
-    """Return all contradictions between the keys of a matrix file.
+    """Find all keys of a matrix file that contradict each other, although each is valid on its own.
 
     Args:
         file: The validated matrix file.
@@ -183,7 +183,7 @@ def _ends(file: MatrixFile) -> Iterator[Contradiction]:
 
 
 def _commits(file: MatrixFile) -> Iterator[Contradiction]:
-    """Yield a contradiction for each commit axis that is unordered or used together with conda packages."""
+    """Yield a contradiction for each commit axis that is unordered or combined with conda packages."""
     for name, axis in file.axes.items():
         if not isinstance(axis, CommitAxis):
             continue
@@ -248,10 +248,10 @@ def _ends_agree(
 
 
 def ends_contradiction(places: Collection[tuple[Direction, int, int]]) -> Contradiction | None:
-    """Return a contradiction if `good` and `bad` are equal, or if the axis directions say that `good` fails.
+    """Check whether the stated good and bad combinations contradict each other or the axis directions.
 
-    The directions say so if each value of the good combination equals the bad value or lies further in the
-    direction of failure. Returns None if there is no contradiction.
+    They do if both are the same combination, or if each value of the good one equals the bad value or lies
+    further in the direction of failure. Returns None if there is no contradiction.
 
     Args:
         places: For each axis, its direction and the positions of its good and of its bad value.

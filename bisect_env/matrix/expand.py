@@ -105,7 +105,7 @@ def _axes(
     settled: Mapping[str, tuple[str, str]],
     known: Mapping[str, Collection[str]],
 ) -> tuple[GridAxis, ...]:
-    """Return the axes of a matrix with their values.
+    """Determine the values of all axes of a matrix, and return the axes.
 
     For the arguments, see `expand`.
 
@@ -150,7 +150,7 @@ def _axes(
 
 
 def to_refine(matrix: Matrix, axis: GridAxis, good: str, bad: str) -> tuple[str, ...]:
-    """Return the releases between a good and a bad version that an axis left out because of its `step`.
+    """Return the releases that an axis left out because of its `step`, between a good and a bad version.
 
     After they are added to the axis, the study can find two neighbouring releases between which the failure
     begins.
@@ -171,7 +171,7 @@ def to_refine(matrix: Matrix, axis: GridAxis, good: str, bad: str) -> tuple[str,
 
 
 def refined(matrix: Matrix, grid: Grid, added: Mapping[str, Sequence[str]]) -> Grid:
-    """Return a copy of a grid in which some axes have additional values.
+    """Add values to some axes of a grid, and return the changed copy.
 
     The rules of the matrix are applied to the new combinations; the good and bad end stay the same.
 
@@ -200,7 +200,7 @@ def refined(matrix: Matrix, grid: Grid, added: Mapping[str, Sequence[str]]) -> G
 
 
 def commit_axis(name: str, direction: Direction, history: History, values: Iterable[str]) -> GridAxis:
-    """Build an axis of a grid whose values are the given commits.
+    """Build an axis of a grid whose values are commits of a repository.
 
     Args:
         name: Name of the axis.
@@ -231,7 +231,7 @@ def _is_python(axis: Axis) -> bool:
 
 
 def _releases(matrix: Matrix, axis: PackageAxis, catalogue: VersionCatalogue) -> list[Release]:
-    """Return all releases of the package that an axis names.
+    """Look up all releases of the package that an axis names.
 
     They come from conda channels, from the Python interpreters of this host or from a package index.
     """
@@ -254,7 +254,7 @@ def select_releases(
     pythons: Sequence[str] | None = None,
     known: Collection[str] | None = None,
 ) -> GridAxis:
-    """Return an axis whose values are the usable releases in its version range.
+    """Choose the usable releases in the version range of an axis, as the values of a new axis.
 
     The axis has no values if no release can be used. Releases that were left out are recorded in the axis
     with the reason.
@@ -335,7 +335,7 @@ def _fits_no_python(release: Release, pythons: Sequence[str] | None, needs_wheel
 
 
 def _nothing_left(axis: PackageAxis, releases: Sequence[Release], found: GridAxis, index: str | None) -> str:
-    """Return an error message for an axis without values: the reason, and what the user can do.
+    """Explain why an axis has no values, and what the user can do; return this error message.
 
     Args:
         axis: Axis of the matrix file.
@@ -373,12 +373,12 @@ def _excluded(matrix: Matrix, grid: Grid) -> dict[Index, str]:
 def _no_such_release(
     matrix: Matrix, end: str, axis: PackageAxis, value: str, catalogue: VersionCatalogue
 ) -> str | None:
-    """Return an error message if the version that `good` or `bad` names was never released.
+    """Return an error message if the version stated as good or bad was never released, else None.
 
     For the good end of a regression, the next older release is suggested, and for its bad end the next newer
     one, so that the change still lies between the two ends.
 
-    Return None if the axis lists its versions, if the release exists, or if nothing can be suggested.
+    Return None as well if the axis lists its versions, or if nothing can be suggested.
     """
     if isinstance(axis.versions, tuple):
         return None

@@ -90,7 +90,7 @@ def read_files(
 
 
 def beside(folder: Path) -> Callable[[str, int], StudyFile]:
-    """Return a function for `read_files` that reads a file in `folder`.
+    """Return a function for `read_files` that reads files in a given folder.
 
     The function raises an error if the file is larger than the given size, is no regular file, or if a link
     leads out of the folder.
@@ -117,9 +117,9 @@ def beside(folder: Path) -> Callable[[str, int], StudyFile]:
 
 
 def among(files: Iterable[StudyFile]) -> Callable[[str, int], StudyFile]:
-    """Return a function for `read_files` that finds a file by name in `files`.
+    """Return a function for `read_files` that takes files from a given collection instead of the disk.
 
-    No file is read from the disk.
+    It finds them by name.
     """
     known = {str(PurePosixPath(file.name)): file for file in files}
 
@@ -162,7 +162,7 @@ def _why(name: str, error: OSError) -> str:
 
 
 def near_file(place: Path, suffixes: Sequence[str]) -> str:
-    """Return advice for a path that does not exist, such as the name of a similar file in the folder.
+    """Return advice about a path that does not exist, such as the name of a similar file in its folder.
 
     Args:
         place: The path that does not exist.

@@ -38,9 +38,10 @@ class Combination:
 
     @property
     def key(self) -> str:
-        """Return the combination as JSON text, which identifies it.
+        """Return JSON text that identifies the combination, for example in the database.
 
-        Equal combinations have equal text in all releases of bisect-env.
+        It contains the axis names and values. Equal combinations have equal text in all releases of
+        bisect-env.
         """
         return json.dumps(self.items, separators=(",", ":"), ensure_ascii=False)
 
@@ -146,7 +147,7 @@ class Grid:
 
     @property
     def ends(self) -> tuple[Index, Index] | None:
-        """Return the indices of the combinations assumed to work (good end) and to fail (bad end).
+        """Return the two combinations assumed to work (good end) and to fail (bad end), as indices.
 
         An end that the matrix does not name follows from the directions of the axes: for `regression` the
         oldest value is good and the newest bad, for `fixed` the reverse. Return None if an end is unknown, or
@@ -174,7 +175,7 @@ class Grid:
         return itertools.product(*(range(size) for size in self.shape))
 
     def combination(self, index: Index) -> Combination:
-        """Return the combination at an index."""
+        """Return the combination (a value for each axis) at a position of the grid."""
         return Combination(
             tuple((axis.name, axis.values[i]) for axis, i in zip(self.axes, index, strict=True))
         )

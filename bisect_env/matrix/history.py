@@ -26,7 +26,7 @@ _HASH = re.compile(r"\b[0-9a-f]{40}(?:[0-9a-f]{24})?\b")
 
 @dataclass(frozen=True, slots=True)
 class Commit:
-    """The parents and the subject of a commit.
+    """A commit of a git repository: its parents and its subject.
 
     Attributes:
         parents: Hashes of the parents, the first parent first.
@@ -97,7 +97,7 @@ class History:
         return thinned(self.line)
 
     def inside(self, older: Iterable[str], newer: str, listed: Collection[str] = ()) -> tuple[str, ...]:
-        """Return further commits to try, in order to find the commit at which the behaviour changes.
+        """Return more commits to try, in order to find the one at which the behaviour changes.
 
         They are taken from the line of `newer`. If all commits of that line are already values of the axis,
         they are taken from a branch that the line merged, beginning with the newest merge.
@@ -125,11 +125,11 @@ class History:
         return ()
 
     def around(self, values: Sequence[str], older: Iterable[str], newer: str) -> tuple[str, ...]:
-        """Return the values of an axis with the commits of `inside` added.
+        """Add commits near the change of behaviour to the values of an axis, and return all values in order.
 
-        The commits of `older` and their ancestors come first. In another order, a commit that cannot be built
-        might come before a good commit of another branch, and be assumed good, too. If there is no commit to
-        add, only the order may change.
+        The added commits are those of `inside`. The commits of `older` and their ancestors come first. In
+        another order, a commit that cannot be built might come before a good commit of another branch, and be
+        assumed good, too. If there is no commit to add, only the order may change.
 
         Args:
             values: Present values of the axis.
@@ -142,9 +142,9 @@ class History:
         return tuple(sorted(wanted, key=lambda one: (one not in known, self.place[one])))
 
     def left_out(self, values: Iterable[str]) -> dict[str, int]:
-        """Return how many commits the axis skips directly before each of its values.
+        """Count the commits that an axis skips directly before each of its values.
 
-        Values before which no commit is skipped are not in the result.
+        Values before which no commit is skipped are missing from the result.
 
         Args:
             values: Values of an axis, in order.
@@ -168,7 +168,7 @@ class History:
         return () if known is None else known.parents[: None if self.every else 1]
 
     def _made_from(self, commits: Iterable[str], known: Collection[str] = ()) -> set[str]:
-        """Return the given commits together with all of their ancestors, except those in `known`.
+        """Return some commits together with all of their ancestors, except the commits in `known`.
 
         Args:
             commits: Hashes of commits.
@@ -197,9 +197,9 @@ class History:
         return f"{commit[:SHORT]} ({subject})" if subject else commit[:SHORT]
 
     def _below(self, commit: str) -> tuple[str, ...]:
-        """Return the chain of first parents of a commit, oldest first.
+        """Return the commits from which a commit descends by first parents only, oldest first.
 
-        `commit` itself and `first` are left out.
+        The chain ends at `first`. `commit` itself and `first` are left out.
         """
         return tuple(self._down(commit))[::-1]
 
@@ -239,9 +239,9 @@ class CommitDetails:
 
 
 def thinned(line: Iterable[str]) -> tuple[str, ...]:
-    """Return the given commits. If there are more than `AT_ONCE`, only `FEWER` are kept, evenly spaced.
+    """Reduce a long list of commits to `FEWER` evenly spaced ones; shorter lists stay as they are.
 
-    The first and the last commit are always included.
+    A list is long if it has more than `AT_ONCE` commits. The first and the last one are always kept.
     """
     whole = tuple(line)
     if len(whole) <= AT_ONCE:
@@ -256,7 +256,7 @@ def is_commit(text: str) -> bool:
 
 
 def readable(text: str, labels: Mapping[str, str] | None = None) -> str:
-    """Return a text in which all full commit hashes are replaced with readable names.
+    """Replace all full commit hashes in a text by readable names, such as `1a2b3c4d5e (Fix the cache)`.
 
     Args:
         text: Text with any number of full hashes.

@@ -32,7 +32,7 @@ class InlineMetadata:
 
 
 def inline_metadata(text: str, name: str = "the script") -> InlineMetadata:
-    """Parse the inline metadata (PEP 723) of a script.
+    """Parse the requirements in the header of a script (inline metadata, PEP 723).
 
     Args:
         text: Text of the script.

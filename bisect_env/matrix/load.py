@@ -84,7 +84,7 @@ class Matrix:
 
     @property
     def channels(self) -> tuple[str, ...]:
-        """Return the conda channels of the matrix.
+        """Return the conda channels of the matrix, with paths as absolute paths.
 
         Paths such as `./channel` are resolved relative to the folder of the matrix file.
         """
@@ -131,7 +131,7 @@ class Matrix:
         return None if axis.index is None else self.file.indexes[axis.index].url
 
     def line(self, *loc: str | int) -> int | None:
-        """Return the number of the line at which a key stands in the matrix file.
+        """Return the line number of a key in the matrix file, for messages.
 
         If the file lacks the key, the line of its nearest parent is returned, or None if that is missing,
         too.

@@ -40,7 +40,7 @@ class Problem:
 
 
 def matrix_error(path: str, problems: Iterable[Problem]) -> MatrixError:
-    """Return an error that lists all problems of the file at `path`, sorted by line.
+    """Build the error that lists all problems of the file at `path`, sorted by line.
 
     Each problem is listed only once.
     """
@@ -49,7 +49,7 @@ def matrix_error(path: str, problems: Iterable[Problem]) -> MatrixError:
 
 
 def known_part(loc: Iterable[str | int], lines: Mapping[Path, int]) -> Path:
-    """Return the path of the key in the matrix file to which a pydantic error refers.
+    """Find the key of the matrix file to which an error of pydantic refers, and return its path.
 
     pydantic inserts names of union members and validators between the keys; these are left out. If the key
     is not in the file, the path of its nearest parent is returned.
@@ -66,7 +66,7 @@ def known_part(loc: Iterable[str | int], lines: Mapping[Path, int]) -> Path:
 
 
 def line_of(path: Path, lines: Mapping[Path, int]) -> int | None:
-    """Return the number of the line at which the key with a given path stands in the file.
+    """Return the line number of the key with a given path in the matrix file.
 
     If the file lacks the key, the line of its nearest parent is returned, or None if that is missing, too.
     """
@@ -76,7 +76,7 @@ def line_of(path: Path, lines: Mapping[Path, int]) -> int | None:
 
 
 def dotted(path: Path) -> str:
-    """Return a path as text, such as `axes.python.versions[0]`."""
+    """Write the path of a key as text, such as `axes.python.versions[0]`."""
     text = ""
     for step in path:
         text += f"[{step}]" if isinstance(step, int) else f".{step}" if text else step
@@ -133,7 +133,7 @@ def _of_one(details: ErrorDetails, model: type[BaseModel], lines: Mapping[Path, 
 
 
 def _keys(annotation: Any, loc: Sequence[str | int]) -> list[str]:
-    """Return the keys that a file may have at the place to which a pydantic error refers.
+    """Return the keys that are allowed at the place of a pydantic error, to suggest a correction.
 
     Args:
         annotation: Type at which the location begins.

@@ -93,7 +93,7 @@ def _compared(axis: Axis, values: Sequence[str], condition: str) -> tuple[str, .
 
 
 def named_value(axis: Axis, values: Sequence[str], text: str) -> str | None:
-    """Return the value of an axis that `text` names, or None if there is no such value.
+    """Find the value of an axis that a user's text names, such as a shortened commit hash, or return None.
 
     A comparison such as `>=2.1` names no value.
     """
@@ -171,7 +171,7 @@ class RuleSet:
         self._include = [allowed(rule) for rule in include]
 
     def excluding(self, combination: Combination) -> Exclusion | None:
-        """Return why a combination is excluded, with the key of the file, or None if it is allowed."""
+        """Return the rule that excludes a combination, with the reason, or None if no rule does."""
         for axis, values in self._skip.items():
             if combination[axis] in values:
                 return Exclusion(

@@ -161,7 +161,7 @@ def _like(pattern: str, words: str) -> AfterValidator:
 
 
 def _readable(read: Callable[[str], Any]) -> AfterValidator:
-    """Return a validator that rejects a text if the function `read` raises an error for the text.
+    """Return a validator that rejects each text for which the function `read` raises an error.
 
     Accepted texts are left unchanged.
     """
@@ -180,7 +180,7 @@ def _is_free(value: str) -> str:
 
 
 def _split(value: str) -> SplitResult:
-    """Parse an address. Raise ValueError with a remedy if it is invalid, for example `https://[x/y`."""
+    """Split an address into its parts; raise ValueError with a remedy if it is invalid, as `https://[x/y`."""
     try:
         return urlsplit(value)
     except ValueError as error:

@@ -133,9 +133,9 @@ class AxisModel(StrictModel):
 
     @property
     def listed(self) -> tuple[str, ...] | None:
-        """Return the values of the axis in order, or None if they must first be looked up.
+        """Return the values of the axis in order, or None if they are known only after a look-up.
 
-        They are looked up in a package index or a repository.
+        The look-up asks a package index or a repository.
         """
         return None
 
@@ -347,7 +347,7 @@ class EnvironmentAxis(AxisModel):
 
 
 class CommitBuild(StrictModel):
-    """Settings for building commits."""
+    """Settings for building the package from each commit of an axis."""
 
     env: dict[EnvName, Value] = Field(
         default_factory=dict,
@@ -421,9 +421,9 @@ _TOLD_BY: dict[str, type[AxisModel]] = {
 
 
 def _axis_kind(value: Any) -> str:
-    """Return the name of the model class that describes an axis of a matrix file.
+    """Find out which kind of axis an entry of a matrix file describes; return the name of its model class.
 
-    The class is found by a key that only this kind of axis has. Return "" if the axis has no such key.
+    The kind is recognised by a key that only this kind of axis has. Return "" if the axis has no such key.
     """
     if isinstance(value, BaseModel):
         return type(value).__name__
@@ -667,12 +667,12 @@ class Trial(StrictModel):
 
 
 def braces_kept(text: str) -> str:
-    """Return a text with doubled braces, so that they are not taken for placeholders in a command."""
+    """Double the braces in a text, so that they are not taken for placeholders in a command."""
     return text.replace("{", "{{").replace("}", "}}")
 
 
 def unbraced(word: str) -> str:
-    """Return a word with its doubled braces replaced with single ones, the reverse of `braces_kept`."""
+    """Replace doubled braces in a word by single ones, the reverse of `braces_kept`."""
     return word.replace("{{", "{").replace("}}", "}")
 
 
@@ -735,7 +735,7 @@ def _list_is_pypi(value: Any) -> Any:
 
 
 def _names_or_flag(value: Any) -> Any:
-    """Check that a value is a boolean or a list of names, and return it.
+    """Check a value that must be a boolean or a list of names, and return it.
 
     The texts "true" and "false" are converted. Raise ValueError for other values.
 
@@ -962,9 +962,9 @@ class MatrixFile(StrictModel):
 
     @property
     def uses_conda(self) -> bool:
-        """Return whether any environment contains conda packages.
+        """Return whether any environment of the matrix contains conda packages.
 
-        If so, Python comes from a conda channel, too.
+        Then Python comes from a conda channel, too.
         """
         return bool(self.packages.conda) or any(axis.uses_conda for axis in self.axes.values())
 
@@ -980,7 +980,7 @@ def matrix_json_schema() -> dict[str, Any]:
 
 
 def schema_text() -> str:
-    """Return the JSON schema of matrix files as text, to be written to disk.
+    """Return the JSON schema of matrix files as text, in the form in which it is committed.
 
     Equal schemas give equal text.
     """

@@ -12,7 +12,7 @@ from bisect_env.secrets import MASK, is_secret, may_be_stored, without_passwords
 
 
 def shared_matrix_text(text: str) -> str:
-    """Return the text of a matrix file in which secrets are replaced by `***`.
+    """Replace the secrets in the text of a matrix file by `***`, so that the text can be stored and shown.
 
     Line numbers stay the same.
 
@@ -51,7 +51,10 @@ def _secret_values(text: str) -> set[tuple[int, int]]:
 
 
 def _is_hidden(path: Path, value: Any) -> bool:
-    """Return whether the value at a path of a matrix file is a secret. A missing value (`env:`) is none."""
+    """Return whether the value at a path of a matrix file is a secret that must not be shown.
+
+    A missing value (`env:`) is no secret.
+    """
     match path:
         case ("trial", "env") | ("axes", _, "build", "env"):
             return not isinstance(value, dict | None)

@@ -49,7 +49,7 @@ class SignatureParts:
         return self.kind.partition(":")[0]
 
     def stored(self) -> str:
-        """Return the stored form of the signature, a JSON list of its parts."""
+        """Return the signature in its stored form, a JSON list of its parts."""
         parts = [self.version, self.kind, self.phase, *self.frames]
         return json.dumps(parts, separators=(",", ":"), ensure_ascii=False)
 
@@ -81,7 +81,7 @@ def read_signature(text: str) -> SignatureParts:
 
 
 def as_part(text: str) -> str:
-    """Convert a kind of failure or a stack frame to text that can be part of a signature.
+    """Convert a kind of failure or a stack frame to text that may stand in a signature.
 
     The result is one line without ` < `, because this text separates frames in the displayed form.
     """

@@ -20,7 +20,7 @@ from bisect_env.matrix.history import CommitDetails, History
 
 
 class Manager(StrEnum):
-    """A source of packages: conda channels, or PyPI and similar indexes."""
+    """A kind of package source: conda channels, or PyPI and similar indexes."""
 
     CONDA = "conda"
     PYPI = "pypi"
@@ -43,7 +43,7 @@ _LONGEST_SHOWN = 80
 
 
 def parse_pypi(text: str) -> Version:
-    """Parse a PEP 440 version.
+    """Parse a version such as `2.1.0rc1` by the rules of PyPI (PEP 440).
 
     Raises:
         ValueError: The text is not a PEP 440 version; the message names a remedy.
@@ -194,7 +194,7 @@ def between(versions: Iterable[str], one: str, other: str) -> tuple[str, ...]:
 
 
 def newest_of_each(versions: Iterable[str], step: Step) -> tuple[str, ...]:
-    """Return only the newest version of each group, such as 2.1.3 of all 2.1.x, in ascending order.
+    """Keep only the newest version of each group, such as 2.1.3 of all 2.1.x; return them in ascending order.
 
     Args:
         versions: PEP 440 versions in any order, without duplicates.
@@ -292,7 +292,7 @@ class Release:
 
 @dataclass(frozen=True, slots=True)
 class PackageIndex:
-    """A package index that is used in addition to the default one.
+    """A package index that is asked for packages in addition to the default one.
 
     Attributes:
         name: Name of the index in matrix files and in uv's settings; "" if it has none.
@@ -312,7 +312,7 @@ class VersionCatalogue(Protocol):
     """
 
     def versions(self, package: str, *, index: str | None) -> list[Release]:
-        """Return all releases of a package on package indexes, in any order.
+        """Look up all releases of a package in package indexes; they come in any order.
 
         The list is empty if the index does not know the package.
 
@@ -329,7 +329,7 @@ class VersionCatalogue(Protocol):
     def conda_versions(
         self, package: str, *, channels: Sequence[str], platform: str, build: str | None
     ) -> list[Release]:
-        """Return all releases of a conda package, in any order.
+        """Look up all releases of a conda package in the given channels; they come in any order.
 
         The list is empty if no channel has the package.
 

@@ -63,7 +63,7 @@ def parse(text: str) -> Source:
 
 
 def dump(data: Mapping[str, Any], comment: str = "") -> str:
-    """Return the text of a matrix file in YAML.
+    """Write the content of a matrix file as YAML, and return the text.
 
     Args:
         data: Content of the file.
@@ -77,7 +77,7 @@ def dump(data: Mapping[str, Any], comment: str = "") -> str:
 
 
 class _StopReadingError(Exception):
-    """Raised to stop parsing after a problem, because the rest of the file would repeat that problem."""
+    """Raised to stop parsing after a problem, because what follows would only repeat that problem."""
 
 
 class _TreeBuilder:

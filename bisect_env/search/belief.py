@@ -26,17 +26,18 @@ from bisect_env.search.hypotheses import HypothesisRows, Patterns
 from bisect_env.search.rates import IMPOSSIBLE, RateGrid, score
 
 _FIRST, _NEGLIGIBLE = 64, -30.0
-"""Patterns weighed first, and the log of the share of the best one below which a pattern is left out."""
+"""Number of patterns that are weighed first, and the log of the share of the best pattern below which another
+is left out."""
 _LEAST = 1e-12
-"""Rows less likely than this, as a share of the most probable one, are left out of sums."""
+"""Hypotheses less likely than this, as a share of the most probable one, are left out of sums."""
 
 
 @dataclass(frozen=True, eq=False)
 class CellCounts:
-    """The failures and trials of every group of combinations, and the prior of failure rates.
+    """The failures and trials of every group of equivalent combinations, and the prior of failure rates.
 
     Attributes:
-        grid: The prior for rates.
+        grid: Prior of failure rates.
         hits: Failures of each cell, shape (X,).
         trials: Counted trials of each cell, shape (X,).
     """
@@ -75,7 +76,7 @@ class CellCounts:
         return np.stack(bad), np.stack(good), np.stack(own)
 
     def given(self, cell: int, hits: int, trials: int) -> CellCounts:
-        """Return a copy of the counts in which combination `cell` has more failures and trials."""
+        """Return a copy of the counts to which failures and trials of one combination were added."""
         more, of = self.hits.copy(), self.trials.copy()
         more[cell] += hits
         of[cell] += trials
@@ -105,26 +106,29 @@ class Belief:
 
     @cached_property
     def masses(self) -> FloatArray:
-        """Return the posterior of each pattern, shape (P,), with the sum 1."""
+        """Return the posterior of each pattern (hypotheses that agree on all tried combinations), shape (P,).
+
+        The sum is 1.
+        """
         return np.asarray(self.patterns.prior * self.by_rate.sum(axis=1))
 
     @cached_property
     def best_fit(self) -> float:
-        """Return the log likelihood of the counts under the hypothesis that explains them best."""
+        """Return the log likelihood of the counts under the hypothesis that fits them best."""
         return self.log_evidence + float(np.log(self.by_rate.sum(axis=1).max()))
 
     @cached_property
     def weight(self) -> FloatArray:
-        """Return the posterior of each hypothesis, shape (H,), with the sum 1."""
+        """Return the posterior probability of each hypothesis, shape (H,); the sum is 1."""
         return np.asarray(self.rows.prior * self.by_rate.sum(axis=1)[self.patterns.of])
 
     @cached_property
     def answers(self) -> FloatArray:
-        """Return the posterior of each hypothesis, shape (H,), with 0 for needlessly complicated ones.
+        """Return the posterior probability of each hypothesis, with 0 for needlessly complicated ones.
 
-        A hypothesis is needlessly complicated if one of a lower tier agrees with it on all tried
-        combinations. The simplest hypotheses of each pattern share its posterior (see `Patterns.share`), so
-        that the sum is 1.
+        The shape is (H,). A hypothesis is needlessly complicated if one of a lower tier agrees with it on all
+        tried combinations. The simplest hypotheses of each pattern share its posterior (see
+        `Patterns.share`), so that the sum is 1.
         """
         return np.minimum(self.patterns.share * self.masses[self.patterns.of], 1.0)  # rounding can exceed 1
 
@@ -148,10 +152,11 @@ class Belief:
         return replace(self, by_rate=self.by_rate * factor, by_background=self.by_background * factor)
 
     def given_columns(self, columns: NDArray[np.bool_], row: int) -> float:
-        """Return the posterior of hypothesis `row` if only the failure rates in `columns` are possible.
+        """Return the posterior of hypothesis `row`, assuming that only some failure rates are possible.
 
-        A column is a typical failure rate of bad combinations with a spread. The posterior is shared within a
-        pattern as in `answers`. Returns 0 if no hypothesis is possible at these rates.
+        The possible rates are given as columns: pairs of a typical failure rate of bad combinations and a
+        spread. The posterior is shared within a pattern as in `answers`. Returns 0 if no hypothesis is
+        possible at these rates.
 
         Args:
             columns: True for the possible columns, shape (J,).
@@ -163,23 +168,26 @@ class Belief:
 
     @cached_property
     def bad_rates(self) -> FloatArray:
-        """Return the posterior of each column (typical failure rate and spread), shape (J,)."""
+        """Return how probable each typical failure rate and spread of bad combinations is, shape (J,)."""
         return np.asarray(self.patterns.prior @ self.by_rate)
 
     @cached_property
     def backgrounds(self) -> FloatArray:
-        """Return the posterior of each background rate (failure rate of good combinations), shape (K,)."""
+        """Return how probable each failure rate of good combinations (background rate) is, shape (K,)."""
         return np.asarray(self.patterns.prior @ self.by_background)
 
     @property
     def typical_rates(self) -> tuple[float, float]:
-        """Return the posterior means of the failure rates of bad and of good combinations, in this order."""
+        """Return the expected failure rates of bad and of good combinations, in this order.
+
+        Both are means over the posterior.
+        """
         grid = self.counts.grid
         return float(self.bad_rates @ (grid.kernel @ grid.rates)), float(self.backgrounds @ grid.p0)
 
     @cached_property
     def bad(self) -> FloatArray:
-        """Return the posterior probability that each group of combinations is bad, shape (X,)."""
+        """Return, for each group of equivalent combinations, the probability that it is bad; shape (X,)."""
         likely = self.answers > _LEAST * self.answers[self.best]
         return np.asarray(self.answers[likely] @ self.rows.says[likely])
 
@@ -199,7 +207,7 @@ def believe(rows: HypothesisRows, counts: CellCounts) -> Belief:
         b[patterns.never, counts.grid.p0 >= counts.grid.rates.min()] = IMPOSSIBLE
     top_a, top_b = a.max(axis=1), b.max(axis=1)
     with np.errstate(divide="ignore"):
-        # No pattern fits better than at the best rates for its bad cells and the best for its good ones.
+        # A pattern fits at most as well as with the best rates for its bad cells and for its good cells.
         bound = top_a + top_b + np.log(patterns.prior)
     joint = counts.grid.joint
 

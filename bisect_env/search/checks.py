@@ -66,9 +66,10 @@ def sure_of(hits: int, confidence: float) -> float:
 
 
 def clean_checks(best: Answer, tallies: Tallies, limits: SearchLimits) -> list[Check]:
-    """Return the trials still needed at the last good combinations and at control combinations.
+    """Return the trials still needed to confirm that the last good combinations are good.
 
-    A control is a combination that should be good, too; it is tried if a last good combination failed.
+    They run at the last good combinations. If one of these failed, *controls* are tried as well: combinations
+    that should be good, too.
 
     Args:
         best: The answer.
@@ -81,11 +82,11 @@ def clean_checks(best: Answer, tallies: Tallies, limits: SearchLimits) -> list[C
 
 
 def _controls(best: Answer, tallies: Tallies, limits: SearchLimits) -> list[Check]:
-    """Return trials of control combinations for each last good combination that failed at least once.
+    """Return trials of further combinations that should be good, for each last good one that failed.
 
-    If those failures are a background, they also occur at combinations that should be good, too. There are
-    two such controls: the good combination on the same line that is farthest from the boundary, and the last
-    good combination moved as far as possible along all axes that the answer does not blame.
+    If those failures are a background, they also occur at these *controls*. There are two such controls: the
+    good combination on the same line that is farthest from the boundary, and the last good combination moved
+    as far as possible along all axes that the answer does not blame.
     """
     enough = clean_passes(limits.clean_rate, limits.confidence)
     found = []
@@ -109,9 +110,9 @@ def _controls(best: Answer, tallies: Tallies, limits: SearchLimits) -> list[Chec
 
 
 def _with_others_apart(good: Index, best: Answer, tallies: Tallies) -> Index:
-    """Return `good`, moved as far as possible along each axis that the answer does not blame.
+    """Move a last good combination as far as possible along each axis that the answer does not blame.
 
-    The returned combination can be run and is good according to the answer.
+    The result is a control: it can be run, and it is good according to the answer.
     """
     cell = good
     for axis, size in enumerate(map(len, best.hypothesis.sets)):
@@ -126,7 +127,7 @@ def _with_others_apart(good: Index, best: Answer, tallies: Tallies) -> Index:
 
 
 def apart_checks(best: Answer, tallies: Tallies, limits: SearchLimits, tried: int) -> list[Check]:
-    """Return trials of bad combinations not yet shown to fail more often than their good neighbours.
+    """Return trials to show that bad combinations fail more often than their good neighbours.
 
     Only boundaries whose good combination failed, too, are considered. The y failures in n trials of the bad
     combination must be improbable at the failure rate r of the good one. The probability is multiplied by the
@@ -153,9 +154,9 @@ def apart_checks(best: Answer, tallies: Tallies, limits: SearchLimits, tried: in
 
 
 def cleared(best: Answer, tallies: Tallies, limits: SearchLimits) -> tuple[Cleared, ...]:
-    """Return, for each last good combination, an upper bound of its failure rate and the trials it needs.
+    """Return which failure rate the trials of each last good combination exclude, and how many are missing.
 
-    It needs the trials that are still missing to exclude the failure rate `clean_rate`.
+    Trials are missing until the failure rate `clean_rate` is excluded.
 
     Args:
         best: The answer.
@@ -191,7 +192,7 @@ def last_good(best: Answer, tallies: Tallies) -> list[Index]:
 
 
 def untested_checks(best: Answer, grid: Grid, tallies: Tallies) -> list[Check]:
-    """Return at most one check: the next untried combination that could contradict the answer.
+    """Choose the next untried combination whose trial could contradict the answer.
 
     Args:
         best: The answer.
@@ -199,15 +200,15 @@ def untested_checks(best: Answer, grid: Grid, tallies: Tallies) -> list[Check]:
         tallies: The counts, and which combinations can be run.
 
     Returns:
-        On a single axis, the middle of its longest untested interval. On several axes, a combination at the
-        far end of the lattice where another kind of answer (a corner instead of a frontier, for example)
-        would give another label. Empty if nothing is left to check.
+        At most one check. On a single axis, the middle of its longest untested interval. On several axes, a
+        combination at the far end of the lattice where another kind of answer (a corner instead of a
+        frontier, for example) would give another label. Empty if nothing is left to check.
     """
     if sum(n > 1 for n in grid.shape) == 1:
         found = interval_checks(best, grid, tallies, 1.0)
         return [Check(cell, 1) for cell, _ in found[:1]]
     if best.hypothesis.kind in ("any", "frontier") and best.first_bad is not None:
-        # Where one axis alone should suffice, and where none does: beyond a second frontier it is otherwise.
+        # Cells with the bad value on one culprit axis, or on none: a second frontier would change the label.
         ends = [*_mixed_ends(best, best.first_bad), *_other_ends(best, grid)]
         untried = [cell for cell in ends if tallies.can_run(cell) and not tallies.counts(cell)[1]]
         return [Check(cell, 1) for cell in untried[:1]]
@@ -220,7 +221,7 @@ def untested_checks(best: Answer, grid: Grid, tallies: Tallies) -> list[Check]:
 
 
 def _mixed_ends(best: Answer, first_bad: Index) -> list[Index]:
-    """Return all combinations of the lowest and the highest value of each culprit axis.
+    """Return the corners that combine the lowest and highest values of all axes that the answer blames.
 
     All other axes have the value of `first_bad`.
     """

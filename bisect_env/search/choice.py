@@ -39,7 +39,8 @@ _LEAST = 1e-9
 BUILT_AT_ONCE = 6
 """Maximum number of expensive environments that are built at the same time; hosts build about as many."""
 _DEAR = 0.5
-"""Price of an expensive environment, as a number of trials: building more at a time would delay the first."""
+"""Price, in trials, from which an environment counts as expensive. Building more of these at a time would
+delay the first one."""
 
 
 def binary_entropy(p: FloatArray) -> FloatArray:
@@ -67,7 +68,7 @@ class Choice:
         self._rates_matter = float(belief.answers[belief.best]) < LEADING
 
     def _chances(self, value: Callable[[FloatArray], FloatArray]) -> tuple[FloatArray, FloatArray]:
-        """Return the mean of `value(rate)` under each sampled hypothesis.
+        """Average `value(rate)` over the failure rates that are possible under each sampled hypothesis.
 
         Args:
             value: Function that maps an array of rates to an array of numbers, elementwise.
@@ -112,7 +113,7 @@ class Choice:
         return np.asarray(np.maximum(binary_entropy(self._weight @ fails) - known, 0.0))
 
     def scores(self, prices: FloatArray) -> FloatArray:
-        """Return the expected information per cost of each combination, for the best number of trials of it.
+        """Return how much information each combination promises per cost, at its best number of trials.
 
         The numbers of trials that are compared are in `BLOCKS`. The shape is (C,).
 
@@ -172,10 +173,10 @@ class Choice:
         return chosen
 
     def _states(self) -> tuple[FloatArray, FloatArray]:
-        """Return how probable each state is, and how often each combination fails in it.
+        """List possible truths: the probability of each, and how often each combination fails if it is true.
 
-        The shapes are (1, S) and (S, C). A state is a hypothesis together with whether bad combinations fail
-        in every trial: given both, trials of one combination hardly depend on each other.
+        The shapes are (1, S) and (S, C). A possible truth (state) is a hypothesis together with whether bad
+        combinations fail in every trial: given both, trials of one combination hardly depend on each other.
         """
         belief, grid = self._belief, self._belief.counts.grid
         certain = (grid.m == 1.0) & (grid.spread == 0.0)
@@ -201,7 +202,7 @@ def _split(branches: FloatArray, fails: FloatArray) -> FloatArray:
 
 
 def _sample(weight: FloatArray) -> tuple[NDArray[np.intp], FloatArray]:
-    """Return the row numbers of hypotheses drawn by weight, and the share of each in the sample.
+    """Draw hypotheses in proportion to their weights; return their row numbers and their shares.
 
     If at most `_SAMPLE` hypotheses have a weight, all of these are returned with their normalised weights.
     """

@@ -54,7 +54,7 @@ class Arm:
 
     @property
     def rate(self) -> float:
-        """Return the posterior mean of the failure rate under Jeffreys' prior."""
+        """Return the estimated failure rate: its posterior mean under Jeffreys' prior."""
         return (self.hits + 0.5) / (self.trials + 1.0)
 
     @property
@@ -67,9 +67,9 @@ class Arm:
 
 
 def better_half(arms: Sequence[Arm], least: int = 1) -> list[int]:
-    """Return the positions of the faster half of the arms, the fastest first.
+    """Return the positions of the half of the arms (perturbations) that separate good from bad fastest.
 
-    The half is rounded up, and has at least `least` arms.
+    The fastest is first. The half is rounded up, and has at least `least` arms.
     """
     order = sorted(range(len(arms)), key=lambda i: -arms[i].speed)
     return order[: max(least, (len(arms) + 1) // 2)]

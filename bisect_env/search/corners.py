@@ -43,7 +43,7 @@ class CornerSearch(TableSearch):
         return replace(self._about(self.found[0]), ends_wrong=self._wrong_ends())
 
     def _about(self, one: Answer) -> Verdict:
-        """Return a verdict about one configuration.
+        """Return a verdict about one failing configuration (a box of bad combinations).
 
         Its status is the one of the verdict about the whole table. But a configuration is not confirmed if no
         good combination differs from its corner on one axis alone.
@@ -60,7 +60,7 @@ class CornerSearch(TableSearch):
 
     @property
     def others(self) -> tuple[Verdict, ...]:
-        """Return a verdict about each failing configuration except the first.
+        """Return one verdict about each failing configuration beyond the first.
 
         The tuple is empty until the table of labels is complete.
         """
@@ -101,7 +101,7 @@ class CornerSearch(TableSearch):
         return tuple(found)
 
     def _falls(self, axis: int) -> bool:
-        """Return whether the good end of an ordered axis is its highest value."""
+        """Return whether failures begin towards low values: the good end of the axis is its highest value."""
         description = self.table.description
         if description is not None and description.stairs[0].changes == 1:
             return axis in description.stairs[0].back
@@ -146,7 +146,7 @@ class CornerSearch(TableSearch):
             places = np.flatnonzero(line)
             if len(places):
                 towards = -1 if axis in self.table.ordered and self._falls(axis) else 1
-                # The side of the good end first, then the nearest.
+                # Prefer the side of the good end, then the nearest place.
                 rank = np.abs(places - corner[axis]) + len(line) * (towards * (places - corner[axis]) > 0)
                 near = (*corner[:axis], int(places[int(rank.argmin())]), *corner[axis + 1 :])
                 boundaries.append(Boundary(axis, corner, near))

@@ -136,11 +136,11 @@ class CulpritSearch:
     # -- telling -------------------------------------------------------------------------------------------
 
     def set_aside(self, intermediate: Changes) -> None:
-        """Record that an intermediate environment cannot be built, or that its trials are useless."""
+        """Exclude an intermediate environment that cannot be built or whose trials are useless."""
         self._feasible[intermediate] = False
 
     def tell(self, intermediate: Changes, *, hits: int, trials: int) -> None:
-        """Record the results of trials in an intermediate environment.
+        """Record the results of trials in an environment with only some of the changes.
 
         Raises:
             ValueError: `hits` is not between 0 and `trials`.
@@ -166,7 +166,7 @@ class CulpritSearch:
 
     @property
     def is_sure(self) -> bool:
-        """Return whether the answer reaches the stated confidence.
+        """Return whether the best explanation of the failure reaches the stated confidence.
 
         As long as `next_step` proposes trials, they may still contradict it.
         """
@@ -181,7 +181,7 @@ class CulpritSearch:
 
     @property
     def best(self) -> Culprit:
-        """Return the most probable hypothesis with the probability that its changes cause the failure.
+        """Return the most probable set of culprits, with the probability that they cause the failure.
 
         The probability includes hypotheses that name further causes in addition.
         """
@@ -190,9 +190,9 @@ class CulpritSearch:
 
     @property
     def answer(self) -> Culprit:
-        """Return the most probable hypothesis, with all indistinguishable ones as alternatives.
+        """Return the most probable hypothesis, together with those that no environment can tell from it.
 
-        Hypotheses are indistinguishable if they agree on every environment that is known to be buildable.
+        No environment can tell hypotheses apart if they agree on every one that is known to be buildable.
         """
         known = [intermediate for intermediate, feasible in self._feasible.items() if feasible]
         best = self.best
@@ -215,10 +215,10 @@ class CulpritSearch:
         return replace(found, perhaps=perhaps - found.changes)
 
     def _agreeing(self, top: int) -> NDArray[np.bool_]:
-        """Return a boolean array, shape (hypotheses,): True for those that confirm hypothesis `top`.
+        """Return a boolean array, shape (hypotheses,): True for those that agree with hypothesis `top`.
 
-        They say that an environment with all changes of `top` fails, and with one of these less does not.
-        They may name further causes in addition.
+        They say that an environment with all changes of `top` fails, and one with all but one of these does
+        not. They may name further causes in addition.
         """
         itself = np.zeros(len(self._posterior), dtype=np.bool_)
         itself[top] = True
@@ -267,11 +267,14 @@ class CulpritSearch:
 
     @cached_property
     def _posterior(self) -> FloatArray:
-        """Return the posterior of each hypothesis, shape (hypotheses,)."""
+        """Return the posterior probability of each hypothesis, shape (hypotheses,)."""
         return self._believe().weight
 
     def _labels(self, intermediates: Sequence[Changes]) -> FloatArray:
-        """Return 1 where a hypothesis calls an environment bad, else 0; shape (intermediates, hypotheses)."""
+        """Return a 0/1 array that is 1 where a hypothesis calls an intermediate environment bad.
+
+        The shape is (intermediates, hypotheses).
+        """
         inside = np.zeros((len(intermediates), self.size))
         for row, intermediate in enumerate(intermediates):
             inside[row, list(intermediate)] = 1.0

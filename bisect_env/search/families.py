@@ -18,8 +18,8 @@ from bisect_env.matrix.grid import Direction
 
 FloatArray = NDArray[np.float64]
 
-# Of a broken-then-fixed axis: how likely it is that the window touches an end. A release that broke
-# something and was never mended, or was never good, is as common a story as a true window.
+# Probability that the window of a broken-then-fixed axis touches an end. A release that broke something
+# and was never repaired, or that was never good, is as common as a true window.
 _SUFFIX_SHARE = 0.35
 _PREFIX_SHARE = 0.25
 # Broken, fixed, and broken again: rare, but a history that is so must not be reported as something else.
@@ -45,7 +45,7 @@ class Family:
 
     @property
     def spared(self) -> FloatArray:
-        """Return the complement of each set: 1 for each value outside the set, shape (sets, values).
+        """Return the complement of each set of values: 1 for each value outside it, shape (sets, values).
 
         Hypotheses of the kind *any of* use these rows. Row 0 is all ones instead, because an axis that does
         not matter makes no combination bad.
@@ -56,7 +56,7 @@ class Family:
 
 
 def families_of(shape: Sequence[int], directions: Sequence[Direction]) -> list[Family]:
-    """Return a list with the family of each axis of a lattice.
+    """Return the family of each axis of a lattice: the sets of its values that may be the bad ones.
 
     If there would be more than `MOST_SETS` combinations of one set per axis, no family contains complements
     of intervals.
@@ -73,7 +73,7 @@ def families_of(shape: Sequence[int], directions: Sequence[Direction]) -> list[F
 
 @functools.lru_cache(maxsize=64)
 def family(direction: Direction, size: int, *, gaps: bool = True) -> Family:
-    """Return the family of one axis: the sets of bad values that its direction allows.
+    """Return the possible sets of bad values of one axis (its family), as its direction allows them.
 
     Args:
         direction: Where the bad values may lie.
@@ -112,7 +112,7 @@ def family(direction: Direction, size: int, *, gaps: bool = True) -> Family:
             )
         case Direction.UNORDERED:
             singles = [values == a for a in range(size)] if size > 1 else []
-            # With two values "all but one" says the same as "the other one".
+            # With two values, "all but one" is the same set as "the other one".
             others = [values != a for a in range(size)] if size > 2 else []
             rows = singles + others
             weights = [1.0] * len(singles) + [0.5] * len(others)

@@ -19,9 +19,10 @@ from bisect_env.search.staircase import Staircase, ordered_axes, staircases, upw
 from bisect_env.search.view import LatticeView
 
 _STATED_DOUBT = 0.1
-"""Odds that a stated end is not as stated: people state what they saw, on another machine perhaps."""
+"""Odds that a stated end is not as stated: users state what they saw, perhaps on another machine."""
 _STAIRCASES, _TURNS_BACK = 0.1, 0.25
-"""Prior of all frontiers together, relative to products; and of each further change, relative to one less."""
+"""Prior of all frontiers together, relative to products; and prior of each further change, relative to one
+change less."""
 _STEEPNESS, _STEEP = 0.5, 4.0
 """Shape of the steps between the values of an axis, and mean of how fast a drawn staircase rises."""
 _DRAWN = 96
@@ -68,9 +69,10 @@ def products(view: LatticeView, wide: tuple[Family, ...] | None, seen: NDArray[n
 
 
 def _splits(space: HypothesisSpace, view: LatticeView) -> NDArray[np.intp]:
-    """Count the combinations that each hypothesis labels unlike the representative of their group.
+    """Count, for each hypothesis, the combinations that it labels unlike an equivalent combination.
 
-    All combinations of a group should have one label, since their trials are the same. The shape is (H,).
+    Each combination is compared with the representative of its group. All of a group should have one label,
+    since their trials are the same. The shape is (H,).
     """
     group = view.group.ravel()
     others = np.setdiff1d(np.flatnonzero(group >= 0), view.flat)
@@ -81,10 +83,11 @@ def _splits(space: HypothesisSpace, view: LatticeView) -> NDArray[np.intp]:
 def staircase_rows(
     view: LatticeView, labels: NDArray[np.int8], can_run: NDArray[np.bool_]
 ) -> HypothesisRows | None:
-    """Return random staircases (see `staircase.py`) that agree with the labels, as hypotheses.
+    """Draw random hypotheses in which a border between good and bad runs through several axes.
 
-    The staircases have the fewest changes with which any agrees. Returns None if none agrees, if fewer than
-    two axes are ordered, or if the labels are all good or all bad.
+    They are staircases (see `staircase.py`) that agree with the labels, and have the fewest changes with
+    which any agrees. Returns None if none agrees, if fewer than two axes are ordered, or if the labels are
+    all good or all bad.
 
     Args:
         view: The lattice and its groups of combinations.
@@ -104,9 +107,9 @@ def staircase_rows(
 def _sample(
     found: Sequence[Staircase], changes: int, view: LatticeView, seen: NDArray[np.bool_]
 ) -> HypothesisRows:
-    """Draw random staircases within the given bounds and return them as hypotheses.
+    """Draw random tables of bad combinations within the bounds of staircases, as hypotheses.
 
-    Staircases that agree on all cells of `seen` are merged.
+    Tables that agree on all cells of `seen` are merged.
 
     Args:
         found: The bounds of each orientation.
@@ -132,9 +135,10 @@ def _sample(
 
 
 def _drawn(stairs: Staircase, rng: np.random.Generator) -> NDArray[np.bool_]:
-    """Draw random staircases that agree with the labels.
+    """Draw random tables of bad combinations that agree with all labels.
 
-    Returns boolean tables that are True at bad combinations, shape (drawn, *lattice).
+    Each is a staircase within the given bounds. Returns boolean tables that are True at bad combinations,
+    shape (drawn, *lattice).
 
     With U a random field that never falls on the way upward, ⌊least + U·(most − least)⌋ is a level that
     never falls either: its change from cell to cell is a mean of the changes of both bounds, plus that of U.
@@ -164,8 +168,8 @@ def _drawn(stairs: Staircase, rng: np.random.Generator) -> NDArray[np.bool_]:
 def _in_order(level: NDArray[np.int8], stairs: Staircase) -> NDArray[np.int8]:
     """Raise the levels of cells until they never decrease on the way upward and match all labels.
 
-    A level matches a label if it is odd or even as the label requires. No level exceeds `stairs.most`, which
-    meets both conditions.
+    Bad and good cells alternate from level to level, so a label requires an odd or an even level. No level
+    exceeds `stairs.most`, which meets both conditions.
 
     Args:
         level: Levels between both bounds, shape (drawn, *lattice).

@@ -14,7 +14,7 @@ from bisect_env.search.table_search import TableSearch
 
 
 class Goal(StrEnum):
-    """The goal of a study: what the search has to find."""
+    """The goal of a study: to find the first bad version, every failing configuration, or all labels."""
 
     FIRST_BAD = "first-bad"
     """The change at which the failure begins (for example: the first bad version of torch)."""
@@ -27,7 +27,7 @@ class Goal(StrEnum):
 def search_towards(
     goal: Goal, grid: Grid, groups: Mapping[Index, Index], limits: SearchLimits, *, quick: bool = False
 ) -> StudySearch:
-    """Return a new search for the given goal.
+    """Create the search that pursues the given goal, such as the first bad version.
 
     Args:
         goal: The goal of the study.

@@ -38,7 +38,7 @@ _LARGEST = 300.0
 
 @dataclass(frozen=True, slots=True)
 class Unexplained:
-    """A combination whose trials contradict the verdict.
+    """A combination whose trials contradict the verdict: it failed too often or too seldom.
 
     Attributes:
         index: The combination, as the representative of its group.
@@ -94,7 +94,7 @@ def unexplained(
 def log10_bayes_factor(
     posterior: FloatArray, prior: FloatArray, these: NDArray[np.bool_], those: NDArray[np.bool_]
 ) -> float | None:
-    """Return the decimal logarithm of the Bayes factor between two sets of hypotheses.
+    """Return how strongly the trials favour one set of hypotheses over another, as log10 of the Bayes factor.
 
     Args:
         posterior: Posterior of each hypothesis, shape (H,).

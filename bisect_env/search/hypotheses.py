@@ -64,12 +64,12 @@ class HypothesisRows:
 
     @cached_property
     def never(self) -> NDArray[np.bool_]:
-        """Return a boolean array, shape (H,): True for each hypothesis that calls no combination bad."""
+        """Return which hypotheses call no combination bad, as a boolean array of shape (H,)."""
         return np.asarray(~self.says.any(axis=1))
 
     @cached_property
     def always(self) -> NDArray[np.bool_]:
-        """Return a boolean array, shape (H,): True for each hypothesis that calls all combinations bad."""
+        """Return which hypotheses call all combinations bad, as a boolean array of shape (H,)."""
         return np.asarray(self.says.all(axis=1))
 
 
@@ -97,12 +97,12 @@ class Patterns:
 
     @classmethod
     def of_rows(cls, rows: HypothesisRows, tried: NDArray[np.intp]) -> Patterns:
-        """Group hypotheses that call the same combinations of `tried` bad."""
+        """Divide hypotheses into patterns: those that call the same combinations of `tried` bad."""
         says = rows.says[:, tried]
         _, first, of = np.unique(packed(says), return_index=True, return_inverse=True)
         of, calls, never = of.reshape(-1), says[first], -1
         if rows.never.any():
-            # A failure that comes everywhere alike is not "never", whatever else agrees with it.
+            # "Never" has its own pattern: equal failures of all combinations mean "always bad" instead.
             never = len(calls)
             of = np.where(rows.never, never, of)
             calls = np.concatenate([calls, np.zeros((1, len(tried)), dtype=bool)])
@@ -115,7 +115,7 @@ class Patterns:
 
 
 def joined(parts: Sequence[HypothesisRows]) -> HypothesisRows:
-    """Append the hypotheses of several generators to one table, with unchanged priors."""
+    """Join the hypotheses of several generators in one table, with unchanged priors."""
     if len(parts) == 1:
         return parts[0]
     starts = np.cumsum([0, *(len(part.prior) for part in parts)])
@@ -133,6 +133,9 @@ def joined(parts: Sequence[HypothesisRows]) -> HypothesisRows:
 
 
 def packed(rows: NDArray[np.bool_]) -> NDArray[np.void]:
-    """Pack each row of a boolean array into one value that can be sorted and compared, shape (rows,)."""
+    """Pack each row of a boolean array into one value, so that rows can be sorted and compared.
+
+    The result has the shape (rows,).
+    """
     bits = np.packbits(rows, axis=1) if rows.shape[1] else np.zeros((len(rows), 1), np.uint8)
     return np.ascontiguousarray(bits).view(np.dtype((np.void, bits.shape[1]))).reshape(-1)

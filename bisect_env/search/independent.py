@@ -29,7 +29,7 @@ from bisect_env.search.verdict import further, nearest
 
 
 def independent(counts: CellCounts) -> tuple[float, FloatArray]:
-    """Calculate the probability that each combination is bad, if the labels of combinations are independent.
+    """Calculate how probably each combination is bad if its label says nothing about other combinations.
 
     Args:
         counts: The failures and trials of each group of combinations.
@@ -48,9 +48,10 @@ def independent(counts: CellCounts) -> tuple[float, FloatArray]:
 
 
 def best_fit(counts: CellCounts) -> float:
-    """Return an upper bound of the log likelihood of the counts over all possible tables of labels.
+    """Return how well the counts could be explained if each combination had the label that fits it best.
 
-    At each pair of rates (of bad and good cells), every cell has the label that explains its counts better.
+    This is an upper bound of their log likelihood. At each pair of rates (of bad and good cells), every cell
+    has the label that explains its counts better.
 
     Args:
         counts: The failures and trials of each group of combinations.
@@ -60,7 +61,7 @@ def best_fit(counts: CellCounts) -> float:
 
 
 def _by_rates(counts: CellCounts) -> tuple[FloatArray, FloatArray, FloatArray]:
-    """Return the log prior of each possible pair of rates, and the log likelihoods at each pair.
+    """Return all pairs of bad and good failure rates: their log priors, and the log likelihoods at each.
 
     A pair is a column (typical failure rate and spread of bad combinations) and a background rate. The log
     likelihoods are log B (the combination is bad) and log G (it is good) of each tried combination. The

@@ -47,9 +47,9 @@ _BELIEVED = 0.5
 """Minimum posterior of all histories and staircases together for which they are used before a product is
 sure."""
 _LABEL_SHARE = 1.0 / 3.0
-"""Share of the allowed error that a single label may have where no hypothesis explains the counts."""
+"""Share of the allowed error that a single label may have if no hypothesis explains the counts."""
 _PATIENCE = 6
-"""A cell still without a label after this many times the usual trials gets the likelier label."""
+"""After this many times the usual number of trials, a cell that still has no label gets the likelier one."""
 _SPREAD = 5
 """Number of cells that must have failed, or have been tried often, before the answer is *always bad*."""
 MOST_SWEPT = 64
@@ -64,12 +64,13 @@ SPARE = 5
 
 @dataclass(frozen=True, eq=False)
 class Known:
-    """The counts of a study and what follows from them: posterior, labels and best answer.
+    """The trials of a study so far, with the conclusions from them: posterior, labels and best answer.
 
     Attributes:
         view: The lattice and its groups of combinations.
         rows: The hypotheses that are products of value sets, as the directions of the axes allow them.
-        wider: Returns such products with histories that change more often, or None if there are none.
+        wider: Function that returns hypotheses whose sets also change more often along an axis than its
+            direction says, or None if there are none.
         counts: Failures and trials of each group.
         can_run: True for the groups that can still be tried, shape (X,).
         limits: When to stop.
@@ -91,16 +92,16 @@ class Known:
 
     @cached_property
     def _alone(self) -> tuple[float, FloatArray]:
-        """Return the log evidence of the counts, and the probability that each combination is bad.
+        """Return the log evidence, and each combination's probability to be bad, if labels are independent.
 
-        Both assume that no hypothesis connects the labels of different combinations (see `independent`). The
-        probabilities have the shape (X,).
+        Labels are independent if no hypothesis connects those of different combinations (see `independent`).
+        The probabilities have the shape (X,).
         """
         return independent(self.counts)
 
     @cached_property
     def belief(self) -> Belief:
-        """Return the posterior of hypotheses and failure rates.
+        """Return the posterior probabilities of hypotheses and failure rates, given all trials.
 
         Once the search assumes that bad combinations fail in every trial, only hypotheses that agree with
         every trial are possible. If there are none, the assumption is ignored.
@@ -112,7 +113,7 @@ class Known:
 
     @cached_property
     def whole(self) -> Belief:
-        """Return the posterior without the assumption that bad combinations fail in every trial.
+        """Return the posterior without assuming that bad combinations fail in every trial.
 
         The hypotheses are products of value sets. More complicated ones are added if some table would fit the
         counts much better, or before a product counts as sure.
@@ -153,7 +154,10 @@ class Known:
 
     @cached_property
     def labels(self) -> NDArray[np.int8]:
-        """Return the label of each group by its own trials: 1 bad, 0 good, -1 unknown; shape (X,)."""
+        """Return the label of each group of combinations by its own trials: 1 bad, 0 good, -1 unknown.
+
+        The shape is (X,).
+        """
         hits, trials = self.counts.hits, self.counts.trials
         if self.unanimous:
             return np.where(trials > 0, hits > 0, -1).astype(np.int8)
@@ -167,14 +171,17 @@ class Known:
 
     @cached_property
     def best(self) -> Answer:
-        """Return the most probable answer, with combinations given as cells of the lattice of `view`."""
+        """Return the most probable answer, such as the first bad combination and the last good one.
+
+        Combinations are given as cells of the lattice of `view`.
+        """
         if self.lawless:
             return self._pair
         row = self.belief.best
         return self.described(row, float(self.belief.answers[row]))
 
     def described(self, row: int, probability: float) -> Answer:
-        """Return hypothesis number `row` as an `Answer` with the given probability."""
+        """Return hypothesis number `row` as an `Answer`, with its first bad and last good combination."""
         rows = self.belief.rows
         hits, trials = self.view.spread(self.counts.hits), self.view.spread(self.counts.trials)
         every_change = bool(rows.tier[row] == 1)
@@ -182,7 +189,7 @@ class Known:
 
     @cached_property
     def feasible(self) -> NDArray[np.bool_]:
-        """Return a boolean array in the shape of the lattice: True where a combination can still be tried."""
+        """Return which combinations can still be tried, as a boolean array in the shape of the lattice."""
         return self.view.spread(self.can_run)
 
     @cached_property
@@ -245,7 +252,7 @@ class Known:
 
     @cached_property
     def _agreeing(self) -> NDArray[np.bool_]:
-        """Return a boolean array, shape (P,): True for each pattern that agrees with every trial.
+        """Return which patterns of hypotheses agree with every trial, as a boolean array of shape (P,).
 
         Such a pattern calls a tried combination bad if and only if one of its trials failed.
         """
@@ -292,7 +299,7 @@ class Known:
 
     @cached_property
     def ends_wrong(self) -> tuple[str, ...]:
-        """Return the names (`good`, `bad`) of the stated ends that are surely not as the user stated."""
+        """Return which stated ends (`good`, `bad`) certainly behave unlike what the user stated."""
         wrong = []
         bad_cells = self.belief.bad
         for name, end, is_bad in (("good", self.view.grid.good, False), ("bad", self.view.grid.bad, True)):
@@ -317,10 +324,9 @@ class Known:
 
     @cached_property
     def wanted(self) -> list[tuple[int, int]]:
-        """Return the combinations that need more trials before the answer is final.
+        """Return the combinations that need more trials before the answer is final, and how many.
 
-        Each comes with the number of trials that it needs, including those that were already made. The list
-        is empty if no answer is sure.
+        The number includes trials that were already made. The list is empty if no answer is sure.
         """
         if not self.sure:
             return []
@@ -348,11 +354,12 @@ class Known:
         return [(c, n) for c, n in wanted if self.counts.trials[c] < n and self.can_run[c]]
 
     def _doubtful(self) -> list[tuple[int, int]]:
-        """Return pairs (combination, 2) to try twice, because one trial contradicts or decides the answer.
+        """Return combinations to try a second time, because one trial contradicts or decides the answer.
 
-        If the answer is a history that changes more often than stated, these include combinations that passed
-        although the most probable product of plain sets calls them bad: one that is bad and passed once is
-        more common than such a history. The list is empty if no hypothesis explains the counts.
+        Each comes as a pair (position, 2 trials). If the answer is a history that changes more often than
+        stated, these include combinations that passed although the most probable product of plain sets calls
+        them bad: one that is bad and passed once is more common than such a history. The list is empty if no
+        hypothesis explains the counts.
         """
         if self.lawless:
             return []
@@ -380,10 +387,10 @@ class Known:
 
     @cached_property
     def sides_to_repeat(self) -> NDArray[np.bool_]:
-        """Return a boolean array, shape (X,): True at both sides of each boundary of the best answer.
+        """Return which combinations are worth repeating: True at both sides of the answer's boundaries.
 
-        All are False, unless the only doubt left is whether bad combinations fail in every trial: then trials
-        of both sides are the only ones worth repeating.
+        The shape is (X,). All are False, unless the only doubt left is whether bad combinations fail in every
+        trial: then trials of both sides are the only ones worth repeating.
         """
         sides = np.zeros_like(self.can_run)
         if not self.unanimous or not self.counts.hits.any() or self.lawless or self.best.probability <= 0.5:
@@ -401,7 +408,7 @@ class Known:
 
     @cached_property
     def bad(self) -> FloatArray:
-        """Return the probability of each group of equal combinations to be bad, shape (X,).
+        """Return, for each group of equivalent combinations, the probability that it is bad; shape (X,).
 
         If no hypothesis explains the counts, it is one half for combinations without trials.
         """
@@ -423,7 +430,7 @@ class Known:
 
 
 def evenly(cells: NDArray[np.intp], count: int) -> NDArray[np.intp]:
-    """Return at most `count` elements of `cells`, evenly spaced."""
+    """Pick at most `count` elements of an array, evenly spaced."""
     if len(cells) <= count:
         return cells
     return cells[np.unique(np.linspace(0, len(cells) - 1, count).round().astype(np.intp))]

@@ -77,7 +77,7 @@ class NextTrials:
         return self._most_telling(count, allowed)
 
     def _room(self, count: int) -> int:
-        """Return how many of `count` trials may start now.
+        """Return how many of the `count` requested trials may start now, before others have ended.
 
         As long as no combination both failed and passed, one trial of each combination and a few repetitions
         should be enough. Once so many have run or are running, further repetitions wait for the running
@@ -90,7 +90,7 @@ class NextTrials:
         return max(min(count, room), 0) if room > 0 or self.running else count
 
     def are_worth(self, share: float) -> bool:
-        """Return whether the best allowed trial is at least `share` as informative as the best of all."""
+        """Return whether the best allowed trial gives at least `share` of the information of the best one."""
         cells = self._candidates(self.known.can_run)
         told = Choice(self.known.belief, cells).information()
         among = told[self.allowed[cells]]
@@ -185,12 +185,12 @@ class NextTrials:
 
     @property
     def _paid_by_repetition(self) -> int:
-        """Return how many trials of the bad end take as long as building two other environments."""
+        """Return how many trials of the bad end take as long as building two further environments."""
         return round(2 * float(np.median(self.prices)))
 
     @cached_property
     def _bad_end(self) -> int:
-        """Return the position of the stated bad end or, without one, of the combination most probably bad.
+        """Return the position of the stated bad end, or else of the combination that is most probably bad.
 
         Returns -1 if no bad end is stated and every combination has a prior below `_END_CERTAINTY`, or if the
         stated bad end cannot be run.
@@ -213,7 +213,7 @@ class NextTrials:
     # -- what tells most ---------------------------------------------------------------------------------
 
     def _most_telling(self, count: int, allowed: NDArray[np.bool_]) -> list[int]:
-        """Return the combinations whose trials promise the most information for their cost."""
+        """Return the combinations whose trials promise the most information for their cost, one per trial."""
         cells = self._candidates(allowed)
         if not len(cells):
             return []
@@ -227,7 +227,7 @@ class NextTrials:
         return [int(cells[i]) for i in chosen]
 
     def _worth_trying(self) -> NDArray[np.bool_]:
-        """Return a boolean array, shape (X,): True for the combinations to prefer for the next trials.
+        """Return which combinations to prefer for the next trials, as a boolean array of shape (X,).
 
         These are either all that can be run, or only untried ones. Untried ones are preferred as long as
         nothing failed, unless environments cost too much; and after `SPARE` repetitions if no combination

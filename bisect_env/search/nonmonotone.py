@@ -21,34 +21,35 @@ from bisect_env.matrix.grid import Direction, Grid, Index
 from bisect_env.search.families import MOST_SETS, Family, families_of
 
 RARE = 0.04
-"""Prior of all histories that an axis's direction does not speak of, if the axis matters."""
+"""Prior of all histories that change more often than an axis's direction says, if the axis matters."""
 _MOST_NEAR = 40_000
-"""`MOST_SETS` if the histories may change only next to tried values."""
+"""Replaces `MOST_SETS` as the maximum if histories may change only next to tried values."""
 _MOST_SEVERAL = 1_500
-"""Both maxima, for a lattice of several axes."""
+"""Replaces `MOST_SETS` and `_MOST_NEAR` for a lattice of several axes."""
 _LONGEST = 1000
-"""Maximum number of values of an axis for which other histories are searched."""
+"""Maximum number of values of an axis that gets further histories."""
 
 # By the number of changes: once but the other way round, twice, three times. A window is the common story.
 _WEIGHTS = {1: 1.0, 2: 5.0, 3: 4.0}
 
 
 def histories(grid: Grid, tried: Iterable[Index]) -> tuple[Family, ...] | None:
-    """Return one family per axis, which also has sets that change more often than the direction says.
+    """Return the possible bad sets of each axis, including ones that turn bad and good several times.
 
     Args:
         grid: The lattice.
         tried: Cells with trials. On long axes, sets change more often only next to these and to stated ends.
 
     Returns:
-        A family for each axis, which begins with the sets of `families_of`; or None if no axis gets further
-        sets. Equal calls return equal tuples, because each family is cached.
+        A family (possible sets of bad values) for each axis. It begins with the sets of `families_of`; the
+        sets added after them change more often than the direction says. None if no axis gets further sets.
+        Equal calls return equal tuples, because each family is cached.
     """
     shape, directions = grid.shape, [axis.direction for axis in grid.axes]
     cells = [*tried, *(end for end in (grid.good, grid.bad) if end is not None)]
     plain = families_of(shape, directions)
     wide = list(plain)
-    # Several axes have no cheap bound : there all are weighed again and again.
+    # With several axes there is no cheap bound: all sets are weighed after each trial.
     several = sum(n > 1 for n in shape) > 1
     all_sets, near_sets = (_MOST_SEVERAL, _MOST_SEVERAL) if several else (MOST_SETS, _MOST_NEAR)
     longest = sorted(range(len(shape)), key=lambda axis: -shape[axis])
@@ -59,7 +60,7 @@ def histories(grid: Grid, tried: Iterable[Index]) -> tuple[Family, ...] | None:
         others = math.prod(len(f.sets) for i, f in enumerate(wide) if i != axis)
         beside = {place for cell in cells for place in (cell[axis], cell[axis] + 1)}
         near = tuple(sorted(place for place in beside if 0 < place < size))
-        # Everywhere, or from so many changes on next to what was tried alone.
+        # At any position; with this many changes or more, only next to tried values.
         for limit, most in ((changes + 1, all_sets), (changes, near_sets), (2, near_sets)):
             places = [size - 1 if k < limit else len(near) for k in range(1, changes + 1)]
             if others * (1 + 2 * sum(math.comb(n, k) for k, n in enumerate(places, start=1))) <= most:
@@ -70,7 +71,7 @@ def histories(grid: Grid, tried: Iterable[Index]) -> tuple[Family, ...] | None:
 
 @functools.lru_cache(maxsize=16)
 def _wider(plain: Family, changes: int, near: tuple[int, ...], limit: int) -> Family:
-    """Return `plain` with added sets of bad values that change up to `changes` times along the axis.
+    """Add sets of bad values to a family: those that change up to `changes` times along the axis.
 
     The added sets share the prior `RARE`. If there are none, `plain` itself is returned.
 
@@ -100,10 +101,10 @@ def _wider(plain: Family, changes: int, near: tuple[int, ...], limit: int) -> Fa
 
 
 def _changing(size: int, changes: int, places: tuple[int, ...]) -> NDArray[np.bool_]:
-    """Return every history of `size` values that changes exactly `changes` times.
+    """List every sequence of good and bad values that changes exactly `changes` times.
 
-    All changes are at positions in `places`. The result is a boolean array, True at bad values, shape
-    (histories, size).
+    The sequences have `size` values. All changes are at positions in `places`. The result is a boolean array,
+    True at bad values, shape (histories, size).
     """
     chosen = np.array(list(itertools.combinations(places, changes)), dtype=np.intp).reshape(-1, changes)
     values = np.arange(size)

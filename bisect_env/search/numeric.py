@@ -29,7 +29,7 @@ def relative_entropy(x: float, y: float) -> float:
 
 
 def root(function: Callable[[float], float], low: float, high: float) -> float:
-    """Return the point between `low` and `high` at which a monotone function crosses zero, by bisection.
+    """Return the point between `low` and `high` at which a monotone function is zero, found by bisection.
 
     Raises:
         ValueError: The function has the same sign at `low` and at `high`.
@@ -79,7 +79,7 @@ def passes_to_exclude(rate: float, error: float) -> int:
 
 @functools.lru_cache(maxsize=65_536)
 def rate_of(hits: int, trials: int, chance: float) -> float:
-    """Return the failure rate at which `chance` is the probability that at most `hits` of `trials` fail.
+    """Return the failure rate at which at most `hits` of `trials` trials fail with probability `chance`.
 
     This is the 1 − `chance` quantile of Beta(hits + 1, trials − hits).
 

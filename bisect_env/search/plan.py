@@ -22,7 +22,7 @@ class Plan(Protocol):
 
     @property
     def finished(self) -> bool:
-        """Return True if the plan wants no more trials."""
+        """Return whether the plan needs no more trials, because it has its answer or cannot get one."""
         ...
 
     def ask(
@@ -34,7 +34,7 @@ class Plan(Protocol):
         only: Collection[Index] | None = None,
         worth: float = 0.0,
     ) -> list[Index]:
-        """Return the combinations to try next.
+        """Choose the combinations to try next, given the trials that are already running.
 
         Args:
             count: Maximum number of trials.

@@ -32,7 +32,7 @@ _LATER = 0.1
 """q of the module: share of the error that is reserved for tests in which a failure was seen."""
 _TINY = 1e-300
 _ROUNDING = 1e-9
-"""Relative error of the computed probabilities, at most."""
+"""Maximum relative rounding error of the computed probabilities."""
 
 
 class RateClaim(StrEnum):
@@ -106,7 +106,7 @@ class RateTest:
                 claim = claim or RateClaim.BELOW
             alive = alive[1:]
             self._least += 1
-        # What is as improbable as this decides nothing any more, and the array stays short.
+        # States this improbable no longer affect the result; dropping them keeps the array short.
         keep = alive.size
         while keep > 1 and alive[keep - 1] < _TINY:
             keep -= 1
@@ -114,9 +114,9 @@ class RateTest:
         return claim
 
     def _is_early(self, k: int, mass: float) -> bool:
-        """Return whether a `k`-th failure at the current trial shows that the rate is above the limit.
+        """Return whether a `k`-th failure as early as this trial shows that the rate is above the limit.
 
-        If so, its probability is added to the part of the error that is spent on early `k`-th failures.
+        If it does, `mass` is added to the error that is spent on early `k`-th failures.
 
         Args:
             k: Number of the failure.
@@ -131,7 +131,7 @@ class RateTest:
 
 
 def share(failures: int) -> float:
-    """Return the share of the allowed error that is spent on the result *below* after `failures` failures.
+    """Return the share of the allowed error for the result *below* after exactly `failures` failures.
 
     The shares for 0, 1, 2, … failures add up to 1.
     """
@@ -139,7 +139,7 @@ def share(failures: int) -> float:
 
 
 def upper_bound(hits: int, trials: int, confidence: float = 0.95) -> float:
-    """Return a one-sided upper confidence bound of a failure rate.
+    """Return an upper bound for the true failure rate (one-sided) after `hits` failures in `trials` trials.
 
     If the true rate is higher than this bound, at most `hits` failures in `trials` trials have a probability
     of at most 1 − `confidence`. The bound is valid for a single look.

@@ -123,7 +123,7 @@ class RateGrid:
         return grid._with_two_steps(p0_prior) if two_steps else grid
 
     def _with_two_steps(self, p0_prior: FloatArray) -> RateGrid:
-        """Return the grid with extra columns for regressions that come in two steps.
+        """Add columns for regressions in two steps: some bad combinations fail rarely, the others always.
 
         There is a column for each share of `_OF_THEM`: this share of bad cells has any failure rate, and all
         others fail in every trial.
@@ -146,7 +146,7 @@ class RateGrid:
         )
 
     def if_bad(self, hits: float, trials: float) -> tuple[FloatArray, FloatArray]:
-        """Compute the likelihood of a combination's counts if the combination is bad.
+        """Compute how well the counts of a combination fit each typical failure rate, if it is bad.
 
         Args:
             hits: Number of trials that showed the target failure.
@@ -171,9 +171,10 @@ class RateGrid:
 
 @lru_cache(maxsize=4096)
 def score(grid: RateGrid, hits: int, trials: int) -> tuple[FloatArray, FloatArray, FloatArray]:
-    """Return the two arrays of `grid.if_bad` and the array of `grid.if_good` for the same counts. Cached.
+    """Return how well the counts of a combination fit if it is bad and if it is good. Cached.
 
-    The shapes are (J,), (J, R) and (K,).
+    The first two arrays are those of `grid.if_bad`, shapes (J,) and (J, R); the third is that of
+    `grid.if_good`, shape (K,).
     """
     return (*grid.if_bad(hits, trials), grid.if_good(hits, trials))
 
@@ -193,9 +194,9 @@ def _background(min_rate: float) -> tuple[FloatArray, FloatArray]:
 
 
 def _floors(min_rate: float, p0: FloatArray) -> FloatArray:
-    """Return the floor (the lowest failure rate of a bad combination) at each background rate, shape (K,).
+    """Return the lowest failure rate that a bad combination can have, for each background rate; shape (K,).
 
-    The floor is 0 if it would not be above `min_rate`.
+    This floor is 0 if it would not be above `min_rate`.
 
     The number of trials that show a good cell not to fail at rate r is ln(1 / error) / KL(p0 ‖ r) on average,
     where

@@ -38,13 +38,13 @@ from bisect_env.search.untested_intervals import untested_intervals
 from bisect_env.search.verdict import Answer, Status, Verdict, capacity, entropy_bits
 
 _FORESEEN = 3
-"""Maximum number of running combinations for whose results the next trial is foreseen."""
+"""Maximum number of running combinations for which the next trial after their result is predicted."""
 _CANDIDATES = 10
 """Maximum number of answers that a verdict lists."""
 
 
 class Search(StudySearch):
-    """A search for the boundary between good and bad combinations.
+    """A search for the first bad combination: it chooses trials and finds the boundary between good and bad.
 
     Only trials with the target failure count as failures.
 
@@ -146,7 +146,7 @@ class Search(StudySearch):
         return wanted + clean
 
     def _proof(self, best: Answer) -> list[Check]:
-        """Return the trials missing at the good side of each boundary and in long untested intervals."""
+        """Return the trials that the answer lacks: at its good sides and in long untested intervals."""
         wanted = [(b.good, self.known.clean) for b in best.boundaries]
         wanted += interval_checks(best, self._grid, self.tallies, self.known.belief.typical_rates[0])
         lacking = [(cell, trials - self.counts(cell)[1]) for cell, trials in wanted]
@@ -154,7 +154,7 @@ class Search(StudySearch):
 
     @cached_property
     def verdict(self) -> Verdict:
-        """Return the verdict so far.
+        """Return the verdict after the trials so far: the most probable answer, and how sure it is.
 
         It depends only on the counts, not on the order of trials.
         """
@@ -208,7 +208,7 @@ class Search(StudySearch):
         )
 
     def _against(self, belief: Belief, best: int, *, nothing: bool) -> float | None:
-        """Return log10 of the Bayes factor by which the trials favour an answer over others.
+        """Return how strongly the trials favour an answer over others, as log10 of the Bayes factor.
 
         Returns None if the factor is not defined (see `log10_bayes_factor`).
 

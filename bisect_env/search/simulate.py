@@ -20,7 +20,7 @@ from bisect_env.search.verdict import Verdict
 
 @dataclass(frozen=True, slots=True)
 class Simulated:
-    """The result of one simulated study.
+    """The result of one simulated study: its verdict and its cost.
 
     Attributes:
         verdict: The final verdict.
@@ -49,7 +49,7 @@ def simulate(
     build_cost: float = 0.0,
     going_on: Callable[[], bool] = lambda: True,
 ) -> Simulated:
-    """Simulate one study to its end.
+    """Simulate one study to its end, with random results of trials at known failure rates.
 
     Args:
         grid: The lattice of combinations.

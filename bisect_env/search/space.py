@@ -74,7 +74,7 @@ class Hypothesis:
         return all(inside) if self.kind == "all" else any(inside)
 
     def bad_cells(self) -> NDArray[np.bool_]:
-        """Return a boolean array in the shape of the lattice: True for each combination that is bad."""
+        """Return which combinations are bad under this hypothesis, as a boolean array over the lattice."""
         shape = tuple(len(bad) for bad in self.sets)
         if self.kind in ("never", "always"):
             return np.full(shape, self.kind == "always")
@@ -93,7 +93,7 @@ def constant(kind: str, shape: Sequence[int]) -> Hypothesis:
 
 
 def described(kind: str, bad: NDArray[np.bool_]) -> Hypothesis:
-    """Return a `Hypothesis` of the given kind for a table that is True at bad combinations.
+    """Turn a table that is True at bad combinations into a `Hypothesis` of the given kind.
 
     Its sets contain, for each axis, the values at which at least one combination is bad.
     """
@@ -126,7 +126,7 @@ class HypothesisSpace:
         self._families = list(families or families_of(shape, directions))
         self._set_shape = tuple(len(f.sets) for f in self._families)
         self._all_size = int(np.prod(self._set_shape))
-        # "Any of" is a hypothesis of its own only where two axes have something to say.
+        # "Any of" differs from "all of" only if at least two axes matter.
         self._any = sum(n > 1 for n in self.shape) >= 2
         self.size = self._all_size * (2 if self._any else 1) + 1
         self.prior = self._prior()
@@ -164,13 +164,13 @@ class HypothesisSpace:
         return np.concatenate([*kinds, np.zeros(1, dtype=bool)]).astype(np.int8)
 
     def says(self, cells: NDArray[np.intp]) -> NDArray[np.bool_]:
-        """Return a boolean array: whether each hypothesis calls each of the given cells bad.
+        """Return, for each hypothesis and each given cell, whether the hypothesis calls the cell bad.
 
         Args:
             cells: Flat positions of the cells on the lattice, shape (cells,).
 
         Returns:
-            Shape (hypotheses, cells).
+            Boolean array, shape (hypotheses, cells).
         """
         places = np.unravel_index(cells, self.shape)
 
@@ -191,7 +191,7 @@ class HypothesisSpace:
         return np.concatenate([*parts, np.zeros((1, len(cells)), dtype=bool)])
 
     def hypothesis(self, number: int) -> Hypothesis:
-        """Return hypothesis `number`, counted from 0."""
+        """Return the hypothesis with the given number, counted from 0, as sets of bad values."""
         if number == self.size - 1:
             return constant("never", self.shape)
         kind = "all" if number < self._all_size else "any"
@@ -207,7 +207,7 @@ class HypothesisSpace:
 
 
 def _weights(one: Family) -> FloatArray:
-    """Return the prior weight of each set of bad values of one axis, shape (sets,).
+    """Return the prior weight of each possible set of bad values of one axis, shape (sets,).
 
     The first set, which means that the axis does not matter, has weight 1.
     """

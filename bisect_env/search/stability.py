@@ -78,7 +78,7 @@ class Effect:
 
     @property
     def noteworthy(self) -> bool:
-        """Return whether the effect should be reported."""
+        """Return whether the difference between failure rates is strong enough to be reported."""
         return self.bayes_factor >= NOTEWORTHY
 
 
@@ -112,7 +112,10 @@ _Table = Counter[tuple[Hashable, bool, bool]]
 
 
 def _part(told: Sequence[Told], inside: Sequence[bool]) -> _Table:
-    """Return the number of trials for each (combination, whether in the part, whether it failed)."""
+    """Count the trials inside and outside a part, separately for each combination and result.
+
+    The keys are (combination, whether in the part, whether it failed).
+    """
     return Counter((one.cell, there, one.hit) for one, there in zip(told, inside, strict=True))
 
 

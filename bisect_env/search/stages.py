@@ -74,7 +74,7 @@ class Shape:
 
     @classmethod
     def of(cls, ways: Iterable[Way], values: Mapping[int, Sequence[int]], base: Index) -> Shape:
-        """Create a shape from its ways and the values of the axes.
+        """Create a selection of combinations from the axes that change together and from their values.
 
         Axes that are not in `values` have only their value in `base`.
         """
@@ -121,7 +121,7 @@ class Shape:
 
 
 class Stage:
-    """A search over a selection of the combinations of a lattice.
+    """One stage of a search: a search over a selection of the combinations of a large lattice.
 
     Args:
         grid: The whole lattice.
@@ -211,7 +211,7 @@ class Stage:
         if self.shape is None:
             return found
         hypothesis, ways, combination = found.hypothesis, self.shape.ways, self.shape.combination
-        # Axes that the stage does not look at do not matter.
+        # Axes that the stage leaves fixed do not matter.
         sets = [np.full(size, hypothesis.kind not in ("any", "never")) for size in self._whole.shape]
         for way, bad in zip(ways, hypothesis.sets, strict=True):
             for axis in () if bad.all() else way:
@@ -237,7 +237,7 @@ class Stage:
 
 
 def first_shape(grid: Grid) -> Shape | None:
-    """Return the combinations of the first stage, or None if the lattice is small enough to have all."""
+    """Choose the combinations of the first stage; return None if the lattice is small enough to have all."""
     directions = [axis.direction for axis in grid.axes]
     if math.prod(grid.shape) <= _MOST_WHOLE and not is_large(grid.shape, directions):
         return None
@@ -254,7 +254,7 @@ def first_shape(grid: Grid) -> Shape | None:
 
 
 def closer_shape(stage: Stage, known: Known, grid: Grid, tallies: Tallies) -> Shape | None:
-    """Return the combinations of the next stage, which lie closer to the boundaries of the answer.
+    """Choose the combinations of the next stage, closer to the boundaries of the answer.
 
     Returns None if all boundaries lie between neighbours, if the answer has no first bad combination, or if
     the present stage has all combinations of the lattice.
@@ -295,7 +295,7 @@ def closer_shape(stage: Stage, known: Known, grid: Grid, tallies: Tallies) -> Sh
 
 
 def _split(ways: Iterable[Way]) -> list[Way]:
-    """Split ways with several axes in two, the longest first.
+    """Divide groups of tied axes (ways) in two, the longest groups first.
 
     Stops when there are `_MOST_WAYS` ways, or when each way has one axis.
     """
@@ -310,10 +310,10 @@ def _split(ways: Iterable[Way]) -> list[Way]:
 
 
 def _from_end_to_end(ways: Sequence[Way], grid: Grid, base: Index | None) -> Shape:
-    """Return the shape whose ways have two values each: the good end and the bad end of their axes.
+    """Select the good and the bad end of each way (axes that change together), and nothing between.
 
-    The ends are the stated ones, or those that the directions of the axes imply. If only one axis changes
-    along a way, its two values are in ascending order.
+    Each way gets these two values. The ends are the stated ones, or those that the directions of the axes
+    imply. If only one axis changes along a way, its two values are in ascending order.
 
     Args:
         ways: For each axis of the stage, the axes of the whole lattice that change along it.
@@ -333,7 +333,7 @@ def _from_end_to_end(ways: Sequence[Way], grid: Grid, base: Index | None) -> Sha
 
 
 def _filled(values: Sequence[int], bad: NDArray[np.bool_], size: int) -> NDArray[np.bool_]:
-    """Return a boolean array, shape (size,): True for the bad values of an axis, from a stage's values.
+    """Extend the bad values of a stage to the whole axis: True for each bad value, shape (size,).
 
     Values between two successive values of the stage that are both bad count as bad, too.
 
@@ -353,7 +353,7 @@ def _filled(values: Sequence[int], bad: NDArray[np.bool_], size: int) -> NDArray
 
 
 def _values_of_each(grid: Grid, axes: Sequence[int] | None = None, wanted: tuple[int, ...] = ()) -> list[int]:
-    """Return how many values of each axis a stage has.
+    """Choose how many values of each axis a stage of the search looks at.
 
     Each axis has two values (or its only one), and then as many as fit into `_MOST_CELLS` cells.
 
@@ -382,7 +382,10 @@ def _values_of_each(grid: Grid, axes: Sequence[int] | None = None, wanted: tuple
 
 
 def _stages_of(grid: Grid) -> int:
-    """Return how many stages a search of the lattice has at most, until boundaries lie between neighbours."""
+    """Return how many stages a search of the lattice needs at most.
+
+    The last stage has only boundaries between neighbours.
+    """
     several = sum(size > 1 for size in grid.shape)
     untying = 1 + math.ceil(math.log2(several / _MOST_WAYS)) if several > _MOST_WAYS else 0
     counts = [2] * len(grid.shape) if untying else _values_of_each(grid)

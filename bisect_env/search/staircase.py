@@ -50,7 +50,7 @@ def ordered_axes(grid: Grid) -> list[int]:
 def upward(
     combine: np.ufunc, values: NDArray[_Number], axes: Iterable[int], back: Collection[int]
 ) -> NDArray[_Number]:
-    """Combine each value of an array with all values before it on the way upward.
+    """Accumulate the values of an array on the way upward: combine each value with all before it.
 
     Upward means towards higher positions along each axis, but towards lower ones along the axes in `back`.
 
@@ -77,9 +77,10 @@ def beyond(cells: NDArray[np.bool_], axes: Sequence[int], back: Collection[int])
 
 @dataclass(frozen=True, eq=False)
 class Staircase:
-    """All tables that agree with the labels and change at most `changes` times on every way upward.
+    """All tables that agree with the labels and change between good and bad at most `changes` times upward.
 
-    It is described by the bounds of each cell's level (see the module).
+    The limit holds on every way from low to high values. The tables are described by the bounds of each
+    cell's level (see the module).
 
     Attributes:
         changes: Maximum number of changes.
@@ -101,7 +102,7 @@ class Staircase:
 
     @property
     def decided(self) -> NDArray[np.bool_]:
-        """Return a boolean array in the shape of the lattice: True for cells whose label is decided.
+        """Return which cells have a decided label, as a boolean array in the shape of the lattice.
 
         A label is decided if it is known or follows from other labels.
         """
@@ -109,7 +110,7 @@ class Staircase:
 
     @property
     def lowest(self) -> NDArray[np.bool_]:
-        """Return the table in which every cell has its smallest possible level.
+        """Return the table of bad cells in which every cell has its smallest possible level.
 
         It is a boolean array in the shape of the lattice, True at bad cells.
         """
@@ -141,7 +142,7 @@ class Staircase:
             for cell in waiting:
                 point = np.zeros(weight.shape, dtype=bool)
                 point[cell] = True
-                # Whatever it turns out to be, half of what it could decide is decided.
+                # Either label of this cell decides about half of the cells that depend on it.
                 weight[beyond(point, self.axes, self.back) | beyond(point, self.axes, forth)] *= 0.5
                 allowed[cell] = False
             worth = self._worth(weight, forth)
@@ -157,10 +158,10 @@ class Staircase:
         return chosen
 
     def _worth(self, weight: FloatArray, forth: Sequence[int]) -> FloatArray:
-        """Return the worth of a label of each cell, as an array in the shape of the lattice.
+        """Return how many other cells a label of each cell would help to decide, in the shape of the lattice.
 
-        The worth is the weighted number of cells for which the label rules out a level. The label (good or
-        bad) that rules out less counts fully, the other one a little.
+        This is the weighted number of cells for which the label rules out a level. The label (good or bad)
+        that rules out less counts fully, the other one a little.
 
         Args:
             weight: Weight of each cell.
@@ -180,7 +181,7 @@ class Staircase:
 
     @cached_property
     def bits(self) -> float:
-        """Return an upper bound of the information, in bits, that singles out this staircase among others.
+        """Return an upper bound of the information, in bits, that selects this staircase from all others.
 
         A random table agrees with some staircase on about this many labels by chance.
         """
@@ -194,7 +195,7 @@ class Staircase:
 
     @cached_property
     def _places(self) -> FloatArray:
-        """Return an array of the places where the bad values of each line may begin: 1 if possible, else 0.
+        """Return where the bad values of each line of the lattice may begin: 1 if possible there, else 0.
 
         The shape is (…, lines, places), with one line per value of the first of two ordered axes. The lattice
         is turned so that upward is towards higher positions.
@@ -212,10 +213,11 @@ class Staircase:
 
     @cached_property
     def _frontiers(self) -> tuple[float, FloatArray]:
-        """Return how many bits the labels tell about frontiers of two axes, and each place's probability.
+        """Return how much the labels reveal about the frontier, in bits, and where it probably runs.
 
-        A place is where the bad values of a line begin; the probabilities have the shape of `_places`. Half
-        of the prior has all frontiers equally likely, the other half prefers frontiers with fewer steps.
+        The lattice has two ordered axes. The array has the shape of `_places`: the probability of each place
+        at which the bad values of a line may begin. Half of the prior has all frontiers equally likely, the
+        other half prefers frontiers with fewer steps.
         """
         bits, shares = [], []
         for step in _STEPS:
@@ -240,7 +242,7 @@ class Staircase:
 
 
 def _chain(fits: FloatArray, step: float) -> tuple[float, FloatArray]:
-    """Sum the weights of all possible frontiers (borders between good and bad) of two axes.
+    """Sum the weights of all possible frontiers (borders between good and bad) through two axes.
 
     On line r, bad values begin no higher than on line r − 1.
 
@@ -293,10 +295,10 @@ def staircases(
     changes: int,
     visible: NDArray[np.bool_],
 ) -> list[Staircase]:
-    """Return the staircases that agree with the labels, in all orientations of the axes.
+    """Find the ways to explain all labels by a staircase: one for each orientation of the axes that fits.
 
-    Frontiers that contradict a stated direction come last. Apart from that, the list begins with the
-    staircases that decide the most cells. It is empty if no staircase agrees or no axis is ordered.
+    Orientations that contradict a stated direction come last. Apart from that, those that decide the most
+    cells come first. The list is empty if no staircase agrees or no axis is ordered.
 
     Args:
         table: Labels: 1 bad, 0 good, -1 unknown; shape of the lattice.
@@ -308,7 +310,7 @@ def staircases(
     found: list[tuple[int, int, Staircase]] = []
     for turned in itertools.product((False, True), repeat=len(ordered)) if ordered else ():
         if changes % 2 == 0 and turned[0]:
-            continue  # seen from the other end it is the same
+            continue  # the same table, with the orientation reversed
         back = tuple(axis for axis, is_back in zip(ordered, turned, strict=True) if is_back)
         against = sum(
             grid.axes[axis].direction is not Direction.EITHER
@@ -326,7 +328,7 @@ def staircases(
 def _bounded(
     table: NDArray[np.int8], axes: tuple[int, ...], back: tuple[int, ...], changes: int, *, begins_bad: bool
 ) -> Staircase | None:
-    """Return the staircase whose bounds follow from the labels, or None if no staircase fits the labels.
+    """Return the staircase whose bounds follow from the labels in one orientation, or None if none fits.
 
     Args:
         table: Labels: 1 bad, 0 good, -1 unknown; shape of the lattice.

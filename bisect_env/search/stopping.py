@@ -29,7 +29,7 @@ _LEAST_ERROR_SHARE = 0.2
 
 
 def quantile(values: FloatArray, chances: FloatArray, share: float) -> float:
-    """Return the smallest value at which the cumulative probability reaches `share` of the total.
+    """Return the smallest of `values` at which their cumulative probability reaches `share` of the total.
 
     Args:
         values: Ascending values.
@@ -74,7 +74,7 @@ def usual_trials(rate: float, background: float) -> int:
 def judge(
     best: Answer, *, required: float, stands: bool, certain: bool, rule: bool, tried: bool = True
 ) -> tuple[Status, str]:
-    """Return the status of an answer and the reason for it.
+    """Return whether an answer is confirmed, likely or neither, and the reason in words.
 
     Args:
         best: The most probable answer.

@@ -22,7 +22,7 @@ from bisect_env.search.verdict import Status, Verdict
 
 @dataclass(frozen=True, slots=True)
 class Situation:
-    """The arguments with which a search is asked for trials.
+    """The state of a study when its search is asked for trials: what is running, and what may be chosen.
 
     Attributes:
         running: Number of running trials of each group, by the representative of the group.
@@ -37,11 +37,11 @@ class Situation:
     worth: float = 0.0
 
     def allows(self, cell: Index) -> bool:
-        """Return whether a combination may be chosen."""
+        """Return whether a combination may be chosen for the next trial."""
         return self.only is None or cell in self.only
 
     def allowed(self, cells: Sequence[Index]) -> NDArray[np.bool_]:
-        """Return a boolean array in the order of `cells`: True for each cell that may be chosen."""
+        """Return which of the given cells may be chosen for the next trial, as a boolean array."""
         return np.array([self.allows(cell) for cell in cells], dtype=np.bool_)
 
     def prices(self, cells: Sequence[Index]) -> FloatArray:
@@ -94,7 +94,7 @@ class StudySearch(Plan):
         self._changed()
 
     def set_aside(self, index: Index) -> None:
-        """Exclude a combination and its group from further trials.
+        """Exclude a combination, and all equivalent ones, from further trials.
 
         Trials that were recorded before still count.
         """
@@ -102,7 +102,7 @@ class StudySearch(Plan):
         self._changed()
 
     def _changed(self) -> None:
-        """Discard all cached properties, because they follow from the tallies."""
+        """Discard all cached properties after a change of the tallies, from which they follow."""
         for name in [*vars(self)]:
             if isinstance(getattr(type(self), name, None), cached_property):
                 delattr(self, name)
@@ -178,7 +178,7 @@ class StudySearch(Plan):
         return tuple(found.values())
 
     def _wanted_checks(self) -> Iterable[Check]:
-        """Return the checks that a confirmed answer needs, possibly several of the same combination."""
+        """List the checks that a confirmed answer needs; a combination may occur in several of them."""
         return ()
 
     def _checking(self, count: int, now: Situation) -> list[Index]:
@@ -208,7 +208,7 @@ class StudySearch(Plan):
     @property
     @abstractmethod
     def verdict(self) -> Verdict:
-        """Return the verdict so far.
+        """Return the verdict after the trials so far: the most probable answer, and how sure it is.
 
         It depends only on the counts, not on the order of trials.
         """

@@ -98,7 +98,7 @@ class _Described:
 
 @dataclass(frozen=True, slots=True)
 class Called:
-    """The label of one combination of the table.
+    """The label (good or bad) of one combination of the table, with its probability.
 
     Attributes:
         bad: Whether it is called bad.
@@ -131,7 +131,7 @@ class Table:
 
     @property
     def grid(self) -> Grid:
-        """Return the lattice (the grid of all combinations)."""
+        """Return the grid of all combinations that the table labels."""
         return self.view.grid
 
     @cached_property
@@ -141,12 +141,12 @@ class Table:
 
     @cached_property
     def visible(self) -> NDArray[np.bool_]:
-        """Return a boolean array in the shape of the lattice: True at representatives that can be tried."""
+        """Return a boolean array over the lattice: True at one cell of each group that may be tried."""
         return self.view.standing(self.can_run)
 
     @cached_property
     def feasible(self) -> NDArray[np.bool_]:
-        """Return a boolean array in the shape of the lattice: True at combinations that can be tried."""
+        """Return which combinations can be tried, as a boolean array in the shape of the lattice."""
         return self.view.spread(self.can_run)
 
     def trials(self, cell: Index) -> int:
@@ -207,10 +207,10 @@ class Table:
         return [self.view.cells[place] for place in np.flatnonzero(self._labels >= 0)]
 
     def _alone(self, labels: NDArray[np.int8]) -> list[int]:
-        """Return the positions of the few groups without whose labels the others form a frontier.
+        """Return the positions of the few groups whose labels contradict a border that all others fit.
 
-        A frontier is a border between good and bad combinations that never turns back. The list is empty if
-        all labels form a frontier, or if more than `_ALONE` labels contradict it.
+        Such a border between good and bad combinations (a frontier) never turns back. The list is empty if
+        all labels fit one, or if more than `_ALONE` labels contradict it.
 
         Args:
             labels: The label of each group, shape (X,).
@@ -234,9 +234,9 @@ class Table:
 
     @cached_property
     def again(self) -> list[tuple[Index, int]]:
-        """Return pairs (combination, required trials) that are missing before labels are trusted.
+        """Return the combinations that need more trials before labels are trusted, and how many.
 
-        The required trials include those that were already made.
+        The number includes trials that were already made.
         """
         trials, wanted = self.counts.trials, dict[int, int]()
         if self.counts.unanimous:
@@ -367,9 +367,15 @@ class Table:
         return chosen, chance
 
     def _lacking(self, description: _Described, axis: int, passed: NDArray[np.bool_]) -> set[int]:
-        """Return the values of an axis that the description calls good somewhere but that never passed.
+        """Return the axis values called good for some combination although no combination with them passed.
 
-        They are positions on the axis.
+        Args:
+            description: The rule that calls combinations good or bad.
+            axis: The axis.
+            passed: True for the combinations that passed, shape of the lattice.
+
+        Returns:
+            Positions of the values on the axis.
         """
         across = tuple(other for other in range(len(self.grid.shape)) if other != axis)
         called_good = np.asarray((self.visible & ~description.bad).any(axis=across))
@@ -441,7 +447,7 @@ class Table:
 
     @cached_property
     def calls(self) -> NDArray[np.int8]:
-        """Return the label of each combination, by its own trials or by the description.
+        """Return the label of each combination, from its own trials or from the description of the table.
 
         The labels are 1 bad, 0 good, and -1 if there is none or the combination cannot be run. The array has
         the shape of the lattice.
@@ -480,7 +486,7 @@ class Table:
 
     @cached_property
     def verdict(self) -> Verdict:
-        """Return the verdict about the table as a whole."""
+        """Return the verdict about all combinations as a whole: which are bad, and how sure that is."""
         complete = self.is_complete
         best = self._answer(self.calls == 1)
         says = best.hypothesis.bad_cells().ravel()[self.view.flat]
@@ -514,7 +520,7 @@ class Table:
         )
 
     def _answer(self, bad: NDArray[np.bool_]) -> Answer:
-        """Turn the table `bad` (True at bad combinations) into an `Answer` with boundaries."""
+        """Turn a table that is True at bad combinations into an `Answer` with boundaries."""
         kind = "never" if not bad.any() else "always" if bad[self.feasible].all() else "table"
         hypothesis = described(kind, bad) if kind == "table" else constant(kind, bad.shape)
         hits, trials = self.view.spread(self.counts.hits), self.view.spread(self.counts.trials)
@@ -522,7 +528,7 @@ class Table:
 
 
 def along(cells: NDArray[np.bool_], axes: tuple[int, ...]) -> NDArray[np.bool_]:
-    """Return `cells` combined along the given axes with *or*. These axes remain, with length 1."""
+    """Return whether any cell along the given axes is True. These axes remain, with length 1."""
     return np.asarray(cells.any(axis=axes, keepdims=True))
 
 
@@ -532,9 +538,9 @@ def cells_of(mask: NDArray[np.bool_]) -> list[Index]:
 
 
 def _joined(table: NDArray[np.int8], axes: tuple[int, ...]) -> NDArray[np.int8] | None:
-    """Merge the labels along the given axes, which remain with length 1.
+    """Merge the labels along the given axes: a line of combinations gets the label that its cells share.
 
-    Returns None if merged labels contradict each other.
+    The axes remain, with length 1. Returns None if labels of one line contradict each other.
     """
     bad, good = (along(table == label, axes) for label in (1, 0))
     if (bad & good).any():

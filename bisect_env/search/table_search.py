@@ -57,7 +57,7 @@ class TableSearch(StudySearch):
 
     @property
     def verdict(self) -> Verdict:
-        """Return the verdict about the table as a whole."""
+        """Return the verdict about all combinations as a whole: which are bad, and how sure that is."""
         return self.table.verdict
 
     def probability_bad(self) -> FloatArray:
@@ -139,10 +139,10 @@ class TableSearch(StudySearch):
         taken: Collection[Index],
         open_: NDArray[np.bool_],
     ) -> list[Index]:
-        """Return the combinations to try next: those whose labels decide the most cells of a staircase.
+        """Return the combinations to try next: those whose labels would decide the most others.
 
-        If the description is the same at all values of unordered axes, each combination gets the values of
-        these axes that were tried least.
+        The labels follow from each other by the staircase. If the description is the same at all values of
+        unordered axes, each combination gets the values of these axes that were tried least.
 
         Args:
             count: Maximum number of combinations.
@@ -172,5 +172,5 @@ class TableSearch(StudySearch):
         return chosen
 
     def _foresee(self, now: Situation) -> list[Index]:
-        """Return a list with the combination that may be tried after the running trials, or without any."""
+        """Return the combination that may be tried after the running trials, as a list of at most one."""
         return self._new(1, now.running, now.prices(self._view.cells), self.table.visible)

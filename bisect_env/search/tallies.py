@@ -41,7 +41,7 @@ class Tallies:
             self.told[cell] = (before[0] + hits, before[1] + trials)
 
     def set_aside(self, index: Index) -> None:
-        """Exclude the group of a combination from further trials.
+        """Exclude a combination, and all equivalent ones, from further trials.
 
         Does nothing if the combination cannot be run anyway.
         """
@@ -49,7 +49,7 @@ class Tallies:
             self.aside.add(self.groups[index])
 
     def representative(self, index: Index) -> Index:
-        """Return the representative of a combination's group.
+        """Return the combination that is tried for all combinations equivalent to a given one.
 
         Raises:
             ValueError: The combination could not be run when the search began.
@@ -59,7 +59,7 @@ class Tallies:
         return self.groups[index]
 
     def can_run(self, index: Index) -> bool:
-        """Return whether a combination can be run and was not excluded."""
+        """Return whether a combination can still be tried: it can be run and was not excluded."""
         cell = self.groups.get(index)
         return cell is not None and cell not in self.aside
 
@@ -77,7 +77,9 @@ class Tallies:
         return sum(trials for _, trials in self.told.values())
 
     def by_group(self, numbers: Mapping[Index, int]) -> dict[Index, int]:
-        """Return the sum of `numbers` for each group that can still be run, by the group's representative.
+        """Add up `numbers` within each group of equivalent combinations that can still be run.
+
+        Returns each sum by the representative of its group.
 
         Args:
             numbers: One number per combination.
@@ -102,7 +104,7 @@ class Tallies:
         return hits, trials
 
     def runnable(self, cells: Sequence[Index]) -> NDArray[np.bool_]:
-        """Return a boolean array in the order of `cells`: True for each cell that can still be tried.
+        """Return which of the given combinations can still be tried, as a boolean array in their order.
 
         Args:
             cells: Representatives of groups.

@@ -64,16 +64,17 @@ def trace(search: StudySearch, told: Sequence[tuple[Index, bool]], *, points: in
 
 
 def _probabilities(search: StudySearch) -> dict[bytes, tuple[Hypothesis, float]]:
-    """Return (hypothesis, probability) of each answer of the current verdict, the most probable first.
+    """Return each answer of the current verdict with its probability, the most probable first.
 
-    The keys are the bytes of the hypothesis's table of bad combinations.
+    Each value is (hypothesis, probability). The keys are the bytes of the hypothesis's table of bad
+    combinations.
     """
     candidates = search.verdict.candidates
     return {one.hypothesis.bad_cells().tobytes(): (one.hypothesis, one.probability) for one in candidates}
 
 
 def _looks(trials: int, points: int) -> set[int]:
-    """Return after how many trials to record probabilities: evenly spaced from 1 up to `trials`.
+    """Choose after how many trials to record probabilities: evenly spaced from 1 up to `trials`.
 
     The set is empty if there are no trials.
     """

@@ -58,7 +58,7 @@ class _Run:
 
 
 def passes(bad_rate: float) -> int | None:
-    """Return how many passes complete a check, or None if failures are too rare for checks.
+    """Return how many passes of a combination complete its check, or None if failures are too rare to check.
 
     Args:
         bad_rate: Typical failure rate of bad combinations.
@@ -114,7 +114,7 @@ def checks(best: Answer, grid: Grid, tallies: Tallies, bad_rate: float) -> list[
 def untested_intervals(
     best: Answer, grid: Grid, tallies: Tallies, bad_rate: float
 ) -> tuple[UntestedInterval, ...]:
-    """Return the longest interval on each ordered culprit axis that was tried too little.
+    """Return, for each ordered axis that the answer blames, the longest interval that was tried too little.
 
     The answer labels the combinations of an interval, but their few trials do not show that the label is
     right.
@@ -149,9 +149,7 @@ def _runs(best: Answer, grid: Grid, tallies: Tallies) -> Iterator[_Run]:
 
 
 def _if_strange(counts: tuple[int, int], bad: bool, enough: int) -> int:
-    """Return how many trials a combination needs because its results contradict the answer.
-
-    Returns 0 if they do not contradict it.
+    """Return how many trials a combination needs because its results contradict the answer, or 0.
 
     Args:
         counts: Failures and trials of the combination.
@@ -170,7 +168,7 @@ def _is_known(tallies: Tallies, enough: int, cell: Index, *, bad: bool) -> bool:
 
 
 def _without_gaps(interval: Sequence[Index], axis: int) -> list[list[Index]]:
-    """Return the parts of an interval between combinations that cannot be run."""
+    """Split an interval at combinations that cannot be run, and return the parts."""
     parts = [[interval[0]]]
     for before, cell in itertools.pairwise(interval):
         if cell[axis] != before[axis] + 1:

@@ -19,7 +19,7 @@ _PAIRED = 500
 
 
 class Status(StrEnum):
-    """The degree to which the trials support a verdict."""
+    """How well the trials support a verdict: confirmed, likely, or less."""
 
     CONFIRMED = "confirmed"
     """The answer reaches the stated confidence, whether bad combinations share one failure rate or not, and
@@ -46,7 +46,7 @@ class Boundary:
 
     @property
     def between(self) -> tuple[Index, ...]:
-        """Return the cells between the bad and the good one, none of which could be run."""
+        """Return the cells between the bad and the good cell; none of them could be run."""
         axis, low, high = self.axis, *sorted((self.bad[self.axis], self.good[self.axis]))
         return tuple((*self.bad[:axis], i, *self.bad[axis + 1 :]) for i in range(low + 1, high))
 
@@ -218,7 +218,7 @@ def answer(
         return Answer(hypothesis, (), first_bad, last_good, probability)
 
     def pair_rank(b: Boundary) -> tuple[bool, bool, Index, Index]:
-        # Below before above: of a window, its beginning is the first bad version.
+        # The lower side first: the first bad version of a window is its beginning.
         return (b.good > b.bad, trials[b.good] == 0, b.good, b.bad)
 
     def chosen(pivot: Index) -> list[Boundary]:
@@ -246,7 +246,7 @@ def answer(
     boundaries.sort(key=lambda b: b.axis)
 
     def headline_rank(b: Boundary) -> tuple[bool, int, int]:
-        # Of several causes, the one on the longest axis: it has the finest steps.
+        # If there are several causes, use the one on the longest axis, which has the finest steps.
         return (pivot not in (b.bad, b.good), -len(hypothesis.sets[b.axis]), b.axis)
 
     first = min(boundaries, key=headline_rank)
@@ -310,7 +310,7 @@ def entropy_bits(masses: Sequence[float] | FloatArray) -> float:
 
 
 def further(cell: Index, axis: int, step: int, size: int) -> Iterator[Index]:
-    """Yield the cells after `cell` along an axis of `size` values, towards higher or lower positions.
+    """Yield the cells that follow `cell` along an axis, towards higher or lower positions.
 
     Args:
         cell: The cell.

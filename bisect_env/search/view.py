@@ -34,7 +34,7 @@ class LatticeView:
 
     @classmethod
     def of(cls, grid: Grid, groups: Mapping[Index, Index]) -> LatticeView:
-        """Create the view of a lattice from the groups of its combinations.
+        """Number the groups of equivalent combinations of a lattice.
 
         Args:
             grid: The lattice.
@@ -49,18 +49,18 @@ class LatticeView:
 
     @cached_property
     def position(self) -> dict[Index, int]:
-        """Return the position of each group, by the representative of the group."""
+        """Return the number of each group of equivalent combinations, by the group's representative."""
         return {index: place for place, index in enumerate(self.cells)}
 
     @cached_property
     def flat(self) -> NDArray[np.intp]:
-        """Return the flat lattice index of each group's representative, shape (X,)."""
+        """Return the position of each group's representative in the flattened lattice, shape (X,)."""
         if not self.cells:
             return np.zeros(0, dtype=np.intp)
         return np.asarray(np.ravel_multi_index(tuple(np.array(self.cells).T), self.grid.shape))
 
     def standing(self, can_run: NDArray[np.bool_]) -> NDArray[np.bool_]:
-        """Return a boolean array in the shape of the lattice: True at representatives that can be run.
+        """Return a boolean array over the lattice: True at the representative of each group that can be run.
 
         Args:
             can_run: True for the groups that can be run, shape (X,).
