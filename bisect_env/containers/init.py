@@ -101,6 +101,26 @@ def _oom_kills() -> int:
     return total
 
 
+def _full() -> str:
+    """Return the mount point of a full file system, such as /dev/shm with its 64 MB; "" if none is full."""
+    try:
+        with open("/proc/self/mounts") as file:
+            mounts = [line.split() for line in file]
+    except (OSError, ValueError):
+        return ""  # the script took /proc away, or an image names a mount in another encoding
+    for words in mounts:
+        if "ro" in words[3].split(","):
+            continue
+        place = words[1].encode().decode("unicode_escape")  # a space is written as \\040
+        try:
+            disk = os.statvfs(place)
+        except OSError:
+            continue
+        if disk.f_blocks and disk.f_bavail * 20 <= disk.f_blocks:
+            return place
+    return ""
+
+
 class Init:
     """The first process of a container, which runs the script and reports how the script ended.
 
@@ -136,6 +156,7 @@ class Init:
             problem = stream.read().decode()
         self._wait(wakeup)
         ended = time.time()
+        full = _full() if self.status else ""  # before the processes that are left give space back
         left = self._end_others()
         status = self.status or 0
         self._report(
@@ -146,6 +167,7 @@ class Init:
                 "peak": self.peak,
                 "oom_kills": _oom_kills() - kills,
                 "left_over": left,
+                "full": full,
             }
         )
         return os.WEXITSTATUS(status) if os.WIFEXITED(status) else 128 + os.WTERMSIG(status)

@@ -61,8 +61,8 @@ class ExitRecord:
         marks: Notes that the harness wrote inside the interpreter.
         expected: Watched module to the distribution of the lock that should provide it.
         xids: Xids (error codes of the NVIDIA driver) reported for the trial's GPUs while the process ran.
-        disk_error: Error of a test write to the trial's file system after the process ended; the test is made
-            only if the output named EIO. "" if there was no error or no test.
+        disk_error: What was wrong with a file system after the process had ended, such as that it is full. It
+            is checked only if stderr named ENOSPC or EIO. "" if nothing was wrong or checked.
     """
 
     returncode: int | None
@@ -301,38 +301,56 @@ def killed_external(record: ExitRecord) -> Classification | None:
         )
     if not record.killed_by_us and record.signal in (signal.SIGKILL, signal.SIGTERM) and not record.oom_kills:
         name = signal_name(record.signal)
-        return Classification(Outcome.KILLED_EXTERNAL, f"{name}, not sent by us", record.phase)
+        detail = f"{name}, not sent by us; if the script ends itself so, let it exit with a code instead"
+        return Classification(Outcome.KILLED_EXTERNAL, detail, record.phase)
     return None
 
 
-_DISK = re.compile(
-    r"\[Errno (?:28|116|122)\]|No space left on device|Disk quota exceeded|Stale (?:NFS )?file handle|ENOSPC"
-)
+_DISK = re.compile(r"\[Errno (?:116|122)\]|Disk quota exceeded|Stale (?:NFS )?file handle")
+_DISK_CAUSE = re.compile(r"^OSError: \[Errno (?:116|122)\].*", re.MULTILINE)
+_NO_SPACE = re.compile(r"\[Errno 28\]|No space left on device|ENOSPC")
+_NO_SPACE_CAUSE = re.compile(r"^OSError: \[Errno 28\].*", re.MULTILINE)
+_IO_ERROR = re.compile(r"\[Errno 5\]|Input/output error")
 
-_DISK_CAUSE = re.compile(r"^OSError: \[Errno (?:28|116|122)\].*", re.MULTILINE)
-IO_ERROR = re.compile(r"\[Errno 5\]|Input/output error")
-"""Matches the error EIO in a text. A broken disk causes it, but so does a closed terminal, device or pipe."""
+
+def may_be_disk(stderr: str) -> bool:
+    """Return whether an output names an error that a disk, among other things, can cause.
+
+    A full disk causes ENOSPC, but so does a limit of inotify or of a device. A broken disk causes EIO, but so
+    does a closed terminal or pipe.
+    """
+    return bool(_NO_SPACE.search(stderr) or _IO_ERROR.search(stderr))
 
 
 def disk_full(record: ExitRecord) -> Classification | None:
-    """Return `disk-full` if the disk was full or unreachable (ENOSPC, EDQUOT, ESTALE), else None.
+    """Return `disk-full` if a disk was full, over quota or unreachable (ENOSPC, EDQUOT, ESTALE), else None.
 
     The final exception, one that led to it, or the last three lines must name the error. An exception that
     does not stand in the last lines was handled earlier.
 
-    EIO can have other causes than a disk. It counts only if a test write to the trial's file system failed
-    afterwards (`ExitRecord.disk_error`).
+    ENOSPC and EIO can have other causes than a disk (see `may_be_disk`). They count only if a file system was
+    found to be full or broken afterwards (`ExitRecord.disk_error`).
     """
     if not record.failed_alone:
         return None
-    if record.disk_error:
-        return Classification(Outcome.DISK_FULL, f"disk: {record.disk_error}", record.phase)
+    match = _named_at_end(record, _DISK, _DISK_CAUSE)
+    if match is None and record.disk_error:
+        match = _named_at_end(record, _NO_SPACE, _NO_SPACE_CAUSE) or _IO_ERROR.search(record.stderr)
+    if match is None:
+        return None
+    detail = ": ".join(filter(None, ("disk", match[0], record.disk_error)))
+    return Classification(Outcome.DISK_FULL, detail, record.phase)
+
+
+def _named_at_end(
+    record: ExitRecord, error: re.Pattern[str], as_cause: re.Pattern[str]
+) -> re.Match[str] | None:
+    """Return where the final exception, one that led to it, or the last three lines name an error."""
     traceback = record.traceback
     if traceback is not None and traceback.exception not in tail(record.stderr, LAST_WORDS):
         traceback = None
     text = f"{traceback.exception}: {traceback.message}" if traceback else tail(record.stderr, 3)
-    match = _DISK.search(text) or (_DISK_CAUSE.search(traceback.said) if traceback else None)
-    return Classification(Outcome.DISK_FULL, f"disk: {match[0]}", record.phase) if match else None
+    return error.search(text) or (as_cause.search(traceback.said) if traceback else None)
 
 
 def skip(record: ExitRecord) -> Classification | None:

@@ -33,6 +33,7 @@ from bisect_env.trials.classify import ExitRecord
 # --------------------------------------------------------------------------------------------------
 # The beginning and the end of an output of any length, kept within a limit.
 
+_COLOUR = re.compile(r"\x1b\[[\d;:]*[mK]")
 HEAD_SHARE = 4
 """The kept part of an output has 1/4 from its beginning; the rest is its end, where stacks and errors are."""
 
@@ -60,15 +61,18 @@ class HeadTail:
             del self._tail[: len(self._tail) - self._tail_limit]
 
     def text(self) -> str:
-        """Return the kept bytes as text.
+        """Return the kept bytes as text without colours.
 
         If bytes are missing, a line in the middle states how many. Invalid UTF-8 becomes replacement
-        characters, and so does NUL, which databases cannot store in text.
+        characters, and so does NUL, which databases cannot store in text. The escape sequences of colours are
+        left out because they stand inside exceptions and secrets: Python 3.13 and later, pytest and others
+        write them to a pipe, too, if a variable such as FORCE_COLOR asks for them.
         """
         tail = bytes(self._tail[max(0, len(self._tail) - self._tail_limit) :])
         missing = self.total - len(self._head) - len(tail)
         gap = left_out(missing).encode() if missing else b""
-        return (bytes(self._head) + gap + tail).decode("utf-8", "replace").replace("\0", "\ufffd")
+        text = (bytes(self._head) + gap + tail).decode("utf-8", "replace")
+        return _COLOUR.sub("", text).replace("\0", "\ufffd")
 
 
 # --------------------------------------------------------------------------------------------------

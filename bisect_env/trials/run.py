@@ -25,7 +25,7 @@ from typing import Protocol
 from bisect_env.containers.trial import Contained, ContainerError, Inside, Parcel, prepare
 from bisect_env.matrix.interpreter import is_python
 from bisect_env.secrets import without_passwords_in_code, without_values
-from bisect_env.trials.classify import IO_ERROR, Classification, ExitRecord, classify
+from bisect_env.trials.classify import Classification, ExitRecord, classify, may_be_disk
 from bisect_env.trials.cores import Debug
 from bisect_env.trials.harness_marks import (
     Expected,
@@ -46,12 +46,12 @@ from bisect_env.trials.stacks import live_stacks
 from bisect_env.trials.workdir import (
     TRIAL_ID,
     WorkDir,
+    disk_problem,
     inherited_env,
     keep_removal,
     own_bin,
     trial_env,
     work_dir,
-    write_problem,
 )
 
 # --------------------------------------------------------------------------------------------------
@@ -311,14 +311,18 @@ def harness_error_record(
         error: The internal error; its traceback becomes the record's stack.
         started_at: UTC time of the trial's start; now by default.
     """
-    # The traceback quotes lines of code, in which an address may have a password.
-    text = without_passwords_in_code("".join(traceback.format_exception(error)))
+    # The traceback quotes lines of code, in which an address may have a password, and the error may quote
+    # what the script printed.
+    detail, text = (
+        without_values(without_passwords_in_code(one), spec.env)
+        for one in (f"{type(error).__name__}: {error}", "".join(traceback.format_exception(error)))
+    )
     return TrialRecord(
         trial_id=spec.trial_id,
         combination=spec.combination,
         lock_hash=spec.lock_hash,
         outcome=Outcome.HARNESS_ERROR,
-        detail=f"{type(error).__name__}: {error}".splitlines()[0],
+        detail=detail.splitlines()[0],
         returncode=None,
         phase=Phase.UNKNOWN,
         started_at=started_at or datetime.now(UTC),
@@ -355,8 +359,8 @@ def _run_copy(spec: TrialSpec, place: _Execution) -> ExitRecord:
     )
     with work_dir(spec.files) as directory:
         seen = _run_in(directory, spec, place, run)
-        if IO_ERROR.search(seen.stderr):
-            seen = replace(seen, disk_error=write_problem(directory.top))
+        if not seen.disk_error and may_be_disk(seen.stderr):
+            seen = replace(seen, disk_error=disk_problem(directory.top))
     xids = tuple(place.gpu_watch.reported()) if place.gpu_watch else ()
     # Hidden before anything is derived from the output: details and signatures quote it.
     stdout, stderr, stacks = (
@@ -514,6 +518,7 @@ def _as_ended_inside(record: ExitRecord, contained: Contained) -> ExitRecord:
         errno=end.errno,
         oom_kills=end.oom_kills,
         left_over=end.left_over,
+        disk_error=end.disk_error,
         duration=end.wall or record.duration,
         peak=end.peak,
     )

@@ -81,6 +81,18 @@ def _first_leaf(lines: Sequence[str]) -> list[str]:
 _FRAME = re.compile(r'^\s+(?:\| )?File "(?P<file>.*)", line (?P<line>\d+)(?:, in (?P<function>.+))?$')
 _FINAL = re.compile(r"^[ |]*(?P<type>[^\W\d](?:[\w.]|<locals>)*)(?:: (?P<message>.*))?$")
 _CHAIN = ("The above exception was the direct cause", "During handling of the above exception")
+_ASIDE = (
+    "Exception ignored ",
+    "Exception in thread ",
+    "Error in atexit",
+    "Unhandled exception in thread",
+    "--- Logging error ---",
+    # asyncio names the task or the callback whose exception nobody handled.
+    "future: <",
+    "task: <",
+    "handle: <",
+)
+"""Starts of the line before a traceback whose exception does not end the process."""
 _FATAL = re.compile(r"^.*?(?P<text>Fatal Python error: (?P<reason>.*))$")
 _THREAD = re.compile(r"^(?P<which>Current thread|Thread) 0x[0-9a-f]+.*\(most recent call first\):$")
 _DUMP_FRAME = re.compile(r'^  File "(?P<file>.*)", line (?P<line>\d+|\?\?\?) in (?P<function>.*)$')
@@ -132,8 +144,8 @@ class Traceback:
         frames: Frames, most recent call first.
         exception: Printed type of the exception, such as `torch.OutOfMemoryError`.
         message: First line of the exception's message.
-        is_aside: Whether the exception occurred in a thread, a destructor or an `atexit` handler, and so did
-            not end the process.
+        is_aside: Whether the exception occurred where it cannot end the process, such as in a thread, a
+            destructor, an `atexit` handler or while a message was logged.
         text: Printed text, from the first exception of a chain to the end of the last message.
     """
 
@@ -328,16 +340,14 @@ def _end_of_message(lines: list[str], position: int) -> int:
 
 def _is_aside(lines: list[str], start: int) -> bool:
     before = lines[start - 1] if start else ""
-    return before.startswith(
-        ("Exception ignored ", "Exception in thread ", "Error in atexit", "Unhandled exception in thread")
-    )
+    return before.startswith(_ASIDE)
 
 
 def final_traceback(text: str) -> Traceback | None:
     """Return the traceback that explains why a process ended, or None if there is none.
 
-    It is the last one in the output that can be the cause. Tracebacks of threads, destructors and `atexit`
-    handlers are ignored, because they do not end a process.
+    It is the last one in the output that can be the cause. Tracebacks of threads, destructors, `atexit`
+    handlers, failed log messages and forgotten tasks are ignored, because they do not end a process.
     """
     return next((t for t in reversed(parse_tracebacks(text)) if not t.is_aside), None)
 

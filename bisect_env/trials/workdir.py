@@ -15,6 +15,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
+import psutil
+
 from bisect_env.containers.engine import ask
 from bisect_env.matrix.files import StudyFile
 from bisect_env.secrets import passed_on, without_proxy_logins
@@ -128,8 +130,33 @@ def _write(directory: Path, file: StudyFile) -> None:
         path.chmod(path.stat().st_mode | stat.S_IXUSR | stat.S_IXGRP | stat.S_IXOTH)
 
 
-def write_problem(folder: Path) -> str:
-    """Test whether a file can be written to a folder. Return the error message if the disk is full or broken.
+FULL_PERCENT = 95.0
+"""Share of a file system from which it counts as full. A script may have removed a file that it could not
+finish, so the file system need not be full to the last block afterwards."""
+
+
+def disk_problem(folder: Path) -> str:
+    """Return what is wrong with a file system of this host, such as `/data is full`; "" if nothing is.
+
+    A test file is written into a folder, and all writable file systems are asked for their free space: an
+    output rarely names the file that could not be written.
+
+    Args:
+        folder: Directory of the trial.
+    """
+    if problem := _write_problem(folder):
+        return problem
+    for mount in psutil.disk_partitions(all=True):
+        if "ro" in mount.opts.split(","):
+            continue
+        with contextlib.suppress(OSError):
+            if psutil.disk_usage(mount.mountpoint).percent >= FULL_PERCENT:
+                return f"{mount.mountpoint} is full"
+    return ""
+
+
+def _write_problem(folder: Path) -> str:
+    """Write a test file into a folder, and return the error message if the file system fails.
 
     Return "" if writing succeeds, and for errors of other kinds.
     """

@@ -145,6 +145,15 @@ def test_out_of_memory_is_the_hosts_and_not_a_crash(inside: Inside) -> None:
     assert (record.outcome, record.returncode) == (Outcome.HOST_OOM, -signal.SIGKILL), record.detail
 
 
+def test_a_full_disk_of_the_container_is_no_failure_of_the_script(inside: Inside) -> None:
+    small = replace(inside.engine, run_args=(*inside.engine.run_args, "--shm-size", "64k"))
+    record = run(replace(inside, engine=small), "open('/dev/shm/x', 'wb').write(bytes(200_000))")
+    assert record.outcome is Outcome.DISK_FULL, record.stderr
+    assert record.detail == "disk: [Errno 28]: /dev/shm in the container is full"
+    record = run(inside, "raise OSError(28, 'inotify watch limit reached')")
+    assert record.outcome is Outcome.EXIT_FAIL
+
+
 def test_much_output_is_capped_and_its_end_kept(inside: Inside) -> None:
     code = "import sys\nfor i in range(30): sys.stdout.write('x' * 999_999 + '\\n')\nprint('last')"
     record = run(inside, code)

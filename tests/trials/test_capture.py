@@ -51,6 +51,12 @@ def test_a_character_cut_in_two_is_replaced() -> None:
     assert kept.text().startswith("\ufffd\n[… 2 bytes left out …]\n")
 
 
+def test_colours_are_left_out() -> None:
+    kept = HeadTail(1000)
+    kept.add(b"\x1b[1;35mValueError\x1b[0m: \x1b[38;2;1;2;3mboom\x1b[m\x1b[K [1m]\n")
+    assert kept.text() == "ValueError: boom [1m]\n"
+
+
 def write(path: Path, text: str) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(text)

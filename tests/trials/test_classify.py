@@ -137,6 +137,45 @@ Traceback (most recent call last):
 KeyError: 'y'
 """
 
+CP_FULL = "OSError: x\n" * 3 + "cp: write error: No space left on device\n"
+
+INOTIFY = """\
+Traceback (most recent call last):
+  File "/w/main.py", line 7, in <module>
+    observer.start()
+OSError: [Errno 28] inotify watch limit reached
+"""
+
+LOGGED = """\
+Traceback (most recent call last):
+  File "/w/main.py", line 7, in <module>
+    main()
+ValueError: real
+--- Logging error ---
+Traceback (most recent call last):
+  File "/usr/lib/python3.11/logging/__init__.py", line 377, in getMessage
+    msg = msg % self.args
+TypeError: %d format: a real number is required, not str
+Call stack:
+  File "/w/main.py", line 3, in close
+    log.info("%d closed", name)
+Message: '%d closed'
+Arguments: ('db',)
+"""
+
+FORGOTTEN = """\
+Traceback (most recent call last):
+  File "/w/main.py", line 7, in <module>
+    asyncio.run(main())
+ValueError: real
+Task exception was never retrieved
+future: <Task finished name='Task-2' coro=<bad() done, defined at /w/main.py:3> exception=KeyError('task')>
+Traceback (most recent call last):
+  File "/w/main.py", line 3, in bad
+    raise KeyError("task")
+KeyError: 'task'
+"""
+
 ASIDE = """\
 Traceback (most recent call last):
   File "/w/main.py", line 7, in <module>
@@ -226,8 +265,13 @@ def failed(stderr: str = "", code: int = 1, **changes: object) -> ExitRecord:
         (failed(RUN_AS_MODULE), Outcome.EXIT_FAIL, "ZeroDivisionError"),
         (failed(CHAINED), Outcome.EXIT_FAIL, "KeyError: 'y'"),
         (failed(ASIDE), Outcome.EXIT_FAIL, "ValueError: real"),
-        (failed("OSError: x\n" * 3 + "cp: write error: No space left on device\n"), Outcome.DISK_FULL, "No space"),
-        (failed("No space left on device\n" + CHAINED), Outcome.EXIT_FAIL, "KeyError"),
+        (failed(LOGGED), Outcome.EXIT_FAIL, "ValueError: real"),
+        (failed(FORGOTTEN), Outcome.EXIT_FAIL, "ValueError: real"),
+        (failed(CP_FULL, disk_error="/data is full"), Outcome.DISK_FULL, "No space left on device: /data is full"),
+        (failed(CP_FULL), Outcome.EXIT_FAIL, "exit code 1"),
+        (failed(INOTIFY), Outcome.EXIT_FAIL, "OSError: [Errno 28] inotify"),
+        (failed("cp: write error: Disk quota exceeded\n"), Outcome.DISK_FULL, "quota"),
+        (failed("No space left on device\n" + CHAINED, disk_error="/data is full"), Outcome.EXIT_FAIL, "KeyError"),
         (failed(code=126), Outcome.NOT_RUNNABLE, "126"),
         (failed(code=127), Outcome.NOT_RUNNABLE, "127"),
         (failed("/p/bin/python: can't open file 'm.py': [Errno 2]\n", 2), Outcome.NOT_RUNNABLE, "m.py"),
@@ -430,11 +474,11 @@ def test_a_full_disk_that_was_logged_and_handled_long_before_the_end_is_no_cause
 Traceback (most recent call last):
   File "/w/main.py", line 2, in <module>
     save()
-OSError: [Errno 28] No space left on device: '/dev/full'
+OSError: [Errno 28] No space left on device: '/data/x'
 """
-    assert classify(failed(stderr=stderr)).outcome is Outcome.DISK_FULL
+    assert classify(failed(stderr=stderr, disk_error="/data is full")).outcome is Outcome.DISK_FULL
     went_on = stderr + "".join(f"line {number}\n" for number in range(100))
-    assert classify(failed(stderr=went_on)).outcome is Outcome.EXIT_FAIL
+    assert classify(failed(stderr=went_on, disk_error="/data is full")).outcome is Outcome.EXIT_FAIL
 
 
 @pytest.mark.parametrize("name", ["main.<locals>.BrokenError", "demo.Größe"])
@@ -464,11 +508,11 @@ Traceback (most recent call last):
     raise RuntimeError("cannot save") from error
 RuntimeError: cannot save
 """
-    assert classify(failed(stderr=stderr)).outcome is Outcome.DISK_FULL
+    assert classify(failed(stderr=stderr, disk_error="/data is full")).outcome is Outcome.DISK_FULL
     handled = stderr.replace(
         "The above exception was the direct cause of the following exception:", "went on"
     )
-    assert classify(failed(stderr=handled)).outcome is Outcome.EXIT_FAIL
+    assert classify(failed(stderr=handled, disk_error="/data is full")).outcome is Outcome.EXIT_FAIL
 
 
 @pytest.mark.parametrize(

@@ -124,6 +124,12 @@ def test_a_full_disk_is_no_failure_of_the_script(run: Run, small_disk: Path, pro
     assert "No space left" in record.detail or "Errno 28" in record.detail
 
 
+def test_no_space_for_what_is_no_file_is_no_error_of_a_disk(run: Run) -> None:
+    record = run("open('/dev/full', 'wb', buffering=0).write(b'x')")
+    assert record.detail == "OSError: [Errno 28] No space left on device"
+    assert record.outcome is Outcome.EXIT_FAIL
+
+
 def test_an_error_of_a_terminal_is_no_error_of_a_disk(run: Run) -> None:
     code = """
         import os, pty
@@ -152,7 +158,10 @@ def test_an_error_of_a_disk_that_cannot_be_written_is_one(
         raise OSError(5, "Input/output error")
     """
     record = run_trial(make_spec(code), PREFIX)
-    assert (record.outcome, record.detail) == (Outcome.DISK_FULL, "disk: No space left on device")
+    assert (record.outcome, record.detail) == (
+        Outcome.DISK_FULL,
+        "disk: Input/output error: No space left on device",
+    )
 
 
 MEMORY = Path("/sys/fs/cgroup/memory")

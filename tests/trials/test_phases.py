@@ -179,6 +179,8 @@ SEGV = "import os, signal\ndef die(): os.kill(os.getpid(), signal.SIGSEGV)\n"
         ("import module; module.die()", QUIET + SEGV, Outcome.CRASH, Phase.BODY),
         (QUIET + SEGV + "import atexit; atexit.register(die)", "", Outcome.CRASH, Phase.TEARDOWN),
         ("import module", QUIET + SEGV + "import atexit\natexit.register(die)", Outcome.CRASH, Phase.TEARDOWN),
+        (QUIET + SEGV + "import atexit\ndef f():\n import module\n die()\natexit.register(f)", "",
+         Outcome.CRASH, Phase.TEARDOWN),
         # A destructor at the very end, after the handlers of atexit.
         (QUIET + SEGV + "class X:\n def __del__(self, die=die): die()\nx = X()", "", Outcome.CRASH, Phase.TEARDOWN),
         # Threads that are still waited for are the body.

@@ -23,8 +23,9 @@ import pytest
 from bisect_env.matrix.files import StudyFile
 from bisect_env.temporary import TRIAL, make_held
 from bisect_env.trials import launch
+from bisect_env.trials.judge import Target, output_matches
 from bisect_env.trials.records import Outcome, Phase, TrialRecord
-from bisect_env.trials.run import TrialCancelledError, run_trial
+from bisect_env.trials.run import TrialCancelledError, harness_error_record, run_trial
 from bisect_env.trials.signature import matches
 from bisect_env.trials.workdir import REMOVAL, sweep
 from tests.trials.trial_support import PREFIX, Living, make_spec, watched_trials
@@ -58,7 +59,12 @@ def test_a_passing_script(run: Run) -> None:
         ("import os, signal; os.kill(os.getpid(), signal.SIGBUS)", Outcome.CRASH, -7, "SIGBUS"),
         ("import os, signal; os.kill(os.getpid(), signal.SIGFPE)", Outcome.CRASH, -8, "SIGFPE"),
         ("import os, signal; os.kill(os.getpid(), signal.SIGKILL)", Outcome.KILLED_EXTERNAL, -9, "not sent"),
-        ("raise OSError(28, 'No space left on device')", Outcome.DISK_FULL, 1, "28"),
+        (
+            "raise OSError(28, 'inotify watch limit reached')",
+            Outcome.EXIT_FAIL,
+            1,
+            "OSError: [Errno 28]",
+        ),
         ("def f(:", Outcome.NOT_RUNNABLE, 1, "SyntaxError"),
         (
             "raise RuntimeError('CUDA error: an illegal memory access was encountered')",
@@ -436,6 +442,30 @@ def test_a_secret_that_the_script_was_given_is_not_in_its_record(run: Run) -> No
     assert record.stdout == "*** planted\n"
     assert record.detail == "RuntimeError: refused: ***"
     assert "planted-5566778899" not in repr(record)
+
+
+def test_an_internal_error_that_quotes_a_secret_is_recorded_without_it() -> None:
+    spec = make_spec(env={"MY_API_TOKEN": "planted-5566778899"})
+    error = RuntimeError("podman: login failed: planted-5566778899, https://me:planted-pw@example.org/\nmore")
+    record = harness_error_record(spec, error)
+    assert record.detail == "RuntimeError: podman: login failed: ***, https://me:***@example.org/"
+    assert "planted" not in repr(record)
+
+
+IN_COLOUR = (
+    "Traceback (most recent call last):\n"
+    '  File \x1b[35m"/w/main.py"\x1b[0m, line \x1b[35m4\x1b[0m, in \x1b[35mload\x1b[0m\n'
+    "    \x1b[31mf\x1b[0m\x1b[1;31m()\x1b[0m\n    \x1b[31m~\x1b[0m\x1b[1;31m^^\x1b[0m\n"
+    "\x1b[1;35mValueError\x1b[0m: \x1b[35mboom\x1b[0m\n"
+)
+"""What Python 3.13 prints under FORCE_COLOR=1."""
+
+
+def test_a_failure_in_colour_is_the_same_failure(run: Run) -> None:
+    record = run(f"import sys; sys.stderr.write({IN_COLOUR!r}); sys.exit(1)")
+    assert (record.outcome, record.detail) == (Outcome.EXIT_FAIL, "ValueError: boom")
+    assert record.signature == '[2,"exit-fail:ValueError","body","main.py:load"]'
+    assert output_matches(record, Target(output=("^ValueError: boom$",)))
 
 
 def test_gpus_and_cpus_are_handed_on(run: Run) -> None:

@@ -114,10 +114,11 @@ def _looker(path, wanted):
     return look
 
 
-def _watch_imports(mark, look):
+def _watch_imports(mark, look, ending):
     """Arrange that `mark` is called when the main thread begins and ends an import.
 
-    Imports within another import are not marked. At the end of an import, `look` is called, too. The import
+    Imports within another import are not marked, nor are those of `atexit` handlers and destructors, for
+    which `ending` is not empty. At the end of an import, `look` is called, too. The import
     system takes a lock around every import of a module that is not loaded yet. This lock is replaced by one
     that writes marks, which adds no frames to the stacks of imported code.
     """
@@ -130,7 +131,7 @@ def _watch_imports(mark, look):
         def __enter__(self):
             if get_ident() == main:
                 depth[0] += 1
-                if depth[0] == 1:
+                if depth[0] == 1 and not ending:
                     mark(b"I")
             try:
                 return lock.__enter__(self)
@@ -149,7 +150,8 @@ def _watch_imports(mark, look):
                 depth[0] -= 1
                 if depth[0] == 0:
                     look()
-                    mark(b"B")
+                    if not ending:
+                        mark(b"B")
 
     bootstrap._ModuleLockManager = _ModuleLockManager
 
@@ -157,17 +159,19 @@ def _watch_imports(mark, look):
 def _watch_exit(mark, look, linger):
     """Arrange that `mark` is called before the first and after the last `atexit` handler.
 
+    Return a list that is empty until the first handler begins.
+
     Handlers run in reverse order of their registration, so the first mark is registered again after each
     handler of the script. After the last handler, the interpreter waits for `linger` seconds, so that the
     process still exists for other programs that report about it, such as the CUDA driver.
     """
     import atexit
 
-    state = []
+    ending = []
 
     def teardown():
-        if not state:
-            state.append(1)
+        if not ending:
+            ending.append(1)
             look()
             mark(b"T")
 
@@ -190,6 +194,7 @@ def _watch_exit(mark, look, linger):
     real(finished)
     real(teardown)
     atexit.register = register
+    return ending
 
 
 def _begin(here):
@@ -203,8 +208,7 @@ def _begin(here):
     mark = _writer(path, 0)
     look = _looker(path, modules)
     try:
-        _watch_exit(mark, look, linger)
-        _watch_imports(mark, look)
+        _watch_imports(mark, look, _watch_exit(mark, look, linger))
     except Exception:
         # This interpreter is implemented differently. The trial continues without its error, which the script
         # would not have had by itself. The mark makes the phase in the trial's record `unknown`.
