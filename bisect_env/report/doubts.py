@@ -288,6 +288,10 @@ _LEAST_TIMED = 3
 """Minimum number of trials for a median."""
 _SLOWER = 1.2
 """Minimum ratio of medians at which durations count as different."""
+_LEAST_SLOW, _LEAST_LONGER = 7, 0.1
+"""Minimum number of slow failures, and minimum number of seconds by which they are longer than passes, where
+durations do not differ by version. Fewer failures may all be slow by chance (2^-7 is less than 1 %), and to
+print a traceback takes some time, too."""
 _BY_SPEED = (Outcome.PASS, Outcome.EXIT_FAIL, Outcome.HANG)
 """Outcomes of runs that meet or miss a time limit."""
 
@@ -297,8 +301,8 @@ def speed_warnings(
 ) -> list[str]:
     """Return a warning if runs seem to fail because they are too slow.
 
-    This is assumed if slower runs of a combination fail and faster ones pass, or if all runs fail and
-    durations differ by version.
+    This is assumed if slower runs of a combination fail and faster ones pass, and durations differ by version
+    or such failures are many; or if all runs fail and durations differ by version.
 
     Args:
         verdict: Verdict of the study.
@@ -311,7 +315,9 @@ def speed_warnings(
         seconds.setdefault(str(trial.combination), {}).setdefault(trial.evidence, []).append(trial.duration)
     mixed = [one for one, by in seconds.items() if _slower_ones_fail(by)]
     by_value = _medians(axes, timed)
-    if mixed:
+    longer = [median(seconds[one][Evidence.BAD]) - median(seconds[one][Evidence.GOOD]) for one in mixed]
+    slow = sum(len(seconds[one][Evidence.BAD]) for one in mixed)
+    if mixed and (by_value or (slow >= _LEAST_SLOW and min(longer) >= _LEAST_LONGER)):
         said = f"slower runs of {and_more(mixed, 2, '; ')} fail, and faster ones pass"
     elif by_value and not verdict.is_decided and all(t.evidence is Evidence.BAD for t in timed):
         said = "every run fails"
