@@ -178,6 +178,30 @@ class StoreContract:
             assert store.lock(lock(version).content_hash) == lock(version)
         assert store.lock("0" * 64) is None
 
+    def test_a_combination_of_hundreds_of_packages_is_stored_once(self, store: Store, reopen: Reopen) -> None:
+        """A study of the packages between two environments has one axis for each package."""
+        chance = random.Random(5)
+        names = [f"package-{chance.randbytes(8).hex()}" for _ in range(300)]
+        grid = tuple(AxisInfo(name=name, values=(chance.randbytes(8).hex(), "2.0")) for name in names)
+        old, new = (Combination.of({axis.name: axis.values[n] for axis in grid}) for n in (0, 1))
+        study = store.open_study(definition("between", grid=grid))
+        store.save_locks([lock("2.0")])
+        its = lock("2.0").content_hash
+        both = [CombinationState(one, "solvable", "", its) for one in (old, new)]
+        for _ in range(2):
+            store.save_combinations(study.id, both)
+        reopen().set_combination(study.id, new, "env-unbuildable", "no compiler")
+        assert record_trial(store, study.id, record(combination=old))
+        assert [(one.combination, one.status) for one in store.combinations(study.id)] == [
+            (old, "solvable"),
+            (new, "env-unbuildable"),
+        ]
+        (trial,) = store.trials(study.id)
+        assert trial.combination == old
+        # Another study may have the same one.
+        again = store.open_study(definition("again", grid=grid))
+        store.save_combinations(again.id, both)
+
     def test_what_is_not_there_is_a_defect_of_the_caller(self, store: Store) -> None:
         study = opened_study(store)
         unlocked = CombinationState(combination("3.0"), "solvable", "", "f" * 64)
