@@ -50,7 +50,13 @@ from bisect_env.report.words import named
 from bisect_env.secrets import public_json
 from bisect_env.storage.backend import TRIAL_COLUMNS
 from bisect_env.storage.entries import Study
-from bisect_env.storage.query import ask, condition, evidence_condition, package_condition
+from bisect_env.storage.query import (
+    ask,
+    condition,
+    evidence_condition,
+    package_condition,
+    refuse_unknown_names,
+)
 from bisect_env.storage.store import Store
 from bisect_env.trials.records import Evidence
 
@@ -292,6 +298,7 @@ def _list_trials(
     columns = _SHOWN if is_short else tuple(TRIAL_COLUMNS)
     wanted = [evidence_condition(text) for text in where]
     conditions = [condition(text) for text, one in zip(where, wanted, strict=True) if one is None]
+    refuse_unknown_names(db, where)
     conditions += map(package_condition, installed)
     accepted = set(Evidence).intersection(*(one for one in wanted if one is not None))
     if study is not None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import re
 import time
 import uuid
 from collections import Counter
@@ -51,7 +52,8 @@ def has_ended(holder: str) -> bool:
     The result is always False for processes on other machines.
     """
     words = holder.split(" ")
-    if len(words) != 4 or words[1] != _machine() or not words[2].isdecimal():
+    # A damaged name may contain a number that is too long for `int`.
+    if len(words) != 4 or words[1] != _machine() or not re.fullmatch("[0-9]{1,18}", words[2]):
         return False
     pid, started = int(words[2]), words[3]
     if pid > _MAX_PID or not psutil.pid_exists(pid):

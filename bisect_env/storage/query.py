@@ -34,6 +34,8 @@ from bisect_env.trials.records import Evidence
 # From what a person types to a condition in SQL on `v_trials`. Pure.
 
 _NUMBERS = {"returncode", "duration"}
+_ORDERED = {*_NUMBERS, "started_at", "recorded_at"}
+"""Columns that `<` and `>` compare. SQL orders versions as text, where 3.11 comes before 3.9."""
 _SHORT = re.compile(r"\s*([A-Za-z_][\w.-]*)\s*(=|!=|<=|>=|<|>|~)\s*([^\s'\"()=~<>][^'\"()=~<>]*?)\s*")
 _SQL_WORDS = re.compile(r"\b(and|or|like|in|is|not|between)\b", re.IGNORECASE)
 
@@ -46,7 +48,7 @@ def condition(text: str) -> str:
     With `~` and `*`, and in values of axes, case is ignored.
 
     Raises:
-        UsageError: A `*` stands before the end of an axis value.
+        UsageError: A `*` stands within the value of an axis, or `<` or `>` compares texts such as versions.
     """
     short = _short_form(text)
     if short is None:
@@ -55,6 +57,11 @@ def condition(text: str) -> str:
     if name in _NUMBERS and re.fullmatch(r"-?\d+(\.\d+)?", value) and operator != "~":
         return f"({name} {operator} {value})"
     if name in TRIAL_COLUMNS:
+        if operator[0] in "<>" and name not in _ORDERED:
+            raise UsageError(
+                f"{text.strip()}: SQL compares {name} as text, where 3.11 comes before 3.9",
+                remedy=f"`<` and `>` are for {', '.join(sorted(_ORDERED))}; `{name}=3.1*` finds beginnings",
+            )
         return f"({_compared(name, operator, value)})"
     if operator in ("=", "!="):
         if "*" in value.rstrip("*"):
@@ -66,6 +73,31 @@ def condition(text: str) -> str:
         pair = json.dumps([name, value], separators=(",", ":"), ensure_ascii=False)
         return f"({_like('combination', operator, pair, around='%')})"
     return f"({text})"
+
+
+def refuse_unknown_names(reference: str | None, conditions: Sequence[str]) -> None:
+    """Raise an error if a short condition names neither a column nor an axis of any study.
+
+    Otherwise `Outcome!=pass` would mean trials of an axis `Outcome`, and find all trials.
+
+    Args:
+        reference: As `Store.open` takes it.
+        conditions: Conditions as `condition` takes them.
+
+    Raises:
+        UsageError: There is no such column or axis.
+    """
+    for short in filter(None, map(_short_form, conditions)):
+        name = short[0]
+        if name in TRIAL_COLUMNS:
+            continue
+        axis = _like("combination", "=", f"[{json.dumps(name, ensure_ascii=False)},", around="%")
+        with ask(reference, f"SELECT 1 FROM v_combinations WHERE {axis} LIMIT 1") as (_, found):
+            if not [*found]:
+                raise UsageError(
+                    f"no column and no axis is called {name!r}",
+                    remedy=f"name an axis, or one of {', '.join(TRIAL_COLUMNS)}",
+                )
 
 
 def evidence_condition(text: str) -> frozenset[Evidence] | None:

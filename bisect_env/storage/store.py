@@ -34,7 +34,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Self
 
-from sqlalchemy import ColumnElement, literal_column
+from sqlalchemy import ColumnElement, literal_column, update
 from sqlalchemy import select as select_columns
 from sqlalchemy.exc import IntegrityError
 from sqlmodel import Session, col, delete, func, select
@@ -163,6 +163,31 @@ def _logs(session: Session) -> list[tuple[str, str, int]]:
     return list(session.exec(query))
 
 
+def _state(session: Session) -> tuple[dict[str, datetime], int]:
+    """Return when each study was changed last, and the number of the last trial that any study received."""
+    changed = session.exec(select(StudyRow.id, StudyRow.updated_at)).all()
+    return dict(changed), session.exec(select(func.max(MemberRow.id))).one() or 0
+
+
+def _used_since(session: Session, seen: tuple[dict[str, datetime], int]) -> set[str]:
+    """Return the hashes of contents that must stay because something changed after they were chosen.
+
+    These are the logs of all trials of studies that were changed, whose verdicts may cite them now, the logs
+    of new trials, and the files of studies.
+
+    Args:
+        session: A writing session.
+        seen: The result of `_state` when contents were chosen.
+    """
+    before, last = seen
+    changed = [study_id for study_id, at in _state(session)[0].items() if before.get(study_id) != at]
+    query = select(ArtefactRow.content_hash).join(
+        MemberRow, col(MemberRow.trial_sequence) == col(ArtefactRow.trial_sequence)
+    )
+    query = query.where(col(MemberRow.study_id).in_(changed) | (col(MemberRow.id) > last))
+    return {*session.exec(query)} | _of_studies(session)
+
+
 # --------------------------------------------------------------------------------------------------
 # Finding the study that a user refers to. Pure.
 
@@ -242,7 +267,7 @@ def _newest(session: Session, name: str, digest: str, user: str | None) -> Study
 # expired, because dropping slow trials would bias the results towards fast ones.
 
 _NAMED = 500
-"""Maximum number of combinations that one query names. For more, all combinations are read."""
+"""Maximum number of combinations or contents that a query names."""
 LONGEST_LEASE = 600.0
 """Maximum duration of a claim in seconds. A claim that expires later shows that the clock was set back."""
 _CLOCKS: dict[str, Any] = {
@@ -829,17 +854,19 @@ class Store:
     def collect(self, limit: int | None = None, *, dry: bool = False) -> Collected:
         """Delete the oldest logs until the rest fits into a size limit.
 
-        Logs that verdicts cite are kept.
+        Logs that verdicts cite are kept. Logs are chosen without a write lock and deleted in several
+        transactions, so that other commands can write meanwhile.
 
         Args:
             limit: Maximum total size of all logs in bytes, which is stored; None for the stored limit.
             dry: Whether to change nothing, and only compute the result.
         """
-        with self.reading() if dry else self.writing() as session:
+        with self.reading() as session:
             before = after = _stored(session)
             limit = _limit_of(session) if limit is None else limit
+            seen = _state(session)
             cited: dict[str, int] = {}
-            dropped: list[str] = []
+            dropped: dict[str, int] = {}
             if after > limit:
                 logs = _logs(session)
                 trial_ids = set(_cited_trials(self))
@@ -849,12 +876,22 @@ class Store:
                 newest_first = {digest: size for _, digest, size in reversed(logs)}
                 for digest, size in reversed(newest_first.items()):
                     if after > limit and digest not in kept:
-                        dropped.append(digest)
+                        dropped[digest] = size
                         after -= size
-            if not dry:
+        if not dry:
+            with self.writing() as session:
                 session.merge(MetaRow(name=LOG_LIMIT, value=str(limit)))
-                for digest in dropped:
-                    session.get_one(BlobRow, digest).data = None
+            # Other commands wait for each of these transactions, so they are small.
+            digests = list(dropped)
+            for start in range(0, len(digests), _NAMED):
+                with self.writing() as session:
+                    used = _used_since(session, seen)
+                    some = [digest for digest in digests[start : start + _NAMED] if digest not in used]
+                    session.execute(
+                        update(BlobRow).where(col(BlobRow.content_hash).in_(some)).values(data=None)
+                    )
+                for digest in {*digests[start : start + _NAMED]} - {*some}:
+                    after += dropped.pop(digest)
         return Collected(limit, before, after, len(dropped), sum(cited.values()))
 
     def logs_beyond_limit(self) -> bool:

@@ -98,7 +98,10 @@ class StudyTrials:
             amplified.scalar_subquery(),
             select(func.max(ChangedRow.id)).scalar_subquery(),
         ).where(StudyRow.id == self._study_id)
-        return (*session.exec(query).one(), *sorted(like_ends(session, self._study_id, self._ends)))
+        found = session.exec(query).first()
+        if found is None:
+            study_row(session, self._study_id)  # raises the error
+        return (found, *sorted(like_ends(session, self._study_id, self._ends)))
 
     @property
     def basis(self) -> tuple[Target, int]:

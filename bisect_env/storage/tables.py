@@ -16,12 +16,13 @@ from sqlalchemy import (
     MetaData,
     Text,
     UniqueConstraint,
+    text,
 )
 from sqlmodel import Field, SQLModel
 
 from bisect_env.storage.values import Bytes, UtcDateTime
 
-SCHEMA_VERSION = 5
+SCHEMA_VERSION = 6
 """Version of the schema. Raise it when a table changes."""
 
 APPLICATION_ID = 0x62656E76
@@ -99,7 +100,13 @@ class CombinationRow(_Table, table=True):
     """One combination of a study's matrix with its status and lock, as a database row."""
 
     __tablename__ = "combinations"
-    __table_args__ = (UniqueConstraint("study_id", "key", name="uq_combinations_study_id_key"),)
+    # Keys are long if a study has hundreds of axes (one for each package that differs). PostgreSQL's B-trees
+    # take at most 2704 bytes, so there the digest of a key is unique, and a hash index finds keys.
+    __table_args__ = (
+        UniqueConstraint("study_id", "key", name="uq_combinations_study_id_key").ddl_if("sqlite"),
+        Index("uq_combinations_study_id_md5", "study_id", text("md5(key)"), unique=True).ddl_if("postgresql"),
+        Index("ix_combinations_key", "key", postgresql_using="hash").ddl_if("postgresql"),
+    )
     id: int | None = Field(default=None, primary_key=True)
     study_id: str = Field(foreign_key="studies.id")
     key: str

@@ -282,8 +282,6 @@ class _Copier:
             .order_by(col(MemberRow.id))
         )
         there = self._reading.exec(query).all()
-        for member, _, _ in there:
-            rows.checked(member)
         trials = self._store.study_trials(study_id)
         for i in range(0, len(there), _CHUNK):
             chunk = there[i : i + _CHUNK]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from tests.cli.calls import RunCommand, objects
 from tests.cli.test_query import db
 from tests.storage.conftest import postgres, postgres_url
@@ -40,6 +42,16 @@ def test_trials(db: str, run: RunCommand) -> None:
     assert "orjson=1.0" in out
     assert "the newest 1; `--limit` shows more" in err
     assert "\x1b" not in out
+
+
+@pytest.mark.parametrize("text", ["Outcome!=pass", "outcom=crash", "orjso=2.0"])
+def test_a_condition_on_what_is_neither_column_nor_axis_finds_nothing_else(
+    db: str, run: RunCommand, text: str
+) -> None:
+    code, out, err = run("report", "--trials", "--where", text)
+    assert (code, out) == (2, "")
+    assert "error: no column and no axis is called" in err
+    assert "name an axis, or one of trial_id, " in err
 
 
 def test_a_condition_that_cannot_be_read(db: str, run: RunCommand) -> None:

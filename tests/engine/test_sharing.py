@@ -49,6 +49,8 @@ def test_who_may_live_has_not_ended() -> None:
     # Another machine, another namespace of ids, another tool's name, the name of an earlier release.
     assert not has_ended(f"{unique} another/{machine} {2**22 + 1} {started}")
     assert not has_ended(f"{unique} {machine} {-1} {started}")
+    # A damaged name: Python refuses to read numbers of more than 4300 digits.
+    assert not has_ended(f"{unique} {machine} {'9' * 5000} {started}")
     assert not has_ended("somebody")
     assert not has_ended(unique)
 

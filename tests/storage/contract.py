@@ -11,7 +11,7 @@ from collections.abc import Callable
 from datetime import UTC, datetime, timedelta, timezone
 
 import pytest
-from sqlalchemy import select, update
+from sqlalchemy import delete, select, update
 from sqlmodel import select as select_rows
 
 from bisect_env.answers.axes import AxisInfo
@@ -22,10 +22,12 @@ from bisect_env.errors import StorageError, UsageError
 from bisect_env.matrix.files import StudyFile
 from bisect_env.matrix.grid import AxisKind, Combination
 from bisect_env.matrix.signatures import FROM_BAD_END, read_signature
+from bisect_env.storage import backend
 from bisect_env.storage.entries import (
     AMPLIFIED,
     CombinationState,
     EvidenceCounts,
+    StoredTrial,
     StudyStatus,
     counts_of,
     environments_of,
@@ -36,7 +38,7 @@ from bisect_env.storage.query import ask, condition
 from bisect_env.storage.store import Store
 from bisect_env.storage.tables import METADATA, BlobRow
 from bisect_env.trials.judge import Target
-from bisect_env.trials.records import Evidence, Machine, Outcome
+from bisect_env.trials.records import Evidence, Machine, Outcome, TrialRecord
 from tests.storage.samples import (
     combination,
     definition,
@@ -177,6 +179,30 @@ class StoreContract:
         for version in ("1.0", "1.1", "2.0"):
             assert store.lock(lock(version).content_hash) == lock(version)
         assert store.lock("0" * 64) is None
+
+    def test_a_combination_of_hundreds_of_packages_is_stored_once(self, store: Store, reopen: Reopen) -> None:
+        """A study of the packages between two environments has one axis for each package."""
+        chance = random.Random(5)
+        names = [f"package-{chance.randbytes(8).hex()}" for _ in range(300)]
+        grid = tuple(AxisInfo(name=name, values=(chance.randbytes(8).hex(), "2.0")) for name in names)
+        old, new = (Combination.of({axis.name: axis.values[n] for axis in grid}) for n in (0, 1))
+        study = store.open_study(definition("between", grid=grid))
+        store.save_locks([lock("2.0")])
+        its = lock("2.0").content_hash
+        both = [CombinationState(one, "solvable", "", its) for one in (old, new)]
+        for _ in range(2):
+            store.save_combinations(study.id, both)
+        reopen().set_combination(study.id, new, "env-unbuildable", "no compiler")
+        assert record_trial(store, study.id, record(combination=old))
+        assert [(one.combination, one.status) for one in store.combinations(study.id)] == [
+            (old, "solvable"),
+            (new, "env-unbuildable"),
+        ]
+        (trial,) = store.trials(study.id)
+        assert trial.combination == old
+        # Another study may have the same one.
+        again = store.open_study(definition("again", grid=grid))
+        store.save_combinations(again.id, both)
 
     def test_what_is_not_there_is_a_defect_of_the_caller(self, store: Store) -> None:
         study = opened_study(store)
@@ -437,6 +463,15 @@ class StoreContract:
         evidence = [str(trial.evidence) for trial in store.trials(study.id)]
         assert evidence == ["void", "void", "bad", "bad", "void"]
         assert [said for _, said in self.written(store, study.id)] == evidence
+
+    def test_a_study_that_somebody_deleted_by_hand_is_named(self, store: Store, reopen: Reopen) -> None:
+        gone = store.open_study(definition())
+        known = store.study_trials(gone.id)
+        assert known.look() == []
+        with reopen().writing() as session:
+            session.connection().execute(delete(METADATA.tables["studies"]))
+        with pytest.raises(StorageError, match=f"has no study {gone.id}"):
+            known.look()
 
     # -- decisions and concurrency -------------------------------------------------------------------------
 
@@ -834,6 +869,43 @@ class StoreContract:
         assert counts_of(store.trials(study.id)) == counts
         assert store.logs_beyond_limit()
         assert store.collect().limit == 0
+
+    def test_others_write_while_the_collector_chooses_and_what_they_cite_stays(
+        self, store: Store, reopen: Reopen, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        ended, going, chance = opened_study(store), opened_study(store, "going"), random.Random(3)
+
+        def add(study_id: str, version: str, outcome: Outcome) -> TrialRecord:
+            one = record(version, outcome, stdout=chance.randbytes(5000).hex())
+            record_trial(store, study_id, one)
+            return one
+
+        add(ended.id, "2.0", Outcome.CRASH)
+        old, printed_again = (add(ended.id, "2.0", Outcome.CRASH) for _ in range(2))
+        now_cited = [add(going.id, "2.0", Outcome.CRASH), add(going.id, "1.0", Outcome.PASS)]
+        verdict = VerdictDocument(
+            status="confirmed", first_bad={"orjson": "2.0"}, last_good={"orjson": "1.0"}
+        )
+        store.update_study(ended.id, "finished", verdict)
+        # Whoever writes now waits a tenth of a second, and not a minute.
+        monkeypatch.setattr(backend, "BUSY_SECONDS", 0.1)
+        other, trials_of = reopen(), Store.trials
+        writing = iter([True])
+
+        def meanwhile(mine: Store, study_id: str) -> list[StoredTrial]:
+            if mine is store and next(writing, False):
+                other.update_study(going.id, "finished", verdict)
+                record_trial(other, ended.id, record(stdout=printed_again.stdout))
+            return trials_of(mine, study_id)
+
+        monkeypatch.setattr(Store, "trials", meanwhile)
+        done = store.collect(0)
+        assert next(writing, False) is False
+        for one in (old, printed_again, *now_cited):
+            found = store.trial(one.trial_id)
+            assert found is not None
+            assert found.collected == (one is old)
+        assert (done.logs, done.after) == (1, store.collect(dry=True).before)
 
     def test_the_collector_never_drops_a_file_of_a_study(self, store: Store) -> None:
         file = StudyFile("config.txt", b"a script may print this\n", executable=False)

@@ -19,6 +19,8 @@ from bisect_env.storage.query import condition, package_condition
         ("python=3.1*", "(lower(CAST(python AS text)) LIKE lower('3.1%') ESCAPE '\\')"),
         ("returncode=-11", "(returncode = -11)"),
         ("duration>5.5", "(duration > 5.5)"),
+        ("started_at>=2026-11-02 08:00", "(started_at >= '2026-11-02 08:00')"),
+        ("python >= '3.9'", "(python >= '3.9')"),
         (
             "torch=2.4.1",
             "(lower(CAST(combination AS text)) LIKE lower('%[\"torch\",\"2.4.1\"]%') ESCAPE '\\')",
@@ -54,4 +56,10 @@ def test_packages() -> None:
 @pytest.mark.parametrize("text", ["torch=*.1", "torch!=2.*.1", "torch=2.*.*"])
 def test_a_star_within_the_value_of_an_axis_could_reach_another_axis(text: str) -> None:
     with pytest.raises(UsageError, match="only at the end"):
+        condition(text)
+
+
+@pytest.mark.parametrize("text", ["python>=3.9", "driver < 570.1", "host>a"])
+def test_texts_are_not_ordered_since_versions_would_be_in_the_wrong_order(text: str) -> None:
+    with pytest.raises(UsageError, match=r"SQL compares [a-z]+ as text"):
         condition(text)

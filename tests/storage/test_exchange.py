@@ -240,6 +240,19 @@ def test_a_trial_that_differs_stays_and_is_named(db: str, tmp_path: Path) -> Non
     assert content(db)[first]["trials"] == before[first]["trials"]
 
 
+def test_a_wrong_column_of_evidence_is_computed_anew_by_whoever_merges_it(db: str, tmp_path: Path) -> None:
+    fill(db)
+    copy, target = tmp_path / "copy.sqlite", str(tmp_path / "target.sqlite")
+    transfer.merge_databases(str(copy), db)
+    with contextlib.closing(sqlite3.connect(copy)) as connection:
+        connection.execute("UPDATE study_trials SET evidence = 'nonsense'")
+        connection.commit()
+    assert transfer.merge_databases(target, str(copy)).damaged == []
+    assert content(target) == content(db)
+    with ask(target, "SELECT DISTINCT evidence FROM study_trials ORDER BY evidence") as (_, rows):
+        assert [*map(tuple, rows)] == [("bad",), ("good",)]
+
+
 def test_collected_logs_stay_collected_and_come_back_from_who_has_them(db: str, tmp_path: Path) -> None:
     first, _ = fill(db)
     kept = str(tmp_path / "kept.sqlite")
