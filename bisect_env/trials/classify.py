@@ -290,7 +290,9 @@ def killed_external(record: ExitRecord) -> Classification | None:
 
     A kill by bisect-env, or by the kernel for lack of memory, is another outcome.
     """
-    if not record.killed_by_us and record.signal in (signal.SIGKILL, signal.SIGTERM) and not record.oom_kills:
+    # The kernel kills with SIGKILL only. Daemons that free memory early, such as earlyoom, send SIGTERM.
+    by_kernel = record.signal == signal.SIGKILL and record.oom_kills
+    if not record.killed_by_us and record.signal in (signal.SIGKILL, signal.SIGTERM) and not by_kernel:
         name = signal_name(record.signal)
         detail = f"{name}, not sent by us; if the script ends itself so, let it exit with a code instead"
         return Classification(Outcome.KILLED_EXTERNAL, detail, record.phase)
