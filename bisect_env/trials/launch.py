@@ -120,21 +120,17 @@ def _cgroup_counters(root: Path) -> tuple[str, ...]:
 
 
 def tree_cpu_seconds(pid: int) -> float:
-    """Return the CPU seconds (user and system) used by all living descendants of process `pid`.
+    """Return the CPU seconds (user and system) used by process `pid` and its descendants, even ended ones.
 
     Return 0.0 if the process does not exist.
     """
     total = 0.0
-    try:
-        children = psutil.Process(pid).children(recursive=True)
-    except psutil.Error:
-        return 0.0
-    for process in children:
-        try:
-            times = process.cpu_times()
-        except psutil.Error:
-            continue
-        total += times.user + times.system
+    with contextlib.suppress(psutil.Error):
+        top = psutil.Process(pid)
+        for process in (top, *top.children(recursive=True)):
+            with contextlib.suppress(psutil.Error):
+                # The times of an ended child are those of its parent from when the parent waits for it.
+                total += sum(process.cpu_times()[:4])
     return total
 
 

@@ -203,6 +203,12 @@ def test_a_busy_loop_is_told_from_a_deadlock(run: Run) -> None:
     assert "busy-cpu" in record.detail
 
 
+def test_short_processes_one_after_another_keep_the_cpu_busy(run: Run) -> None:
+    code = "import subprocess, sys\nwhile True: subprocess.run([sys.executable, '-S', '-c', 'sum(range(10**6))'])"
+    record = run(code, timeout=3.0)
+    assert (record.outcome, record.detail) == (Outcome.HANG, "hang (busy-cpu) at the deadline")
+
+
 def test_the_hang_of_a_grandchild_shows_its_stack(run: Run) -> None:
     # To another stream: two stacks that are written at the same time run into each other.
     code = (
