@@ -105,8 +105,16 @@ class ExitRecord:
 
     @cached_property
     def dump(self) -> FatalDump | None:
-        """Return the last stack dump of `faulthandler` in stderr; None if there is none."""
-        return parse_fatal_dump(self.stderr)
+        """Return the stack dump of `faulthandler` that explains the end; None if there is none.
+
+        It is the last one in stderr. After a hang, when all processes of the script are aborted, it is the
+        first one of an abort, because the main process is aborted first.
+        """
+        text = self.stderr
+        if self.timed_out:
+            before, mark, after = text.partition("Fatal Python error: Aborted")
+            text = before + mark + after.partition("Fatal Python error: ")[0]
+        return parse_fatal_dump(text)
 
     @cached_property
     def words(self) -> str:

@@ -437,8 +437,8 @@ def run_process(
     """Run a process until it ends, then end all processes that it left behind.
 
     The function waits only for the process itself, not for descendants that keep its pipes open. When the
-    time limit passes, `on_deadline` records the stacks. Then the process group gets SIGABRT, on which
-    `faulthandler` prints the Python stacks, and two seconds later SIGKILL.
+    time limit passes, `on_deadline` records the stacks. Then the process, and after it the rest of its
+    group, gets SIGABRT, on which `faulthandler` prints the Python stacks, and two seconds later SIGKILL.
 
     Args:
         launch: What to start.

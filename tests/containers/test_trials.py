@@ -194,9 +194,8 @@ def test_an_engine_that_fails_is_no_failure_of_the_script(inside: Inside) -> Non
 
 def test_an_engine_that_is_slow_to_start_makes_no_hang(inside: Inside, tmp_path: Path) -> None:
     slow = tmp_path / "slow"
-    slow.write_text(
-        f'#!/bin/sh\n[ "$*" = "${{*#*run --name}}" ] || sleep 30\nexec {inside.engine.command[0]} "$@"\n'
-    )
+    program = inside.engine.command[0]
+    slow.write_text(f'#!/bin/sh\ncase "$*" in *"run --name"*) sleep 30;; esac\nexec {program} "$@"\n')
     slow.chmod(0o755)
     engine = replace(inside.engine, command=(str(slow), *inside.engine.command[1:]))
     record = run_trial(make_spec("pass", timeout=1.0), NOWHERE, inside=replace(inside, engine=engine))
