@@ -69,7 +69,8 @@ def remove_tree(top: Path) -> None:
         return
     with contextlib.suppress(OSError):
         top.chmod(stat.S_IRWXU)
-    # Each directory is moved up to `top` before its contents are removed, so all paths are short.
+    # Each directory is moved up to `top` before its contents are removed, so all paths are short. A directory
+    # on which a file system is mounted cannot be moved, so nothing in that file system is removed.
     names = (f"{secrets.token_hex(8)}-{number}" for number in itertools.count())
     pending = [top]
     while pending:
@@ -85,7 +86,7 @@ def remove_tree(top: Path) -> None:
                         path.chmod(stat.S_IRWXU)
                 with contextlib.suppress(OSError):
                     if is_folder:
-                        pending.append(path if folder == top else path.rename(top / next(names)))
+                        pending.append(path.rename(top / next(names)))
                     else:
                         path.unlink()
             if folder != top:

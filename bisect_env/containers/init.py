@@ -19,12 +19,13 @@ import select
 import signal
 import sys
 import time
-from typing import Any, NoReturn, Optional
+from typing import Any, Callable, NoReturn, Optional
 
 HARNESS = "BISECT_ENV_HARNESS_MARKS"
 PYTHONPATH = "BISECT_ENV_HARNESS_PYTHONPATH"
 LOOK = 0.5
 LINGER = 0.2
+FIRST_LINGER = 0.5
 FORWARDED = (signal.SIGABRT, signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
 
 
@@ -173,9 +174,22 @@ class Init:
         return os.WEXITSTATUS(status) if os.WIFEXITED(status) else 128 + os.WTERMSIG(status)
 
     def _forward(self, number: int, _frame: Any) -> None:
+        if number == signal.SIGABRT:
+            # The script prints its stacks before the other processes do, so that they are not mixed.
+            self._send(os.kill, number)
+            deadline = time.time() + FIRST_LINGER
+            ended = os.WEXITED | os.WNOHANG | os.WNOWAIT
+            try:
+                while time.time() < deadline and os.waitid(os.P_PID, self.script, ended) is None:
+                    time.sleep(0.01)
+            except ChildProcessError:
+                pass  # the script has ended
+        self._send(os.killpg, number)
+
+    def _send(self, send: Callable[[int, int], None], number: int) -> None:
         for one in (number, signal.SIGCONT):  # a stopped process takes no signal until it goes on
             try:
-                os.killpg(self.script, one)
+                send(self.script, one)
             except (ProcessLookupError, PermissionError):
                 pass  # the script has ended, or runs as another user; the engine can still kill the container
 

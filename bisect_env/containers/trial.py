@@ -269,9 +269,10 @@ def ending(
         words = stderr.strip()[-1000:] or f"exit code {client}"
         lacks = client in (126, 127) and _NO_PROGRAM.search(words)
         return Ending(None, problem=words, stage="image" if lacks else "")
-    # The first process was killed by a signal; it never exits with an error by itself.
-    number = int(code) - 128 if int(code) > 128 else 9
-    return Ending(-number, oom_kills=int(killed))
+    if int(code) <= 128:
+        # The first process failed: the image's Python is too old for it, or it could not write its report.
+        return Ending(None, problem=stderr.strip()[-1000:] or f"exit code {code}")
+    return Ending(128 - int(code), oom_kills=int(killed))
 
 
 def read_report(control: Path) -> dict[str, Any] | None:
@@ -384,7 +385,7 @@ class Contained:
                     f"what the trial wrote in its container cannot be removed: {answer.words}"
                 )
 
-    def ending(self, state: str, client: int | None, stderr: str, *, killed: bool) -> Ending:
+    def ending(self, state: str, client: int | None, stderr: str, *, late: bool) -> Ending:
         """Return the result of the script in the container.
 
         Args:
@@ -392,7 +393,7 @@ class Contained:
             client: Exit code of the engine's `run` command, negative for a signal; None if it was not
                 started.
             stderr: Standard error of that command, which includes the script's.
-            killed: Whether the supervisor killed the container.
+            late: Whether the time limit passed before the engine's command ended.
 
         Raises:
             ContainerError: The engine could not run the container.
@@ -400,8 +401,8 @@ class Contained:
         end = ending(read_report(self.parcel.control), read_state(state), client, stderr)
         if not end.problem:
             return end
-        if killed:  # while the engine was still making the container: there was no process
-            return Ending(-9)
+        if late:
+            raise ContainerError(f"the engine had not started the container at the time limit: {end.problem}")
         if end.stage == "image":
             return Ending(None, stage="lookup")
         raise ContainerError(

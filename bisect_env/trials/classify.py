@@ -107,8 +107,16 @@ class ExitRecord:
 
     @cached_property
     def dump(self) -> FatalDump | None:
-        """Return the last stack dump of `faulthandler` in stderr; None if there is none."""
-        return parse_fatal_dump(self.stderr)
+        """Return the stack dump of `faulthandler` that explains the end; None if there is none.
+
+        It is the last one in stderr. After a hang, when all processes of the script are aborted, it is the
+        first one of an abort, because the main process is aborted first.
+        """
+        text = self.stderr
+        if self.timed_out:
+            before, mark, after = text.partition("Fatal Python error: Aborted")
+            text = before + mark + after.partition("Fatal Python error: ")[0]
+        return parse_fatal_dump(text)
 
     @cached_property
     def words(self) -> str:
@@ -299,7 +307,9 @@ def killed_external(record: ExitRecord) -> Classification | None:
         return Classification(
             Outcome.KILLED_EXTERNAL, "stopped (SIGSTOP) at the time limit, not by us", record.phase
         )
-    if not record.killed_by_us and record.signal in (signal.SIGKILL, signal.SIGTERM) and not record.oom_kills:
+    # The kernel kills with SIGKILL only. Daemons that free memory early, such as earlyoom, send SIGTERM.
+    by_kernel = record.signal == signal.SIGKILL and record.oom_kills
+    if not record.killed_by_us and record.signal in (signal.SIGKILL, signal.SIGTERM) and not by_kernel:
         name = signal_name(record.signal)
         detail = f"{name}, not sent by us; if the script ends itself so, let it exit with a code instead"
         return Classification(Outcome.KILLED_EXTERNAL, detail, record.phase)

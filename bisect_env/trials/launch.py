@@ -120,21 +120,17 @@ def _cgroup_counters(root: Path) -> tuple[str, ...]:
 
 
 def tree_cpu_seconds(pid: int) -> float:
-    """Return the CPU time in seconds (user and system) that all living descendants of `pid` have used.
+    """Return the CPU seconds (user and system) used by process `pid` and its descendants, even ended ones.
 
     Return 0.0 if the process `pid` does not exist.
     """
     total = 0.0
-    try:
-        children = psutil.Process(pid).children(recursive=True)
-    except psutil.Error:
-        return 0.0
-    for process in children:
-        try:
-            times = process.cpu_times()
-        except psutil.Error:
-            continue
-        total += times.user + times.system
+    with contextlib.suppress(psutil.Error):
+        top = psutil.Process(pid)
+        for process in (top, *top.children(recursive=True)):
+            with contextlib.suppress(psutil.Error):
+                # The times of an ended child are those of its parent from when the parent waits for it.
+                total += sum(process.cpu_times()[:4])
     return total
 
 
@@ -451,8 +447,8 @@ def run_process(
     """Run a process until it ends, then end all processes that it left behind.
 
     The function waits only for the process itself, not for descendants that keep its pipes open. When the
-    time limit passes, `on_deadline` records the stacks. Then the process group gets SIGABRT, on which
-    `faulthandler` prints the Python stacks, and two seconds later SIGKILL.
+    time limit passes, `on_deadline` records the stacks. Then the process, and after it the rest of its
+    group, gets SIGABRT, on which `faulthandler` prints the Python stacks, and two seconds later SIGKILL.
 
     Args:
         launch: What to start.

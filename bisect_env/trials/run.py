@@ -24,7 +24,7 @@ from typing import Protocol
 
 from bisect_env.containers.trial import Contained, ContainerError, Inside, Parcel, prepare
 from bisect_env.matrix.interpreter import is_python
-from bisect_env.secrets import without_passwords_in_code, without_values
+from bisect_env.secrets import without_passwords_in_code, without_proxy_logins, without_values
 from bisect_env.trials.classify import Classification, ExitRecord, classify, may_be_disk
 from bisect_env.trials.cores import Debug
 from bisect_env.trials.harness_marks import (
@@ -491,8 +491,9 @@ def _run_contained(parcel: Parcel, inside: Inside, top: Path, run: Callable[...,
     prepare(inside, parcel)
     contained = Contained(inside, parcel, top)
     keep_removal(top, contained.removal)
-    # The client of the engine is no part of the trial; it gets the user's full environment variables.
-    client_env = {**os.environ, TRIAL_ID: parcel.trial_id}
+    # The client of the engine is no part of the trial; it gets the user's full environment variables, except
+    # the logins of proxies: podman passes the proxies on to the container.
+    client_env = {**without_proxy_logins(os.environ), TRIAL_ID: parcel.trial_id}
     client = Launch(contained.argv, client_env, top, scratch=top, elsewhere=contained.commands)
     try:
         record = run(client, contained=contained.first_process)
@@ -510,7 +511,7 @@ def _as_ended_inside(record: ExitRecord, contained: Contained) -> ExitRecord:
     if record.stage:
         kind = contained.inside.engine.kind
         raise ContainerError(f"the container engine {kind} cannot be started")
-    end = contained.ending(record.state, record.returncode, record.stderr, killed=record.killed_by_us)
+    end = contained.ending(record.state, record.returncode, record.stderr, late=record.timed_out)
     return replace(
         record,
         returncode=end.returncode,

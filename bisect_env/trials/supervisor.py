@@ -29,6 +29,7 @@ import subprocess
 import sys
 import time
 import traceback
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -39,6 +40,8 @@ LINGER = 0.2
 the resource tracker of multiprocessing frees shared memory only if it is not killed."""
 ABORT_LINGER = 2.0
 """Seconds to wait instead of `LINGER` after an abort, because other processes are printing their stacks."""
+FIRST_LINGER = 0.5
+"""Seconds in which the main process can print its stacks before the rest of its group is aborted."""
 END_GRACE = 10.0
 """Seconds to wait for killed processes to end. A process that is blocked in a driver may never end."""
 ENGINE_LIMIT = 10.0
@@ -322,13 +325,22 @@ class Supervisor:
         if order == "A":
             if self.elsewhere is not None and self.elsewhere.call("abort")[0] == 0:
                 return False
-            # Signal the whole group: if a wrapper script was started, the process that hangs is its child. A
-            # stopped process handles a signal only after it is continued.
-            for number in (signal.SIGABRT, signal.SIGCONT):
-                with contextlib.suppress(ProcessLookupError):  # the group has ended meanwhile
-                    os.killpg(self.main, number)
+            # Signal the whole group: if a wrapper script was started, the process that hangs is its child.
+            # The main process is first, so that its stack is the first in the output, not mixed with others.
+            self._abort(os.kill)
+            deadline = time.monotonic() + FIRST_LINGER
+            ended = os.WEXITED | os.WNOHANG | os.WNOWAIT
+            while os.waitid(os.P_PID, self.main, ended) is None and time.monotonic() < deadline:
+                time.sleep(0.01)
+            self._abort(os.killpg)
             return False
         return True
+
+    def _abort(self, send: Callable[[int, int], None]) -> None:
+        # A stopped process handles a signal only after it is continued.
+        for number in (signal.SIGABRT, signal.SIGCONT):
+            with contextlib.suppress(ProcessLookupError):  # the group has ended meanwhile
+                send(self.main, number)
 
     def _reap(self) -> bool:
         """Collect the exit status of all children that have ended; return False if no children are left."""

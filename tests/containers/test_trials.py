@@ -192,6 +192,24 @@ def test_an_engine_that_fails_is_no_failure_of_the_script(inside: Inside) -> Non
     assert "BISECT_ENV_CONTAINER_ARGS" in record.detail
 
 
+def test_an_engine_that_is_slow_to_start_makes_no_hang(inside: Inside, tmp_path: Path) -> None:
+    slow = tmp_path / "slow"
+    program = inside.engine.command[0]
+    slow.write_text(f'#!/bin/sh\ncase "$*" in *"run --name"*) sleep 30;; esac\nexec {program} "$@"\n')
+    slow.chmod(0o755)
+    engine = replace(inside.engine, command=(str(slow), *inside.engine.command[1:]))
+    record = run_trial(make_spec("pass", timeout=1.0), NOWHERE, inside=replace(inside, engine=engine))
+    assert record.outcome is Outcome.HARNESS_ERROR
+    assert "had not started the container at the time limit" in record.detail
+
+
+def test_the_login_of_a_proxy_stays_outside(inside: Inside, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("http_proxy", "http://me:planted@proxy.example:3128")
+    record = run(inside, "import os; print(os.environ.get('http_proxy', ''))")
+    assert "planted" not in record.stdout
+    assert "me:" not in record.stdout
+
+
 def test_an_image_without_python_is_told_from_an_engine_that_fails(inside: Inside) -> None:
     nowhere = replace(inside, prefix=Path("/no-such-prefix"))
     record = run_trial(make_spec("pass"), NOWHERE, inside=nowhere)

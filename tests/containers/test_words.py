@@ -209,6 +209,8 @@ def test_endings_without_a_report() -> None:
     limits = "Error: runc create failed: error setting rlimit type 7: OCI permission denied"
     refused = ending(None, {"Status": "created", "ExitCode": 0}, 126, limits)
     assert (refused.stage, refused.problem) == ("", limits)
+    too_old = ending(None, {"Status": "exited", "ExitCode": 1}, 1, "SyntaxError: invalid syntax")
+    assert (too_old.returncode, too_old.problem) == (None, "SyntaxError: invalid syntax")
     broken = ending(None, None, 125, "Error: unknown flag")
     assert (broken.stage, broken.problem, broken.returncode) == ("", "Error: unknown flag", None)
     lacking = ending(report(127 << 8, problem=f"lookup:{os.EX_NOINPUT}"), {"ExitCode": 127}, 127, "")

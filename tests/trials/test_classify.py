@@ -272,6 +272,7 @@ def failed(stderr: str = "", code: int = 1, **changes: object) -> ExitRecord:
         (failed(INOTIFY), Outcome.EXIT_FAIL, "OSError: [Errno 28] inotify"),
         (failed("cp: write error: Disk quota exceeded\n"), Outcome.DISK_FULL, "quota"),
         (failed("No space left on device\n" + CHAINED, disk_error="/data is full"), Outcome.EXIT_FAIL, "KeyError"),
+        (failed(code=-15, oom_kills=1), Outcome.KILLED_EXTERNAL, "SIGTERM, not sent by us"),
         (failed(code=126), Outcome.NOT_RUNNABLE, "126"),
         (failed(code=127), Outcome.NOT_RUNNABLE, "127"),
         (failed("/p/bin/python: can't open file 'm.py': [Errno 2]\n", 2), Outcome.NOT_RUNNABLE, "m.py"),

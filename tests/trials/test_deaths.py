@@ -16,6 +16,7 @@ import psutil
 import pytest
 
 from bisect_env.matrix.files import StudyFile
+from bisect_env.temporary import TRIAL
 from bisect_env.trials import launch
 from bisect_env.trials.records import Outcome, Phase, TrialRecord
 from bisect_env.trials.run import run_trial
@@ -122,6 +123,22 @@ def test_a_full_disk_is_no_failure_of_the_script(run: Run, small_disk: Path, pro
     record = run(code, command=("python", "main.py") if program == "python" else shell)
     assert record.outcome is Outcome.DISK_FULL
     assert "No space left" in record.detail or "Errno 28" in record.detail
+
+
+def test_what_a_script_mounts_over_its_directory_is_not_removed(small_disk: Path) -> None:
+    (small_disk / "data").mkdir()
+    (small_disk / "data" / "file").touch()
+    (small_disk / "file").touch()
+    code = "import os, subprocess; subprocess.run(['mount', '--bind', os.environ['DATA'], os.getcwd()])"
+    record = run_trial(make_spec(code, env={"DATA": str(small_disk)}), PREFIX)
+    try:
+        assert record.outcome is Outcome.PASS, record.stderr
+        assert (small_disk / "file").exists()
+        assert (small_disk / "data" / "file").exists()
+    finally:
+        for mount in psutil.disk_partitions(all=True):
+            if TRIAL in mount.mountpoint:
+                subprocess.run(["umount", mount.mountpoint], check=True)
 
 
 def test_no_space_for_what_is_no_file_is_no_error_of_a_disk(run: Run) -> None:

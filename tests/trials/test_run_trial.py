@@ -205,6 +205,34 @@ def test_a_busy_loop_is_told_from_a_deadlock(run: Run) -> None:
     assert "busy-cpu" in record.detail
 
 
+def test_the_signature_of_a_hang_is_that_of_the_main_process(run: Run) -> None:
+    code = """
+        import multiprocessing, time
+        def child_sleeps():
+            while True: time.sleep(1)
+        def main_waits(child):
+            while child.is_alive(): time.sleep(0.01)
+        if __name__ == "__main__":
+            children = [multiprocessing.Process(target=child_sleeps) for _ in range(6)]
+            for child in children: child.start()
+            main_waits(children[0])
+    """
+    records = [run(code, timeout=1.0) for _ in range(4)]
+    stacks = [record.signature.partition("main.py:")[2].partition('"')[0] for record in records]
+    assert stacks == ["main_waits"] * 4
+    assert all("in child_sleeps" in record.stderr for record in records)
+
+
+def test_short_processes_one_after_another_keep_the_cpu_busy(run: Run) -> None:
+    code = """
+        import subprocess, sys
+        while True:
+            subprocess.run([sys.executable, "-S", "-c", "sum(range(10**6))"])
+    """
+    record = run(code, timeout=3.0)
+    assert (record.outcome, record.detail) == (Outcome.HANG, "hang (busy-cpu) at the deadline")
+
+
 def test_the_hang_of_a_grandchild_shows_its_stack(run: Run) -> None:
     # To another stream: two stacks that are written at the same time run into each other.
     code = (
