@@ -247,7 +247,7 @@ class CircumstancePlan(BlockPlan):
                 base = _arm_of(trials, "")
                 why = f"{_words(base)} at the bad end: which failure is meant is not known yet"
                 return Amplified(NONE, why, base)
-        signature = self._meant(failed)
+        signature = self._sought_signature(failed)
         if signature:
             self._notify(f"the failure: {shown(signature)}")
         base = _arm_of(trials, signature)
@@ -310,7 +310,7 @@ class CircumstancePlan(BlockPlan):
                 named[next(name for name in _SEEDS if name not in named)] = one
         return arms
 
-    def _meant(self, failed: Sequence[StoredTrial]) -> str:
+    def _sought_signature(self, failed: Sequence[StoredTrial]) -> str:
         """Return the signature (identity) of the failure that perturbations are to make more frequent.
 
         Args:

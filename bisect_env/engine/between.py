@@ -344,18 +344,18 @@ def surroundings(
 
 
 def _lacking(whole: WholeEnvironment, names: Collection[str]) -> WholeEnvironment:
-    return _each(whole, lambda text, name: () if _normal(name) in names else (text,))
+    return _replaced(whole, lambda text, name: () if _normal(name) in names else (text,))
 
 
 def _free(whole: WholeEnvironment, names: Collection[str]) -> WholeEnvironment:
-    return _each(whole, lambda text, name: (name if _normal(name) in names else text,))
+    return _replaced(whole, lambda text, name: (name if _normal(name) in names else text,))
 
 
 def _loose(whole: WholeEnvironment) -> WholeEnvironment:
-    return _each(whole, lambda text, name: (text if name == "python" else name,))
+    return _replaced(whole, lambda text, name: (text if name == "python" else name,))
 
 
-def _each(whole: WholeEnvironment, change: Callable[[str, str], tuple[str, ...]]) -> WholeEnvironment:
+def _replaced(whole: WholeEnvironment, change: Callable[[str, str], tuple[str, ...]]) -> WholeEnvironment:
     """Apply a function to the text of each package of an environment, and return the changed copy.
 
     Args:

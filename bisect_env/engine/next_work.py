@@ -154,7 +154,7 @@ class NextWork:
         else:
             chosen = state.plan.ask(free, pending=pending, build_cost=self._costs()) if free > 0 else []
             if self._of_commits and state.looks_certain:
-                chosen = self._one_by_one(chosen)
+                chosen = self._one_build_at_a_time(chosen)
         now = [index for index in chosen if state.is_ready(index)][: max(0, free)]
         later = [index for index in chosen if not state.is_ready(index)]
         self._awaited = Counter(later)
@@ -165,7 +165,7 @@ class NextWork:
             now += self._backfill(room, pending + Counter(chosen), slots)
         return Wanted(tuple(now), *self._to_make(later, slots))
 
-    def _one_by_one(self, chosen: list[Index]) -> list[Index]:
+    def _one_build_at_a_time(self, chosen: list[Index]) -> list[Index]:
         """Choose the trials to begin such that only one commit is built at a time.
 
         This is the rule while failures of commits look certain. Building a commit takes long, and two at once

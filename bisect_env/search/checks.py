@@ -100,7 +100,7 @@ def _controls(best: Answer, tallies: Tallies, limits: SearchLimits) -> list[Chec
         control = [good, *good_side][-1]
         # As many as the last good combination has: few passes would not show whether good ones fail, too.
         wanted = max(enough, tallies.counts(good)[1])
-        controls = dict.fromkeys((control, _with_others_apart(good, best, tallies)))
+        controls = dict.fromkeys((control, _far_control(good, best, tallies)))
         found += [
             Check(cell, wanted - tallies.counts(cell)[1])
             for cell in controls
@@ -109,7 +109,7 @@ def _controls(best: Answer, tallies: Tallies, limits: SearchLimits) -> list[Chec
     return found
 
 
-def _with_others_apart(good: Index, best: Answer, tallies: Tallies) -> Index:
+def _far_control(good: Index, best: Answer, tallies: Tallies) -> Index:
     """Move a last good combination as far as possible along each axis that the answer does not blame.
 
     The result is a control: it can be run, and it is good according to the answer.

@@ -89,7 +89,7 @@ class CornerSearch(TableSearch):
         steps = np.zeros(len(left), dtype=np.intp)
         for axis in self.table.ordered:
             size = self._grid.shape[axis]
-            steps += size - 1 - left[:, axis] if self._falls(axis) else left[:, axis]
+            steps += size - 1 - left[:, axis] if self._good_end_is_last(axis) else left[:, axis]
         found: list[Answer] = []
         held = np.zeros(self._grid.shape, dtype=bool)
         for place in np.argsort(steps, kind="stable"):
@@ -100,7 +100,7 @@ class CornerSearch(TableSearch):
                 found.append(self._configuration(corner, sets, good))
         return tuple(found)
 
-    def _falls(self, axis: int) -> bool:
+    def _good_end_is_last(self, axis: int) -> bool:
         """Return whether failures begin towards low values: the good end of the axis is its highest value."""
         description = self.table.description
         if description is not None and description.stairs[0].changes == 1:
@@ -128,7 +128,7 @@ class CornerSearch(TableSearch):
             if is_free(axis, np.ones(size, dtype=bool)):
                 sets[axis] = np.ones(size, dtype=bool)
                 continue
-            step = -1 if axis in self.table.ordered and self._falls(axis) else 1
+            step = -1 if axis in self.table.ordered and self._good_end_is_last(axis) else 1
             further = range(corner[axis] + step, size if step > 0 else -1, step)
             for value in further if axis in self.table.ordered else range(size):
                 wider = sets[axis] | (np.arange(size) == value)
@@ -145,7 +145,7 @@ class CornerSearch(TableSearch):
             line = np.moveaxis(good, axis, -1)[(*corner[:axis], *corner[axis + 1 :])]
             places = np.flatnonzero(line)
             if len(places):
-                towards = -1 if axis in self.table.ordered and self._falls(axis) else 1
+                towards = -1 if axis in self.table.ordered and self._good_end_is_last(axis) else 1
                 # Prefer the side of the good end, then the nearest place.
                 rank = np.abs(places - corner[axis]) + len(line) * (towards * (places - corner[axis]) > 0)
                 near = (*corner[:axis], int(places[int(rank.argmin())]), *corner[axis + 1 :])
