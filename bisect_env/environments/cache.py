@@ -389,6 +389,7 @@ def prune(
     shares = Counter(inode for owned in owners.values() for inode in owned)
     gone: list[str] = []
     in_use: list[Path] = []
+    aside: list[Path] = []
     dropped = 0
 
     def drop(folder: Path, used: float) -> bool:
@@ -403,7 +404,7 @@ def prune(
             if not dry_run:
                 if state := state_of(folder):
                     look(folder, state)  # note a change before the prefix is gone
-                take_away(cache, folder)
+                aside.extend(_put_aside(cache, folder))
         for inode in owners.pop(folder):
             shares[inode] -= 1
             if not shares[inode]:
@@ -431,6 +432,9 @@ def prune(
                 gone.append(path.name)
                 if alone is not None:
                     drop_orphans()
+    # Deleting takes long, so it begins when no other process waits for a lock of this one.
+    for folder in aside:
+        remove_tree(folder)
     kept = tuple(path.name for path in in_use if path.parent.name == _PREFIXES)
     return Pruned(tuple(gone), dropped, before - left, left, kept)
 
@@ -507,6 +511,12 @@ def take_away(cache: Path, folder: Path) -> None:
         cache: The cache directory of bisect-env.
         folder: Directory to remove; need not exist.
     """
+    for aside in _put_aside(cache, folder):
+        remove_tree(aside)
+
+
+def _put_aside(cache: Path, folder: Path) -> Iterator[Path]:
+    """Rename a prefix or an archive, and yield its new path unless another process has removed it."""
     if not folder.exists():
         return
     trash = cache / "trash"
@@ -518,7 +528,7 @@ def take_away(cache: Path, folder: Path) -> None:
     forget_archive(folder, cache)
     with contextlib.suppress(FileNotFoundError):  # another process has just removed it
         folder.rename(aside)
-        remove_tree(aside)
+        yield aside
 
 
 @contextlib.contextmanager

@@ -6,7 +6,6 @@ import contextlib
 import difflib
 import functools
 import json
-import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
@@ -175,7 +174,7 @@ class PypiCatalogue:
         """Return all files of a package, in the order in which the index lists them.
 
         The files come from the first index that knows the package. If additional indexes come from pip's
-        configuration, or `UV_INDEX_STRATEGY` is set accordingly, they come from all indexes. Files of
+        configuration, or uv's `index-strategy` is set accordingly, they come from all indexes. Files of
         `find_links` are added.
 
         Args:
@@ -189,9 +188,7 @@ class PypiCatalogue:
         """
         configured = configured_places()
         further = [one.url for one in configured.indexes if not one.explicit]
-        takes_all = bool(configured.are_pips and further) or os.environ.get(
-            "UV_INDEX_STRATEGY", ""
-        ).startswith("unsafe")
+        takes_all = configured.strategy.startswith("unsafe")
         links = () if index is not None else (*self._find_links, *configured.find_links)
         unknown: UsageError | None = None
         if configured.no_index:

@@ -21,7 +21,14 @@ from bisect_env.environments.index import advice, day_of
 from bisect_env.environments.interpreters import Interpreter, machine_interpreters
 from bisect_env.environments.lock import LockedPackage, UnbuildableError, UnsolvableError
 from bisect_env.environments.request import EnvironmentRequest
-from bisect_env.environments.uv_tool import CACHE_CONTROL, Uv, build_cache, is_transient, plain_words
+from bisect_env.environments.uv_tool import (
+    CACHE_CONTROL,
+    Uv,
+    build_cache,
+    is_transient,
+    plain_words,
+    toml,
+)
 from bisect_env.environments.validation import provided_to_pypi
 from bisect_env.environments.wheels import choose_wheel, tag_ranks
 from bisect_env.errors import IndexUnavailableError, InfrastructureError
@@ -267,7 +274,7 @@ def _sources(request: EnvironmentRequest) -> str:
     for one in request.indexes:
         if one.name in request.sources.values():
             lines += ["[[tool.uv.index]]", f"name = {json.dumps(one.name)}", f"url = {json.dumps(one.url)}"]
-            lines += ["explicit = true", CACHE_CONTROL]
+            lines += ["explicit = true", f"cache-control = {toml(CACHE_CONTROL)}"]
     return "\n".join((*lines, ""))
 
 

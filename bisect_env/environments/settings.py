@@ -85,6 +85,9 @@ class PackagePlaces:
         are_pips: Whether `indexes` and `find_links` come from pip's configuration. pip takes the best version
             of all indexes; uv takes the first index that has the package, and the default index last.
         no_index: Whether only `find_links` may be used and no index.
+        strategy: How uv chooses among indexes that have the same package (uv's `index-strategy`).
+        settings: Further settings of `uv.toml` that say how servers are reached.
+        of_indexes: Maps the URL of an index to further settings of it in `uv.toml`.
     """
 
     default: str
@@ -92,6 +95,19 @@ class PackagePlaces:
     find_links: tuple[str, ...]
     are_pips: bool
     no_index: bool = False
+    strategy: str = "first-index"
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    of_indexes: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+
+
+# Settings of `uv.toml` that hold here besides the addresses of indexes. All others (prerelease,
+# exclude-newer, constraint-dependencies, no-binary, ...) would change a lock without being recorded in it.
+_REACHING = (
+    *("keyring-provider", "allow-insecure-host", "native-tls", "system-certs", "offline"),
+    *("http-proxy", "https-proxy", "no-proxy", "concurrent-downloads"),
+    *("python-install-mirror", "python-downloads-json-url"),
+)
+_OF_INDEX = ("format", "authenticate", "ignore-error-codes", "cache-control")
 
 
 def configured_places(environ: Mapping[str, str] | None = None) -> PackagePlaces:
@@ -111,24 +127,30 @@ def configured_places(environ: Mapping[str, str] | None = None) -> PackagePlaces
     indexes = [named_index(word) for word in environ.get("UV_INDEX", "").split()]
     indexes += [named_index(word) for word in environ.get("UV_EXTRA_INDEX_URL", "").split()]
     links = [word for word in environ.get("UV_FIND_LINKS", "").split(",") if word]
-    no_index = False
+    no_index, strategy = False, environ.get("UV_INDEX_STRATEGY", "")
+    settings: dict[str, Any] = {}
+    of_indexes: dict[str, dict[str, Any]] = {}
     uv_files = list(uv_config_files(environ))
     for path in uv_files:
         config = _read_toml(path)
         try:
             for section in (config.get("pip", {}), config):
                 for one in section.get("index", []):
+                    url = _placed(one["url"], path)
+                    of_indexes.setdefault(url, {key: one[key] for key in _OF_INDEX if key in one})
                     if one.get("default"):
-                        default = default or str(one["url"])
+                        default = default or url
                     else:
-                        index = PackageIndex(
-                            str(one.get("name", "")), str(one["url"]), bool(one.get("explicit"))
-                        )
-                        indexes.append(index)
-                default = default or str(section.get("default-index") or section.get("index-url") or "")
-                indexes += [PackageIndex("", str(url)) for url in section.get("extra-index-url", [])]
-                links += [str(place) for place in section.get("find-links", [])]
+                        indexes.append(PackageIndex(str(one.get("name", "")), url, bool(one.get("explicit"))))
+                if section.get("index-url"):
+                    default = default or _placed(section["index-url"], path)
+                indexes += [
+                    PackageIndex("", _placed(url, path)) for url in section.get("extra-index-url", [])
+                ]
+                links += [_placed(place, path) for place in section.get("find-links", [])]
                 no_index = no_index or section.get("no-index") is True
+                strategy = strategy or str(section.get("index-strategy", ""))
+                settings = {key: section[key] for key in _REACHING if key in section} | settings
         except (AttributeError, KeyError, TypeError) as error:
             raise _unreadable("uv", path, f"a key has the wrong shape: {error}") from error
     are_pips = not indexes and not links
@@ -136,12 +158,29 @@ def configured_places(environ: Mapping[str, str] | None = None) -> PackagePlaces
     if are_pips:
         indexes = [PackageIndex("", url) for url in pip.get("extra-index-url", "").split()]
         links = pip.get("find-links", "").split()
+        # pip takes the best version of all indexes.
+        strategy = strategy or ("unsafe-best-match" if indexes else "")
         if not uv_files:
             no_index = pip.get("no-index", "").lower() in _TRUE
     default = default or pip.get("index-url", "").strip()
     for url in (default, *(one.url for one in indexes), *links):
         _refuse_unreadable(url)
-    return PackagePlaces(default, tuple(indexes), tuple(links), are_pips, no_index)
+    return PackagePlaces(
+        default,
+        tuple(indexes),
+        tuple(links),
+        are_pips,
+        no_index,
+        strategy or "first-index",
+        settings,
+        of_indexes,
+    )
+
+
+def _placed(place: object, config: Path) -> str:
+    """Return a URL or path of a configuration file; a relative path starts where the file is."""
+    text = str(place)
+    return text if "://" in text else str(config.parent.absolute() / text)
 
 
 def _refuse_unreadable(url: str) -> None:

@@ -12,16 +12,12 @@ import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 from urllib.parse import unquote, urlsplit
 
 import uv
 
-from bisect_env.environments.settings import (
-    configured_places,
-    default_cache_dir,
-    named_index,
-    uv_config_files,
-)
+from bisect_env.environments.settings import configured_places, default_cache_dir
 from bisect_env.errors import InfrastructureError
 from bisect_env.matrix.versions import PackageIndex
 from bisect_env.running import Finished, run_tool
@@ -29,21 +25,21 @@ from bisect_env.secrets import passed_on, without_credentials, without_passwords
 from bisect_env.temporary import FULL, full_file_system, read_limited, temporary, write_atomically
 
 # The user's UV_* variables that are kept: they say where packages and interpreters come from. All others
-# (UV_CONSTRAINT, UV_EXCLUDE_NEWER, UV_PYTHON, ...) would change a lock without being recorded in it.
+# (UV_CONSTRAINT, UV_EXCLUDE_NEWER, UV_PYTHON, ...) would change a lock without being recorded in it. Those
+# that name indexes and a configuration file are read by `configured_places`.
 _KEPT = re.compile(
     r"UV_(INDEX_STRATEGY|KEYRING_PROVIDER|CREDENTIALS_DIR|OFFLINE|INSECURE_HOST"
-    r"|SYSTEM_CERTS|NATIVE_TLS|HTTP_TIMEOUT|HTTP_RETRIES|CONFIG_FILE|PYTHON_INSTALL_MIRROR"
+    r"|SYSTEM_CERTS|NATIVE_TLS|HTTP_TIMEOUT|HTTP_RETRIES|PYTHON_INSTALL_MIRROR"
     r"|PYTHON_INSTALL_DIR|PYTHON_CACHE_DIR|PYTHON_DOWNLOADS_JSON_URL|INDEX_[A-Z0-9_]+_(USERNAME|PASSWORD))"
 )
-_FURTHER_PLACES = ("UV_INDEX", "UV_EXTRA_INDEX_URL", "UV_FIND_LINKS")
-"""Variables that name further package sources. uv gets them only in runs that use package indexes."""
 # Variables that would make uv or a build back end use another Python environment.
 _DROPPED = ("VIRTUAL_ENV", "CONDA_PREFIX", "PYTHONPATH", "PYTHONHOME", "PYTHONSTARTUP", "__PYVENV_LAUNCHER__")
 
 _LOGIN = re.compile(r"UV_INDEX_[A-Z0-9_]+_(USERNAME|PASSWORD)")
-_ADDRESSES = ("UV_DEFAULT_INDEX", "UV_INDEX_URL", *_FURTHER_PLACES)
 
-CACHE_CONTROL = 'cache-control = { api = "max-age=600", files = "max-age=365000000, immutable" }'
+# Without these settings, uv would query indexes without cache headers again for each package of each
+# combination, which takes 0.8 s per lock instead of 0.02 s.
+CACHE_CONTROL = {"api": "max-age=600", "files": "max-age=365000000, immutable"}
 """Cache settings of an index in `uv.toml`: pages for ten minutes, as on PyPI; files forever."""
 _LISTEN = 0.2  # seconds between two looks at a pipe
 _NETRC = 1 << 20  # maximum size of a netrc file in bytes
@@ -201,7 +197,7 @@ class Uv:
         """
         try:
             with contextlib.ExitStack() as held:
-                env = self.variables() if with_indexes else self._variables_without_indexes()
+                env = self.variables(with_indexes=with_indexes)
                 if builds:
                     env, logins = self._for_builds(env)
                     if logins:
@@ -211,7 +207,7 @@ class Uv:
                 # Only this user may enter the directory: a user who can open uv's lock files could block uv.
                 whole = {**env, **(extra or {})}
                 Path(whole["UV_CACHE_DIR"]).mkdir(mode=0o700, parents=True, exist_ok=True)
-                # `--project /` keeps uv from reading a `uv.toml` in a parent directory of `cwd`, to which
+                # `--project /` keeps uv from looking for a project in a parent directory of `cwd`, to which
                 # other users may be able to write.
                 argv: list[str | Path] = [uv.find_uv_bin(), "--project", "/", *args]
                 # A build may start a server process that would keep an inherited lock forever.
@@ -228,8 +224,15 @@ class Uv:
                 f"{self.cache_dir} can be written (BISECT_ENV_CACHE names another)",
             ) from error
 
-    def _variables_without_indexes(self) -> dict[str, str]:
-        """Return the environment variables with which uv is run, without package indexes."""
+    def variables(self, *, with_indexes: bool = True) -> dict[str, str]:
+        """Return the environment variables with which uv is run.
+
+        uv reads a configuration file of ours and none of the user's, which might change a lock without being
+        recorded in it. Our file repeats what `configured_places` takes from the user's.
+
+        Args:
+            with_indexes: Whether to include package indexes, with their logins.
+        """
         env = {
             name: value
             for name, value in self._environ.items()
@@ -242,50 +245,61 @@ class Uv:
             "NO_COLOR": "1",
         }
         env.setdefault("UV_HTTP_TIMEOUT", _HTTP_TIMEOUT)
-        return env
-
-    def variables(self) -> dict[str, str]:
-        """Return the environment variables with which uv is run, including package indexes."""
-        env = self._variables_without_indexes()
-        env |= {name: self._environ[name] for name in _FURTHER_PLACES if name in self._environ}
-        further = self._further(env)
-        if self._places.no_index and not self._has_user_config:
-            # `no-index` was set for pip. Pass it on to uv.
-            env["UV_CONFIG_FILE"] = str(self._own_config("no-index = true\n"))
-        elif self._may_configure and all(
-            without_credentials(url) == url for url in (self.index, *(one.url for one in further))
-        ):
-            env["UV_CONFIG_FILE"] = str(self._own_config(_indexes_text(self.index, further)))
-        else:
-            if self._explicit is not None or not self._has_user_config:
-                env["UV_DEFAULT_INDEX"] = self.index
+        settings = dict(self._places.settings)
+        for name in ("http_proxy", "https_proxy"):
+            # The address of a proxy may contain a password, which must not be in our file.
+            if (proxy := settings.pop(name.replace("_", "-"), "")) and name.upper() not in env:
+                env.setdefault(name, str(proxy))
+        if with_indexes:
+            if self._places.no_index:
+                settings["no-index"] = True
             else:
-                # The user's uv.toml may contain further settings of the index, so let uv read it.
-                names = ("UV_DEFAULT_INDEX", "UV_INDEX_URL")
-                env |= {name: self._environ[name] for name in names if self._environ.get(name)}
-            if further:
-                words = [f"{one.name}={one.url}" if one.name else one.url for one in further]
-                env["UV_INDEX"] = " ".join([*words, *env.get("UV_INDEX", "").split()])
+                settings |= {"index-strategy": self._places.strategy, "index": self._tables}
+                env = {**self._logins, **env}
+            if links := [*self._find_links, *self._places.find_links]:
+                env["UV_FIND_LINKS"] = ",".join(links)
+        text = "".join(f"{key} = {toml(value)}\n" for key, value in settings.items())
+        env["UV_CONFIG_FILE"] = str(self._own_config(text))
         return env
 
-    def _further(self, env: dict[str, str]) -> list[PackageIndex]:
-        """Return the indexes of the matrix and of pip's settings, which must be passed on to uv.
+    @functools.cached_property
+    def _all_indexes(self) -> list[PackageIndex]:
+        """Return the indexes of the matrix and of the configuration by priority; the default one is last."""
+        configured = [one for one in self._places.indexes if not one.explicit]
+        default = PackageIndex("", self.index)
+        if self._places.are_pips and configured:
+            configured.insert(0, default)
+        found = [*(one for one in self._indexes if not one.explicit), *configured, default]
+        names = [one.name for one in found]
+        # Of two indexes with one name, uv uses the first one.
+        return [one for number, one in enumerate(found) if not one.name or names.index(one.name) == number]
 
-        Args:
-            env: uv's environment variables. `UV_FIND_LINKS` and, for pip's indexes, `UV_INDEX_STRATEGY` are
-                set in it.
-        """
-        configured = self._places
-        indexes = [one for one in self._indexes if not one.explicit]
-        links = [*self._find_links, *filter(None, [env.get("UV_FIND_LINKS", "")])]
-        if configured.are_pips:
-            links += configured.find_links
-            if configured.indexes:
-                indexes += [PackageIndex("", self.index), *configured.indexes]
-                env.setdefault("UV_INDEX_STRATEGY", "unsafe-best-match")
-        if links:
-            env["UV_FIND_LINKS"] = ",".join(links)
-        return indexes
+    @functools.cached_property
+    def _tables(self) -> list[dict[str, Any]]:
+        """Return the settings of all indexes for `uv.toml`, without logins."""
+        tables = []
+        for number, one in enumerate(self._all_indexes):
+            url = without_credentials(one.url)
+            table = {"url": url, **self._places.of_indexes.get(one.url, {})}
+            # uv finds the login of an index by the name of the index.
+            if name := one.name or (f"bisect-env-{number}" if url != one.url else ""):
+                table["name"] = name
+            if urlsplit(url).scheme in ("http", "https"):
+                table.setdefault("cache-control", CACHE_CONTROL)
+            tables.append(table)
+        tables[-1]["default"] = True
+        return tables
+
+    @functools.cached_property
+    def _logins(self) -> dict[str, str]:
+        """Return environment variables with the user names and passwords in the URLs of indexes."""
+        found = {}
+        for one, table in zip(self._all_indexes, self._tables, strict=True):
+            parts = urlsplit(one.url)
+            for kind, value in (("USERNAME", parts.username), ("PASSWORD", parts.password)):
+                if value:
+                    found[_login_variable(table["name"], kind)] = unquote(value)
+        return found
 
     def _for_builds(self, env: Mapping[str, str]) -> tuple[dict[str, str], str]:
         """Split uv's environment into variables for build scripts and credentials that only uv may see.
@@ -299,46 +313,31 @@ class Uv:
         path = env.get("PATH", os.defpath).split(os.pathsep)
         kept["PATH"] = os.pathsep.join(part for part in path if part != own_bin) or os.defpath
         kept |= {name: env[name] for name in ("TMPDIR", "NO_COLOR") if name in env}
+        kept |= {name: env[name] for name in env if name.startswith("UV_") and not _LOGIN.fullmatch(name)}
         logins: list[tuple[str, str, str]] = []
-        for name, value in env.items():
-            if name.startswith("UV_") and not _LOGIN.fullmatch(name):
-                comma = "," if name == "UV_FIND_LINKS" else None
-                words = (self._public(word, env, logins) for word in value.split(comma))
-                kept[name] = (comma or " ").join(words) if name in _ADDRESSES else value
-        if "UV_DEFAULT_INDEX" in kept and self._may_configure:
-            # Without cache settings for this index, uv would download and build each archive every time.
-            text = _indexes_text(kept.pop("UV_DEFAULT_INDEX"), ())
-            kept["UV_CONFIG_FILE"] = str(self._own_config(text))
-        if not logins and "NETRC" not in env:
+        for table in () if self._places.no_index else self._tables:
+            name = table.get("name", "")
+            user, password = (env.get(_login_variable(name, kind), "") for kind in ("USERNAME", "PASSWORD"))
+            logins.append((urlsplit(table["url"]).hostname or "", user, password))
+        if links := env.get("UV_FIND_LINKS"):
+            words = links.split(",")
+            kept["UV_FIND_LINKS"] = ",".join(map(without_credentials, words))
+            for parts in map(urlsplit, words):
+                login = (unquote(parts.username or ""), unquote(parts.password or ""))
+                logins.append((parts.hostname or "", *login))
+        # A netrc file cannot contain spaces in values. uv must find such credentials in its own store.
+        lines = [
+            f"machine {host} login {user or '__token__'} password {password or user}\n"
+            for host, user, password in logins
+            if host and (user or password) and not re.search(r"\s", user + password)
+        ]
+        if not lines and "NETRC" not in env:
             return kept, ""  # uv looks into the file of the home directory itself
         own = Path(env.get("NETRC") or Path(env.get("HOME", "/")) / ".netrc")
-        lines = [f"machine {host} login {user} password {password}\n" for host, user, password in logins]
         # Most users have no such file; uv itself says if a login is missing.
         with contextlib.suppress(OSError, ValueError):
             lines.append(read_limited(own, _NETRC))
         return kept, "".join(lines)
-
-    def _public(self, word: str, env: Mapping[str, str], logins: list[tuple[str, str, str]]) -> str:
-        """Return an index URL or path without credentials, and add the credentials to `logins`."""
-        index = named_index(word)
-        if "://" not in index.url:
-            return word
-        parts = urlsplit(index.url)
-        prefix = f"UV_INDEX_{re.sub(r'[^A-Z0-9]', '_', index.name.upper())}_"
-        user = unquote(parts.username or "") or env.get(f"{prefix}USERNAME", "")
-        password = unquote(parts.password or "") or env.get(f"{prefix}PASSWORD", "")
-        # A netrc file cannot contain spaces in values. uv must find such credentials in its own store.
-        if parts.hostname and (user or password) and not re.search(r"\s", user + password):
-            logins.append((parts.hostname, user or "__token__", password or user))
-        return word.removesuffix(index.url) + without_credentials(index.url)
-
-    @property
-    def _may_configure(self) -> bool:
-        return urlsplit(self.index).scheme in ("http", "https") and not self._has_user_config
-
-    @property
-    def _has_user_config(self) -> bool:
-        return any(uv_config_files(self._environ))
 
     def _own_config(self, text: str) -> Path:
         name = f"{hashlib.sha256(text.encode()).hexdigest()[:16]}.toml"
@@ -347,6 +346,20 @@ class Uv:
             # Several threads may write this file at the same time.
             write_atomically(path, text)
         return path
+
+
+def _login_variable(index: str, kind: str) -> str:
+    """Return the variable from which uv takes the user name or password of a named index."""
+    return f"UV_INDEX_{re.sub(r'[^A-Z0-9]', '_', index.upper())}_{kind}"
+
+
+def toml(value: Any) -> str:
+    """Return a value as TOML text."""
+    if isinstance(value, Mapping):
+        return "{" + ", ".join(f"{json.dumps(key)} = {toml(one)}" for key, one in value.items()) + "}"
+    if isinstance(value, list | tuple):
+        return f"[{', '.join(map(toml, value))}]"
+    return json.dumps(value, ensure_ascii=False, default=str)
 
 
 def build_cache(cache_dir: Path, exclude_newer: str | None, python: str) -> dict[str, str]:
@@ -386,10 +399,8 @@ def public_index() -> str:
         InfrastructureError: uv failed, or its answer holds no URL.
     """
     with temporary("index") as aside:
-        args = ["pip", "compile", "--emit-index-url", "--no-header", "--no-config", "--offline", "--quiet"]
-        # uv reads a file of this variable in spite of `--no-config`.
-        environ = {name: value for name, value in os.environ.items() if name != "UV_CONFIG_FILE"}
-        finished = Uv(usable_cache(aside), environ=environ).run(
+        args = ["pip", "compile", "--emit-index-url", "--no-header", "--offline", "--quiet"]
+        finished = Uv(usable_cache(aside)).run(
             [*args, "--python", sys.executable, "-"],  # standard input is empty
             cwd=aside,
             timeout=_PUBLIC_INDEX_TIMEOUT,
@@ -404,22 +415,6 @@ def public_index() -> str:
         f"uv does not state its public index: {without_passwords(why)}",
         remedy="install bisect-env again (it brings uv), or name an index in uv's or pip's configuration",
     )
-
-
-def _indexes_text(default: str, further: Sequence[PackageIndex]) -> str:
-    """Return the text of a `uv.toml` that lists indexes and how long their responses are cached.
-
-    This function is pure.
-
-    Without these cache settings, uv would query indexes without cache headers again for each package of each
-    combination, which takes 0.8 s per lock instead of 0.02 s.
-    """
-    lines = []
-    for one in further:
-        lines += ["[[index]]", f"url = {json.dumps(one.url)}", CACHE_CONTROL]
-        lines += [f"name = {json.dumps(one.name)}"] if one.name else []
-    lines += ["[[index]]", f"url = {json.dumps(default)}", "default = true", CACHE_CONTROL]
-    return "\n".join((*lines, ""))
 
 
 _TRANSIENT = re.compile(

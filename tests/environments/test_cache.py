@@ -266,6 +266,26 @@ def test_a_cache_that_has_grown_says_so(lock, cache):
     assert "bisect-env env prune --size" in said
 
 
+def test_nobody_waits_while_files_of_the_cache_are_deleted(lock, cache, monkeypatch):
+    ensure_prefix(lock, cache_dir=cache).release()
+    place = cache / "prefixes" / lock.content_hash
+    deleted = []
+
+    def delete(folder):
+        with (
+            lock_file(archives_lock(cache), exclusive=True, timeout=0) as archives,
+            taking_away(place) as is_free,
+        ):
+            deleted.append((archives is not None, is_free))
+        remove_tree(folder)
+
+    monkeypatch.setattr("bisect_env.environments.cache.remove_tree", delete)
+    assert prune(cache).prefixes == (lock.content_hash,)
+    assert len(deleted) == 3
+    assert set(deleted) == {(True, True)}
+    assert not list((cache / "trash").iterdir())
+
+
 def test_everything_goes_when_nothing_is_in_use(lock, cache):
     prefix = ensure_prefix(lock, cache_dir=cache)
     assert prune(cache).in_use == (lock.content_hash,)

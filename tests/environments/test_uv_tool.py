@@ -4,10 +4,12 @@ import os
 import signal
 import sys
 import time
+import tomllib
 from pathlib import Path
 
 import pytest
 
+from bisect_env.environments.prefix import ensure_prefix
 from bisect_env.environments.provider import Environments
 from bisect_env.environments.request import EnvironmentRequest
 from bisect_env.environments.uv_tool import Uv, is_transient, plain_words
@@ -51,27 +53,81 @@ def test_settings_that_would_change_a_lock_unseen_are_dropped(tmp_path):
     assert env["CFLAGS"] == "-O1"
 
 
+def config_of(env):
+    return tomllib.loads(Path(env["UV_CONFIG_FILE"]).read_text())
+
+
 def test_index_with_credentials_is_never_written_to_disk(tmp_path):
-    env = shown_environment(tmp_path, {"UV_INDEX_URL": "https://user:secret@host/simple"})
-    assert env["UV_DEFAULT_INDEX"] == "https://user:secret@host/simple"
-    assert "UV_CONFIG_FILE" not in env
-    assert not (tmp_path / "cache").exists()
+    address = "https://user:sec%40ret@host/simple"
+    env = shown_environment(tmp_path, {"UV_INDEX_URL": address, "UV_INDEX": f"mine={address}/mine"})
+    own, default = config_of(env)["index"]
+    assert (own["url"], default["url"]) == ("https://host/simple/mine", "https://host/simple")
+    assert not any(b"ret" in path.read_bytes() for path in (tmp_path / "cache").rglob("*.toml"))
+    assert env["UV_INDEX_MINE_USERNAME"] == "user"
+    assert env["UV_INDEX_MINE_PASSWORD"] == "sec@ret"
+    assert sum(value == "sec@ret" for value in env.values()) == 2, "the default index has its login, too"
 
 
 def test_open_index_is_cached_by_a_configuration_of_ours(tmp_path):
     env = shown_environment(tmp_path, {"UV_INDEX_URL": "https://host/simple"})
     assert "UV_DEFAULT_INDEX" not in env
-    text = (tmp_path / "cache" / "uv-config").glob("*.toml").__next__().read_text()
-    assert 'url = "https://host/simple"' in text
-    assert "cache-control" in text
+    (index,) = config_of(env)["index"]
+    assert (index["url"], index["default"]) == ("https://host/simple", True)
+    assert "max-age=600" in index["cache-control"]["api"]
 
 
 def test_the_users_own_uv_toml_speaks_for_itself(tmp_path):
     config = tmp_path / ".config" / "uv" / "uv.toml"
     config.parent.mkdir(parents=True)
-    config.write_text('[[index]]\nname = "corp"\nurl = "https://corp/simple"\ndefault = true\n')
+    config.write_text(
+        'keyring-provider = "subprocess"\nindex-strategy = "unsafe-best-match"\n'
+        'https-proxy = "http://me:hunter2@proxy"\n[pip]\nfind-links = ["wheels"]\n'
+        '[[index]]\nname = "corp"\nurl = "https://corp/simple"\ndefault = true\nauthenticate = "always"\n'
+        '[[index]]\nname = "more"\nurl = "https://corp/more"\n'
+    )
     env = shown_environment(tmp_path, {})
-    assert not {"UV_DEFAULT_INDEX", "UV_CONFIG_FILE"} & set(env)
+    ours = config_of(env)
+    assert [one["url"] for one in ours["index"]] == ["https://corp/more", "https://corp/simple"]
+    assert ours["index"][0]["name"] == "more"
+    assert (ours["index"][1]["default"], ours["index"][1]["authenticate"]) == (True, "always")
+    assert ours["keyring-provider"] == "subprocess"
+    assert ours["index-strategy"] == "unsafe-best-match"
+    assert env["UV_FIND_LINKS"] == str(config.parent / "wheels")
+    assert env["https_proxy"] == "http://me:hunter2@proxy"
+    assert "hunter2" not in Path(env["UV_CONFIG_FILE"]).read_text()
+
+
+@pytest.mark.integration
+@pytest.mark.parametrize("named", [True, False])
+@pytest.mark.parametrize(
+    "text",
+    [
+        'prerelease = "allow"',
+        'resolution = "lowest"',
+        'exclude-newer = "2019-01-01"',
+        'constraint-dependencies = ["beta<2"]',
+        'override-dependencies = ["beta<2"]',
+        'no-binary-package = ["beta"]',
+        '[pip]\nresolution = "lowest"',
+        "[pip]\nno-deps = true",
+        '[[dependency-metadata]]\nname = "alpha"\nversion = "1.0"\nrequires-dist = []',
+    ],
+)
+def test_a_uv_toml_says_where_packages_come_from_and_not_which(
+    index, cache, python, tmp_path, monkeypatch, text, named
+):
+    index.add("alpha", "1.0", requires=("beta",))
+    for version in ("1.0", "2.0", "3.0b1"):
+        index.add("beta", version)
+    place = tmp_path / "config" / "uv" / "uv.toml"
+    place.parent.mkdir(parents=True)
+    place.write_text(f'index-url = "{index.url}"\n{text}\n')
+    monkeypatch.setenv(
+        *("UV_CONFIG_FILE", str(place)) if named else ("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    )
+    lock = Environments(cache).solve(EnvironmentRequest(python, {"alpha": "1.0"}))
+    assert [f"{package.name} {package.version}" for package in lock.packages] == ["alpha 1.0", "beta 2.0"]
+    ensure_prefix(lock, cache_dir=cache).release()
 
 
 @pytest.mark.parametrize(
