@@ -10,7 +10,6 @@ import atexit
 import contextlib
 import json
 import os
-import re
 import selectors
 import signal
 import socket
@@ -20,7 +19,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
@@ -76,47 +75,7 @@ class HeadTail:
 
 
 # --------------------------------------------------------------------------------------------------
-# Measurements of a trial on this host: kills for lack of memory, and the CPU time of a process tree.
-
-_OOM_KILL = re.compile(r"^oom_kill (\d+)$", re.MULTILINE)
-
-
-def oom_kills(root: Path = Path("/")) -> int:
-    """Return how many processes in this process's cgroup the kernel has killed for lack of memory.
-
-    In the root cgroup, which has no counter, the kills on the whole host are returned. The counter starts at
-    an arbitrary time, so compare two readings.
-
-    Args:
-        root: Directory that contains `proc` and `sys`; tests pass a copy.
-
-    Returns:
-        The number of kills; 0 if there is no counter.
-    """
-    for path in (*_cgroup_counters(root), f"{root}/proc/vmstat"):
-        try:
-            match = _OOM_KILL.search(Path(path).read_text("utf-8", "replace"))
-        except OSError:  # another cgroup version, or hidden in a container
-            continue
-        if match:
-            return int(match[1])
-    return 0
-
-
-def _cgroup_counters(root: Path) -> tuple[str, ...]:
-    """Return the paths of the files that count kills for lack of memory in the cgroups of this process."""
-    try:
-        lines = Path(f"{root}/proc/self/cgroup").read_text("utf-8", "replace").splitlines()
-    except OSError:
-        return ()
-    paths = []
-    for line in lines:
-        _, controllers, path = line.split(":", 2)
-        if controllers == "":
-            paths.append(f"{root}/sys/fs/cgroup/{path.lstrip('/')}/memory.events")
-        elif "memory" in controllers.split(","):
-            paths.append(f"{root}/sys/fs/cgroup/memory/{path.lstrip('/')}/memory.oom_control")
-    return tuple(paths)
+# The CPU time of a process tree, and its first process.
 
 
 def tree_cpu_seconds(pid: int) -> float:
@@ -182,6 +141,11 @@ class Launch:
     elsewhere: ContainerCommands | None = None
 
 
+def _plain(value: object) -> object:
+    """Convert a value of a `Launch` that JSON does not know: commands to an object, a path to a string."""
+    return asdict(value) if isinstance(value, ContainerCommands) else str(value)
+
+
 class Launcher:
     """A client of the supervisor server, which is a separate process that starts all trials.
 
@@ -208,7 +172,8 @@ class Launcher:
         Raises:
             LaunchError: The server could not be started or reached.
         """
-        body = json.dumps(asdict(launch), default=str).encode()  # `str` for paths
+        request = {one.name: getattr(launch, one.name) for one in fields(launch)}
+        body = json.dumps(request, default=_plain).encode()
         ours, theirs = socket.socketpair()
         try:
             with theirs:
@@ -466,7 +431,6 @@ def run_process(
         TrialCancelledError: `cancelled` returned True; all processes have been ended.
         LaunchError: The process could not be started, or its supervisor was lost.
     """
-    kills_before = oom_kills()
     pipes = [os.pipe() for _ in range(2)]
     readers = [reader for reader, _ in pipes]
     try:
@@ -486,7 +450,7 @@ def run_process(
             os.close(reader)
     if watch.cancelled:
         raise TrialCancelledError
-    return _exit_record(watch, [streams[reader].text() for reader in readers], oom_kills() - kills_before)
+    return _exit_record(watch, [streams[reader].text() for reader in readers])
 
 
 def _pump(watch: _Process, cancelled: Callable[[], bool]) -> None:
@@ -524,7 +488,7 @@ def _drain(fd: int, sink: HeadTail) -> None:
         pass
 
 
-def _exit_record(watch: _Process, output: list[str], kills: int) -> ExitRecord:
+def _exit_record(watch: _Process, output: list[str]) -> ExitRecord:
     stdout, stderr = output
     failed = watch.events.get("failed")
     if failed is not None:
@@ -534,7 +498,6 @@ def _exit_record(watch: _Process, output: list[str], kills: int) -> ExitRecord:
     return ExitRecord(
         **watch.events["exited"],
         cpu_rate=watch.cpu_rate,
-        oom_kills=kills,
         stdout=stdout,
         stderr=stderr,
         stacks=watch.stacks,

@@ -20,6 +20,7 @@ import errno
 import fcntl
 import json
 import os
+import re
 import resource
 import select
 import signal
@@ -94,6 +95,48 @@ def _descendants() -> set[int]:
         frontier = {pid for pid, parent in parents.items() if parent in frontier and pid not in found}
         found |= frontier
     return found
+
+
+# The kills for lack of memory are counted here, because each supervisor has an interpreter to itself.
+_OOM_KILL = re.compile(r"^oom_kill (\d+)$", re.MULTILINE)
+
+
+def oom_kills(root: Path = Path("/")) -> int:
+    """Return how many processes in this process's cgroup the kernel has killed for lack of memory.
+
+    In the root cgroup, which has no counter, the kills on the whole host are returned. The counter starts at
+    an arbitrary time, so compare two readings.
+
+    Args:
+        root: Directory that contains `proc` and `sys`; tests pass a copy.
+
+    Returns:
+        The number of kills; 0 if there is no counter.
+    """
+    for path in (*_cgroup_counters(root), f"{root}/proc/vmstat"):
+        try:
+            match = _OOM_KILL.search(Path(path).read_text("utf-8", "replace"))
+        except OSError:  # another cgroup version, or hidden in a container
+            continue
+        if match:
+            return int(match[1])
+    return 0
+
+
+def _cgroup_counters(root: Path) -> tuple[str, ...]:
+    """Return the paths of the files that count kills for lack of memory in the cgroups of this process."""
+    try:
+        lines = Path(f"{root}/proc/self/cgroup").read_text("utf-8", "replace").splitlines()
+    except OSError:
+        return ()
+    paths = []
+    for line in lines:
+        _, controllers, path = line.split(":", 2)
+        if controllers == "":
+            paths.append(f"{root}/sys/fs/cgroup/{path.lstrip('/')}/memory.events")
+        elif "memory" in controllers.split(","):
+            paths.append(f"{root}/sys/fs/cgroup/memory/{path.lstrip('/')}/memory.oom_control")
+    return tuple(paths)
 
 
 def _signal_all(pids: set[int], number: int) -> None:
@@ -187,6 +230,7 @@ class Supervisor:
         self.sent: list[str] = []
         self.started, self.ended = 0.0, 0.0
         self.peak = 0
+        self.kills_before = 0
         self.elsewhere: ContainerHold | None = None
 
     def run(self) -> bool:
@@ -199,6 +243,7 @@ class Supervisor:
         _prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
         if request["elsewhere"]:
             self.elsewhere = ContainerHold(request["elsewhere"], request["env"])
+        self.kills_before = oom_kills()
         if not self._start(request):
             return True
         reported = self._watch()
@@ -244,6 +289,7 @@ class Supervisor:
                 "killed_by_us": bool(self.sent),
                 "duration": (self.ended or time.monotonic()) - self.started,
                 "peak": self.peak,
+                "oom_kills": oom_kills() - self.kills_before,
                 "left_over": left_over,
                 "unended": unended,
                 "state": "" if self.elsewhere is None else self.elsewhere.state,
