@@ -10,6 +10,7 @@ import atexit
 import contextlib
 import json
 import os
+import re
 import selectors
 import signal
 import socket
