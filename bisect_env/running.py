@@ -105,9 +105,9 @@ _ended: weakref.WeakSet[threading.Thread] = weakref.WeakSet()
 
 
 def end_running(threads: Iterable[threading.Thread] = ()) -> None:
-    """Kill all tools that threads of this process are running.
+    """Kill all tools, such as uv and git, that the given threads of this process are running.
 
-    Called when the command ends.
+    Call this when the command ends.
 
     Args:
         threads: Threads that start no more tools afterwards.

@@ -150,7 +150,10 @@ def is_secret(variable: str, value: str) -> bool:
 
 
 def left_out(count: int) -> str:
-    """Return the text that replaces `count` bytes in the middle of an output, for `without_values`."""
+    """Return the mark for `count` bytes that were cut from the middle of an output.
+
+    `without_values` recognises the mark.
+    """
     return f"\n[… {count} bytes left out …]\n"
 
 
@@ -241,7 +244,7 @@ def without_credentials(url: str) -> str:
 
 
 def public_channel(url: str) -> str:
-    """Return the address of a conda channel without user name, password, token and final slash."""
+    """Return the URL of a conda channel without user name, password, token and final slash."""
     return _CHANNEL_TOKEN.sub("", without_credentials(url)).rstrip("/")
 
 

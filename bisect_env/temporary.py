@@ -205,7 +205,7 @@ def _lock(path: Path, fd: int) -> bool:
 
 
 def lock_holder(path: Path) -> str:
-    """Describe the process that holds the lock on a file, for messages."""
+    """Describe in words, for messages, the process that holds the lock on a file."""
     with contextlib.suppress(OSError):
         status = path.stat()
         device = f"{os.major(status.st_dev):02x}:{os.minor(status.st_dev):02x}:{status.st_ino}"
@@ -255,10 +255,7 @@ def remove_left_behind() -> None:
 
 @functools.cache
 def _sweep() -> None:
-    """Start a thread that removes the temporary directories of killed processes.
-
-    Only the first call in a process starts the thread.
-    """
+    """Start a thread that removes temporary directories of killed processes. Later calls do nothing."""
     threading.Thread(target=remove_left_behind, name="left behind", daemon=True).start()
 
 

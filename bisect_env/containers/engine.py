@@ -49,7 +49,7 @@ class CommandResult:
 
     @property
     def words(self) -> str:
-        """Return the command's error message."""
+        """Return the error message of the command, for messages to the user."""
         if self.returncode is None:
             return "no answer in time"
         return (self.stderr.strip() or self.stdout.strip() or f"exit code {self.returncode}")[-2000:]
@@ -111,7 +111,7 @@ def ask(argv: Sequence[str], timeout: float = _QUICK) -> CommandResult:
 
 
 def _ask_registry(argv: Sequence[str], timeout: float) -> CommandResult:
-    """Run a command that waits for a registry, and return its result as `ask` does.
+    """Run a command that waits for an image registry, and return its result as `ask` does.
 
     The command is killed when the command of bisect-env ends, because a registry may never answer.
     """
@@ -217,7 +217,7 @@ def full_image_name(name: str) -> str:
 
 
 def image_repository(name: str) -> str:
-    """Return an image's name without tag and digest.
+    """Return the name of an image without tag and digest, such as `python` for `python:3.12`.
 
     The function only computes; it does no input or output.
     """
@@ -251,7 +251,7 @@ def resolve_image(engine: Engine, name: str) -> str:
 
 
 def look_up_image(engine: Engine, name: str) -> str | None:
-    """Return an exact reference to an image without downloading the image, or None if impossible.
+    """Return an exact reference to an image without downloading it. Return None if a download is needed.
 
     The reference is as for `resolve_image`. Asking the registry without a download needs skopeo.
 

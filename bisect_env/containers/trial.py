@@ -49,7 +49,7 @@ class Inside:
 
 @dataclass(frozen=True, slots=True)
 class Parcel:
-    """The instructions for one process of a trial that runs in a container.
+    """The description of one process of a trial that is to run in a container: command, directories, limits.
 
     Attributes:
         name: Name of the container.
@@ -346,7 +346,7 @@ class Contained:
 
     @property
     def commands(self) -> ContainerCommands:
-        """Return the engine's commands that control the container."""
+        """Return the engine's commands that abort, kill, inspect and remove the container."""
         engine, name = self.inside.engine, self.parcel.name
         return ContainerCommands(
             abort=engine.argv("kill", "--signal", "ABRT", name),

@@ -240,7 +240,7 @@ _RESOURCES = frozenset({errno.EAGAIN, errno.ENOMEM, errno.EMFILE, errno.ENFILE, 
 
 
 def env_mismatch(record: ExitRecord) -> Classification | None:
-    """Return `env-mismatch` if the interpreter or an import has another version than the lock, else None."""
+    """Return `env-mismatch` if Python or an import has another version than the lock states, else None."""
     if why := mismatch(record.expected, record.marks.imported):
         return Classification(Outcome.ENV_MISMATCH, why, record.phase)
     return None
@@ -258,9 +258,10 @@ def _named_by_cuda(record: ExitRecord, *outcomes: Outcome) -> Classification | N
 
 
 def gpu_sick(record: ExitRecord) -> Classification | None:
-    """Return `gpu-lost` if an Xid of sick hardware or a sick driver came during the trial, else None.
+    """Return `gpu-lost` if the driver reported a fault of GPU, driver or firmware (an Xid), else None.
 
-    It does not matter how the script ended.
+    Only the Xids in `SICK_XIDS` count, and only those reported during the trial. How the script ended does
+    not matter.
     """
     if sick := sorted(set(record.xids) & SICK_XIDS):
         return Classification(Outcome.GPU_LOST, described(sick), record.phase, described(sick))
@@ -278,9 +279,10 @@ def unsupported(record: ExitRecord) -> Classification | None:
 
 
 def cuda_failure(record: ExitRecord) -> Classification | None:
-    """Return the kind of error if the last words name another CUDA error, else None.
+    """Return the outcome if the last words name a CUDA error that no other rule covers, else None.
 
-    The process must have ended with an exit code or SIGABRT.
+    The outcome is that of the CUDA error: a fault, lack of GPU memory, or a failed start of CUDA. The process
+    must have ended with an exit code or SIGABRT.
     """
     return _named_by_cuda(record, Outcome.CUDA_FAULT, Outcome.CUDA_OOM, Outcome.CUDA_INIT)
 
@@ -302,7 +304,7 @@ _DISK = re.compile(
 
 _DISK_CAUSE = re.compile(r"^OSError: \[Errno (?:28|116|122)\].*", re.MULTILINE)
 IO_ERROR = re.compile(r"\[Errno 5\]|Input/output error")
-"""The error EIO in a text. A broken disk causes it, but also a closed terminal, a device or a pipe."""
+"""Matches the error EIO in a text. A broken disk causes it, but so does a closed terminal, device or pipe."""
 
 
 def disk_full(record: ExitRecord) -> Classification | None:
@@ -452,9 +454,10 @@ def _is_import_failure(traceback: Traceback) -> bool:
 
 
 def exit_fail(record: ExitRecord) -> Classification | None:
-    """Return `exit-fail` if there was any other exit code or exception, else None.
+    """Return `exit-fail` if the exit code is not 0 and no earlier rule explains why, else None.
 
-    Codes above 128 get a note, because shells report signals so.
+    A process that ended by a signal, or never started, has no exit code. Codes above 128 get a note, because
+    a shell exits with such a code if its child was ended by a signal.
     """
     if record.returncode is None or record.returncode <= 0:
         return None

@@ -72,7 +72,9 @@ _PHRASES: tuple[tuple[str, int], ...] = (
     ("No CUDA GPUs are available", 100),
     ("The NVIDIA driver on your system is too old", 35),
 )
-"""Sources: torch/cuda/__init__.py, c10/cuda/CUDACachingAllocator.cpp, cupy/cuda/memory.pyx, rmm/error.hpp."""
+"""Messages of libraries that stand for a CUDA error, each with the number of that error.
+
+Sources: torch/cuda/__init__.py, c10/cuda/CUDACachingAllocator.cpp, cupy/cuda/memory.pyx, rmm/error.hpp."""
 
 _PATTERN = re.compile(
     "|".join(
@@ -127,9 +129,9 @@ evidence. A fault of the program can cause the other Xids."""
 
 
 def described(numbers: Iterable[int]) -> str:
-    """Return text that lists Xids with descriptions, such as `Xid 31 (GPU memory page fault), 45 (...)`.
+    """Describe Xids, error codes of the NVIDIA driver, as in `Xid 31 (GPU memory page fault), 45 (...)`.
 
-    An Xid is an error code of the NVIDIA driver. Each Xid is listed once. Return "" if `numbers` is empty.
+    Each Xid is listed once. Return "" if `numbers` is empty.
     """
     words = [
         f"{number} ({XIDS[number]})" if number in XIDS else str(number) for number in dict.fromkeys(numbers)

@@ -56,7 +56,7 @@ ENOUGH = 3
 
 
 _SORTED = PlainSerializer(sorted)
-"""Makes equal sets equal in JSON, too."""
+"""Writes a set to JSON as a sorted list, so that equal sets have equal JSON texts."""
 
 
 def _as_stored(signature: str) -> str:
@@ -195,7 +195,7 @@ class ChangedEnvironment:
 
 @dataclass(frozen=True, slots=True)
 class Places:
-    """The combinations of versions whose trials determine which failure a study looks for.
+    """The good end, the bad end and the line between them, from which a study's target is determined.
 
     Attributes:
         good: The good end (stated by the user or implied by the directions of the axes) and all combinations
@@ -251,10 +251,10 @@ class TwoProblems:
 
 
 class Judge:
-    """The trials of one study, with methods that tell which are good, bad, other, skipped or void.
+    """The trials of one study, and the judgement of each: good, bad, other, skip or void.
 
     The *target* is the failure that the study is about; the *evidence* says whether a trial counts as good,
-    bad, other, void or skipped for it.
+    bad, other, void or skip for it.
 
     The target can change with each added trial. After it has changed, request the evidence of all trials
     again.
@@ -276,7 +276,7 @@ class Judge:
         self._is_stale = False
 
     def tell(self, facts: TrialFacts, *, matched: bool) -> None:
-        """Take one more trial into account when the target is computed.
+        """Add a trial of the study, so that target and evidence take it into account.
 
         Add trials in the order in which the study received them.
 
@@ -356,11 +356,11 @@ class Judge:
     def between_kinds(
         self, line: Sequence[Combination], otherwise: Collection[Combination] = ()
     ) -> Combination | None:
-        """Return an untried combination between two combinations that fail in different ways.
+        """Return an untried combination to tell whether two neighbouring ones have different problems.
 
-        The two are neighbours: both have trials, and no combination between them has any. The one in the
-        middle between them is returned; if it passes, the neighbours have different problems. Return None if
-        there are no such neighbours, or if a failure on the line has no signature.
+        The two fail in different ways, both have trials, and no combination between them has any. The one in
+        the middle between them is returned; if it passes, they have different problems. Return None if there
+        are no such neighbours, or if a failure on the line has no signature.
 
         Args:
             line: Combinations that can be run, in order.
@@ -400,21 +400,18 @@ class Judge:
         return bool(seen.kinds) and not seen.passes and not seen.unsigned
 
     def _other_end(self, bad: Combination) -> Combination | None:
-        """Return the good end (expected to pass) if it always fails, but in other ways than `bad`.
-
-        Return None otherwise.
-        """
+        """Return the good end if, unexpectedly, it always fails, but in other ways than `bad`. Else None."""
         good = self._tried(self.places.good)
         if good is None or not self._always_fails(good):
             return None
         return good if not self._seen[good].kinds.keys() & self._seen[bad].kinds.keys() else None
 
     def _beyond_a_pass(self, bad: Combination) -> Combination | None:
-        """Return the first combination beyond a passing one that has a different problem than `bad`.
+        """Return the first combination, beyond one that passes, with another problem than `bad`; else None.
 
         "Beyond" means in the direction from the bad end to the good end. The failures beyond the passing
         combination are a different problem if they happen in every trial, and if none is of a kind that was
-        seen before the passing combination. Return None otherwise.
+        seen before the passing combination.
         """
         line = sorted(
             (position, place) for place in self._seen if (position := self.places.line.get(place)) is not None

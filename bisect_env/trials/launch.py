@@ -116,9 +116,9 @@ def _cgroup_counters(root: Path) -> tuple[str, ...]:
 
 
 def tree_cpu_seconds(pid: int) -> float:
-    """Return the CPU seconds (user and system) used by all living descendants of process `pid`.
+    """Return the CPU time in seconds (user and system) that all living descendants of `pid` have used.
 
-    Return 0.0 if the process does not exist.
+    Return 0.0 if the process `pid` does not exist.
     """
     total = 0.0
     try:
@@ -159,7 +159,7 @@ class LaunchError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """A request to a supervisor to start a process.
+    """A request to start one process of a trial, which `Launcher.start` sends to a supervisor.
 
     Attributes:
         argv: Program and arguments; the program is a path, absolute or relative to `cwd`.

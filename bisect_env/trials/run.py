@@ -230,7 +230,7 @@ __all__ = ["TrialCancelledError", "harness_error_record", "run_trial"]
 
 @dataclass(frozen=True, slots=True)
 class _Execution:
-    """The arguments of `run_trial` (or values derived from them) that all copies of the script share."""
+    """The part of `run_trial`'s arguments that is the same for all copies of a trial's script."""
 
     prefix: Path
     python: Path
@@ -559,10 +559,10 @@ def _detail(chosen: Classification, one: ExitRecord, counts: Counter[Outcome], s
 
 
 def _stack(record: ExitRecord) -> str:
-    """Return the stacks that explain a failure, as text.
+    """Return the stack traces that explain why a process hung or failed, as text.
 
-    These are the stacks of a hang, and the dump or traceback in stderr. Return "" if the process passed, even
-    if its stderr contains a traceback.
+    They are the stacks of a hanging process, and the dump or traceback in stderr. Return "" if the process
+    passed, even if its stderr contains a traceback.
     """
     if record.returncode == 0 and not record.timed_out:
         return ""

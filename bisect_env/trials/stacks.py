@@ -92,7 +92,7 @@ cause, so they are left out of stacks."""
 
 
 def failing_frames(text: str) -> list[Frame]:
-    """Return the native frames of a thread that failed, from gdb's output, innermost first.
+    """Return the native frames of a failed thread, innermost first, parsed from gdb's output.
 
     If a signal handler is on the stack, only the frames that called into the handler are returned. The
     functions with which a process ends itself, such as `abort`, are left out.
@@ -197,7 +197,7 @@ class Thread:
 
     @property
     def native_call(self) -> Frame | None:
-        """Return the frame of the native function that the innermost Python code is calling.
+        """Return the frame of the native function that the thread's innermost Python code is calling.
 
         Frames that only implement waiting are avoided. Return None if the thread is running Python code.
         """
@@ -224,7 +224,7 @@ class Thread:
 
 
 def of_py_spy(document: Sequence[Mapping[str, Any]]) -> list[Thread]:
-    """Convert the parsed output of `py-spy dump --json` to threads.
+    """Convert the parsed JSON output of `py-spy dump --json` to a list of threads.
 
     The function only computes; it does no input or output.
 

@@ -101,7 +101,7 @@ def _signal_all(pids: set[int], number: int) -> None:
 
 
 class ContainerHold:
-    """A container for one trial, with the commands that stop the container and remove it.
+    """The supervisor's hold on one container: it can stop and remove the container.
 
     While this process lives, it holds a lock on a file that the container watches; see `containers/trial.py`.
 

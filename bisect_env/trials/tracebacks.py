@@ -25,9 +25,9 @@ _DRAWN = re.compile(r"^ +[|+]")
 
 
 def without_groups(lines: Sequence[str]) -> list[str]:
-    """Replace the traceback of each exception group by a plain traceback of the first exception inside.
+    """Simplify the tracebacks of exception groups to that of the first exception inside each group.
 
-    The plain traceback has the frames of the group, followed by the frames of that exception.
+    The simplified traceback has the frames of the group, followed by the frames of that exception.
 
     Args:
         lines: Lines of the output.

@@ -93,7 +93,7 @@ def work_dir(files: Sequence[StudyFile]) -> Iterator[WorkDir]:
 
 
 def sweep() -> None:
-    """Remove the directories, and the containers, of trials whose worker and supervisor were both killed."""
+    """Remove directories and containers of trials whose worker and supervisor were both killed."""
     for old in left_behind(TRIAL):
         # The file is missing if no container was used. A script on this host can write anything to it, which
         # must not stop the trials of later commands.
@@ -129,9 +129,9 @@ def _write(directory: Path, file: StudyFile) -> None:
 
 
 def write_problem(folder: Path) -> str:
-    """Write a test file into a folder, and return the error message if the file system fails.
+    """Test whether a file can be written to a folder. Return the error message if the disk is full or broken.
 
-    Return "" if writing succeeds. Errors that do not mean a full or broken file system are ignored.
+    Return "" if writing succeeds, and for errors of other kinds.
     """
     probe = folder / f".probe-{os.getpid()}-{threading.get_ident()}"
     try:

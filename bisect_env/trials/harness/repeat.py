@@ -45,7 +45,7 @@ def _run_module(words):
 
 
 def _run(code, path, argv, folder):
-    """Run what `_code` returned once, as a fresh `__main__` module."""
+    """Run compiled code, from `_code`, one time as a fresh `__main__` module."""
     sys.argv[:] = argv
     sys.path[0] = folder
     main = type(sys)("__main__")
