@@ -1,4 +1,4 @@
-"""Holds what both database back ends share: the schema, views, locations and messages."""
+"""Defines what SQLite and PostgreSQL databases share: the schema, views, locations and error messages."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from bisect_env.storage.values import ANOTHER, CHANGED, DamageError, read_json
 # Messages for errors of the database.
 
 VARIABLE = "BISECT_ENV_DB"
-"""Environment variable that names the database where `--db` does not."""
+"""Environment variable that names the database if the option `--db` is not given."""
 
 _SERVER = "check that the server runs and that the URL names it, then start the same command again"
 _NO_TEXT = "Could not decode to UTF-8"
@@ -88,7 +88,7 @@ _BY_WORDS: tuple[tuple[str, str], ...] = (
 
 
 def _storage_error(shown: str, text: str, code: str | None) -> StorageError:
-    """Return an error with a message for the user, for an error of the database driver.
+    """Convert an error of the database driver to an error with a message and a remedy for the user.
 
     Args:
         shown: The database as messages name it, without a password.
@@ -103,7 +103,7 @@ def _storage_error(shown: str, text: str, code: str | None) -> StorageError:
 
 @contextlib.contextmanager
 def speaking(shown: str) -> Iterator[None]:
-    """Convert errors of the database driver in the `with` block to readable errors.
+    """Convert errors of the database driver in the `with` block to errors with messages for users.
 
     Errors about violated constraints stay unchanged; callers explain them.
 
@@ -266,7 +266,7 @@ TRIAL_COLUMNS = {
     "python": f"(SELECT l.python {_LOCK_OF_TRIAL})",
     "platform": f"(SELECT l.platform {_LOCK_OF_TRIAL})",
 }
-"""Columns of `v_trials`, with what each is."""
+"""Maps each column of the view `v_trials` to the SQL expression that computes it."""
 _TRIALS = f"""
 SELECT {", ".join(f"{sql} AS {name}" for name, sql in TRIAL_COLUMNS.items())}
 FROM trials t
@@ -299,7 +299,7 @@ WHERE s.verdict IS NOT NULL
 
 
 PUBLIC = "public"
-"""PostgreSQL's schema with our tables. Connections have an empty `search_path`, so every name says it."""
+"""Schema with our tables in PostgreSQL. Connections have an empty `search_path`, so SQL must name it."""
 
 NAMES = ("v_combinations", "v_trials", "v_verdicts", "v_packages")
 ONE_ROW = {
@@ -308,7 +308,7 @@ ONE_ROW = {
     "v_verdicts": "a study with a verdict",
     "v_packages": "a package of a lock",
 }
-"""What a row of each view stands for."""
+"""Maps the name of each view to a description of one of its rows."""
 
 
 def make_views(connection: Connection) -> None:
@@ -326,9 +326,9 @@ def schema_name(connection: Connection) -> str | None:
 
 
 def name_public(connection: Connection) -> None:
-    """Make table names without a schema mean our tables, until the transaction ends.
+    """Make unqualified table names in SQL that users write refer to our tables.
 
-    This is needed for SQL that users write.
+    The setting ends with the transaction. SQLite needs none.
     """
     if schema_name(connection) is not None:
         connection.exec_driver_sql(f"SET LOCAL search_path = pg_catalog, {PUBLIC}, pg_temp")
@@ -338,9 +338,9 @@ def name_public(connection: Connection) -> None:
 # Which schema a database has, and how a new one gets it.
 
 CREATED_BY = "bisect-env"
-"""Beginning of the fact that says whose tables these are."""
+"""Start of the stored property `created_by`, by which a database of bisect-env is recognised."""
 LOG_LIMIT = "log_limit"
-"""The fact that says how many bytes all logs may take; empty where nobody has said so."""
+"""Name of the stored property with the maximum total size of all logs in bytes; "" means the default."""
 
 
 def make_schema(connection: Connection) -> None:
@@ -356,12 +356,10 @@ def make_schema(connection: Connection) -> None:
 
 
 def has_schema(connection: Connection, shown: str) -> bool:
-    """Return whether a database contains the tables of bisect-env.
-
-    Return False if it has no tables.
+    """Return whether a database contains the tables of bisect-env. Return False if it has no tables at all.
 
     Raises:
-        StorageError: It holds tables of another program.
+        StorageError: The database contains tables of another program.
     """
     schema = schema_name(connection)
     here = set(inspect(connection).get_table_names(schema))
@@ -385,7 +383,7 @@ def has_schema(connection: Connection, shown: str) -> bool:
 
 
 def no_results(shown: str) -> StorageError:
-    """Return the error to raise if a database that should be read does not exist."""
+    """Build the error for a command that should read a database that does not exist."""
     return StorageError(
         f"there are no results in {shown}",
         remedy="start `bisect-env run MATRIX` first, or name another with `--db` or BISECT_ENV_DB",
@@ -403,7 +401,7 @@ def check_version(connection: Connection, shown: str) -> None:
     """Raise an error if the schema version of a database is not that of this release.
 
     Raises:
-        StorageError: It is another version, or the database does not state it.
+        StorageError: The version is different, or the database does not state its version.
     """
     value = fact(connection, "schema")
     if value is None or not re.fullmatch(r"[0-9]{1,9}", value):
@@ -426,10 +424,10 @@ def check_version(connection: Connection, shown: str) -> None:
 # Shared by both back ends: an open database, and its two kinds of transactions.
 
 BUSY_SECONDS = 60.0
-"""How long a writer waits for other writers; each holds the lock for milliseconds."""
+"""Seconds that a writer waits for other writers, each of which holds the lock only for milliseconds."""
 
 READING = "bisect_env_reading"
-"""Execution option of connections that only read: they take no write lock."""
+"""Name of the execution option for connections that only read and therefore take no write lock."""
 
 ENGINE_OPTIONS: dict[str, Any] = {
     "json_serializer": partial(json.dumps, ensure_ascii=False, allow_nan=False, separators=(",", ":")),
@@ -439,7 +437,7 @@ ENGINE_OPTIONS: dict[str, Any] = {
 
 @dataclass(frozen=True, slots=True)
 class Database:
-    """An open database.
+    """An open results database (SQLite or PostgreSQL), with engines for writing and for reading.
 
     Attributes:
         engine: Engine for writing; its transactions hold the write lock from their beginning.

@@ -1,4 +1,4 @@
-"""Stores compressed contents by their hash, each once."""
+"""Stores file contents (logs, scripts) compressed and by hash, so that equal contents are stored once."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ LARGEST = 64 * 1024 * 1024
 
 
 def put(session: Session, contents: Sequence[bytes]) -> list[str]:
-    """Compress contents and store each one once; return their hashes.
+    """Store contents in compressed form, equal ones only once, and return their sha256 hashes.
 
     Args:
         session: A writing session, which holds the write lock.
-        contents: None of them empty.
+        contents: The contents to store, none of them empty.
 
     Returns:
-        The sha256 of each as hex digits.
+        The sha256 of each content, in hex digits.
     """
     digests = [hashlib.sha256(content).hexdigest() for content in contents]
     here = select(BlobRow.content_hash).where(
@@ -39,9 +39,9 @@ def put(session: Session, contents: Sequence[bytes]) -> list[str]:
 
 
 def get(row: BlobRow) -> bytes | None:
-    """Return the unpacked content of a row, or None if the content was deleted to save space.
+    """Return the uncompressed content of a row, or None if the content was deleted to save space.
 
-    No more is unpacked than we would store: four megabytes that somebody else wrote may unpack to four
+    At most `LARGEST` bytes are unpacked: four megabytes that another program wrote may unpack to four
     gigabytes.
 
     Raises:

@@ -1,4 +1,4 @@
-"""The plain data that the store takes and gives, without any SQL."""
+"""Data classes that the store accepts and returns, such as `Study` and `StoredTrial`, without any SQL."""
 
 from __future__ import annotations
 
@@ -21,34 +21,34 @@ class StudyStatus(StrEnum):
     """The status of a study, such as open or finished."""
 
     OPEN = "open"
-    """Running, or ended by something that left it no time to say so."""
+    """The study is running, or it was killed before it could store another status."""
     FINISHED = "finished"
-    """It came to its end, with or without a verdict."""
+    """The study ended regularly, with or without a verdict."""
     INTERRUPTED = "interrupted"
-    """Stopped by the user; the same command goes on."""
+    """The user stopped the study; the same command resumes it."""
     FAILED = "failed"
-    """Stopped by an error; the same command goes on once that is corrected."""
+    """An error stopped the study; the same command resumes it after the error has been corrected."""
 
 
 class CombinationStatus(StrEnum):
     """The status of a combination: whether it can be tried, and if not, why."""
 
     UNLOCKED = "unlocked"
-    """Nobody has asked for its environment yet."""
+    """The combination has not been locked yet, because no trial of it was wanted."""
     SOLVABLE = "solvable"
-    """It has a lock."""
+    """The combination has a lock, so its environment can be built."""
     EXCLUDED = "excluded"
-    """A rule of the matrix takes it out."""
+    """A rule of the matrix excludes the combination."""
     UNSOLVABLE = "env-unsolvable"
-    """No environment satisfies it."""
+    """The solver found no environment with these versions."""
     UNBUILDABLE = "env-unbuildable"
-    """Its environment cannot be built."""
+    """The environment, or a package whose metadata the solver needs, cannot be built."""
     SET_ASIDE = "set-aside"
-    """Its trials say nothing about the question."""
+    """Trials showed that the combination cannot be tested, so it gets no more trials."""
 
 
 LEARNT = (CombinationStatus.UNBUILDABLE, CombinationStatus.SET_ASIDE)
-"""Statuses that were found by a build or a trial, and not by the solver."""
+"""Statuses that result from a build or a trial, and not from the solver or the matrix."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,20 +56,20 @@ class StudyDefinition:
     """The definition of a study: its axes, its matrix and the settings of its search.
 
     Attributes:
-        name: Name in the matrix.
+        name: Name of the study, as the matrix states it.
         digest: Digest of everything that decides what a trial means (`Matrix.digest`).
-        matrix_path: Path of the matrix file as the user named it, "" if the question comes from no file.
-        matrix_text: Raw text of the file; JSON if there is none.
-        files: Files of the trial to be stored; None keeps those that are. `Store.files` reads them.
-        description: Description in the matrix.
+        matrix_path: Path of the matrix file as the user named it; "" if the question comes from no file.
+        matrix_text: Raw text of the matrix file; the matrix as JSON if there is no file.
+        files: Files of the trial to store; None to keep those already stored. `Store.files` reads them.
+        description: Description of the study in the matrix.
         grid: Axes in matrix order.
-        settings: JSON object: the search's settings and others that may change when a study is resumed.
+        settings: JSON object with the settings of the search and others that may change on resuming.
         target: The failure that the study is about, as the matrix states it.
-        exclude_newer: The moment as of which the index is seen; a resumed study keeps its first one.
-        version: Version of bisect-env.
-        host: Host name.
-        user: Name of the user.
-        fresh: Whether it starts without any earlier trials.
+        exclude_newer: Time from which on releases are ignored; a resumed study keeps its first one.
+        version: Version of bisect-env that runs the study.
+        host: Name of the host that runs the study.
+        user: Name of the user who runs the study.
+        fresh: Whether the study starts anew, without trials of earlier studies.
     """
 
     name: str
@@ -97,15 +97,15 @@ class StudyDefinition:
 
 @dataclass(frozen=True, slots=True)
 class Study:
-    """A stored study.
+    """A study as stored in the database: its definition, its status and its verdict.
 
     Attributes:
-        id: 32 hex digits; any unique beginning of it names the study to a user.
-        definition: As given last.
-        status: How far it is.
-        verdict: The verdict stored last, None before the first.
-        created_at: UTC.
-        finished_at: UTC, None while it is open.
+        id: Unique id of 32 hex digits. Users may name the study by any unique beginning of it.
+        definition: Definition with which the study was last opened.
+        status: Whether the study is open, finished, interrupted or failed.
+        verdict: The latest verdict; None before the first one.
+        created_at: Time (UTC) at which the study was created.
+        finished_at: Time (UTC) at which the study ended; None while it is open.
     """
 
     id: str
@@ -117,7 +117,7 @@ class Study:
 
     @property
     def name(self) -> str:
-        """Return the name that the matrix gives this study."""
+        """Return the name of the study, as its matrix states it."""
         return self.definition.name
 
     @property
@@ -139,13 +139,13 @@ class Study:
 
 @dataclass(frozen=True, slots=True)
 class CombinationState:
-    """One combination of a study, with its status and its lock.
+    """One combination of a study, with its status (such as solvable or excluded) and its lock.
 
     Attributes:
         combination: The combination.
-        status: Whether it can be tried, and if not, why.
-        reason: Reason of the status; for solvable ones the warnings of their environment, mostly "".
-        lock_hash: Hash of its lock, if it has one.
+        status: Whether the combination can be tried, and if not, why.
+        reason: Reason of the status; for a solvable one, warnings about its environment, mostly "".
+        lock_hash: Hash of its lock; None if it has none.
     """
 
     combination: Combination
@@ -156,17 +156,18 @@ class CombinationState:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredTrial(TrialFacts):
-    """A trial of a study, without its logs.
+    """A stored trial of a study with its evidence, but without its logs.
 
-    `combination` is the combination that it counts for in this study.
+    `combination` is the combination for which the trial counts in this study, even if it was run for another
+    one.
 
     Attributes:
-        sequence: Grows in the order in which the study received its trials.
-        study_id: The study that recorded it.
-        reused: Whether another study recorded it.
-        matched: Whether its output contains the study's pattern.
-        recorded_at: When it was recorded, in UTC.
-        evidence: Its evidence in the study.
+        sequence: Number that grows in the order in which the study received its trials.
+        study_id: Id of the study that recorded the trial.
+        reused: Whether another study recorded the trial.
+        matched: Whether its output matches a pattern of the study's target.
+        recorded_at: Time (UTC) at which the trial was recorded.
+        evidence: What the trial means in this study: good, bad, other, void or skip.
     """
 
     sequence: int
@@ -182,9 +183,9 @@ class WholeTrial:
     """A trial with its logs, as stored by the study that recorded the trial.
 
     Attributes:
-        study_id: The study that recorded it.
-        record: Its record, including logs.
-        collected: Whether some of its logs were dropped to save space; these are "".
+        study_id: Id of the study that recorded the trial.
+        record: The trial's record, including logs.
+        collected: Whether some logs were deleted to save space; these are "" in `record`.
     """
 
     study_id: str
@@ -194,15 +195,15 @@ class WholeTrial:
 
 @dataclass(slots=True)
 class EvidenceCounts:
-    """The numbers of good, bad, other, skipped and void trials of some combinations.
+    """Counts of the good, bad, other, skipped and void trials of one or more combinations.
 
     Attributes:
-        good: Passes.
-        bad: Trials that showed the target.
-        other: Failures of another kind.
-        void: Trials that do not count because of a fault of the infrastructure.
-        skip: Trials that said that nothing can be learnt.
-        by_outcome: (evidence, outcome) to number of trials.
+        good: Number of trials that passed.
+        bad: Number of trials with the failure that the study looks for.
+        other: Number of trials with another failure.
+        void: Number of trials that do not count because of a fault of the infrastructure.
+        skip: Number of trials that showed that the combination cannot be tested.
+        by_outcome: Maps (evidence, outcome) to the number of trials.
     """
 
     good: int = 0
@@ -224,20 +225,20 @@ class EvidenceCounts:
 
     @property
     def counted(self) -> int:
-        """Return the number of trials that were good or bad."""
+        """Return the number of good and bad trials, which are the ones that count for the failure rate."""
         return self.good + self.bad
 
 
 @dataclass(frozen=True, slots=True)
 class FailureGroup:
-    """Trials of a study that failed in the same way.
+    """A group of trials of a study that failed in the same way.
 
     Attributes:
-        signature: Their common signature, or "".
-        outcome: Their outcome.
-        evidence: Their evidence.
-        trials: Number of trials.
-        trial_id: Id of the first recorded one.
+        signature: Common signature of the failures; "" if they have none.
+        outcome: Common outcome of the trials.
+        evidence: Common evidence of the trials, bad or other.
+        trials: Number of trials in the group.
+        trial_id: Id of the trial that was recorded first.
     """
 
     signature: str
@@ -290,18 +291,21 @@ def machines_of(trials: Collection[StoredTrial]) -> list[Machine]:
 
 
 BUILT, BUILD_FAILED = "built", "build-failed"
-"""Kinds of decisions about environments; their payload has `lock`, and `seconds` or `reason`."""
+"""Kinds of decisions about built environments. The payload has `lock`, and `seconds` or `reason`."""
 EXPLAINED = "explained"
-"""Kind of the decision that holds what `bisect-env explain` found out; the last one counts."""
+"""Kind of the decision with the result of `bisect-env explain`; the last one counts."""
 TRACED = "traced"
-"""Kind of the decision that holds where a difference of two environments led: `sentence`, and of the study of
-the culprit's releases `study` and `releases`, "" where there is none; the last one counts."""
+"""Kind of the decision with the result of `bisect-env between`; the last one counts.
+
+The payload has `sentence`, and the `study` and `releases` of the study that bisected the culprit's releases;
+these are "" if there is no such study."""
 COMMIT = "commit"
-"""Kind of the decision that holds what is known of the first bad commit (`engine/document.py`), and
-where another study found it that one's `study` and `sentence`; the last one counts."""
+"""Kind of the decision with details of the first bad commit (`engine/document.py`); the last one counts.
+
+If another study found the commit, the payload has the `study` and `sentence` of that one."""
 AMPLIFIED = "amplify"
-"""Kind of the decision under which circumstances a study's trials run (`engine/amplify.py`); the first one
-counts."""
+"""Kind of the decision with the circumstances (such as CPU load) under which a study's trials run; the first
+one counts. See `engine/amplify.py`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -309,9 +313,9 @@ class Decision:
     """A stored note about something that was decided or found during a study.
 
     Attributes:
-        at: UTC.
-        kind: Kind of the decision.
-        payload: JSON object.
+        at: Time (UTC) at which the decision was stored.
+        kind: Kind of the decision, such as `AMPLIFIED`.
+        payload: Data of the decision, as a JSON object.
     """
 
     at: datetime

@@ -1,4 +1,4 @@
-"""Checks and measures a database."""
+"""Checks a results database for damage, and counts its rows and bytes, for `bisect-env db info`."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ from bisect_env.storage.tables import (
 
 
 def problems(reference: str | None) -> tuple[str, list[str]]:
-    """Check a database; return its name for messages, and one sentence for each problem found.
+    """Check a database for damage; return its name for messages, and one sentence for each problem.
 
     Raises:
-        StorageError: It cannot be opened, or has another schema.
+        StorageError: The database cannot be opened, or has another schema.
     """
     with Store.open(reference, read_only=True) as store, store.reading() as session:
         found = _problems(session.connection())
@@ -54,7 +54,7 @@ def _problems(connection: Connection) -> list[str]:
 
 
 _NAMED = 10
-"""Damaged rows of a table that are named."""
+"""Maximum number of damaged rows that are named for each table."""
 
 
 def _damages(store: Store, session: Session) -> list[str]:
@@ -90,7 +90,7 @@ def stats(reference: str | None) -> tuple[str, dict[str, int | str]]:
     """Return the database's name for messages, and its schema version, row counts and size in bytes.
 
     Raises:
-        StorageError: It cannot be opened, or has another schema.
+        StorageError: The database cannot be opened, or has another schema.
     """
     with Store.open(reference, read_only=True) as store, store.reading() as session:
         connection = session.connection()

@@ -16,7 +16,7 @@ _CONNECT_SECONDS = 15
 
 
 def open_server(url: URL, *, read_only: bool) -> Database:
-    """Open a PostgreSQL database.
+    """Open the PostgreSQL database at a URL. The first transaction connects to the server.
 
     Raises:
         UsageError: The driver is not installed.

@@ -1,4 +1,4 @@
-"""Runs SQL that users write, in a database that refuses to change anything."""
+"""Runs SQL queries that users write, on connections that cannot change the database."""
 
 from __future__ import annotations
 
@@ -39,14 +39,14 @@ _SQL_WORDS = re.compile(r"\b(and|or|like|in|is|not|between)\b", re.IGNORECASE)
 
 
 def condition(text: str) -> str:
-    """Translate a `--where` condition into SQL.
+    """Translate the value of `--where`, such as `outcome=crash`, into an SQL condition on trials.
 
     `outcome=crash`, `gpu_model~H100` (contains), `python=3.1*` and `duration>5` are short forms; a name that
-    is no column is an axis (`torch=2.4.1`, `torch=2.4.*`). Everything else is SQL as it stands. Upper and
-    lower case are the same with `~` and `*`, and in values of axes.
+    is no column is an axis (`torch=2.4.1`, `torch=2.4.*`). Any other text is returned as SQL, in parentheses.
+    With `~` and `*`, and in values of axes, case is ignored.
 
     Raises:
-        UsageError: A `*` stands within the value of an axis.
+        UsageError: A `*` stands before the end of an axis value.
     """
     short = _short_form(text)
     if short is None:
@@ -69,10 +69,10 @@ def condition(text: str) -> str:
 
 
 def evidence_condition(text: str) -> frozenset[Evidence] | None:
-    """Return the evidence values (good, bad, ...) that a condition such as `evidence=bad` accepts.
+    """Return the evidence values (good, bad, ...) that a `--where` condition such as `evidence=bad` accepts.
 
-    Return None if it is another condition. Evidence is computed when trials are read, so that programs
-    compare it themselves. In SQL that a user writes, `evidence` is the column of the view.
+    Return None for a condition on anything else. Evidence is computed when trials are read, so the caller
+    must compare it. In SQL that a user writes, `evidence` is the column of the view.
     """
     short = _short_form(text)
     if short is None or short[0] != "evidence" or short[1] not in ("=", "!=", "~"):
@@ -95,7 +95,7 @@ def _short_form(text: str) -> tuple[str, str, str] | None:
 
 
 def package_condition(text: str) -> str:
-    """Translate a package requirement of `--installed`, such as `cuml=24.4.*`, to an SQL condition on a lock.
+    """Translate a value of `--installed`, such as `cuml=24.4.*`, to an SQL condition on the lock of a trial.
 
     Raises:
         UsageError: The requirement cannot be read.
@@ -121,12 +121,12 @@ def _literal(value: str) -> str:
 
 
 def _like(column: str, operator: str, value: str, around: str = "") -> str:
-    """Return an SQL condition that compares a column with a pattern, ignoring case.
+    """Return an SQL condition that compares a column with a pattern such as `2.4.*`, ignoring case.
 
     For the operator `!=`, the condition is negated. In the value `*` matches anything. PostgreSQL compares
-    only text with a pattern, so numbers and times are converted to text. Both sides are
-    converted by the database, since only PostgreSQL's LIKE is case-sensitive, and databases differ in the
-    letters that they convert.
+    only text with a pattern, so numbers and times are converted to text. Both sides are converted by the
+    database, since only PostgreSQL's LIKE is case-sensitive, and databases differ in the letters that they
+    convert.
     """
     escaped = value.replace("\\", "\\\\").replace("%", "\\%").replace("_", "\\_").replace("*", "%")
     pattern = _literal(around + escaped + around)
@@ -138,9 +138,9 @@ def _like(column: str, operator: str, value: str, around: str = "") -> str:
 # Running SQL questions read-only and with limits, both enforced by the database itself.
 
 TIMEOUT = 30.0
-"""Default time limit for a question, in seconds."""
+"""Default time limit of a query, in seconds."""
 MEMORY = 256 * 2**20
-"""Memory limit in bytes for SQLite during a question, and for the rows of its answer."""
+"""Memory limit in bytes of SQLite during a query, and of the rows that the query returns."""
 _LONGEST_VALUE = 64 * 2**20
 """Maximum size of a value in bytes. SQLite computes `zeroblob(1e9)` in one step, without interruption."""
 _STEPS = 10_000
@@ -172,20 +172,21 @@ def no_leaks(action: int, first: str | None, second: str | None, *_: str | None)
 def ask(
     reference: str | None, question: str, *, timeout: float = TIMEOUT
 ) -> Iterator[tuple[list[str], Iterator[Sequence[Any]]]]:
-    """Run one SELECT; yield the column names and an iterator over the rows.
+    """Run one SELECT that a user wrote. Yield the column names and an iterator over the rows.
 
     SQLite opens the file read-only and allows no other kind of statement; PostgreSQL answers through a
-    cursor, which accepts only a query, in a READ ONLY transaction that is always rolled back. Functions
-    with side effects are refused, because READ ONLY does not stop all of them.
+    cursor, which accepts only a query, in a READ ONLY transaction that is always rolled back. Functions with
+    side effects are refused, because READ ONLY does not stop all of them.
 
     Args:
-        reference: As `Store.open` takes it.
-        question: The statement.
-        timeout: Seconds until the last row.
+        reference: The database, as for `Store.open`.
+        question: The SQL text.
+        timeout: Time limit in seconds, until the last row was read.
 
     Raises:
-        UsageError: It is no single query, names unknown tables or columns, or takes too long or too much.
-        StorageError: There is no database that this release can use, or it fails.
+        UsageError: The text is not a single query, names unknown tables or columns, or needs too much time or
+            memory.
+        StorageError: There is no database that this release can use, or the database fails.
     """
     limit = _Limit(timeout)
     with Store.open(reference, read_only=True) as store, speaking(store.shown):
@@ -218,7 +219,7 @@ class _Limit:
     """The time and memory limit of one query, and the amount of memory that its rows took so far.
 
     Args:
-        timeout: Seconds from now.
+        timeout: Time limit in seconds, counted from now.
     """
 
     def __init__(self, timeout: float) -> None:
@@ -232,10 +233,10 @@ class _Limit:
         return time.monotonic() > self._deadline
 
     def count(self, row: tuple[Any, ...]) -> tuple[Any, ...]:
-        """Add the size of a row to the total, and return the row unchanged.
+        """Add the size of a row to the memory used so far, and return the row unchanged.
 
         Raises:
-            UsageError: The answer is too large, or the time is over.
+            UsageError: The rows so far take too much memory, or the time limit has passed.
         """
         self._taken += sys.getsizeof(row) + sum(map(sys.getsizeof, row))
         if self._taken > MEMORY:
@@ -261,7 +262,7 @@ class _Limit:
 
 @contextmanager
 def _held_back(connection: Connection, limit: _Limit, question: str) -> Iterator[None]:
-    """Allow only reading, within the time and memory limit, on a connection during the `with` block."""
+    """Make a connection read-only, with limits of time and memory, inside the `with` block."""
     # Begin the transaction before SQLite refuses such statements. It is rolled back with the connection.
     connection.begin()
     if connection.dialect.name != "sqlite":
@@ -288,7 +289,7 @@ def _held_back(connection: Connection, limit: _Limit, question: str) -> Iterator
 
 
 _HARMLESS = ("clock_timestamp", "gen_random_uuid", "random", "timeofday")
-"""PostgreSQL's functions that are volatile and change nothing."""
+"""Functions of PostgreSQL that are marked as volatile although they change nothing. Queries may use them."""
 _CALLED = re.compile(r"""([\w$]+)"?\s*(?=\(|/\*|--)""")
 _FOREIGN = sql(
     """
@@ -313,15 +314,15 @@ _FOREIGN = sql(
 
 
 def _refuse_effects(connection: Connection, question: str) -> None:
-    """Refuse PostgreSQL queries that could have side effects or run code of other users.
+    """Raise an error for a PostgreSQL query that could have side effects or run code of other users.
 
     PostgreSQL's own functions are refused if they are volatile (`lo_create`, `pg_read_file`, `set_config`),
-    other functions and relations if the question contains their name. An operator in our schema could be
-    what `=` means, so any is refused. Names are found without parsing SQL, which refuses too much rather than
-    too little.
+    other functions and relations if the query contains their name. If our schema has an operator of its own,
+    every query is refused, since `=` could mean that operator. Names are found without parsing SQL, which
+    refuses too much rather than too little.
 
     Raises:
-        UsageError: The question is refused.
+        UsageError: The query is refused.
     """
     lowered = question.lower()
     if 'u&"' in lowered:
@@ -362,9 +363,10 @@ def _is_the_questions(error: DBAPIError) -> bool:
 
 
 def _known_names(database: Database, question: str, error: DBAPIError) -> str:
-    """Return text that lists all tables if the question names an unknown one.
+    """Return a hint for a failed query: the tables that exist, or the columns of the tables that it names.
 
-    Otherwise the text lists the columns of each table and view that the question names.
+    All tables are listed if the query names an unknown one. Otherwise the columns of each table and view in
+    the query are listed.
     """
     if "no such table" in str(error.orig) or getattr(error.orig, "sqlstate", None) == _UNKNOWN_TABLE:
         return f"the tables behind these views are {', '.join(METADATA.tables)}"

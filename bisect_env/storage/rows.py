@@ -157,7 +157,7 @@ def name_of(row: SQLModel) -> str:
 
 @cache
 def _columns_of(table: type[SQLModel]) -> TypeAdapter[Any]:
-    """Return a validator for the values in a row of a table.
+    """Return a validator that checks the values in a row against the column types of its table.
 
     It is needed because SQLite does not enforce the types of columns.
     """
@@ -205,7 +205,7 @@ def _as_json(value: object) -> object:
 
 
 def checked(row: SQLModel) -> Any:
-    """Return the values of a row, converted to the types that its columns must have.
+    """Check the values of a row, and return them converted to the types of its columns.
 
     Raises:
         DamageError: A column holds a value of the wrong type, NaN or an infinity.
@@ -222,16 +222,15 @@ def checked(row: SQLModel) -> Any:
 # Conversion between rows and plain data.
 
 LOGS = ("stdout", "stderr", "stack")
-"""Artefacts that every trial may have."""
+"""Names of the artefacts (stored files) that every trial may have."""
 IMPORTED = "imported"
-"""The artefact that holds, as JSON, the versions that the script imported; mostly the same for all trials
-of a combination, and then stored once."""
+"""Name of the artefact with the versions that the script imported, as JSON. Equal ones are stored once."""
 
 
 _DEFINITION = {one.name for one in fields(StudyDefinition)} & StudyRow.model_fields.keys() - {
     *("settings", "files")
 }
-"""Fields that are equal to a column."""
+"""Names of the fields of `StudyDefinition` that are stored unchanged in a column of the same name."""
 
 
 def study_of(row: StudyRow) -> Study:
@@ -266,7 +265,7 @@ def grid_value(grid: Sequence[AxisInfo]) -> list[dict[str, Any]]:
 
 
 def definition_values(definition: StudyDefinition) -> dict[str, Any]:
-    """Return the values of those columns of a study that may change when the study is resumed.
+    """Return the columns of a study that are overwritten when the study is resumed, as a dict.
 
     These are all except its identity and `exclude_newer`.
     """
@@ -282,7 +281,7 @@ def definition_values(definition: StudyDefinition) -> dict[str, Any]:
 
 
 def lock_rows(lock: Lock) -> tuple[LockRow, list[PackageRow]]:
-    """Convert a lock to database rows: that of the lock, and those of its packages."""
+    """Convert a lock to database rows: one for the lock, and one for each of its packages."""
     row = LockRow(
         content_hash=lock.content_hash,
         python=lock.python,
@@ -310,8 +309,8 @@ def lock_of(row: LockRow, packages: list[PackageRow]) -> Lock:
     Environments are built from locks, so a lock that somebody else could have written is never used.
 
     Args:
-        row: The row with the text, from which the lock is read.
-        packages: Its packages in any order; they must agree with the text.
+        row: Row of the lock; its text is parsed.
+        packages: Rows of its packages, in any order; they must agree with the text.
 
     Raises:
         DamageError: The text is no valid lock, has another hash, or contradicts the columns.
@@ -344,7 +343,7 @@ def combination_of(row: CombinationRow) -> CombinationState:
 
 
 def combination_from(key: object, where: str) -> Combination:
-    """Convert the stored text of a combination to a `Combination`.
+    """Parse the stored text of a combination and return the `Combination`.
 
     Raises:
         DamageError: The key is invalid.
@@ -365,7 +364,7 @@ def decision_of(row: DecisionRow) -> Decision:
 
 
 def decision_row(study_id: str, kind: str, payload: Mapping[str, Any]) -> DecisionRow:
-    """Convert a decision that is made now to a new database row."""
+    """Create the database row for a decision of a study that is made now."""
     return DecisionRow(study_id=study_id, at=datetime.now(UTC), kind=clean(kind), payload=jsonable(payload))
 
 
@@ -374,10 +373,10 @@ _MACHINE = [one.name for one in fields(Machine)]
 
 
 def trial_row(study_id: str, record: TrialRecord, trial_key: str, now: datetime) -> TrialRow:
-    """Convert a trial to a new database row, without its logs.
+    """Create the database row for the result of a trial. The logs are stored elsewhere.
 
     Args:
-        study_id: Id of the study that records it.
+        study_id: Id of the study that records the trial.
         record: The trial's record.
         trial_key: Key under which other studies find it; "" for none.
         now: Time of recording.
@@ -389,7 +388,7 @@ def trial_row(study_id: str, record: TrialRecord, trial_key: str, now: datetime)
 
 
 def artefacts_of(record: TrialRecord) -> dict[str, bytes]:
-    """Return the logs and other texts of a trial by name, as bytes and without passwords.
+    """Return the logs and other texts of a trial, as a dict from names to bytes without passwords.
 
     NUL and lone surrogates are kept.
     """
@@ -407,9 +406,9 @@ def stored_trial(of_study: MemberRow, row: TrialRow, key: str) -> StoredTrial:
     A `Judge` determines the evidence of the trial later.
 
     Args:
-        of_study: The study's row about the trial.
-        row: The trial's facts.
-        key: Key of the combination that it counts for in the study.
+        of_study: Row that links the trial to the study.
+        row: Row with the facts of the trial.
+        key: Stored text of the combination for which the trial counts in the study.
 
     Raises:
         DamageError: A row holds invalid content.
@@ -426,7 +425,7 @@ def stored_trial(of_study: MemberRow, row: TrialRow, key: str) -> StoredTrial:
 
 
 def change_of(row: ChangedRow) -> ChangedEnvironment:
-    """Return the `ChangedEnvironment` that a row describes.
+    """Convert the database row of a changed environment to a `ChangedEnvironment`.
 
     Raises:
         DamageError: The row holds invalid content.

@@ -44,7 +44,7 @@ def network_file_system(path: PurePath, mounts: Iterable[tuple[str, str]]) -> st
     Return None if the path is on a local file system. The function only computes; it does no input or output.
 
     Args:
-        path: Absolute and without symbolic links.
+        path: Absolute path without symbolic links.
         mounts: (mount point, file system type) in the order of mounting; the last one at a point counts.
     """
     holder: tuple[int, str] = (-1, "")
@@ -72,12 +72,13 @@ def network_file_system_of(path: Path) -> str | None:
 
 
 def open_file(path: Path, *, read_only: bool) -> Database:
-    """Open a SQLite file. A missing file is created unless `read_only` is set.
+    """Open the SQLite file of a results database. A missing file is created unless `read_only` is set.
 
     A new file gets the mode 0600, and a new directory the mode 0700.
 
     Raises:
-        StorageError: It is not ours, is damaged, cannot be reached, or lies on a network file system.
+        StorageError: The file is not a database of bisect-env, is damaged, cannot be reached, or lies on a
+            network file system.
     """
     if kind := network_file_system_of(path):
         raise StorageError(
@@ -129,7 +130,7 @@ def _unreachable(path: Path, error: OSError) -> StorageError:
 
 
 def _is_frozen(path: Path) -> bool:
-    """Return whether the directory of a database file is read-only and the file has no writers.
+    """Return whether nothing can change a database file: its directory is read-only, and nobody writes.
 
     WAL (write-ahead logging) cannot be used then.
     """
@@ -155,7 +156,7 @@ class _Place:
         This is called before each transaction.
 
         Raises:
-            StorageError: It was deleted or replaced.
+            StorageError: The file was deleted or replaced.
         """
         if self._is_ours(""):
             for suffix in ("-wal", "-shm"):
@@ -186,8 +187,8 @@ def connector(path: Path, *, read_only: bool) -> Callable[[], sqlite3.Connection
     """Return a function that opens a connection to an existing SQLite file.
 
     Args:
-        path: The file.
-        read_only: Whether SQLite itself shall refuse to write.
+        path: The SQLite file.
+        read_only: Whether SQLite must refuse to write.
     """
     frozen = "&immutable=1" if read_only and _is_frozen(path) else ""
     uri = f"{path.as_uri()}?mode={'ro' if read_only else 'rw'}{frozen}"

@@ -1,4 +1,4 @@
-"""The store of everything that a study knows, for many processes that write and read at once.
+"""The store: all reading and writing of studies in a results database, for many processes at once.
 
 **Consistency.** A method that writes commits one transaction before it returns. Afterwards every other
 process sees the change, even if this process is killed. If a method raises an error, nothing is changed.
@@ -102,14 +102,14 @@ LIMIT = 10 * 2**30
 
 @dataclass(frozen=True, slots=True)
 class Collected:
-    """The result of deleting old logs to save space, or of a dry run.
+    """The result of deleting old logs to save space: bytes before and after, and what was kept.
 
     Attributes:
-        limit: Bytes that logs may take.
+        limit: Maximum total size of logs, in bytes.
         before: Bytes that logs took before.
-        after: Bytes that they take now.
-        logs: Number of contents dropped to keep the limit.
-        cited: Bytes that verdicts cite and that are kept.
+        after: Bytes that logs take afterwards.
+        logs: Number of contents deleted, or to be deleted in a dry run.
+        cited: Bytes of logs that reports show, which are kept.
     """
 
     limit: int
@@ -132,7 +132,10 @@ def _stored(session: Session) -> int:
 
 
 def _cited_trials(store: Store) -> list[str]:
-    """Return the ids of all trials that verdicts cite."""
+    """Return the ids of trials that reports show as examples, and whose logs are therefore kept.
+
+    These are one trial of each kind of failure, and one at the first bad and last good combination.
+    """
     cited: list[str] = []
     for study in store.studies():
         if (verdict := study.verdict) is None:
@@ -169,12 +172,12 @@ SHORT = 8
 
 
 def find_study(studies: Sequence[Study], reference: str | None, shown: str) -> Study:
-    """Find a study by its id, by a unique beginning of its id, or by its name.
+    """Choose the study that a user means by an id, a unique beginning of an id, or a name.
 
     Args:
-        studies: Every study, the newest first.
-        reference: The user's reference; None for the newest. The path of a matrix works as well.
-        shown: The database, for messages.
+        studies: All studies, the newest first.
+        reference: Id, beginning, name, or path of a matrix; None for the newest study.
+        shown: Name of the database, for messages.
 
     Raises:
         UsageError: There is no such study, or several ids begin with the reference.
@@ -239,9 +242,9 @@ def _newest(session: Session, name: str, digest: str, user: str | None) -> Study
 # expired, because dropping slow trials would bias the results towards fast ones.
 
 _NAMED = 500
-"""Maximum number of combinations that a query names; for more, it reads all."""
+"""Maximum number of combinations that one query names. For more, all combinations are read."""
 LONGEST_LEASE = 600.0
-"""Maximum lease in seconds. A claim that ends later was made before the clock was set back."""
+"""Maximum duration of a claim in seconds. A claim that expires later shows that the clock was set back."""
 _CLOCKS: dict[str, Any] = {
     "sqlite": select_columns(literal_column("(julianday('now') - 2440587.5) * 86400.0")),
     "postgresql": select_columns(literal_column("extract(epoch FROM clock_timestamp())")),
@@ -249,21 +252,24 @@ _CLOCKS: dict[str, Any] = {
 
 
 def time_of_database(session: Session) -> float:
-    """Return the time of the database's clock, in seconds since 1970.
+    """Return the current time of the database's clock, in seconds since 1970.
 
-    The clocks of hosts may differ.
+    Use it instead of the clocks of hosts, which may differ.
     """
     connection = session.connection()
     return float(connection.execute(_CLOCKS[connection.dialect.name]).scalar_one())
 
 
 def _is_valid(now: float) -> ColumnElement[bool]:
-    """Return the SQL condition for claims that are valid at the database's time `now`."""
+    """Return the SQL condition that selects the claims that have not expired at the time `now`.
+
+    `now` is a result of `time_of_database`.
+    """
     return col(ClaimRow.expires_at).between(now, now + LONGEST_LEASE)
 
 
 def _taken(session: Session, study_id: str, after: int) -> Counter[int]:
-    """Count for each combination of a study the trials that are claimed, or newer than `after`.
+    """Count, for each combination of a study, the trials that are claimed or that are newer than `after`.
 
     `after` is a `sequence`, the number of a trial in the order in which the study received them.
     """
@@ -273,7 +279,7 @@ def _taken(session: Session, study_id: str, after: int) -> Counter[int]:
 
 
 def _kept_files(session: Session, files: Sequence[StudyFile]) -> list[dict[str, Any]]:
-    """Store the files of a study, and return the values that describe them.
+    """Store the files of a study, and return a dict for each: its name, its hash, and if it is executable.
 
     Of a file that contains a password in an address, or is too large, only the name is stored.
     """
@@ -302,7 +308,7 @@ class Store:
     The docstring of this module states what these methods guarantee.
 
     Attributes:
-        database: Its connections.
+        database: The open database.
     """
 
     # -- open sessions ---------------------------------------------------------------------------------------
@@ -328,10 +334,10 @@ class Store:
 
     @contextlib.contextmanager
     def reading(self) -> Iterator[Session]:
-        """Open a session for reading, or reuse the session that this thread has open.
+        """Open a session in which this thread reads one unchanging state of the database.
 
-        During the `with` block, this thread reads one unchanging state of the database. Others may write
-        meanwhile.
+        The session ends with the `with` block; a session that this thread has open is reused. Others may
+        write meanwhile.
         """
         if (shared := getattr(self._local, "session", None)) is not None:
             yield shared
@@ -345,23 +351,23 @@ class Store:
 
     @contextlib.contextmanager
     def writing(self) -> Iterator[Session]:
-        """Open a session for writing, which is committed at the end of the `with` block."""
+        """Open a session for writing. It is committed at the end of the `with` block."""
         with speaking(self.shown), Session(self.database.engine) as session:
             yield session
             session.commit()
 
     @classmethod
     def open(cls, url_or_path: str | None = None, *, read_only: bool = False) -> Store:
-        """Open the database; create it if it does not exist.
+        """Open the results database; create it if it does not exist.
 
         Args:
-            url_or_path: The user's reference; None for `BISECT_ENV_DB`, then the user's data directory.
-            read_only: Open an existing database and refuse to write.
+            url_or_path: Path or URL; None for `BISECT_ENV_DB`, else a file in the user's data directory.
+            read_only: Whether to open only an existing database, and refuse to write.
 
         Raises:
-            UsageError: The reference cannot be understood.
-            StorageError: It is no database of ours, is damaged, has another schema, cannot be reached or
-                lies on a network file system. It was not changed.
+            UsageError: The path or URL is invalid.
+            StorageError: The database is not one of bisect-env, is damaged, has another schema, cannot be
+                reached or lies on a network file system. It was not changed.
         """
         location = database_location(url_or_path)
         if isinstance(location, Path):
@@ -398,10 +404,13 @@ class Store:
     def open_study(self, definition: StudyDefinition, *, study_id: str | None = None) -> Study:
         """Resume the newest study with the same name and digest, or create a study if there is none.
 
-        If the definition is fresh, a study is always created. A resumed study takes over the new definition
-        except `exclude_newer`, which keeps its first value (so that resolved versions stay the same), and
-        `fresh`. An interrupted or failed study is opened again; a finished one stays finished.
-        A `study_id` names the study to resume, and "" creates another one.
+        A resumed study takes over the new definition except `exclude_newer`, which keeps its first value (so
+        that resolved versions stay the same), and `fresh`. An interrupted or failed study is opened again; a
+        finished one stays finished.
+
+        Args:
+            definition: Definition of the study. If it is `fresh`, a new study is created.
+            study_id: Id of the study to resume; "" to create a new one; None to search by name and digest.
         """
         now = datetime.now(UTC)
         values = rows.definition_values(definition)
@@ -463,11 +472,11 @@ class Store:
         *,
         grid: Sequence[AxisInfo] | None = None,
     ) -> None:
-        """Store a new status, verdict or grid of a study; None keeps the present one.
+        """Store a new status, verdict or grid of a study. Arguments that are None change nothing.
 
         Args:
             study_id: Id of the study.
-            status: With any but `open`, the study has ended.
+            status: New status. With any other than `open`, the study ends now.
             verdict: Current verdict. Reports can show it while the study runs.
             grid: Axes with all values, after releases were added to them.
         """
@@ -502,7 +511,7 @@ class Store:
             return [rows.study_of(row) for row in session.exec(query)]
 
     def record_decision(self, study_id: str, kind: str, payload: dict[str, Any]) -> None:
-        """Store a decision of a study, so that users can see later what was decided."""
+        """Store a note about a decision of the study, so that reports and resumed studies can use it."""
         with self.writing() as session:
             study_row(session, study_id)
             session.add(rows.decision_row(study_id, kind, payload))
@@ -511,7 +520,7 @@ class Store:
                 self.study_trials(study_id).write_evidence(session)
 
     def payloads(self, study_id: str, kind: str) -> list[dict[str, Any]]:
-        """Return the payloads (data) of a study's decisions of one kind, in order."""
+        """Return the data of all stored decisions of one kind, in the order in which they were made."""
         return [one.payload for one in self.decisions(study_id) if one.kind == kind]
 
     def record_if_new(self, study_id: str, kind: str, payload: dict[str, Any]) -> None:
@@ -528,7 +537,7 @@ class Store:
     # -- combinations and locks ------------------------------------------------------------------------------
 
     def save_locks(self, locks: Iterable[Lock]) -> None:
-        """Store locks that are not there yet, with their packages."""
+        """Store locks and their packages. Locks that are already stored stay unchanged."""
         wanted = {lock.content_hash: lock for lock in locks}
         with self.writing() as session:
             query = select(LockRow.content_hash).where(col(LockRow.content_hash).in_(wanted))
@@ -539,12 +548,12 @@ class Store:
             session.add_all(package for _, packages in new for package in packages)
 
     def lock(self, content_hash: str) -> Lock | None:
-        """Return the stored lock with this hash, or None if there is none.
+        """Return the stored lock with the given content hash, or None if there is none.
 
         The content is checked against the hash.
 
         Raises:
-            StorageError: It does not match its hash, or is no valid lock.
+            StorageError: The stored text does not match the hash, or is no valid lock.
         """
         with self.reading() as session:
             row = session.get(LockRow, content_hash)
@@ -596,13 +605,13 @@ class Store:
     def set_combination(
         self, study_id: str, combination: Combination, status: CombinationStatus, reason: str
     ) -> None:
-        """Update the status of a combination after a build or a trial, without changing the lock.
+        """Store a new status of a combination after a build or a trial. Its lock stays unchanged.
 
         Args:
-            study_id: Id of its study.
+            study_id: Id of the study.
             combination: The combination.
             status: New status.
-            reason: Readable reason.
+            reason: Reason of the status, for users.
 
         Raises:
             ValueError: The study does not have the combination.
@@ -633,7 +642,7 @@ class Store:
     def combination_ids(
         self, session: Session, study_id: str, combinations: Sequence[Combination]
     ) -> list[int]:
-        """Return the ids of the database rows of combinations.
+        """Return the database ids of combinations of a study, in the given order.
 
         Raises:
             ValueError: The study does not have one of them.
@@ -649,7 +658,7 @@ class Store:
         return [row_id for row_id in found if row_id is not None]
 
     def study_trials(self, study_id: str) -> StudyTrials:
-        """Return an object that reads, judges and records the trials of a study.
+        """Return an object with which to read, judge and record the trials of a study.
 
         It has read no trials yet.
 
@@ -704,12 +713,12 @@ class Store:
         lease: float,
         after: int = 0,
     ) -> list[bool]:
-        """Claim (reserve) trials before they run, so that no other command runs them.
+        """Reserve trials before they run, so that commands that share the database do not run them twice.
 
         Args:
-            study_id: Id of their study.
-            holder: Id of the claiming command, unique.
-            wanted: Id that each trial will have to its combination in the study.
+            study_id: Id of the study.
+            holder: Unique id of the command that claims the trials.
+            wanted: Maps the id that each trial will have to its combination in the study.
             believed: Number of trials of each combination that the command knows to be recorded or running;
                 combinations without any may be left out. Of the recorded trials, only those after `after`
                 count.
@@ -740,14 +749,14 @@ class Store:
         return answers
 
     def renew(self, study_id: str, holder: str, running: Mapping[str, Combination], *, lease: float) -> None:
-        """Extend a holder's claims of running trials, and delete the holder's other claims.
+        """Extend the claims of the trials that a command is running, and delete its other claims.
 
-        Claims that expired meanwhile (the holder or its host was suspended) become valid again.
+        Claims that expired meanwhile (the command or its host was suspended) become valid again.
 
         Args:
             study_id: Id of the study.
             holder: Id of the command that runs the trials.
-            running: Trial id to its combination.
+            running: Maps the id of each running trial to its combination.
             lease: Seconds from now for which the claims are valid.
         """
         with self.writing() as session:
@@ -762,9 +771,9 @@ class Store:
                 session.add(ClaimRow(trial_id=trial_id, combination_id=place, **same))
 
     def release(self, holder: str, trial_ids: Collection[str] | None = None) -> None:
-        """Delete a holder's claims of the given trials.
+        """Delete the claims of a command on the given trials, so that other commands may run them.
 
-        If `trial_ids` is None, delete all claims of the holder.
+        If `trial_ids` is None, all claims of the holder are deleted.
         """
         with self.writing() as session:
             query = delete(ClaimRow).where(col(ClaimRow.holder) == clean(holder))
@@ -777,7 +786,7 @@ class Store:
 
         Args:
             study_id: Id of the study.
-            holder: Holder whose claims are left out.
+            holder: Command whose claims are not counted.
         """
         found: dict[str, Counter[Combination]] = {}
         with self.reading() as session:
@@ -793,7 +802,7 @@ class Store:
     # -- trials of other studies ---------------------------------------------------------------------------
 
     def origins(self, study_id: str) -> list[Origin]:
-        """Return the users and studies whose trials a study reuses, those with the most trials first."""
+        """Return the studies, with users, whose trials a study reuses; those with the most trials first."""
         with self.reading() as session:
             number: Any = func.count()
             query = (
@@ -823,8 +832,8 @@ class Store:
         Logs that verdicts cite are kept.
 
         Args:
-            limit: Bytes that all logs together may take, stored for later; None uses the stored limit.
-            dry: Change nothing, only compute the result.
+            limit: Maximum total size of all logs in bytes, which is stored; None for the stored limit.
+            dry: Whether to change nothing, and only compute the result.
         """
         with self.reading() if dry else self.writing() as session:
             before = after = _stored(session)

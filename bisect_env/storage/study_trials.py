@@ -1,4 +1,4 @@
-"""The trials of one study as one process knows them: read, judged and recorded.
+"""Reads, judges and records the trials of one study.
 
 A study has trials of its own and, with `reuse`, trials that other studies measured. Their facts never change.
 Their evidence is computed here, whenever they are read (`trials/judge.py`). The column `evidence` repeats it
@@ -39,15 +39,16 @@ if TYPE_CHECKING:  # that module imports this one
     from bisect_env.storage.store import Store
 
 _NEVER_REUSED = VOID | {Outcome.NOT_RUNNABLE}
-"""Outcomes that are a matter of the host on which they were seen."""
+"""Outcomes that depend on the host, so that other studies must not reuse trials with them."""
 _KEYS = 500
-"""Maximum number of keys that a query names."""
+"""Maximum number of keys in one query."""
 
 
 class StudyTrials:
-    """The trials of one study, own and reused ones, in the order in which the study received them.
+    """The trials that count for one study, with methods to read, judge and record them.
 
-    Must be used by one thread only.
+    They include trials that the study reuses from other studies, and are in the order in which the study
+    received them. Must be used by one thread only.
 
     Args:
         store: The database.
@@ -55,8 +56,8 @@ class StudyTrials:
 
     Attributes:
         judge: A judge that has all trials up to `last`.
-        changes: Number of the last change of an environment that the judge knows.
-        last: Number of the last trial of the study that is known here.
+        changes: Number of the newest change of an environment that the judge knows.
+        last: `sequence` of the newest trial that has been read.
 
     Raises:
         ValueError: There is no such study.
@@ -73,7 +74,7 @@ class StudyTrials:
             self._ask(session)
 
     def _ask(self, session: Session) -> None:
-        """Read the study again, and create a new `Judge` that knows no trials."""
+        """Read the definition of the study again, and create a new `Judge` that knows no trials."""
         found = session.exec(select(ChangedRow).order_by(col(ChangedRow.id))).all()
         self.changes = found[-1].id or 0 if found else 0
         changed = [rows.change_of(row) for row in found]
@@ -87,7 +88,7 @@ class StudyTrials:
         self._basis_written: tuple[Target, int] | None = None
 
     def _state(self, session: Session) -> tuple[Any, ...]:
-        """Return a value that stays equal as long as the evidence of known trials stays valid."""
+        """Return a value that changes when the evidence of known trials may have changed."""
         amplified = select(func.min(DecisionRow.id)).where(
             DecisionRow.study_id == self._study_id, DecisionRow.kind == AMPLIFIED
         )
@@ -101,39 +102,39 @@ class StudyTrials:
 
     @property
     def basis(self) -> tuple[Target, int]:
-        """Return what the evidence of trials depends on: the target, and how many changes were noted.
+        """Return the target, and the number of changed environments, on which all evidence depends.
 
-        A change is noted when files of an environment differ from what was installed. Evidence computed
-        before stays valid as long as both are the same.
+        A changed environment is noted when its files differ from what was installed. Evidence computed before
+        stays valid as long as both values are the same.
         """
         return self.target, self.changes
 
     @property
     def target(self) -> Target:
-        """Return the failure that the study looks for, as determined by the known trials."""
+        """Return the failure that the study looks for, as determined by the trials read so far."""
         return self.judge.target
 
     def look(self) -> list[StoredTrial]:
-        """Return the trials that were added since the last call, in order.
+        """Read and return the trials that were added to the database since the last call.
 
-        Each trial has its present evidence.
+        They are in order, with their present evidence.
         """
         with self._store.reading() as session:
             return self._with_evidence(self._catch_up(session))
 
     def everything(self) -> list[StoredTrial]:
-        """Return all known trials in order, with their present evidence."""
+        """Return all trials read so far, in order, with their present evidence."""
         return self._with_evidence(self._known)
 
     def record(self, trials: Sequence[tuple[TrialRecord, str]]) -> list[StoredTrial]:
-        """Store trials, all or none, and delete the claims of these trials.
+        """Store finished trials, all or none, and delete their claims.
 
         When the method returns, the transaction is committed. A trial whose id is already stored is not
         changed.
 
         Args:
-            trials: Each record with its key, which is equal for equal measurements of other studies; "" if
-                there are none.
+            trials: Each record with its key. Other studies may reuse the trial if they make a measurement
+                with the same key; "" for no reuse.
 
         Returns:
             The trials that were not known before, including those of other commands, in order.
@@ -188,16 +189,16 @@ class StudyTrials:
     ) -> list[StoredTrial]:
         """Add trials of other studies that made the same measurement on the same kind of machine.
 
-        All trials of a key are taken or none: none if logs that decide the evidence of one of them were
-        collected. Infrastructure failures are left out.
+        For each key, all of its trials are taken or none. None are taken if logs that decide the evidence of
+        one of them were deleted to save space. Infrastructure failures are left out.
 
         Args:
-            keys: Key to the combination of this study that it counts for.
-            machines: Classes of machines on which they must have run.
+            keys: Maps the key of a measurement to the combination of this study for which it counts.
+            machines: Kinds of machines on which the trials must have run.
             user: Take only trials of this user's studies; None for all users.
 
         Returns:
-            As `record`; empty if no trial was taken.
+            The added trials, and other trials that were not known before; empty if none was added.
         """
         with self._store.reading() as session:
             if not self._measured(session, keys, machines, user):
@@ -269,15 +270,15 @@ class StudyTrials:
         return new
 
     def note_change(self, changed: ChangedEnvironment) -> bool:
-        """Store that the files of an environment were changed in a period.
+        """Store that the files of an environment were changed during a period.
 
-        Trials of the environment in that period become void in all studies.
+        Trials that used the environment in that period become void in all studies.
 
         Args:
             changed: The environment, host and period.
 
         Returns:
-            True if the change was stored now, False if the database already had it.
+            True if the change was stored now, False if it was already in the database.
         """
         with self._store.writing() as session:
             here = select(ChangedRow).where(ChangedRow.lock_hash == changed.lock_hash)
@@ -367,7 +368,7 @@ def study_row(session: Session, study_id: str) -> StudyRow:
 
 
 def end_keys(study: Study) -> list[str]:
-    """Return the stored keys of the good and the bad end of a study.
+    """Return the stored texts of the good and the bad end of a study, as a list.
 
     The ends are the combinations that are expected to pass and to fail. The list is empty if an end is
     unknown.
@@ -377,7 +378,7 @@ def end_keys(study: Study) -> list[str]:
 
 
 def like_ends(session: Session, study_id: str, ends: Sequence[str]) -> set[str]:
-    """Return the keys of all combinations that have the same lock as one of the given ends.
+    """Return the stored texts of all combinations that have the same lock as one of the given ends.
 
     These include the ends that have a lock.
     """
@@ -407,7 +408,7 @@ def places_of(study: Study, locks: Mapping[Combination, str | None]) -> Places:
     The function only computes; it does no input or output.
 
     Args:
-        study: As stored.
+        study: The stored study.
         locks: Lock hash of each combination that has one.
     """
     grid = study.grid

@@ -22,7 +22,7 @@ from sqlmodel import Field, SQLModel
 from bisect_env.storage.values import Bytes, UtcDateTime
 
 SCHEMA_VERSION = 5
-"""Version of the tables below."""
+"""Version of the schema. Raise it when a table changes."""
 
 APPLICATION_ID = 0x62656E76
 """Application id in the header of SQLite files: `benv` in ASCII."""
@@ -34,7 +34,7 @@ class _Table(SQLModel):
 
 
 class MetaRow(_Table, table=True):
-    """A name and a value: one property of the database.
+    """One property of the database, such as its schema version: a name and a value.
 
     The property `schema` is the version of the schema.
     """
@@ -45,7 +45,7 @@ class MetaRow(_Table, table=True):
 
 
 class StudyRow(_Table, table=True):
-    """A study: one matrix, its status and its verdict."""
+    """One study, as a database row: its matrix, its settings, its status and its verdict."""
 
     __tablename__ = "studies"
     __table_args__ = (Index("ix_studies_name_digest", "name", "digest"),)
@@ -72,7 +72,7 @@ class StudyRow(_Table, table=True):
 
 
 class LockRow(_Table, table=True):
-    """A locked environment, shared by all combinations and studies that resolve to it."""
+    """One locked environment, as a database row. All combinations and studies with this lock share it."""
 
     __tablename__ = "locks"
     content_hash: str = Field(primary_key=True, regex=r"^[0-9a-f]{64}$")
@@ -82,7 +82,7 @@ class LockRow(_Table, table=True):
 
 
 class PackageRow(_Table, table=True):
-    """One package of a lock."""
+    """One package of a lock, as a database row."""
 
     __tablename__ = "packages"
     __table_args__ = (Index("ix_packages_name_version", "name", "version"),)
@@ -96,7 +96,7 @@ class PackageRow(_Table, table=True):
 
 
 class CombinationRow(_Table, table=True):
-    """One combination of a study's matrix."""
+    """One combination of a study's matrix with its status and lock, as a database row."""
 
     __tablename__ = "combinations"
     __table_args__ = (UniqueConstraint("study_id", "key", name="uq_combinations_study_id_key"),)
@@ -109,7 +109,7 @@ class CombinationRow(_Table, table=True):
 
 
 class TrialRow(_Table, table=True):
-    """The result of one trial without its logs; never changed once written."""
+    """The result of one trial without its logs, as a database row that never changes."""
 
     __tablename__ = "trials"
     __table_args__ = (
@@ -183,9 +183,9 @@ class ChangedRow(_Table, table=True):
 
 
 class ClaimRow(_Table, table=True):
-    """A claim: the reservation of a trial by the command that runs the trial.
+    """The reservation of one trial by the command that runs the trial, as a database row.
 
-    It is removed when the trial is recorded, and void when its lease is over.
+    It is deleted when the trial is recorded, and has no effect after its lease has expired.
     """
 
     __tablename__ = "claims"
@@ -220,7 +220,7 @@ class ArtefactRow(_Table, table=True):
 
 
 class DecisionRow(_Table, table=True):
-    """A decision that was made during a study."""
+    """A note about something that was decided or found during a study, as a database row."""
 
     __tablename__ = "decisions"
     id: int | None = Field(default=None, primary_key=True)

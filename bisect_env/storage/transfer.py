@@ -45,7 +45,7 @@ _CHUNK = 300
 
 @dataclass(slots=True)
 class Merged:
-    """The result of copying one database into another.
+    """Counts of the studies and trials that were read and added when one database was copied into another.
 
     Attributes:
         studies: Number of studies that were read.
@@ -72,13 +72,13 @@ def merge(
     """Copy the contents of one database into another.
 
     Args:
-        source: Read only, as one state.
-        target: Open for writing.
-        chosen: Ids of studies, None for all; studies whose trials they reuse are included.
+        source: Database to copy from. It is only read, in one unchanging state.
+        target: Database to copy into, open for writing.
+        chosen: Ids of studies; None for all. Studies whose trials these reuse are copied, too.
 
     Raises:
-        UsageError: Both are the same database.
-        StorageError: One of them fails, or rows of the source contradict each other.
+        UsageError: Source and target are the same database.
+        StorageError: A database fails, or rows of the source contradict each other.
     """
     if source.shown == target.shown:
         raise UsageError(f"{source.shown} would be merged into itself", remedy="name another database")
@@ -102,7 +102,10 @@ def merge(
 
 
 def _with_origins(reading: Session, chosen: Sequence[str]) -> set[str]:
-    """Return the ids of the chosen studies and of all whose trials they, or their origins, reuse."""
+    """Return the ids of the chosen studies, and of all studies whose trials these reuse.
+
+    Studies whose trials those reuse in turn are included, and so on.
+    """
     found, new = set(chosen), set(chosen)
     while new:
         query = (
@@ -319,12 +322,12 @@ class _Copier:
 
 
 def export(reference: str | None, file: Path, studies: Sequence[str] = ()) -> Merged:
-    """Write a database, or some of its studies, into a new SQLite file, including logs.
+    """Write all or some studies of a database into a new SQLite file, including logs.
 
     Args:
-        reference: As `Store.open` takes it.
-        file: Must not exist; it is created completely or not at all, with mode 0600.
-        studies: References of studies as `Store.study` takes them; none for all.
+        reference: The database, as for `Store.open`.
+        file: Path of the new file. It is created completely or not at all, with mode 0600.
+        studies: Studies to export, named as for `Store.study`; if empty, all.
 
     Raises:
         UsageError: The file exists, or a study does not.
@@ -351,12 +354,12 @@ def export(reference: str | None, file: Path, studies: Sequence[str] = ()) -> Me
 
 
 def merge_databases(reference: str | None, other: str) -> Merged:
-    """Add the contents of another database to this one.
+    """Copy all studies and trials of another database into this one.
 
     The other database may be in use; it is not changed.
 
     Raises:
-        StorageError: It has another schema than this release's, or cannot be read.
+        StorageError: The other database has another schema than this release, or cannot be read.
     """
     with Store.open(other, read_only=True) as source, Store.open(reference) as target:
         return merge(source, target)

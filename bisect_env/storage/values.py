@@ -17,7 +17,7 @@ from bisect_env.secrets import without_passwords
 
 ANOTHER = "name another database with `--db` or BISECT_ENV_DB"
 CHANGED = f"another program changed it: take it from a backup, or {ANOTHER}"
-"""Remedies, for messages."""
+"""Remedy for rows that another program has changed."""
 
 
 class DamageError(StorageError):
@@ -26,9 +26,9 @@ class DamageError(StorageError):
     `backend.speaking` adds the name of the database.
 
     Args:
-        where: The row, in words: `study 1f0c…`.
-        column: The column, and the place in it.
-        why: What is wrong.
+        where: Name of the row, such as `row '1f0c' of studies`.
+        column: Name of the column, and the place inside its value.
+        why: What is wrong with the value.
     """
 
     def __init__(self, where: str, column: str, why: str) -> None:
@@ -36,7 +36,7 @@ class DamageError(StorageError):
 
 
 def shortened(value: object) -> str:
-    """Return a stored value, quoted and shortened for a message."""
+    """Return a stored value as quoted text for an error message, shortened if it is long."""
     text = ascii(value)
     return text if len(text) <= 60 else f"{text[:50]}… ({len(text)} characters)"
 
@@ -75,7 +75,7 @@ class Bytes(TypeDecorator[bytes]):
 
 
 class UtcDateTime(TypeDecorator[datetime]):
-    """A column type for moments with a time zone, stored in UTC.
+    """A column type for times with a time zone, which are stored in UTC.
 
     SQLite stores no time zone. A naive time would mean another moment on another host, so it is refused.
     """
@@ -124,7 +124,10 @@ def clean(text: str) -> str:
 
 
 def public(text: str) -> str:
-    """Return a text without the passwords in addresses, and without characters that databases refuse."""
+    """Return a text in the form in which it may be stored: without passwords in addresses.
+
+    Characters that databases refuse are replaced, as by `clean`.
+    """
     return clean(without_passwords(text))
 
 
