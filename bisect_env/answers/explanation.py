@@ -11,7 +11,7 @@ from bisect_env.answers.verdict_document import AnswerPart, Cell
 
 
 class ChangedPackage(AnswerPart):
-    """A package that differs between the two environments."""
+    """A package that differs between the good and the bad environment, with both versions."""
 
     name: str = Field(description="Name of the package.")
     old: str = Field(description="Version in the good environment.")

@@ -9,18 +9,18 @@ from bisect_env.matrix.ask import ENVIRONMENT
 
 
 class Asked(Enum):
-    """The way in which a question was asked, which determines how the user can change it."""
+    """How a question was asked: in a file, in words, or by two environments. Advice depends on this."""
 
     IN_FILE = auto()
-    """In a matrix file."""
+    """The question is in a matrix file."""
     IN_WORDS = auto()
-    """On the command line, by packages or a repository."""
+    """The command line named packages or a repository."""
     BETWEEN = auto()
-    """On the command line, by two environments."""
+    """The command line named two environments."""
 
     @classmethod
     def of(cls, matrix_path: object, axes: Container[str]) -> Asked:
-        """Return the way in which the question of a study was asked.
+        """Determine how the question of a study was asked, from its matrix file and its axes.
 
         Args:
             matrix_path: Path of the matrix file; "" or None if there is none.
@@ -32,13 +32,13 @@ class Asked(Enum):
 
     @property
     def ends(self) -> str:
-        """Return the words for the stated good and bad ends, such as "`--good` and `--bad`"."""
+        """Return how to name the good and bad ends in advice, such as "`--good` and `--bad`"."""
         if self is Asked.BETWEEN:
             return "the two environments"
         return "`good` and `bad` in the matrix" if self is Asked.IN_FILE else "`--good` and `--bad`"
 
     def add_package(self, package: str) -> str:
-        """Return advice to install another package in every environment, such as "add `--with numpy`"."""
+        """Return advice on installing one more package in every environment, such as "add `--with numpy`"."""
         if self is Asked.BETWEEN:
             return f"add {package} to both environments"
         return f"add `packages: [{package}]`" if self is Asked.IN_FILE else f"add `--with {package}`"

@@ -40,7 +40,7 @@ class Requirement:
 
 
 def requirements(bad: NDArray[np.bool_], *, apart: bool = False) -> list[Requirement] | None:
-    """Return the requirements that a table expresses.
+    """Express a table of good and bad combinations as a list of version requirements.
 
     Args:
         bad: True for bad combinations, shape (values of the first axis, values of the other axis).
@@ -71,7 +71,7 @@ def requirements(bad: NDArray[np.bool_], *, apart: bool = False) -> list[Require
 def requirements_in_words(
     grid: Grid, bad: NDArray[np.bool_], axes: Sequence[int], first_bad: Index
 ) -> Compatibility | None:
-    """Return the requirements that a table expresses: as a sentence, as constraints, and as `exclude` rules.
+    """Express a table of good and bad combinations as a sentence, requirements and `exclude` rules.
 
     Args:
         grid: The lattice of combinations.

@@ -309,7 +309,10 @@ def _window(verdict: VerdictDocument, axis: str, kinds: AxesByName, probably: st
 
 
 def _values(verdict: VerdictDocument, axis: str, kinds: AxesByName) -> str:
-    """Return the bad values of one axis of several: `numpy ≥ 2.0.0`, `python < 3.8`, `cuda = 12.1`."""
+    """Return the bad values of one axis as text, such as `numpy ≥ 2.0.0` or `cuda = 12.1`.
+
+    Use it if several axes matter.
+    """
     bad = verdict.bad_values.get(axis, ())
     if not bad:
         return f"{axis} {(verdict.first_bad or {}).get(axis, '?')}"
@@ -337,7 +340,7 @@ def _values(verdict: VerdictDocument, axis: str, kinds: AxesByName) -> str:
 
 
 def _good_neighbour(verdict: VerdictDocument, axis: str, values: Sequence[str], last_bad: str) -> str | None:
-    """Return the first good value above the bad ones, where nothing untried lies between."""
+    """Return the next good value above the bad ones, or None if none is known to follow directly."""
     if last_bad in values:
         above = values.index(last_bad) + 1
         return values[above] if above < len(values) else None

@@ -29,7 +29,7 @@ class AnswerPart(BaseModel):
 
 
 class IterationRate(AnswerPart):
-    """The failure rate of single iterations, where the script is repeated within a process."""
+    """The failure rate per iteration, for trials that run the script several times within one process."""
 
     rate: float = Field(description="Failures divided by iterations.")
     low: float = Field(description="Lower end of the 95 % interval.")
@@ -53,7 +53,7 @@ class MeasuredRate(AnswerPart):
 
 
 class UntriedCombination(AnswerPart):
-    """A combination at a boundary that could not be tried."""
+    """A combination at a boundary between good and bad that could not be tried."""
 
     combination: Cell | None = Field(description="Axis name to value.")
     status: str = Field(description="Why it could not be tried, in a word: `env-unsolvable`, `set-aside`, …")
@@ -76,7 +76,7 @@ class NeighbourPair(AnswerPart):
 
 
 class CandidateAnswer(AnswerPart):
-    """An answer that may be the right one."""
+    """A possible answer to a study's question, with its probability."""
 
     kind: str | None = Field(default=None, description="Shape of the answer; see `kind` of the verdict.")
     first_bad: Cell | None = Field(default=None, description="The bad combination at its boundary.")
@@ -98,14 +98,17 @@ class FurtherFailure(CandidateAnswer):
 
 
 class RateModels(AnswerPart):
-    """The probability of the answer under both assumptions about the failure rates of bad combinations."""
+    """The probability of the answer if all bad combinations share one failure rate, and if they differ."""
 
     sharing: Number = Field(default=None, description="Probability if all bad combinations share one rate.")
     differing: Number = Field(default=None, description="Probability if their rates differ.")
 
 
 class BayesFactors(AnswerPart):
-    """Bayes factors of the answer against other answers; logarithms between -300 and 300."""
+    """How many times better the answer explains the trials than other answers do (Bayes factors).
+
+    The fields are decimal logarithms between -300 and 300.
+    """
 
     log10_against_no_difference: Number = Field(
         default=None, description="Decimal logarithm of the Bayes factor against *never* and *always bad*."

@@ -122,7 +122,10 @@ def with_iterations(verdict: VerdictDocument, trials: Sequence[StoredTrial]) -> 
 
 
 def amplified(decisions: Sequence[Decision]) -> list[str]:
-    """Return a list with a note if trials ran under a perturbation that makes the failure more frequent."""
+    """Return a note if trials ran under circumstances that make the failure more frequent, such as CPU load.
+
+    The result is a list with one sentence, or an empty list.
+    """
     for decision in decisions:
         if decision.kind == AMPLIFIED and (name := decision.payload.get("perturbation", {}).get("name")):
             why = decision.payload.get("reason", "")
@@ -316,7 +319,7 @@ def steps(
 ) -> tuple[StepReport, ...]:
     """Return the commands with which a user can reproduce the failure, the simplest first.
 
-    The last one repeats the whole study. Without an answer, there is nothing else to reproduce.
+    The last command repeats the whole study. Without an answer, it is the only one.
 
     Args:
         study: The stored study.
@@ -399,7 +402,7 @@ def own_date(study: Study) -> datetime | None:
 
 
 def at(cell: Mapping[str, str], axes: Sequence[AxisInfo]) -> str:
-    """Return a combination as text for the option `--at`, without the axes that have only one value."""
+    """Format a combination for the option `--at`, leaving out the axes that have only one value."""
     several = {axis.name for axis in axes if len(axis.values) > 1}
     return ",".join(f"{axis}={value}" for axis, value in cell.items() if axis in several)
 
@@ -593,9 +596,9 @@ def _good_side(
 
 
 def _of_bad_ones(verdict: VerdictDocument, counts: Mapping[Combination, EvidenceCounts]) -> tuple[int, int]:
-    """Return the number of bad trials, and of good or bad trials, of the combinations called bad.
+    """Count the bad trials, and the good or bad trials, of all combinations that the verdict calls bad.
 
-    Both are 0 if the study has no answer.
+    Both numbers are 0 if the study has no answer.
     """
     if not verdict.is_decided:
         return 0, 0
@@ -605,7 +608,7 @@ def _of_bad_ones(verdict: VerdictDocument, counts: Mapping[Combination, Evidence
 
 
 def _latest(decisions: Sequence[Decision], kind: str, model: type[_Part]) -> _Part | None:
-    """Return the content of the latest stored decision of the given kind, or None if there is none.
+    """Return the content of the latest stored decision of one kind, or None if there is none.
 
     The content is validated with the pydantic class `model`.
     """
@@ -614,7 +617,7 @@ def _latest(decisions: Sequence[Decision], kind: str, model: type[_Part]) -> _Pa
 
 
 def _lost(total: EvidenceCounts) -> list[str]:
-    """Return a list with a warning if many trials are void (lost to problems of the infrastructure)."""
+    """Return a warning, as a list, if many trials are void because of problems of the infrastructure."""
     everything = sum(total.by_outcome.values())
     if total.void < max(3, everything / 10):
         return []
@@ -811,7 +814,10 @@ def _question(study: Study, files: Sequence[StudyFile], missing: Sequence[str]) 
 
 
 def _counted_origins(origins: Iterable[Origin], trials: Iterable[StoredTrial]) -> tuple[Origin, ...]:
-    """Return the origins of reused trials with the numbers of good and bad ones, the largest first."""
+    """Return the studies whose trials are reused, each with the number of its good and bad trials.
+
+    The study with the most of these trials is first; studies without any are left out.
+    """
     counts = Counter(trial.study_id for trial in trials if trial.reused and trial.evidence in _COUNTED)
     found = [one.model_copy(update={"trials": counts[one.study_id]}) for one in origins]
     return tuple(sorted((one for one in found if one.trials), key=lambda one: -one.trials))

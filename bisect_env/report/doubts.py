@@ -31,11 +31,11 @@ from bisect_env.trials.records import Evidence, Outcome
 
 _SHOWN = 3
 _ALMOST = 0.95
-"""Share of the budget that counts as all of it: a study is stored only after its time began."""
+"""Share of the time budget that counts as used up. It is below 1 because the stored times begin later."""
 _LEAST_RATE = 0.0001
 """Lowest `search.min_crash_rate` that a matrix file may state."""
 _LEAST_ASKED = 0.001
-"""Lowest `search.min_crash_rate` that `--rate` leads to."""
+"""Lowest `search.min_crash_rate` that the option `--rate` can set."""
 _REASON = 200
 """Maximum number of characters of a reason that advice quotes."""
 
@@ -81,9 +81,7 @@ def stability_warnings(found: StabilityReport) -> list[str]:
 
 
 def machine_warnings(trials: Sequence[StoredTrial]) -> list[str]:
-    """Return a warning for each GPU and each host that was lost during trials.
-
-    These trials are void.
+    """Return a warning for each GPU and each host that was lost during trials, which are therefore void.
 
     Args:
         trials: All trials of a study.
@@ -117,7 +115,7 @@ def _void(trials: int) -> str:
 
 
 def other_failures(trials: Sequence[StoredTrial], target: str = "") -> list[str]:
-    """Return warnings about combinations that often showed another failure than the study is about.
+    """Return warnings about combinations that often failed in another way than the study is about.
 
     A combination that also shows the study's failure is included even if it seldom failed in another way,
     since these may be two problems.
@@ -217,9 +215,7 @@ def good_side_warnings(
 
 
 def verdict_warnings(verdict: VerdictDocument, asked: Asked = Asked.IN_FILE) -> list[str]:
-    """Return the warnings that follow from the verdict without looking at trials.
-
-    For example, the verdict may leave combinations unexplained.
+    """Return the warnings that follow from the verdict alone, such as unexplained combinations.
 
     Args:
         verdict: Verdict of the study.

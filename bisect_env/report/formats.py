@@ -14,7 +14,7 @@ from bisect_env.report.words import csv_text
 
 
 class Format(StrEnum):
-    """The format of a report."""
+    """The format in which a report is written, such as text, HTML or JSON."""
 
     TEXT = "text"
     HTML = "html"

@@ -133,7 +133,7 @@ def _pages() -> Environment:
 
 
 def _known(form: Callable[[float], str]) -> Callable[[float | None], str]:
-    """Return a function that formats a number with `form`, and None as ""."""
+    """Extend a number format to accept None: return a function that formats None as ""."""
     return lambda value: "" if value is None else form(value)
 
 
@@ -229,7 +229,7 @@ def _rendered(name: str, **values: Any) -> Markup:
 
 @dataclass(frozen=True, slots=True)
 class _PlotArea:
-    """The size of a picture and the edges of the plot in it, in pixels."""
+    """The size of a picture, and the edges of the plot inside the picture, in pixels."""
 
     width: float
     height: float
@@ -272,7 +272,7 @@ def posterior_picture(report: Report) -> Markup | None:
 
 
 def nice_step(least: float) -> int:
-    """Return the smallest of 1, 2, 5, 10, 20, 50, ... that is no smaller than `least`."""
+    """Return the smallest of 1, 2, 5, 10, 20, 50, ... that is at least `least`, for the scale of a plot."""
     steps = (factor * 10**power for power in itertools.count() for factor in (1, 2, 5))
     return int(next(step for step in steps if step >= least))
 

@@ -99,7 +99,7 @@ def _result(result: FinalResult, text: str) -> FinalResult:
 
 
 def _stack(one: CombinationReport, report: Report) -> str:
-    """Return the failures seen at a combination as text with their stacks.
+    """Return the failures at a combination as text with their stacks.
 
     If the report has no failure from this combination, the most frequent one of the study is returned.
     """

@@ -38,7 +38,7 @@ class DifferenceReport(Frozen):
         before: The last good combination; for a fix the last bad one.
         after: The first bad combination; for a fix the first good one.
         summary: How many packages were changed, added and removed, in words.
-        changes: Packages of axes first, the others by name.
+        changes: Changed packages: first those of the matrix's axes, then the others by name.
     """
 
     before: dict[str, str]
@@ -52,8 +52,8 @@ class AnswerReport(Frozen):
 
     Attributes:
         label: The answer in words: `orjson ≥ 3.9.11`, `nothing is bad`.
-        kind: `all`, `any`, `never` or `always`.
-        bad_values: Culprit axis to its bad values.
+        kind: Shape of the answer: `all`, `any`, `never` or `always`.
+        bad_values: Maps each culprit axis to its bad values.
     """
 
     label: str
@@ -65,8 +65,8 @@ class PointReport(Frozen):
     """The probabilities of the leading answers after some number of trials.
 
     Attributes:
-        trials: Counted trials.
-        probabilities: Probability of each answer, in the order of `answers`.
+        trials: Number of counted trials up to this point.
+        probabilities: Probability of each answer, in the order of `PosteriorReport.answers`.
     """
 
     trials: int
@@ -146,7 +146,7 @@ class TimelineReport(Frozen):
 
 
 class StepReport(Frozen):
-    """One command of the instructions for reproducing the failure.
+    """A step of the instructions for reproducing the failure, with its shell commands.
 
     Attributes:
         title: Purpose of the commands.
@@ -201,7 +201,7 @@ def labels(axes: Sequence[AxisInfo]) -> dict[str, str]:
 
 
 class EffectReport(Frozen):
-    """The difference between the failure rate in one part of the trials and the rate in the rest."""
+    """How much the failure rate of one part of the trials (such as a host) differs from that of the rest."""
 
     part: str = Field(
         description="The part that deviates most: a host, a GPU, or the share of trials before the change."
@@ -216,7 +216,7 @@ class EffectReport(Frozen):
 
 
 class StabilityReport(Frozen):
-    """Differences in the failure rate that versions do not explain."""
+    """Differences of the failure rate over time, hosts or GPUs, which versions do not explain."""
 
     drift: EffectReport | None = Field(
         default=None, description="Change over time; null if trials cannot be compared."
@@ -266,7 +266,7 @@ class TrialCounts(Frozen):
 class CombinationReport(TrialCounts):
     """One combination of the matrix, with the counts of its trials.
 
-    If `same_as` names another combination, they are the trials of that combination.
+    If `same_as` names another combination, the counts are those of that combination.
 
     Attributes:
         combination: Axis to value, in matrix order.

@@ -13,10 +13,10 @@ from bisect_env.matrix.files import StudyFile, name_problem
 from bisect_env.report.model import QuestionFile, QuestionReport, Report, StepReport
 
 MATRIX = "matrix.yaml"
-"""Name of the matrix beside its files."""
+"""File name under which reports list the text of the matrix."""
 _SHORT_ID = 8
 _IN_PAGE = re.compile(r'<script type="application/json" id="question">(.*?)</script>', re.DOTALL)
-"""The data of a page that holds its question; the template writes it."""
+"""Matches the element of an HTML report that contains the question as JSON; the template writes it."""
 _LARGEST = 64 * 1024 * 1024
 """Maximum size in bytes of a report that is read back."""
 # Home directories of users. Paths in web addresses do not match, because another character precedes them.

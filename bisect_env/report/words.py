@@ -120,7 +120,7 @@ class Rows:
 
 
 def rows(report: Report) -> Rows:
-    """Return the rows of the table of combinations.
+    """Arrange the combinations of a report as rows of a table, with similar neighbours in one row.
 
     The table is sorted so that the values of the culprit axes change from row to row.
     """
@@ -314,7 +314,7 @@ def summary(report: Report) -> str:
 
 
 def reused(report: Report) -> str:
-    """Return a sentence about trials that were reused from earlier studies, or "" if there are none."""
+    """Return a sentence that says how many trials come from earlier studies, or "" if none do."""
     if not report.reused:
         return ""
     number = sum(origin.trials for origin in report.reused)
@@ -371,7 +371,7 @@ def untested(report: Report) -> str:
 
 
 def commit(found: CommitReport) -> list[tuple[str, str]]:
-    """Return details of the first bad commit as pairs of title and text."""
+    """Return the details of the first bad commit, such as author and date, as pairs of title and text."""
     lines = [
         ("commit", f"{clean(found.commit)}{' (a merge)' if found.is_merge else ''}"),
         ("subject", shortened(clean(found.subject), REASON_WIDTH)),
@@ -408,10 +408,10 @@ def _short(one: NamedCommit) -> str:
 
 
 def between(found: Explanation) -> list[tuple[str, str, str]]:
-    """Return a tuple of texts for each environment tried between last good and first bad.
+    """Return a table row for each environment that was tried between last good and first bad.
 
-    The texts are the packages that are as in the bad environment, the number of bad trials, and the interval
-    of the failure rate.
+    The texts of a row are the packages that are as in the bad environment, the number of bad trials, and the
+    interval of the failure rate.
     """
     lines = []
     for one in sorted(found.intermediates, key=lambda one: (len(one.moved), one.moved)):
@@ -422,7 +422,7 @@ def between(found: Explanation) -> list[tuple[str, str, str]]:
 
 
 def alternatives(report: Report) -> list[tuple[str, str]]:
-    """Return other possible answers as pairs of probability and text, or [] if the verdict is confirmed."""
+    """Return other possible answers as pairs of probability and text. Empty if the verdict is confirmed."""
     found = []
     for candidate in report.verdict.candidates[1:4] if report.verdict.status != "confirmed" else ():
         chance, bad = candidate.probability, candidate.first_bad
@@ -436,7 +436,7 @@ def alternatives(report: Report) -> list[tuple[str, str]]:
 
 
 def note(row: Row, report: Report) -> str:
-    """Return remarks on a table row, such as whether the verdict calls it good or bad."""
+    """Return the remarks on a table row, such as whether the verdict calls its combinations good or bad."""
     first = row.members[0]
     parts = []
     if not first.is_runnable:
@@ -625,7 +625,7 @@ class MatrixGrid:
         return f"… and {how_many(self.left_out, 'more table')}" if self.left_out else ""
 
     def with_slices(self, slices: Sequence[GridSlice]) -> MatrixGrid:
-        """Return a copy with only some of the tables."""
+        """Return a copy of the grid that contains only the given tables."""
         return replace(self, slices=tuple(slices), left_out=len(self.slices) - len(slices))
 
 
@@ -672,7 +672,7 @@ def called(one: CombinationReport | None) -> str:
 
 
 def cell_text(one: CombinationReport | None, marks: Mapping[str, str]) -> str:
-    """Return the text of a combination in a compatibility table, such as `✓`, `(✗)` or `✗ 3/10`.
+    """Format a combination for a compatibility table, as in `✓`, `(✗)` or `✗ 3/10`.
 
     Args:
         one: The combination; None if the matrix has none at this place.
@@ -719,7 +719,11 @@ def table_lines(report: Report) -> Iterator[str]:
 
 
 def constraints(report: Report) -> list[tuple[str, list[str]]]:
-    """Return the versions that work together, as requirements that a package can state in its metadata."""
+    """Return version requirements for a package's metadata, each with the versions for which it is needed.
+
+    Each pair is a condition, such as `python >=3.8`, and the requirements of a package that supports these
+    versions.
+    """
     if report.verdict.compatibility is None:
         return []
     found = []
