@@ -366,7 +366,7 @@ def _built_package(repository: str, flags: Flags) -> str:
 
 
 def asked_command(flags: TrialFlags, words: Sequence[str]) -> tuple[AskedQuestion, tuple[StudyFile, ...]]:
-    """Return a question without packages from a command and options, and the files of the command.
+    """Build the part of a question that states the command, its options and its script files.
 
     The caller adds the packages or commits that the question is about.
 

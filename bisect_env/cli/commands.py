@@ -45,7 +45,7 @@ class Command(TyperCommand):
         return parameters
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Parse the command line."""
+        """Parse the command line, and shorten typer's messages about invalid values."""
         try:
             return list(super().parse_args(ctx, args))
         except typer.BadParameter as error:

@@ -185,7 +185,7 @@ def _commit(
 
 
 def with_chapter(study_id: str, kind: str, chapter: AnswerPart, db: str | None) -> Report:
-    """Store a further answer about a study, and return the new report of this study.
+    """Store a further answer about a study, such as its first bad commit, and return the new report.
 
     Args:
         study_id: Id of the study.

@@ -95,7 +95,7 @@ def _new_file(command: str) -> Path:
 
 
 def log_event(event: events.Event) -> None:
-    """Write an event into the log."""
+    """Write an event of a study, such as a finished trial, to the log of the command."""
     if not _log.isEnabledFor(logging.DEBUG):
         return
     if isinstance(event, events.LockProgress | events.Progress):

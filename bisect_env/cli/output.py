@@ -31,17 +31,20 @@ def say(text: str, stream: TextIO | None = None) -> None:
 
 
 def tell(text: str) -> None:
-    """Print a line on stderr, in which commands have the form that `in_own_form` gives them."""
+    """Print a message line on stderr, with commands written as the user calls this program.
+
+    For example, `uvx bisect-env run` replaces `bisect-env run` (see `in_own_form`).
+    """
     say(in_own_form(text), sys.stderr)
 
 
 def shown_line(text: str) -> str:
-    """Return a text as one line that is safe to print, with commands as `in_own_form` writes them."""
+    """Return a text as one safe line without passwords, with commands as the user calls this program."""
     return clean(without_passwords(in_own_form(text)))
 
 
 def emit(document: object, output: Path | None = None) -> None:
-    """Write an object as one line of JSON to stdout or to a file; `deliver` describes the errors."""
+    """Write an object as one line of JSON to stdout or to a file; see `deliver` for the errors raised."""
     # Plain ASCII, because scripts print arbitrary bytes and the locale's encoding may lack characters.
     deliver(json.dumps(document) + "\n", output)
 

@@ -37,12 +37,12 @@ class FoundTarget:
 
     @property
     def shown(self) -> str:
-        """Return the name of the target in messages."""
+        """Return how messages name the target, such as `this question` or the path of a matrix file."""
         return "this question" if self.words else self.reference
 
     @property
     def reference(self) -> str:
-        """Return the word with which another command can name the same target."""
+        """Return the word (path, or name of a study) by which another command can name the same target."""
         return self.report or (self.matrix.shown if self.study is None else self.study.name)
 
     def stated_ends(self, flags: Flags) -> dict[str, str]:

@@ -62,7 +62,7 @@ def interrupt() -> None:
 
 
 def finish() -> None:
-    """End the watch over the command, and ignore signals while the process exits."""
+    """Stop watching whether the command ends in time, and ignore signals while the process exits."""
     global _is_command
     _is_command = False
     while _watches:

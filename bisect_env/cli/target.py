@@ -121,8 +121,8 @@ def asked_study(target: FoundTarget, store: Store, *, same: bool = False) -> Stu
     Args:
         target: A matrix file, a report or a question in words.
         store: Store with the studies.
-        same: Whether the study must have asked exactly this. Otherwise it may be one of a matrix file that
-            was changed since.
+        same: Whether only a study with exactly this question counts. If False, a study of the same matrix
+            file, before the file was changed, counts, too.
 
     Raises:
         UsageError: There is no such study.
@@ -147,7 +147,7 @@ def asked_study(target: FoundTarget, store: Store, *, same: bool = False) -> Stu
 
 
 def _stored(reference: str | None, db: str | None, *, passing_over: bool) -> FoundTarget:
-    """Return a stored study and its matrix.
+    """Find a stored study, and return the study with its matrix as the target of a command.
 
     Raises:
         UsageError: There is no such study.

@@ -145,7 +145,7 @@ _STEPS = {"checking": "verifying installed files"}
 
 
 class Doing:
-    """A text such as `locking 3 of 10` that describes the current step of solving or building.
+    """The current step of solving or building, as text such as `locking 3 of 10`.
 
     Args:
         clock: Function that returns monotonic seconds.
@@ -330,7 +330,7 @@ class JsonView(View):
 
 
 class LiveView(View):
-    """A live table of likely answers, running trials and remaining work."""
+    """A view that shows a table on the terminal: likely answers, running trials and remaining work."""
 
     def __init__(self, console: Console, clock: Callable[[], float] = time.monotonic) -> None:
         self._console = console

@@ -75,7 +75,7 @@ def opened(
 
 
 def environment_of(matrix: Matrix, lock: Lock, provider: EnvironmentProvider) -> Prefix:
-    """Return the environment that a lock describes, and build this environment if necessary.
+    """Return the installed environment of a lock, and build it if necessary.
 
     The caller must release the environment.
     """

@@ -22,7 +22,7 @@ def serve(reference: str | None, port: int, *, tell: Callable[[str, str | None],
     """Serve the database in a browser until Ctrl-C.
 
     Args:
-        reference: The database, as for `Store.open`.
+        reference: Path or URL of the database, as for `Store.open`.
         port: Port to listen on; 0 for any free one.
         tell: Called once with the address, and with a note if a copy of the database is served.
 
