@@ -78,7 +78,7 @@ class BuiltWheel:
 
 
 class CommitBuilder:
-    """A builder that builds wheels from commits and keeps them in the cache.
+    """A builder of wheels from git commits, which keeps the wheels in the cache.
 
     Args:
         cache: The cache directory of bisect-env.

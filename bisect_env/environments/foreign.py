@@ -36,10 +36,11 @@ _LISTED = re.compile(r"[A-Za-z0-9_][\w.-]*=[^=<>!~\s]+=[^=\s]+")
 
 
 def read_environment(path: str | Path, *, python: str = "", platform: str = "") -> ForeignEnvironment:
-    """Read an environment of another tool, and detect its format.
+    """Read the packages of an environment that a file or directory of another tool describes.
 
-    If a lock supports several Python versions and platforms, the packages for one of them are read. All
-    dependency groups and extras are included, because a test may need them.
+    The format, such as `poetry.lock` or `pip freeze`, is detected. If a lock supports several Python versions
+    and platforms, the packages for one of them are read. All dependency groups and extras are included,
+    because a test may need them.
 
     Args:
         path: A file, `FILE#NAME` for one environment of a `pixi.lock`, or the directory of an environment.

@@ -26,7 +26,7 @@ _EXPORTED = re.compile(r"([A-Za-z0-9_][\w.-]*)={1,2}([^=<>!~\s]+)(?:=([^=<>!~\s]
 
 
 def conda_explicit(reading: ForeignReading, text: str) -> ForeignEnvironment:
-    """Read the output of `conda list --explicit`."""
+    """Convert the output of `conda list --explicit` to a `ForeignEnvironment`."""
     platform, channels = _stated_platform(text), []
     for line in text.splitlines():
         url = line.strip().partition("#")[0]
@@ -47,7 +47,7 @@ def conda_explicit(reading: ForeignReading, text: str) -> ForeignEnvironment:
 
 
 def conda_export(reading: ForeignReading, text: str) -> ForeignEnvironment:
-    """Read the output of `conda list --export`."""
+    """Convert the output of `conda list --export` to a `ForeignEnvironment`."""
     for line in text.splitlines():
         if not line.strip() or line.startswith("#"):
             continue
@@ -63,7 +63,7 @@ def conda_export(reading: ForeignReading, text: str) -> ForeignEnvironment:
 
 
 def env_export(reading: ForeignReading, data: dict[str, Any]) -> ForeignEnvironment:
-    """Read the output of `conda env export`."""
+    """Convert the parsed output of `conda env export` to a `ForeignEnvironment`."""
     listed = Requirements(reading)
     for entry in data["dependencies"]:
         if isinstance(entry, dict):
@@ -86,7 +86,7 @@ def env_export(reading: ForeignReading, data: dict[str, Any]) -> ForeignEnvironm
 
 
 def conda_lock(reading: ForeignReading, data: dict[str, Any]) -> ForeignEnvironment:
-    """Read the packages for one platform from a `conda-lock.yml`."""
+    """Convert the packages for one platform in a `conda-lock.yml` to a `ForeignEnvironment`."""
     metadata = data["metadata"]
     platforms = [str(one) for one in metadata.get("platforms", [])]
     if reading.platform not in platforms:
@@ -99,7 +99,7 @@ def conda_lock(reading: ForeignReading, data: dict[str, Any]) -> ForeignEnvironm
 
 
 def pixi(reading: ForeignReading, data: dict[str, Any]) -> ForeignEnvironment:
-    """Read one environment of a `pixi.lock` with py-rattler."""
+    """Convert one environment of a `pixi.lock`, read with py-rattler, to a `ForeignEnvironment`."""
     try:
         request = {"op": "read_lock", "path": str(reading.where), "platform": reading.platform}
         answer = shared_pool().ask(request, _HELPER_TIMEOUT)

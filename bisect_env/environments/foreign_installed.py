@@ -27,7 +27,7 @@ _INSTALLER = "the installer, which nothing in the environment needs"
 
 
 def directory(reading: ForeignReading) -> ForeignEnvironment:
-    """Read the packages that are installed in a virtual or a conda environment."""
+    """List the packages that are installed in a virtual environment or a conda environment."""
     if (reading.where / "conda-meta").is_dir():
         return _conda_directory(reading, reading.where)
     if not (reading.where / "pyvenv.cfg").is_file():

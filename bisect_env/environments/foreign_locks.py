@@ -27,7 +27,7 @@ ITSELF = "the project that the lock belongs to: give its code along with the com
 
 
 def pylock(reading: ForeignReading, data: dict[str, Any]) -> ForeignEnvironment:
-    """Read a `pylock.toml`."""
+    """Convert the parsed content of a `pylock.toml` to a `ForeignEnvironment`."""
     try:
         lock = Pylock.from_dict(data)
     except (PylockValidationError, PylockUnsupportedVersionError) as error:
@@ -54,7 +54,7 @@ def pylock(reading: ForeignReading, data: dict[str, Any]) -> ForeignEnvironment:
 
 
 def uv(reading: ForeignReading, data: dict[str, Any]) -> ForeignEnvironment:
-    """Read a `uv.lock`."""
+    """Convert the parsed content of a `uv.lock` to a `ForeignEnvironment`."""
     requires = str(data.get("requires-python", ""))
     entries: list[dict[str, Any]] = data.get("package", [])
     wanted = _reached(entries, data.get("manifest", {}), reading.markers(requires=requires))
@@ -76,7 +76,7 @@ def uv(reading: ForeignReading, data: dict[str, Any]) -> ForeignEnvironment:
 
 
 def poetry(reading: ForeignReading, data: dict[str, Any]) -> ForeignEnvironment:
-    """Read a `poetry.lock`."""
+    """Convert the parsed content of a `poetry.lock` to a `ForeignEnvironment`."""
     metadata = data["metadata"]
     requires = _poetry_range(str(metadata.get("python-versions", "")))
     markers = reading.markers(requires=requires)
@@ -97,7 +97,7 @@ def poetry(reading: ForeignReading, data: dict[str, Any]) -> ForeignEnvironment:
 
 
 def pdm(reading: ForeignReading, data: dict[str, Any]) -> ForeignEnvironment:
-    """Read a `pdm.lock`."""
+    """Convert the parsed content of a `pdm.lock` to a `ForeignEnvironment`."""
     metadata = data["metadata"]
     stated = [str(one["requires_python"]) for one in metadata.get("targets", []) if "requires_python" in one]
     requires = stated[0] if len(stated) == 1 else ""
@@ -111,7 +111,7 @@ def pdm(reading: ForeignReading, data: dict[str, Any]) -> ForeignEnvironment:
 
 
 def pipenv(reading: ForeignReading, data: dict[str, Any]) -> ForeignEnvironment:
-    """Read a `Pipfile.lock`."""
+    """Convert the parsed content of a `Pipfile.lock` to a `ForeignEnvironment`."""
     requires = data["_meta"].get("requires", {})
     python = str(requires.get("python_full_version") or requires.get("python_version") or "")
     markers = reading.markers(python)

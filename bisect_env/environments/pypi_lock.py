@@ -272,9 +272,9 @@ def _sources(request: EnvironmentRequest) -> str:
 
 
 def _dated_by_name(request: EnvironmentRequest) -> Iterator[str]:
-    """Yield the names of packages that are pinned to a development version with an early enough date.
+    """Yield the packages that are pinned to a development version dated before `exclude_newer`.
 
-    The date comes from the version itself, such as `2.9.0.dev20260131`, and must be before `exclude_newer`.
+    The date comes from the version itself, such as `2.9.0.dev20260131`.
     """
     for name, version in request.pins.items():
         day = day_of(Version(version))

@@ -282,7 +282,7 @@ class CommitSource:
 
     @classmethod
     def of(cls, package: LockedPackage, limits: Iterable[BuildLimit] = ()) -> CommitSource:
-        """Create a `CommitSource` from the `LockedPackage` that `locked` returned.
+        """Convert a lock entry that `locked` made back to its `CommitSource`.
 
         Args:
             package: A package that is built from a commit.

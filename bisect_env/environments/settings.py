@@ -264,7 +264,7 @@ class CondaConfig(BaseModel, frozen=True, coerce_numbers_to_str=True):
 
 @dataclass(frozen=True, slots=True)
 class ChannelPlaces:
-    """The URLs of the channels of a request.
+    """The URLs of a request's conda channels, and of the mirrors from which to download.
 
     Attributes:
         urls: Channel URLs without credentials, highest priority first. Locks contain these.
