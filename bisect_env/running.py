@@ -25,7 +25,7 @@ _KEEP = 400_000  # bytes of output that are kept; a failing C++ build can write 
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """The result of running a tool.
+    """The result of running a tool: exit code, output, and whether the time limit had passed.
 
     Attributes:
         returncode: Exit code as in `subprocess`, negative for a signal.

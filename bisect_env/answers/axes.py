@@ -11,7 +11,7 @@ from bisect_env.matrix.grid import AxisKind, Direction
 
 
 class AxisInfo(AnswerPart):
-    """One axis and its values in ascending order."""
+    """One axis of a matrix, such as a package, with its values in ascending order."""
 
     name: str = Field(description="Name of the axis.")
     kind: AxisKind = Field(default=AxisKind.PACKAGE, description="Kind of the axis: what its values change.")

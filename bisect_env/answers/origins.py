@@ -14,7 +14,7 @@ _SHORT_ID = 8
 
 
 class Origin(AnswerPart):
-    """A study that recorded trials which another one reuses."""
+    """A study whose trials another study reuses."""
 
     study_id: str = Field(description="Id of the study.")
     study: str = Field(description="Name of the study.")

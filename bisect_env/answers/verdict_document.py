@@ -147,7 +147,7 @@ class UntestedValues(AnswerPart):
 
 
 class ClearedCombination(AnswerPart):
-    """A last good combination with the failure rate that its trials exclude."""
+    """A last good combination, with the failure rate that its trials rule out."""
 
     combination: Cell = Field(description="Axis name to value.")
     hits: int = Field(description="Bad trials.")

@@ -30,7 +30,7 @@ _REMEDY = f"install podman or docker, start its daemon, or name the engine with 
 
 @dataclass(frozen=True, slots=True)
 class CommandResult:
-    """The result of a command of the container engine.
+    """The result of a command of the container engine: its exit code and its output.
 
     Attributes:
         returncode: Exit code; None if the command exceeded its time limit and was killed.

@@ -256,7 +256,7 @@ class Entry:
 
 @dataclass(frozen=True, slots=True)
 class Pruned:
-    """The result of pruning the cache.
+    """The result of pruning the cache: what was removed, and how many bytes that freed.
 
     Attributes:
         prefixes: Content hashes of the removed prefixes.

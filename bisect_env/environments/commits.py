@@ -59,7 +59,7 @@ _RELEASED = {
 
 @dataclass(frozen=True, slots=True)
 class BuiltWheel:
-    """A wheel that was built from a commit.
+    """A wheel that was built from a git commit and is kept in the cache.
 
     Attributes:
         path: Path of the wheel in the cache.

@@ -225,7 +225,7 @@ class Interpreters:
         self._lock = threading.Lock()
 
     def installed(self) -> tuple[Interpreter, ...]:
-        """Return all usable interpreters, in order of preference."""
+        """Return all usable Python interpreters of this machine, in order of preference."""
         with self._lock:
             if self._found is None:
                 self._found = self.listed()

@@ -68,7 +68,7 @@ class LockFileError(InfrastructureError):
 
 @dataclass(frozen=True, slots=True)
 class LockedPackage:
-    """One package of a lock.
+    """One package of a lock, with its exact version, URL and hash.
 
     Attributes:
         name: Normalised name.
@@ -219,7 +219,7 @@ class BuildLimit:
 
 @dataclass(frozen=True, slots=True)
 class Lock:
-    """The exact packages of an environment.
+    """The exact packages of an environment, with a hash that is equal for equal environments.
 
     Attributes:
         content_hash: sha256 (hex) of the Python version, the platform, and the sorted URLs and hashes of the

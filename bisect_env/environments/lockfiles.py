@@ -87,7 +87,7 @@ def make_lock(
 def content_hash(
     python: str, platform: str, packages: Iterable[LockedPackage], exclude_newer: str | None = None
 ) -> str:
-    """Return the content hash of a lock (hex sha256).
+    """Return the content hash of a lock (hex sha256), which is equal for equal environments.
 
     Args:
         python: See `make_lock`.

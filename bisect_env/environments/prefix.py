@@ -68,7 +68,7 @@ class NoPrefixError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Prefix:
-    """An installed environment.
+    """An environment that is installed on this host: its directory, its Python and its lease.
 
     Attributes:
         path: Its directory.

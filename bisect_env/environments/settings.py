@@ -76,7 +76,7 @@ def parse_size(text: str, name: str) -> int:
 
 @dataclass(frozen=True, slots=True)
 class PackagePlaces:
-    """The package sources that uv or pip is configured with.
+    """The indexes and other package sources that uv or pip is configured with on this host.
 
     Attributes:
         default: URL of the default index, including credentials; "" for the public index that uv knows.

@@ -324,7 +324,7 @@ class FailureReport(Frozen):
 
 
 class Report(Frozen):
-    """A report on one study.
+    """The report on one study: all data that any output format shows.
 
     Attributes:
         schema_version: `schema` in the document.

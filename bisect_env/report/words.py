@@ -53,7 +53,7 @@ class Detail(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One row of the table of combinations.
+    """One row of the table of combinations, which shows one combination or several similar ones.
 
     Attributes:
         values: Axis to its readable value, or to `first … last`.

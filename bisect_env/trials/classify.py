@@ -206,7 +206,7 @@ NOTED_LEFT_OVER = "left {} running, ended"
 
 @dataclass(frozen=True, slots=True)
 class Classification:
-    """The outcome of one process and the reason for it.
+    """The outcome of one process of a trial, such as `crash`, and the reason for it.
 
     Attributes:
         outcome: Outcome of the process.

@@ -49,7 +49,7 @@ output (`-i` and `-v`, which print every import)."""
 
 @dataclass(frozen=True, slots=True)
 class Imported:
-    """A package that the script's interpreter imported.
+    """A module that the script's interpreter imported, with its stated version and its file.
 
     Attributes:
         module: Name of the imported module.

@@ -31,7 +31,7 @@ _KEPT = 200_000
 
 @dataclass(frozen=True, slots=True)
 class ToolOutput:
-    """The result of running a debugging tool.
+    """The result of running a debugging tool such as gdb: its output, or why it failed.
 
     Attributes:
         ok: Whether the tool succeeded.
@@ -168,7 +168,7 @@ made the call."""
 
 @dataclass(frozen=True, slots=True)
 class Thread:
-    """A thread of a process.
+    """A thread of a process, with its stack and what the thread waits for.
 
     Attributes:
         tid: Id of the thread in the kernel.

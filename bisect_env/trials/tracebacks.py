@@ -100,7 +100,7 @@ _DUMP_FRAME = re.compile(r'^  File "(?P<file>.*)", line (?P<line>\d+|\?\?\?) in 
 
 @dataclass(frozen=True, slots=True)
 class Frame:
-    """A frame of a thread's stack.
+    """One frame of a stack trace: function, file, line and source code.
 
     Attributes:
         function: Name of the function, or an address if the name is unknown.

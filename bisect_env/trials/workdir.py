@@ -53,7 +53,7 @@ _LARGEST_REMOVAL = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class WorkDir:
-    """The directories of one process of a trial.
+    """The directories of one process of a trial, such as its working directory and its TMPDIR.
 
     Attributes:
         top: Parent of the other two directories; other users have no access to it.
