@@ -102,8 +102,14 @@ class ExitRecord:
 
     @cached_property
     def traceback(self) -> Traceback | None:
-        """Return the last Python traceback in stderr that can explain the failure; None if there is none."""
-        return final_traceback(self.stderr)
+        """Return the last Python traceback in stderr that can explain the failure; None if there is none.
+
+        If the script ended by `sys.exit`, a traceback was only logged, and must stand in the last lines.
+        """
+        found = final_traceback(self.stderr)
+        if found is None or self.marks.unhandled is not False:
+            return found
+        return found if found.exception in tail(self.stderr, LAST_WORDS) else None
 
     @cached_property
     def dump(self) -> FatalDump | None:

@@ -40,7 +40,9 @@ _PHASES = {
     "I": Phase.IMPORT,
     "B": Phase.BODY,
     "T": Phase.TEARDOWN,
+    "U": Phase.TEARDOWN,
     "F": Phase.TEARDOWN,
+    "V": Phase.TEARDOWN,
 }
 _UNWATCHED = frozenset("EISiv")
 """Interpreter options with which the harness cannot run (no PYTHONPATH, no `site`), or would change the
@@ -71,11 +73,13 @@ class Marks:
     Attributes:
         phase: Last phase that began; unknown if the harness did not run or could not write.
         finished: Whether all `atexit` handlers had finished.
+        unhandled: Whether an exception that nobody handled ended the script; None if not known.
         imported: Watched modules that were imported; the first entry is `python` itself.
     """
 
     phase: Phase = Phase.UNKNOWN
     finished: bool = False
+    unhandled: bool | None = None
     imported: tuple[Imported, ...] = ()
 
 
@@ -156,7 +160,10 @@ def read_marks(path: Path) -> Marks:
     letter, *lines = text.split("\n")
     found = [fields for line in lines if len(fields := line.split("\t")) == 3]
     return Marks(
-        _PHASES.get(letter, Phase.UNKNOWN), letter == "F", tuple(Imported(*fields) for fields in found)
+        _PHASES.get(letter, Phase.UNKNOWN),
+        finished=letter in ("F", "V"),
+        unhandled={"T": False, "F": False, "U": True, "V": True}.get(letter),
+        imported=tuple(Imported(*fields) for fields in found),
     )
 
 

@@ -489,6 +489,25 @@ IN_COLOUR = (
 """What Python 3.13 prints under FORCE_COLOR=1."""
 
 
+@pytest.mark.parametrize("end", ["sys.exit(3)", "sys.exit('accuracy too low')"])
+def test_an_error_that_was_logged_long_before_the_end_is_no_cause(run: Run, end: str) -> None:
+    code = f"""
+        import logging, sys
+        try:
+            raise RuntimeError("CUDA out of memory. Tried to allocate")
+        except RuntimeError:
+            logging.exception("smaller batch")
+        for epoch in range(100): print("epoch", epoch, file=sys.stderr)
+        {end}
+    """
+    assert run(code).outcome is Outcome.EXIT_FAIL
+
+
+def test_an_exception_with_a_long_message_is_the_cause(run: Run) -> None:
+    record = run("raise RuntimeError('CUDA out of memory' + ' at\\n' * 100)")
+    assert record.outcome is Outcome.CUDA_OOM
+
+
 def test_a_failure_in_colour_is_the_same_failure(run: Run) -> None:
     record = run(f"import sys; sys.stderr.write({IN_COLOUR!r}); sys.exit(1)")
     assert (record.outcome, record.detail) == (Outcome.EXIT_FAIL, "ValueError: boom")

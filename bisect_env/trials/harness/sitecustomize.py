@@ -6,9 +6,10 @@ directory and its own variables again. So the script, and every process that it 
 and variables as without this module. Then a `sitecustomize` of the environment itself is run, if any.
 
 The *mark*, the first byte of the file, is the phase: `S` start, `I` import, `B` body, `T` teardown, `F` all
-`atexit` handlers have finished, `?` phases cannot be observed. After it, the file has a line for each watched
-module that was imported: module, `__version__` and file. The file is opened anew for every write. So no
-descriptor stays open, the script's descriptors have the same numbers as usual, and the marks survive a crash.
+`atexit` handlers have finished, `?` phases cannot be observed. If an exception that nobody handled ended the
+script, `U` and `V` stand for `T` and `F`. After the mark, the file has a line for each watched module that
+was imported: module, `__version__` and file. The file is opened anew for every write. So no descriptor stays
+open, the script's descriptors have the same numbers as usual, and the marks survive a crash.
 
 This file must run in every Python from 2.7 to 3.14, so it has no annotations and no newer syntax.
 """
@@ -173,10 +174,10 @@ def _watch_exit(mark, look, linger):
         if not ending:
             ending.append(1)
             look()
-            mark(b"T")
+            mark(b"U" if hasattr(sys, "last_type") else b"T")
 
     def finished():
-        mark(b"F")
+        mark(b"V" if hasattr(sys, "last_type") else b"F")
         if linger:
             import time
 
