@@ -347,7 +347,7 @@ class EnvironmentAxis(AxisModel):
 
 
 class CommitBuild(StrictModel):
-    """Settings for building the package from each commit of an axis."""
+    """Settings for building commits."""
 
     env: dict[EnvName, Value] = Field(
         default_factory=dict,

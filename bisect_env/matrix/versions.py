@@ -20,7 +20,7 @@ from bisect_env.matrix.history import CommitDetails, History
 
 
 class Manager(StrEnum):
-    """A kind of package source: conda channels, or PyPI and similar indexes."""
+    """A source of packages: conda channels, or PyPI and similar indexes."""
 
     CONDA = "conda"
     PYPI = "pypi"
