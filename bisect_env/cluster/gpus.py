@@ -6,8 +6,9 @@ import contextlib
 import importlib
 import threading
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from math import ceil
 from typing import Any, Self
 
@@ -131,16 +132,23 @@ def group_gpus(gpus: Sequence[Gpu], per_trial: float, workers: int | None) -> li
     return [tuple(gpu.uuid for gpu in gpus[i * size : (i + 1) * size]) for i in range(count)]
 
 
-def visible_gpus(variable: str | None, present: Sequence[Gpu] | None, count: int) -> tuple[str, ...]:
+def visible_gpus(
+    variable: str | None,
+    present: Sequence[Gpu] | None,
+    count: int,
+    claim: Callable[[str], bool] = lambda _uuid: True,
+) -> tuple[str, ...]:
     """Return the UUIDs of the GPUs that a worker may lend to trials.
 
-    dask-cuda gives each worker all GPUs, rotated so that its own come first; only the first `count` belong
-    to the worker, which is the number that it has promised to the scheduler.
+    dask-cuda gives each worker all GPUs, rotated so that its own come first, and workers that a user starts
+    may all see the same GPUs. Only the first `count` that no other worker lends belong to this one, which is
+    the number that it has promised to the scheduler.
 
     Args:
         variable: `CUDA_VISIBLE_DEVICES` of the worker.
         present: GPUs of the host; None if NVML is not installed.
         count: Its resource `GPU`.
+        claim: Reserves a GPU for this worker, and returns False if another worker lends this GPU.
 
     Raises:
         InfrastructureError: Fewer than `count` GPUs are found.
@@ -160,7 +168,14 @@ def visible_gpus(variable: str | None, present: Sequence[Gpu] | None, count: int
             f"(CUDA_VISIBLE_DEVICES={'not set' if variable is None else variable!r})",
             remedy=remedy,
         )
-    return tuple(uuids[:count])
+    own = tuple(islice(filter(claim, uuids), count))
+    if len(own) < count:
+        raise InfrastructureError(
+            f"a worker hands out {count} GPUs, and others of this host lend {len(uuids) - len(own)} of the "
+            f"{len(uuids)} that it sees",
+            remedy="start no more workers than GPUs, or each with its own CUDA_VISIBLE_DEVICES",
+        )
+    return own
 
 
 # --------------------------------------------------------------------------------------------------
@@ -449,21 +464,24 @@ def open_nvml() -> Nvml:
     return Nvml(pynvml)
 
 
-def visible_to_this_worker(environ: Mapping[str, str], count: int) -> tuple[tuple[str, ...], Nvml | None]:
-    """Return the UUIDs of the GPUs that this worker may lend to trials, and an open NVML if installed.
+def visible_to_this_worker(
+    environ: Mapping[str, str], count: int, claim: Callable[[str], bool]
+) -> tuple[tuple[str, ...], Nvml | None]:
+    """Return the UUIDs of the GPUs that this worker may lend to trials, and NVML if it is installed.
 
     Args:
         environ: Environment of the worker.
         count: Number of GPUs that it has promised to the scheduler.
+        claim: See `visible_gpus`.
 
     Raises:
-        InfrastructureError: It has promised more GPUs than exist, or the driver does not work.
+        InfrastructureError: It has promised more GPUs than it can lend, or the driver does not work.
     """
     variable = environ.get("CUDA_VISIBLE_DEVICES")
     try:
         pynvml = importlib.import_module("pynvml")
     except ImportError:
         # Without NVML the health of GPUs is not watched.
-        return visible_gpus(variable, None, count), None
+        return visible_gpus(variable, None, count, claim), None
     nvml = Nvml(pynvml)
-    return visible_gpus(variable, nvml.gpus(), count), nvml
+    return visible_gpus(variable, nvml.gpus(), count, claim), nvml

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import hashlib
 import os
 import platform
 import socket
@@ -11,6 +13,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, replace
 from fractions import Fraction
+from functools import partial
 from math import ceil
 from typing import Any
 
@@ -245,6 +248,12 @@ _builders = ThreadPoolExecutor(max(1, min(4, (os.cpu_count() or 1) // 4)), threa
 _making_gpus = threading.Lock()
 _gpus: HostGpus | None = None
 """The GPUs that this worker process lends; None until a trial asks for one."""
+_claims = contextlib.ExitStack()
+"""Holds the claims of these GPUs until the process ends; see `_claim`."""
+_topics: list[str] = []
+"""Topics of all commands that have asked this worker for GPUs."""
+_excluded: list[dict[str, str]] = []
+"""Events about excluded GPUs, for commands that come later."""
 
 
 def perform_on_worker(request: TrialRequest, attempt: str, settings: WorkerSettings) -> Completion:
@@ -342,18 +351,59 @@ def _host_gpus(worker: Any, topic: str) -> HostGpus:
     with _making_gpus:
         if _gpus is None:
             count = int(worker.state.total_resources.get(GPU, 0))
-            _gpus = HostGpus(visible_to_this_worker(os.environ, count))
-
-    def aside(uuid: str, why: str, left: int) -> None:
-        host = socket.gethostname()
-        worker.log_event(topic, {"aside": uuid, "why": why, "host": host})
-        # Change the number at the scheduler only. If the worker's own number changed, too, trials that were
-        # already sent here would wait for ever; so they start, find no GPU, and are rescheduled.
-        worker.loop.add_callback(
-            worker.scheduler.set_resources,
-            resources={**worker.state.total_resources, GPU: left},
-            worker=worker.contact_address,
-        )
-
-    _gpus.on_excluded = aside
+            with contextlib.ExitStack() as claims:
+                claim = partial(_claim, str(worker.scheduler.address), claims)
+                _gpus = HostGpus(visible_to_this_worker(os.environ, count, claim))
+                _claims.enter_context(claims.pop_all())
+            _gpus.on_excluded = partial(_exclude, worker)
+        if topic not in _topics:
+            _topics.append(topic)
+            for event in _excluded:
+                worker.log_event(topic, event)
     return _gpus
+
+
+def _claim(scheduler: str, claims: contextlib.ExitStack, uuid: str) -> bool:
+    """Reserve a GPU for this process among the workers of one scheduler on this host.
+
+    Args:
+        scheduler: Address of the scheduler.
+        claims: Gives the GPU back when it is closed. The end of the process does so, too.
+        uuid: UUID of the GPU.
+
+    Returns:
+        False if another worker has reserved the GPU.
+    """
+    # An abstract socket: its name belongs to one process at a time, and needs no file.
+    mine = socket.socket(socket.AF_UNIX)
+    try:
+        mine.bind(f"\0bisect-env {hashlib.sha256(f'{scheduler} {uuid}'.encode()).hexdigest()}")
+    except OSError:
+        mine.close()
+        return False
+    claims.enter_context(mine)
+    return True
+
+
+def _exclude(worker: Any, uuid: str, why: str, left: int) -> None:
+    """Tell every command that has used this worker of an excluded GPU, and the scheduler how many are left.
+
+    Args:
+        worker: This worker.
+        uuid: UUID of the GPU.
+        why: Reason in words.
+        left: Number of GPUs that this worker still lends.
+    """
+    event = {"aside": uuid, "why": why, "host": socket.gethostname()}
+    with _making_gpus:
+        _excluded.append(event)
+        topics = list(_topics)
+    for topic in topics:
+        worker.log_event(topic, event)
+    # Change the number at the scheduler only. If the worker's own number changed, too, trials that were
+    # already sent here would wait for ever; so they start, find no GPU, and are rescheduled.
+    worker.loop.add_callback(
+        worker.scheduler.set_resources,
+        resources={**worker.state.total_resources, GPU: left},
+        worker=worker.contact_address,
+    )

@@ -417,7 +417,7 @@ def _stated_sha256(package: rattler.LockedPackage) -> str:
 
 
 def describe(record: rattler.RepoDataRecord) -> Message:
-    """Convert a package record of a channel to the fields of a lock, plus the complete record as JSON."""
+    """Convert a package record of a channel to the fields of a lock."""
     facts = json.loads(record.to_json())
     return {
         "name": record.name.normalized,
@@ -427,7 +427,6 @@ def describe(record: rattler.RepoDataRecord) -> Message:
         "sha256": facts.get("sha256", ""),
         "md5": facts.get("md5", ""),
         "dependencies": merged(facts.get("depends", ())),
-        "record": json.dumps(facts, sort_keys=True, separators=(",", ":"), ensure_ascii=False),
     }
 
 

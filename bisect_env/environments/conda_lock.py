@@ -200,16 +200,12 @@ class CondaSolver:
 
     def solve(
         self, request: EnvironmentRequest, prefer: Sequence[LockedPackage] = ()
-    ) -> tuple[tuple[LockedPackage, ...], dict[str, str]]:
+    ) -> tuple[LockedPackage, ...]:
         """Choose the conda packages that satisfy a request.
 
         Args:
             request: A request whose `conda` is set.
             prefer: Packages of a neighbouring lock, which are reused where possible.
-
-        Returns:
-            The packages to install, and a map from the URL of each package to its complete channel metadata,
-            as JSON text.
 
         Raises:
             UnsolvableError: No set of packages satisfies the request.
@@ -221,7 +217,7 @@ class CondaSolver:
         assert request.conda is not None
         places = self.places(request.conda.channels)
         if request.conda.engine == "conda-lock":
-            return solve_by_conda(request, places, self._timeout), {}
+            return solve_by_conda(request, places, self._timeout)
         newest = request.exclude_newer
         message = {
             "op": "solve",
@@ -235,8 +231,7 @@ class CondaSolver:
         answer = self.ask(message, f"solving {', '.join(message['specs'])}", places)
         if "unsolvable" in answer:
             raise UnsolvableError(answer["unsolvable"])
-        packages = tuple(_locked(facts) for facts in answer["records"])
-        return packages, {facts["url"]: facts["record"] for facts in answer["records"]}
+        return tuple(_locked(facts) for facts in answer["records"])
 
     def versions(self, package: str, channels: Sequence[str], platform: str) -> dict[str, Any]:
         """List the versions of a conda package.

@@ -187,7 +187,6 @@ class PypiCatalogue:
             UsageError: The configuration forbids indexes (`no-index`), and no directory has the package.
         """
         configured = configured_places()
-        further = [one.url for one in configured.indexes if not one.explicit]
         takes_all = configured.strategy.startswith("unsafe")
         links = () if index is not None else (*self._find_links, *configured.find_links)
         unknown: UsageError | None = None
@@ -202,8 +201,7 @@ class PypiCatalogue:
             asked = [index]
         else:
             default = self.index or configured_index()
-            asked = [one.url for one in self._indexes if not one.explicit]
-            asked += [default, *further] if configured.are_pips else [*further, default]
+            asked = [one.url for one in configured.asked_indexes(self._indexes, default)]
         found: list[DistributionPackage] = []
         for base in dict.fromkeys(asked):
             try:

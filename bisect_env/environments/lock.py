@@ -229,8 +229,6 @@ class Lock:
         platform: conda's name of the platform, such as `linux-64`.
         packages: The packages, sorted by name.
         text: The lock in conda-lock's unified file format (version 1). A worker needs nothing else.
-        records: The complete channel metadata (JSON) of each conda package, in the order of `packages`. Only
-            known in the process that solved the environment; not part of `text` and not sent to workers.
         exclude_newer: Date (RFC 3339). Packages uploaded later are not used to build sources. None if there
             is no such limit or nothing is built.
         limits: Limits for builds from commits that differ from the default. They come from the matrix of the
@@ -242,7 +240,6 @@ class Lock:
     platform: str
     packages: tuple[LockedPackage, ...]
     text: str
-    records: tuple[str, ...] = field(default=(), compare=False, repr=False)
     exclude_newer: str | None = None
     limits: tuple[BuildLimit, ...] = field(default=(), compare=False, repr=False)
 
@@ -265,10 +262,6 @@ class Lock:
     def has_commits(self) -> bool:
         """Return whether any package is built from a commit. Such a package has no archive hash."""
         return any(package.is_commit for package in self.packages)
-
-    def __reduce__(self) -> tuple[object, ...]:
-        facts = (self.content_hash, self.python, self.platform, self.packages, self.text)
-        return Lock, (*facts, (), self.exclude_newer, self.limits)
 
 
 LockResult = Lock | UnsolvableError

@@ -1,8 +1,4 @@
-"""Reads and writes locks in conda-lock's format, and writes them as lists for pip and conda.
-
-conda-lock's format lacks some of a channel's metadata (`constrains`, timestamps, build numbers, ...). A
-second file, `<content hash>.records.json`, contains all metadata.
-"""
+"""Reads and writes locks in conda-lock's format, and writes them as lists for pip and conda."""
 
 from __future__ import annotations
 
@@ -51,8 +47,6 @@ def make_lock(
     platform: str,
     packages: Iterable[LockedPackage],
     exclude_newer: str | None = None,
-    *,
-    records: Mapping[str, str] | None = None,
 ) -> Lock:
     """Build a `Lock` from a list of packages.
 
@@ -62,7 +56,6 @@ def make_lock(
         packages: The packages, in any order.
         exclude_newer: RFC 3339 date. Build requirements uploaded later are ignored. Dropped if the lock has
             no source distribution, because nothing is built then.
-        records: Maps the URL of each conda package to its complete channel metadata, as JSON text.
 
     Raises:
         LockFileError: A name, version, hash or URL of a package has an invalid format.
@@ -80,8 +73,7 @@ def make_lock(
         ) from None
     digest = content_hash(python, platform, ordered, exclude_newer)
     text = _render(digest, python, platform, ordered, exclude_newer)
-    known = tuple(records[p.url] for p in ordered if p.is_conda) if records else ()
-    return Lock(digest, python, platform, ordered, text, known, exclude_newer)
+    return Lock(digest, python, platform, ordered, text, exclude_newer)
 
 
 def content_hash(
@@ -326,7 +318,6 @@ def plain_lists(packages: Sequence[LockedPackage]) -> dict[str, str]:
 # Lock files on disk: `<folder>/<matrix>/<content hash>.conda-lock.yml` and an `index.json` beside them.
 
 SUFFIX = ".conda-lock.yml"
-RECORDS = ".records.json"
 INDEX = "index.json"
 _VERSION = 1
 _MAX_BYTES = 64 << 20
@@ -357,14 +348,10 @@ def write_locks(folder: Path, matrix: str, results: Mapping[str, LockResult]) ->
     try:
         for content_hash, lock in locks.items():
             write_atomically(target / f"{content_hash}{SUFFIX}", lock.text)
-            if lock.records:
-                records = ",\n".join(lock.records)
-                write_atomically(target / f"{content_hash}{RECORDS}", f"[\n{records}\n]\n")
         write_atomically(target / INDEX, index_text(results))
-        for suffix in (SUFFIX, RECORDS):
-            for path in target.glob(f"*{suffix}"):
-                if path.name.removesuffix(suffix) not in locks:
-                    path.unlink(missing_ok=True)
+        for path in target.glob(f"*{SUFFIX}"):
+            if path.name.removesuffix(SUFFIX) not in locks:
+                path.unlink(missing_ok=True)
     except OSError as error:
         raise InfrastructureError(
             f"lock files cannot be written to {target}: {error}",

@@ -254,16 +254,15 @@ class Environments(EnvironmentProvider):
         python = request.python
         if request.image:
             packages.append(self._images.get(request.image, lambda: locked_image(request.image)))
-        records: Mapping[str, str] = {}
         if request.conda is not None:
-            conda, records = self._conda.solve(request, known)
+            conda = self._conda.solve(request, known)
             packages += conda
             python = python_of(conda)
             if request.requirements:
                 packages += PypiSolver(request, self.cache_dir, self._timeout, conda).solve(known)
         elif python or not packages:
             packages += PypiSolver(request, self.cache_dir, self._timeout).solve(known)
-        return make_lock(python, request.platform, packages, request.exclude_newer_text, records=records)
+        return make_lock(python, request.platform, packages, request.exclude_newer_text)
 
 
 # --------------------------------------------------------------------------------------------------

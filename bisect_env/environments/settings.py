@@ -99,6 +99,19 @@ class PackagePlaces:
     settings: Mapping[str, Any] = field(default_factory=dict)
     of_indexes: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
+    def asked_indexes(self, own: Sequence[PackageIndex], default: str) -> list[PackageIndex]:
+        """Return the indexes that are asked for packages without an index of their own, by priority.
+
+        Args:
+            own: Indexes of the matrix, which come first.
+            default: URL of the default index, which comes last, or before the further indexes of pip.
+        """
+        further = [one for one in self.indexes if not one.explicit]
+        last = PackageIndex("", default)
+        if self.are_pips and further:
+            further.insert(0, last)
+        return [*(one for one in own if not one.explicit), *further, last]
+
 
 # Settings of `uv.toml` that hold here besides the addresses of indexes. All others (prerelease,
 # exclude-newer, constraint-dependencies, no-binary, ...) would change a lock without being recorded in it.

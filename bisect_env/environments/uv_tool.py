@@ -265,11 +265,7 @@ class Uv:
     @functools.cached_property
     def _all_indexes(self) -> list[PackageIndex]:
         """Return the indexes of the matrix and of the configuration by priority; the default one is last."""
-        configured = [one for one in self._places.indexes if not one.explicit]
-        default = PackageIndex("", self.index)
-        if self._places.are_pips and configured:
-            configured.insert(0, default)
-        found = [*(one for one in self._indexes if not one.explicit), *configured, default]
+        found = self._places.asked_indexes(self._indexes, self.index)
         names = [one.name for one in found]
         # Of two indexes with one name, uv uses the first one.
         return [one for number, one in enumerate(found) if not one.name or names.index(one.name) == number]

@@ -262,6 +262,97 @@ def test_gpus_are_counted_and_lent_by_workers_that_promise_them(tmp_path: Path) 
         assert "--resources GPU=N" in str(error.value)
 
 
+def test_workers_of_one_host_that_see_the_same_gpus_never_lend_the_same_one(tmp_path: Path) -> None:
+    if importlib.util.find_spec("pynvml") is not None:
+        pytest.skip("with NVML, GPUs that are not there are refused")
+    show = f"""
+        import os, time
+        open(os.path.join({str(tmp_path)!r}, f"met-{{os.getpid()}}"), "w").close()
+        while len([name for name in os.listdir({str(tmp_path)!r}) if name.startswith("met-")]) < 2:
+            time.sleep(0.01)
+        print(os.environ["CUDA_VISIBLE_DEVICES"])
+    """
+    with DaskProcesses(tmp_path) as dask:
+        dask.scheduler()
+        for _ in range(2):
+            dask.worker("--resources", "GPU=1", env={"CUDA_VISIBLE_DEVICES": ",".join(GPUS)})
+        executor = RemoteExecutor(build, scheduler=dask.address, gpus_per_trial=1)
+        wait_until(lambda: executor.slots == 2)
+        for _ in range(2):
+            executor.submit(request(show, gpus=1))
+        assert sorted(said(answer) for answer in collect(executor, 2)) == GPUS
+        # A worker that is killed gives its GPU back, and one too many says so.
+        end_tree(dask.processes[1].pid)
+        wait_until(lambda: len(executor.look(0.0)) == 1)
+        for name in tmp_path.glob("met-*"):
+            name.unlink()
+        dask.worker("--resources", "GPU=1", env={"CUDA_VISIBLE_DEVICES": ",".join(GPUS)})
+        wait_until(lambda: len(executor.look(0.0)) == 2)
+        for _ in range(2):
+            executor.submit(request(show, gpus=1))
+        assert sorted(said(answer) for answer in collect(executor, 2)) == GPUS
+        dask.worker("--resources", "GPU=1", env={"CUDA_VISIBLE_DEVICES": ",".join(GPUS)})
+        wait_until(lambda: len(executor.look(0.0)) == 3)
+        for _ in range(3):
+            executor.submit(request("import time; time.sleep(2)", gpus=1))
+        (lost,) = [answer for answer in collect(executor, 3) if isinstance(answer, TrialLost)]
+        assert "others of this host lend 2 of the 2 that it sees" in lost.reason
+        assert not lost.under_trial
+        executor.close()
+
+
+NVML = """
+import os
+
+class NVMLError(Exception):
+    value = 15
+
+NVMLError_Timeout = type("NVMLError_Timeout", (NVMLError,), {})
+NVML_MEMORY_ERROR_TYPE_UNCORRECTED = NVML_VOLATILE_ECC = nvmlEventTypeXidCriticalError = 1
+
+def nvmlInit(): pass
+def nvmlDeviceGetCount(): return 1
+def nvmlDeviceGetHandleByIndex(index): return "GPU-0"
+def nvmlDeviceGetHandleByUUID(uuid): return uuid
+def nvmlDeviceGetUUID(handle): return handle
+def nvmlDeviceGetName(handle): return "NVIDIA H100"
+def nvmlSystemGetDriverVersion(): return "570.1"
+def nvmlDeviceGetTotalEccErrors(*_): return 0
+def nvmlDeviceGetComputeRunningProcesses(handle): return []
+def nvmlEventSetCreate(): raise NVMLError
+def nvmlDeviceGetMemoryInfo(handle):
+    if os.path.exists(LOST):
+        raise NVMLError
+"""
+
+
+def test_every_command_is_told_of_a_gpu_that_is_put_aside(tmp_path: Path) -> None:
+    """Also of one that the trial of another command has found, before or after."""
+    lost = tmp_path / "lost"
+    (tmp_path / "pynvml.py").write_text(f"LOST = {str(lost)!r}\n{NVML}")
+    env = {
+        "PYTHONPATH": os.pathsep.join([str(tmp_path), str(ROOT)]),
+        "DASK_DISTRIBUTED__DIAGNOSTICS__NVML": "False",
+    }
+    with DaskProcesses(tmp_path) as dask:
+        dask.scheduler()
+        dask.worker("--resources", "GPU=1", env=env)
+        first, second = (RemoteExecutor(build, scheduler=dask.address, gpus_per_trial=1) for _ in range(2))
+        for executor in (first, second):
+            executor.submit(request(gpus=1))
+            assert said(collect(executor, 1)[0]) == ""
+        lost.touch()
+        second.submit(request(gpus=1))
+        assert isinstance(collect(second, 1)[0], TrialLost)
+        for executor in (second, first):
+            wait_until(lambda: not sum(offer.gpus for offer in first.look(0.0)))
+            time.sleep(2 * base.OFFERS_AGE)
+            with pytest.raises(InfrastructureError, match="asks for 1 GPU") as error:
+                executor.submit(request(gpus=1))
+            assert "GPU-0: it was lost" in str(error.value)
+            executor.close()
+
+
 def test_an_environment_is_built_without_a_gpu_and_beside_a_trial_that_has_it(tmp_path: Path) -> None:
     if importlib.util.find_spec("pynvml") is not None:
         pytest.skip("with NVML, GPUs that are not there are refused")

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from bisect_env.cli.plan_command import one_line
+from bisect_env.environments.lockfiles import SUFFIX
 from tests.environments.conda_channel import Channel
 
 from .studies import PYTHON, Studies
@@ -83,7 +84,7 @@ def test_a_study_of_conda_packages_finds_the_release(matrix: Path, tmp_path: Pat
     assert len(of_sides) == 2
     assert of_sides <= tried
     folder = tmp_path / "lockfiles" / "demo"
-    assert tried <= {path.name.removesuffix(".records.json") for path in folder.glob("*.records.json")}
+    assert tried <= {path.name.removesuffix(SUFFIX) for path in folder.glob(f"*{SUFFIX}")}
 
 
 @pytest.mark.slow
