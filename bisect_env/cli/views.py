@@ -221,8 +221,7 @@ def describe(event: events.Event) -> str | None:
             limit = f"{event.seconds:.0f} s at most"
             return f"answer: {answer}; now checking it for {limit} (`--sure` checks on: up to {checks})"
         case events.Progress():
-            best = probability(event.verdict.probability or 0.0)
-            return "; ".join(_progress_texts(event, f"best answer so far {best}"))
+            return "; ".join(_progress_texts(event, _answer_so_far(event.verdict)))
         case _:
             return None
 
@@ -230,6 +229,16 @@ def describe(event: events.Event) -> str | None:
 def _verdict_text(verdict: VerdictDocument, axes: Sequence[AxisInfo]) -> str:
     """Return the current verdict in one sentence, with readable names instead of commit hashes."""
     return readable(sentence(verdict, axes), labels(axes))
+
+
+def _answer_so_far(verdict: VerdictDocument) -> str:
+    """Return a short text that says how far an unfinished study has come.
+
+    The text is "" if no answer has a probability yet: an incomplete table has none.
+    """
+    if verdict.table is not None:
+        return f"{how_many(verdict.table.good + verdict.table.bad, 'combination')} called good or bad so far"
+    return f"best answer so far {probability(verdict.probability)}" if verdict.probability else ""
 
 
 def _progress_texts(progress: events.Progress, answer: str) -> list[str]:

@@ -22,7 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bisect_env.search.families import FloatArray
-from bisect_env.search.hypotheses import HypothesisRows, Patterns
+from bisect_env.search.hypotheses import HypothesisRows, Patterns, share_bad
 from bisect_env.search.rates import IMPOSSIBLE, RateGrid, score
 
 _FIRST, _NEGLIGIBLE = 64, -30.0
@@ -189,7 +189,7 @@ class Belief:
     def bad(self) -> FloatArray:
         """Return, for each group of equivalent combinations, the probability that it is bad; shape (X,)."""
         likely = self.answers > _LEAST * self.answers[self.best]
-        return np.asarray(self.answers[likely] @ self.rows.says[likely])
+        return share_bad(self.answers[likely], self.rows.says[likely])
 
 
 def believe(rows: HypothesisRows, counts: CellCounts) -> Belief:

@@ -28,7 +28,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bisect_env.search.belief import Belief, CellCounts, believe
-from bisect_env.search.choice import Choice
+from bisect_env.search.choice import BLOCKS, Choice
 from bisect_env.search.families import FloatArray
 from bisect_env.search.hypotheses import HypothesisRows
 from bisect_env.search.rates import RateGrid
@@ -41,8 +41,6 @@ _ANY = 0.04
 _WHOLE = 0.02
 _THREES_UP_TO = 45
 """Maximum number of changes for which sets of three are considered; beyond it there are too many sets."""
-_BLOCKS = (1, 2, 4, 8, 16, 32, 64, 128)
-"""Possible numbers of trials of one step."""
 _LEADERS = 40
 """Number of the most probable hypotheses for which intermediate environments are proposed."""
 _WORTH = 0.01
@@ -306,9 +304,9 @@ class CulpritSearch:
                 choice.information(block) / (prices + block),
                 0.0,
             )
-            for block in _BLOCKS
+            for block in BLOCKS
         }
-        block = max(_BLOCKS, key=lambda one: float(score[one].max()))
+        block = max(BLOCKS, key=lambda one: float(score[one].max()))
         if not score[block].any():
             return None
         return Try(candidates[int(score[block].argmax())], block)

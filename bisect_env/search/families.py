@@ -1,4 +1,4 @@
-"""Families: the sets of values of one axis that may be the bad ones, as 0/1 matrices.
+"""Families: the sets of values of one axis that may be the bad ones, as boolean arrays.
 
 A hypothesis picks one set from the family of each axis. The first set of every family contains all values of
 the axis, which means "this axis does not matter". In a simple hypothesis most axes have their first set.
@@ -33,25 +33,25 @@ class Family:
     """The sets of values of one axis that may be the bad ones, with their prior probabilities.
 
     Attributes:
-        sets: One row per set, 1 for each value in it and else 0; shape (sets, values). Row 0 is all ones.
+        sets: One row per set, True for each value in it; shape (sets, values). Row 0 is True everywhere.
         prior: Prior of each set if the axis matters, shape (sets,). `prior[0]` is 0 and the others sum to 1.
             An axis with a single value has only row 0.
         plain: Number of sets that the direction of the axis allows; these come first.
     """
 
-    sets: FloatArray
+    sets: NDArray[np.bool_]
     prior: FloatArray
     plain: int
 
     @property
-    def spared(self) -> FloatArray:
-        """Return the complement of each set of values: 1 for each value outside it, shape (sets, values).
+    def spared(self) -> NDArray[np.bool_]:
+        """Return the complement of each set: True for each value outside the set, shape (sets, values).
 
-        Hypotheses of the kind *any of* use these rows. Row 0 is all ones instead, because an axis that does
-        not matter makes no combination bad.
+        Hypotheses of the kind *any of* use these rows. Row 0 is True everywhere instead, because an axis that
+        does not matter makes no combination bad.
         """
-        spared = 1.0 - self.sets
-        spared[0] = 1.0
+        spared = ~self.sets
+        spared[0] = True
         return spared
 
 
@@ -116,7 +116,7 @@ def family(direction: Direction, size: int, *, gaps: bool = True) -> Family:
             others = [values != a for a in range(size)] if size > 2 else []
             rows = singles + others
             weights = [1.0] * len(singles) + [0.5] * len(others)
-    sets = np.vstack([np.ones(size), *[row.astype(np.float64) for row in rows]])
+    sets = np.vstack([np.ones(size, dtype=bool), *rows])
     prior = np.array([0.0, *weights])
     if len(rows):
         prior /= prior.sum()

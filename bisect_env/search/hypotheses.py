@@ -26,6 +26,9 @@ from numpy.typing import NDArray
 from bisect_env.search.families import FloatArray
 from bisect_env.search.space import Hypothesis
 
+_AT_ONCE = 512
+"""Number of rows of a table that are converted to floats at once."""
+
 
 def _not_written(row: int) -> Hypothesis:
     raise ValueError(f"row {row} has no description as sets of values")
@@ -61,6 +64,11 @@ class HypothesisRows:
             self._patterns.clear()
             self._patterns[key] = Patterns.of_rows(self, tried)
         return self._patterns[key]
+
+    @cached_property
+    def prior_bad(self) -> FloatArray:
+        """Return the prior probability that each group of combinations is bad, shape (X,)."""
+        return share_bad(self.prior, self.says)
 
     @cached_property
     def never(self) -> NDArray[np.bool_]:
@@ -130,6 +138,18 @@ def joined(parts: Sequence[HypothesisRows]) -> HypothesisRows:
         np.concatenate([part.tier for part in parts]),
         write,
     )
+
+
+def share_bad(weights: FloatArray, says: NDArray[np.bool_]) -> FloatArray:
+    """Return the total weight of the hypotheses that call each combination bad, shape (X,).
+
+    Args:
+        weights: Weight of each hypothesis, shape (H,).
+        says: True where a hypothesis calls a combination bad, shape (H, X).
+    """
+    # The product converts the table to floats: in parts that fit into a cache, it takes a fifth of the time.
+    parts = [slice(start, start + _AT_ONCE) for start in range(0, len(weights), _AT_ONCE)]
+    return np.asarray(sum((weights[part] @ says[part] for part in parts), np.zeros(says.shape[1])))
 
 
 def packed(rows: NDArray[np.bool_]) -> NDArray[np.void]:

@@ -198,7 +198,7 @@ class NextTrials:
         view = self.known.view
         if view.grid.bad is not None:
             return int(view.group[view.grid.bad])
-        prior = np.where(self.known.can_run, self.known.rows.prior @ self.known.rows.says, -1.0)
+        prior = np.where(self.known.can_run, self.known.rows.prior_bad, -1.0)
         cell = int(prior.argmax())
         return cell if prior[cell] >= _END_CERTAINTY else -1
 

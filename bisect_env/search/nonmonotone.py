@@ -82,7 +82,7 @@ def _wider(plain: Family, changes: int, near: tuple[int, ...], limit: int) -> Fa
         limit: Number of changes below which a set may change at any position.
     """
     size = plain.sets.shape[1]
-    known = {row.tobytes() for row in plain.sets > 0}
+    known = {row.tobytes() for row in plain.sets}
     often = set(np.count_nonzero(np.diff(plain.sets), axis=1).tolist())
     sets, weights = [plain.sets], [(1.0 - RARE) * plain.prior]
     rare = 0.0
@@ -91,7 +91,7 @@ def _wider(plain: Family, changes: int, near: tuple[int, ...], limit: int) -> Fa
         if k in often:
             rows = rows[[row.tobytes() not in known for row in rows]]
         if len(rows):
-            sets.append(rows.astype(np.float64))
+            sets.append(rows)
             weights.append(np.full(len(rows), RARE * _WEIGHTS[k] / len(rows)))
             rare += _WEIGHTS[k]
     if not rare:

@@ -200,9 +200,7 @@ class Search(StudySearch):
             against_next=None if alone else self._against(known.whole, belief.best, nothing=False),
             unexplained=() if alone else unexplained(calls_bad, known.counts, stage.stands_for),
             monotone=alone or bool(belief.rows.tier[belief.best] != 1),
-            untested=()
-            if self.is_staged
-            else untested_intervals(best, self._grid, self.tallies, min(rate, 0.999)),
+            untested=untested_intervals(best, self._grid, self.tallies, min(rate, 0.999)),
             cleared=cleared(best, self.tallies, self.limits) if status is Status.CONFIRMED else (),
             certain=known.unanimous,
         )

@@ -174,14 +174,14 @@ class HypothesisSpace:
         """
         places = np.unravel_index(cells, self.shape)
 
-        def within(matrices: Sequence[FloatArray]) -> NDArray[np.bool_]:
+        def within(matrices: Sequence[NDArray[np.bool_]]) -> NDArray[np.bool_]:
             """Return whether all values of each cell lie in the chosen sets, for each choice of sets.
 
             A choice has one set per axis. The shape is (choices, cells).
             """
             found = np.ones((1, len(cells)), dtype=bool)
             for sets, place in zip(matrices, places, strict=True):
-                both = found[:, None] & (sets[:, place] > 0)
+                both = found[:, None] & sets[:, place]
                 found = both.reshape(len(found) * len(sets), len(cells))
             return found
 
@@ -200,7 +200,7 @@ class HypothesisSpace:
         if kind == "all" and not culprits:
             return constant("always", self.shape)
         sets = tuple(
-            np.asarray(f.sets[s] > 0) if s != 0 or kind == "all" else np.zeros(f.sets.shape[1], dtype=bool)
+            f.sets[s] if s != 0 or kind == "all" else np.zeros(f.sets.shape[1], dtype=bool)
             for f, s in zip(self._families, chosen, strict=True)
         )
         return Hypothesis(kind, sets, culprits)
@@ -254,5 +254,5 @@ def drawn(grid: Grid, rng: np.random.Generator) -> Hypothesis:
             weights = _weights(one)
             chosen.append(int(rng.choice(len(weights), p=weights / weights.sum())))
         if any(chosen):
-            sets = tuple(one.sets[row] > 0 for one, row in zip(families, chosen, strict=True))
+            sets = tuple(one.sets[row] for one, row in zip(families, chosen, strict=True))
             return Hypothesis("all", sets, tuple(i for i, row in enumerate(chosen) if row))

@@ -40,7 +40,7 @@ from bisect_env.search.view import LatticeView
 
 MOST_STAGES = 12
 _MOST_CELLS = 400
-"""Maximum number of cells of a stage of a large lattice."""
+"""Maximum number of cells of a stage of a large lattice, and of a single axis that has one stage."""
 _MOST_WHOLE = 10 * _MOST_CELLS
 """Maximum number of cells of a lattice that has a single stage."""
 _MOST_WAYS = 8
@@ -239,9 +239,12 @@ class Stage:
 def first_shape(grid: Grid) -> Shape | None:
     """Choose the combinations of the first stage; return None if the lattice is small enough to have all."""
     directions = [axis.direction for axis in grid.axes]
-    if math.prod(grid.shape) <= _MOST_WHOLE and not is_large(grid.shape, directions):
-        return None
     several = [axis for axis, size in enumerate(grid.shape) if size > 1]
+    cells = math.prod(grid.shape)
+    # A single axis gets the same checks whatever its length.
+    is_short_axis = len(several) == 1 and cells <= _MOST_CELLS
+    if cells <= _MOST_WHOLE and (is_short_axis or not is_large(grid.shape, directions)):
+        return None
     if len(several) > _MOST_WAYS:
         ways = [tuple(part.tolist()) for part in np.array_split(several, _MOST_WAYS)]
         return _from_end_to_end(ways, grid, None)

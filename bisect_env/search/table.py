@@ -66,8 +66,6 @@ the share of this for a label that contradicts a description."""
 _RARE = 0.1
 """A combination that was tried so often that a failure at this rate would have shown gets the likelier label,
 so that others are tried."""
-_PATIENCE = 6
-"""After this many times the usual number of trials, a combination gets the likelier label in any case."""
 _CORNERS = 4
 """Maximum number of ordered axes for which every corner of the lattice is tried first."""
 _HOLDS = 0.5
@@ -184,10 +182,9 @@ class Table:
             return np.where(trials > 0, called, np.int8(-1))
         error = _SURE * (1.0 - self.limits.confidence)
         doubt = np.where(trials > 0, np.minimum(self.chances, 1.0 - self.chances), 1.0)
-        is_long = trials >= _PATIENCE * self.usual_trials
-        labels = np.where((doubt <= error) | is_long, called, np.int8(-1))
+        labels = np.where(doubt <= error, called, np.int8(-1))
         for place in self._alone(labels):
-            if doubt[place] > _SURER * error and not is_long[place]:
+            if doubt[place] > _SURER * error:
                 labels[place] = -1
         # Before anything is known to be bad, a background looks like a rare failure: then others say more.
         enough = 2 * clean_trials(max(_RARE, self.limits.min_crash_rate))

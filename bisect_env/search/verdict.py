@@ -22,8 +22,7 @@ class Status(StrEnum):
     """How well the trials support a verdict: confirmed, likely, or less."""
 
     CONFIRMED = "confirmed"
-    """The answer reaches the stated confidence, whether bad combinations share one failure rate or not, and
-    both sides of the boundary were tried."""
+    """The answer reaches the stated confidence, and both sides of the boundary were tried."""
     LIKELY = "likely"
     """One answer has more than half of the posterior probability, but one of the conditions above is not met,
     or no two runnable combinations show which axis is the culprit."""

@@ -286,6 +286,16 @@ def test_an_answer_on_the_way_is_told_as_the_report_tells_it() -> None:
     assert "pkg is broken up to 1 and from 4 on" in drawn.file.getvalue()  # type: ignore[attr-defined]
 
 
+def test_a_table_is_told_by_its_calls_and_no_answer_has_a_probability_of_zero() -> None:
+    table = {"good": 20, "bad": 11, "tried": 15, "complete": False}
+    left = replace(progress(), trials=15, hits=6, verdict=document(expected_left=2.0, probability=0.0))
+    mapped = replace(left, verdict=document(expected_left=2.0, probability=0.0, table=table))
+    assert describe(mapped) == (
+        "15 trials, 6 of them bad; 31 combinations called good or bad so far; about 2 trials left"
+    )
+    assert describe(left) == "15 trials, 6 of them bad; about 2 trials left"
+
+
 def test_one_is_not_told_as_several() -> None:
     one = replace(progress(), trials=1, verdict=document(expected_left=1.2, probability=0.999))
     assert describe(one) == "1 trial, 1 of them bad; best answer so far 99.9 %; about 1 trial left"

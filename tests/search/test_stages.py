@@ -171,8 +171,8 @@ def test_which_lattices_are_large() -> None:
     assert not is_large((6, 6, 4, 4), (REGRESSION,) * 4)
     assert is_large((200, 200), (REGRESSION, REGRESSION))
     assert is_large((40, 40), (EITHER, EITHER))
-    small = grid((20, 20))
-    assert not Search(small, alone(small)).is_staged
+    for small in (grid((20, 20)), grid((400,), EITHER)):
+        assert not Search(small, alone(small)).is_staged
 
 
 def test_drawn_truths_involve_an_axis() -> None:
@@ -230,3 +230,34 @@ def test_a_long_axis_that_may_change_either_way_is_checked_like_a_short_one(quic
         assert (search.counts((186,))[1] >= 60) is not quick
         assert search.checks_left == 0
     assert quick or cleared[0] == cleared[1] == [((186,), 0)]
+
+
+@pytest.mark.parametrize("size", [240, 300, 400])
+def test_a_gap_of_good_versions_on_a_long_axis_is_found_as_on_a_short_one(size: int) -> None:
+    """Three tenths of the axis, in the middle of its bad part: halving towards the boundary never sees it."""
+    versions = np.arange(size)
+    bad = (versions >= size // 10) & ~((versions >= size // 2) & (versions < size * 8 // 10))
+    lattice = grid((size,), EITHER)
+    search = Search(lattice, alone(lattice))
+    while not search.finished:
+        (cell,) = search.ask(1)
+        search.tell(cell, hit=bool(bad[cell]))
+    first_bad = size // 10
+    assert search.verdict.status is Status.CONFIRMED
+    assert search.verdict.best.first_bad == (first_bad,)
+    assert search.verdict.best.last_good == (first_bad - 1,)
+    assert search.trials <= 250
+
+
+def test_what_a_large_lattice_leaves_untested_is_named() -> None:
+    shape = (300, 300)
+    search = Search(grid(shape), Alone(shape), quick=True)
+    assert search.is_staged
+    while not search.finished:
+        for cell in search.ask(1):
+            search.tell(cell, hit=cell[0] >= 120)
+    (interval,) = search.verdict.untested
+    assert interval.axis == 0
+    assert interval.length > 50
+    tried = {index[0] for index in search.tallies.told if index[1] == interval.first[1]}
+    assert not any(interval.first[0] <= value <= interval.last[0] for value in tried)
