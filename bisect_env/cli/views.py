@@ -250,7 +250,7 @@ def _progress_texts(progress: events.Progress, answer: str) -> list[str]:
 FEW_PASSES = 10
 """Minimum number of passes that are mentioned; fewer passes exclude too little."""
 _OFTEN = 3
-"""Minimum number of failures, without a pass, after which a failure seems to occur every time."""
+"""Minimum number of repeated failures, without a pass, after which a failure seems to occur every time."""
 
 
 def passing_text(progress: events.Progress) -> str:
@@ -271,10 +271,13 @@ def passing_text(progress: events.Progress) -> str:
 def always_text(progress: events.Progress) -> str:
     """Return a hint to use `--always` if the failing combinations have failed in every trial.
 
-    Return "" after fewer than three failures, with `--always`, or if few trials are left.
+    The first failure of a combination does not count, because it is what makes the combination a failing one:
+    each version of a flaky package that failed in its only trial has failed every time.
+
+    Return "" after fewer than three failures that count, with `--always`, or if few trials are left.
     """
     failing = [(hits, trials) for hits, trials in progress.counts.values() if hits]
-    every_time = sum(hits for hits, _ in failing) >= _OFTEN and all(
+    every_time = sum(hits - 1 for hits, _ in failing) >= _OFTEN and all(
         hits == trials for hits, trials in failing
     )
     left = progress.verdict.expected_left or 0.0

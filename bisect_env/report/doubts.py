@@ -292,6 +292,10 @@ _LEAST_TIMED = 3
 """Minimum number of trials for a median."""
 _SLOWER = 1.2
 """Minimum ratio of medians at which durations count as different."""
+_SLOWER_PAIRS = 0.9
+"""Minimum share of the pairs of a passing and a failing run in which the failing one is slower."""
+_CLEAR = 1.96
+"""Minimum number of standard deviations by which the number of these pairs exceeds its chance value."""
 _BY_SPEED = (Outcome.PASS, Outcome.EXIT_FAIL, Outcome.HANG)
 """Outcomes of runs that meet or miss a time limit."""
 
@@ -313,7 +317,7 @@ def speed_warnings(
     seconds: dict[str, dict[Evidence, list[float]]] = {}
     for trial in timed:
         seconds.setdefault(str(trial.combination), {}).setdefault(trial.evidence, []).append(trial.duration)
-    mixed = [one for one, by in seconds.items() if _slower_ones_fail(by)]
+    mixed = [one for one, by in seconds.items() if _slower_ones_fail(by)] if _by_speed(seconds) else []
     by_value = _medians(axes, timed)
     if mixed:
         said = f"slower runs of {and_more(mixed, 2, '; ')} fail, and faster ones pass"
@@ -327,6 +331,24 @@ def speed_warnings(
     )
     seen = "; ".join([said, *by_value])
     return [f"this looks like a question of speed: {seen}; other load on the machine matters then: {remedy}"]
+
+
+def _by_speed(seconds: Mapping[str, Mapping[Evidence, Sequence[float]]]) -> bool:
+    """Return whether failing runs are slower than passing ones of the same combination, beyond chance.
+
+    A time limit separates both in every combination, whereas a flaky failure does so in some by chance.
+    Therefore all combinations are tested together: the Mann-Whitney statistic, summed over combinations
+    (Wilcoxon's stratified rank test).
+    """
+    slower = pairs = expected = variance = 0.0
+    for by in seconds.values():
+        good, bad = by.get(Evidence.GOOD, ()), by.get(Evidence.BAD, ())
+        count = len(good) * len(bad)
+        slower += sum(one > other for one in bad for other in good)
+        pairs += count
+        expected += count / 2
+        variance += count * (len(good) + len(bad) + 1) / 12
+    return slower >= _SLOWER_PAIRS * pairs and slower - expected >= _CLEAR * variance**0.5
 
 
 def _slower_ones_fail(by: Mapping[Evidence, Sequence[float]]) -> bool:

@@ -256,6 +256,8 @@ def test_a_failure_that_came_every_time_gets_always_offered() -> None:
     for other in (
         replace(certain, counts={A: (0, 9), B: (3, 4), C: (2, 2)}),
         replace(certain, counts={B: (2, 2)}),
+        # Versions of a flaky package that failed in their only trial, among others that passed.
+        replace(certain, counts={A: (1, 1), B: (1, 1), C: (1, 1)}),
         replace(certain, is_certain=True),
         replace(certain, verdict=document(expected_left=2.0)),
     ):
