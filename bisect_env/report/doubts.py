@@ -235,7 +235,8 @@ def verdict_warnings(verdict: VerdictDocument, asked: Asked = Asked.IN_FILE) -> 
             f"({asked.setting('solver: {dependencies: newest}')}), or state a lower {lower} or a "
             "higher `max_trials` in `search`"
         )
-    if not verdict.monotone:
+    # Seen from a wrongly stated end, every history seems to change direction.
+    if not verdict.monotone and not verdict.ends_wrong:
         # `direction: either` allows one range of bad values or one of good values, so two changes at most.
         changes = Counter(boundary.axis for boundary in verdict.boundaries)
         directions = verdict.directions.values()
@@ -427,7 +428,11 @@ def advice(
         two = _unrelated(several[0], several[0].values, trials, asked) if len(several) == 1 else []
         return [
             *(f"the failures at the two ends are unrelated: {text}" for text in two),
-            *(_passed_elsewhere(axes, trials, asked) or _why_always(axes, bad, scripts, asked)),
+            *(
+                _swapped(trials, settings.get("ends") or {}, asked)
+                or _passed_elsewhere(axes, trials, asked)
+                or _why_always(axes, bad, scripts, asked)
+            ),
         ]
     if kind == "never" or "bad combination is not bad" in reason:
         untried = []
@@ -437,6 +442,23 @@ def advice(
             untried = [f"{combinations} could not be built, and may be what fails: {why}"]
         return [*untried, *_why_never(verdict, failures, settings, asked)]
     return list(_why_open(verdict, bad, settings, asked, elapsed))
+
+
+def _swapped(trials: Sequence[StoredTrial], ends: Mapping[str, Any], asked: Asked) -> list[str]:
+    """Return advice if the stated bad combination passed in all its trials and the good one failed.
+
+    Args:
+        trials: All trials of a study.
+        ends: `good` and `bad` to the combinations that the user stated.
+        asked: How the question was asked.
+    """
+    seen = {
+        end: {trial.evidence for trial in trials if trial.combination.as_dict() == ends.get(end)}
+        for end in ("good", "bad")
+    }
+    if Evidence.BAD not in seen["good"] or Evidence.GOOD not in seen["bad"] or Evidence.BAD in seen["bad"]:
+        return []
+    return [f"they are swapped: what is stated to work fails, and the other works; exchange {asked.ends}"]
 
 
 def _passed_elsewhere(axes: Sequence[AxisInfo], trials: Sequence[StoredTrial], asked: Asked) -> list[str]:
