@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from bisect_env.answers.phrases import first_few
+from bisect_env.answers.phrases import aligned, first_few
 from bisect_env.answers.untrusted import clean
 from bisect_env.cli.commands import Command, Group, with_groups
 from bisect_env.cli.options import CheckOption, DatabaseOption, DryRunOption, JsonOption, SizeOption, opt
@@ -55,7 +55,8 @@ def info(
     if as_json:
         emit(facts)
     else:
-        deliver("".join(f"{name:<13}{value}\n" for name, value in facts.items()))
+        lines = aligned([[name, str(value)] for name, value in facts.items()])
+        deliver("".join(f"{line}\n" for line in lines))
 
 
 @db_app.command(cls=Command)

@@ -94,7 +94,7 @@ DatabaseOption = Annotated[
 AT = opt(
     "--at COMBINATION",
     "Combination: torch=2.3.1,cuml=24.04 (axes with one value may be left out); first-bad or "
-    "last-good of an answered study; good or bad, as stated.",
+    "last-good of an answered study (of a fix last-bad or first-good); good or bad, as stated.",
 )
 AtOption = Annotated[str | None, AT]
 JsonOption = Annotated[

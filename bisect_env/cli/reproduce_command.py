@@ -26,6 +26,7 @@ from bisect_env.errors import InfrastructureError, UsageError
 from bisect_env.matrix.files import StudyFile
 from bisect_env.matrix.grid import Combination
 from bisect_env.report.build import load_report
+from bisect_env.report.shared_question import without_homes
 from bisect_env.secrets import without_passwords
 from bisect_env.storage.entries import Study
 from bisect_env.storage.store import Store
@@ -85,7 +86,7 @@ def _refuse_archive(output: Path) -> None:
 
 
 def observed(store: Store, study: Study, one: LockedCombination) -> ObservedFailure:
-    """Return how often a combination failed in a study, with the details of one failure.
+    """Return how often a combination failed in a study, with the details of one failure for others to read.
 
     Trials of an equal environment with equal values count, as in the report: the study may have recorded its
     trials for another combination.
@@ -112,7 +113,8 @@ def observed(store: Store, study: Study, one: LockedCombination) -> ObservedFail
         other = counts[good.combination]
         contrast = Contrast(good.combination, good.lock, other.bad, other.counted) if other.counted else None
     record = whole.record
-    return ObservedFailure(here.bad, here.counted, record.detail, record.stack, str(record.machine), contrast)
+    detail, stack = without_homes(record.detail), without_homes(record.stack)
+    return ObservedFailure(here.bad, here.counted, detail, stack, str(record.machine), contrast)
 
 
 def _file_name(text: str) -> str:

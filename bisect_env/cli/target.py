@@ -23,7 +23,7 @@ from bisect_env.engine.narrow import is_of_commits
 from bisect_env.engine.stored import matrix_of, refuse_strangers, was_asked_here
 from bisect_env.errors import UsageError
 from bisect_env.storage.backend import has_database
-from bisect_env.storage.entries import Study
+from bisect_env.storage.entries import COMMIT, TRACED, Study
 from bisect_env.storage.store import Store
 
 
@@ -97,7 +97,7 @@ def find_study(words: Sequence[str] | None, flags: Flags, store: Store) -> Study
         # Settings of the search are words of the question as well, but the study is the same with others.
         return asked_study(asked, store)
     try:
-        study = store.study(words[0] if words else None)
+        study = _study(store, words[0] if words else None)
     except UsageError as error:
         if not is_script:
             raise
@@ -146,6 +146,29 @@ def asked_study(target: FoundTarget, store: Store, *, same: bool = False) -> Stu
     )
 
 
+_RECENT = 5
+"""Number of earlier studies among which the one is looked for whose answer the latest study is part of."""
+
+
+def _study(store: Store, reference: str | None) -> Study:
+    """Return the study that a reference names, or the one that the user asked last.
+
+    `between` and `explain --git` run further studies for the last part of their answer. The study that has
+    the whole answer counts as asked last, although it began earlier.
+
+    Raises:
+        UsageError: There is no such study.
+    """
+    study = store.study(reference)
+    if reference is not None:
+        return study
+    for one in store.studies()[: _RECENT + 1]:
+        parts = (*store.payloads(one.id, TRACED), *store.payloads(one.id, COMMIT))
+        if any(part.get("study") == study.id for part in parts):
+            return one
+    return study
+
+
 def _stored(reference: str | None, db: str | None, *, passing_over: bool) -> FoundTarget:
     """Find a stored study, and return the study with its matrix as the target of a command.
 
@@ -160,7 +183,7 @@ def _stored(reference: str | None, db: str | None, *, passing_over: bool) -> Fou
         )
     with Store.open(db, read_only=True) as store:
         try:
-            study = store.study(reference)
+            study = _study(store, reference)
         except UsageError as error:
             asked = command_line("bisect-env", "run", reference or "PACKAGE", "repro.py")
             raise UsageError(

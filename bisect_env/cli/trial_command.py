@@ -38,7 +38,7 @@ from bisect_env.cluster.gpus import choose_gpus, group_gpus, open_nvml
 from bisect_env.engine import events
 from bisect_env.engine.amplify import Amplified, amplified, known_perturbation
 from bisect_env.engine.diagnose import SANITIZERS, Diagnosis, Tools, diagnose
-from bisect_env.engine.opening import expand_as_known
+from bisect_env.engine.opening import Expansion, expand_as_known
 from bisect_env.engine.plans import OneCombinationPlan
 from bisect_env.engine.session import Session
 from bisect_env.engine.single import (
@@ -49,6 +49,7 @@ from bisect_env.engine.single import (
     run_trials,
 )
 from bisect_env.engine.specs import target_of
+from bisect_env.engine.stored import named_combinations
 from bisect_env.engine.verify import Verification, Verifier
 from bisect_env.errors import ExitCode, StudyInterruptedError, UsageError
 from bisect_env.matrix.load import Matrix
@@ -141,6 +142,8 @@ def trial(
             "--fresh begins a series of `--until-rate` anew",
             remedy="add `--until-rate`, or leave it out: other trials are always new",
         )
+    if until is not None and not _EXTREME <= until <= 1 - _EXTREME:
+        raise UsageError(f"--until-rate is {until:g}", remedy="give a number between 0 and 1, such as 0.01")
     if amplify and {"--at", "--number"}.intersection(given):
         raise UsageError(
             "`--amplify` compares the good and the bad end, in as many trials as that takes",
@@ -266,8 +269,6 @@ def _until(
     *,
     fresh: bool,
 ) -> ExitCode:
-    if not _EXTREME <= rate <= 1 - _EXTREME:
-        raise UsageError(f"--until-rate is {rate:g}", remedy="give a number between 0 and 1, such as 0.01")
     verifier = Verifier(
         chosen, session.store, max_rate=rate, confidence=confidence, max_trials=limit, fresh=fresh
     )
@@ -410,15 +411,11 @@ def _amplify(
     matrix = target.matrix
     with opened(matrix, where, view) as session:
         expansion = expand_as_known(matrix, session.store, session.provider)
-        texts = target.stated_ends(flags)
-        if expansion.grid.ends is not None:
-            ends = zip(("good", "bad"), expansion.grid.ends, strict=True)
-            known = {end: expansion.grid.combination(index).items for end, index in ends}
-            texts = {**{end: ",".join(map("=".join, cell)) for end, cell in known.items()}, **texts}
+        texts = _ends(expansion) | target.stated_ends(flags)
         if {"good", "bad"} - texts.keys():
             raise UsageError(
-                "the directions of the axes do not say which ends are good and bad",
-                remedy="give --good and --bad",
+                "neither an answer nor the directions of the axes say which ends are good and bad",
+                remedy="give --good and --bad, or ask `bisect-env run` first",
             )
         ends_of = {
             end: look_up(
@@ -437,6 +434,20 @@ def _amplify(
         found = amplified(matrix, session, expansion.study, **ends_of)
     _print_amplified(found, Asked.of(matrix.path, matrix.file.axes), as_json=shown.as_json)
     return ExitCode.VERDICT if found.perturbation != NONE else ExitCode.NO_VERDICT
+
+
+def _ends(expansion: Expansion) -> dict[str, str]:
+    """Return the good and the bad end of a question, as texts for `--good` and `--bad`.
+
+    They are the two ends of the matrix, or else the combinations of the study's answer. The dict is empty if
+    there are neither.
+    """
+    grid = expansion.grid
+    if grid.ends is not None:
+        ends = zip(("good", "bad"), grid.ends, strict=True)
+        return {end: ",".join(map("=".join, grid.combination(index).items)) for end, index in ends}
+    named = {} if expansion.study is None else named_combinations(expansion.study)
+    return {"good": "last-good", "bad": "first-bad"} if {"first-bad", "last-good"} <= named.keys() else {}
 
 
 def _print_amplified(found: Amplified, asked: Asked, *, as_json: bool) -> None:

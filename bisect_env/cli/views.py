@@ -85,6 +85,7 @@ class PlainView(View):
         self._shown = (False, "")
         self._doing = Doing(clock)
         self._again: Counter[str] = Counter()
+        self._hinted: set[str] = set()
 
     def show(self, event: events.Event) -> None:
         """Print the lines of an event, if it has any."""
@@ -110,7 +111,16 @@ class PlainView(View):
                     yield f"{line.partition(' (')[0]}: {how_many(more, 'more time')}"
                     self._again[line] = 0
         if text is not None:
-            yield text
+            yield self._with_new_hints(text)
+
+    def _with_new_hints(self, text: str) -> str:
+        """Return a progress line without the hints that an earlier line gave."""
+        for hint in _HINTS:
+            if hint in text and hint in self._hinted:
+                text = text.replace(hint, "")
+            elif hint in text:
+                self._hinted.add(hint)
+        return text
 
     def _due(self, event: events.Event, text: str | None) -> str | None:
         """Return the progress line to print now, or None if no line should be printed yet.
@@ -256,10 +266,14 @@ def _progress_texts(progress: events.Progress, answer: str) -> list[str]:
     return [text for text in texts if text]
 
 
+_ENDS_HERE = " (Ctrl-C ends it here; with `--always`, or `--rate 0.5`, fewer passes are enough)"
+_EVERY_TIME = "it failed every time so far: the same command with `--always` ends sooner"
+_HINTS = (_ENDS_HERE, f"; {_EVERY_TIME}")
+"""Parts of progress lines that plain output has once, because they say what the user may do."""
 FEW_PASSES = 10
 """Minimum number of passes that are mentioned; fewer passes exclude too little."""
 _OFTEN = 3
-"""Minimum number of failures, without a pass, after which a failure seems to occur every time."""
+"""Minimum number of repeated failures, without a pass, after which a failure seems to occur every time."""
 
 
 def passing_text(progress: events.Progress) -> str:
@@ -274,22 +288,25 @@ def passing_text(progress: events.Progress) -> str:
     known = f"{combination} passed {passes} times: it fails in less than {percent(most)} of runs, if at all"
     if most <= floor:
         return known
-    return f"{known} (Ctrl-C ends it here; with `--always`, or `--rate 0.5`, fewer passes are enough)"
+    return f"{known}{_ENDS_HERE}"
 
 
 def always_text(progress: events.Progress) -> str:
     """Return a hint to use `--always` if the failing combinations have failed in every trial.
 
-    Return "" after fewer than three failures, with `--always`, or if few trials are left.
+    The first failure of a combination does not count, because it is what makes the combination a failing one:
+    each version of a flaky package that failed in its only trial has failed every time.
+
+    Return "" after fewer than three failures that count, with `--always`, or if few trials are left.
     """
     failing = [(hits, trials) for hits, trials in progress.counts.values() if hits]
-    every_time = sum(hits for hits, _ in failing) >= _OFTEN and all(
+    every_time = sum(hits - 1 for hits, _ in failing) >= _OFTEN and all(
         hits == trials for hits, trials in failing
     )
     left = progress.verdict.expected_left or 0.0
     if not every_time or progress.is_certain or left < FEW_PASSES:
         return ""
-    return "it failed every time so far: the same command with `--always` ends sooner"
+    return _EVERY_TIME
 
 
 def _what_is_left(progress: events.Progress) -> str:

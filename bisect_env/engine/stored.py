@@ -11,6 +11,7 @@ from pathlib import Path
 
 import platformdirs
 
+from bisect_env.answers.sentence import side_names
 from bisect_env.answers.untrusted import clean, command_line
 from bisect_env.environments.lock import Lock
 from bisect_env.environments.lockfiles import may_be_installed
@@ -128,11 +129,17 @@ def refuse_strangers(study: Study) -> None:
 def named_combinations(study: Study) -> dict[str, Mapping[str, str]]:
     """Return the combinations to which the names `first-bad` and `last-good` refer, by name.
 
-    A combination that the study has not found is left out.
+    For a fix, the names `last-bad` and `first-good`, which its report uses, are included as well. A
+    combination that the study has not found is left out.
     """
     if study.verdict is None:
         return {}
-    found = {"first-bad": study.verdict.first_bad, "last-good": study.verdict.last_good}
+    ends = (study.verdict.first_bad, study.verdict.last_good)
+    shown = (name.replace(" ", "-") for name in side_names(study.verdict, study.definition.grid))
+    found = {
+        **dict(zip(("first-bad", "last-good"), ends, strict=True)),
+        **dict(zip(shown, ends, strict=True)),
+    }
     return {name: values for name, values in found.items() if values}
 
 

@@ -203,8 +203,8 @@ class Grid:
 # --------------------------------------------------------------------------------------------------
 # Finding the combination for a value of `--at`, such as `torch=2.3,cuml=24.04`.
 
-NAMED = ("first-bad", "last-good")
-"""Names that a user can give instead of values: the two combinations of a study's verdict."""
+NAMED = ("first-bad", "last-good", "last-bad", "first-good")
+"""Names that a user can give instead of values: the combinations of a study's verdict, or of a fix."""
 
 
 def parse_at(text: str, flag: str = "--at", names: Iterable[str] = ()) -> dict[str, str]:
@@ -252,10 +252,10 @@ def find_combination(
 
     Args:
         grid: Grid with the combinations.
-        text: Text from the user: `axis=value,...`; only a value, if just one axis has several; `first-bad` or
-            `last-good`, from the study's verdict; or `good` or `bad`, as stated in the matrix. None means the
+        text: Text from the user: `axis=value,...`; only a value, if just one axis has several; one of
+            `NAMED`, from the study's verdict; or `good` or `bad`, as stated in the matrix. None means the
             only combination, if every axis has one value.
-        named: `first-bad` and `last-good` to their combinations, if the study has a verdict.
+        named: Names from `NAMED` to their combinations, if the study has a verdict.
         flag: Name of the option, for messages; "" if there is none.
 
     Raises:
@@ -272,6 +272,8 @@ def find_combination(
         return grid.combination(index)
     if text in NAMED:
         if not (named and named.get(text)):
+            if named:
+                raise UsageError(f"{of}the study has no {text}", remedy=f"it has {', '.join(named)}")
             raise UsageError(
                 f"{of}there is no {text} yet",
                 remedy=f"`bisect-env run MATRIX` finds it; or name every axis, like {option}torch=2.3.1",

@@ -742,7 +742,7 @@ def load_report(store: Store, study_id: str, *, posterior: bool = True) -> Repor
                 verdict,
                 axes,
                 ways,
-                own,
+                trials,
                 study.definition.settings,
                 _scripts(study),
                 [reason for reason in unbuilt if reason.strip()],

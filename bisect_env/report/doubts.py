@@ -231,7 +231,8 @@ def verdict_warnings(verdict: VerdictDocument, asked: Asked = Asked.IN_FILE) -> 
             f"({asked.setting('solver: {dependencies: newest}')}), or state a lower {lower} or a "
             "higher `max_trials` in `search`"
         )
-    if not verdict.monotone:
+    # Seen from a wrongly stated end, every history seems to change direction.
+    if not verdict.monotone and not verdict.ends_wrong:
         # `direction: either` allows one range of bad values or one of good values, so two changes at most.
         changes = Counter(boundary.axis for boundary in verdict.boundaries)
         directions = verdict.directions.values()
@@ -288,10 +289,13 @@ _LEAST_TIMED = 3
 """Minimum number of trials for a median."""
 _SLOWER = 1.2
 """Minimum ratio of medians at which durations count as different."""
-_LEAST_SLOW, _LEAST_LONGER = 7, 0.1
-"""Minimum number of slow failures, and minimum number of seconds by which they are longer than passes, where
-durations do not differ by version. Fewer failures may all be slow by chance (2^-7 is less than 1 %), and to
-print a traceback takes some time, too."""
+_SLOWER_PAIRS = 0.9
+"""Minimum share of the pairs of a passing and a failing run in which the failing one is slower."""
+_CLEAR = 1.96
+"""Minimum number of standard deviations by which the number of these pairs exceeds its chance value."""
+_LEAST_LONGER = 0.1
+"""Minimum number of seconds by which failures are longer than passes, where durations do not differ by version.
+To print a traceback takes some time, too."""
 _BY_SPEED = (Outcome.PASS, Outcome.EXIT_FAIL, Outcome.HANG)
 """Outcomes of runs that meet or miss a time limit."""
 
@@ -301,8 +305,8 @@ def speed_warnings(
 ) -> list[str]:
     """Return a warning if runs seem to fail because they are too slow.
 
-    This is assumed if slower runs of a combination fail and faster ones pass, and durations differ by version
-    or such failures are many; or if all runs fail and durations differ by version.
+    This is assumed if slower runs of a combination fail and faster ones pass, clearly or with durations that
+    differ by version; or if all runs fail and durations differ by version.
 
     Args:
         verdict: Verdict of the study.
@@ -313,11 +317,10 @@ def speed_warnings(
     seconds: dict[str, dict[Evidence, list[float]]] = {}
     for trial in timed:
         seconds.setdefault(str(trial.combination), {}).setdefault(trial.evidence, []).append(trial.duration)
-    mixed = [one for one, by in seconds.items() if _slower_ones_fail(by)]
+    mixed = [one for one, by in seconds.items() if _slower_ones_fail(by)] if _by_speed(seconds) else []
     by_value = _medians(axes, timed)
     longer = [median(seconds[one][Evidence.BAD]) - median(seconds[one][Evidence.GOOD]) for one in mixed]
-    slow = sum(len(seconds[one][Evidence.BAD]) for one in mixed)
-    if mixed and (by_value or (slow >= _LEAST_SLOW and min(longer) >= _LEAST_LONGER)):
+    if mixed and (by_value or min(longer) >= _LEAST_LONGER):
         said = f"slower runs of {and_more(mixed, 2, '; ')} fail, and faster ones pass"
     elif by_value and not verdict.is_decided and all(t.evidence is Evidence.BAD for t in timed):
         said = "every run fails"
@@ -329,6 +332,24 @@ def speed_warnings(
     )
     seen = "; ".join([said, *by_value])
     return [f"this looks like a question of speed: {seen}; other load on the machine matters then: {remedy}"]
+
+
+def _by_speed(seconds: Mapping[str, Mapping[Evidence, Sequence[float]]]) -> bool:
+    """Return whether failing runs are slower than passing ones of the same combination, beyond chance.
+
+    A time limit separates both in every combination, whereas a flaky failure does so in some by chance.
+    Therefore all combinations are tested together: the Mann-Whitney statistic, summed over combinations
+    (Wilcoxon's stratified rank test).
+    """
+    slower = pairs = expected = variance = 0.0
+    for by in seconds.values():
+        good, bad = by.get(Evidence.GOOD, ()), by.get(Evidence.BAD, ())
+        count = len(good) * len(bad)
+        slower += sum(one > other for one in bad for other in good)
+        pairs += count
+        expected += count / 2
+        variance += count * (len(good) + len(bad) + 1) / 12
+    return slower >= _SLOWER_PAIRS * pairs and slower - expected >= _CLEAR * variance**0.5
 
 
 def _slower_ones_fail(by: Mapping[Evidence, Sequence[float]]) -> bool:
@@ -407,7 +428,11 @@ def advice(
         two = _unrelated(several[0], several[0].values, trials, asked) if len(several) == 1 else []
         return [
             *(f"the failures at the two ends are unrelated: {text}" for text in two),
-            *(_passed_elsewhere(axes, trials, asked) or _why_always(axes, bad, scripts, asked)),
+            *(
+                _swapped(trials, settings.get("ends") or {}, asked)
+                or _passed_elsewhere(axes, trials, asked)
+                or _why_always(axes, bad, scripts, asked)
+            ),
         ]
     if kind == "never" or "bad combination is not bad" in reason:
         untried = []
@@ -417,6 +442,23 @@ def advice(
             untried = [f"{combinations} could not be built, and may be what fails: {why}"]
         return [*untried, *_why_never(verdict, failures, settings, asked)]
     return list(_why_open(verdict, bad, settings, asked, elapsed))
+
+
+def _swapped(trials: Sequence[StoredTrial], ends: Mapping[str, Any], asked: Asked) -> list[str]:
+    """Return advice if the stated bad combination passed in all its trials and the good one failed.
+
+    Args:
+        trials: All trials of a study.
+        ends: `good` and `bad` to the combinations that the user stated.
+        asked: How the question was asked.
+    """
+    seen = {
+        end: {trial.evidence for trial in trials if trial.combination.as_dict() == ends.get(end)}
+        for end in ("good", "bad")
+    }
+    if Evidence.BAD not in seen["good"] or Evidence.GOOD not in seen["bad"] or Evidence.BAD in seen["bad"]:
+        return []
+    return [f"they are swapped: what is stated to work fails, and the other works; exchange {asked.ends}"]
 
 
 def _passed_elsewhere(axes: Sequence[AxisInfo], trials: Sequence[StoredTrial], asked: Asked) -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import re
 from pathlib import Path
@@ -19,10 +20,17 @@ _IN_PAGE = re.compile(r'<script type="application/json" id="question">(.*?)</scr
 """Matches the element of an HTML report that contains the question as JSON; the template writes it."""
 _LARGEST = 64 * 1024 * 1024
 """Maximum size in bytes of a report that is read back."""
-# Home directories of users. Paths in web addresses do not match, because another character precedes them.
-_HOMES = re.compile(
-    r"(?:(?<![\w/.:~-])|(?<=\\[nrt]))(?:/home/[^/\s\"'\\:<>]+|/Users/[^/\s\"'\\:<>]+|/root)(?=[/\"'\s\\:,;)]|$)"
-)
+_USUAL_HOMES = r"/home/[^/\s\"'\\:<>]+|/Users/[^/\s\"'\\:<>]+|/root"
+
+
+@functools.cache
+def _homes(own: str) -> re.Pattern[str]:
+    """Return a pattern for home directories, with the user's own one, which may be anywhere.
+
+    Paths in web addresses do not match, because another character precedes them.
+    """
+    places = _USUAL_HOMES if own in ("", "/") else f"{re.escape(own)}|{_USUAL_HOMES}"
+    return re.compile(rf"(?:(?<![\w/.:~-])|(?<=\\[nrt]))(?:{places})(?=[/\"'\s\\:,;)]|$)")
 
 
 def question_files(question: QuestionReport) -> list[QuestionFile]:
@@ -92,21 +100,24 @@ def shared(report: Report) -> Report:
     study = report.study.model_copy(update={"matrix": matrix})
     plain = report.model_copy(update={"question": QuestionReport(), "reproduce": steps, "study": study})
     # In JSON text, the `n` of `\n` would precede a path at the beginning of a line.
-    found = Report.model_validate_json(json.dumps(_without_homes(json.loads(plain.model_dump_json()))))
+    found = Report.model_validate_json(json.dumps(without_homes(json.loads(plain.model_dump_json()))))
     # Change only comments of the matrix, because the other lines are the question itself.
     lines = question.matrix.splitlines(keepends=True)
-    text = "".join(_HOMES.sub("~", line) if line.startswith("#") else line for line in lines)
+    text = "".join(without_homes(line) if line.startswith("#") else line for line in lines)
     return found.model_copy(update={"question": question.model_copy(update={"matrix": text})})
 
 
-def _without_homes(value: Any) -> Any:
-    """Return a copy of a JSON value without home directories in its strings."""
+def without_homes(value: Any) -> Any:
+    """Return a copy of a JSON value without home directories in its strings.
+
+    These are the usual ones of any user, and that of the user who runs this process.
+    """
     if isinstance(value, str):
-        return _HOMES.sub("~", value)
+        return _homes(str(Path.home())).sub("~", value)
     if isinstance(value, dict):
-        return {_without_homes(key): _without_homes(item) for key, item in value.items()}
+        return {without_homes(key): without_homes(item) for key, item in value.items()}
     if isinstance(value, list):
-        return [_without_homes(item) for item in value]
+        return [without_homes(item) for item in value]
     return value
 
 

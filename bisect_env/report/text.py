@@ -123,8 +123,9 @@ def _parts(report: Report) -> Iterator[RenderableType]:
     yield Text(words.summary(report))
     for line in filter(None, (words.reused(report), words.timing(report), words.trace(report))):
         yield Text(f"  {line}")
-    for title, what in words.ends(report):
-        yield Text(f"  {title}   {what}")
+    known = list(words.ends(report))
+    for title, what in known:
+        yield Text(f"  {title:<{max(len(name) for name, _ in known)}}   {what}")
     for chance, what in words.alternatives(report):
         yield Text(f"  or ({chance})   {what}")
     yield from _tables(report, words.rows(report))

@@ -421,18 +421,25 @@ def between(found: Explanation) -> list[tuple[str, str, str]]:
     return lines
 
 
+_OTHERS = 3
+"""Maximum number of other answers that are named."""
+
+
 def alternatives(report: Report) -> list[tuple[str, str]]:
-    """Return other possible answers as pairs of probability and text. Empty if the verdict is confirmed."""
-    found = []
-    for candidate in report.verdict.candidates[1:4] if report.verdict.status != "confirmed" else ():
-        chance, bad = candidate.probability, candidate.first_bad
-        if not chance or chance < 0.01:
-            continue
+    """Return other possible answers as pairs of probability and text, or [] if the verdict is confirmed.
+
+    Answers with the same boundary, which differ in what lies beyond it, are named once.
+    """
+    found: dict[str, float] = {}
+    for candidate in report.verdict.candidates if report.verdict.status != "confirmed" else ():
+        bad = candidate.first_bad
         what = f"{report.side_names[0]} {named(bad)}" if bad else candidate.kind or "another answer"
         culprits = ", ".join(candidate.culprit_axes)
         text = what + (f" (culprit {clean(culprits)})" if culprits else "")
-        found.append((probability(chance), text))
-    return found
+        found.setdefault(text, candidate.probability or 0.0)
+    # The first one is the verdict's own answer.
+    others = list(found.items())[1:]
+    return [(probability(chance), text) for text, chance in others if chance >= 0.01][:_OTHERS]
 
 
 def note(row: Row, report: Report) -> str:
@@ -715,7 +722,14 @@ def table_lines(report: Report) -> Iterator[str]:
         yield ""
     if grid.more:
         yield grid.more
-    yield "(works), (fails): not tried itself, known from others; -: cannot be tried"
+    shown = [cell for one in grid.slices for row in one.rows for cell in row]
+    notes = []
+    if any(cell is not None and called(cell) in ("good", "bad") and not cell.counted for cell in shown):
+        notes.append("(works), (fails): not tried itself, known from others")
+    if any(called(cell) == "out" for cell in shown):
+        notes.append("-: cannot be tried")
+    if notes:
+        yield "; ".join(notes)
 
 
 def constraints(report: Report) -> list[tuple[str, list[str]]]:

@@ -58,6 +58,19 @@ def test_from_last_good_to_first_bad(db: Path, run: RunCommand) -> None:
     )
 
 
+def test_from_last_bad_to_first_good_of_a_fix(db: Path, run: RunCommand) -> None:
+    """A fix is named by the words of its report, and a regression is not."""
+    code, _out, err = run("report", "--diff", "last-bad", "first-good")
+    assert code == 2
+    assert "the study has no last-bad\n  remedy: it has first-bad, last-good" in err
+    with Store.open(str(db)) as store:
+        fix = VerdictDocument(status="confirmed", first_bad={"torch": "2.2"}, last_good={"torch": "2.3"})
+        store.update_study(store.study().id, "finished", fix)
+    code, out, err = run("report", "--diff", "last-bad", "first-good")
+    assert (code, err) == (0, "")
+    assert out.startswith("from torch=2.2\nto   torch=2.3\n")
+
+
 def test_any_two_combinations_and_files(db: Path, run: RunCommand, tmp_path: Path) -> None:
     _, out, _ = run("report", "--diff", "torch=2.1", "torch=2.2", "--json")
     document = json.loads(out)

@@ -22,6 +22,7 @@ from bisect_env.answers.verdict_document import VerdictDocument
 from bisect_env.errors import StorageError, StudyInterruptedError
 from bisect_env.matrix.schema import schema_text
 from bisect_env.report.formats import report_schema_text
+from bisect_env.storage.entries import COMMIT, TRACED, StudyDefinition
 from bisect_env.storage.store import Store
 from tests.cli.calls import RunCommand
 from tests.report.samples import StudyBuilder, axis, orjson_study, orjson_verdict
@@ -44,6 +45,27 @@ def test_a_study_with_a_verdict(db: Path, run: RunCommand) -> None:
     assert (code, err) == (0, "")
     assert out.startswith("orjson 3.9.11 is the first bad version (last good 3.9.10): crashed in 3 of 18")
     assert "\x1b" not in out
+
+
+@pytest.mark.parametrize("kind", [TRACED, COMMIT])
+def test_the_last_question_is_the_one_that_the_user_asked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, run: RunCommand, kind: str
+) -> None:
+    """`between` and `explain --git` have the releases or commits of their answer found by a later study."""
+    monkeypatch.setenv("BISECT_ENV_DB", str(tmp_path / "results.sqlite"))
+    with Store.open() as store:
+        asked = StudyBuilder(store, [axis("environment", "good", "bad")]).study
+        part = store.open_study(StudyDefinition("releases", "other", "", "version: 1\n"))
+        assert json.loads(run("report", "--json")[1])["study"]["id"] == part.id
+        day = "2026-01-01T00:00:00Z"
+        dates = {"authored": day, "committed": day}
+        commit = {"axis": "lib", "package": "lib", "commit": "0" * 40, **dates}
+        chapter: dict[str, object] = {"study": part.id, "sentence": "lib 3 broke it"}
+        if kind == COMMIT:
+            chapter |= {**commit, "last_good": {"commit": "1" * 40, "subject": ""}}
+        store.record_decision(asked.id, kind, chapter)
+    assert json.loads(run("report", "--json")[1])["study"]["id"] == asked.id
+    assert json.loads(run("report", "releases", "--json")[1])["study"]["id"] == part.id
 
 
 def test_a_script_without_its_package(db: Path, run: RunCommand) -> None:

@@ -311,6 +311,19 @@ def test_trials_of_an_equal_environment_are_told_in_the_bundle(tmp_path: Path) -
     assert (seen.contrast.bad, seen.contrast.trials) == (0, 7)
 
 
+def test_a_bundle_names_no_home_of_its_author(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", "/lustre/ann")
+    axes = [axis("lib", "1", "2")]
+    with Store.open(str(tmp_path / "results.sqlite")) as store:
+        study = StudyBuilder(store, axes)
+        study.passes({"lib": "1"}, 5)
+        said = {"detail": "no /lustre/ann/data", "stack": 'File "/home/bob/x.py", line 1'}
+        study.trials({"lib": "2"}, Outcome.EXIT_FAIL, 5, **said)
+        found = study.finished(verdict(axes, {"lib": "2"}, {"lib": "1"}))
+        seen = observed(store, found, stored_combination(store, found, "first-bad"))
+    assert (seen.detail, seen.stack) == ("no ~/data", 'File "~/x.py", line 1')
+
+
 @pytest.mark.slow
 @pytest.mark.integration
 def test_a_shell_has_the_environment(study: Path) -> None:

@@ -109,6 +109,13 @@ def test_what_cannot_be_verified(matrix: Path, run: RunCommand, words: list[str]
     assert "remedy" in err
 
 
+def test_a_limit_without_a_meaning_is_refused_before_a_study_begins(matrix: Path, run: RunCommand) -> None:
+    words = ("trial", str(matrix), "--at", "level=1", "--until-rate", "0")
+    code, _out, err = run(*command(matrix.parent, *words)[3:])
+    assert (code, err.partition("\n")[0]) == (2, "error: --until-rate is 0")
+    assert not (matrix.parent / "results.sqlite").exists()
+
+
 @pytest.mark.integration
 def test_a_cache_that_has_grown_is_told_of_at_the_end(
     matrix: Path, run: RunCommand, monkeypatch: pytest.MonkeyPatch
@@ -204,3 +211,9 @@ def test_circumstances_that_make_a_failure_frequent_are_found(
     code, out, err = run(*words, "--good", "level=0", "--bad", "level=1", "--json")
     assert code == 1, err
     assert json.loads(out.splitlines()[-1])["perturbation"] == {}
+    # Where no direction says which ends are meant, it is those of the answer.
+    axes = "level: {values: [0, 1, 2, 3, 4, 5, 6, 7, 8, 9], direction: either}"
+    either = Studies(tmp_path).matrix(HUNTED.replace("0.08", "1.0"), axes=axes)
+    assert run("run", str(either), "--always", "--quick", *words[3:])[0] == 0
+    _code, _out, err = run("trial", str(either), *words[2:])
+    assert f"bad end: python={PYTHON} level=5; good end: python={PYTHON} level=4" in err

@@ -249,6 +249,23 @@ def test_a_bad_end_that_only_passes_is_told_with_what_that_excludes() -> None:
     assert "left" not in soon
 
 
+def test_what_a_user_may_do_is_said_once() -> None:
+    now = 0.0
+    stream = io.StringIO()
+    view = PlainView(stream, clock=lambda: now)
+    for passes in (20, 40, 60):
+        view(replace(progress(), hits=0, passing=(A, passes, 0.02)))
+        now += 60.0
+    certain = replace(progress(), counts={A: (0, 9), B: (3, 3), C: (2, 2)})
+    for trials in (20, 40):
+        view(replace(certain, trials=trials))
+        now += 60.0
+    lines = stream.getvalue().splitlines()
+    assert [line for line in lines if "passed 60 times: it fails in less than" in line]
+    assert ["Ctrl-C ends it here" in line for line in lines] == [True, False, False, False, False]
+    assert ["`--always` ends sooner" in line for line in lines] == [False, False, False, True, False]
+
+
 def test_a_failure_that_came_every_time_gets_always_offered() -> None:
     """The search waits for rare failures that nobody looks for."""
     certain = replace(progress(), counts={A: (0, 9), B: (3, 3), C: (2, 2)})
@@ -256,6 +273,8 @@ def test_a_failure_that_came_every_time_gets_always_offered() -> None:
     for other in (
         replace(certain, counts={A: (0, 9), B: (3, 4), C: (2, 2)}),
         replace(certain, counts={B: (2, 2)}),
+        # Versions of a flaky package that failed in their only trial, among others that passed.
+        replace(certain, counts={A: (1, 1), B: (1, 1), C: (1, 1)}),
         replace(certain, is_certain=True),
         replace(certain, verdict=document(expected_left=2.0)),
     ):

@@ -153,6 +153,23 @@ def test_a_good_end_that_is_bad_while_others_pass_was_stated_wrongly() -> None:
     assert "list older versions" in text
 
 
+def test_swapped_ends_are_said_to_be_swapped_once_both_were_tried() -> None:
+    ends = {end: {"lib": value, "python": "3.11"} for end, value in (("good", "3"), ("bad", "1"))}
+    failed = stored("3", '[2,"exit-fail:X","body","a.py:f"]')
+    passed = [stored("1", "", Evidence.GOOD)] * 3
+    wrong = VerdictDocument(reason="the stated good combination is bad", ends_wrong=("good",), monotone=False)
+    failures, stated = [failure("AssertionError")], {"ends": ends}
+    (text,) = advice(wrong, AXES, failures, [failed, *passed], stated, asked=Asked.IN_WORDS)
+    assert text.startswith("they are swapped: ")
+    assert text.endswith("exchange `--good` and `--bad`")
+    others = [failed, stored("2", "", Evidence.GOOD)]
+    (text,) = advice(wrong, AXES, failures, others, stated)
+    assert text.startswith("lib=2 passed in 1 trial")
+    # What is seen from the wrong end says nothing about the history.
+    assert verdict_warnings(wrong) == []
+    assert len(verdict_warnings(VerdictDocument(monotone=False))) == 1
+
+
 def test_a_time_limit_that_every_trial_reaches() -> None:
     assert "`timeout: 5m`" in said(ALWAYS, [failure("idle for 60 s", "hang")])
 

@@ -415,6 +415,36 @@ def test_other_answers_are_named_while_none_is_confirmed(store: Store) -> None:
     text = report_text(load_report(store, study.study.id))
     assert "  or (15 %)   first bad orjson=3.9.12 (culprit orjson)\n" in text
     assert "3.9.14 (culprit" not in text
+    # Answers that differ beyond their common boundary are one line, and none if it is that of the verdict.
+    candidates = [
+        {"kind": "all", "first_bad": {"orjson": f"3.9.{n}"}, "culprit_axes": ["orjson"], "probability": p}
+        for n, p in ((11, 0.6), (11, 0.2), (12, 0.1), (12, 0.05), (13, 0.05))
+    ]
+    study.finished(orjson_verdict(status="likely", probability=0.8, candidates=candidates))
+    text = report_text(load_report(store, study.study.id), details=False)
+    assert re.findall(r"^or \((.*)\): first bad orjson=(\S+)", text, re.MULTILINE) == [
+        ("10 %", "3.9.12"),
+        ("5 %", "3.9.13"),
+    ]
+
+
+def test_the_signs_of_a_table_are_explained_where_they_occur(store: Store) -> None:
+    axes = [axis("lib", "1", "2")]
+    called = {"1": "good", "2": "bad"}
+    calls = [
+        {"combination": {"lib": version}, "verdict": what, "tried": True, "probability": 0.99}
+        for version, what in called.items()
+    ]
+    table = {"good": 1, "bad": 1, "tried": 1, "complete": True, "calls": calls}
+    study = StudyBuilder(store, axes)
+    study.passes({"lib": "1"}, 3)
+    study.finished(verdict(axes, None, None, kind="table", table=table))
+    assert "(works), (fails): not tried itself" in report_text(load_report(store, study.study.id))
+    study.crashes({"lib": "2"}, 3)
+    text = report_text(load_report(store, study.study.id))
+    assert "2    fails" in text
+    assert "not tried itself" not in text
+    assert "cannot be tried" not in text
 
 
 def test_what_did_not_matter_is_said(store: Store) -> None:

@@ -101,6 +101,21 @@ def test_no_home_of_anybody_is_named(store: Store, form: str) -> None:
     assert "/home/ann" not in text.replace("example.org/home/ann", "").replace("example.org\\/home/ann", "")
 
 
+@pytest.mark.parametrize("form", SHARED)
+def test_a_home_of_the_own_user_is_not_named_wherever_it_is(
+    store: Store, form: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", "/lustre/project.1/ann")
+    study = StudyBuilder(store, [axis("lib", "1", "2")])
+    study.crashes(
+        {"lib": "2"}, 2, stack='  File "/lustre/project.1/ann/x.py", line 3\n  /lustre/project.1/annex'
+    )
+    text = formatted(load_report(store, study.study.id), form)
+    assert "~/x.py" in text
+    assert "project.1/ann/" not in text
+    assert "/lustre/project.1/annex" in text.replace("\\/", "/")
+
+
 @pytest.mark.parametrize("form", [*SHARED, "text"])
 def test_a_home_at_the_beginning_of_a_line_is_not_named(store: Store, form: str) -> None:
     study = StudyBuilder(store, [axis("lib", "1", "2")])

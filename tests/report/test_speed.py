@@ -89,6 +89,18 @@ def test_a_flaky_failure_is_no_question_of_speed(
     assert told(study) == []
 
 
+def test_slower_failures_of_one_version_among_many_are_chance(study: StudyBuilder) -> None:
+    """Durations of a real study: each run of humanize failed with probability 0.33, whatever its duration."""
+    ran(study, "1.14.0", Outcome.PASS, 0.077, 0.091, 0.125)
+    ran(study, "1.14.0", Outcome.EXIT_FAIL, 0.093, 0.128)
+    ran(study, "1.14.1", Outcome.PASS, 0.121, 0.123)
+    ran(study, "1.14.1", Outcome.EXIT_FAIL, 0.093, 0.127)
+    ran(study, "1.15.0", Outcome.PASS, 0.065, 0.078, 0.079, 0.088, 0.094, 0.125, 0.127)
+    ran(study, "1.15.0", Outcome.EXIT_FAIL, 0.097, 0.104)
+    study.finished(verdict(AXES, {"scipy": "1.14.1"}, {"scipy": "1.14.0"}))
+    assert told(study) == []
+
+
 def test_a_failure_that_ends_a_run_early_everywhere_is_none(study: StudyBuilder) -> None:
     ran(study, "1.14.0", Outcome.PASS, 5.0, 5.1, 5.2)
     ran(study, "1.15.0", Outcome.EXIT_FAIL, 0.1, 0.1, 0.1)
