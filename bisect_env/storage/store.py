@@ -34,7 +34,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Self
 
-from sqlalchemy import ColumnElement, insert, literal_column, union_all, update
+from sqlalchemy import ColumnElement, literal_column, update
 from sqlalchemy import select as select_columns
 from sqlalchemy.exc import IntegrityError
 from sqlmodel import Session, col, delete, func, select
@@ -300,7 +300,7 @@ def _taken(session: Session, study_id: str, after: int) -> Counter[int]:
     """
     new = select(MemberRow.combination_id).where(MemberRow.study_id == study_id, col(MemberRow.id) > after)
     claimed = select(ClaimRow.combination_id).where(ClaimRow.study_id == study_id)
-    return Counter(session.execute(union_all(new, claimed)).scalars())
+    return Counter([*session.exec(new), *session.exec(claimed)])
 
 
 def _kept_files(session: Session, files: Sequence[StudyFile]) -> list[dict[str, Any]]:
@@ -764,17 +764,13 @@ class Store:
             session.exec(delete(ClaimRow).where(~_is_valid(now)))
             places = self.combination_ids(session, study_id, [*wanted.values()])
             taken = _taken(session, study_id, after)
-            claimed = select(ClaimRow.trial_id).where(col(ClaimRow.trial_id).in_(wanted))
-            recorded = select(TrialRow.trial_id).where(col(TrialRow.trial_id).in_(wanted))
-            used = {*session.execute(union_all(claimed, recorded)).scalars()}
+            known = select(ClaimRow.trial_id).where(col(ClaimRow.trial_id).in_(wanted))
+            used = {*session.exec(known), *sequences_of(session, wanted)}
             same: dict[str, Any] = {"study_id": study_id, "holder": clean(holder), "expires_at": now + lease}
-            won: list[dict[str, Any]] = []
             for (trial_id, combination), place in zip(wanted.items(), places, strict=True):
                 answers.append(trial_id not in used and taken[place] == believed.get(combination, 0))
                 if answers[-1]:
-                    won.append({"trial_id": trial_id, "combination_id": place, **same})
-            if won:
-                session.execute(insert(ClaimRow), won)
+                    session.add(ClaimRow(trial_id=trial_id, combination_id=place, **same))
         return answers
 
     def renew(self, study_id: str, holder: str, running: Mapping[str, Combination], *, lease: float) -> None:

@@ -12,7 +12,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
-from sqlalchemy import insert, update
+from sqlalchemy import update
 from sqlalchemy.exc import IntegrityError
 from sqlmodel import Session, col, delete, func, select
 
@@ -167,31 +167,23 @@ class StudyTrials:
         rows_ = [rows.trial_row(self._study_id, record, key, now) for record, key in new]
         session.add_all(rows_)
         session.flush()
-        combinations = [record.combination for record in records]
-        matched = [output_matches(record, rule) for record in records]
-        self._insert_members(session, rows_, combinations, matched, reused=False)
+        places = self._store.combination_ids(session, self._study_id, [r.combination for r in records])
+        for record, row, place in zip(records, rows_, places, strict=True):
+            session.add(self._member(row, place, matched=output_matches(record, rule), reused=False))
         _keep_artefacts(session, records, rows_)
 
-    def _insert_members(
-        self,
-        session: Session,
-        trials: Sequence[TrialRow],
-        combinations: Sequence[Combination],
-        matched: Sequence[bool],
-        *,
-        reused: bool,
-    ) -> None:
-        """Insert the rows that make trials part of this study, in order."""
-        places = self._store.combination_ids(session, self._study_id, combinations)
-        # The evidence is known once the judge has all earlier trials. Until the commit, no other process sees
-        # these rows.
-        same = {"study_id": self._study_id, "reused": reused, "evidence": str(Evidence.VOID)}
-        members = [
-            {**same, "trial_sequence": trial.sequence, "combination_id": place, "matched": is_matched}
-            for trial, place, is_matched in zip(trials, places, matched, strict=True)
-        ]
-        if members:
-            session.execute(insert(MemberRow), members)
+    def _member(self, trial: TrialRow, place: int, *, matched: bool, reused: bool) -> MemberRow:
+        assert trial.sequence is not None
+        return MemberRow(
+            study_id=self._study_id,
+            trial_sequence=trial.sequence,
+            combination_id=place,
+            reused=reused,
+            matched=matched,
+            # The evidence is known once the judge has all earlier trials. Until the commit, no other process
+            # sees this row.
+            evidence=str(Evidence.VOID),
+        )
 
     # -- trials of other studies -----------------------------------------------------------------------------
 
@@ -216,9 +208,10 @@ class StudyTrials:
                 return []
         with self._store.writing() as session:
             measured = self._measured(session, keys, machines, user)
-            trials, matched = [row for row, _ in measured], [matched for _, matched in measured]
-            combinations = [keys[row.trial_key] for row in trials]
-            self._insert_members(session, trials, combinations, matched, reused=True)
+            combinations = [keys[row.trial_key] for row, _ in measured]
+            places = self._store.combination_ids(session, self._study_id, combinations)
+            for (row, matched), place in zip(measured, places, strict=True):
+                session.add(self._member(row, place, matched=matched, reused=True))
             return self.write_evidence(session)
 
     def _measured(
@@ -347,8 +340,6 @@ def _keep_artefacts(session: Session, records: Sequence[TrialRecord], trials: Se
         for record, row in zip(records, trials, strict=True)
         for name, content in rows.artefacts_of(record).items()
     ]
-    if not left:
-        return
     digests = blobs.put(session, [content for _, _, content in left])
     for (sequence, name, _), digest in zip(left, digests, strict=True):
         assert sequence is not None
