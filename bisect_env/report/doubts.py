@@ -294,7 +294,7 @@ _SLOWER_PAIRS = 0.9
 _CLEAR = 1.96
 """Minimum number of standard deviations by which the number of these pairs exceeds its chance value."""
 _LEAST_LONGER = 0.1
-"""Minimum number of seconds by which failures are longer than passes, where durations do not differ by version.
+"""Minimum number of seconds by which failures are longer than passes if durations do not differ by version.
 To print a traceback takes some time, too."""
 _BY_SPEED = (Outcome.PASS, Outcome.EXIT_FAIL, Outcome.HANG)
 """Outcomes of runs that meet or miss a time limit."""
