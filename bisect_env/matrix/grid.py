@@ -267,7 +267,8 @@ def find_combination(
         index = ends[text]
         if index is None:
             raise UsageError(
-                f"{of}the matrix states no {text} end", remedy=f"add `{text}:` to it, or name every axis"
+                f"{of}the question states no {text} end",
+                remedy=f"state it (`--{text}`, or `{text}:` in a matrix file), or name every axis",
             )
         return grid.combination(index)
     if text in NAMED:

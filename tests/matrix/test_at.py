@@ -71,7 +71,7 @@ def test_a_value_may_look_like_several(value: str) -> None:
         ("torch=2.3", "no value for order"),
         (None, "no value for torch, order"),
         ("last-good", "there is no last-good yet"),
-        ("bad", "the matrix states no bad end"),
+        ("bad", "states no bad end"),
     ],
 )
 def test_what_cannot_be_meant_has_a_remedy(text: str | None, says: str) -> None:
