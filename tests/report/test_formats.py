@@ -114,7 +114,8 @@ def needles(report: Report) -> dict[str, list[str]]:
         "verdict.unexplained": ["the verdict does not explain torch=2.2"],
         "verdict.others": ["also bad from"],
         "verdict.no_other": ["nothing else fails"],
-        "verdict.monotone": ["not monotone"],
+        # A warning that is left out where an end is wrong, as here: tests/report/test_report.py has it.
+        "verdict.monotone": [],
         "verdict.untested": ["torch 2.2 called good (3 trials, no failure; 61 % chance of missing it)"],
         "verdict.models": ["share one rate"],
         "verdict.typical_bad_rate": ["typical rate"],
