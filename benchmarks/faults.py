@@ -43,6 +43,8 @@ MARK = "BISECT_ENV_FAULTS"
 """Variable by which a person knows the processes of a round."""
 PATIENCE = 120.0
 """Seconds for a command to end by itself; one that takes longer is counted as hanging."""
+STOPPED = 60.0
+"""Seconds after which a stopped process is continued; longer than the time limit of a trial."""
 SETTLE = 15.0
 """Seconds for what was started to be gone after a command has ended."""
 COUNTED = ("lost", "doubled", "wrong evidence", "wrong verdicts", "left processes", "left directories")
@@ -318,7 +320,11 @@ def signal_group(play: Round) -> None:
 
 
 def kill_child(*words: str) -> Callable[[Round], None]:
-    """SIGKILL, or SIGSTOP, to one process below the command."""
+    """SIGKILL, or SIGSTOP, to one process below the command.
+
+    A stopped process is continued after some seconds: a tool such as uv has minutes for what it does, and the
+    command waits for it.
+    """
 
     def fault(play: Round) -> None:
         running = begun(play)
@@ -328,9 +334,13 @@ def kill_child(*words: str) -> Callable[[Round], None]:
             found = running.children(*words)
         if found:
             number = play.rng.choice((signal.SIGKILL, signal.SIGKILL, signal.SIGSTOP))
+            one = play.rng.choice(found)
             with contextlib.suppress(psutil.Error):
-                play.rng.choice(found).send_signal(number)
+                one.send_signal(number)
                 play.counts["kills"] += 1
+            if number == signal.SIGSTOP and not running.wait(STOPPED):
+                with contextlib.suppress(psutil.Error):
+                    one.resume()
         running.end()
 
     return fault
