@@ -220,7 +220,7 @@ class Ending:
         wall: Seconds that the script ran; 0.0 if unknown.
         peak: Peak memory of the script in bytes; 0 if unknown.
         left_over: Number of processes that were still running when the script ended, and were killed.
-        disk_error: Which file system of the container was full when the script ended; "" if none was.
+        disk_full: Which file system of the container was full when the script ended; "" if none was.
         problem: The engine's error message if it could not run the container, or "".
     """
 
@@ -231,7 +231,7 @@ class Ending:
     wall: float = 0.0
     peak: int = 0
     left_over: int = 0
-    disk_error: str = ""
+    disk_full: str = ""
     problem: str = ""
 
 
@@ -261,7 +261,7 @@ def ending(
             wall=float(report["wall"]),
             peak=int(report.get("peak", 0)),
             left_over=int(report["left_over"]),
-            disk_error=f"{report['full']} in the container is full" if report.get("full") else "",
+            disk_full=f"{report['full']} in the container is full" if report.get("full") else "",
         )
     code = None if state is None else state.get("ExitCode")
     if state is None or state.get("Status") in ("created", "configured") or not code:

@@ -61,8 +61,10 @@ class ExitRecord:
         marks: Notes that the harness wrote inside the interpreter.
         expected: Watched module to the distribution of the lock that should provide it.
         xids: Xids (error codes of the NVIDIA driver) reported for the trial's GPUs while the process ran.
-        disk_error: What was wrong with a file system after the process had ended, such as that it is full. It
-            is checked only if stderr named ENOSPC or EIO. "" if nothing was wrong or checked.
+        disk_full: Which file system was full after the process had ended, such as `/data is full`; "" if none
+            was. It is checked only if stderr named ENOSPC or EIO.
+        disk_error: Error of a test write to the trial's file system after the process had ended; "" if there
+            was none. It is checked only if stderr named ENOSPC or EIO.
     """
 
     returncode: int | None
@@ -88,6 +90,7 @@ class ExitRecord:
     marks: Marks = NO_MARKS
     expected: Mapping[str, Expected] = field(default_factory=dict)
     xids: tuple[int, ...] = ()
+    disk_full: str = ""
     disk_error: str = ""
 
     @property
@@ -344,17 +347,20 @@ def disk_full(record: ExitRecord) -> Classification | None:
     The final exception, one that led to it, or the last three lines must name the error. An exception that
     does not stand in the last lines was handled earlier.
 
-    ENOSPC and EIO can have other causes than a disk (see `may_be_disk`). They count only if a file system was
-    found to be full or broken afterwards (`ExitRecord.disk_error`).
+    ENOSPC and EIO can have other causes than a disk (see `may_be_disk`). ENOSPC counts only if a file system
+    was found to be full or broken afterwards, and EIO only if it was found to be broken.
     """
     if not record.failed_alone:
         return None
     match = _named_at_end(record, _DISK, _DISK_CAUSE)
+    problem = record.disk_error or record.disk_full
+    if match is None and problem:
+        match = _named_at_end(record, _NO_SPACE, _NO_SPACE_CAUSE)
     if match is None and record.disk_error:
-        match = _named_at_end(record, _NO_SPACE, _NO_SPACE_CAUSE) or _IO_ERROR.search(record.stderr)
+        match = _IO_ERROR.search(record.stderr)
     if match is None:
         return None
-    detail = ": ".join(filter(None, ("disk", match[0], record.disk_error)))
+    detail = ": ".join(filter(None, ("disk", match[0], problem)))
     return Classification(Outcome.DISK_FULL, detail, record.phase)
 
 

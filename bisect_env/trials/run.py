@@ -46,12 +46,13 @@ from bisect_env.trials.stacks import live_stacks
 from bisect_env.trials.workdir import (
     TRIAL_ID,
     WorkDir,
-    disk_problem,
+    full_disk,
     inherited_env,
     keep_removal,
     own_bin,
     trial_env,
     work_dir,
+    write_problem,
 )
 
 # --------------------------------------------------------------------------------------------------
@@ -359,8 +360,9 @@ def _run_copy(spec: TrialSpec, place: _Execution) -> ExitRecord:
     )
     with work_dir(spec.files) as directory:
         seen = _run_in(directory, spec, place, run)
-        if not seen.disk_error and may_be_disk(seen.stderr):
-            seen = replace(seen, disk_error=disk_problem(directory.top))
+        if may_be_disk(seen.stderr):
+            full = seen.disk_full or full_disk()
+            seen = replace(seen, disk_full=full, disk_error=write_problem(directory.top))
     xids = tuple(place.gpu_watch.reported()) if place.gpu_watch else ()
     # Hidden before anything is derived from the output: details and signatures quote it.
     stdout, stderr, stacks = (
@@ -519,7 +521,7 @@ def _as_ended_inside(record: ExitRecord, contained: Contained) -> ExitRecord:
         errno=end.errno,
         oom_kills=end.oom_kills,
         left_over=end.left_over,
-        disk_error=end.disk_error,
+        disk_full=end.disk_full,
         duration=end.wall or record.duration,
         peak=end.peak,
     )

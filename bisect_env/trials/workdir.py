@@ -142,29 +142,34 @@ def _write(directory: Path, file: StudyFile) -> None:
 FULL_PERCENT = 95.0
 """Share of a file system from which it counts as full. A script may have removed a file that it could not
 finish, so the file system need not be full to the last block afterwards."""
+ANSWERS_IN = 5.0
+"""Seconds within which all file systems must tell their free space."""
 
 
-def disk_problem(folder: Path) -> str:
-    """Return what is wrong with a file system of this host, such as `/data is full`; "" if nothing is.
+def full_disk() -> str:
+    """Return which file system of this host is full, such as `/data is full`; "" if none is.
 
-    A test file is written into a folder, and all writable file systems are asked for their free space: an
-    output rarely names the file that could not be written.
-
-    Args:
-        folder: Directory of the trial.
+    All writable file systems are asked, because an output rarely names the file that could not be written. If
+    one does not answer within `ANSWERS_IN` seconds, such as that of a lost server, the text says so.
     """
-    if problem := _write_problem(folder):
-        return problem
-    for mount in psutil.disk_partitions(all=True):
-        if "ro" in mount.opts.split(","):
-            continue
-        with contextlib.suppress(OSError):
-            if psutil.disk_usage(mount.mountpoint).percent >= FULL_PERCENT:
-                return f"{mount.mountpoint} is full"
-    return ""
+    mounts = [one.mountpoint for one in psutil.disk_partitions(all=True) if "ro" not in one.opts.split(",")]
+    full: list[str] = []
+    asking = threading.Thread(target=lambda: full.extend(filter(_is_full, mounts)), daemon=True)
+    asking.start()
+    asking.join(ANSWERS_IN)
+    if asking.is_alive():
+        return "a file system of this host does not answer"
+    return f"{full[0]} is full" if full else ""
 
 
-def _write_problem(folder: Path) -> str:
+def _is_full(mount: str) -> bool:
+    """Return whether a mounted file system counts as full; False if it cannot be asked."""
+    with contextlib.suppress(OSError):
+        return bool(psutil.disk_usage(mount).percent >= FULL_PERCENT)
+    return False
+
+
+def write_problem(folder: Path) -> str:
     """Write a test file into a folder, and return the error message if the file system fails.
 
     Return "" if writing succeeds, and for errors of other kinds.

@@ -267,11 +267,11 @@ def failed(stderr: str = "", code: int = 1, **changes: object) -> ExitRecord:
         (failed(ASIDE), Outcome.EXIT_FAIL, "ValueError: real"),
         (failed(LOGGED), Outcome.EXIT_FAIL, "ValueError: real"),
         (failed(FORGOTTEN), Outcome.EXIT_FAIL, "ValueError: real"),
-        (failed(CP_FULL, disk_error="/data is full"), Outcome.DISK_FULL, "No space left on device: /data is full"),
+        (failed(CP_FULL, disk_full="/data is full"), Outcome.DISK_FULL, "No space left on device: /data is full"),
         (failed(CP_FULL), Outcome.EXIT_FAIL, "exit code 1"),
         (failed(INOTIFY), Outcome.EXIT_FAIL, "OSError: [Errno 28] inotify"),
         (failed("cp: write error: Disk quota exceeded\n"), Outcome.DISK_FULL, "quota"),
-        (failed("No space left on device\n" + CHAINED, disk_error="/data is full"), Outcome.EXIT_FAIL, "KeyError"),
+        (failed("No space left on device\n" + CHAINED, disk_full="/data is full"), Outcome.EXIT_FAIL, "KeyError"),
         (failed(code=-15, oom_kills=1), Outcome.KILLED_EXTERNAL, "SIGTERM, not sent by us"),
         (failed(code=126), Outcome.NOT_RUNNABLE, "126"),
         (failed(code=127), Outcome.NOT_RUNNABLE, "127"),
@@ -477,9 +477,9 @@ Traceback (most recent call last):
     save()
 OSError: [Errno 28] No space left on device: '/data/x'
 """
-    assert classify(failed(stderr=stderr, disk_error="/data is full")).outcome is Outcome.DISK_FULL
+    assert classify(failed(stderr=stderr, disk_full="/data is full")).outcome is Outcome.DISK_FULL
     went_on = stderr + "".join(f"line {number}\n" for number in range(100))
-    assert classify(failed(stderr=went_on, disk_error="/data is full")).outcome is Outcome.EXIT_FAIL
+    assert classify(failed(stderr=went_on, disk_full="/data is full")).outcome is Outcome.EXIT_FAIL
 
 
 @pytest.mark.parametrize("name", ["main.<locals>.BrokenError", "demo.Größe"])
@@ -493,6 +493,13 @@ Traceback (most recent call last):
     traceback = failed(stderr=stderr).traceback
     assert traceback is not None
     assert (traceback.exception, traceback.message) == (name, "it broke")
+
+
+def test_a_full_disk_does_not_explain_an_error_of_a_terminal() -> None:
+    """Many machines have a file system that is nearly full, and a pty whose other end closed gives EIO."""
+    stderr = "OSError: [Errno 5] Input/output error\n"
+    assert classify(failed(stderr=stderr, disk_full="/data is full")).outcome is Outcome.EXIT_FAIL
+    assert classify(failed(stderr=stderr, disk_error="Input/output error")).outcome is Outcome.DISK_FULL
 
 
 def test_a_full_disk_behind_the_final_exception() -> None:
@@ -509,11 +516,11 @@ Traceback (most recent call last):
     raise RuntimeError("cannot save") from error
 RuntimeError: cannot save
 """
-    assert classify(failed(stderr=stderr, disk_error="/data is full")).outcome is Outcome.DISK_FULL
+    assert classify(failed(stderr=stderr, disk_full="/data is full")).outcome is Outcome.DISK_FULL
     handled = stderr.replace(
         "The above exception was the direct cause of the following exception:", "went on"
     )
-    assert classify(failed(stderr=handled, disk_error="/data is full")).outcome is Outcome.EXIT_FAIL
+    assert classify(failed(stderr=handled, disk_full="/data is full")).outcome is Outcome.EXIT_FAIL
 
 
 @pytest.mark.parametrize(

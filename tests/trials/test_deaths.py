@@ -7,6 +7,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -17,7 +18,7 @@ import pytest
 
 from bisect_env.matrix.files import StudyFile
 from bisect_env.temporary import TRIAL
-from bisect_env.trials import launch
+from bisect_env.trials import launch, workdir
 from bisect_env.trials.records import Outcome, Phase, TrialRecord
 from bisect_env.trials.run import run_trial
 from tests.trials import dying
@@ -145,6 +146,17 @@ def test_no_space_for_what_is_no_file_is_no_error_of_a_disk(run: Run) -> None:
     record = run("open('/dev/full', 'wb', buffering=0).write(b'x')")
     assert record.detail == "OSError: [Errno 28] No space left on device"
     assert record.outcome is Outcome.EXIT_FAIL
+
+
+def test_a_file_system_that_does_not_answer_holds_up_no_worker(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One of a lost server: nothing ends a process that asks it, so only a thread of its own may wait."""
+    monkeypatch.setattr(workdir, "ANSWERS_IN", 0.2)
+    monkeypatch.setattr(psutil, "disk_usage", lambda _mount: threading.Event().wait())
+    record = run("open('/dev/full', 'wb', buffering=0).write(b'x')")
+    assert record.outcome is Outcome.DISK_FULL
+    assert "does not answer" in record.detail
 
 
 def test_an_error_of_a_terminal_is_no_error_of_a_disk(run: Run) -> None:
