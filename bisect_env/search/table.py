@@ -492,7 +492,7 @@ class Table:
         sure = min((one.probability for one in self.called.values()), default=0.0)
         best = replace(best, probability=sure if complete else 0.0)
         unknown = int(np.count_nonzero(self.feasible & (self.calls < 0)))
-        status, reason = Status.NONE, f"{unknown} combinations are not called good or bad yet"
+        status, reason = Status.NONE, f"combinations that are not called good or bad yet: {unknown}"
         if complete and sure >= self.limits.confidence:
             status = Status.CONFIRMED
             reason = f"each combination alone is what it is called, probability {sure:.3f} or more"
