@@ -44,16 +44,18 @@ def cpu() -> float:
 @pytest.mark.slow
 def test_a_hundred_thousand_commits_become_an_axis_at_once(tmp_path: Path, cache: Path) -> None:
     commits = write(tmp_path / "long", (Change({"n": str(n)}, f"Change {n}") for n in range(100_000)))
-    repository = Repository(str(tmp_path / "long"), cache)
-    before = cpu()
     git = ["git", "-C", str(tmp_path / "long"), "log", "--format=%H %P %ct %s", "main"]
-    subprocess.run(git, stdout=subprocess.DEVNULL, check=True)
-    listed = cpu() - before
-    before = cpu()
-    history = repository.history(commits[0], "main")
-    chosen = history.chosen()
-    place = history.place
-    took = cpu() - before
+    listed, took = [], []
+    for turn in range(3):
+        repository = Repository(str(tmp_path / "long"), cache / str(turn))
+        before = cpu()
+        subprocess.run(git, stdout=subprocess.DEVNULL, check=True)
+        listed.append(cpu() - before)
+        before = cpu()
+        history = repository.history(commits[0], "main")
+        chosen = history.chosen()
+        place = history.place
+        took.append(cpu() - before)
     assert len(history.line) == 100_000
     assert 200 <= len(chosen) <= 500
     assert (chosen[0], chosen[-1]) == (commits[0], commits[-1])
@@ -61,8 +63,9 @@ def test_a_hundred_thousand_commits_become_an_axis_at_once(tmp_path: Path, cache
     low, high = chosen[100], chosen[101]
     between = history.inside([low], high)
     assert between == tuple(commits[place[low] + 1 : place[high]])
-    # Beside git's own list in the same run, which a busy machine slows down as well.
-    assert took < 3 * listed
+    # Beside git's own list in the same run, which a busy machine slows down as well. The least of three turns
+    # counts, because other processes disturb one more than another.
+    assert min(took) < 3 * min(listed)
 
 
 def test_what_a_merge_brought_in_is_looked_at_when_it_is_the_first_bad_one(
