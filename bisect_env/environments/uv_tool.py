@@ -37,6 +37,13 @@ _DROPPED = ("VIRTUAL_ENV", "CONDA_PREFIX", "PYTHONPATH", "PYTHONHOME", "PYTHONST
 
 _LOGIN = re.compile(r"UV_INDEX_[A-Z0-9_]+_(USERNAME|PASSWORD)")
 
+# Settings whose addresses may contain a password, which must not be in our configuration file, and the
+# variables by which uv gets them instead.
+_PYTHON_PLACES = {
+    "python-install-mirror": "UV_PYTHON_INSTALL_MIRROR",
+    "python-downloads-json-url": "UV_PYTHON_DOWNLOADS_JSON_URL",
+}
+_WITH_LOGIN = {"http-proxy": "http_proxy", "https-proxy": "https_proxy", **_PYTHON_PLACES}
 # Without these settings, uv would query indexes without cache headers again for each package of each
 # combination, which takes 0.8 s per lock instead of 0.02 s.
 CACHE_CONTROL = {"api": "max-age=600", "files": "max-age=365000000, immutable"}
@@ -197,7 +204,7 @@ class Uv:
         """
         try:
             with contextlib.ExitStack() as held:
-                env = self.variables(with_indexes=with_indexes)
+                env = self.variables(with_indexes=with_indexes, builds=builds)
                 if builds:
                     env, logins = self._for_builds(env)
                     if logins:
@@ -224,7 +231,7 @@ class Uv:
                 f"{self.cache_dir} can be written (BISECT_ENV_CACHE names another)",
             ) from error
 
-    def variables(self, *, with_indexes: bool = True) -> dict[str, str]:
+    def variables(self, *, with_indexes: bool = True, builds: bool = False) -> dict[str, str]:
         """Return the environment variables with which uv is run.
 
         uv reads a configuration file of ours and none of the user's, which might change a lock without being
@@ -232,6 +239,7 @@ class Uv:
 
         Args:
             with_indexes: Whether to include package indexes, with their logins.
+            builds: Whether uv may run code of source distributions, to which no token is told.
         """
         env = {
             name: value
@@ -246,16 +254,22 @@ class Uv:
         }
         env.setdefault("UV_HTTP_TIMEOUT", _HTTP_TIMEOUT)
         settings = dict(self._places.settings)
-        for name in ("http_proxy", "https_proxy"):
-            # The address of a proxy may contain a password, which must not be in our file.
-            if (proxy := settings.pop(name.replace("_", "-"), "")) and name.upper() not in env:
-                env.setdefault(name, str(proxy))
+        for setting, name in _WITH_LOGIN.items():
+            if (address := settings.pop(setting, "")) and name.upper() not in env:
+                env.setdefault(name, str(address))
         if with_indexes:
             if self._places.no_index:
                 settings["no-index"] = True
             else:
-                settings |= {"index-strategy": self._places.strategy, "index": self._tables}
-                env = {**self._logins, **env}
+                settings["index-strategy"] = self._places.strategy
+                *further, default = self._all_indexes
+                if not builds and any(urlsplit(one.url).query for one in self._all_indexes):
+                    # A token in an address is no login, and belongs neither into our file nor to a build.
+                    words = [f"{one.name}={one.url}" if one.name else one.url for one in further]
+                    env |= {"UV_DEFAULT_INDEX": default.url, "UV_INDEX": " ".join(words)}
+                else:
+                    settings["index"] = self._tables
+                    env = {**self._logins, **env}
             if links := [*self._find_links, *self._places.find_links]:
                 env["UV_FIND_LINKS"] = ",".join(links)
         text = "".join(f"{key} = {toml(value)}\n" for key, value in settings.items())
@@ -309,7 +323,13 @@ class Uv:
         path = env.get("PATH", os.defpath).split(os.pathsep)
         kept["PATH"] = os.pathsep.join(part for part in path if part != own_bin) or os.defpath
         kept |= {name: env[name] for name in ("TMPDIR", "NO_COLOR") if name in env}
-        kept |= {name: env[name] for name in env if name.startswith("UV_") and not _LOGIN.fullmatch(name)}
+        # A build downloads no Python, so it need not know from where, with which login.
+        hidden = _PYTHON_PLACES.values()
+        kept |= {
+            name: env[name]
+            for name in env
+            if name.startswith("UV_") and name not in hidden and not _LOGIN.fullmatch(name)
+        }
         logins: list[tuple[str, str, str]] = []
         for table in () if self._places.no_index else self._tables:
             name = table.get("name", "")

@@ -81,7 +81,8 @@ def test_the_users_own_uv_toml_speaks_for_itself(tmp_path):
     config.parent.mkdir(parents=True)
     config.write_text(
         'keyring-provider = "subprocess"\nindex-strategy = "unsafe-best-match"\n'
-        'https-proxy = "http://me:hunter2@proxy"\n[pip]\nfind-links = ["wheels"]\n'
+        'https-proxy = "http://me:hunter2@proxy"\npython-install-mirror = "https://me:hunter2@mirror"\n'
+        '[pip]\nfind-links = ["wheels"]\n'
         '[[index]]\nname = "corp"\nurl = "https://corp/simple"\ndefault = true\nauthenticate = "always"\n'
         '[[index]]\nname = "more"\nurl = "https://corp/more"\n'
     )
@@ -94,7 +95,19 @@ def test_the_users_own_uv_toml_speaks_for_itself(tmp_path):
     assert ours["index-strategy"] == "unsafe-best-match"
     assert env["UV_FIND_LINKS"] == str(config.parent / "wheels")
     assert env["https_proxy"] == "http://me:hunter2@proxy"
+    assert env["UV_PYTHON_INSTALL_MIRROR"] == "https://me:hunter2@mirror"
     assert "hunter2" not in Path(env["UV_CONFIG_FILE"]).read_text()
+
+
+def test_a_token_in_the_address_of_an_index_reaches_uv_and_no_file(tmp_path):
+    address = "https://corp/simple?token=hunter2"
+    env = shown_environment(tmp_path, {"UV_DEFAULT_INDEX": address, "UV_INDEX": "more=https://more/simple"})
+    assert env["UV_DEFAULT_INDEX"] == address
+    assert env["UV_INDEX"] == "more=https://more/simple"
+    assert "index" not in config_of(env)
+    built = Uv(tmp_path / "cache", environ={"UV_DEFAULT_INDEX": address}).variables(builds=True)
+    assert "hunter2" not in str(built) + Path(built["UV_CONFIG_FILE"]).read_text()
+    assert [one["url"] for one in config_of(built)["index"]] == ["https://corp/simple"]
 
 
 @pytest.mark.integration
