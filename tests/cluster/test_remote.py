@@ -229,17 +229,24 @@ def test_a_lost_scheduler_is_an_error_that_says_what_to_do_and_leaves_no_trial_r
         executor.close()
 
 
-def test_gpus_are_counted_and_lent_by_workers_that_promise_them(tmp_path: Path) -> None:
-    if importlib.util.find_spec("pynvml") is not None:
-        pytest.skip("with NVML, GPUs that are not there are refused")
-    # The first two meet: a GPU that one of them has given back could be lent to the other.
-    show = f"""
+def meeting(folder: Path) -> str:
+    """Return a script that shows its GPUs once two of its runs have met in a folder.
+
+    Without the meeting, a GPU that one run has given back could be lent to the other.
+    """
+    return f"""
         import os, time
-        open(os.path.join({str(tmp_path)!r}, f"met-{{os.getpid()}}"), "w").close()
-        while len([name for name in os.listdir({str(tmp_path)!r}) if name.startswith("met-")]) < 2:
+        open(os.path.join({str(folder)!r}, f"met-{{os.getpid()}}"), "w").close()
+        while len([name for name in os.listdir({str(folder)!r}) if name.startswith("met-")]) < 2:
             time.sleep(0.01)
         print(os.environ["CUDA_VISIBLE_DEVICES"])
     """
+
+
+def test_gpus_are_counted_and_lent_by_workers_that_promise_them(tmp_path: Path) -> None:
+    if importlib.util.find_spec("pynvml") is not None:
+        pytest.skip("with NVML, GPUs that are not there are refused")
+    show = meeting(tmp_path)
     with DaskProcesses(tmp_path) as dask:
         dask.scheduler()
         dask.worker("--nthreads", "3", "--resources", "GPU=2", env={"CUDA_VISIBLE_DEVICES": ",".join(GPUS)})
@@ -265,13 +272,7 @@ def test_gpus_are_counted_and_lent_by_workers_that_promise_them(tmp_path: Path) 
 def test_workers_of_one_host_that_see_the_same_gpus_never_lend_the_same_one(tmp_path: Path) -> None:
     if importlib.util.find_spec("pynvml") is not None:
         pytest.skip("with NVML, GPUs that are not there are refused")
-    show = f"""
-        import os, time
-        open(os.path.join({str(tmp_path)!r}, f"met-{{os.getpid()}}"), "w").close()
-        while len([name for name in os.listdir({str(tmp_path)!r}) if name.startswith("met-")]) < 2:
-            time.sleep(0.01)
-        print(os.environ["CUDA_VISIBLE_DEVICES"])
-    """
+    show = meeting(tmp_path)
     with DaskProcesses(tmp_path) as dask:
         dask.scheduler()
         for _ in range(2):
