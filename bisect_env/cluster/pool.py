@@ -21,7 +21,7 @@ from bisect_env.cluster.protocol import (
 )
 from bisect_env.errors import InfrastructureError
 from bisect_env.running import end_running
-from bisect_env.trials.launch import LAUNCHER
+from bisect_env.trials.forks import SERVER
 from bisect_env.trials.records import Machine
 
 _T = TypeVar("_T")
@@ -98,7 +98,7 @@ class PoolExecutor:
         ]
         for thread in self._workers:
             thread.start()
-        LAUNCHER.prepare()
+        SERVER.prepare()
 
     @property
     def slots(self) -> int:

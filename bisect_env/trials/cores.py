@@ -288,6 +288,10 @@ class Debug:
     on_gpu: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
 
+    def take(self, other: Debug) -> None:
+        """Take over what another collector has found, such as that of a trial's process."""
+        self.autopsy, self.on_gpu, self.notes = other.autopsy, other.on_gpu, other.notes
+
     def on_deadline(self, pid: int) -> str:
         """Return the stacks of a process that has reached its time limit.
 

@@ -3,22 +3,23 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
+import pickle
 import platform
 import random
 import secrets
 import shutil
 import socket
+import subprocess
 import sys
-import threading
+import tempfile
 import time
 import traceback
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
-from functools import partial
 from pathlib import Path
 from typing import Protocol
 
@@ -27,6 +28,7 @@ from bisect_env.matrix.interpreter import is_python
 from bisect_env.secrets import without_passwords_in_code, without_proxy_logins, without_values
 from bisect_env.trials.classify import Classification, ExitRecord, classify, may_be_disk
 from bisect_env.trials.cores import Debug
+from bisect_env.trials.forks import SERVER, Line, fork, results
 from bisect_env.trials.harness_marks import (
     Expected,
     LockedDistribution,
@@ -39,10 +41,10 @@ from bisect_env.trials.harness_marks import (
     read_marks,
     repeated,
 )
-from bisect_env.trials.launch import Launch, TrialCancelledError, run_process
 from bisect_env.trials.records import Machine, Outcome, Phase, TrialRecord, TrialSpec
 from bisect_env.trials.signature import signature
 from bisect_env.trials.stacks import live_stacks
+from bisect_env.trials.supervisor import STOPPED, Launch, TrialCancelledError, become, run_process
 from bisect_env.trials.workdir import (
     TRIAL_ID,
     WorkDir,
@@ -50,6 +52,8 @@ from bisect_env.trials.workdir import (
     inherited_env,
     keep_removal,
     own_bin,
+    sweep,
+    sweep_once,
     trial_env,
     work_dir,
     write_problem,
@@ -178,32 +182,25 @@ _SPIN = [sys.executable, "-I", "-S", "-c", "while True: pass"]
 
 
 @contextlib.contextmanager
-def load_beside(processes: int, cpus: Collection[int], limit: float) -> Iterator[None]:
+def load_beside(processes: int, cpus: Collection[int]) -> Iterator[None]:
     """Keep CPUs busy with extra processes while the `with` block runs.
 
     Args:
         processes: Number of processes; 0 for none.
         cpus: CPUs that the processes may use; empty means those of the current process.
-        limit: Seconds after which the processes end in any case.
     """
-    if not processes:
+    parent = os.getpid()
+
+    def prepare_to_spin() -> None:
+        become(parent)
+        os.sched_setaffinity(0, cpus or os.sched_getaffinity(0))
+
+    with contextlib.ExitStack() as spinning:
+        for _ in range(processes):
+            process = subprocess.Popen(_SPIN, env={}, cwd="/", preexec_fn=prepare_to_spin)
+            spinning.callback(process.wait)
+            spinning.callback(process.kill)
         yield
-        return
-    over = threading.Event()
-    launch = Launch(_SPIN, {}, Path("/"), cpus=sorted(cpus))
-
-    def spin() -> None:
-        with contextlib.suppress(TrialCancelledError):
-            run_process(launch, timeout=limit, output_limit=1000, cancelled=over.is_set)
-
-    with ThreadPoolExecutor(processes, thread_name_prefix="load") as pool:
-        try:
-            spinning = [pool.submit(spin) for _ in range(processes)]
-            yield
-        finally:
-            over.set()
-    for one in spinning:
-        one.result()
 
 
 def some_cpus(count: int, cpus: Collection[int], trial_id: str) -> list[int]:
@@ -230,18 +227,31 @@ __all__ = ["TrialCancelledError", "harness_error_record", "run_trial"]
 
 
 @dataclass(frozen=True, slots=True)
-class _Execution:
-    """The part of `run_trial`'s arguments that is the same for all copies of a trial's script."""
+class _Task:
+    """A trial that is to run in a process of its own.
 
+    Attributes:
+        environ: Environment variables of this host that the command inherits, or, for a trial in a container,
+            that the client of the container engine gets.
+        temp: Directory for temporary files, in which the trial's directories are made.
+        expected: Pickled result of `expected_imports`.
+        has_gpu_watch: Whether the worker can answer questions about the trial's GPUs.
+
+    The other attributes are arguments of `run_trial`.
+    """
+
+    spec: TrialSpec
     prefix: Path
     python: Path
+    environ: Mapping[str, str]
+    temp: str
     gpus: Sequence[str]
     cpus: Collection[int]
-    cancelled: Callable[[], bool]
+    worker: str
     debug: Debug | None
     inside: Inside | None
-    expected: Mapping[str, Expected]
-    gpu_watch: GpuWatch | None
+    expected: bytes
+    has_gpu_watch: bool
 
 
 def run_trial(
@@ -260,8 +270,9 @@ def run_trial(
 ) -> TrialRecord:
     """Run a trial, classify its outcome and return its record.
 
-    The function is safe to call from several threads at once. Each copy of the script gets its own working
-    directory, session and supervisor; they are gone when this function returns or raises.
+    The function is safe to call from several threads at once. Each trial gets a process of its own, which
+    does all the work, and each copy of the script its own working directory and session; they are gone when
+    this function returns or raises.
 
     Args:
         spec: What to run.
@@ -283,27 +294,115 @@ def run_trial(
     Raises:
         TrialCancelledError: `cancelled` returned True; all processes have been ended.
     """
+    sweep_once()
+    if inside is None:
+        environ: Mapping[str, str] = inherited_env(os.environ, prefix / "bin", own_bin())
+    else:
+        environ = without_proxy_logins(os.environ)
+    task = _Task(
+        spec,
+        prefix,
+        python or prefix / "bin" / "python",
+        environ,
+        tempfile.gettempdir(),
+        gpus,
+        cpus,
+        worker,
+        debug,
+        inside,
+        _pickled_imports(prefix, locked),
+        gpu_watch is not None,
+    )
+    record: TrialRecord | None
+    answers: dict[str, Callable[[], object]] = {}
+    if gpu_watch is not None:
+        answers = {BUSY: gpu_watch.busy, XIDS: gpu_watch.reported}
+    try:
+        with SERVER.start(_perform, task) as line:
+            attention = _Attention(line, cancelled, spec.timeout)
+            ((record, findings),) = results([line], lambda question: answers[question](), attention.look)
+    except Exception as error:  # noqa: BLE001 - an internal error must become a void record here. If it were
+        # raised, it would look like a lost worker and be retried for ever.
+        sweep()
+        record, findings = harness_error_record(spec, error, worker=worker, gpus=gpus), None
+    if record is None:
+        raise TrialCancelledError
+    if debug is not None and findings is not None:
+        debug.take(findings)
+    return record
+
+
+BUSY, XIDS = "busy", "xids"
+"""Questions of a trial's process to the worker, which has opened NVML."""
+_IMPORTS_KEPT = 64
+
+
+@functools.lru_cache(_IMPORTS_KEPT)
+def _pickled_imports(prefix: Path, locked: tuple[LockedDistribution, ...]) -> bytes:
+    """Return the pickled result of `expected_imports`, so that each trial need not pickle it again."""
+    return pickle.dumps(expected_imports(prefix, locked))
+
+
+class _Attention:
+    """What a thread of the worker does while a trial runs: it cancels the trial, and continues a stopped one.
+
+    Args:
+        line: Line to the trial's process.
+        cancelled: Function that returns whether to cancel the trial.
+        timeout: Time limit of the trial in seconds.
+    """
+
+    def __init__(self, line: Line, cancelled: Callable[[], bool], timeout: float) -> None:
+        self._line = line
+        self._cancelled = cancelled
+        self._is_cancelled = False
+        self._wake_at = time.monotonic() + timeout + STOPPED + 1.0
+
+    def look(self) -> None:
+        """Cancel the trial if that is wanted, and continue its process if it was stopped, as by SIGSTOP."""
+        now = time.monotonic()
+        if not self._is_cancelled and self._cancelled():
+            self._is_cancelled = True
+            self._line.cancel()
+            self._wake_at = min(self._wake_at, now + 1.0)
+        if now > self._wake_at:
+            SERVER.wake()
+            self._wake_at = now + 1.0
+
+
+def _perform(line: Line, task: _Task) -> tuple[TrialRecord | None, Debug | None]:
+    """Run a trial in this process, which was made for it, and return its record and what `debug` collected.
+
+    The record is None if the trial was cancelled.
+    """
+    tempfile.tempdir = task.temp
     started_at = datetime.now(UTC)
     clock = time.monotonic()
-    interpreter = python or prefix / "bin" / "python"
+    spec = task.spec
     try:
-        expected = expected_imports(prefix, locked)
         around = spec.perturbation
-        cpus = some_cpus(around.cpus, cpus, spec.trial_id)
-        place = _Execution(prefix, interpreter, gpus, cpus, cancelled, debug, inside, expected, gpu_watch)
-        with load_beside(around.load, cpus, spec.timeout + 60.0):
-            exits = _run_copies(spec, place)
+        task = replace(task, cpus=some_cpus(around.cpus, task.cpus, spec.trial_id))
+        if spec.concurrency == 1 and not around.load:
+            exits = [_run_copy(line, task)]
+        else:
+            with load_beside(around.load, task.cpus):
+                exits = _run_copies(line, task)
         record = _record(spec, exits, started_at, time.monotonic() - clock)
+        record = replace(record, worker=task.worker, gpu=",".join(task.gpus))
     except TrialCancelledError:
-        raise
-    except Exception as error:  # noqa: BLE001 - the outermost frame of a trial: an internal error must become
-        # a void record here. If it were raised, it would look like a lost worker and be retried for ever.
-        record = harness_error_record(spec, error, started_at)
-    return replace(record, worker=worker, gpu=",".join(gpus), machine=Machine(platform.machine()))
+        return None, None
+    except Exception as error:  # noqa: BLE001 - as in `run_trial`
+        record = harness_error_record(spec, error, started_at, worker=task.worker, gpus=task.gpus)
+    return record, task.debug
 
 
 def harness_error_record(
-    spec: TrialSpec, error: BaseException, started_at: datetime | None = None
+    spec: TrialSpec,
+    error: BaseException,
+    started_at: datetime | None = None,
+    *,
+    worker: str = "",
+    gpus: Sequence[str] = (),
 ) -> TrialRecord:
     """Return a record with outcome `harness-error` for a trial that an internal error stopped.
 
@@ -311,6 +410,8 @@ def harness_error_record(
         spec: Specification of the trial.
         error: The internal error; its traceback becomes the record's stack.
         started_at: UTC time of the trial's start; now by default.
+        worker: Name of the worker.
+        gpus: UUIDs of the GPUs that the trial was to see.
     """
     # The traceback quotes lines of code, in which an address may have a password, and the error may quote
     # what the script printed.
@@ -332,48 +433,76 @@ def harness_error_record(
         hash_seed=spec.hash_seed,
         copies={Outcome.HARNESS_ERROR: spec.concurrency},
         host=socket.gethostname(),
+        worker=worker,
+        gpu=",".join(gpus),
+        machine=Machine(platform.machine()),
     )
 
 
-def _run_copies(spec: TrialSpec, place: _Execution) -> list[ExitRecord]:
-    if spec.concurrency == 1:
-        return [_run_copy(spec, place)]
-    with ThreadPoolExecutor(spec.concurrency, thread_name_prefix="trial-copy") as pool:
-        copies = [pool.submit(_run_copy, spec, place) for _ in range(spec.concurrency)]
-    return [copy.result() for copy in copies]
+def _run_copies(line: Line, task: _Task) -> list[ExitRecord]:
+    """Run the copies of a trial's script at once, each under a process of its own."""
+    copies: list[tuple[int, Line]] = []
+    try:
+        for _ in range(task.spec.concurrency):
+            copies.append(fork(_run_one_of, task, close=[line, *(copy for _, copy in copies)]))
+        lines = [copy for _, copy in copies]
+
+        def look() -> None:
+            if line.is_readable():
+                for copy in lines:
+                    copy.cancel()
+
+        exits = results(lines, line.ask, look)
+    finally:
+        for _, copy in copies:
+            copy.close()
+        for pid, _ in copies:
+            os.waitpid(pid, 0)
+    if None in exits:
+        raise TrialCancelledError
+    return exits
 
 
-def _run_copy(spec: TrialSpec, place: _Execution) -> ExitRecord:
+def _run_one_of(line: Line, task: _Task) -> ExitRecord | None:
+    """Run one of several copies, and return its exit record; None if it was cancelled."""
+    try:
+        return _run_copy(line, task)
+    except TrialCancelledError:
+        return None
+
+
+def _run_copy(line: Line, task: _Task) -> ExitRecord:
+    spec = task.spec
     rates: list[float | None] = []
 
     def at_deadline(pid: int) -> str:
         # Measured before the stacks are read, because reading them stops the process.
-        rates.append(place.gpu_watch.busy() if place.gpu_watch else None)
-        return live_stacks(pid) if place.debug is None else place.debug.on_deadline(pid)
+        rates.append(line.ask(BUSY) if task.has_gpu_watch else None)
+        return live_stacks(pid) if task.debug is None else task.debug.on_deadline(pid)
 
-    run = partial(
-        run_process,
-        timeout=spec.timeout,
-        output_limit=spec.output_limit,
-        cancelled=place.cancelled,
-        on_deadline=at_deadline,
-    )
+    def run(launch: Launch) -> ExitRecord:
+        return run_process(launch, line.fileno(), at_deadline)
+
+    expected = pickle.loads(task.expected)
     with work_dir(spec.files) as directory:
-        seen = _run_in(directory, spec, place, run)
+        seen = _run_in(directory, task, expected, run)
         if may_be_disk(seen.stderr):
             full = seen.disk_full or full_disk()
             seen = replace(seen, disk_full=full, disk_error=write_problem(directory.top))
-    xids = tuple(place.gpu_watch.reported()) if place.gpu_watch else ()
+    xids = tuple(line.ask(XIDS) or ()) if task.has_gpu_watch else ()
     # Hidden before anything is derived from the output: details and signatures quote it.
     stdout, stderr, stacks = (
         without_values(text, spec.env) for text in (seen.stdout, seen.stderr, seen.stacks)
     )
     seen = replace(seen, stdout=stdout, stderr=stderr, stacks=stacks)
-    return replace(seen, expected=place.expected, gpu_rate=rates[0] if rates else None, xids=xids)
+    return replace(seen, expected=expected, gpu_rate=rates[0] if rates else None, xids=xids)
 
 
 def _run_in(
-    directory: WorkDir, spec: TrialSpec, place: _Execution, run: Callable[..., ExitRecord]
+    directory: WorkDir,
+    task: _Task,
+    expected: Mapping[str, Expected],
+    run: Callable[[Launch], ExitRecord],
 ) -> ExitRecord:
     """Run one copy of the command, on this host or in a container, and return its exit record.
 
@@ -381,23 +510,24 @@ def _run_in(
 
     Args:
         directory: Private directories of the copy.
-        spec: What to run.
-        place: Where to run it.
-        run: `run_process` with the limits of the trial.
+        task: What to run, and where.
+        expected: Result of `expected_imports`.
+        run: Runs a process to its end.
     """
+    spec = task.spec
     notes_in = directory.top
     env = trial_env(
-        inherited_env(os.environ, place.prefix / "bin", own_bin()) if place.inside is None else {},
+        task.environ if task.inside is None else {},
         tmp=directory.tmp,
         hash_seed=spec.hash_seed,
         trial_id=spec.trial_id,
-        gpus=place.gpus,
+        gpus=task.gpus,
         extra=spec.env,
     )
-    if place.inside is None:
-        program = _program_here(spec, place, env["PATH"], directory.work)
+    if task.inside is None:
+        program = _program_here(task, env["PATH"], directory.work)
     else:
-        program = _program_inside(spec, place, place.inside)
+        program = _program_inside(task, task.inside)
         notes_in = directory.top / "control"
         notes_in.mkdir()
     if isinstance(program, ExitRecord):
@@ -408,35 +538,37 @@ def _run_in(
         arguments, iterations = repeated(arguments, spec.repeats, notes_in)
     marks = None
     if is_watched(program, spec.command[1:], env, directory.work):
-        env, marks = install(notes_in, env, place.expected, gc_threshold=spec.perturbation.gc_threshold)
+        env, marks = install(notes_in, env, expected, gc_threshold=spec.perturbation.gc_threshold)
     argv = [*spec.under, program, *arguments]
-    if place.inside is None:
+    if task.inside is None:
         launch = Launch(
             argv,
             env,
             directory.work,
-            core=place.debug is not None,
-            cpus=sorted(place.cpus),
+            spec.timeout,
+            spec.output_limit,
+            core=task.debug is not None,
+            cpus=sorted(task.cpus),
             nice=spec.perturbation.nice,
-            scratch=directory.top,
         )
         seen = run(launch)
     else:
-        seen = _run_contained(_parcel(spec, place, directory, argv, env), place.inside, directory.top, run)
-    if place.debug is not None:
-        place.debug.after(seen, directory.work, program)
+        parcel = _parcel(task, directory, argv, env)
+        seen = _run_contained(task, parcel, task.inside, directory.top, run)
+    if task.debug is not None:
+        task.debug.after(seen, directory.work, program)
     if marks is not None:
         seen = replace(seen, marks=read_marks(marks))
     return seen if iterations is None else replace(seen, iterations=iterations_begun(iterations))
 
 
-def _program_here(spec: TrialSpec, place: _Execution, path: str, cwd: Path) -> str | ExitRecord:
+def _program_here(task: _Task, path: str, cwd: Path) -> str | ExitRecord:
     """Return the path of the program to start on this host, or an exit record if it must not be started.
 
     The exit record says why: the program was not found, or would not use the environment's packages.
     """
-    named = spec.command[0]
-    program = resolve_program(named, prefix_bin=place.prefix / "bin", python=place.python, path=path)
+    named, allowed = task.spec.command[0], task.spec.allow_host
+    program = resolve_program(named, prefix_bin=task.prefix / "bin", python=task.python, path=path)
     if program is None:
         why = "command not found: the environment's interpreter is called `python`"
         if not is_python(named):
@@ -445,23 +577,21 @@ def _program_here(spec: TrialSpec, place: _Execution, path: str, cwd: Path) -> s
                 f"`--with {named}`, or `packages: [{named}]` in a matrix"
             )
         return ExitRecord(returncode=None, stage="lookup", why=why)
-    why = why_outside(
-        program, named, prefix=place.prefix, python=place.python, cwd=cwd, allowed=spec.allow_host
-    )
+    why = why_outside(program, named, prefix=task.prefix, python=task.python, cwd=cwd, allowed=allowed)
     return ExitRecord(returncode=None, stage="outside", why=why) if why else program
 
 
-def _program_inside(spec: TrialSpec, place: _Execution, inside: Inside) -> str | ExitRecord:
+def _program_inside(task: _Task, inside: Inside) -> str | ExitRecord:
     """Return the program to start in a container, or an exit record if it must not be started.
 
     The exit record says why: the program is missing in the environment, and the image's own was not allowed.
     """
-    named = spec.command[0]
+    named, allowed = task.spec.command[0], task.spec.allow_host
     if inside.prefix is None:
         return named
     # The program is looked up only in the environment; if it is not there, the image may have it.
-    found = resolve_program(named, prefix_bin=place.prefix / "bin", python=place.python, path="")
-    if found is not None or named in SHELLS or named in spec.allow_host:
+    found = resolve_program(named, prefix_bin=task.prefix / "bin", python=task.python, path="")
+    if found is not None or named in SHELLS or named in allowed:
         return found or named
     why = (
         f"{named} is not in the environment, and an image's own would run with the image's packages; add the "
@@ -471,9 +601,8 @@ def _program_inside(spec: TrialSpec, place: _Execution, inside: Inside) -> str |
     return ExitRecord(returncode=None, stage="outside", why=why)
 
 
-def _parcel(
-    spec: TrialSpec, place: _Execution, directory: WorkDir, argv: list[str], env: Mapping[str, str]
-) -> Parcel:
+def _parcel(task: _Task, directory: WorkDir, argv: list[str], env: Mapping[str, str]) -> Parcel:
+    spec = task.spec
     return Parcel(
         name=f"bisect-env-{spec.trial_id[:32]}-{secrets.token_hex(3)}",
         trial_id=spec.trial_id,
@@ -482,23 +611,32 @@ def _parcel(
         work=directory.work,
         tmp=directory.tmp,
         control=directory.top / "control",
-        gpus=place.gpus,
-        cpus=sorted(place.cpus),
+        gpus=task.gpus,
+        cpus=sorted(task.cpus),
         network=spec.network,
-        core=place.debug is not None,
+        core=task.debug is not None,
     )
 
 
-def _run_contained(parcel: Parcel, inside: Inside, top: Path, run: Callable[..., ExitRecord]) -> ExitRecord:
+def _run_contained(
+    task: _Task, parcel: Parcel, inside: Inside, top: Path, run: Callable[[Launch], ExitRecord]
+) -> ExitRecord:
     prepare(inside, parcel)
     contained = Contained(inside, parcel, top)
     keep_removal(top, contained.removal)
     # The client of the engine is no part of the trial; it gets the user's full environment variables, except
     # the logins of proxies: podman passes the proxies on to the container.
-    client_env = {**without_proxy_logins(os.environ), TRIAL_ID: parcel.trial_id}
-    client = Launch(contained.argv, client_env, top, scratch=top, elsewhere=contained.commands)
+    client = Launch(
+        contained.argv,
+        {**task.environ, TRIAL_ID: parcel.trial_id},
+        top,
+        task.spec.timeout,
+        task.spec.output_limit,
+        elsewhere=contained.commands,
+        contained=contained.first_process,
+    )
     try:
-        record = run(client, contained=contained.first_process)
+        record = run(client)
     finally:
         contained.open_up()
     return _as_ended_inside(record, contained)

@@ -1,41 +1,43 @@
-"""Starts the script of a trial in a process of its own, and ends every process that the script leaves behind.
+"""Runs one process of a trial to its end, and ends every process that it leaves behind.
 
-This file is run as a script, in isolated mode and only with the standard library, so that it starts fast and
-brings no threads, Dask or CUDA of the worker into a trial. Each worker process has one *server*, which waits
-for requests. For each process of a trial, the server forks one *supervisor*. Forking this small process with
-one thread takes about a millisecond; starting a new interpreter would take as long as a short trial.
-
-The supervisor is a child subreaper: every process that the script leaves behind, even a daemon or a process
-in another session, becomes a child of the supervisor, which can so find and end it. When the worker dies, for
-whatever reason, the control socket is closed, and the supervisor ends the trial.
-
-Protocol on the control socket: the worker sends a length (4 bytes, network order) and a request in JSON, then
-the single bytes `A` (abort) and `K` (kill). The supervisor sends one JSON object per line: `started` and then
-`exited`, or `failed`.
+The calling process is the *supervisor* of the trial's process: a child subreaper, so that every process that
+the script leaves behind, even a daemon or a process in another session, becomes its child. It can so find and
+end them. Use a process that does nothing else, such as those of `forks.py`: signal handlers, limits and the
+CPUs of the whole process are changed.
 """
 
+from __future__ import annotations
+
 import contextlib
-import ctypes
 import errno
 import fcntl
-import json
+import math
 import os
-import re
 import resource
 import select
 import signal
-import socket
-import struct
 import subprocess
-import sys
 import time
-import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NoReturn
 
-PR_SET_PDEATHSIG = 1
-PR_SET_CHILD_SUBREAPER = 36
+from bisect_env.containers.trial import ContainerCommands
+from bisect_env.trials.classify import ExitRecord
+from bisect_env.trials.output import HeadTail
+from bisect_env.trials.processes import (
+    PR_SET_CHILD_SUBREAPER,
+    PR_SET_PDEATHSIG,
+    child_signals,
+    clear,
+    end_descendants,
+    first_child,
+    is_stopped,
+    oom_kills,
+    prctl,
+    tree_cpu_seconds,
+)
+
 LINGER = 0.2
 """Seconds to wait, after the main process has ended, for other processes to end by themselves. For example,
 the resource tracker of multiprocessing frees shared memory only if it is not killed."""
@@ -43,107 +45,58 @@ ABORT_LINGER = 2.0
 """Seconds to wait instead of `LINGER` after an abort, because other processes are printing their stacks."""
 FIRST_LINGER = 0.5
 """Seconds in which the main process can print its stacks before the rest of its group is aborted."""
-END_GRACE = 10.0
-"""Seconds to wait for killed processes to end. A process that is blocked in a driver may never end."""
+ABORT_GRACE = 2.0
+"""Seconds between SIGABRT and SIGKILL, in which a hanging process can print its stacks."""
 ENGINE_LIMIT = 10.0
 """Time limit in seconds for each command of a container engine."""
+CPU_WINDOW = 5.0
+"""Seconds before the time limit over which CPU use is measured, to tell a busy loop from a deadlock."""
+DRAIN_LIMIT = 8_000_000
+"""Maximum number of bytes read from a pipe after the process has ended. It is more than a pipe holds, and it
+ends the reading even if a surviving process still writes."""
+STOPPED = 4.0
+"""Seconds by which the supervisor may be late. If it is later, it was itself stopped, as by SIGSTOP."""
 
-_prctl = ctypes.CDLL(None, use_errno=True).prctl
 
+class TrialCancelledError(Exception):
+    """An error that is raised when a trial was cancelled.
 
-def _wakeup() -> int:
-    """Return a file descriptor that becomes readable when a child process ends.
-
-    The signal SIGCHLD makes it readable, so `poll` can wait for children.
+    All of its processes have been ended, and there is no record of it.
     """
-    reader, writer = os.pipe()
-    os.set_blocking(reader, False)
-    os.set_blocking(writer, False)
-    signal.signal(signal.SIGCHLD, lambda *_: None)
-    signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
-    return reader
 
 
-def _drain(fd: int) -> None:
-    try:
-        while os.read(fd, 512):
-            pass
-    except BlockingIOError:
-        pass  # the pipe is empty
+class SupervisorError(Exception):
+    """An error that is raised when the script interfered with the process that watches it."""
 
 
-def _parents() -> dict[int, int]:
-    """Map the id of every process in `/proc` to the id of its parent."""
-    parents = {}
-    for entry in os.listdir("/proc"):  # noqa: PTH208 - as cheap as can be, it may run often
-        if entry.isdigit():
-            try:
-                stat = Path("/proc", entry, "stat").read_bytes()
-            except OSError:  # it ended between the listing and here
-                continue
-            # The name of the program, in parentheses, may contain spaces and parentheses itself.
-            parents[int(entry)] = int(stat[stat.rindex(b")") + 2 :].split()[1])
-    return parents
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """A request to run one process of a trial.
 
-
-def _descendants() -> set[int]:
-    """Return the ids of all descendants of the current process."""
-    parents = _parents()
-    found: set[int] = set()
-    frontier = {os.getpid()}
-    while frontier:
-        frontier = {pid for pid, parent in parents.items() if parent in frontier and pid not in found}
-        found |= frontier
-    return found
-
-
-# The kills for lack of memory are counted here, because each supervisor has an interpreter to itself.
-_OOM_KILL = re.compile(r"^oom_kill (\d+)$", re.MULTILINE)
-
-
-def oom_kills(root: Path = Path("/")) -> int:
-    """Return how many processes in this process's cgroup the kernel has killed for lack of memory.
-
-    In the root cgroup, which has no counter, the kills on the whole host are returned. The counter starts at
-    an arbitrary time, so compare two readings.
-
-    Args:
-        root: Directory that contains `proc` and `sys`; tests pass a copy.
-
-    Returns:
-        The number of kills; 0 if there is no counter.
+    Attributes:
+        argv: Program and arguments; the program is a path, absolute or relative to `cwd`.
+        env: Environment variables of the process.
+        cwd: Working directory of the process.
+        timeout: Limit of the run time in seconds.
+        output_limit: Maximum number of bytes kept of each of stdout and stderr.
+        core: Whether the process may write a core file, up to the inherited hard limit.
+        cpus: CPUs that the process may use; empty means those of the current process.
+        nice: Amount added to the niceness of the process.
+        elsewhere: Commands that control the container, if the process is the client of a container engine.
+        contained: For a container: function that returns the id, on this host, of the first process in it, or
+            None.
     """
-    for path in (*_cgroup_counters(root), f"{root}/proc/vmstat"):
-        try:
-            match = _OOM_KILL.search(Path(path).read_text("utf-8", "replace"))
-        except OSError:  # another cgroup version, or hidden in a container
-            continue
-        if match:
-            return int(match[1])
-    return 0
 
-
-def _cgroup_counters(root: Path) -> tuple[str, ...]:
-    """Return the paths of the files that count kills for lack of memory in the cgroups of this process."""
-    try:
-        lines = Path(f"{root}/proc/self/cgroup").read_text("utf-8", "replace").splitlines()
-    except OSError:
-        return ()
-    paths = []
-    for line in lines:
-        _, controllers, path = line.split(":", 2)
-        if controllers == "":
-            paths.append(f"{root}/sys/fs/cgroup/{path.lstrip('/')}/memory.events")
-        elif "memory" in controllers.split(","):
-            paths.append(f"{root}/sys/fs/cgroup/memory/{path.lstrip('/')}/memory.oom_control")
-    return tuple(paths)
-
-
-def _signal_all(pids: set[int], number: int) -> None:
-    for pid in pids:
-        # The process has ended, or is a setuid program, which will be counted as a survivor.
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.kill(pid, number)
+    argv: Sequence[str]
+    env: Mapping[str, str]
+    cwd: Path
+    timeout: float
+    output_limit: int
+    core: bool = False
+    cpus: Sequence[int] = ()
+    nice: int = 0
+    elsewhere: ContainerCommands | None = None
+    contained: Callable[[], int | None] | None = None
 
 
 class ContainerHold:
@@ -152,16 +105,15 @@ class ContainerHold:
     While this process lives, it holds a lock on a file that the container watches; see `containers/trial.py`.
 
     Args:
-        commands: Purpose (`abort`, `kill`, `state`, `remove`) to a command of the engine, and under `hold`
-            the path of the file to lock.
+        commands: Commands of the engine, and the file to lock.
         env: Environment variables of the commands.
     """
 
-    def __init__(self, commands: dict[str, Any], env: dict[str, str]) -> None:
+    def __init__(self, commands: ContainerCommands, env: Mapping[str, str]) -> None:
         self._commands = commands
         self._env = env
         # Never closed: the kernel releases the lock when this process ends, for whatever reason.
-        self._held = os.open(commands["hold"], os.O_RDONLY)
+        self._held = os.open(commands.hold, os.O_RDONLY)
         fcntl.flock(self._held, fcntl.LOCK_EX)
         self._is_sure = True
         self.state = ""
@@ -170,9 +122,9 @@ class ContainerHold:
         """Kill the container if `kill` is set, store its final state in `state`, and remove it."""
         if kill:
             # This fails if the engine is still creating the container, or if the container has ended.
-            self._is_sure = self.call("kill")[0] == 0
-        self.state = self.call("state")[1]
-        self._is_sure &= self.call("remove")[0] == 0
+            self._is_sure = self.call(self._commands.kill)[0] == 0
+        self.state = self.call(self._commands.state)[1]
+        self._is_sure &= self.call(self._commands.remove)[0] == 0
 
     def close_again(self) -> None:
         """Try once more to remove the container, if `close` could not.
@@ -180,17 +132,21 @@ class ContainerHold:
         Call this after the engine's client has ended, so that it cannot create the container afterwards.
         """
         if not self._is_sure:
-            self.call("remove")
+            self.call(self._commands.remove)
 
-    def call(self, name: str) -> tuple[int | None, str]:
-        """Run the engine's command called `name`; return the exit code and the output.
+    def abort(self) -> bool:
+        """Send SIGABRT to the script in the container, and return whether the engine could do so."""
+        return self.call(self._commands.abort)[0] == 0
+
+    def call(self, command: Sequence[str]) -> tuple[int | None, str]:
+        """Run a command of the engine, and return its exit code and its output.
 
         The exit code is None if the command timed out.
         """
         output = os.memfd_create("answer")
         try:
             done = subprocess.run(
-                self._commands[name],
+                command,
                 env=self._env,
                 stdin=subprocess.DEVNULL,
                 # A file, because a daemon that the engine leaves behind would keep a pipe open.
@@ -210,183 +166,220 @@ class ContainerHold:
             os.close(output)
 
 
-class Supervisor:
-    """A process that starts one process of a trial, and later ends all processes left behind.
+def run_process(
+    launch: Launch, caller: int, on_deadline: Callable[[int], str] = lambda _pid: ""
+) -> ExitRecord:
+    """Run a process until it ends, then end all processes that it left behind.
 
-    See the docstring of this module.
+    The function waits only for the process itself, not for descendants that keep its pipes open. When the
+    time limit passes, `on_deadline` records the stacks. Then the process, and after it the rest of its
+    group, gets SIGABRT, on which `faulthandler` prints the Python stacks, and two seconds later SIGKILL.
 
     Args:
-        control: Control socket, connected to the worker.
-        stdout: Write end of the pipe for the script's standard output.
-        stderr: Write end of the pipe for the script's standard error.
+        launch: What to run.
+        caller: Descriptor that becomes readable when the trial is cancelled, or when nobody waits for it any
+            more.
+        on_deadline: Function that returns the stacks of a process id; called before the process is aborted.
+
+    Returns:
+        What was observed of the process.
+
+    Raises:
+        TrialCancelledError: The trial was cancelled; all processes have been ended.
+        SupervisorError: This process was stopped meanwhile.
+    """
+    prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    with child_signals() as child_ended:
+        supervision = _Supervision(launch, on_deadline)
+        try:
+            failed = supervision.start((caller, child_ended))
+            if failed is not None:
+                return failed
+            supervision.watch()
+        finally:
+            supervision.close()
+    return supervision.record()
+
+
+class _Supervision:
+    """The state of a process that `run_process` has started and watches.
+
+    Args:
+        launch: What to run.
+        on_deadline: Function that returns the stacks of a process id; called when the time limit has passed.
     """
 
-    def __init__(self, control: socket.socket, stdout: int, stderr: int) -> None:
-        self.control = control
-        self.stdout = stdout
-        self.stderr = stderr
-        self.main = 0
-        self.status: int | None = None
-        self.sent: list[str] = []
-        self.started, self.ended = 0.0, 0.0
-        self.peak = 0
-        self.kills_before = 0
-        self.elsewhere: ContainerHold | None = None
+    def __init__(self, launch: Launch, on_deadline: Callable[[int], str]) -> None:
+        self._launch = launch
+        self._on_deadline = on_deadline
+        self._pipes = [os.pipe() for _ in range(2)]
+        self._streams = {reader: HeadTail(launch.output_limit) for reader, _ in self._pipes}
+        self._poll = select.poll()
+        self._hold: ContainerHold | None = None
+        self._main = 0
+        self._status: int | None = None
+        self._started, self._ended = 0.0, 0.0
+        self._peak = 0
+        self._kills_before = 0
+        self._sampled: tuple[float, float] | None = None
+        self._cpu_rate: float | None = None
+        self._stopped = False
+        self._stacks = ""
+        self._aborted_at: float | None = None
+        self._signalled = self._killed = self._cancelled = False
+        self._left_over, self._unended = 0, 0
 
-    def run(self) -> bool:
-        """Start the script that the worker requests, wait for its end, and end all remaining processes.
+    def start(self, sources: tuple[int, int]) -> ExitRecord | None:
+        """Start the process. If that fails, return an exit record that states the reason, else None.
 
-        Return False if processes are left that survived SIGKILL.
+        Args:
+            sources: Descriptors of the caller and of `child_signals`, for which to wait beside the output.
         """
-        request = self._read_request()
-        self.wakeup = _wakeup()
-        _prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
-        if request["elsewhere"]:
-            self.elsewhere = ContainerHold(request["elsewhere"], request["env"])
-        self.kills_before = oom_kills()
-        if not self._start(request):
-            return True
-        reported = self._watch()
-        if self.elsewhere is not None:
-            self.elsewhere.close(kill=not reported or bool(self.sent))
-        elif reported and "K" not in self.sent:
-            self._linger(ABORT_LINGER if "A" in self.sent else LINGER)
-        left_over, left = self.end_all()
-        if self.elsewhere is not None:
-            self.elsewhere.close_again()
-        if reported:
-            self._tell_exit(left_over, left)
-        elif request["scratch"]:
-            import shutil  # rarely needed, and the server is to start fast
-
-            shutil.rmtree(request["scratch"], ignore_errors=True)
-        return left == 0
-
-    def _read_request(self) -> dict[str, Any]:
-        (length,) = struct.unpack("!I", self._read_exactly(4))
-        request: dict[str, Any] = json.loads(self._read_exactly(length))
-        return request
-
-    def _read_exactly(self, length: int) -> bytes:
-        data = self.control.recv(length, socket.MSG_WAITALL)
-        if len(data) < length:
-            raise EOFError("the worker went away before it had sent its request")
-        return data
-
-    def tell(self, event: dict[str, Any]) -> None:
-        """Send an event to the worker as a line of JSON; do nothing if the worker has died."""
-        with contextlib.suppress(OSError):
-            self.control.sendall(json.dumps(event).encode() + b"\n")
-
-    def _tell_exit(self, left_over: int, unended: int) -> None:
-        # Names as in `ExitRecord`.
-        self.tell(
-            {
-                "event": "exited",
-                "pid": self.main,
-                "returncode": None if self.status is None else os.waitstatus_to_exitcode(self.status),
-                "timed_out": "A" in self.sent,
-                "killed_by_us": bool(self.sent),
-                "duration": (self.ended or time.monotonic()) - self.started,
-                "peak": self.peak,
-                "oom_kills": oom_kills() - self.kills_before,
-                "left_over": left_over,
-                "unended": unended,
-                "state": "" if self.elsewhere is None else self.elsewhere.state,
-            }
-        )
-
-    def _start(self, request: dict[str, Any]) -> bool:
-        """Start the script and return True; if that fails, tell the worker the reason and return False."""
-        supervisor = os.getpid()
+        self._caller, self._child_ended = sources
+        launch = self._launch
+        if launch.elsewhere is not None:
+            self._hold = ContainerHold(launch.elsewhere, launch.env)
+        self._kills_before = oom_kills()
         stage = "setup"
         try:
             # The script inherits both.
-            _limit_core(wanted=request["core"])
-            if request["cpus"]:
-                os.sched_setaffinity(0, request["cpus"])
+            _limit_core(wanted=launch.core)
+            if launch.cpus:
+                os.sched_setaffinity(0, launch.cpus)
             stage = "exec"
+            supervisor = os.getpid()
+            # Referenced until the end, because subprocess would otherwise wait for the process, too.
             self._process = subprocess.Popen(
-                request["argv"],
-                env=request["env"],
-                cwd=request["cwd"],
+                launch.argv,
+                env=launch.env,
+                cwd=launch.cwd,
                 stdin=subprocess.DEVNULL,
-                stdout=self.stdout,
-                stderr=self.stderr,
+                stdout=self._pipes[0][1],
+                stderr=self._pipes[1][1],
                 start_new_session=True,
-                preexec_fn=lambda: _become(supervisor, request["nice"]),
+                preexec_fn=lambda: become(supervisor, launch.nice),
             )
         except OSError as error:
-            if stage == "exec" and error.filename == request["cwd"]:
+            if stage == "exec" and str(error.filename) == str(launch.cwd):
                 stage = "chdir"
-            self.tell({"event": "failed", "stage": stage, "errno": error.errno})
-            return False
+            return ExitRecord(returncode=None, stage=stage, errno=error.errno or 0)
         except ValueError:  # a NUL byte in an argument or in the environment
-            self.tell({"event": "failed", "stage": stage, "errno": errno.EINVAL})
-            return False
-        self.started = time.monotonic()
-        self.main = self._process.pid
-        for fd in (self.stdout, self.stderr):
-            os.close(fd)
-        self.tell({"event": "started", "pid": self.main, "supervisor": supervisor})
-        return True
+            return ExitRecord(returncode=None, stage=stage, errno=errno.EINVAL)
+        finally:
+            for _, writer in self._pipes:
+                os.close(writer)
+        self._started = time.monotonic()
+        self._main = self._process.pid
+        for reader in self._streams:
+            os.set_blocking(reader, False)
+        for fd in (*sources, *self._streams):
+            self._poll.register(fd, select.POLLIN)
+        return None
 
-    def _watch(self) -> bool:
-        """Carry out the worker's orders until the main process ends.
+    def watch(self) -> None:
+        """Wait until the process ends or must be killed, and end all processes that are left.
 
-        Return True when it has ended or after an order to kill, and False if the worker dies first.
+        Raises:
+            TrialCancelledError: The trial was cancelled.
+            SupervisorError: This process was stopped meanwhile.
         """
-        poll = select.poll()
-        poll.register(self.control, select.POLLIN)
-        poll.register(self.wakeup, select.POLLIN)
+        self._killed = True  # until the process has ended by itself
+        try:
+            self._wait()
+        finally:
+            if self._hold is not None:
+                self._hold.close(kill=self._killed or self._signalled)
+            elif not self._killed:
+                self._linger(ABORT_LINGER if self._signalled else LINGER)
+            self._left_over, self._unended = end_descendants(self._main, self._reap)
+            if self._hold is not None:
+                self._hold.close_again()
+        if self._cancelled:
+            raise TrialCancelledError
+        for reader, stream in self._streams.items():
+            _drain(reader, stream)
+
+    def _wait(self) -> None:
+        launch = self._launch
+        deadline = self._started + launch.timeout
+        sample_at = deadline - min(CPU_WINDOW, launch.timeout / 2)
         while True:
             self._reap()
-            if self._over():
-                return True
-            for fd, _ in poll.poll():
-                if fd == self.wakeup:
-                    _drain(fd)
-                    continue
-                try:
-                    orders = self.control.recv(16)
-                except ConnectionResetError:  # the worker died; an orderly end is an empty answer
-                    orders = b""
-                if not orders:
-                    return False
-                # Check before each order whether the process has just ended by itself.
-                self._reap()
-                for order in orders.decode():
-                    if not self._over() and self._obey(order):
-                        return True
+            now = time.monotonic()
+            if self._status is not None:
+                self._killed = False
+                return
+            if self._aborted_at is not None:
+                until = self._aborted_at + ABORT_GRACE
+                if now >= until:
+                    return
+            elif now >= deadline:
+                self._abort()
+                continue
+            elif self._sampled is None and now >= sample_at:
+                self._sampled = (now, self._cpu_seconds())
+                continue
+            else:
+                until = deadline if self._sampled is not None else sample_at
+            self._pump(until - now)
+            if self._cancelled:
+                return
+            if time.monotonic() > until + STOPPED:
+                raise SupervisorError(
+                    "the trial's supervisor was stopped; does the script stop its parent processes?"
+                )
 
-    def _over(self) -> bool:
-        return self.status is not None
+    def _pump(self, seconds: float) -> None:
+        """Read output for some time, but no longer than until a child ends or the trial is cancelled."""
+        deadline = time.monotonic() + seconds
+        while (left := deadline - time.monotonic()) > 0:
+            for fd, _ in self._poll.poll(math.ceil(1000 * left)):
+                if fd == self._child_ended:
+                    clear(fd)
+                    deadline = 0.0
+                elif fd == self._caller:
+                    self._cancelled = True
+                    self._poll.unregister(fd)
+                    deadline = 0.0
+                elif not _read(fd, self._streams[fd]):
+                    self._poll.unregister(fd)
 
-    def _obey(self, order: str) -> bool:
-        """Carry out an order of the worker: `A` (abort) or `K` (kill).
+    def _abort(self) -> None:
+        """Record the stacks of a process that has reached its time limit, and tell it to end."""
+        launch = self._launch
+        if self._sampled is not None:
+            then, used = self._sampled
+            self._cpu_rate = (self._cpu_seconds() - used) / (time.monotonic() - then)
+        pid = self._main if launch.contained is None else first_child(launch.contained())
+        if pid is not None:
+            self._stopped = is_stopped(pid)
+            self._stacks = self._on_deadline(pid)
+        self._aborted_at = time.monotonic()
+        self._reap()
+        if self._status is not None:
+            return  # it has ended by itself meanwhile
+        self._signalled = True
+        if self._hold is not None and self._hold.abort():
+            return
+        # Signal the whole group: if a wrapper script was started, the process that hangs is its child.
+        # The main process is first, so that its stack is the first in the output, not mixed with others.
+        self._signal(os.kill)
+        deadline = time.monotonic() + FIRST_LINGER
+        ended = os.WEXITED | os.WNOHANG | os.WNOWAIT
+        while os.waitid(os.P_PID, self._main, ended) is None and time.monotonic() < deadline:
+            self._pump(deadline - time.monotonic())
+        self._signal(os.killpg)
 
-        Return True for a kill: the caller then need not wait for the process any more.
-        """
-        self.sent.append(order)
-        if order == "A":
-            if self.elsewhere is not None and self.elsewhere.call("abort")[0] == 0:
-                return False
-            # Signal the whole group: if a wrapper script was started, the process that hangs is its child.
-            # The main process is first, so that its stack is the first in the output, not mixed with others.
-            self._abort(os.kill)
-            deadline = time.monotonic() + FIRST_LINGER
-            ended = os.WEXITED | os.WNOHANG | os.WNOWAIT
-            while os.waitid(os.P_PID, self.main, ended) is None and time.monotonic() < deadline:
-                time.sleep(0.01)
-            self._abort(os.killpg)
-            return False
-        return True
-
-    def _abort(self, send: Callable[[int, int], None]) -> None:
+    def _signal(self, send: Callable[[int, int], None]) -> None:
         # A stopped process handles a signal only after it is continued.
         for number in (signal.SIGABRT, signal.SIGCONT):
             with contextlib.suppress(ProcessLookupError):  # the group has ended meanwhile
-                send(self.main, number)
+                send(self._main, number)
+
+    def _cpu_seconds(self) -> float:
+        # The processes of a container need not be descendants of the engine's client.
+        top = os.getpid() if self._launch.contained is None else self._launch.contained()
+        return 0.0 if top is None else tree_cpu_seconds(top)
 
     def _reap(self) -> bool:
         """Collect the exit status of all children that have ended; return False if no children are left."""
@@ -397,53 +390,65 @@ class Supervisor:
                 return False
             if pid == 0:
                 return True
-            if pid == self.main:
-                self.status, self.ended, self.peak = status, time.monotonic(), used.ru_maxrss * 1024
+            if pid == self._main:
+                self._status, self._ended, self._peak = status, time.monotonic(), used.ru_maxrss * 1024
 
     def _linger(self, seconds: float) -> None:
         deadline = time.monotonic() + seconds
-        pause = 0.001
-        while self._reap() and time.monotonic() < deadline:
-            time.sleep(pause)
-            pause = min(pause * 2, 0.02)
+        while self._reap() and (left := deadline - time.monotonic()) > 0:
+            self._pump(left)
 
-    def end_all(self) -> tuple[int, int]:
-        """Kill and reap all descendants of this process.
+    def close(self) -> None:
+        """Close the pipes of the process's output."""
+        for reader in self._streams:
+            os.close(reader)
 
-        Returns:
-            The number of processes, other than the main process, that were still running, and the number that
-            survived SIGKILL.
-        """
-        if not self._reap():
-            return 0, 0
-        # Stop all processes before killing them: a fork bomb could otherwise create processes faster than
-        # they are killed.
-        deadline = time.monotonic() + END_GRACE
-        stopped: set[int] = set()
-        while new := _descendants() - stopped:
-            _signal_all(new, signal.SIGSTOP)
-            stopped |= new
-            if time.monotonic() > deadline:
-                break
-        left_over = len(stopped - {self.main})
-        pause = 0.0005
-        while self._reap() and time.monotonic() < deadline:
-            _signal_all(_descendants(), signal.SIGKILL)
-            time.sleep(pause)
-            pause = min(pause * 2, 0.05)
-        return left_over, len(_descendants())
+    def record(self) -> ExitRecord:
+        """Return what was observed of the process after it has ended."""
+        stdout, stderr = (stream.text() for stream in self._streams.values())
+        return ExitRecord(
+            returncode=None if self._status is None else os.waitstatus_to_exitcode(self._status),
+            timed_out=self._signalled,
+            killed_by_us=self._signalled,
+            stopped=self._stopped,
+            cpu_rate=self._cpu_rate,
+            oom_kills=oom_kills() - self._kills_before,
+            left_over=self._left_over,
+            unended=self._unended,
+            duration=(self._ended or time.monotonic()) - self._started,
+            peak=self._peak,
+            stdout=stdout,
+            stderr=stderr,
+            stacks=self._stacks,
+            pid=self._main,
+            state="" if self._hold is None else self._hold.state,
+        )
 
 
-def _become(parent: int, nice: int) -> None:
-    """Prepare a forked process to execute the script: set its signals and its niceness.
+def _read(fd: int, sink: HeadTail) -> int:
+    """Read once from pipe `fd`, add the bytes to `sink`, and return their number (0 at the end)."""
+    data = os.read(fd, 65536)
+    sink.add(data)
+    return len(data)
+
+
+def _drain(fd: int, sink: HeadTail) -> None:
+    left = DRAIN_LIMIT
+    # The pipe blocks if a process that even SIGKILL could not end still holds it.
+    with contextlib.suppress(BlockingIOError):
+        while left > 0 and (count := _read(fd, sink)):
+            left -= count
+
+
+def become(parent: int, nice: int = 0) -> None:
+    """Prepare a forked process to execute a program: set its signals and its niceness.
 
     Args:
-        parent: Process id of the supervisor.
+        parent: Process id of the supervisor; if it is killed, the kernel kills the new process, too.
         nice: Amount added to the niceness.
     """
-    # The kernel kills this process if the supervisor is killed. This depends on the parent *thread*, so a
-    # thread of a worker's pool could not be the parent; the supervisor has only one thread.
-    _prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    # This depends on the parent *thread*, so a thread of a worker's pool could not be the parent.
+    prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     if os.getppid() != parent:
         os._exit(127)
     signal.set_wakeup_fd(-1)
@@ -464,96 +469,3 @@ def _limit_core(*, wanted: bool) -> None:
     # with a GPU would make it huge. The file does not exist in every container.
     with contextlib.suppress(OSError):
         Path("/proc/self/coredump_filter").write_text("0x11" if wanted else "0")
-
-
-def serve(requests: socket.socket) -> None:
-    """Wait for requests on a socket and fork one supervisor for each, until the worker dies."""
-    wakeup = _wakeup()
-    # If a supervisor is killed, the processes of its trial become children of this process, not of init.
-    _prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
-    supervisors: set[int] = set()
-    orphaned = False
-    poll = select.poll()
-    poll.register(requests, select.POLLIN)
-    poll.register(wakeup, select.POLLIN)
-    while True:
-        for fd, _ in poll.poll(1000 if orphaned else None):
-            if fd == wakeup:
-                _drain(fd)
-                continue
-            message, fds, _, _ = socket.recv_fds(requests, 1, 3)
-            if not message:
-                _end_last(supervisors)
-                return
-            for received in fds:
-                os.set_inheritable(received, False)  # descriptors from recvmsg would stay open after exec
-            pid = os.fork()
-            if pid == 0:
-                requests.close()
-                _supervise(fds)
-            supervisors.add(pid)
-            for received in fds:
-                os.close(received)
-        orphaned = _bury(supervisors) or orphaned
-        if orphaned:
-            orphaned = _end_orphans(supervisors)
-
-
-def _end_last(supervisors: set[int]) -> None:
-    """Wait until all supervisors have ended after the worker's death; kill those that do not end."""
-    deadline = time.monotonic() + 2 * END_GRACE
-    while supervisors and time.monotonic() < deadline:
-        _bury(supervisors)
-        time.sleep(0.02)
-    _signal_all(supervisors, signal.SIGKILL)
-    while (_bury(supervisors) or _end_orphans(supervisors)) and time.monotonic() < deadline + END_GRACE:
-        time.sleep(0.02)
-
-
-def _bury(supervisors: set[int]) -> bool:
-    """Remove ended supervisors from the set; return whether one of them failed.
-
-    A supervisor that failed may have left processes behind.
-    """
-    orphaned = False
-    while True:
-        try:
-            pid, status = os.waitpid(-1, os.WNOHANG)
-        except ChildProcessError:  # there is no child
-            return orphaned
-        if pid == 0:
-            return orphaned
-        if pid in supervisors:
-            supervisors.remove(pid)
-            orphaned = orphaned or status != 0
-
-
-def _end_orphans(supervisors: set[int]) -> bool:
-    """Kill the processes that ended supervisors left behind; return whether there were any."""
-    me = os.getpid()
-    orphans = {pid for pid, parent in _parents().items() if parent == me} - supervisors
-    _signal_all(orphans, signal.SIGKILL)
-    return bool(orphans)
-
-
-def _supervise(fds: list[int]) -> NoReturn:
-    control, stdout, stderr = fds
-    supervisor = Supervisor(socket.socket(fileno=control), stdout, stderr)
-    clean = False
-    try:
-        clean = supervisor.run()
-    except EOFError:
-        # The worker died before it had sent its request. Nothing was started, and nobody waits for a result.
-        # If trials of that worker are still wanted, its executor reports them as lost.
-        clean = True
-    except Exception:  # noqa: BLE001
-        # This is the outermost frame of the process. The worker reports the error as a fault of the harness,
-        # so that it does not count against the script.
-        supervisor.tell({"event": "failed", "stage": "supervisor", "text": traceback.format_exc()})
-        supervisor.end_all()
-    finally:
-        os._exit(0 if clean else 1)
-
-
-if __name__ == "__main__":
-    serve(socket.socket(fileno=int(sys.argv[1])))

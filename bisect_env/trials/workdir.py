@@ -77,7 +77,6 @@ def work_dir(files: Sequence[StudyFile]) -> Iterator[WorkDir]:
     Raises:
         ValueError: A file's name leads out of the working directory.
     """
-    _sweep_once()
     top, held = make_held(TRIAL)
     try:
         made = WorkDir(top=top, work=top / "work", tmp=top / "tmp")
@@ -125,7 +124,7 @@ def keep_removal(top: Path, commands: Sequence[Sequence[str]]) -> None:
 
 
 # Once per process suffices: after a worker was killed, a new worker process is started.
-_sweep_once = functools.cache(sweep)
+sweep_once = functools.cache(sweep)
 
 
 def _write(directory: Path, file: StudyFile) -> None:

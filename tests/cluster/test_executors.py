@@ -23,7 +23,7 @@ from bisect_env.environments.prefix import Prefix
 from bisect_env.errors import InfrastructureError
 from bisect_env.running import run_tool
 from bisect_env.temporary import remove_left_behind
-from bisect_env.trials.launch import LAUNCHER
+from bisect_env.trials.forks import SERVER
 from bisect_env.trials.records import Outcome
 from tests.cluster.cores import cores_executor
 from tests.cluster.executor_contract import (
@@ -98,7 +98,7 @@ def shared_cluster() -> Iterator[HostExecutor]:
     yield executor
     executor.close()
     executor.close()
-    LAUNCHER.close()  # of inline executors
+    SERVER.close()  # of inline executors
     # multiprocessing's resource tracker belongs to this process, not to the cluster.
     left = set(psutil.Process().children(recursive=True)) - before
     assert not [process for process in left if "resource_tracker" not in " ".join(process.cmdline())]

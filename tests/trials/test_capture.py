@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bisect_env.secrets import without_values
-from bisect_env.trials.launch import HEAD_SHARE, HeadTail
-from bisect_env.trials.supervisor import oom_kills
+from bisect_env.trials.output import HEAD_SHARE, HeadTail
+from bisect_env.trials.processes import oom_kills
 
 
 @given(st.lists(st.text("abc\n").map(str.encode)), st.integers(4, 60))

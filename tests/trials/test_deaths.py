@@ -18,7 +18,9 @@ import pytest
 
 from bisect_env.matrix.files import StudyFile
 from bisect_env.temporary import TRIAL
-from bisect_env.trials import launch, workdir
+from bisect_env.trials import workdir
+from bisect_env.trials.classify import ExitRecord, classify
+from bisect_env.trials.forks import SERVER
 from bisect_env.trials.records import Outcome, Phase, TrialRecord
 from bisect_env.trials.run import run_trial
 from tests.trials import dying
@@ -148,15 +150,14 @@ def test_no_space_for_what_is_no_file_is_no_error_of_a_disk(run: Run) -> None:
     assert record.outcome is Outcome.EXIT_FAIL
 
 
-def test_a_file_system_that_does_not_answer_holds_up_no_worker(
-    run: Run, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_file_system_that_does_not_answer_holds_up_no_trial(monkeypatch: pytest.MonkeyPatch) -> None:
     """One of a lost server: nothing ends a process that asks it, so only a thread of its own may wait."""
     monkeypatch.setattr(workdir, "ANSWERS_IN", 0.2)
     monkeypatch.setattr(psutil, "disk_usage", lambda _mount: threading.Event().wait())
-    record = run("open('/dev/full', 'wb', buffering=0).write(b'x')")
-    assert record.outcome is Outcome.DISK_FULL
-    assert "does not answer" in record.detail
+    said = workdir.full_disk()
+    assert "does not answer" in said
+    stderr = "OSError: [Errno 28] No space left on device"
+    assert classify(ExitRecord(1, stderr=stderr, disk_full=said)).outcome is Outcome.DISK_FULL
 
 
 def test_an_error_of_a_terminal_is_no_error_of_a_disk(run: Run) -> None:
@@ -308,7 +309,7 @@ PLANTED = {
 def die_often(number: int, seed: int, place: Path, living: Living) -> None:
     """Run trials with seeds of their own, and see that each is what was planted and nothing is left."""
     print(f"seeds {seed} to {seed + number - 1}")
-    launch.LAUNCHER.close()
+    SERVER.close()
     run_trial(make_spec("pass"), PREFIX)  # from here on, the launcher's socket is open
     fds, threads = open_files(), psutil.Process().num_threads()
     specs = [make_spec(files=FILES, command=command(one)) for one in range(seed, seed + number)]
@@ -334,7 +335,7 @@ def die_often(number: int, seed: int, place: Path, living: Living) -> None:
     while psutil.Process().num_threads() > threads and time.monotonic() < deadline:
         time.sleep(0.02)
     assert psutil.Process().num_threads() <= threads
-    launch.LAUNCHER.close()
+    SERVER.close()
     assert living() == []
     assert not [child for child in psutil.Process().children() if child.status() == psutil.STATUS_ZOMBIE]
 

@@ -17,7 +17,6 @@ from hypothesis import strategies as st
 
 from bisect_env.environments.interpreters import Interpreter, machine_interpreters
 from bisect_env.matrix.files import StudyFile
-from bisect_env.trials import launch
 from bisect_env.trials.harness_marks import (
     MARKS,
     MODULES,
@@ -201,10 +200,7 @@ SEGV = "import os, signal\ndef die(): os.kill(os.getpid(), signal.SIGSEGV)\n"
          "import time; time.sleep(600)", Outcome.HANG, Phase.IMPORT),
     ],
 )  # fmt: skip
-def test_phases_of_real_ends(
-    run: Run, monkeypatch: pytest.MonkeyPatch, code: str, module: str, outcome: Outcome, phase: Phase
-) -> None:
-    monkeypatch.setattr(launch, "ABORT_GRACE", 0.2)  # what ignores SIGABRT is not what is looked at here
+def test_phases_of_real_ends(run: Run, code: str, module: str, outcome: Outcome, phase: Phase) -> None:
     files = (StudyFile("main.py", code.encode()), StudyFile("module.py", module.encode()))
     record = run(files=files, timeout=1.5 if outcome is Outcome.HANG else 30.0)
     assert (record.outcome, record.phase) == (outcome, phase), record.stderr

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import errno
 import json
 import os
 import signal
@@ -22,7 +21,7 @@ import pytest
 
 from bisect_env.matrix.files import StudyFile
 from bisect_env.temporary import TRIAL, make_held
-from bisect_env.trials import launch
+from bisect_env.trials.forks import SERVER
 from bisect_env.trials.judge import Target, output_matches
 from bisect_env.trials.records import Outcome, Phase, TrialRecord
 from bisect_env.trials.run import TrialCancelledError, harness_error_record, run_trial
@@ -150,8 +149,7 @@ def test_a_hang_that_ignores_sigterm_is_ended_with_its_stack(run: Run) -> None:
     assert "in wait_for_ever" in record.stack
 
 
-def test_a_hang_that_ignores_sigabrt_too_is_killed(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(launch, "ABORT_GRACE", 0.2)
+def test_a_hang_that_ignores_sigabrt_too_is_killed(run: Run) -> None:
     record = run("import signal, time; signal.signal(6, signal.SIG_IGN); time.sleep(600)", timeout=2.0)
     assert (record.outcome, record.returncode) == (Outcome.HANG, -signal.SIGKILL)
 
@@ -183,10 +181,7 @@ STOP_ALL = (
 
 
 @pytest.mark.parametrize("stop", [STOP_SUPERVISOR, STOP_ALL])
-def test_a_trial_that_stops_what_watches_it_costs_itself_alone(
-    run: Run, monkeypatch: pytest.MonkeyPatch, stop: str
-) -> None:
-    monkeypatch.setattr(launch, "KILL_GRACE", 0.5)
+def test_a_trial_that_stops_what_watches_it_costs_itself_alone(run: Run, stop: str) -> None:
     with watched_trials() as living:
         # The server ends what a killed supervisor leaves; `run` would look for it before it has.
         lost = run_trial(make_spec(f"{DAEMON}{stop}time.sleep(100)", timeout=1.0), PREFIX)
@@ -220,7 +215,8 @@ def test_the_signature_of_a_hang_is_that_of_the_main_process(run: Run) -> None:
     records = [run(code, timeout=1.0) for _ in range(4)]
     stacks = [record.signature.partition("main.py:")[2].partition('"')[0] for record in records]
     assert stacks == ["main_waits"] * 4
-    assert all("in child_sleeps" in record.stderr for record in records)
+    # The stacks of the children are written at the same time and run into each other; none is missing.
+    assert [record.stderr.count("Fatal Python error: ") for record in records] == [7] * 4
 
 
 def test_short_processes_one_after_another_keep_the_cpu_busy(run: Run) -> None:
@@ -432,14 +428,14 @@ def test_the_child_sees_a_clean_environment(run: Run, monkeypatch: pytest.Monkey
     """
     old = signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGUSR2])
-    launch.LAUNCHER.close()  # the next server inherits these
+    SERVER.close()  # the next server inherits these
     try:
         record = run(code, hash_seed=77, env={"BISECT_ENV_NUMPY": "1.0"}, command=("python", "main.py", "é"))
     finally:
         signal.signal(signal.SIGINT, old)
         signal.signal(signal.SIGUSR1, signal.SIG_DFL)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGUSR2])
-        launch.LAUNCHER.close()
+        SERVER.close()
     seen = json.loads(record.stdout)
     env = seen["env"]
     leaked = {"OMP_NUM_THREADS", "MALLOC_TRIM_THRESHOLD_", "LD_LIBRARY_PATH", "SECRET_TOKEN", "PYTHONPATH"}
@@ -596,19 +592,25 @@ def test_what_a_script_wrote_does_not_stop_later_trials(private_temp: Path, comm
     assert list(private_temp.iterdir()) == []
 
 
-def test_a_result_counts_even_if_its_directory_cannot_be_removed(
-    private_temp: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with monkeypatch.context() as patch:
-
-        def busy(path: object, **_: object) -> None:  # as if a file system were mounted there
-            raise OSError(errno.EBUSY, os.strerror(errno.EBUSY), str(path))
-
-        patch.setattr(os, "rmdir", busy)
-        assert run_trial(make_spec("pass"), PREFIX).outcome is Outcome.PASS
-    assert len(list(private_temp.iterdir())) == 1
+@pytest.mark.skipif(os.geteuid() != 0, reason="a file system can only be mounted by root")
+def test_a_result_counts_even_if_its_directory_cannot_be_removed(private_temp: Path) -> None:
+    code = """
+        import os, subprocess
+        os.mkdir("disk")
+        subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", "disk"], check=True)
+    """
+    record = run_trial(make_spec(code), PREFIX)
+    if "permission denied" in record.stderr:
+        pytest.skip("no file system can be mounted here")
+    try:
+        assert record.outcome is Outcome.PASS, record.stderr
+        (left,) = private_temp.iterdir()
+    finally:
+        for mount in psutil.disk_partitions(all=True):
+            if mount.mountpoint.startswith(str(private_temp)):
+                subprocess.run(["umount", mount.mountpoint], check=True)
     sweep()
-    assert list(private_temp.iterdir()) == []
+    assert not left.exists()
 
 
 def test_a_killed_supervisor_is_a_harness_error_and_leaves_no_child(living: Living) -> None:
@@ -649,7 +651,7 @@ def test_what_outlives_even_the_killed_server_is_seen_by_these_tests(living: Liv
                 found = [one for one in processes if one.cmdline()[0] == "daemon"]
             time.sleep(0.02)
         (outlives,) = found
-        server = launch.LAUNCHER.process
+        server = SERVER.process
         assert server is not None
         (supervisor,) = psutil.Process(server.pid).children()
         assert outlives.ppid() == supervisor.pid
@@ -667,7 +669,7 @@ def test_what_outlives_even_the_killed_server_is_seen_by_these_tests(living: Liv
 
 def test_a_killed_server_is_replaced(run: Run) -> None:
     run("pass")
-    process = launch.LAUNCHER.process
+    process = SERVER.process
     assert process is not None
     process.kill()
     process.wait()
@@ -758,7 +760,7 @@ def test_many_threads_at_once(private_temp: Path) -> None:
     assert [record.outcome for record in records] == [kinds[code] for code in codes]
     assert list(private_temp.iterdir()) == []
     assert threading.active_count() == threads
-    server = launch.LAUNCHER.process
+    server = SERVER.process
     assert server is not None
     deadline = time.monotonic() + 20  # supervisors end just after their last word
     while psutil.Process(server.pid).children() and time.monotonic() < deadline:

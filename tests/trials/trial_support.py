@@ -15,9 +15,9 @@ import psutil
 
 from bisect_env.matrix.files import StudyFile
 from bisect_env.matrix.grid import Combination
-from bisect_env.trials import launch
+from bisect_env.trials.forks import MARK, SERVER
+from bisect_env.trials.processes import PR_SET_CHILD_SUBREAPER
 from bisect_env.trials.records import TrialSpec
-from bisect_env.trials.supervisor import PR_SET_CHILD_SUBREAPER
 
 PREFIX = Path(sys.prefix)
 
@@ -45,19 +45,19 @@ def watched_trials() -> Iterator[Living]:
     environment: a supervisor adopts what its trial leaves behind, the server what a killed supervisor leaves,
     and this process, as long as it watches, what a killed server or a killed command leaves.
     """
-    launch.LAUNCHER.prepare()
+    SERVER.prepare()
     here = psutil.Process()
     before = set(here.children())
 
     def living() -> list[int]:
-        server = launch.LAUNCHER.process
+        server = SERVER.process
         found = []
         for child in here.children():
             if child in before and (server is None or child.pid != server.pid):
                 continue
             for process in (child, *child.children(recursive=True)):
                 with contextlib.suppress(psutil.Error):  # ended since it was listed
-                    is_ours = str(launch.SUPERVISOR) in process.cmdline()
+                    is_ours = MARK in process.cmdline()
                     # What ends has given its memory back, and its command line with it.
                     if not is_ours and process.memory_info().rss:
                         found.append(process.pid)

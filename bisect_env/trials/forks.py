@@ -1,0 +1,407 @@
+"""Runs functions in new processes, which are forked from a small server.
+
+Each worker has one *server*: a process with one thread, which has imported what trials need and nothing of
+Dask or CUDA. For each request it forks a process, which takes about a millisecond; starting a new interpreter
+would take longer than a short trial. The forked process reads from a *line* which function to run, and sends
+the result back. If the caller dies, for whatever reason, the line is closed, and the function ends.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import gc
+import json
+import os
+import pickle
+import select
+import signal
+import socket
+import struct
+import subprocess
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, NoReturn, Self
+
+import psutil
+
+import bisect_env
+from bisect_env.trials.processes import (
+    END_GRACE,
+    PR_SET_CHILD_SUBREAPER,
+    child_signals,
+    clear,
+    parents_of_all,
+    prctl,
+    signal_all,
+)
+
+# --------------------------------------------------------------------------------------------------
+# The connection between a function in a forked process and its caller.
+
+_LENGTH = struct.Struct("!Q")
+TICK = 0.1
+"""Seconds between two checks of the caller whether to cancel."""
+
+
+class LostError(Exception):
+    """An error that is raised when a process could not be started, or ended without an answer."""
+
+
+class Line:
+    """A connection between a function in a forked process and its caller, which carries pickled objects.
+
+    Args:
+        connection: One end of a pair of sockets.
+    """
+
+    def __init__(self, connection: socket.socket) -> None:
+        self._socket = connection
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close this side of the line."""
+        self._socket.close()
+
+    def fileno(self) -> int:
+        """Return the descriptor of the socket."""
+        return self._socket.fileno()
+
+    def send(self, value: object) -> None:
+        """Send an object. Raises OSError if the other side is gone."""
+        data = pickle.dumps(value, pickle.HIGHEST_PROTOCOL)
+        self._socket.sendall(_LENGTH.pack(len(data)) + data)
+
+    def receive(self) -> Any:
+        """Wait for an object and return it. Raises EOFError if the other side is gone."""
+        (length,) = _LENGTH.unpack(self._exactly(_LENGTH.size))
+        return pickle.loads(self._exactly(length))
+
+    def _exactly(self, length: int) -> bytearray:
+        data = bytearray(length)
+        view = memoryview(data)
+        while view:
+            try:
+                count = self._socket.recv_into(view)
+            except ConnectionResetError:
+                count = 0
+            if count == 0:
+                raise EOFError("the other side of the line is gone")
+            view = view[count:]
+        return data
+
+    def is_readable(self) -> bool:
+        """Return whether an object waits to be received, or the other side has cancelled or is gone."""
+        poll = select.poll()
+        poll.register(self._socket, select.POLLIN)
+        return bool(poll.poll(0))
+
+    def ask(self, question: str) -> Any:
+        """Ask the caller a question while the function runs, and return the answer.
+
+        Return None if the caller has cancelled the function.
+        """
+        try:
+            self.send((False, question))
+            return self.receive()
+        except (EOFError, OSError):
+            return None
+
+    def cancel(self) -> None:
+        """Tell the function to end. Its end of the line becomes readable; it can still send its result."""
+        with contextlib.suppress(OSError):
+            self._socket.shutdown(socket.SHUT_WR)
+
+
+def results(
+    lines: Sequence[Line], answer: Callable[[str], object], look: Callable[[], None] = lambda: None
+) -> list[Any]:
+    """Wait until all functions have returned, and return their results in the order of the lines.
+
+    Args:
+        lines: Lines to forked processes.
+        answer: Returns the answer to a question of a function.
+        look: Called at least ten times a second; it may cancel functions.
+
+    Raises:
+        LostError: A process ended without a result, or with an exception.
+    """
+    found: dict[int, Any] = {}
+    poll = select.poll()
+    by_descriptor = {line.fileno(): (place, line) for place, line in enumerate(lines)}
+    for descriptor in by_descriptor:
+        poll.register(descriptor, select.POLLIN)
+    while len(found) < len(lines):
+        for descriptor, _ in poll.poll(1000 * TICK):
+            place, line = by_descriptor[descriptor]
+            try:
+                is_result, value = line.receive()
+            except EOFError as error:
+                raise LostError(
+                    "the trial's supervisor was killed; does the script kill its parent processes?"
+                ) from error
+            if not is_result:
+                with contextlib.suppress(OSError):  # the function was cancelled
+                    line.send(answer(value))
+                continue
+            if isinstance(value, LostError):
+                raise value
+            found[place] = value
+            poll.unregister(descriptor)
+        look()
+    return [found[place] for place in range(len(lines))]
+
+
+# --------------------------------------------------------------------------------------------------
+# The forked processes.
+
+
+def fork(function: Callable[..., object], *arguments: object, close: Sequence[Line] = ()) -> tuple[int, Line]:
+    """Run a function in a process that is forked from this one, and return its id and a line to it.
+
+    Args:
+        function: Called with its line and the arguments.
+        arguments: Arguments of the function.
+        close: Lines of this process that the new one closes, so that their other sides notice when this
+            process dies.
+    """
+    ours, theirs = socket.socketpair()
+    pid = os.fork()
+    if pid == 0:
+        ours.close()
+        for line in close:
+            line.close()
+        _work(Line(theirs), lambda line: function(line, *arguments))
+    theirs.close()
+    return pid, Line(ours)
+
+
+def _requested(line: Line) -> object:
+    function, arguments = line.receive()
+    return function(line, *arguments)
+
+
+def _work(line: Line, function: Callable[[Line], object]) -> NoReturn:
+    """Run a function, send its result, and end this process; the exit code is 0 if no process is left."""
+    clean = False
+    # Orphans of the function's processes come here, and the exit code tells that there are some.
+    prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    try:
+        try:
+            answer = function(line)
+        except EOFError:
+            raise
+        except Exception:  # noqa: BLE001 - the outermost frame of a process: the caller reports the error
+            answer = LostError(f"the trial's supervisor failed:\n{traceback.format_exc()}")
+        line.send((True, answer))
+        clean = True
+    except (EOFError, OSError):
+        clean = True  # the caller died, and nobody waits for a result
+    finally:
+        with contextlib.suppress(ChildProcessError):
+            while os.waitpid(-1, os.WNOHANG)[0]:
+                pass
+            clean = False  # a child is left
+        os._exit(0 if clean else 1)
+
+
+# --------------------------------------------------------------------------------------------------
+# The server.
+
+
+def serve(requests: socket.socket) -> None:
+    """Wait for requests on a socket and fork a process for each, until the worker dies."""
+    # If a forked process is killed, the processes that it started become children of this one, not of init.
+    prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    # Else each fork would copy most of the memory as soon as the garbage collector runs.
+    gc.collect()
+    gc.freeze()
+    forked: set[int] = set()
+    orphaned = False
+    with child_signals() as child_ended:
+        poll = select.poll()
+        poll.register(requests, select.POLLIN)
+        poll.register(child_ended, select.POLLIN)
+        while True:
+            for fd, _ in poll.poll(1000 if orphaned else None):
+                if fd == child_ended:
+                    clear(fd)
+                    continue
+                message, fds, _, _ = socket.recv_fds(requests, 1, 1)
+                if not message:
+                    _end_last(forked)
+                    return
+                os.set_inheritable(fds[0], False)  # a received descriptor would stay open after exec
+                pid = os.fork()
+                if pid == 0:
+                    requests.close()
+                    _work(Line(socket.socket(fileno=fds[0])), _requested)
+                forked.add(pid)
+                os.close(fds[0])
+            orphaned = _bury(forked) or orphaned
+            if orphaned:
+                orphaned = _end_orphans(forked)
+
+
+def _end_last(forked: set[int]) -> None:
+    """Wait until all forked processes have ended after the worker's death; kill those that do not end."""
+    deadline = time.monotonic() + 2 * END_GRACE
+    while forked and time.monotonic() < deadline:
+        _bury(forked)
+        time.sleep(0.02)
+    signal_all(forked, signal.SIGKILL)
+    while (_bury(forked) or _end_orphans(forked)) and time.monotonic() < deadline + END_GRACE:
+        time.sleep(0.02)
+
+
+def _bury(forked: set[int]) -> bool:
+    """Remove ended processes from the set; return whether one of them may have left processes behind."""
+    orphaned = False
+    while True:
+        try:
+            pid, status = os.waitpid(-1, os.WNOHANG)
+        except ChildProcessError:  # there is no child
+            return orphaned
+        if pid == 0:
+            return orphaned
+        if pid in forked:
+            forked.remove(pid)
+            orphaned = orphaned or status != 0
+
+
+def _end_orphans(forked: set[int]) -> bool:
+    """Kill the processes that ended processes left behind; return whether there were any."""
+    me = os.getpid()
+    orphans = {pid for pid, parent in parents_of_all().items() if parent == me} - forked
+    signal_all(orphans, signal.SIGKILL)
+    return bool(orphans)
+
+
+# --------------------------------------------------------------------------------------------------
+# The client of the server. The server is started when first needed and shared by all threads.
+
+MARK = "bisect-env trial server"
+"""Argument of the server, by which it and its forks are recognised in a process list."""
+_PROGRAM = """
+import json, socket, sys
+sys.path[:] = json.loads(sys.argv[2])
+import {module}
+from bisect_env.trials.forks import serve
+serve(socket.socket(fileno=int(sys.argv[3])))
+"""
+CLOSE_GRACE = 3.0
+"""Seconds to wait for the server to end. After that it continues to end its processes in the background."""
+
+
+class ForkServer:
+    """A client of the server, which is a separate process from which others are forked.
+
+    It is safe to use from several threads.
+
+    Args:
+        module: Module that the server imports before it forks.
+    """
+
+    def __init__(self, module: str) -> None:
+        self._module = module
+        self._lock = threading.Lock()
+        self.process: subprocess.Popen[bytes] | None = None
+        self._requests: socket.socket | None = None
+
+    def start(self, function: Callable[..., object], *arguments: object) -> Line:
+        """Run a function in a new process, and return the line to it.
+
+        Closing the line, or the death of the current process, cancels the function.
+
+        Args:
+            function: A function of a module, called with its line and the arguments.
+            arguments: Arguments of the function, which are pickled.
+
+        Raises:
+            LostError: The server could not be started or reached.
+        """
+        ours, theirs = socket.socketpair()
+        line = Line(ours)
+        try:
+            with theirs, self._lock:
+                if self.process is None or self.process.poll() is not None:
+                    self._start_server()
+                assert self._requests is not None
+                socket.send_fds(self._requests, [b"+"], [theirs.fileno()])
+            line.send((function, arguments))
+        except OSError as error:
+            ours.close()
+            raise LostError(f"the trial supervisor cannot be reached: {error}") from error
+        return line
+
+    def prepare(self) -> None:
+        """Start the server before it is first needed.
+
+        An error is ignored here; the first `start` will report it.
+        """
+        with self._lock, contextlib.suppress(OSError):
+            if self.process is None:
+                self._start_server()
+
+    def _start_server(self) -> None:
+        self._discard()
+        # Packets, so that one receive is one request with its descriptor.
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        here = str(Path(bisect_env.__file__).parents[1])
+        path = json.dumps([here, *(str(Path(one).absolute()) for one in sys.path)])
+        program = _PROGRAM.format(module=self._module)
+        with theirs:
+            # The server gets its own session, so that Ctrl-C in the terminal reaches only the command.
+            # -S and -I: no hooks of site packages, no variables of the worker's environment.
+            self.process = subprocess.Popen(
+                [sys.executable, "-I", "-S", "-c", program, MARK, path, str(theirs.fileno())],
+                pass_fds=[theirs.fileno()],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                cwd="/",
+                start_new_session=True,
+            )
+        self._requests = ours
+
+    def wake(self) -> None:
+        """Send SIGCONT to the server and its forks, in case a script has stopped them with SIGSTOP."""
+        server = self.process
+        if server is None:
+            return
+        server.send_signal(signal.SIGCONT)
+        with contextlib.suppress(psutil.Error):
+            for process in psutil.Process(server.pid).children(recursive=True):
+                with contextlib.suppress(psutil.Error):
+                    if MARK in process.cmdline():
+                        process.send_signal(signal.SIGCONT)
+
+    def _discard(self) -> None:
+        if self._requests is not None:
+            self._requests.close()
+        if self.process is not None:
+            self.wake()
+            # The server ends after its socket is closed and the last trial has ended; `wait` reaps it.
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self.process.wait(CLOSE_GRACE)
+        self._requests = self.process = None
+
+    def close(self) -> None:
+        """End the server. The next call of `start` starts a new one."""
+        with self._lock:
+            self._discard()
+
+
+SERVER = ForkServer("bisect_env.trials.run")
+"""The server of this process, from which its trials are forked."""
+
+atexit.register(SERVER.close)
