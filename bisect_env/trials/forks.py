@@ -1,9 +1,10 @@
 """Runs functions in new processes, which are forked from a small server.
 
 Each worker has one *server*: a process with one thread, which has imported what trials need and nothing of
-Dask or CUDA. For each request it forks a process, which takes about a millisecond; starting a new interpreter
-would take longer than a short trial. The forked process reads from a *line* which function to run, and sends
-the result back. If the caller dies, for whatever reason, the line is closed, and the function ends.
+Dask or CUDA. It forks processes, each of which reads from a *line* which function to run, and sends the
+result back. Starting a new interpreter for each trial would take longer than a short trial. A process runs
+one function after another; it is replaced if it was cancelled, or if processes are left that it cannot end.
+If the caller dies, for whatever reason, the line is closed, and the function ends.
 """
 
 from __future__ import annotations
@@ -23,9 +24,10 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, NoReturn, Self
+from typing import Any, NoReturn
 
 import psutil
 
@@ -44,6 +46,8 @@ from bisect_env.trials.processes import (
 # The connection between a function in a forked process and its caller.
 
 _LENGTH = struct.Struct("!Q")
+_QUESTION, _RESULT, _LAST_RESULT = "question", "result", "last result"
+"""Kinds of messages of a function. After its last result, a process ends."""
 TICK = 0.1
 """Seconds between two checks of the caller whether to cancel."""
 
@@ -61,15 +65,11 @@ class Line:
 
     def __init__(self, connection: socket.socket) -> None:
         self._socket = connection
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
+        self.is_open = True
 
     def close(self) -> None:
         """Close this side of the line."""
+        self.is_open = False
         self._socket.close()
 
     def fileno(self) -> int:
@@ -111,13 +111,14 @@ class Line:
         Return None if the caller has cancelled the function.
         """
         try:
-            self.send((False, question))
+            self.send((_QUESTION, question))
             return self.receive()
         except (EOFError, OSError):
             return None
 
     def cancel(self) -> None:
         """Tell the function to end. Its end of the line becomes readable; it can still send its result."""
+        self.is_open = False
         with contextlib.suppress(OSError):
             self._socket.shutdown(socket.SHUT_WR)
 
@@ -144,15 +145,17 @@ def results(
         for descriptor, _ in poll.poll(1000 * TICK):
             place, line = by_descriptor[descriptor]
             try:
-                is_result, value = line.receive()
+                kind, value = line.receive()
             except EOFError as error:
                 raise LostError(
                     "the trial's supervisor was killed; does the script kill its parent processes?"
                 ) from error
-            if not is_result:
+            if kind == _QUESTION:
                 with contextlib.suppress(OSError):  # the function was cancelled
                     line.send(answer(value))
                 continue
+            if kind == _LAST_RESULT:
+                line.is_open = False
             if isinstance(value, LostError):
                 raise value
             found[place] = value
@@ -180,37 +183,49 @@ def fork(function: Callable[..., object], *arguments: object, close: Sequence[Li
         ours.close()
         for line in close:
             line.close()
-        _work(Line(theirs), lambda line: function(line, *arguments))
+        _work(lambda: _answer(Line(theirs), function, arguments))
     theirs.close()
     return pid, Line(ours)
 
 
-def _requested(line: Line) -> object:
-    function, arguments = line.receive()
-    return function(line, *arguments)
+def _answer_all(line: Line) -> bool:
+    """Run the functions that are requested on a line, until the caller closes it or processes are left."""
+    while True:
+        function, arguments = line.receive()
+        if not _answer(line, function, arguments):
+            return False
 
 
-def _work(line: Line, function: Callable[[Line], object]) -> NoReturn:
-    """Run a function, send its result, and end this process; the exit code is 0 if no process is left."""
+def _answer(line: Line, function: Callable[..., object], arguments: Sequence[object]) -> bool:
+    """Run a function and send its result; return False if processes are left that could not be ended."""
+    try:
+        value = function(line, *arguments)
+    except Exception:  # noqa: BLE001 - the outermost frame of a process: the caller reports the error
+        value = LostError(f"the trial's supervisor failed:\n{traceback.format_exc()}")
+    clean = not _has_children()
+    line.send((_RESULT if clean else _LAST_RESULT, value))
+    return clean
+
+
+def _has_children() -> bool:
+    try:
+        while os.waitpid(-1, os.WNOHANG)[0]:
+            pass
+    except ChildProcessError:
+        return False
+    return True
+
+
+def _work(run: Callable[[], bool]) -> NoReturn:
+    """Call a function, and end this process; the exit code is 0 if no process is left."""
     clean = False
     # Orphans of the function's processes come here, and the exit code tells that there are some.
     prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     try:
-        try:
-            answer = function(line)
-        except EOFError:
-            raise
-        except Exception:  # noqa: BLE001 - the outermost frame of a process: the caller reports the error
-            answer = LostError(f"the trial's supervisor failed:\n{traceback.format_exc()}")
-        line.send((True, answer))
-        clean = True
+        clean = run()
     except (EOFError, OSError):
-        clean = True  # the caller died, and nobody waits for a result
+        clean = not _has_children()  # the caller has closed the line, or died
     finally:
-        with contextlib.suppress(ChildProcessError):
-            while os.waitpid(-1, os.WNOHANG)[0]:
-                pass
-            clean = False  # a child is left
         os._exit(0 if clean else 1)
 
 
@@ -244,7 +259,8 @@ def serve(requests: socket.socket) -> None:
                 pid = os.fork()
                 if pid == 0:
                     requests.close()
-                    _work(Line(socket.socket(fileno=fds[0])), _requested)
+                    line = Line(socket.socket(fileno=fds[0]))
+                    _work(lambda line=line: _answer_all(line))  # type: ignore[misc]
                 forked.add(pid)
                 os.close(fds[0])
             orphaned = _bury(forked) or orphaned
@@ -316,11 +332,13 @@ class ForkServer:
         self._lock = threading.Lock()
         self.process: subprocess.Popen[bytes] | None = None
         self._requests: socket.socket | None = None
+        self._idle: list[Line] = []
 
-    def start(self, function: Callable[..., object], *arguments: object) -> Line:
-        """Run a function in a new process, and return the line to it.
+    @contextmanager
+    def run(self, function: Callable[..., object], *arguments: object) -> Iterator[Line]:
+        """Run a function in another process during the `with` block, and provide the line to it.
 
-        Closing the line, or the death of the current process, cancels the function.
+        If the block raises, or the current process dies, the function is cancelled.
 
         Args:
             function: A function of a module, called with its line and the arguments.
@@ -329,6 +347,26 @@ class ForkServer:
         Raises:
             LostError: The server could not be started or reached.
         """
+        line = self._requested(function, arguments)
+        try:
+            yield line
+        except BaseException:
+            line.close()
+            raise
+        if line.is_open:
+            self._idle.append(line)
+        else:
+            line.close()
+
+    def _requested(self, function: Callable[..., object], arguments: Sequence[object]) -> Line:
+        while self._idle:
+            with contextlib.suppress(IndexError, OSError):
+                line = self._idle.pop()
+                # The process may have been killed since; its line is readable then.
+                if not line.is_readable():
+                    line.send((function, arguments))
+                    return line
+                line.close()
         ours, theirs = socket.socketpair()
         line = Line(ours)
         try:
@@ -339,7 +377,7 @@ class ForkServer:
                 socket.send_fds(self._requests, [b"+"], [theirs.fileno()])
             line.send((function, arguments))
         except OSError as error:
-            ours.close()
+            line.close()
             raise LostError(f"the trial supervisor cannot be reached: {error}") from error
         return line
 
@@ -386,6 +424,8 @@ class ForkServer:
                         process.send_signal(signal.SIGCONT)
 
     def _discard(self) -> None:
+        while self._idle:
+            self._idle.pop().close()
         if self._requests is not None:
             self._requests.close()
         if self.process is not None:

@@ -318,7 +318,7 @@ def run_trial(
     if gpu_watch is not None:
         answers = {BUSY: gpu_watch.busy, XIDS: gpu_watch.reported}
     try:
-        with SERVER.start(_perform, task) as line:
+        with SERVER.run(_perform, task) as line:
             attention = _Attention(line, cancelled, spec.timeout)
             ((record, findings),) = results([line], lambda question: answers[question](), attention.look)
     except Exception as error:  # noqa: BLE001 - an internal error must become a void record here. If it were

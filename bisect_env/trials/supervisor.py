@@ -112,7 +112,7 @@ class ContainerHold:
     def __init__(self, commands: ContainerCommands, env: Mapping[str, str]) -> None:
         self._commands = commands
         self._env = env
-        # Never closed: the kernel releases the lock when this process ends, for whatever reason.
+        # The kernel releases the lock also when this process ends, for whatever reason.
         self._held = os.open(commands.hold, os.O_RDONLY)
         fcntl.flock(self._held, fcntl.LOCK_EX)
         self._is_sure = True
@@ -127,12 +127,13 @@ class ContainerHold:
         self._is_sure &= self.call(self._commands.remove)[0] == 0
 
     def close_again(self) -> None:
-        """Try once more to remove the container, if `close` could not.
+        """Try once more to remove the container, if `close` could not, and release the lock.
 
         Call this after the engine's client has ended, so that it cannot create the container afterwards.
         """
         if not self._is_sure:
             self.call(self._commands.remove)
+        os.close(self._held)
 
     def abort(self) -> bool:
         """Send SIGABRT to the script in the container, and return whether the engine could do so."""
@@ -241,11 +242,11 @@ class _Supervision:
             self._hold = ContainerHold(launch.elsewhere, launch.env)
         self._kills_before = oom_kills()
         stage = "setup"
+        cpus = os.sched_getaffinity(0)
         try:
             # The script inherits both.
             _limit_core(wanted=launch.core)
-            if launch.cpus:
-                os.sched_setaffinity(0, launch.cpus)
+            os.sched_setaffinity(0, launch.cpus or cpus)
             stage = "exec"
             supervisor = os.getpid()
             # Referenced until the end, because subprocess would otherwise wait for the process, too.
@@ -266,6 +267,7 @@ class _Supervision:
         except ValueError:  # a NUL byte in an argument or in the environment
             return ExitRecord(returncode=None, stage=stage, errno=errno.EINVAL)
         finally:
+            os.sched_setaffinity(0, cpus)
             for _, writer in self._pipes:
                 os.close(writer)
         self._started = time.monotonic()

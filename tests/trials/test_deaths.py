@@ -310,7 +310,6 @@ def die_often(number: int, seed: int, place: Path, living: Living) -> None:
     """Run trials with seeds of their own, and see that each is what was planted and nothing is left."""
     print(f"seeds {seed} to {seed + number - 1}")
     SERVER.close()
-    run_trial(make_spec("pass"), PREFIX)  # from here on, the launcher's socket is open
     fds, threads = open_files(), psutil.Process().num_threads()
     specs = [make_spec(files=FILES, command=command(one)) for one in range(seed, seed + number)]
     with ThreadPoolExecutor(4) as pool:
@@ -330,12 +329,12 @@ def die_often(number: int, seed: int, place: Path, living: Living) -> None:
     ]
     assert len(set(failing)) == len(failing)
     assert list(place.iterdir()) == []
-    assert open_files() == fds
     deadline = time.monotonic() + 20  # a thread that Python has joined may be a moment in the kernel yet
     while psutil.Process().num_threads() > threads and time.monotonic() < deadline:
         time.sleep(0.02)
     assert psutil.Process().num_threads() <= threads
     SERVER.close()
+    assert open_files() == fds
     assert living() == []
     assert not [child for child in psutil.Process().children() if child.status() == psutil.STATUS_ZOMBIE]
 

@@ -754,6 +754,7 @@ def test_many_threads_at_once(private_temp: Path) -> None:
         "import os; os.fork() or os.setsid(); print('x' * 200_000)": Outcome.PASS,
     }
     codes = [code for code in kinds for _ in range(10)]
+    SERVER.close()
     threads = threading.active_count()
     with ThreadPoolExecutor(8) as pool:
         records = list(pool.map(lambda code: run_trial(make_spec(code), PREFIX), codes))
@@ -762,10 +763,8 @@ def test_many_threads_at_once(private_temp: Path) -> None:
     assert threading.active_count() == threads
     server = SERVER.process
     assert server is not None
-    deadline = time.monotonic() + 20  # supervisors end just after their last word
-    while psutil.Process(server.pid).children() and time.monotonic() < deadline:
-        time.sleep(0.02)
-    assert psutil.Process(server.pid).children() == []
+    # A process runs one trial after another, and there are no more of them than trials ran at once.
+    assert len(psutil.Process(server.pid).children()) <= 8
 
 
 def test_a_server_that_dies_only_under_ten_clients(run: Run, tmp_path: Path) -> None:
