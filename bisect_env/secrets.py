@@ -87,13 +87,15 @@ PASSED = frozenset(
         # User and home directory: scripts read data sets and model caches below HOME.
         *("HOME", "USER", "LOGNAME", "SHELL", "XDG_CACHE_HOME", "XDG_CONFIG_HOME", "XDG_DATA_HOME"),
         *("LANG", "LANGUAGE", "TZ"),
+        *("LC_ALL", "LC_COLLATE", "LC_CTYPE", "LC_MESSAGES", "LC_MONETARY", "LC_NUMERIC", "LC_TIME"),
+        *("LC_ADDRESS", "LC_IDENTIFICATION", "LC_MEASUREMENT", "LC_NAME", "LC_PAPER", "LC_TELEPHONE"),
         # Certificates and proxies of this host.
         *("SSL_CERT_FILE", "SSL_CERT_DIR", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE"),
         *("http_proxy", "https_proxy", "ftp_proxy", "all_proxy", "no_proxy"),
         *("HTTP_PROXY", "HTTPS_PROXY", "FTP_PROXY", "ALL_PROXY", "NO_PROXY"),
     }
 )
-"""Names of the environment variables that scripts and builds inherit, besides those that begin with `LC_`."""
+"""Names of the environment variables that scripts and builds inherit."""
 
 
 def passed_on(outer: Mapping[str, str]) -> dict[str, str]:
@@ -102,8 +104,8 @@ def passed_on(outer: Mapping[str, str]) -> dict[str, str]:
     Args:
         outer: The environment of this process.
     """
-    # Filter by name first, because `os.environ` decodes a value each time it is read.
-    env = {name: outer[name] for name in outer if name in PASSED or name.startswith("LC_")}
+    # Look names up: iterating over `os.environ` decodes every name, for each trial again.
+    env = {name: outer[name] for name in PASSED if name in outer}
     if not {"LANG", "LC_ALL", "LC_CTYPE"} & env.keys():
         env["LANG"] = "C.UTF-8"
     return env

@@ -97,8 +97,7 @@ def test_only_the_command_line_prints() -> None:
         for path in SOURCES
         if package_of(path) not in {"cli", "report"} and source(path).prints
     ]
-    # The supervisor is a program of its own, whose standard output is its answer.
-    assert not [p for p in printing if p not in {"trials/supervisor.py", "trials/launch.py"}]
+    assert printing == []
 
 
 def test_a_name_means_one_thing() -> None:

@@ -24,7 +24,7 @@ from pathlib import Path
 
 from bisect_env.containers.trial import ContainerCommands
 from bisect_env.trials.classify import ExitRecord
-from bisect_env.trials.output import HeadTail
+from bisect_env.trials.head_tail import HeadTail
 from bisect_env.trials.processes import (
     PR_SET_CHILD_SUBREAPER,
     PR_SET_PDEATHSIG,

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bisect_env.secrets import without_values
-from bisect_env.trials.output import HEAD_SHARE, HeadTail
+from bisect_env.trials.head_tail import HEAD_SHARE, HeadTail
 from bisect_env.trials.processes import oom_kills
 
 
