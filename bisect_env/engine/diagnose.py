@@ -161,7 +161,8 @@ def diagnose(
     with contextlib.ExitStack() as unless_complete:
         unless_complete.callback(shutil.rmtree, folder, ignore_errors=True)
         for number in range(1, limit + 1):
-            debug = Debug(folder / f"trial-{number}", notes=list(notes))
+            # The trial's process has another working directory than this one.
+            debug = Debug((folder / f"trial-{number}").absolute(), notes=list(notes))
             debug.keep.mkdir()
             record = run_once(debug)
             # Judge each trial by itself, because the failure to find may be one that is void in a study.

@@ -388,7 +388,8 @@ def _perform(line: Line, task: _Task) -> tuple[TrialRecord | None, Debug | None]
             with load_beside(around.load, task.cpus):
                 exits = _run_copies(line, task)
         record = _record(spec, exits, started_at, time.monotonic() - clock)
-        record = replace(record, worker=task.worker, gpu=",".join(task.gpus))
+        machine = Machine(platform.machine())
+        record = replace(record, worker=task.worker, gpu=",".join(task.gpus), machine=machine)
     except TrialCancelledError:
         return None, None
     except Exception as error:  # noqa: BLE001 - as in `run_trial`
