@@ -223,7 +223,9 @@ class CulpritStudy:
             self.session.store.update_study(own.id, StudyStatus.INTERRUPTED)
             return found
         self.session.store.record_decision(self.study.id, EXPLAINED, found.model_dump(mode="json"))
-        verdict = VerdictDocument(kind="explanation", reason=found.sentence, sentence=found.sentence)
+        verdict = VerdictDocument(
+            kind="explanation", reason=found.sentence, sentence=found.sentence, culprit_axes=found.blamed
+        )
         self.session.store.update_study(own.id, StudyStatus.FINISHED, verdict)
         return found
 

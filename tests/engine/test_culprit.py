@@ -162,6 +162,7 @@ def test_not_the_package_itself_but_its_dependency(studies: Studies, index: Inde
         (own,) = [study for study in store.studies() if study.name.endswith(": culprit")]
         report = load_report(store, own.id)
     assert report.sentence == found.sentence
+    assert report.verdict.culprit_axes == ("helper",)
     assert [step.commands for step in report.reproduce] == [("bisect-env explain",)]
     # An interrupted search goes on with what it has.
     before = ours.trials()
