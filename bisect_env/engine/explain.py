@@ -23,8 +23,8 @@ from bisect_env.engine.intermediates import (
     Changes,
     Demands,
     IntermediateRequests,
+    LeaningRequests,
     changes_of,
-    closures,
     index_of,
 )
 from bisect_env.engine.locking import Locking
@@ -36,7 +36,7 @@ from bisect_env.engine.series import Conditions, RunSetup
 from bisect_env.engine.session import Session
 from bisect_env.engine.stored import LockedCombination, refuse_local, stored_combination
 from bisect_env.environments.lock import Lock, LockedPackage, UnsolvableError
-from bisect_env.errors import UsageError
+from bisect_env.errors import StudyInterruptedError, UsageError
 from bisect_env.matrix.grid import Combination, Index
 from bisect_env.matrix.load import Matrix
 from bisect_env.matrix.schema import CommitAxis, PackageAxis, ValueAxis
@@ -199,9 +199,7 @@ class CulpritStudy:
         if demands is not None:
             forced, released = demands.closures()
         else:
-            if self.changes > 1:
-                self._say(f"asking the solver what each of {self.changes} changes needs")
-            forced, released = closures(self._between, self.session.provider)
+            forced, released = self._closures(own)
 
         def search() -> CulpritSearch:
             return CulpritSearch(
@@ -353,6 +351,31 @@ class CulpritStudy:
             is_whole=False,
             requests=IntermediateRequests(self._between, demands),
         )
+
+    def _closures(self, own: Study) -> tuple[list[Changes], list[Changes]]:
+        """Ask a solver which other changes each package change needs; see `LeaningRequests.closures`.
+
+        Raises:
+            StudyInterruptedError: The user stopped the command.
+        """
+        requests = LeaningRequests(self._between)
+        asked = requests.indices if self.changes > 1 else []
+
+        def on_progress(done: int, total: int) -> None:
+            if self.session.stopped():
+                self.session.store.update_study(own.id, StudyStatus.INTERRUPTED)
+                raise StudyInterruptedError(
+                    f"stopped while asking the solver what changes need ({done} of {total})",
+                    remedy="start the same command again; it begins with that anew",
+                )
+
+        if asked:
+            self._say(f"asking the solver what each of {self.changes} changes needs")
+        with closing(
+            Locking(self.matrix, own.grid, self.session.provider, is_whole=False, requests=requests)
+        ) as locking:
+            locking.lock_every(asked, on_progress)
+        return requests.closures(locking.prepared.locks)
 
     def _conditions(self, index: Index, lock: Lock) -> Conditions:
         key = trial_key(self.matrix, self._bad.combination, lock, self._around)
