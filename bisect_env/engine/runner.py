@@ -124,7 +124,8 @@ class TrialRunner(Learner):
             self._wind_down()
             self.read_others()
             self._learn(self._measured_elsewhere(self._keys))
-            asked = list(self._asked_next())
+            # A command that stops has cancelled trials, without which the plan must not come to a result.
+            asked = list(self._asked_next()) if self._may_go_on else []
             if not asked:
                 return
             if was_busy or known != (self.plan.trials, len(self.state.aside)):
