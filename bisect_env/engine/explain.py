@@ -54,6 +54,8 @@ from bisect_env.trials.records import NONE, Perturbation
 ABSENT = "absent"
 TELL_EVERY = 5.0
 """Seconds after which progress is reported again."""
+MAX_TRIALS = 2000
+"""Maximum number of trials of the search for culprits."""
 _MAX_PARALLEL = 8
 """Maximum number of trials that run in parallel if the search asks for fewer."""
 _AXES_SHARE = 1 / 3
@@ -136,7 +138,6 @@ class CulpritStudy:
         good: The combination that passes; None for the last good one.
         bad: The combination that fails; None for the first bad one.
         confidence: Posterior probability at which the search ends.
-        max_trials: Maximum number of trials.
 
     Raises:
         UsageError: A combination does not exist or never failed, or no package differs between the two.
@@ -148,7 +149,6 @@ class CulpritStudy:
     good: str | None = None
     bad: str | None = None
     confidence: float = 0.95
-    max_trials: int = 2000
     _last: Combination | None = None
     _told_at: float = field(init=False, default_factory=time.monotonic)
     _here: int = 0
@@ -229,7 +229,7 @@ class CulpritStudy:
 
     def _pursue(self, own: Study, locking: Locking, search: Callable[[], CulpritSearch]) -> CulpritPlan:
         def make_plan() -> CulpritPlan:
-            plan = CulpritPlan(search(), self.max_trials)
+            plan = CulpritPlan(search(), MAX_TRIALS)
             for index in locking.prepared.unsolvable:
                 plan.set_aside(index)
             return plan
