@@ -19,7 +19,7 @@ from typing import IO
 from bisect_env.errors import InfrastructureError
 
 _LISTEN = 0.2  # seconds between two reads of a tool's output
-_PATIENCE = 1.0  # seconds that the end of the command waits for a tool that is just being started
+_START_SECONDS = 1.0  # seconds that the end of the command waits for a tool that is just being started
 _KEEP = 400_000  # bytes of output that are kept; a failing C++ build can write gigabytes
 
 
@@ -113,7 +113,7 @@ def end_running(threads: Iterable[threading.Thread] = ()) -> None:
         threads: Threads that start no more tools afterwards.
     """
     # Starting a tool may hang on a file system that does not answer. The others are killed even then.
-    is_held = _lock.acquire(timeout=_PATIENCE)
+    is_held = _lock.acquire(timeout=_START_SECONDS)
     try:
         _ended.update(threads)
         for pid in [*_running]:

@@ -94,6 +94,15 @@ class Explanation(AnswerPart):
             return ()
         return tuple(sorted({i for one in (self.culprits, *self.tied) for i in one}))
 
+    @property
+    def blamed(self) -> tuple[str, ...]:
+        """Return the names of the packages that cause the failure; empty if the answer is not sure yet.
+
+        Packages that no trial can tell apart are all included.
+        """
+        positions = (self.inseparable or self.culprits) if self.is_sure else ()
+        return tuple(self.changes[i].name for i in positions)
+
     def _carries(self, wanted: set[int], moved: set[int]) -> bool:
         return bool(wanted & moved) if self.kind == "any" else wanted <= moved
 

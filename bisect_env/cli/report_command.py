@@ -17,7 +17,7 @@ from typing import Annotated, NoReturn
 import platformdirs
 import typer
 
-from bisect_env.answers.phrases import aligned
+from bisect_env.answers.phrases import aligned, and_more
 from bisect_env.answers.untrusted import clean, clean_lines, write
 from bisect_env.cli.asking import A_QUESTION, Flags, given_options
 from bisect_env.cli.commands import with_groups
@@ -257,11 +257,13 @@ _STUDIES = """
     SELECT s.id AS study_id, s.name AS study, s.status, v.status AS verdict,
       (SELECT count(*) FROM trials t WHERE t.study_id = s.id) AS trials,
       (SELECT count(*) FROM study_trials m WHERE m.study_id = s.id AND m.reused) AS reused,
-      s.created_at, s.username, s.host, v.sentence
+      s.created_at, s.username, s.host, v.sentence, v.kind, v.culprit_axes
     FROM studies s LEFT JOIN v_verdicts v ON v.study_id = s.id
     ORDER BY s.created_at DESC, s.id
 """
 # Counting trials alone needs only an index. A reused trial belongs to another study.
+_CULPRITS = 2
+"""Number of packages that the list of studies names as the culprit of a failure."""
 _SHOWN = ("recorded_at", "study", "combination", "outcome", "evidence", "detail", "host", "username")
 
 
@@ -270,7 +272,11 @@ def _list_studies(db: str | None, table: TableOptions, output: Path | None) -> N
         rows = [list(row) for row in found]
     if not table.as_json and not table.as_csv:
         for row in rows:
+            culprits, kind = row.pop(), row.pop()
             row[0], row[6] = str(row[0])[:8], _moment(row[6])
+            if kind == "explanation" and (packages := json.loads(str(culprits))):
+                row[3] = f"culprit {and_more(packages, _CULPRITS)}"
+        names = names[:-2]
     deliver_rows(names, rows, table, output)
 
 

@@ -204,7 +204,6 @@ class _Attempt:
     """One submission of a trial to Dask, with what is known about its progress.
 
     Attributes:
-        trial_id: Id of the requested trial.
         lock_hash: Lock of its environment.
         fit: Addresses of the only workers that may run it; None if all may.
         future: Dask's future.
@@ -212,7 +211,6 @@ class _Attempt:
         begun: Worker and host of every announced start. There are several if Dask ran the trial again.
     """
 
-    trial_id: str
     lock_hash: str
     fit: list[str] | None = None
     future: Any = None
@@ -254,7 +252,6 @@ class DaskExecutor:
         self._unable: set[str] = set()
         self._prefix_hosts = PrefixHosts()
         self.attempts: dict[str, _Attempt] = {}
-        self._count = 0
         self._preparing = 0
         self._aside: dict[str, str] = {}
         self._closed = False
@@ -333,26 +330,23 @@ class DaskExecutor:
         if why_never(self.look(), gpus):
             self._refuse_missing_gpus(gpus)
         self._subscribe()
-        self._count += 1
-        attempt = f"{request.spec.trial_id}-{self._count}"
         settings = WorkerSettings(self._build, self._topic, self._cpus, __version__)
-        lock_hash = request.lock.content_hash
+        trial_id, lock_hash = request.spec.trial_id, request.lock.content_hash
         fit = self._prefix_hosts.workers_with(lock_hash, self.look())
-        known = self.attempts[attempt] = _Attempt(request.spec.trial_id, lock_hash, fit)
-        # Dask would run equal submissions only once, so the key is unique and the function declared impure.
+        attempt = self.attempts[trial_id] = _Attempt(lock_hash, fit)
         # Worker saturation applies only to groups of tasks; the common first part of the keys makes a group.
-        known.future = self.client.submit(
+        attempt.future = self.client.submit(
             perform_on_worker,
             request,
-            attempt,
             settings,
-            key=("trial", attempt),
-            pure=False,
+            key=("trial", trial_id),
             retries=0,
             resources={GPU: promised(gpus)} if gpus else None,
             workers=fit,
         )
-        known.future.add_done_callback(lambda _future: self._news.put(partial(self._trial_answer, attempt)))
+        attempt.future.add_done_callback(
+            lambda _future: self._news.put(partial(self._trial_answer, trial_id))
+        )
         self._build_on_new_hosts([lock_hash])
 
     def prepare(self, request: PrefixRequest) -> None:
@@ -475,27 +469,27 @@ class DaskExecutor:
         """Make the current or next call of `wait` return at once; see `Executor.wake`."""
         self._news.put(None)
 
-    def _trial_answer(self, name: str) -> Completion:
-        attempt = self.attempts[name]
+    def _trial_answer(self, trial_id: str) -> Completion:
+        attempt = self.attempts[trial_id]
         host = attempt.begun[-1][1] if attempt.begun else ""
         try:
             completion: Completion = attempt.future.result()
         except distributed.scheduler.KilledWorker:
-            completion = TrialLost(attempt.trial_id, "the worker died while the trial ran", host)
+            completion = TrialLost(trial_id, "the worker died while the trial ran", host)
         except Exception as error:  # noqa: BLE001 - `perform` raises nothing, so this is Dask's: a task that
             # was cancelled, or a message that could not be read. It says nothing about the script.
             why = "every worker that has its environment is gone" if attempt.is_stranded else str(error)
             is_ours = isinstance(error, CancelledError) and not attempt.is_stranded
             reason = CANCELLED if is_ours else f"{type(error).__name__}: {why}"
-            completion = TrialLost(attempt.trial_id, reason, host, under_trial=attempt.is_stranded)
+            completion = TrialLost(trial_id, reason, host, under_trial=attempt.is_stranded)
         finally:
             attempt.future.release()
             # Delete it last: while the result is fetched, Dask may run the trial again for a lost worker.
-            del self.attempts[name]
+            del self.attempts[trial_id]
         if len(attempt.begun) > 1:
             worker, host = attempt.begun[0]
             reason = f"the worker {worker} was lost before its answer was fetched"
-            return TrialLost(attempt.trial_id, reason, host)
+            return TrialLost(trial_id, reason, host)
         return completion
 
     def _refuse_missing_gpus(self, gpus: float) -> None:

@@ -15,7 +15,10 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+import psutil
+
 from bisect_env.cluster.gpus import INSTALL, NO_GPU_REMEDY, choose_gpus, group_gpus, open_nvml
+from bisect_env.cluster.pool import PoolExecutor, default_workers
 from bisect_env.cluster.protocol import Executor, trials_per_gpu
 from bisect_env.environments.image_lock import ensure_environment
 from bisect_env.environments.settings import default_cache_dir
@@ -153,9 +156,6 @@ def executor_maker(
                 "--devices: the trials of this matrix use no GPU",
                 remedy="set `trial.gpus` in the matrix, or leave --devices out",
             )
-        # Imported here because only commands that run trials need it.
-        from bisect_env.cluster.pool import PoolExecutor, default_workers
-
         most = WORKERS_PER_CPU * default_workers()
         if workers is not None and workers > most:
             raise UsageError(
@@ -219,8 +219,6 @@ def address_in(scheduler_file: Path) -> str:
 
 
 def _is_here(host: str) -> bool:
-    import psutil  # imported here because only clusters need it
-
     own = {address.address.partition("%")[0] for each in psutil.net_if_addrs().values() for address in each}
     try:
         found = {str(info[4][0]) for info in socket.getaddrinfo(host, None)}

@@ -3,12 +3,13 @@
 An executor runs trials and reports what happened to each. It makes no decisions: the search chooses what to
 run, the engine judges the results, and an executor never repeats a trial on its own.
 
-**Delivery.** `wait` returns exactly one answer for every submitted trial: a record, a build failure, or a
-loss. It also returns one answer for every `prepare`, once all hosts have answered. **Builds take no places.**
-Environments are built beside running trials, and take none of the slots and GPUs of trials. **Isolation.**
-The user's script never runs inside the worker process. **Cancel.** After `cancel`, every trial that was
-submitted before gets an answer: its record if that already existed, else a loss. Its process group is ended
-soon after the answer at the latest; until then, its slot and GPUs stay occupied.
+**Delivery.** `wait` returns exactly one answer for every submitted trial, which must have an id of its own: a
+record, a build failure, or a loss. It also returns one answer for every `prepare`, once all hosts have
+answered. **Builds take no places.** Environments are built beside running trials, and take none of the slots
+and GPUs of trials. **Isolation.** The user's script never runs inside the worker process. **Cancel.** After
+`cancel`, every trial that was submitted before gets an answer: its record if that already existed, else a
+loss. Its process group is ended soon after the answer at the latest; until then, its slot and GPUs stay
+occupied.
 """
 
 from __future__ import annotations

@@ -256,12 +256,11 @@ _excluded: list[dict[str, str]] = []
 """Events about excluded GPUs, for commands that come later."""
 
 
-def perform_on_worker(request: TrialRequest, attempt: str, settings: WorkerSettings) -> Completion:
+def perform_on_worker(request: TrialRequest, settings: WorkerSettings) -> Completion:
     """Run a requested trial on this Dask worker, and return the result.
 
     Args:
         request: The trial.
-        attempt: Unique name of this submission of the trial.
         settings: Settings of the executor.
 
     Raises:
@@ -279,12 +278,12 @@ def perform_on_worker(request: TrialRequest, attempt: str, settings: WorkerSetti
         return TrialLost(trial_id, f"the worker {worker.address}: {error.what}", host, under_trial=False)
     if gpus is not None and not gpus.enough(request.spec.gpus):
         raise Reschedule
-    begun = {"begun": attempt, "worker": str(worker.name), "host": host}
+    begun = {"begun": trial_id, "worker": str(worker.name), "host": host}
     worker.log_event(settings.topic, begun)
     return perform(
         request,
         build=settings.build,
-        cancelled=_cancel_flag(worker, attempt),
+        cancelled=_cancel_flag(worker, trial_id),
         worker=str(worker.name),
         cpus=settings.cpus,
         lend=None if gpus is None else gpus.run,
@@ -332,14 +331,14 @@ async def prepare_on_worker(
     return answer
 
 
-def _cancel_flag(worker: Any, attempt: str) -> Callable[[], bool]:
+def _cancel_flag(worker: Any, trial_id: str) -> Callable[[], bool]:
     def cancelled() -> bool:
         if worker.status in (Status.closing, Status.closed, Status.failed):
             # The worker has lost its scheduler. It would wait half a minute for the trial before ending it.
             return True
         # Dask drops a task if it was cancelled, its client died, or the scheduler gave it to another worker.
         # Then nothing waits for the answer.
-        task = worker.state.tasks.get(("trial", attempt))
+        task = worker.state.tasks.get(("trial", trial_id))
         return task is None or task.state not in ("executing", "long-running")
 
     return cancelled

@@ -109,7 +109,6 @@ class Locked(Event):
         excluded: Number of combinations that rules of the matrix exclude.
         unsolvable: Number of combinations without a solution, as far as is known.
         environments: Number of different locks; None if combinations are locked on demand.
-        withdrawn: Releases in a range that were left out, as (axis, version, reason).
     """
 
     kind: ClassVar[str] = "locked"
@@ -117,7 +116,6 @@ class Locked(Event):
     excluded: int
     unsolvable: int
     environments: int | None
-    withdrawn: tuple[tuple[str, str, str], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,8 +23,8 @@ from bisect_env.engine.intermediates import (
     Changes,
     Demands,
     IntermediateRequests,
+    LeaningRequests,
     changes_of,
-    closures,
     index_of,
 )
 from bisect_env.engine.locking import Locking
@@ -36,7 +36,7 @@ from bisect_env.engine.series import Conditions, RunSetup
 from bisect_env.engine.session import Session
 from bisect_env.engine.stored import LockedCombination, refuse_local, stored_combination
 from bisect_env.environments.lock import Lock, LockedPackage, UnsolvableError
-from bisect_env.errors import UsageError
+from bisect_env.errors import StudyInterruptedError, UsageError
 from bisect_env.matrix.grid import Combination, Index
 from bisect_env.matrix.load import Matrix
 from bisect_env.matrix.schema import CommitAxis, PackageAxis, ValueAxis
@@ -54,6 +54,8 @@ from bisect_env.trials.records import NONE, Perturbation
 ABSENT = "absent"
 TELL_EVERY = 5.0
 """Seconds after which progress is reported again."""
+MAX_TRIALS = 2000
+"""Maximum number of trials of the search for culprits."""
 _MAX_PARALLEL = 8
 """Maximum number of trials that run in parallel if the search asks for fewer."""
 _AXES_SHARE = 1 / 3
@@ -136,7 +138,6 @@ class CulpritStudy:
         good: The combination that passes; None for the last good one.
         bad: The combination that fails; None for the first bad one.
         confidence: Posterior probability at which the search ends.
-        max_trials: Maximum number of trials.
 
     Raises:
         UsageError: A combination does not exist or never failed, or no package differs between the two.
@@ -148,7 +149,6 @@ class CulpritStudy:
     good: str | None = None
     bad: str | None = None
     confidence: float = 0.95
-    max_trials: int = 2000
     _last: Combination | None = None
     _told_at: float = field(init=False, default_factory=time.monotonic)
     _here: int = 0
@@ -199,9 +199,7 @@ class CulpritStudy:
         if demands is not None:
             forced, released = demands.closures()
         else:
-            if self.changes > 1:
-                self._say(f"asking the solver what each of {self.changes} changes needs")
-            forced, released = closures(self._between, self.session.provider)
+            forced, released = self._closures(own)
 
         def search() -> CulpritSearch:
             return CulpritSearch(
@@ -223,13 +221,15 @@ class CulpritStudy:
             self.session.store.update_study(own.id, StudyStatus.INTERRUPTED)
             return found
         self.session.store.record_decision(self.study.id, EXPLAINED, found.model_dump(mode="json"))
-        verdict = VerdictDocument(kind="explanation", reason=found.sentence, sentence=found.sentence)
+        verdict = VerdictDocument(
+            kind="explanation", reason=found.sentence, sentence=found.sentence, culprit_axes=found.blamed
+        )
         self.session.store.update_study(own.id, StudyStatus.FINISHED, verdict)
         return found
 
     def _pursue(self, own: Study, locking: Locking, search: Callable[[], CulpritSearch]) -> CulpritPlan:
         def make_plan() -> CulpritPlan:
-            plan = CulpritPlan(search(), self.max_trials)
+            plan = CulpritPlan(search(), MAX_TRIALS)
             for index in locking.prepared.unsolvable:
                 plan.set_aside(index)
             return plan
@@ -351,6 +351,31 @@ class CulpritStudy:
             is_whole=False,
             requests=IntermediateRequests(self._between, demands),
         )
+
+    def _closures(self, own: Study) -> tuple[list[Changes], list[Changes]]:
+        """Ask a solver which other changes each package change needs; see `LeaningRequests.closures`.
+
+        Raises:
+            StudyInterruptedError: The user stopped the command.
+        """
+        requests = LeaningRequests(self._between)
+        asked = requests.indices if self.changes > 1 else []
+
+        def on_progress(done: int, total: int) -> None:
+            if self.session.stopped():
+                self.session.store.update_study(own.id, StudyStatus.INTERRUPTED)
+                raise StudyInterruptedError(
+                    f"stopped while asking the solver what changes need ({done} of {total})",
+                    remedy="start the same command again; it begins with that anew",
+                )
+
+        if asked:
+            self._say(f"asking the solver what each of {self.changes} changes needs")
+        with closing(
+            Locking(self.matrix, own.grid, self.session.provider, is_whole=False, requests=requests)
+        ) as locking:
+            locking.lock_every(asked, on_progress)
+        return requests.closures(locking.prepared.locks)
 
     def _conditions(self, index: Index, lock: Lock) -> Conditions:
         key = trial_key(self.matrix, self._bad.combination, lock, self._around)

@@ -8,14 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from collections.abc import Set as AbstractSet
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 
 from packaging.markers import UndefinedComparison, UndefinedEnvironmentName, default_environment
 from packaging.requirements import InvalidRequirement, Requirement
 from packaging.utils import canonicalize_name
 
-from bisect_env.engine.locking import SOLVERS
 from bisect_env.engine.requests import Requests
 from bisect_env.environments.difference import PackageChange, difference
 from bisect_env.environments.lock import Lock, LockedPackage, LockResult, UnsolvableError
@@ -309,34 +307,57 @@ def _meets(packages: Mapping[str, LockedPackage], asked: Requirement) -> bool:
     )
 
 
-def closures(between: Between, provider: EnvironmentProvider) -> tuple[list[Changes], list[Changes]]:
-    """Return which other changes each package change needs, as found by a solver.
+class LeaningRequests(Requests):
+    """The solver requests that show which other packages each package change needs.
 
-    First, the changes that must be applied together with each change in the good environment; second, those
-    that must be reverted together with each change in the bad environment.
+    Each pins one changed package only. An index consists of an end (0: the good environment, 1: the bad one)
+    and the position of the change to apply there, or to revert.
 
     Args:
         between: The two locks.
-        provider: Runs the solver, twice for each change.
 
-    Returns:
-        Two lists with one set per change. Each set contains the change itself, and nothing else if the solver
-        finds no intermediate environment.
+    Attributes:
+        indices: The combinations of an end and a change for which there is a request.
     """
-    ends = ((frozenset[int](), between.good), (between.everything, between.bad))
 
-    def along(start: Changes, model: Lock, position: int) -> Changes:
-        request = between.leaning_request(start, position)
-        there = None if request is None else between.locate(provider.lock(request, model), start)
+    def __init__(self, between: Between) -> None:
+        self._between = between
+        self._ends = ((frozenset[int](), between.good), (between.everything, between.bad))
+        self._requests = {
+            (end, position): request
+            for end, (start, _) in enumerate(self._ends)
+            for position in range(len(between.changes))
+            if (request := between.leaning_request(start, position)) is not None
+        }
+        self.indices: list[Index] = list(self._requests)
+
+    def request(self, index: Index) -> EnvironmentRequest:
+        """Return the request that pins the package of a change."""
+        end, position = index
+        return self._requests[end, position]
+
+    def solve(self, index: Index, _model: Lock | None, provider: EnvironmentProvider) -> LockResult:
+        """Return the lock for a change at one end. The solver keeps the other versions if possible."""
+        return super().solve(index, self._ends[index[0]][1], provider)
+
+    def closures(self, locks: Mapping[Index, Lock]) -> tuple[list[Changes], list[Changes]]:
+        """Return which other changes each package change needs, as found by a solver.
+
+        See `Demands.closures`. A set contains only the change itself if the solver has found no intermediate
+        environment.
+
+        Args:
+            locks: The locks of the requests that have a solution.
+        """
+        positions = range(len(self._between.changes))
+        forced, released = ([self._along(locks, end, position) for position in positions] for end in (0, 1))
+        return forced, released
+
+    def _along(self, locks: Mapping[Index, Lock], end: int, position: int) -> Changes:
+        start, lock = self._ends[end][0], locks.get((end, position))
+        there = None if lock is None else self._between.locate(lock, start)
         found = frozenset([position]) if there is None else there ^ start
         return found if position in found else frozenset([position])
-
-    with ThreadPoolExecutor(SOLVERS) as pool:
-        forced, released = (
-            list(pool.map(lambda n, s=start, m=model: along(s, m, n), range(len(between.changes))))
-            for start, model in ends
-        )
-    return forced, released
 
 
 class IntermediateRequests(Requests):

@@ -86,10 +86,6 @@ class BlockPlan(ABC):
         """Count one trial that was good or bad."""
         self.trials += 1
 
-    def all_ended(self) -> None:
-        """Receive the notice that every started trial has ended, so that no result is missing."""
-        return
-
     @abstractmethod
     def set_aside(self, index: Index) -> None:
         """Exclude a combination from further trials."""
@@ -107,16 +103,6 @@ class BlockRunner(TrialRunner):
 
     def _observe(self, index: Index, trial: StoredTrial) -> None:
         self.plan.observe(index, trial)
-
-    def _pursue(self) -> None:
-        self.plan.all_ended()  # stored trials may be all that the plan needs
-        super()._pursue()
-
-    def _asked_next(self) -> Collection[Index]:
-        # A command that was stopped has cancelled the trials that were still running.
-        if self._may_go_on:
-            self.plan.all_ended()
-        return super()._asked_next()
 
 
 class OneCombinationPlan(BlockPlan):
@@ -197,6 +183,21 @@ class UntilRatePlan(OneCombinationPlan):
         end = self._limit if self.hits else min(self._limit, self._in_order_of_end.clean_needed)
         return max(0, end - self._in_order_of_end.trials)
 
+    @property
+    def finished(self) -> bool:
+        """Return True if no more trials are wanted, and the result of the test is final."""
+        return super().finished and not self._new
+
+    def block(self, places: int, *, is_idle: bool) -> tuple[Index, int] | None:
+        """Return the combination and the number of trials that it still needs.
+
+        If no trial is running and no more are wanted, first repeat the test in the order in which the trials
+        began. If this test has no result, the plan asks for more trials.
+        """
+        if is_idle and super().finished:
+            self._repeat_test()
+        return super().block(places, is_idle=is_idle)
+
     def observe(self, index: Index, trial: StoredTrial) -> None:
         """Count a stored trial, and add its result to the tests if it is good or bad."""
         super().observe(index, trial)
@@ -210,11 +211,8 @@ class UntilRatePlan(OneCombinationPlan):
         super().tell(index, hit=hit)
         self.hits += hit
 
-    def all_ended(self) -> None:
-        """Repeat the test with the trials in the order in which they began, now that all have ended.
-
-        If this test has a result, it is final; otherwise, the plan asks for more trials.
-        """
+    def _repeat_test(self) -> None:
+        """Repeat the test with the trials in the order in which they began, now that all have ended."""
         # Trials of earlier calls had ended before these began.
         for _, _, hit in sorted(self._new):
             self._in_order_of_start.tell(hit)

@@ -124,7 +124,8 @@ class TrialRunner(Learner):
             self._wind_down()
             self.read_others()
             self._learn(self._measured_elsewhere(self._keys))
-            asked = list(self._asked_next())
+            # A command that stops has cancelled trials, without which the plan must not come to a result.
+            asked = list(self._asked_next()) if self._may_go_on else []
             if not asked:
                 return
             if was_busy or known != (self.plan.trials, len(self.state.aside)):
@@ -315,9 +316,12 @@ class TrialRunner(Learner):
         """Return the combination of each trial that this command is running and has claimed, by trial id."""
         return {trial: self.grid.combination(index) for trial, index in self.state.running.items()}
 
-    def _wind_down(self) -> None:
-        """Give running trials a short time to end, wait for those that may hang, and cancel the rest."""
-        waits = self.waits and self._session.is_in_time
+    def _wind_down(self, *, waits: bool = False) -> None:
+        """Give running trials a short time to end, wait for those that may hang, and cancel the rest.
+
+        If `waits` is set, all of them come to their end, as with a runner that always waits.
+        """
+        waits = waits or (self.waits and self._session.is_in_time)
         deadline = self._clock() + grace(self.state.trial_seconds.value, waits=waits)
         is_said = False
         while self.state.running and not self._stopped():
@@ -332,6 +336,7 @@ class TrialRunner(Learner):
                     is_said = True
             self._handle(self._executor.wait(min(WAIT_SECONDS, left) if left > 0 else WAIT_SECONDS))
             self._sharing.renew(self._claims)
+            self._after_step()
         if self.state.running:
             self._executor.cancel()
         deadline = self._clock() + CANCEL_GRACE

@@ -10,7 +10,7 @@ from bisect_env.engine import events
 from bisect_env.engine.alone import ALONE, Alone
 from bisect_env.engine.document import axis_infos, verdict_document
 from bisect_env.engine.locking import Locking
-from bisect_env.engine.runner import WAIT_SECONDS, TrialRunner
+from bisect_env.engine.runner import TrialRunner
 from bisect_env.engine.series import RunSetup
 from bisect_env.engine.settling import CheckTime, is_announced, only_trials
 from bisect_env.matrix.grid import Combination, Index
@@ -167,11 +167,7 @@ class StudyRunner(TrialRunner):
             self._trials_alone.add(trial_id)
             said = {"combination": combination.as_dict(), "trial": trial_id}
             self._store.record_decision(self._study_id, ALONE, said)
-        while self.state.running and not self._stopped():
-            self._handle(self._executor.wait(WAIT_SECONDS))
-            self._sharing.renew(self._claims)
-            self._show()
-        self._wind_down()
+        self._wind_down(waits=True)
         return True
 
     def _calls_bad(self, index: Index) -> bool:

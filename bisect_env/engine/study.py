@@ -234,7 +234,6 @@ class StudyRun:
                 excluded=len(grid.excluded),
                 unsolvable=len(prepared.unsolvable) if is_whole else 0,
                 environments=prepared.environments if is_whole else None,
-                withdrawn=tuple((a.name, v, why) for a in grid.axes for v, why in a.dropped.items()),
             )
         )
         perturbation = choose_perturbation(matrix, grid, locking, self.session, study.id)

@@ -31,7 +31,7 @@ from bisect_env.search.tallies import Tallies
 from bisect_env.search.untested_intervals import checks as interval_checks
 from bisect_env.search.verdict import Answer, Cleared, further
 
-_PATIENCE = 3
+_MOST_REPEATS = 3
 """Maximum number of trials of a last good combination that failed, as a multiple of the trials that suffice
 without a failure."""
 
@@ -141,7 +141,7 @@ def apart_checks(best: Answer, tallies: Tallies, limits: SearchLimits, tried: in
         limits: The confidence, and the rate that determines the maximum number of trials.
         tried: Number of combinations that were tried.
     """
-    most = _PATIENCE * clean_passes(limits.clean_rate, limits.confidence)
+    most = _MOST_REPEATS * clean_passes(limits.clean_rate, limits.confidence)
     found = []
     for boundary in best.boundaries:
         (failed, of), (hits, trials) = tallies.counts(boundary.good), tallies.counts(boundary.bad)
@@ -168,9 +168,9 @@ def cleared(best: Answer, tallies: Tallies, limits: SearchLimits) -> tuple[Clear
     for cell in last_good(best, tallies):
         hits, trials = tallies.counts(cell)
         below = upper_bound(hits, max(trials - 1, hits), sure_of(hits, limits.confidence))
-        done = below <= limits.clean_rate + 1e-12 or trials >= _PATIENCE * enough
+        done = below <= limits.clean_rate + 1e-12 or trials >= _MOST_REPEATS * enough
         # After a failure, the maximum number is requested, because the needed number is unknown.
-        left = (_PATIENCE * enough if hits else enough) - trials
+        left = (_MOST_REPEATS * enough if hits else enough) - trials
         found.append(Cleared(cell, hits, trials, below, 0 if done else max(1, left)))
     return tuple(found)
 

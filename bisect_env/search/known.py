@@ -48,7 +48,7 @@ _BELIEVED = 0.5
 sure."""
 _LABEL_SHARE = 1.0 / 3.0
 """Share of the allowed error that a single label may have if no hypothesis explains the counts."""
-_PATIENCE = 6
+_LABEL_AT = 6
 """After this many times the usual number of trials, a cell that still has no label gets the likelier one."""
 _SPREAD = 5
 """Number of cells that must have failed, or have been tried often, before the answer is *always bad*."""
@@ -164,7 +164,7 @@ class Known:
         chance = self._alone[1]
         least = 1.0 - (1.0 - self.limits.confidence) * _LABEL_SHARE
         rate = max(float(hits.sum()) / float(trials.sum()), 1e-3)
-        is_known = (np.maximum(chance, 1.0 - chance) >= least) | (trials >= _PATIENCE * clean_trials(rate))
+        is_known = (np.maximum(chance, 1.0 - chance) >= least) | (trials >= _LABEL_AT * clean_trials(rate))
         return np.where(is_known & (trials > 0), chance >= 0.5, -1).astype(np.int8)
 
     # -- the answer --------------------------------------------------------------------------------------

@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+import json
+import re
+from pathlib import Path
+
 import pytest
 
+from bisect_env.answers.verdict_document import VerdictDocument
+from bisect_env.storage.store import Store
 from tests.cli.calls import RunCommand, objects
 from tests.cli.test_query import db
 from tests.storage.conftest import postgres, postgres_url
+from tests.storage.samples import opened_study
 
 __all__ = ["db", "postgres", "postgres_url"]
 
@@ -20,6 +27,29 @@ def test_studies(db: str, run: RunCommand) -> None:
     (found,) = objects(run("report", "--list", "--json")[1])
     assert (found["study"], found["trials"], len(found["study_id"])) == ("orjson", 2, 32)
     assert run("report", "--list", "--csv")[1].startswith("study_id,study,")
+
+
+@pytest.mark.parametrize(
+    ("culprits", "shown"),
+    [
+        ((), "none"),
+        (("helper",), "culprit helper"),
+        (("helper", "glue", "other"), "culprit helper, glue and 1 more"),
+    ],
+)
+def test_a_study_of_culprits_is_listed_with_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, run: RunCommand, culprits: tuple[str, ...], shown: str
+) -> None:
+    path = tmp_path / "r.sqlite"
+    monkeypatch.setenv("BISECT_ENV_DB", str(path))
+    with Store.open(str(path)) as store:
+        study = opened_study(store)
+        verdict = VerdictDocument(kind="explanation", sentence="it is so", culprit_axes=culprits)
+        store.update_study(study.id, "finished", verdict)
+    *_, line = run("report", "--list")[1].splitlines()
+    assert re.split(" {2,}", line)[3] == shown
+    (found,) = objects(run("report", "--list", "--json")[1])
+    assert (found["verdict"], json.loads(str(found["culprit_axes"]))) == ("none", [*culprits])
 
 
 def test_trials(db: str, run: RunCommand) -> None:

@@ -66,7 +66,7 @@ def progress(**bad: float) -> events.Progress:
 EVERY: list[events.Event] = [
     events.StudyOpened("abc", "quickstart", 5),
     events.LockProgress(1, 2),
-    events.Locked(10, 1, 2, 7, (("pkg", "9", "withdrawn (yanked)"),)),
+    events.Locked(10, 1, 2, 7),
     events.TrialStarted("t1", A),
     events.TrialFinished(record(), Evidence.BAD),
     events.SetAside((A, B), "env-unbuildable", "gcc failed\nmore"),

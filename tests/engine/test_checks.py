@@ -270,3 +270,22 @@ def test_stopping_checks_that_have_raised_a_doubt_ends_with_the_answer(studies: 
     studies.events.clear()
     assert studies.run(path).report["verdict"]["first_bad"]["level"] == "5"
     assert started(studies)
+
+
+@pytest.mark.checked
+@pytest.mark.integration
+def test_progress_is_told_while_a_trial_that_may_hang_is_waited_for(studies: Studies) -> None:
+    again = str(studies.folder / "again")
+    waits = f"""
+        if sys.argv[1] == "5":
+            if os.path.exists({again!r}): time.sleep(3)
+            open({again!r}, "w").close()
+    """
+    assert studies.run(studies.matrix(crash_from_six(waits))).exit_code == 0
+    told = studies.events
+    waiting = [n for n, one in enumerate(told) if isinstance(one, events.Said) and "may hang" in one.text]
+    after = told[waiting[0] :]
+    ended = [n for n, one in enumerate(after) if isinstance(one, events.TrialFinished)]
+    progress = [one for one in after[: ended[0]] if isinstance(one, events.Progress)]
+    assert len(progress) >= 3
+    assert all(sum(one.running.values()) for one in progress)

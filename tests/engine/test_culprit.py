@@ -27,10 +27,10 @@ from bisect_env.environments.lockfiles import make_lock
 from bisect_env.environments.prefix import ensure_prefix
 from bisect_env.environments.provider import Environments
 from bisect_env.environments.request import EnvironmentRequest
-from bisect_env.errors import UsageError
+from bisect_env.errors import StudyInterruptedError, UsageError
 from bisect_env.matrix.load import load_matrix
 from bisect_env.report.build import load_report
-from bisect_env.storage.entries import EXPLAINED
+from bisect_env.storage.entries import EXPLAINED, StudyStatus
 from bisect_env.storage.store import Store
 from tests.engine.studies import Studies
 from tests.environments.index_server import IndexServer, serve
@@ -162,11 +162,31 @@ def test_not_the_package_itself_but_its_dependency(studies: Studies, index: Inde
         (own,) = [study for study in store.studies() if study.name.endswith(": culprit")]
         report = load_report(store, own.id)
     assert report.sentence == found.sentence
+    assert report.verdict.culprit_axes == ("helper",)
     assert [step.commands for step in report.reproduce] == [("bisect-env explain",)]
     # An interrupted search goes on with what it has.
     before = ours.trials()
     assert ours.explain("app=1", "app=2").sentence == found.sentence
     assert ours.trials() == before
+
+
+def test_a_solver_says_what_changes_need_where_metadata_does_not(
+    studies: Studies, index: IndexServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Environments, "requirements", lambda _self, _lock: None)
+    apps(index)
+    ours = matrix(studies, index, FLAKY.format(module="glue", version="2"), APP)
+    ours.tried(("app=1", 12), ("app=2", 12))
+    with pytest.raises(StudyInterruptedError, match="stopped while asking the solver"):
+        ours.explain("app=1", "app=2", stopped=lambda: True)
+    with Store.open(str(studies.db)) as store:
+        (own,) = [study for study in store.studies() if study.name.endswith(": culprit")]
+    assert own.status is StudyStatus.INTERRUPTED
+    assert own.verdict is None
+    found = ours.explain("app=1", "app=2")
+    assert "asking the solver what each of 4 changes needs" in ours.said
+    assert found.is_sure
+    assert {found.changes[i].name for i in found.inseparable} == {"app", "glue"}
 
 
 def test_the_failure_is_that_of_the_bad_end_of_the_study_that_is_explained(

@@ -147,7 +147,7 @@ class OfAnotherRelease(PoolExecutor):
             patch.setattr("bisect_env.cluster.worker.get_worker", lambda: worker)
             patch.setattr("bisect_env.cluster.worker.socket.gethostname", lambda: host)
             settings = WorkerSettings(build=machine_prefix, topic="t", cpus=(), version="0.0.1")
-            self._lost.append(perform_on_worker(request, "attempt", settings))
+            self._lost.append(perform_on_worker(request, settings))
 
     def wait(self, timeout: float | None = None) -> list[Completion]:
         lost, self._lost = self._lost, []

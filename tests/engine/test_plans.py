@@ -83,15 +83,13 @@ def claim_with(workers: int, rate: float, slowness: float, coins: random.Random)
     plan = UntilRatePlan((0,), test, 10 * test.clean_needed)
     now, number, running = 0.0, 0, list[tuple[float, int, float, bool]]()
     while True:
-        if not running:
-            plan.all_ended()
-            if plan.finished:
-                return plan.claim
-        if not plan.finished:
-            for _ in plan.ask(workers - len(running), pending={(0,): len(running)}):
-                hit, number = coins.random() < rate, number + 1
-                end = now + (slowness if hit else 1.0) * coins.uniform(0.9, 1.1)
-                heapq.heappush(running, (end, number, now, hit))
+        for _ in plan.ask(workers - len(running), pending={(0,): len(running)}):
+            hit, number = coins.random() < rate, number + 1
+            end = now + (slowness if hit else 1.0) * coins.uniform(0.9, 1.1)
+            heapq.heappush(running, (end, number, now, hit))
+        if plan.finished:
+            assert not running
+            return plan.claim
         now, trial, began, hit = heapq.heappop(running)
         plan.observe((0,), ended(trial, began, now - began, hit=hit))
         plan.tell((0,), hit=hit)
