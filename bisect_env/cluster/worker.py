@@ -41,6 +41,7 @@ from bisect_env.cluster.protocol import (
     trials_per_gpu,
 )
 from bisect_env.errors import InfrastructureError
+from bisect_env.trials.forks import SERVER
 from bisect_env.trials.gpu_errors import described
 from bisect_env.trials.records import Machine, Outcome, TrialRecord, TrialSpec
 
@@ -293,6 +294,8 @@ def perform_on_worker(request: TrialRequest, settings: WorkerSettings) -> Comple
 def machines_of_worker(topic: str, gpus_per_trial: float, dask_worker: Worker) -> set[Machine]:
     """Return the kinds of machines (CPU, GPU model, driver) that trials on this worker may use.
 
+    The server that the worker's trials are forked from starts meanwhile.
+
     Args:
         topic: Dask topic for events.
         gpus_per_trial: Number of GPUs that each trial needs.
@@ -301,6 +304,7 @@ def machines_of_worker(topic: str, gpus_per_trial: float, dask_worker: Worker) -
     Raises:
         InfrastructureError: The GPUs of the worker cannot be read.
     """
+    SERVER.prepare()
     cpu = platform.machine()
     if not gpus_per_trial:
         return {Machine(cpu)}
