@@ -1,4 +1,4 @@
-"""Runs one trial on this host: takes its `TrialSpec`, and returns its `TrialRecord`."""
+"""Runs one trial on this host, in another process: takes its `TrialSpec`, and returns its `TrialRecord`."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ import pickle
 import platform
 import random
 import secrets
-import shutil
 import socket
 import subprocess
 import sys
@@ -35,12 +34,12 @@ from bisect_env.trials.harness_marks import (
     expected_imports,
     imported_versions,
     install,
-    interpreter_line,
     is_watched,
     iterations_begun,
     read_marks,
     repeated,
 )
+from bisect_env.trials.programs import SHELLS, resolve_program, why_outside
 from bisect_env.trials.records import Machine, Outcome, Phase, TrialRecord, TrialSpec
 from bisect_env.trials.signature import signature
 from bisect_env.trials.stacks import live_stacks
@@ -58,106 +57,6 @@ from bisect_env.trials.workdir import (
     work_dir,
     write_problem,
 )
-
-# --------------------------------------------------------------------------------------------------
-# Finding the file to execute for the command of a matrix.
-
-SHELLS = frozenset({"sh", "bash", "dash", "env"})
-"""Programs that may always come from the host. They bring no Python packages, and look up the programs that
-they start on the script's PATH, where the environment comes first."""
-
-
-def resolve_program(program: str, *, prefix_bin: Path, python: Path, path: str) -> str | None:
-    """Return the path of the program that a command names, or None if the program is not found.
-
-    A name with a slash is returned unchanged. Other names are looked up in `prefix_bin`; if they are not
-    there, `python` means the interpreter of the environment, and names other than an interpreter's are looked
-    up on `path`.
-
-    Args:
-        program: Name of the program, as in the matrix.
-        prefix_bin: Directory of the environment's commands.
-        python: Interpreter of the environment.
-        path: PATH of the script.
-    """
-    if "/" in program:
-        return program
-    named = shutil.which(program, path=str(prefix_bin))
-    if is_python(program):
-        # `python2` must not silently start Python 3.
-        return named or (str(python) if program == "python" else None)
-    return named or shutil.which(program, path=path)
-
-
-def why_outside(
-    program: str,
-    named: str,
-    *,
-    prefix: Path,
-    python: Path,
-    cwd: Path,
-    allowed: Collection[str] = (),
-) -> str:
-    """Explain why a program would not use the environment's packages, and how to correct this.
-
-    Return "" if it would use them: if the program lies in the environment or is a file of the trial, and the
-    interpreter in its `#!` line is the environment's or a shell. Programs in `allowed` and shells are
-    accepted, too.
-
-    Args:
-        program: File that would be executed, absolute or relative to `cwd`.
-        named: Name of the program in the command.
-        prefix: Directory of the environment.
-        python: Interpreter of the environment.
-        cwd: Working directory of the trial.
-        allowed: Names and paths of programs that the host may provide (`trial.allow_host`).
-    """
-    path = Path(os.path.normpath(cwd / program))
-    if not {named, path.name, str(path)}.isdisjoint(allowed):
-        return ""
-    if path == python or _is_below(path, prefix) or (_is_below(path, cwd) and path.exists()):
-        return _why_interpreter_outside(path, named, prefix, python, allowed)
-    if path.name in SHELLS or not path.exists():
-        return ""
-    package = "pytest" if path.name == "py.test" else path.name
-    if is_python(path.name):
-        remedy = "call it `python`, which is the environment's"
-    else:
-        remedy = f"add the package that brings it: `--with {package}`, or `packages: [{package}]` in a matrix"
-    return (
-        f"{named} is not in the environment, and {path} would run with this host's packages; "
-        f"{remedy}, or, if the host's is meant, `allow_host: [{path.name}]` to `trial`"
-    )
-
-
-def _why_interpreter_outside(
-    path: Path, named: str, prefix: Path, python: Path, allowed: Collection[str]
-) -> str:
-    """Explain why a script's `#!` line names an interpreter outside the environment.
-
-    Return "" if it is in the environment, is a shell or allowed, or if the file has no `#!` line.
-    """
-    words = interpreter_line(path)
-    if not words:
-        return ""
-    interpreter = Path(words[0])
-    # `env` looks in the environment first. Installers write a shell with a lookup of Python into the `#!`
-    # line if the path of the interpreter is too long.
-    if interpreter == python or _is_below(interpreter, prefix) or interpreter.name in SHELLS:
-        return ""
-    if not {interpreter.name, str(interpreter)}.isdisjoint(allowed):
-        return ""
-    return (
-        f"{named} begins with `#!{interpreter}`, which is not the environment's and has the host's packages; "
-        f"write `#!/usr/bin/env {interpreter.name}`, or, if the host's is meant, "
-        f"`allow_host: [{interpreter.name}]` to `trial`"
-    )
-
-
-def _is_below(path: Path, folder: Path) -> bool:
-    # Do not resolve `path` itself: Python in a prefix may be a link to a shared interpreter elsewhere.
-    return Path(os.path.realpath(path.parent), path.name).is_relative_to(os.path.realpath(folder))
-
 
 # --------------------------------------------------------------------------------------------------
 # What is observed of a trial's GPUs for its classification.
@@ -228,7 +127,7 @@ __all__ = ["TrialCancelledError", "harness_error_record", "run_trial"]
 
 @dataclass(frozen=True, slots=True)
 class _Task:
-    """A trial that is to run in a process of its own.
+    """A trial that is to run in another process, with what that process cannot know.
 
     Attributes:
         environ: Environment variables of this host that the command inherits, or, for a trial in a container,
@@ -270,9 +169,9 @@ def run_trial(
 ) -> TrialRecord:
     """Run a trial, classify its outcome and return its record.
 
-    The function is safe to call from several threads at once. Each trial gets a process of its own, which
-    does all the work, and each copy of the script its own working directory and session; they are gone when
-    this function returns or raises.
+    The function is safe to call from several threads at once. Another process, which runs one trial at a
+    time, does all the work. Each copy of the script gets its own working directory and session; they are gone
+    when this function returns or raises.
 
     Args:
         spec: What to run.
@@ -294,37 +193,38 @@ def run_trial(
     Raises:
         TrialCancelledError: `cancelled` returned True; all processes have been ended.
     """
-    sweep_once()
-    if inside is None:
-        environ: Mapping[str, str] = inherited_env(os.environ, prefix / "bin", own_bin())
-    else:
-        environ = without_proxy_logins(os.environ)
-    task = _Task(
-        spec,
-        prefix,
-        python or prefix / "bin" / "python",
-        environ,
-        tempfile.gettempdir(),
-        gpus,
-        cpus,
-        worker,
-        debug,
-        inside,
-        _pickled_imports(prefix, locked),
-        gpu_watch is not None,
-    )
     record: TrialRecord | None
+    findings: Debug | None = None
     answers: dict[str, Callable[[], object]] = {}
     if gpu_watch is not None:
         answers = {BUSY: gpu_watch.busy, XIDS: gpu_watch.reported}
     try:
+        sweep_once()
+        if inside is None:
+            environ: Mapping[str, str] = inherited_env(os.environ, prefix / "bin", own_bin())
+        else:
+            environ = without_proxy_logins(os.environ)
+        task = _Task(
+            spec,
+            prefix,
+            python or prefix / "bin" / "python",
+            environ,
+            tempfile.gettempdir(),
+            gpus,
+            cpus,
+            worker,
+            debug,
+            inside,
+            _pickled_imports(prefix, locked),
+            gpu_watch is not None,
+        )
         with SERVER.run(_perform, task) as line:
             attention = _Attention(line, cancelled, spec.timeout)
             ((record, findings),) = results([line], lambda question: answers[question](), attention.look)
     except Exception as error:  # noqa: BLE001 - an internal error must become a void record here. If it were
         # raised, it would look like a lost worker and be retried for ever.
         sweep()
-        record, findings = harness_error_record(spec, error, worker=worker, gpus=gpus), None
+        record = harness_error_record(spec, error, worker=worker, gpus=gpus)
     if record is None:
         raise TrialCancelledError
     if debug is not None and findings is not None:
@@ -371,7 +271,7 @@ class _Attention:
 
 
 def _perform(line: Line, task: _Task) -> tuple[TrialRecord | None, Debug | None]:
-    """Run a trial in this process, which was made for it, and return its record and what `debug` collected.
+    """Run a trial in this process, and return its record and what `debug` collected.
 
     The record is None if the trial was cancelled.
     """

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bisect_env.secrets import PASSED
-from bisect_env.trials.run import resolve_program
+from bisect_env.trials.programs import resolve_program
 from bisect_env.trials.workdir import TRIAL_ID, inherited_env, trial_env
 
 BIN = Path("/prefix/bin")
