@@ -44,6 +44,7 @@ _UNKNOWN = re.compile(r"\b(\S+) was not found in the package registry")
 _REFUSED = re.compile(
     r"^hint: An index (?:URL )?\((\S+)\) .*\b(?:401 Unauthorized|403 Forbidden)", re.MULTILINE
 )
+_FAILED = re.compile(r"\bFailed to fetch: `?([^\s`]+)")
 
 
 class PypiSolver:
@@ -234,6 +235,8 @@ class PypiSolver:
         refused = _REFUSED.search(words) if _UNKNOWN.search(words) else None
         if refused is not None:
             index = without_credentials(refused[1])
+        elif failed := _FAILED.search(words):
+            index = self._uv.index_of(failed[1])
         if refused is not None or (not no_solution and is_transient(words)):
             return IndexUnavailableError(
                 f"the package index {index} cannot be used: {words}",

@@ -223,15 +223,29 @@ def test_an_index_that_wants_a_login_gets_that_of_the_netrc_file(
 
 
 @pytest.fixture
-def untrusted() -> Iterator[str]:
-    """Address of an index whose certificate nobody here has signed."""
+def untrusted(tmp_path: Path) -> Iterator[str]:
+    """Address of an index whose certificate is signed by `authority.pem` alone."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    trustme.CA().issue_cert("127.0.0.1").configure_cert(context)
+    authority = trustme.CA()
+    authority.issue_cert("127.0.0.1").configure_cert(context)
+    authority.cert_pem.write_to_path(str(tmp_path / "authority.pem"))
     index = IndexServer()
+    for version in NIGHTLY:
+        index.add("app", version, uploaded=None)
     server = serve(index, context)
     yield index.url
     server.shutdown()
     server.server_close()
+
+
+@pytest.mark.parametrize("variable", ["SSL_CERT_FILE", "REQUESTS_CA_BUNDLE"])
+def test_one_variable_names_the_authorities_for_lists_and_for_solving(
+    user: Asking, untrusted: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, variable: str
+) -> None:
+    for name in ("SSL_CERT_FILE", "SSL_CERT_DIR", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv(variable, str(tmp_path / "authority.pem"))
+    assert first_bad(user, "--extra-index", untrusted) == FIRST_BAD
 
 
 def test_an_index_that_cannot_be_used_is_named_with_the_reason(
