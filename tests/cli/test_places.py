@@ -100,6 +100,18 @@ def test_an_address_without_an_index_is_named(user: Asking, nightly: IndexServer
     assert "Traceback" not in done.stderr
 
 
+def test_a_further_address_without_an_index_is_named(user: Asking, nightly: IndexServer) -> None:
+    """The default index has the package, but not in this range."""
+    wrong = f"{nightly.url}/nothing"
+    done = user.run("run", "app>=2.dev0", "repro.py", "--pre", "--extra-index", wrong)
+    assert done.returncode == 2
+    assert f"{wrong} has no page of it with archives: is the address right?" in done.stderr
+    done = user.run("run", "app>=2.dev0", "repro.py", "--extra-index", nightly.url)
+    assert done.returncode == 2
+    assert "set `prereleases` (`--pre`), widen the range" in done.stderr
+    assert "is the address right" not in done.stderr
+
+
 def test_a_study_goes_on_with_the_releases_that_it_began_with(user: Asking, nightly: IndexServer) -> None:
     """An index without dates does not tell which releases came later."""
     words = ("--extra-index", nightly.url)
