@@ -258,6 +258,12 @@ class PypiCatalogue:
                     remedy="check how it is spelt, and whether it lives in another index (`index` in the "
                     "matrix)",
                 ) from None
+            if is_flat and isinstance(error, FileNotFoundError | NotADirectoryError):
+                raise IndexUnavailableError(
+                    f"the place of archives {shown} cannot be used: {_reason(error)}",
+                    tried=f"listing the versions of {package}",
+                    remedy="correct `--find-links`, `find_links` in the matrix, or the setting of uv or pip",
+                ) from error
             raise IndexUnavailableError(
                 f"the package index {shown} cannot be used: {_reason(error)}",
                 tried=f"listing the versions of {package}",

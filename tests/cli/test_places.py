@@ -234,6 +234,14 @@ def test_an_index_that_wants_a_login_gets_that_of_the_netrc_file(
     assert first_bad(user, "--extra-index", nightly.url) == FIRST_BAD
 
 
+def test_a_folder_of_archives_that_is_not_there_is_named(user: Asking) -> None:
+    done = user.run("run", "app>=1", "repro.py", "--find-links", "absent")
+    assert done.returncode == 6
+    place = user.folder / "absent"
+    assert f"the place of archives {place} cannot be used: {place} is not a folder" in done.stderr
+    assert "correct `--find-links`" in done.stderr
+
+
 @pytest.fixture
 def untrusted(tmp_path: Path) -> Iterator[str]:
     """Address of an index whose certificate is signed by `authority.pem` alone."""
