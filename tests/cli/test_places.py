@@ -234,6 +234,19 @@ def test_an_index_that_wants_a_login_gets_that_of_the_netrc_file(
     assert first_bad(user, "--extra-index", nightly.url) == FIRST_BAD
 
 
+@pytest.mark.parametrize("status", [None, 500])
+def test_a_cache_that_has_grown_is_told_after_an_answer_and_after_an_error(
+    user: Asking, nightly: IndexServer, monkeypatch: pytest.MonkeyPatch, status: int | None
+) -> None:
+    monkeypatch.setattr("bisect_env.environments.cache.MUCH", -(10**15))
+    monkeypatch.setenv("UV_HTTP_RETRIES", "0")
+    nightly.on_request = lambda path: status if path.startswith("/files/") else None
+    done = user.run("run", "app>=2.dev0", "repro.py", "--with", "helper", "--pre", "--index", nightly.url)
+    assert (done.returncode == 0) == (status is None), done.stderr
+    assert f"the cache {user.folder / 'cache'} takes " in done.stderr
+    assert "bisect-env env prune --size" in done.stderr
+
+
 def test_a_folder_of_archives_that_is_not_there_is_named(user: Asking) -> None:
     done = user.run("run", "app>=1", "repro.py", "--find-links", "absent")
     assert done.returncode == 6
