@@ -216,6 +216,20 @@ def test_a_date_is_read_from_the_version_and_else_it_is_said_which_index_lacks_i
     assert f"The index {nightly.url} gives no upload dates of app" in late["reason"], late
 
 
+def test_a_date_axis_on_an_index_without_dates_says_so_first(user: Asking, nightly: IndexServer) -> None:
+    (user.folder / "m.yaml").write_text(
+        f"version: 1\nname: days\nindex: {nightly.url}\n"
+        "axes: {day: {dates: {from: 2026-01-11, to: 2026-01-14}}}\npackages: ['app>=2.dev0', helper]\n"
+        "trial: {command: python repro.py, files: [repro.py]}\n"
+    )
+    said = f"The index {nightly.url} gives no upload dates of app"
+    done = user.run("plan", "m.yaml")
+    assert f"unsolvable: {said}" in done.stdout, done.stdout
+    done = user.run("run", "m.yaml")
+    assert done.returncode == 5
+    assert f"tried: {said}" in done.stderr
+
+
 def test_of_one_version_on_two_indexes_the_first_is_taken(user: Asking, nightly: IndexServer) -> None:
     nightly.add("helper", "1.0", uploaded=None, modules={"own.py": ""})
     user.script(SCRIPT + "    import own\n")
