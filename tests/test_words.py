@@ -108,7 +108,11 @@ EVENTS: tuple[events.Event, ...] = (
     events.Answered(VERDICT, 5, 10.0, AXES),
     events.Answered(VERDICT, 5, None, AXES),
 )
-STEPS = (BuildStep("checking", "", 0, 0), BuildStep("fetching", "torch", 120_000_000, 900_000_000))
+STEPS = (
+    BuildStep("waiting"),
+    BuildStep("checking", "", 0, 0),
+    BuildStep("fetching", "torch", 120_000_000, 900_000_000),
+)
 
 
 def is_pinned(name: str) -> bool:

@@ -151,7 +151,10 @@ class QuietView(PlainView):
             super().show(event)
 
 
-_STEPS = {"checking": "verifying installed files"}
+_STEPS = {
+    "checking": "verifying installed files",
+    "waiting": "waiting for another command, which is building the same environment",
+}
 
 
 class Doing:

@@ -69,9 +69,11 @@ def opened(
         stack.enter_context(closing(place))
         store = stack.enter_context(Store.open(where.db))
         session = Session(store, provider, place.executor, show, stopping.is_set)
-        yield session
-        if text := growth(cache, free):
-            session.say(text)
+        try:
+            yield session
+        finally:  # also after an error, which may be that of a full disk
+            if text := growth(cache, free):
+                session.say(text)
 
 
 def environment_of(matrix: Matrix, lock: Lock, provider: EnvironmentProvider) -> Prefix:

@@ -409,9 +409,11 @@ class StudyState:
         if len(reasons) < len(self.members):
             return
         if all(status is CombinationStatus.UNSOLVABLE for status, _ in self.aside.values()):
+            # Where all were locked before the state was made, none of them is a member.
+            unsolvable = (self._prepared.state(index).reason for index in self._prepared.unsolvable)
             raise NoEnvironmentError(
                 f"{self._matrix.shown}: none of the combinations has an environment",
-                tried=reasons[0] if reasons else None,
+                tried=reasons[0] if reasons else next(unsolvable, None),
                 remedy="`bisect-env plan` lists every combination with its reason",
             )
         raise NoEnvironmentError(

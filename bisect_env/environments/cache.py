@@ -13,7 +13,7 @@ import shutil
 import stat
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -137,7 +137,12 @@ def last_use(prefix: Path) -> float:
 
 @contextlib.contextmanager
 def lock_file(
-    path: Path, *, exclusive: bool, timeout: float, mode: int = stat.S_IRUSR | stat.S_IWUSR
+    path: Path,
+    *,
+    exclusive: bool,
+    timeout: float,
+    mode: int = stat.S_IRUSR | stat.S_IWUSR,
+    on_wait: Callable[[], None] | None = None,
 ) -> Iterator[int | None]:
     """Lock a file inside the `with` block, and yield its descriptor, or None after a timeout.
 
@@ -147,6 +152,7 @@ def lock_file(
         timeout: Time to wait for the lock, in seconds.
         mode: Permissions of a new file. By default only this user may open the file, because anybody who can
             open a file can keep it locked.
+        on_wait: Called once if another process holds the lock, before waiting for that process.
 
     Yields:
         The file descriptor that holds the lock; None if the lock was not obtained in time. A child process
@@ -155,18 +161,20 @@ def lock_file(
     fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, mode)
     deadline = time.monotonic() + timeout
     try:
-        yield fd if _locked(fd, fcntl.LOCK_EX if exclusive else fcntl.LOCK_SH, deadline) else None
+        kind = fcntl.LOCK_EX if exclusive else fcntl.LOCK_SH
+        yield fd if _locked(fd, kind, deadline, on_wait) else None
     finally:
         os.close(fd)
 
 
-def _locked(fd: int, kind: int, deadline: float) -> bool:
+def _locked(fd: int, kind: int, deadline: float, on_wait: Callable[[], None] | None = None) -> bool:
     """Lock an open file, and return whether this succeeded.
 
     Args:
         fd: The file.
         kind: `fcntl.LOCK_SH` or `fcntl.LOCK_EX`.
         deadline: Monotonic time at which to give up. The lock is tried at least once.
+        on_wait: Called once before waiting.
     """
     while True:
         with contextlib.suppress(BlockingIOError):
@@ -174,11 +182,21 @@ def _locked(fd: int, kind: int, deadline: float) -> bool:
             return True
         if time.monotonic() >= deadline:
             return False
+        if on_wait is not None:
+            on_wait()
+            on_wait = None
         time.sleep(_POLL)
 
 
 @contextlib.contextmanager
-def lock_or_fail(path: Path, why: str, *, timeout: float, exclusive: bool = True) -> Iterator[int]:
+def lock_or_fail(
+    path: Path,
+    why: str,
+    *,
+    timeout: float,
+    exclusive: bool = True,
+    on_wait: Callable[[], None] | None = None,
+) -> Iterator[int]:
     """Lock a file inside the `with` block like `lock_file`, but raise an error after a timeout.
 
     Args:
@@ -186,6 +204,7 @@ def lock_or_fail(path: Path, why: str, *, timeout: float, exclusive: bool = True
         why: Start of the error message.
         timeout: Time to wait for the lock, in seconds.
         exclusive: Whether to take an exclusive lock; a shared one otherwise.
+        on_wait: Called once if another process holds the lock, before waiting for that process.
 
     Yields:
         The file descriptor that holds the lock.
@@ -193,7 +212,7 @@ def lock_or_fail(path: Path, why: str, *, timeout: float, exclusive: bool = True
     Raises:
         UnbuildableError: Another process holds the lock; the error is marked as transient.
     """
-    with lock_file(path, exclusive=exclusive, timeout=timeout) as fd:
+    with lock_file(path, exclusive=exclusive, timeout=timeout, on_wait=on_wait) as fd:
         if fd is None:
             raise UnbuildableError(f"{why} ({lock_holder(path)})", transient=True)
         yield fd

@@ -25,6 +25,7 @@ from bisect_env.environments.cache import hold, lock_or_fail, lock_path
 from bisect_env.environments.download import sha256_of
 from bisect_env.environments.interpreters import Interpreter
 from bisect_env.environments.lock import BuildLimit, UnbuildableError
+from bisect_env.environments.progress import tell_waiting
 from bisect_env.environments.repository import Repository
 from bisect_env.environments.request import CommitSource
 from bisect_env.environments.uv_tool import Uv, is_transient
@@ -117,7 +118,8 @@ class CommitBuilder:
         lease = hold(place)
         try:
             lock, patience = lock_path(place), 2 * source.build.time_limit + 60
-            with lock_or_fail(lock, "another process has been building this commit", timeout=patience):
+            why = "another process has been building this commit"
+            with lock_or_fail(lock, why, timeout=patience, on_wait=tell_waiting):
                 # Another process may have built it while we waited.
                 return _kept(place) or self._build(source, interpreter, place)
         except UnbuildableError as error:

@@ -9,6 +9,7 @@ from urllib.parse import unquote, urlsplit
 
 from bisect_env.environments.conda_process import HelperDiedError, HelperPool, mirrors_here, shared_pool
 from bisect_env.environments.lock import LockedPackage, UnbuildableError
+from bisect_env.environments.settings import trusted_by_requests
 from bisect_env.environments.uv_tool import is_transient
 from bisect_env.secrets import public_channel, without_channel_secrets, without_credentials
 from bisect_env.temporary import replacing
@@ -86,7 +87,8 @@ def download(url: str, target: Path) -> None:
     import requests
 
     try:
-        with requests.get(url, stream=True, timeout=_TIMEOUT) as answer:
+        verify = trusted_by_requests()
+        with requests.get(url, stream=True, timeout=_TIMEOUT, verify=verify) as answer:
             if answer.status_code in (404, 410):
                 raise UnbuildableError(f"{shown} is gone ({answer.status_code})", transient=False)
             answer.raise_for_status()

@@ -21,7 +21,7 @@ from bisect_env.environments.download import file_name
 from bisect_env.environments.interpreters import installed_pythons, uv_python_versions
 from bisect_env.environments.lock import PackageNotFoundError
 from bisect_env.environments.once import OncePerKey
-from bisect_env.environments.settings import configured_places
+from bisect_env.environments.settings import configured_places, trusted_by_requests
 from bisect_env.environments.uv_tool import configured_index
 from bisect_env.environments.wheels import MAX_FILENAME, fits_platform, pythons_of
 from bisect_env.errors import IndexUnavailableError, UsageError
@@ -85,9 +85,7 @@ def _listed(base: str) -> frozenset[str] | None:
     """Return all package names of an index, or None if the index is too large or does not list them."""
     if urlsplit(base).scheme == "file":
         return frozenset(path.name for path in _folder(base).iterdir() if path.is_dir())
-    with requests.get(
-        f"{base}/", headers={"Accept": _JSON_PREFERRED}, timeout=_NAMES_TIMEOUT, stream=True
-    ) as answer:
+    with _answer(f"{base}/", _NAMES_TIMEOUT) as answer:
         if not answer.ok:
             return None
         if (content := _body(answer, _SMALL)) is None:
@@ -260,6 +258,12 @@ class PypiCatalogue:
                     remedy="check how it is spelt, and whether it lives in another index (`index` in the "
                     "matrix)",
                 ) from None
+            if is_flat and isinstance(error, FileNotFoundError | NotADirectoryError):
+                raise IndexUnavailableError(
+                    f"the place of archives {shown} cannot be used: {_reason(error)}",
+                    tried=f"listing the versions of {package}",
+                    remedy="correct `--find-links`, `find_links` in the matrix, or the setting of uv or pip",
+                ) from error
             raise IndexUnavailableError(
                 f"the package index {shown} cannot be used: {_reason(error)}",
                 tried=f"listing the versions of {package}",
@@ -328,7 +332,7 @@ def _fetched_page(url: str, package: str, timeout: tuple[float, float]) -> tuple
         ValueError: The answer is not such a page.
         requests.RequestException: The request failed.
     """
-    with requests.get(url, headers={"Accept": _JSON_PREFERRED}, timeout=timeout, stream=True) as answer:
+    with _answer(url, timeout) as answer:
         if answer.status_code == requests.codes.not_found:
             raise FileNotFoundError("it has no such page")
         answer.raise_for_status()
@@ -344,6 +348,17 @@ def _fetched_page(url: str, package: str, timeout: tuple[float, float]) -> tuple
     if str(page["meta"]["api-version"]).partition(".")[0] != "1":
         raise ValueError(f"it speaks version {page['meta']['api-version']} of the simple API")
     return _files_on(package, page["files"])
+
+
+def _answer(url: str, timeout: tuple[float, float]) -> requests.Response:
+    """Request a page of a package index, and return the response as soon as its headers have arrived."""
+    return requests.get(
+        url,
+        headers={"Accept": _JSON_PREFERRED},
+        timeout=timeout,
+        stream=True,
+        verify=trusted_by_requests(),
+    )
 
 
 def _body(answer: requests.Response, limit: int) -> bytes | None:
@@ -413,7 +428,7 @@ def _reason(error: Exception) -> str:
         case requests.exceptions.SSLError():
             if found := re.search(r"certificate verify failed: ([^(]+)", str(error)):
                 why = found[1].strip()
-                return f"its certificate is not trusted ({why}); REQUESTS_CA_BUNDLE names other authorities"
+                return f"its certificate is not trusted ({why}); SSL_CERT_FILE names other authorities"
             return "it does not speak TLS as https:// promises"
         case requests.ConnectionError():
             # The outer messages contain addresses of objects; only the innermost one is meaningful to users.

@@ -24,7 +24,8 @@ class BuildStep:
     """The current step of building an environment, with its progress.
 
     Attributes:
-        what: `downloading`, `unpacking` or `checking`.
+        what: `waiting` (for another process that builds the same environment), `downloading`, `unpacking` or
+            `checking`.
         package: Name and version of the package in progress; "" if the step concerns all packages.
         done: Bytes of the archives that are finished. Only archives that uv reports (large ones) count.
         total: Bytes of all these archives; 0 if unknown.
@@ -54,6 +55,11 @@ def tell(step: BuildStep) -> None:
     """Report a build step to the listener that `told_to` has set, if there is one."""
     if (listener := _listener.get()) is not None:
         listener(step)
+
+
+def tell_waiting() -> None:
+    """Report that the build waits for another process, which builds the same environment or commit."""
+    tell(BuildStep("waiting"))
 
 
 class Archives:

@@ -44,6 +44,7 @@ _UNKNOWN = re.compile(r"\b(\S+) was not found in the package registry")
 _REFUSED = re.compile(
     r"^hint: An index (?:URL )?\((\S+)\) .*\b(?:401 Unauthorized|403 Forbidden)", re.MULTILINE
 )
+_FAILED = re.compile(r"\bFailed to fetch: `?([^\s`]+)")
 
 
 class PypiSolver:
@@ -234,6 +235,8 @@ class PypiSolver:
         refused = _REFUSED.search(words) if _UNKNOWN.search(words) else None
         if refused is not None:
             index = without_credentials(refused[1])
+        elif failed := _FAILED.search(words):
+            index = self._uv.index_of(failed[1])
         if refused is not None or (not no_solution and is_transient(words)):
             return IndexUnavailableError(
                 f"the package index {index} cannot be used: {words}",
@@ -250,7 +253,8 @@ class PypiSolver:
             if meant := advice(name, self._uv.index):
                 words += f"\nThere is no {name}{meant}"
         if undated := dict.fromkeys(_UNDATED.findall(finished.stderr)):
-            words += "".join(f"\n{text}" for text in _without_dates(request, index, undated))
+            # First, because lists of combinations show the first line only.
+            words = "\n".join((*_without_dates(request, index, undated), words))
         if "--no-build" in words:
             words += "\nA matrix allows to build from source with `solver: {allow_source: true}`."
         return UnsolvableError(words, building=not no_solution and "Failed to build" in words)
@@ -303,8 +307,8 @@ def _without_dates(request: EnvironmentRequest, default: str, files: Iterable[st
         packages.setdefault(where, []).append(name)
     for where, names in packages.items():
         yield (
-            f"The index {where} gives no upload dates of {', '.join(names)}, so that `exclude_newer` and "
-            "date axes hide all files there."
+            f"The index {where} gives no upload dates of {', '.join(sorted(names))}, so that "
+            "`exclude_newer` and date axes hide all files there."
         )
 
 

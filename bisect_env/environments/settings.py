@@ -284,6 +284,47 @@ def pip_config_files(environ: Mapping[str, str]) -> Iterator[Path]:
 
 
 # --------------------------------------------------------------------------------------------------
+# Certificate authorities. requests, uv and rattler read different variables; users need to set only one.
+
+_OF_REQUESTS = ("REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE")
+_OF_UV = ("SSL_CERT_FILE", "SSL_CERT_DIR")
+
+
+def shared_certificates(environ: Mapping[str, str]) -> dict[str, str]:
+    """Return environment variables that make uv and rattler trust the same authorities as requests.
+
+    Args:
+        environ: The current environment variables.
+
+    Returns:
+        `SSL_CERT_FILE` or `SSL_CERT_DIR`, with the value of `REQUESTS_CA_BUNDLE` or `CURL_CA_BUNDLE`; empty
+        if these are not set, or if a variable of uv's own is set.
+    """
+    if any(environ.get(name) for name in _OF_UV):
+        return {}
+    trusted = next((environ[name] for name in _OF_REQUESTS if environ.get(name)), "")
+    return _certificate_variable(trusted) if trusted else {}
+
+
+def _certificate_variable(trusted: str) -> dict[str, str]:
+    place = expanded(trusted)
+    return {"SSL_CERT_DIR" if place.is_dir() else "SSL_CERT_FILE": str(place)}
+
+
+def trusted_by_requests() -> str | bool:
+    """Return the argument `verify` with which requests trusts the same authorities as uv and rattler.
+
+    Returns:
+        The path in `SSL_CERT_FILE` or `SSL_CERT_DIR`. True if none of them exists, or if a variable that
+        requests reads itself is set.
+    """
+    if any(os.environ.get(name) for name in _OF_REQUESTS):
+        return True
+    places = (os.environ.get(name, "") for name in _OF_UV)
+    return next((place for place in places if place and Path(place).exists()), True)
+
+
+# --------------------------------------------------------------------------------------------------
 # The user's conda configuration, which maps channel names to URLs and mirrors.
 #
 # A lock contains channel URLs without credentials. Mirrors and tokens come from this host's configuration.
@@ -456,14 +497,9 @@ def certificates(environ: Mapping[str, str]) -> dict[str, str]:
     for path in conda_config_files(environ):
         stated = _read(path).get("ssl_verify", stated)
     trusted = environ.get("CONDA_SSL_VERIFY", stated)
-    if not isinstance(trusted, str) or not expanded(trusted).exists():
-        if environ.get("SSL_CERT_FILE") or environ.get("SSL_CERT_DIR"):
-            return {}
-        trusted = environ.get("REQUESTS_CA_BUNDLE") or environ.get("CURL_CA_BUNDLE")
-    if not trusted:
-        return {}
-    place = expanded(trusted)
-    return {"SSL_CERT_DIR" if place.is_dir() else "SSL_CERT_FILE": str(place)}
+    if isinstance(trusted, str) and expanded(trusted).exists():
+        return _certificate_variable(trusted)
+    return shared_certificates(environ)
 
 
 def conda_config_files(environ: Mapping[str, str]) -> Iterator[Path]:

@@ -17,7 +17,7 @@ from urllib.parse import unquote, urlsplit
 
 import uv
 
-from bisect_env.environments.settings import configured_places, default_cache_dir
+from bisect_env.environments.settings import configured_places, default_cache_dir, shared_certificates
 from bisect_env.errors import InfrastructureError
 from bisect_env.matrix.versions import PackageIndex
 from bisect_env.running import Finished, run_tool
@@ -172,6 +172,15 @@ class Uv:
         """
         return self._explicit or self._places.default or public_index()
 
+    def index_of(self, url: str) -> str:
+        """Return the URL, without credentials, of the index that a page or file belongs to.
+
+        Return the default index if the URL does not begin with that of any index.
+        """
+        known = [without_credentials(one.url).rstrip("/") for one in self._all_indexes]
+        found = next((one for one in known if f"{url}/".startswith(f"{one}/")), self.index)
+        return without_credentials(found)
+
     def run(
         self,
         args: Sequence[str | Path],
@@ -251,6 +260,7 @@ class Uv:
             "UV_NO_PROGRESS": "1",
             "UV_PYTHON_DOWNLOADS": "manual",
             "NO_COLOR": "1",
+            **shared_certificates(self._environ),
         }
         env.setdefault("UV_HTTP_TIMEOUT", _HTTP_TIMEOUT)
         settings = dict(self._places.settings)

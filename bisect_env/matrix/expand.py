@@ -13,6 +13,7 @@ from datetime import datetime
 from packaging.specifiers import InvalidSpecifier, SpecifierSet
 from packaging.version import InvalidVersion, Version
 
+from bisect_env.errors import UsageError
 from bisect_env.matrix.contradictions import end_value_problem, ends_contradiction, rule_contradictions
 from bisect_env.matrix.grid import AxisKind, Direction, Grid, GridAxis, Index
 from bisect_env.matrix.history import History
@@ -137,6 +138,7 @@ def _axes(
             )
             if not found.values:
                 text = _nothing_left(axis, releases, found, matrix.file.index)
+                text += _unknown_to(matrix, axis, catalogue)
                 problems.append(Problem(text, matrix.line("axes", name, "versions")))
         else:
             found = GridAxis(name, axis.kind, axis.listed or (), axis.direction)
@@ -300,6 +302,9 @@ def select_releases(
     return GridAxis(name, axis.kind, values, axis.direction, dropped, passed_over, unfit=unfit)
 
 
+_PRE_RELEASE = "pre-release"
+
+
 def _why_dropped(
     axis: PackageAxis, release: Release, version: Version, limit: datetime | None, needs_wheel: bool
 ) -> str | None:
@@ -310,7 +315,7 @@ def _why_dropped(
     if release.yanked and not axis.yanked:
         return WITHDRAWN
     if version.is_prerelease and not axis.prereleases:
-        return "pre-release"
+        return _PRE_RELEASE
     if needs_wheel and not release.has_wheel:
         return "no wheel, and solver.allow_source does not allow to build it"
     return None
@@ -347,7 +352,9 @@ def _nothing_left(axis: PackageAxis, releases: Sequence[Release], found: GridAxi
     if found.dropped:
         version, reason = list(found.dropped.items())[-1]
         more = f" and {len(found.dropped) - 1} more" if len(found.dropped) > 1 else ""
-        return f"{what} (left out: {version}, {reason}{more}); widen the range, or name versions in a list"
+        also = "set `prereleases` (`--pre`), " if _PRE_RELEASE in found.dropped.values() else ""
+        advice = f"{also}widen the range, or name versions in a list"
+        return f"{what} (left out: {version}, {reason}{more}); {advice}"
     # All versions are valid here: invalid ones would be in `dropped`.
     known = sorted({Version(release.version) for release in releases})
     if not known:
@@ -358,6 +365,26 @@ def _nothing_left(axis: PackageAxis, releases: Sequence[Release], found: GridAxi
         return f"{what}, for {source}; correct the name or the index"
     shown = str(known[0]) if len(known) == 1 else f"{known[0]} to {known[-1]} ({len(known)} versions)"
     return f"{what}; {'this machine' if axis.is_python else 'the index'} has {shown}"
+
+
+def _unknown_to(matrix: Matrix, axis: PackageAxis, catalogue: VersionCatalogue) -> str:
+    """Return a hint that names the additional indexes of a matrix without the package; "" if there are none.
+
+    The address of such an index may be wrong: an index that lacks a package is passed over without a message.
+    """
+    if axis.is_python or axis.uses_conda or matrix.index_of(axis) is not None:
+        return ""
+    unknown = []
+    for one in matrix.file.package_indexes:
+        if not one.explicit:
+            try:
+                is_known = bool(catalogue.versions(axis.canonical_package, index=one.url))
+            except UsageError:
+                is_known = False
+            unknown += [] if is_known else [one.url]
+    if not unknown:
+        return ""
+    return f"; {', '.join(unknown)} has no page of it with archives: is the address right?"
 
 
 def _excluded(matrix: Matrix, grid: Grid) -> dict[Index, str]:

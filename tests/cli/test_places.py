@@ -100,6 +100,18 @@ def test_an_address_without_an_index_is_named(user: Asking, nightly: IndexServer
     assert "Traceback" not in done.stderr
 
 
+def test_a_further_address_without_an_index_is_named(user: Asking, nightly: IndexServer) -> None:
+    """The default index has the package, but not in this range."""
+    wrong = f"{nightly.url}/nothing"
+    done = user.run("run", "app>=2.dev0", "repro.py", "--pre", "--extra-index", wrong)
+    assert done.returncode == 2
+    assert f"{wrong} has no page of it with archives: is the address right?" in done.stderr
+    done = user.run("run", "app>=2.dev0", "repro.py", "--extra-index", nightly.url)
+    assert done.returncode == 2
+    assert "set `prereleases` (`--pre`), widen the range" in done.stderr
+    assert "is the address right" not in done.stderr
+
+
 def test_a_study_goes_on_with_the_releases_that_it_began_with(user: Asking, nightly: IndexServer) -> None:
     """An index without dates does not tell which releases came later."""
     words = ("--extra-index", nightly.url)
@@ -204,6 +216,20 @@ def test_a_date_is_read_from_the_version_and_else_it_is_said_which_index_lacks_i
     assert f"The index {nightly.url} gives no upload dates of app" in late["reason"], late
 
 
+def test_a_date_axis_on_an_index_without_dates_says_so_first(user: Asking, nightly: IndexServer) -> None:
+    (user.folder / "m.yaml").write_text(
+        f"version: 1\nname: days\nindex: {nightly.url}\n"
+        "axes: {day: {dates: {from: 2026-01-11, to: 2026-01-14}}}\npackages: ['app>=2.dev0', helper]\n"
+        "trial: {command: python repro.py, files: [repro.py]}\n"
+    )
+    said = f"The index {nightly.url} gives no upload dates of app"
+    done = user.run("plan", "m.yaml")
+    assert f"unsolvable: {said}" in done.stdout, done.stdout
+    done = user.run("run", "m.yaml")
+    assert done.returncode == 5
+    assert f"tried: {said}" in done.stderr
+
+
 def test_of_one_version_on_two_indexes_the_first_is_taken(user: Asking, nightly: IndexServer) -> None:
     nightly.add("helper", "1.0", uploaded=None, modules={"own.py": ""})
     user.script(SCRIPT + "    import own\n")
@@ -222,16 +248,51 @@ def test_an_index_that_wants_a_login_gets_that_of_the_netrc_file(
     assert first_bad(user, "--extra-index", nightly.url) == FIRST_BAD
 
 
+@pytest.mark.parametrize("status", [None, 500])
+def test_a_cache_that_has_grown_is_told_after_an_answer_and_after_an_error(
+    user: Asking, nightly: IndexServer, monkeypatch: pytest.MonkeyPatch, status: int | None
+) -> None:
+    monkeypatch.setattr("bisect_env.environments.cache.MUCH", -(10**15))
+    monkeypatch.setenv("UV_HTTP_RETRIES", "0")
+    nightly.on_request = lambda path: status if path.startswith("/files/") else None
+    done = user.run("run", "app>=2.dev0", "repro.py", "--with", "helper", "--pre", "--index", nightly.url)
+    assert (done.returncode == 0) == (status is None), done.stderr
+    assert f"the cache {user.folder / 'cache'} takes " in done.stderr
+    assert "bisect-env env prune --size" in done.stderr
+
+
+def test_a_folder_of_archives_that_is_not_there_is_named(user: Asking) -> None:
+    done = user.run("run", "app>=1", "repro.py", "--find-links", "absent")
+    assert done.returncode == 6
+    place = user.folder / "absent"
+    assert f"the place of archives {place} cannot be used: {place} is not a folder" in done.stderr
+    assert "correct `--find-links`" in done.stderr
+
+
 @pytest.fixture
-def untrusted() -> Iterator[str]:
-    """Address of an index whose certificate nobody here has signed."""
+def untrusted(tmp_path: Path) -> Iterator[str]:
+    """Address of an index whose certificate is signed by `authority.pem` alone."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    trustme.CA().issue_cert("127.0.0.1").configure_cert(context)
+    authority = trustme.CA()
+    authority.issue_cert("127.0.0.1").configure_cert(context)
+    authority.cert_pem.write_to_path(str(tmp_path / "authority.pem"))
     index = IndexServer()
+    for version in NIGHTLY:
+        index.add("app", version, uploaded=None)
     server = serve(index, context)
     yield index.url
     server.shutdown()
     server.server_close()
+
+
+@pytest.mark.parametrize("variable", ["SSL_CERT_FILE", "REQUESTS_CA_BUNDLE"])
+def test_one_variable_names_the_authorities_for_lists_and_for_solving(
+    user: Asking, untrusted: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, variable: str
+) -> None:
+    for name in ("SSL_CERT_FILE", "SSL_CERT_DIR", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv(variable, str(tmp_path / "authority.pem"))
+    assert first_bad(user, "--extra-index", untrusted) == FIRST_BAD
 
 
 def test_an_index_that_cannot_be_used_is_named_with_the_reason(

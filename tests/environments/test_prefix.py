@@ -24,6 +24,7 @@ from bisect_env.environments.interpreters import machine_interpreters
 from bisect_env.environments.lock import LockedPackage, UnbuildableError
 from bisect_env.environments.lockfiles import make_lock
 from bisect_env.environments.prefix import ensure_prefix
+from bisect_env.environments.progress import told_to
 from bisect_env.environments.provider import Environments
 from bisect_env.environments.request import EnvironmentRequest
 from bisect_env.errors import InfrastructureError
@@ -246,6 +247,33 @@ def test_four_processes_build_it_once(lock, cache, tmp_path):
     assert [process.returncode for process in processes] == [0] * 4
     assert {answer[0] for answer in answers} == {str(cache / "prefixes" / lock.content_hash)}
     assert sum(float(answer[1]) > 0 for answer in answers) == 1
+
+
+def test_who_waits_for_the_build_of_another_process_is_told_so(lock, cache, index, tmp_path):
+    path = tmp_path / "demo.conda-lock.yml"
+    path.write_text(lock.text)
+    released = threading.Event()
+    index.on_request = lambda path: released.wait(60) and None
+    process = subprocess.Popen([sys.executable, "-c", BUILD, path, cache])
+    steps = []
+
+    def take(step):
+        steps.append(step.what)
+        released.set()
+
+    try:
+        deadline = time.monotonic() + 60
+        while not (index.requests and leftovers(cache)):
+            assert process.poll() is None
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
+        # Without the message the other build would never go on; this one fails then.
+        with told_to(take):
+            assert ensure_prefix(lock, cache_dir=cache, timeout=5).build_seconds == 0
+    finally:
+        released.set()
+        assert process.wait(60) == 0
+    assert steps == ["waiting"]
 
 
 def test_killed_in_the_middle_then_built_again(lock, cache, index, python, tmp_path):

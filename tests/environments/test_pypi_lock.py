@@ -141,6 +141,15 @@ def test_an_index_that_fails_is_no_property_of_the_combination(index, locker, re
     assert "remedy: check the network" in str(raised.value)
 
 
+def test_of_two_indexes_the_one_that_fails_is_named(index, locker, request_for, monkeypatch):
+    monkeypatch.setenv("UV_HTTP_RETRIES", "0")
+    world(index)
+    failing = "http://127.0.0.1:9/simple"
+    monkeypatch.setenv("UV_INDEX", failing)
+    with pytest.raises(IndexUnavailableError, match=f"^the package index {failing} cannot be used"):
+        locker.solve(request_for({"top": "1.0"}))
+
+
 @pytest.mark.parametrize("status", [401, 403])
 def test_an_index_that_wants_a_login_does_not_lack_the_package(
     index, locker, request_for, monkeypatch, status
