@@ -50,6 +50,9 @@ _QUESTION, _RESULT, _LAST_RESULT = "question", "result", "last result"
 """Kinds of messages of a function. After its last result, a process ends."""
 TICK = 0.1
 """Seconds between two checks of the caller whether to cancel."""
+MESSAGE_LIMIT = 60.0
+"""Maximum seconds for which the caller waits to send or receive the rest of a message. A process that takes
+longer was stopped, as by SIGSTOP."""
 
 
 class LostError(Exception):
@@ -77,12 +80,12 @@ class Line:
         return self._socket.fileno()
 
     def send(self, value: object) -> None:
-        """Send an object. Raises OSError if the other side is gone."""
+        """Send an object. Raises OSError if the other side is gone, or was stopped."""
         data = pickle.dumps(value, pickle.HIGHEST_PROTOCOL)
         self._socket.sendall(_LENGTH.pack(len(data)) + data)
 
     def receive(self) -> Any:
-        """Wait for an object and return it. Raises EOFError if the other side is gone."""
+        """Wait for an object and return it. Raises EOFError if the other side is gone, or was stopped."""
         (length,) = _LENGTH.unpack(self._exactly(_LENGTH.size))
         return pickle.loads(self._exactly(length))
 
@@ -92,7 +95,7 @@ class Line:
         while view:
             try:
                 count = self._socket.recv_into(view)
-            except ConnectionResetError:
+            except (ConnectionResetError, TimeoutError):
                 count = 0
             if count == 0:
                 raise EOFError("the other side of the line is gone")
@@ -359,32 +362,45 @@ class ForkServer:
             line.close()
 
     def _requested(self, function: Callable[..., object], arguments: Sequence[object]) -> Line:
+        line = self._idle_line() or self._new_line()
+        try:
+            line.send((function, arguments))
+        except OSError as error:
+            line.close()
+            self.wake()
+            raise LostError(f"the trial supervisor cannot be reached: {error}") from error
+        return line
+
+    def _idle_line(self) -> Line | None:
+        """Return a line to a process that waits for a function, or None if there is none."""
         while self._idle:
-            with contextlib.suppress(IndexError, OSError):
+            with contextlib.suppress(IndexError):  # another thread has taken it
                 line = self._idle.pop()
                 # The process may have been killed since; its line is readable then.
                 if not line.is_readable():
-                    line.send((function, arguments))
                     return line
                 line.close()
+        return None
+
+    def _new_line(self) -> Line:
+        """Let the server fork a process, and return the line to it. Raises LostError if this fails."""
         ours, theirs = socket.socketpair()
-        line = Line(ours)
+        ours.settimeout(MESSAGE_LIMIT)
         try:
             with theirs, self._lock:
                 if self.process is None or self.process.poll() is not None:
                     self._start_server()
                 assert self._requests is not None
                 socket.send_fds(self._requests, [b"+"], [theirs.fileno()])
-            line.send((function, arguments))
         except OSError as error:
-            line.close()
+            ours.close()
             raise LostError(f"the trial supervisor cannot be reached: {error}") from error
-        return line
+        return Line(ours)
 
     def prepare(self) -> None:
         """Start the server before it is first needed.
 
-        An error is ignored here; the first `start` will report it.
+        An error is ignored here; the first `run` will report it.
         """
         with self._lock, contextlib.suppress(OSError):
             if self.process is None:

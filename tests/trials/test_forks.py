@@ -1,0 +1,68 @@
+"""The processes that trials are forked from: what becomes of them between trials and when they cannot run."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+
+import psutil
+import pytest
+
+from bisect_env.matrix.files import StudyFile
+from bisect_env.trials import forks
+from bisect_env.trials.forks import SERVER
+from bisect_env.trials.records import Outcome
+from bisect_env.trials.run import run_trial
+from tests.trials.trial_support import PREFIX, make_spec
+
+pytestmark = pytest.mark.integration
+
+LARGE = (StudyFile("main.py", b"pass\n"), StudyFile("data", bytes(100_000_000)))
+"""Files that fill the buffer of any socket."""
+
+
+@pytest.fixture(autouse=True)
+def own_server() -> Iterator[None]:
+    """Each test has a server of its own, with one process that waits for the next trial."""
+    SERVER.close()
+    assert run_trial(make_spec("pass"), PREFIX).outcome is Outcome.PASS
+    yield
+    SERVER.close()
+
+
+def server() -> psutil.Process:
+    assert SERVER.process is not None
+    return psutil.Process(SERVER.process.pid)
+
+
+@contextmanager
+def stopped(process: psutil.Process) -> Iterator[None]:
+    process.suspend()
+    try:
+        yield
+    finally:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process.resume()
+
+
+@pytest.mark.parametrize("which", ["server", "idle process"])
+def test_a_stopped_process_does_not_hold_up_a_trial_with_large_files(
+    which: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(forks, "MESSAGE_LIMIT", 1.0, raising=False)
+    SERVER.close()
+    run_trial(make_spec("pass"), PREFIX)
+    (idle,) = server().children()
+    if which == "server":
+        idle.kill()
+        deadline = time.monotonic() + 20
+        while idle.is_running() and idle.status() != psutil.STATUS_ZOMBIE and time.monotonic() < deadline:
+            time.sleep(0.02)
+    with ThreadPoolExecutor(1) as pool, stopped(idle if which == "idle process" else server()):
+        trial = pool.submit(run_trial, make_spec(files=LARGE), PREFIX)
+        assert trial.result(timeout=20).outcome is Outcome.HARNESS_ERROR
+        # What was stopped has been continued: the next trial runs.
+        assert run_trial(make_spec(files=LARGE), PREFIX).outcome is Outcome.PASS
