@@ -193,10 +193,10 @@ def fork(function: Callable[..., object], *arguments: object, close: Sequence[Li
 
 def _answer_all(line: Line) -> bool:
     """Run the functions that are requested on a line, until the caller closes it or processes are left."""
-    while True:
-        function, arguments = line.receive()
-        if not _answer(line, function, arguments):
-            return False
+    # No variable holds a request, which may be large, while the process waits for the next one.
+    while _answer(line, *line.receive()):
+        pass
+    return False
 
 
 def _answer(line: Line, function: Callable[..., object], arguments: Sequence[object]) -> bool:

@@ -66,3 +66,12 @@ def test_a_stopped_process_does_not_hold_up_a_trial_with_large_files(
         assert trial.result(timeout=20).outcome is Outcome.HARNESS_ERROR
         # What was stopped has been continued: the next trial runs.
         assert run_trial(make_spec(files=LARGE), PREFIX).outcome is Outcome.PASS
+
+
+def test_a_process_forgets_the_files_of_its_last_trial() -> None:
+    assert run_trial(make_spec(files=LARGE), PREFIX).outcome is Outcome.PASS
+    (idle,) = server().children()
+    deadline = time.monotonic() + 10  # it sends the record first
+    while (used := idle.memory_info().rss) > 80_000_000 and time.monotonic() < deadline:
+        time.sleep(0.02)
+    assert used < 80_000_000
