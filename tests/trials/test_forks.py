@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import contextlib
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from pathlib import Path
 
 import psutil
 import pytest
 
+import bisect_env
 from bisect_env.matrix.files import StudyFile
 from bisect_env.trials import forks
 from bisect_env.trials.forks import SERVER
@@ -75,3 +79,26 @@ def test_a_process_forgets_the_files_of_its_last_trial() -> None:
     while (used := idle.memory_info().rss) > 80_000_000 and time.monotonic() < deadline:
         time.sleep(0.02)
     assert used < 80_000_000
+
+
+RUN_ONE = """
+import sys
+sys.path[:] = [*(one for one in sys.path if one != {root!r}), {site!r}, {root!r}]
+import bisect_env
+from bisect_env.trials.run import run_trial
+from tests.trials.trial_support import PREFIX, make_spec
+record = run_trial(make_spec("pass"), PREFIX)
+print(bisect_env.__file__, record.outcome, record.detail)
+"""
+
+
+def test_a_backport_beside_bisect_env_does_not_replace_the_standard_library(tmp_path: Path) -> None:
+    root, site = Path(bisect_env.__file__).parents[1], tmp_path / "site-packages"
+    site.mkdir()
+    (site / "bisect_env").symlink_to(root / "bisect_env")
+    (site / "dataclasses.py").write_text("raise ImportError('a backport for an old Python')\n")
+    program = RUN_ONE.format(root=str(root), site=str(site))
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True, timeout=60, check=True
+    )
+    assert done.stdout == f"{site}/bisect_env/__init__.py pass exit code 0\n"
