@@ -335,6 +335,7 @@ class ForkServer:
         self._lock = threading.Lock()
         self.process: subprocess.Popen[bytes] | None = None
         self._requests: socket.socket | None = None
+        self._stderr = os.memfd_create("stderr")
         self._idle: list[Line] = []
 
     @contextmanager
@@ -348,13 +349,19 @@ class ForkServer:
             arguments: Arguments of the function, which are pickled.
 
         Raises:
-            LostError: The server could not be started or reached.
+            LostError: The server could not be started or reached, or the process ended without a result.
         """
-        line = self._requested(function, arguments)
         try:
-            yield line
-        except BaseException:
-            line.close()
+            line = self._requested(function, arguments)
+            try:
+                yield line
+            except BaseException:
+                line.close()
+                raise
+        except LostError as error:
+            if said := self._error_of_server():
+                last = said.splitlines()[-1]
+                raise LostError(f"the server of trials ended with an error: {last}\n{said}") from error
             raise
         if line.is_open:
             self._idle.append(line)
@@ -397,6 +404,15 @@ class ForkServer:
             raise LostError(f"the trial supervisor cannot be reached: {error}") from error
         return Line(ours)
 
+    def _error_of_server(self) -> str:
+        """Return what the server wrote to its standard error if it has ended, such as a failed import."""
+        said = os.pread(self._stderr, 100_000, 0).decode("utf-8", "replace").strip()
+        if said and self.process is not None:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self.process.wait(1.0)
+                return said
+        return ""
+
     def prepare(self) -> None:
         """Start the server before it is first needed.
 
@@ -408,6 +424,8 @@ class ForkServer:
 
     def _start_server(self) -> None:
         self._discard()
+        os.ftruncate(self._stderr, 0)
+        os.lseek(self._stderr, 0, os.SEEK_SET)
         # Packets, so that one receive is one request with its descriptor.
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         here = str(Path(bisect_env.__file__).parents[1])
@@ -422,7 +440,7 @@ class ForkServer:
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
-                stderr=subprocess.DEVNULL,
+                stderr=self._stderr,
                 cwd="/",
                 start_new_session=True,
             )

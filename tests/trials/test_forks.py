@@ -17,7 +17,7 @@ import pytest
 import bisect_env
 from bisect_env.matrix.files import StudyFile
 from bisect_env.trials import forks
-from bisect_env.trials.forks import SERVER
+from bisect_env.trials.forks import SERVER, ForkServer, LostError, results
 from bisect_env.trials.records import Outcome
 from bisect_env.trials.run import run_trial
 from tests.trials.trial_support import PREFIX, make_spec
@@ -102,3 +102,14 @@ def test_a_backport_beside_bisect_env_does_not_replace_the_standard_library(tmp_
         [sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True, timeout=60, check=True
     )
     assert done.stdout == f"{site}/bisect_env/__init__.py pass exit code 0\n"
+
+
+def test_a_server_that_cannot_start_says_why() -> None:
+    broken = ForkServer("bisect_env.no_such_module")
+    for _ in range(2):
+        with pytest.raises(LostError) as error, broken.run(run_trial) as line:
+            results([line], lambda _question: None)
+        first, second, *_ = str(error.value).splitlines()
+        assert first.endswith("ModuleNotFoundError: No module named 'bisect_env.no_such_module'")
+        assert second == "Traceback (most recent call last):"
+    broken.close()
