@@ -29,6 +29,8 @@ def child_signals() -> Iterator[int]:
     os.set_blocking(reader, False)
     os.set_blocking(writer, False)
     signal.signal(signal.SIGCHLD, lambda *_: None)
+    # Some programs block it, and what they start inherits that.
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGCHLD])
     signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
     try:
         yield reader

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import signal
 import subprocess
 import sys
 import time
@@ -15,6 +16,8 @@ import psutil
 import pytest
 
 import bisect_env
+from bisect_env.containers.engine import Engine
+from bisect_env.containers.trial import Inside
 from bisect_env.matrix.files import StudyFile
 from bisect_env.trials import forks
 from bisect_env.trials.forks import SERVER, ForkServer, LostError, results
@@ -113,3 +116,26 @@ def test_a_server_that_cannot_start_says_why() -> None:
         assert first.endswith("ModuleNotFoundError: No module named 'bisect_env.no_such_module'")
         assert second == "Traceback (most recent call last):"
     broken.close()
+
+
+def test_the_end_of_a_script_is_seen_also_if_the_worker_blocks_the_signal_of_it() -> None:
+    SERVER.close()
+    old = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGCHLD])
+    started = time.monotonic()
+    try:
+        record = run_trial(make_spec("pass", timeout=60.0), PREFIX)
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, old)
+    assert record.outcome is Outcome.PASS
+    assert time.monotonic() - started < 30
+
+
+def test_a_container_that_cannot_start_leaves_no_lock_and_no_open_file() -> None:
+    (process,) = server().children()
+    before = process.num_fds()
+    inside = Inside(Engine("podman", ("/no/such/podman",)), "image", PREFIX)
+    record = run_trial(make_spec("pass"), PREFIX, inside=inside)
+    assert record.detail == "ContainerError: the container engine podman cannot be started"
+    assert run_trial(make_spec("pass"), PREFIX).outcome is Outcome.PASS
+    assert server().children() == [process]
+    assert process.num_fds() == before
