@@ -127,12 +127,15 @@ class ContainerHold:
         self._is_sure &= self.call(self._commands.remove)[0] == 0
 
     def close_again(self) -> None:
-        """Try once more to remove the container, if `close` could not, and release the lock.
+        """Try once more to remove the container, if `close` could not.
 
         Call this after the engine's client has ended, so that it cannot create the container afterwards.
         """
         if not self._is_sure:
             self.call(self._commands.remove)
+
+    def release(self) -> None:
+        """Release the lock; a container that still runs then ends by itself."""
         os.close(self._held)
 
     def abort(self) -> bool:
@@ -213,10 +216,11 @@ class _Supervision:
     def __init__(self, launch: Launch, on_deadline: Callable[[int], str]) -> None:
         self._launch = launch
         self._on_deadline = on_deadline
+        # First, because it can fail.
+        self._hold = None if launch.elsewhere is None else ContainerHold(launch.elsewhere, launch.env)
         self._pipes = [os.pipe() for _ in range(2)]
         self._streams = {reader: HeadTail(launch.output_limit) for reader, _ in self._pipes}
         self._poll = select.poll()
-        self._hold: ContainerHold | None = None
         self._main = 0
         self._status: int | None = None
         self._started, self._ended = 0.0, 0.0
@@ -238,8 +242,6 @@ class _Supervision:
         """
         self._caller, self._child_ended = sources
         launch = self._launch
-        if launch.elsewhere is not None:
-            self._hold = ContainerHold(launch.elsewhere, launch.env)
         self._kills_before = oom_kills()
         stage = "setup"
         cpus = os.sched_getaffinity(0)
@@ -401,9 +403,11 @@ class _Supervision:
             self._pump(left)
 
     def close(self) -> None:
-        """Close the pipes of the process's output."""
+        """Close the pipes of the process's output, and release the container."""
         for reader in self._streams:
             os.close(reader)
+        if self._hold is not None:
+            self._hold.release()
 
     def record(self) -> ExitRecord:
         """Return what was observed of the process after it has ended."""
