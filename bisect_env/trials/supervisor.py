@@ -54,6 +54,8 @@ CPU_WINDOW = 5.0
 DRAIN_LIMIT = 8_000_000
 """Maximum number of bytes read from a pipe after the process has ended. It is more than a pipe holds, and it
 ends the reading even if a surviving process still writes."""
+LONGEST_POLL = 3600.0
+"""Maximum seconds of one call of `poll`, whose argument is an integer of 32 bits."""
 STOPPED = 4.0
 """Seconds by which the supervisor may be late. If it is later, it was itself stopped, as by SIGSTOP."""
 
@@ -337,7 +339,7 @@ class _Supervision:
         """Read output for some time, but no longer than until a child ends or the trial is cancelled."""
         deadline = time.monotonic() + seconds
         while (left := deadline - time.monotonic()) > 0:
-            for fd, _ in self._poll.poll(math.ceil(1000 * left)):
+            for fd, _ in self._poll.poll(math.ceil(1000 * min(left, LONGEST_POLL))):
                 if fd == self._child_ended:
                     clear(fd)
                     deadline = 0.0

@@ -130,6 +130,11 @@ def test_the_end_of_a_script_is_seen_also_if_the_worker_blocks_the_signal_of_it(
     assert time.monotonic() - started < 30
 
 
+def test_a_time_limit_of_a_month_is_no_error() -> None:
+    record = run_trial(make_spec("pass", timeout=30 * 24 * 3600.0), PREFIX)
+    assert (record.outcome, record.detail) == (Outcome.PASS, "exit code 0")
+
+
 def test_a_container_that_cannot_start_leaves_no_lock_and_no_open_file() -> None:
     (process,) = server().children()
     before = process.num_fds()
