@@ -289,8 +289,11 @@ class Debug:
     notes: list[str] = field(default_factory=list)
 
     def take(self, other: Debug) -> None:
-        """Take over what another collector has found, such as that of a trial's process."""
-        self.autopsy, self.on_gpu, self.notes = other.autopsy, other.on_gpu, other.notes
+        """Add what another collector has found, such as that of a trial's process."""
+        if other.autopsy.text:
+            self.autopsy = other.autopsy
+        self.on_gpu = list(dict.fromkeys([*self.on_gpu, *other.on_gpu]))
+        self.notes = list(dict.fromkeys([*self.notes, *other.notes]))
 
     def on_deadline(self, pid: int) -> str:
         """Return the stacks of a process that has reached its time limit.

@@ -353,21 +353,27 @@ def _run_copies(line: Line, task: _Task) -> list[ExitRecord]:
                 for copy in lines:
                     copy.cancel()
 
-        exits = results(lines, line.ask, look)
+        found = results(lines, line.ask, look)
     finally:
         for _, copy in copies:
             copy.close()
         for pid, _ in copies:
             os.waitpid(pid, 0)
-    if None in exits:
+    if None in found:
         raise TrialCancelledError
-    return exits
+    if task.debug is not None:
+        for _, debug in found:
+            task.debug.take(debug)
+    return [seen for seen, _ in found]
 
 
-def _run_one_of(line: Line, task: _Task) -> ExitRecord | None:
-    """Run one of several copies, and return its exit record; None if it was cancelled."""
+def _run_one_of(line: Line, task: _Task) -> tuple[ExitRecord, Debug | None] | None:
+    """Run one of several copies, and return its exit record and what `debug` collected.
+
+    Return None if the copy was cancelled.
+    """
     try:
-        return _run_copy(line, task)
+        return _run_copy(line, task), task.debug
     except TrialCancelledError:
         return None
 

@@ -20,6 +20,7 @@ from bisect_env.containers.engine import Engine
 from bisect_env.containers.trial import Inside
 from bisect_env.matrix.files import StudyFile
 from bisect_env.trials import forks
+from bisect_env.trials.cores import Debug
 from bisect_env.trials.forks import SERVER, ForkServer, LostError, results
 from bisect_env.trials.records import Outcome
 from bisect_env.trials.run import run_trial
@@ -144,3 +145,18 @@ def test_a_container_that_cannot_start_leaves_no_lock_and_no_open_file() -> None
     assert run_trial(make_spec("pass"), PREFIX).outcome is Outcome.PASS
     assert server().children() == [process]
     assert process.num_fds() == before
+
+
+@pytest.mark.parametrize("copies", [1, 3])
+def test_what_a_diagnosis_finds_in_one_of_several_copies_is_told(tmp_path: Path, copies: int) -> None:
+    code = """
+        import os, resource, sys
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+        os.abort()
+    """
+    debug = Debug(tmp_path, notes=["given"])
+    record = run_trial(make_spec(code, concurrency=copies), PREFIX, debug=debug)
+    assert record.outcome is Outcome.CRASH
+    given, missing = debug.notes
+    assert given == "given"
+    assert missing.startswith("no core file: ")
