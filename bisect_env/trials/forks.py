@@ -447,16 +447,16 @@ class ForkServer:
         self._requests = ours
 
     def wake(self) -> None:
-        """Send SIGCONT to the server and its forks, in case a script has stopped them with SIGSTOP."""
-        server = self.process
-        if server is None:
-            return
-        server.send_signal(signal.SIGCONT)
-        with contextlib.suppress(psutil.Error):
-            for process in psutil.Process(server.pid).children(recursive=True):
-                with contextlib.suppress(psutil.Error):
-                    if MARK in process.cmdline():
-                        process.send_signal(signal.SIGCONT)
+        """Send SIGCONT to the server and its forks, in case a script has stopped them with SIGSTOP.
+
+        All servers of trials on this host get it, and their forks: those of a killed server are not its
+        children any more.
+        """
+        for pid in psutil.pids():
+            with contextlib.suppress(psutil.Error):
+                process = psutil.Process(pid)
+                if MARK in process.cmdline():
+                    process.send_signal(signal.SIGCONT)
 
     def _discard(self) -> None:
         while self._idle:

@@ -180,7 +180,10 @@ STOP_ALL = (
 )
 
 
-@pytest.mark.parametrize("stop", [STOP_SUPERVISOR, STOP_ALL])
+KILL_SERVER = STOP_ALL.replace("kill(server, signal.SIGSTOP)", "kill(server, signal.SIGKILL)")
+
+
+@pytest.mark.parametrize("stop", [STOP_SUPERVISOR, STOP_ALL, KILL_SERVER])
 def test_a_trial_that_stops_what_watches_it_costs_itself_alone(run: Run, stop: str) -> None:
     with watched_trials() as living:
         # The server ends what a killed supervisor leaves; `run` would look for it before it has.
