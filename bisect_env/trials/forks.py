@@ -353,6 +353,7 @@ class ForkServer:
         """
         try:
             line = self._requested(function, arguments)
+            server = self.process
             try:
                 yield line
             except BaseException:
@@ -363,7 +364,7 @@ class ForkServer:
                 last = said.splitlines()[-1]
                 raise LostError(f"the server of trials ended with an error: {last}\n{said}") from error
             raise
-        if line.is_open:
+        if line.is_open and server is self.process:
             self._idle.append(line)
         else:
             line.close()
@@ -379,8 +380,11 @@ class ForkServer:
         return line
 
     def _idle_line(self) -> Line | None:
-        """Return a line to a process that waits for a function, or None if there is none."""
-        while self._idle:
+        """Return a line to a process that waits for a function, or None if there is none.
+
+        Processes of a killed server are not used: if one was killed, too, nobody would end its trial.
+        """
+        while self._idle and self._is_alive():
             with contextlib.suppress(IndexError):  # another thread has taken it
                 line = self._idle.pop()
                 # The process may have been killed since; its line is readable then.
@@ -389,13 +393,16 @@ class ForkServer:
                 line.close()
         return None
 
+    def _is_alive(self) -> bool:
+        return self.process is not None and self.process.poll() is None
+
     def _new_line(self) -> Line:
         """Let the server fork a process, and return the line to it. Raises LostError if this fails."""
         ours, theirs = socket.socketpair()
         ours.settimeout(MESSAGE_LIMIT)
         try:
             with theirs, self._lock:
-                if self.process is None or self.process.poll() is not None:
+                if not self._is_alive():
                     self._start_server()
                 assert self._requests is not None
                 socket.send_fds(self._requests, [b"+"], [theirs.fileno()])
@@ -453,22 +460,23 @@ class ForkServer:
         children any more.
         """
         for pid in psutil.pids():
-            with contextlib.suppress(psutil.Error):
-                process = psutil.Process(pid)
-                if MARK in process.cmdline():
-                    process.send_signal(signal.SIGCONT)
+            with contextlib.suppress(OSError):  # it has ended, or belongs to another user
+                if MARK.encode() in Path(f"/proc/{pid}/cmdline").read_bytes():
+                    os.kill(pid, signal.SIGCONT)
 
     def _discard(self) -> None:
-        while self._idle:
-            self._idle.pop().close()
+        server, self.process = self.process, None
+        idle, self._idle = self._idle, []
+        for line in idle:
+            line.close()
         if self._requests is not None:
             self._requests.close()
-        if self.process is not None:
+            self._requests = None
+        if server is not None:
             self.wake()
             # The server ends after its socket is closed and the last trial has ended; `wait` reaps it.
             with contextlib.suppress(subprocess.TimeoutExpired):
-                self.process.wait(CLOSE_GRACE)
-        self._requests = self.process = None
+                server.wait(CLOSE_GRACE)
 
     def close(self) -> None:
         """End the server. The next call of `start` starts a new one."""

@@ -160,3 +160,25 @@ def test_what_a_diagnosis_finds_in_one_of_several_copies_is_told(tmp_path: Path,
     given, missing = debug.notes
     assert given == "given"
     assert missing.startswith("no core file: ")
+
+
+def test_the_processes_of_a_killed_server_are_replaced_with_it() -> None:
+    old = server()
+    assert SERVER.process is not None
+    old.kill()
+    SERVER.process.wait()
+    assert run_trial(make_spec("pass"), PREFIX).outcome is Outcome.PASS
+    assert server() != old
+    assert len(server().children()) == 1
+
+
+def test_a_server_that_is_closed_ends_with_its_last_trial() -> None:
+    closed = server()
+    with ThreadPoolExecutor(1) as pool:
+        trial = pool.submit(run_trial, make_spec("import time; time.sleep(1.5)"), PREFIX)
+        deadline = time.monotonic() + 20
+        while not closed.children()[0].children() and time.monotonic() < deadline:
+            time.sleep(0.02)
+        SERVER.close()
+        assert not closed.is_running()
+        assert trial.result(timeout=20).outcome is Outcome.PASS
