@@ -223,7 +223,8 @@ def run_trial(
             ((record, findings),) = results([line], lambda question: answers[question](), attention.look)
     except Exception as error:  # noqa: BLE001 - an internal error must become a void record here. If it were
         # raised, it would look like a lost worker and be retried for ever.
-        sweep()
+        with contextlib.suppress(OSError):
+            sweep()
         record = harness_error_record(spec, error, worker=worker, gpus=gpus)
     if record is None:
         raise TrialCancelledError

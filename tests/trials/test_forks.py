@@ -6,6 +6,7 @@ import contextlib
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -87,6 +88,7 @@ def test_a_process_forgets_the_files_of_its_last_trial() -> None:
 
 RUN_ONE = """
 import sys
+import tempfile
 sys.path[:] = [*(one for one in sys.path if one != {root!r}), {site!r}, {root!r}]
 import bisect_env
 from bisect_env.trials.run import run_trial
@@ -182,3 +184,13 @@ def test_a_server_that_is_closed_ends_with_its_last_trial() -> None:
         SERVER.close()
         assert not closed.is_running()
         assert trial.result(timeout=20).outcome is Outcome.PASS
+
+
+def test_a_host_without_any_temporary_directory_is_a_harness_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    def none() -> str:
+        raise FileNotFoundError("No usable temporary directory found")
+
+    monkeypatch.setattr(tempfile, "gettempdir", none)
+    record = run_trial(make_spec("pass"), PREFIX)
+    assert record.outcome is Outcome.HARNESS_ERROR
+    assert "No usable temporary directory" in record.detail
