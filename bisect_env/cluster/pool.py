@@ -1,4 +1,4 @@
-"""Run trials on the cores of this host: a thread of the command starts and watches each process."""
+"""Run trials on the cores of this host: each thread of the command waits for one trial at a time."""
 
 from __future__ import annotations
 
@@ -70,9 +70,10 @@ class _Requests:
 class PoolExecutor:
     """An executor that runs trials on this host without a cluster.
 
-    It implements `Executor`, opens no ports, and starts no processes other than the trials and builds. Each
-    trial is a fresh process under a supervisor; a thread only waits for this process. Threads are daemons:
-    builds in progress are abandoned when the command ends, and the next build removes their remains.
+    It implements `Executor`, opens no ports, and starts no processes other than builds and the server of
+    trials (see `trials/forks.py`). Each trial is a fresh process under a supervisor; a thread only waits for
+    the record. Threads are daemons: builds in progress are abandoned when the command ends, and the next
+    build removes their remains.
 
     Args:
         build: Builds prefixes.

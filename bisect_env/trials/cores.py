@@ -270,7 +270,7 @@ def of_cuda_gdb(text: str) -> str:
 
 
 # --------------------------------------------------------------------------------------------------
-# What is done around a trial that is run to be looked at, and never counted.
+# Collecting the findings of a trial that is run for diagnosis. Its result is not counted.
 
 
 @dataclass(slots=True)

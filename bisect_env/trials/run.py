@@ -127,7 +127,7 @@ __all__ = ["TrialCancelledError", "harness_error_record", "run_trial"]
 
 @dataclass(frozen=True, slots=True)
 class _Task:
-    """A trial that is to run in another process, with what that process cannot know.
+    """A request to run a trial in another process, with the values that only the worker knows.
 
     Attributes:
         environ: Environment variables of this host that the command inherits, or, for a trial in a container,
@@ -245,7 +245,9 @@ def _pickled_imports(prefix: Path, locked: tuple[LockedDistribution, ...]) -> by
 
 
 class _Attention:
-    """What a thread of the worker does while a trial runs: it cancels the trial, and continues a stopped one.
+    """A watch over a running trial, kept by a thread of the worker.
+
+    It cancels the trial on request, and continues its process if that was stopped.
 
     Args:
         line: Line to the trial's process.

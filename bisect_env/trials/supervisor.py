@@ -1,9 +1,9 @@
 """Runs one process of a trial to its end, and ends every process that it leaves behind.
 
 The calling process is the *supervisor* of the trial's process: a child subreaper, so that every process that
-the script leaves behind, even a daemon or a process in another session, becomes its child. It can so find and
-end them. Use a process that does nothing else, such as those of `forks.py`: signal handlers, limits and the
-CPUs of the whole process are changed.
+the script leaves behind, even a daemon or a process in another session, becomes its child. This is how the
+supervisor finds and ends them. Call this module in a process that does nothing else, such as those of
+`forks.py`: it changes signal handlers, limits and the CPUs of the whole process.
 """
 
 from __future__ import annotations

@@ -94,7 +94,7 @@ def work_dir(files: Sequence[StudyFile]) -> Iterator[WorkDir]:
 
 
 def _create(name: str, content: bytes, folder: int) -> None:
-    """Create a small file in an open folder. Of the ways to do this, it keeps other threads waiting least."""
+    """Create a small file in an open folder, with fewer system calls than `Path.write_bytes`."""
     file = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600, dir_fd=folder)
     try:
         os.write(file, content)
