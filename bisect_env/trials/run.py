@@ -193,6 +193,7 @@ def run_trial(
     Raises:
         TrialCancelledError: `cancelled` returned True; all processes have been ended.
     """
+    started_at = datetime.now(UTC)
     record: TrialRecord | None
     findings: Debug | None = None
     answers: dict[str, Callable[[], object]] = {}
@@ -225,7 +226,7 @@ def run_trial(
         # raised, it would look like a lost worker and be retried for ever.
         with contextlib.suppress(OSError):
             sweep()
-        record = harness_error_record(spec, error, worker=worker, gpus=gpus)
+        record = harness_error_record(spec, error, started_at, worker=worker, gpus=gpus)
     if record is None:
         raise TrialCancelledError
     if debug is not None and findings is not None:

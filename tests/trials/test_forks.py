@@ -11,6 +11,7 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import psutil
@@ -194,3 +195,11 @@ def test_a_host_without_any_temporary_directory_is_a_harness_error(monkeypatch: 
     record = run_trial(make_spec("pass"), PREFIX)
     assert record.outcome is Outcome.HARNESS_ERROR
     assert "No usable temporary directory" in record.detail
+
+
+def test_the_record_of_a_lost_trial_tells_when_it_started() -> None:
+    before = datetime.now(UTC)
+    code = "import os, signal, time; time.sleep(2); os.kill(os.getppid(), signal.SIGKILL); time.sleep(60)"
+    record = run_trial(make_spec(code), PREFIX)
+    assert record.outcome is Outcome.HARNESS_ERROR
+    assert before <= record.started_at < before + timedelta(seconds=2)
