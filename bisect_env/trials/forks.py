@@ -394,7 +394,8 @@ class ForkServer:
         return None
 
     def _is_alive(self) -> bool:
-        return self.process is not None and self.process.poll() is None
+        server = self.process  # another thread may replace it
+        return server is not None and server.poll() is None
 
     def _new_line(self) -> Line:
         """Let the server fork a process, and return the line to it. Raises LostError if this fails."""
@@ -414,9 +415,10 @@ class ForkServer:
     def _error_of_server(self) -> str:
         """Return what the server wrote to its standard error if it has ended, such as a failed import."""
         said = os.pread(self._stderr, 100_000, 0).decode("utf-8", "replace").strip()
-        if said and self.process is not None:
+        server = self.process
+        if said and server is not None:
             with contextlib.suppress(subprocess.TimeoutExpired):
-                self.process.wait(1.0)
+                server.wait(1.0)
                 return said
         return ""
 
@@ -479,7 +481,7 @@ class ForkServer:
                 server.wait(CLOSE_GRACE)
 
     def close(self) -> None:
-        """End the server. The next call of `start` starts a new one."""
+        """End the server. The next call of `run` starts a new one."""
         with self._lock:
             self._discard()
 
