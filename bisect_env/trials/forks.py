@@ -3,8 +3,8 @@
 Each worker has one *server*: a process with one thread, which has imported what trials need and nothing of
 Dask or CUDA. It forks processes, each of which reads from a *line* which function to run, and sends the
 result back. Starting a new interpreter for each trial would take longer than a short trial. A process runs
-one function after another; it is replaced if it was cancelled, or if processes are left that it cannot end.
-If the caller dies, for whatever reason, the line is closed, and the function ends.
+one function after another; it is replaced if it was cancelled, if the server was killed, or if processes are
+left that it cannot end. If the caller dies, for whatever reason, the line is closed, and the function ends.
 """
 
 from __future__ import annotations
