@@ -438,8 +438,9 @@ class ForkServer:
         # Packets, so that one receive is one request with its descriptor.
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         here = str(Path(bisect_env.__file__).parents[1])
-        # `here` is last: before the standard library, a backport beside bisect_env would replace a module.
-        path = json.dumps([*(str(Path(one).absolute()) for one in sys.path), here])
+        # `here` is last: before the standard library, a backport beside bisect_env would replace a module. So
+        # would a file in the working directory, for which "" stands.
+        path = json.dumps([*(str(one) for one in sys.path if Path(one).is_absolute()), here])
         program = _PROGRAM.format(module=self._module)
         with theirs:
             # The server gets its own session, so that Ctrl-C in the terminal reaches only the command.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import shutil
 import signal
 import subprocess
 import sys
@@ -109,6 +110,22 @@ def test_a_backport_beside_bisect_env_does_not_replace_the_standard_library(tmp_
         [sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True, timeout=60, check=True
     )
     assert done.stdout == f"{site}/bisect_env/__init__.py pass exit code 0\n"
+
+
+@pytest.mark.parametrize("change", ["", "gone"])
+def test_the_server_imports_nothing_from_the_working_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change: str
+) -> None:
+    SERVER.close()
+    place = tmp_path / "here"
+    place.mkdir()
+    (place / "dataclasses.py").write_text("raise ImportError('a file of the user')\n")
+    monkeypatch.chdir(place)
+    monkeypatch.setattr(sys, "path", ["", *sys.path])
+    if change == "gone":
+        shutil.rmtree(place)
+    record = run_trial(make_spec("pass"), PREFIX)
+    assert (record.outcome, record.detail) == (Outcome.PASS, "exit code 0")
 
 
 def test_a_server_that_cannot_start_says_why() -> None:
