@@ -28,8 +28,6 @@ _T = TypeVar("_T")
 
 END_GRACE = 5.0
 """Maximum seconds to wait for cancelled trials to end. Their supervisors end the rest."""
-GATHER_SECONDS, GATHER_STEP = 0.05, 0.005
-"""Maximum seconds, and seconds of one step, to wait for more results while enough trials are queued."""
 
 
 def default_workers() -> int:
@@ -177,15 +175,9 @@ class PoolExecutor:
     def wait(self, timeout: float | None = None) -> list[Completion]:
         """Wait for results of trials and builds, and return those that have arrived since the last call.
 
-        See `Executor.wait`. Returns at once if no trial or build is in progress. While more than half as many
-        trials are queued as can run, no thread is about to become idle: then wait a moment for more results.
-        Storing many results at once takes hardly longer than storing one, and the threads need the time too.
+        See `Executor.wait`. Returns at once if no trial or build is in progress.
         """
         found = take(self._answers, timeout) if self._outstanding else []
-        deadline = time.monotonic() + GATHER_SECONDS
-        while found and self._trials.qsize() * 2 > self._slots and time.monotonic() < deadline:
-            time.sleep(GATHER_STEP)
-        found += take(self._answers, 0.0) if found else []
         answers = [answer for answer in found if answer is not None]
         self._outstanding -= sum(not isinstance(answer, PrefixProgress) for answer in answers)
         return answers

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import atexit
 import contextlib
-import gc
 import json
 import os
 import pickle
@@ -240,9 +239,6 @@ def serve(requests: socket.socket) -> None:
     """Wait for requests on a socket and fork a process for each, until the worker dies."""
     # If a forked process is killed, the processes that it started become children of this one, not of init.
     prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
-    # Else each fork would copy most of the memory as soon as the garbage collector runs.
-    gc.collect()
-    gc.freeze()
     forked: set[int] = set()
     orphaned = False
     with child_signals() as child_ended:

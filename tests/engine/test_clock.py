@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta, tzinfo
+from typing import Any
 
 import pytest
 
+from bisect_env.cluster import perform
 from bisect_env.engine import events, specs
 from bisect_env.matrix.grid import Combination
 from bisect_env.storage import store as store_module
 from bisect_env.storage import study_trials
 from bisect_env.storage.store import Store
-from bisect_env.trials import run
+from bisect_env.trials.records import TrialRecord
+from bisect_env.trials.run import run_trial
 from tests.engine.studies import Studies
 
 SCRIPT = "import sys; sys.exit(int(sys.argv[1]) >= 6)"
@@ -31,8 +35,14 @@ def test_a_clock_set_back_by_an_hour_changes_nothing(
         def now(cls, tz: tzinfo | None = None) -> datetime:  # type: ignore[override]
             return datetime.now(tz) - back()
 
-    for module in (specs, run, study_trials):
+    def trial(*arguments: Any, **options: Any) -> TrialRecord:
+        # The process of the trial reads the clock itself.
+        record = run_trial(*arguments, **options)
+        return replace(record, started_at=record.started_at - back())
+
+    for module in (specs, study_trials):
         monkeypatch.setattr(module, "datetime", Clock)
+    monkeypatch.setattr(perform, "run_trial", trial)
     database_now = store_module.time_of_database
     monkeypatch.setattr(
         store_module, "time_of_database", lambda session: database_now(session) - back().total_seconds()
