@@ -328,6 +328,7 @@ class ForkServer:
 
     def __init__(self, module: str) -> None:
         self._module = module
+        self._worker = f"worker {os.getpid()}"
         self._lock = threading.Lock()
         self.process: subprocess.Popen[bytes] | None = None
         self._requests: socket.socket | None = None
@@ -442,7 +443,7 @@ class ForkServer:
             # The server gets its own session, so that Ctrl-C in the terminal reaches only the command.
             # -S and -I: no hooks of site packages, no variables of the worker's environment.
             self.process = subprocess.Popen(
-                [sys.executable, "-I", "-S", "-c", program, MARK, path, str(theirs.fileno())],
+                [sys.executable, "-I", "-S", "-c", program, MARK, path, str(theirs.fileno()), self._worker],
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
@@ -455,12 +456,12 @@ class ForkServer:
     def wake(self) -> None:
         """Send SIGCONT to the server and its forks, in case a script has stopped them with SIGSTOP.
 
-        All servers of trials on this host get it, and their forks: those of a killed server are not its
-        children any more.
+        The forks of a killed server, which are not its children any more, get it, too.
         """
+        ours = {MARK.encode(), self._worker.encode()}
         for pid in psutil.pids():
             with contextlib.suppress(OSError):  # it has ended, or belongs to another user
-                if MARK.encode() in Path(f"/proc/{pid}/cmdline").read_bytes():
+                if ours <= set(Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")):
                     os.kill(pid, signal.SIGCONT)
 
     def _discard(self) -> None:

@@ -220,3 +220,17 @@ def test_the_record_of_a_lost_trial_tells_when_it_started() -> None:
     record = run_trial(make_spec(code), PREFIX)
     assert record.outcome is Outcome.HARNESS_ERROR
     assert before <= record.started_at < before + timedelta(seconds=2)
+
+
+def test_a_worker_does_not_continue_the_processes_of_another() -> None:
+    program = "from bisect_env.trials.forks import SERVER; SERVER.wake()"
+    (idle,) = server().children()
+    with stopped(idle):
+        root = Path(bisect_env.__file__).parents[1]
+        subprocess.run([sys.executable, "-c", program], cwd=root, timeout=60, check=True)
+        assert idle.status() == psutil.STATUS_STOPPED
+        SERVER.wake()
+        deadline = time.monotonic() + 20
+        while idle.status() == psutil.STATUS_STOPPED and time.monotonic() < deadline:
+            time.sleep(0.02)
+        assert idle.status() != psutil.STATUS_STOPPED
