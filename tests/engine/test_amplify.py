@@ -60,7 +60,9 @@ def test_the_study_runs_under_what_makes_it_fail_most(studies: Studies) -> None:
     assert done.report["verdict"]["first_bad"]["level"] == "6"
     said = [event.text for event in studies.events if isinstance(event, events.Said)]
     assert any(text.startswith("under breaks everything the good end fails, too") for text in said)
-    assert said[-1].startswith("trials run under hunts: ")
+    # On a busy machine, a later event may say that trials take longer than passes do.
+    (chosen,) = [text for text in said if text.startswith("trials run under ")]
+    assert chosen.startswith("trials run under hunts: ")
     with Store.open(str(studies.db)) as store:
         study = store.study()
         assert amplify.known_perturbation(store, study.id) == TRIED[1]
