@@ -43,7 +43,7 @@ from bisect_env.trials.programs import SHELLS, resolve_program, why_outside
 from bisect_env.trials.records import Machine, Outcome, Phase, TrialRecord, TrialSpec
 from bisect_env.trials.signature import signature
 from bisect_env.trials.stacks import live_stacks
-from bisect_env.trials.supervisor import STOPPED, Launch, TrialCancelledError, become, run_process
+from bisect_env.trials.supervisor import MAX_DELAY, Launch, TrialCancelledError, before_exec, run_process
 from bisect_env.trials.workdir import (
     TRIAL_ID,
     WorkDir,
@@ -91,7 +91,7 @@ def load_beside(processes: int, cpus: Collection[int]) -> Iterator[None]:
     parent = os.getpid()
 
     def prepare_to_spin() -> None:
-        become(parent)
+        before_exec(parent)
         os.sched_setaffinity(0, cpus or os.sched_getaffinity(0))
 
     with contextlib.ExitStack() as spinning:
@@ -224,7 +224,7 @@ def run_trial(
             ((record, findings),) = results([line], lambda question: answers[question](), attention.look)
     except Exception as error:  # noqa: BLE001 - an internal error must become a void record here. If it were
         # raised, it would look like a lost worker and be retried for ever.
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(OSError):  # the record tells the first error
             sweep()
         record = harness_error_record(spec, error, started_at, worker=worker, gpus=gpus)
     if record is None:
@@ -260,7 +260,7 @@ class _Attention:
         self._line = line
         self._cancelled = cancelled
         self._is_cancelled = False
-        self._wake_at = time.monotonic() + timeout + STOPPED + 1.0
+        self._wake_at = time.monotonic() + timeout + MAX_DELAY + 1.0
 
     def look(self) -> None:
         """Cancel the trial if that is wanted, and continue its process if it was stopped, as by SIGSTOP."""

@@ -56,7 +56,7 @@ DRAIN_LIMIT = 8_000_000
 ends the reading even if a surviving process still writes."""
 LONGEST_POLL = 3600.0
 """Maximum seconds of one call of `poll`, whose argument is an integer of 32 bits."""
-STOPPED = 4.0
+MAX_DELAY = 4.0
 """Seconds by which the supervisor may be late. If it is later, it was itself stopped, as by SIGSTOP."""
 
 
@@ -233,7 +233,7 @@ class _Supervision:
         self._stopped = False
         self._stacks = ""
         self._aborted_at: float | None = None
-        self._signalled = self._killed = self._cancelled = False
+        self._signalled = self._cancelled = False
         self._left_over, self._unended = 0, 0
 
     def start(self, sources: tuple[int, int]) -> ExitRecord | None:
@@ -262,7 +262,7 @@ class _Supervision:
                 stdout=self._pipes[0][1],
                 stderr=self._pipes[1][1],
                 start_new_session=True,
-                preexec_fn=lambda: become(supervisor, launch.nice),
+                preexec_fn=lambda: before_exec(supervisor, launch.nice),
             )
         except OSError as error:
             if stage == "exec" and str(error.filename) == str(launch.cwd):
@@ -289,13 +289,13 @@ class _Supervision:
             TrialCancelledError: The trial was cancelled.
             SupervisorError: This process was stopped meanwhile.
         """
-        self._killed = True  # until the process has ended by itself
         try:
             self._wait()
         finally:
+            has_ended = self._status is not None
             if self._hold is not None:
-                self._hold.close(kill=self._killed or self._signalled)
-            elif not self._killed:
+                self._hold.close(kill=self._signalled or not has_ended)
+            elif has_ended:
                 self._linger(ABORT_LINGER if self._signalled else LINGER)
             self._left_over, self._unended = end_descendants(self._main, self._reap)
             if self._hold is not None:
@@ -313,7 +313,6 @@ class _Supervision:
             self._reap()
             now = time.monotonic()
             if self._status is not None:
-                self._killed = False
                 return
             if self._aborted_at is not None:
                 until = self._aborted_at + ABORT_GRACE
@@ -330,7 +329,7 @@ class _Supervision:
             self._pump(until - now)
             if self._cancelled:
                 return
-            if time.monotonic() > until + STOPPED:
+            if time.monotonic() > until + MAX_DELAY:
                 raise SupervisorError(
                     "the trial's supervisor was stopped; does the script stop its parent processes?"
                 )
@@ -448,7 +447,7 @@ def _drain(fd: int, sink: HeadTail) -> None:
             left -= count
 
 
-def become(parent: int, nice: int = 0) -> None:
+def before_exec(parent: int, nice: int = 0) -> None:
     """Prepare a forked process to execute a program: set its signals and its niceness.
 
     Args:

@@ -78,6 +78,15 @@ def run(prefix, code):
     ).stdout.strip()
 
 
+def wait_for_download(process, index, cache):
+    """Wait until another process, which builds an environment, has asked the index for an archive."""
+    deadline = time.monotonic() + 60
+    while not (index.requests and leftovers(cache)):
+        assert process.poll() is None
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
 def leftovers(cache):
     """What is left of prefixes that were never finished."""
     found = [path for path in (cache / "prefixes").glob("[0-9a-f]*") if not (path / MARKER).exists()]
@@ -262,11 +271,7 @@ def test_who_waits_for_the_build_of_another_process_is_told_so(lock, cache, inde
         released.set()
 
     try:
-        deadline = time.monotonic() + 60
-        while not (index.requests and leftovers(cache)):
-            assert process.poll() is None
-            assert time.monotonic() < deadline
-            time.sleep(0.02)
+        wait_for_download(process, index, cache)
         # Without the message the other build would never go on; this one fails then.
         with told_to(take):
             assert ensure_prefix(lock, cache_dir=cache, timeout=5).build_seconds == 0
@@ -283,11 +288,7 @@ def test_killed_in_the_middle_then_built_again(lock, cache, index, python, tmp_p
     index.on_request = lambda path: released.wait(60) and None
     process = subprocess.Popen([sys.executable, "-c", BUILD, path, cache], start_new_session=True)
     try:
-        deadline = time.monotonic() + 60
-        while not (index.requests and leftovers(cache)):
-            assert process.poll() is None
-            assert time.monotonic() < deadline
-            time.sleep(0.02)
+        wait_for_download(process, index, cache)
         os.kill(process.pid, signal.SIGKILL)
         process.wait()
         # The installer still waits for the index, and would write into what is built in its place.
