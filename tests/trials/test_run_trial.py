@@ -770,6 +770,16 @@ def test_many_threads_at_once(private_temp: Path) -> None:
     assert len(psutil.Process(server.pid).children()) <= 8
 
 
+def test_one_process_runs_trial_after_trial_until_one_is_cancelled(run: Run) -> None:
+    """A new one for each trial would halve what a short script can be run on two cores."""
+    code = "import os; print(os.getppid())"
+    first = run(code).stdout
+    assert run(code).stdout == first
+    with pytest.raises(TrialCancelledError):
+        run_trial(make_spec("import time; time.sleep(60)"), PREFIX, cancelled=lambda: True)
+    assert run(code).stdout != first
+
+
 def test_a_server_that_dies_only_under_ten_clients(run: Run, tmp_path: Path) -> None:
     """Each copy is classified by itself, and the group is one trial that counts them."""
     code = """
