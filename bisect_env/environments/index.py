@@ -24,7 +24,7 @@ from bisect_env.environments.once import OncePerKey
 from bisect_env.environments.settings import configured_places, trusted_by_requests
 from bisect_env.environments.uv_tool import configured_index
 from bisect_env.environments.wheels import MAX_FILENAME, fits_platform, pythons_of
-from bisect_env.errors import IndexUnavailableError, UsageError
+from bisect_env.errors import BisectEnvError, IndexUnavailableError, UsageError
 from bisect_env.matrix.import_names import IMPORTED_AS
 from bisect_env.matrix.versions import PackageIndex, Release
 from bisect_env.secrets import without_credentials
@@ -109,6 +109,7 @@ _LARGEST = 64 << 20
 """Maximum size of a page in bytes, uncompressed. A project with ten thousand files has 10 MB."""
 _USED = ("filename", "yanked", "requires-python", "upload-time")
 """Keys of a file on a page that are used. Others need not be valid."""
+_WANTS_LOGIN = (requests.codes.unauthorized, requests.codes.forbidden)
 _JSON_PREFERRED = (
     "application/vnd.pypi.simple.v1+json, application/vnd.pypi.simple.v1+html;q=0.5, text/html;q=0.1"
 )
@@ -119,7 +120,7 @@ class PypiCatalogue:
 
     Indexes are read over HTTP or from `file://` URLs.
 
-    Each page is fetched once in the lifetime of this object. Thread-safe.
+    Each page is fetched once in the lifetime of this object, also if that fails. Thread-safe.
 
     Args:
         index: URL of the index; None for the one that uv and pip are configured with.
@@ -140,7 +141,9 @@ class PypiCatalogue:
         self._indexes = indexes
         self._find_links = find_links
         self._timeout = timeout
-        self._pages: OncePerKey[tuple[str, str], tuple[DistributionPackage, ...]] = OncePerKey()
+        self._pages: OncePerKey[tuple[str, str], tuple[DistributionPackage, ...] | BisectEnvError] = (
+            OncePerKey()
+        )
 
     def versions(self, package: str, *, index: str | None = None) -> list[Release]:
         """Return all releases of a package, lowest version first, including yanked ones and pre-releases.
@@ -214,9 +217,39 @@ class PypiCatalogue:
             raise unknown
         return tuple(found)
 
+    def indexes_without(self, package: str) -> list[str]:
+        """Return the URLs, without credentials, of further indexes that have no page of a package.
+
+        These are indexes of the matrix and of the configuration that are asked for every package, so an index
+        with a wrong address is passed over without an error.
+        """
+        configured = configured_places()
+        further = () if configured.no_index else (*self._indexes, *configured.indexes)
+        unknown = []
+        for one in further:
+            if not one.explicit:
+                try:
+                    is_known = bool(self._files_of(one.url, package))
+                except PackageNotFoundError:
+                    is_known = False
+                unknown += [] if is_known else [without_credentials(one.url)]
+        return unknown
+
     def _files_of(self, base: str, package: str, *, is_flat: bool = False) -> tuple[DistributionPackage, ...]:
         key = (base, str(canonicalize_name(package)))
-        return self._pages.get(key, lambda: self._page(base, package, is_flat=is_flat))
+        found = self._pages.get(key, lambda: self._page_or_error(base, package, is_flat=is_flat))
+        if isinstance(found, BisectEnvError):
+            raise found
+        return found
+
+    def _page_or_error(
+        self, base: str, package: str, *, is_flat: bool
+    ) -> tuple[DistributionPackage, ...] | BisectEnvError:
+        """Return the files on a page, or the error that there is no such page or that the index fails."""
+        try:
+            return self._page(base, package, is_flat=is_flat)
+        except (PackageNotFoundError, IndexUnavailableError) as error:
+            return error
 
     def python_versions(self) -> list[str]:
         """Return the Python versions that an environment can have, oldest first.
@@ -268,7 +301,8 @@ class PypiCatalogue:
                 f"the package index {shown} cannot be used: {_reason(error)}",
                 tried=f"listing the versions of {package}",
                 remedy="check the network, proxy and credentials, then give the same command again; "
-                "another index can be named as `index`, or in uv's or pip's configuration",
+                "another index can be named as `index`, or in uv's or pip's configuration"
+                f"{_login_hint(error)}",
             ) from error
 
 
@@ -416,6 +450,16 @@ def _html_files(package: str, page: bytes, charset: str | None) -> tuple[Distrib
         }
         entries.append(entry)
     return _files_on(package, entries)
+
+
+def _login_hint(error: Exception) -> str:
+    """Return where a login belongs, as part of a remedy, if an index refused a request for lack of one."""
+    if not isinstance(error, requests.HTTPError) or error.response.status_code not in _WANTS_LOGIN:
+        return ""
+    return (
+        "; a login belongs into ~/.netrc, or into UV_INDEX_CORP_USERNAME and UV_INDEX_CORP_PASSWORD for an "
+        "index that uv's settings name (`UV_INDEX=corp=https://…`)"
+    )
 
 
 def _reason(error: Exception) -> str:

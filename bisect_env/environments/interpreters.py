@@ -124,7 +124,7 @@ def _by_preference(answer: Finished, cwd: Path, ranks: Mapping[Path, int]) -> tu
 def _list(cache: Path, cwd: Path, *options: str, extra: Mapping[str, str] | None = None) -> Finished:
     """Run `uv python list` and return the result, whose output is JSON."""
     args = ["python", "list", *options, "--output-format", "json"]
-    return Uv(cache).run(args, cwd=cwd, timeout=_LIST_TIMEOUT, builds=False, extra=extra, with_indexes=False)
+    return Uv(cache).run(args, cwd=cwd, timeout=_LIST_TIMEOUT, builds=False, extra=extra)
 
 
 def _ordinary(answer: Finished) -> list[dict[str, str]]:
@@ -297,7 +297,7 @@ def fetch_with_uv(version: str, *, environ: Mapping[str, str] | None = None) -> 
         # Without --no-bin, uv would add a `python3.x` command to the user's PATH.
         args = ["python", "install", "--no-bin", version]
         answer = Uv(folder / "cache", environ=environ).run(
-            args, cwd=folder, timeout=_FETCH_TIMEOUT, builds=False, with_indexes=False
+            args, cwd=folder, timeout=_FETCH_TIMEOUT, builds=False
         )
     if answer.timed_out:
         return f"no answer in {_FETCH_TIMEOUT:.0f} s"

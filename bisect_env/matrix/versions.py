@@ -326,6 +326,17 @@ class VersionCatalogue(Protocol):
         """
         ...
 
+    def indexes_without(self, package: str) -> list[str]:
+        """Return the addresses of further indexes, of the matrix and of this host, that lack a package.
+
+        Args:
+            package: Normalised name of the package.
+
+        Raises:
+            IndexUnavailableError: An index cannot be reached or read.
+        """
+        ...
+
     def conda_versions(
         self, package: str, *, channels: Sequence[str], platform: str, build: str | None
     ) -> list[Release]:
