@@ -109,6 +109,7 @@ _LARGEST = 64 << 20
 """Maximum size of a page in bytes, uncompressed. A project with ten thousand files has 10 MB."""
 _USED = ("filename", "yanked", "requires-python", "upload-time")
 """Keys of a file on a page that are used. Others need not be valid."""
+_NO_PAGE = int(requests.codes.not_found)
 _WANTS_LOGIN = (requests.codes.unauthorized, requests.codes.forbidden)
 _JSON_PREFERRED = (
     "application/vnd.pypi.simple.v1+json, application/vnd.pypi.simple.v1+html;q=0.5, text/html;q=0.1"
@@ -141,6 +142,8 @@ class PypiCatalogue:
         self._indexes = indexes
         self._find_links = find_links
         self._timeout = timeout
+        self._further: dict[str, bool] = {}
+        """Maps the URL of each further index that was asked to whether it had files of any package."""
         self._pages: OncePerKey[tuple[str, str], tuple[DistributionPackage, ...] | BisectEnvError] = (
             OncePerKey()
         )
@@ -190,6 +193,7 @@ class PypiCatalogue:
         configured = configured_places()
         takes_all = configured.strategy.startswith("unsafe")
         links = () if index is not None else (*self._find_links, *configured.find_links)
+        default = index or self.index or configured_index()
         unknown: UsageError | None = None
         if configured.no_index:
             asked = []
@@ -201,14 +205,17 @@ class PypiCatalogue:
         elif index is not None:
             asked = [index]
         else:
-            default = self.index or configured_index()
             asked = [one.url for one in configured.asked_indexes(self._indexes, default)]
         found: list[DistributionPackage] = []
         for base in dict.fromkeys(asked):
+            here: tuple[DistributionPackage, ...] = ()
             try:
-                found += self._files_of(base, package)
+                here = self._files_of(base, package)
             except PackageNotFoundError as error:
                 unknown = unknown or error
+            found += here
+            if base != default:
+                self._further[base] = bool(here) or self._further.get(base, False)
             if found and not takes_all:
                 break
         for place in links:
@@ -217,23 +224,16 @@ class PypiCatalogue:
             raise unknown
         return tuple(found)
 
-    def indexes_without(self, package: str) -> list[str]:
-        """Return the URLs, without credentials, of further indexes that have no page of a package.
+    def indexes_without_pages(self, *, at_all: bool = False) -> list[str]:
+        """Return the URLs, without credentials, of further indexes that had no page of any package so far.
 
-        These are indexes of the matrix and of the configuration that are asked for every package, so an index
-        with a wrong address is passed over without an error.
+        An index that lacks a package is passed over without an error, and so is a wrong address.
+
+        Args:
+            at_all: Whether to leave out indexes that have a first page, whose addresses are probably right.
         """
-        configured = configured_places()
-        further = () if configured.no_index else (*self._indexes, *configured.indexes)
-        unknown = []
-        for one in further:
-            if not one.explicit:
-                try:
-                    is_known = bool(self._files_of(one.url, package))
-                except PackageNotFoundError:
-                    is_known = False
-                unknown += [] if is_known else [without_credentials(one.url)]
-        return unknown
+        unknown = (base for base, is_known in list(self._further.items()) if not is_known)
+        return [without_credentials(base) for base in unknown if not (at_all and _has_first_page(base))]
 
     def _files_of(self, base: str, package: str, *, is_flat: bool = False) -> tuple[DistributionPackage, ...]:
         key = (base, str(canonicalize_name(package)))
@@ -367,7 +367,7 @@ def _fetched_page(url: str, package: str, timeout: tuple[float, float]) -> tuple
         requests.RequestException: The request failed.
     """
     with _answer(url, timeout) as answer:
-        if answer.status_code == requests.codes.not_found:
+        if answer.status_code == _NO_PAGE:
             raise FileNotFoundError("it has no such page")
         answer.raise_for_status()
         kind, _, parameters = answer.headers.get("content-type", "text/html").partition(";")
@@ -393,6 +393,20 @@ def _answer(url: str, timeout: tuple[float, float]) -> requests.Response:
         stream=True,
         verify=trusted_by_requests(),
     )
+
+
+@functools.lru_cache(64)
+def _has_first_page(base: str) -> bool:
+    """Return whether an index has the page that lists its packages; True if the index does not respond."""
+    try:
+        if urlsplit(base).scheme == "file":
+            return _folder(base).is_dir()
+        with _answer(f"{base.rstrip('/')}/", _NAMES_TIMEOUT) as answer:
+            return answer.status_code != _NO_PAGE
+    except NotADirectoryError:
+        return False
+    except (requests.RequestException, OSError, ValueError):
+        return True
 
 
 def _body(answer: requests.Response, limit: int) -> bytes | None:

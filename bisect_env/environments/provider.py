@@ -300,9 +300,9 @@ class RememberedCatalogue:
             lambda one: one.versions(package, index=index),
         )
 
-    def indexes_without(self, package: str) -> list[str]:
-        """Return the further indexes that lack a package; none of them is known without a network."""
-        return self._inner.indexes_without(package) if self._inner is not None else []
+    def indexes_without_pages(self, *, at_all: bool = False) -> list[str]:
+        """Return the further indexes that had no package; none is known without a network."""
+        return self._inner.indexes_without_pages(at_all=at_all) if self._inner is not None else []
 
     def conda_versions(
         self, package: str, *, channels: Sequence[str], platform: str, build: str | None

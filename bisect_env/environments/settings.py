@@ -48,17 +48,6 @@ def default_cache_limit() -> int:
     return parse_size(os.environ.get("BISECT_ENV_CACHE_SIZE") or "50GB", "BISECT_ENV_CACHE_SIZE")
 
 
-def default_build_limit() -> int:
-    """Return the maximum size in bytes of a file in a fetched directory (`BISECT_ENV_BUILD_SIZE`).
-
-    The default is 64 GiB. The largest archives in use have about 3 GB.
-
-    Raises:
-        UsageError: The variable is not a size.
-    """
-    return parse_size(os.environ.get("BISECT_ENV_BUILD_SIZE") or "64GiB", "BISECT_ENV_BUILD_SIZE")
-
-
 def parse_size(text: str, name: str) -> int:
     """Convert a size such as `20GB` or `512MiB` to bytes.
 

@@ -48,6 +48,8 @@ CACHE_CONTROL = {"api": "max-age=600", "files": "max-age=365000000, immutable"}
 """Cache settings of an index in `uv.toml`: pages for ten minutes, as on PyPI; files forever."""
 # Seconds without data after which uv gives up a download; it tries four times.
 _HTTP_TIMEOUT = "30"
+_ASKING = ("pip", "build")
+"""Commands of uv that ask package indexes."""
 
 # Runs a command with a memory limit, and kills its process group when the parent process ends; otherwise an
 # abandoned build could go on for hours. The kernel sends SIGTERM to this program when its parent ends
@@ -112,20 +114,12 @@ class Uv:
     @functools.cached_property
     def index(self) -> str:
         """Return the URL of the default index, which is the public one if none is set."""
-        return self._default or public_index()
-
-    @functools.cached_property
-    def _default(self) -> str:
-        """Return the URL of the default index, or "" if uv knows it, because it is the public one."""
-        default = self._explicit or self._places.default
-        if not default and self._places.are_pips and self._places.indexes:
-            return public_index()  # pip asks the public index before the further ones
-        return default
+        return self._explicit or self._places.default or public_index()
 
     @property
     def asked(self) -> list[str]:
         """Return the URLs of the indexes that uv asks for packages without an index of their own."""
-        return list(dict.fromkeys([*(one.url for one in self._all_indexes), self.index]))
+        return list(dict.fromkeys(one.url for one in self._all_indexes))
 
     def index_of(self, url: str) -> str:
         """Return the URL, without credentials, of the index that a page or file belongs to.
@@ -183,7 +177,9 @@ class Uv:
                 timeout=timeout,
                 on_line=on_line,
                 holding=holding,
-                stdin=self.configuration(builds=builds, find_links=find_links),
+                stdin=self.configuration(
+                    builds=builds, find_links=find_links, with_indexes=args[0] in _ASKING
+                ),
             )
         except OSError as error:
             if error.errno in FULL and (place := full_file_system(self.cache_dir)):
@@ -225,7 +221,13 @@ class Uv:
         env.setdefault("UV_HTTP_TIMEOUT", _HTTP_TIMEOUT)
         return env
 
-    def configuration(self, *, builds: bool = False, find_links: Sequence[str] | None = None) -> str:
+    def configuration(
+        self,
+        *,
+        builds: bool = False,
+        find_links: Sequence[str] | None = None,
+        with_indexes: bool = True,
+    ) -> str:
         """Return the text of the `uv.toml` that uv reads from its standard input, and no other.
 
         A configuration file of the user might change a lock without being recorded in it. This text repeats
@@ -236,11 +238,12 @@ class Uv:
             builds: Whether uv may run code of source distributions. uv then is not told the variable `NETRC`,
                 so the logins of indexes are looked up in that file here.
             find_links: Directories and web pages with archives that replace all others.
+            with_indexes: Whether to include package indexes. Looking up the public one may take 0.1 s.
         """
         settings = dict(self._places.settings)
         if self._places.no_index:
             settings["no-index"] = True
-        else:
+        elif with_indexes:
             settings["index-strategy"] = self._places.strategy
             settings["index"] = self._tables(builds=builds)
         links = [*self._find_links, *self._places.find_links] if find_links is None else find_links
@@ -251,7 +254,7 @@ class Uv:
     @functools.cached_property
     def _all_indexes(self) -> list[PackageIndex]:
         """Return the indexes of the matrix and of the configuration by priority; the default one is last."""
-        found = [one for one in self._places.asked_indexes(self._indexes, self._default) if one.url]
+        found = self._places.asked_indexes(self._indexes, self.index)
         names = [one.name for one in found]
         # Of two indexes with one name, uv uses the first one.
         return [one for number, one in enumerate(found) if not one.name or names.index(one.name) == number]
@@ -266,8 +269,7 @@ class Uv:
             if urlsplit(one.url).scheme in ("http", "https"):
                 table.setdefault("cache-control", CACHE_CONTROL)
             tables.append(table)
-        if self._default:
-            tables[-1]["default"] = True
+        tables[-1]["default"] = True
         return tables
 
     def _address(self, url: str, *, builds: bool) -> str:

@@ -373,7 +373,7 @@ def _unknown_to(matrix: Matrix, axis: PackageAxis, catalogue: VersionCatalogue) 
     """
     if axis.is_python or axis.uses_conda or matrix.index_of(axis) is not None:
         return ""
-    unknown = catalogue.indexes_without(axis.canonical_package)
+    unknown = catalogue.indexes_without_pages()
     if not unknown:
         return ""
     return f"; {', '.join(unknown)} has no page of it with archives: is the address right?"

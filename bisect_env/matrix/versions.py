@@ -326,14 +326,11 @@ class VersionCatalogue(Protocol):
         """
         ...
 
-    def indexes_without(self, package: str) -> list[str]:
-        """Return the addresses of further indexes, of the matrix and of this host, that lack a package.
+    def indexes_without_pages(self, *, at_all: bool = False) -> list[str]:
+        """Return the addresses of further indexes that had none of the packages looked up so far.
 
         Args:
-            package: Normalised name of the package.
-
-        Raises:
-            IndexUnavailableError: An index cannot be reached or read.
+            at_all: Whether to return only indexes whose addresses are probably wrong.
         """
         ...
 

@@ -124,6 +124,27 @@ def test_a_configured_address_without_an_index_is_named(
     assert f"; {wrong} has no page of it with archives: is the address right?" in done.stderr
 
 
+@pytest.mark.parametrize("way", ["--extra-index", "UV_INDEX", "PIP_EXTRA_INDEX_URL"])
+def test_a_wrong_address_is_a_warning_where_another_index_has_the_package(
+    user: Asking, index: IndexServer, nightly: IndexServer, monkeypatch: pytest.MonkeyPatch, way: str
+) -> None:
+    """An index that has other packages is none: further indexes need not have every package."""
+    words = ["run", "helper>=1", "repro.py", "--with", "app"]
+    user.script("import helper")
+
+    def said(address: str) -> str:
+        if way == "--extra-index":
+            return user.run(*words, way, address).stderr
+        monkeypatch.setenv(way, address)
+        return user.run(*words).stderr
+
+    wrong = f"{nightly.url}/nothing"
+    assert f"the index {wrong} has no page of any package here: is its address right?" in said(wrong)
+    index.add("helper", "1.1")
+    del nightly.packages["helper"]
+    assert "is its address right" not in said(nightly.url)
+
+
 def test_an_index_that_fails_is_asked_once(user: Asking, nightly: IndexServer) -> None:
     """A user would wait twice for an index that does not answer in time."""
     nightly.on_request = lambda _path: 503

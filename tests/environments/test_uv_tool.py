@@ -85,26 +85,23 @@ def test_open_index_is_cached_by_a_configuration_of_ours(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("environ", "urls", "has_default"),
+    ("environ", "urls"),
     [
-        ({}, [], False),
-        ({"UV_INDEX": "https://more/simple"}, ["https://more/simple"], False),
+        ({}, [public_index()]),
+        ({"UV_INDEX": "https://more/simple"}, ["https://more/simple", public_index()]),
         (
             {"PIP_EXTRA_INDEX_URL": "https://more/simple"},
             [public_index(), "https://more/simple", public_index()],
-            True,
         ),
     ],
 )
-def test_the_public_index_is_asked_where_no_other_is_the_default(
-    tmp_path, monkeypatch, environ, urls, has_default
-):
+def test_the_public_index_is_asked_where_no_other_is_the_default(tmp_path, monkeypatch, environ, urls):
     monkeypatch.setattr("bisect_env.environments.settings.pip_config_files", lambda environ: iter(()))
     uv = uv_with(tmp_path, environ)
     assert uv.index == public_index()
     tables = config_of(uv)["index"]
     assert [table["url"] for table in tables] == urls
-    assert any(table.get("default") for table in tables) == has_default
+    assert [table.get("default", False) for table in tables] == [False] * (len(urls) - 1) + [True]
 
 
 def test_the_users_own_uv_toml_speaks_for_itself(tmp_path):

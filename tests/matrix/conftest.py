@@ -23,7 +23,7 @@ class FakeCatalogue:
         self.asked.append((package, "pypi", index))
         return list(self.releases.get(package, []))
 
-    def indexes_without(self, package: str) -> list[str]:
+    def indexes_without_pages(self, *, at_all: bool = False) -> list[str]:
         return []
 
     def conda_versions(
