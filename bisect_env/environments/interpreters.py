@@ -21,7 +21,8 @@ from pathlib import Path
 from bisect_env.environments.download import download
 from bisect_env.environments.lock import UnbuildableError
 from bisect_env.environments.once import OncePerKey
-from bisect_env.environments.uv_tool import Uv, no_room_error, plain_words, usable_cache
+from bisect_env.environments.settings import default_cache_dir
+from bisect_env.environments.uv_tool import Uv, no_room_error, plain_words
 from bisect_env.errors import InfrastructureError, InterpreterNotFoundError
 from bisect_env.running import Finished
 from bisect_env.secrets import without_credentials
@@ -75,7 +76,9 @@ def listed_by_uv() -> tuple[Interpreter, ...]:
         InfrastructureError: uv fails.
     """
     with temporary("python") as aside:
-        cache = usable_cache(aside)
+        cache = default_cache_dir()
+        if not any(os.access(place, os.W_OK) for place in (cache, cache.parent)):
+            cache = aside
         try:
             ranks = _linked(cache / "pythons")
         except OSError as error:

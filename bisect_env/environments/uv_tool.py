@@ -17,12 +17,7 @@ from urllib.parse import urlsplit
 
 import uv
 
-from bisect_env.environments.settings import (
-    configured_places,
-    default_cache_dir,
-    shared_certificates,
-    with_login,
-)
+from bisect_env.environments.settings import configured_places, shared_certificates, with_login
 from bisect_env.errors import InfrastructureError
 from bisect_env.matrix.versions import PackageIndex
 from bisect_env.running import Finished, run_tool
@@ -300,12 +295,6 @@ def build_cache(cache_dir: Path, exclude_newer: str | None, python: str) -> dict
     """
     tools = hashlib.sha256(f"{exclude_newer} {python}".encode()).hexdigest()[:16]
     return {"UV_CACHE_DIR": str(cache_dir / f"uv-{tools}")}
-
-
-def usable_cache(aside: Path) -> Path:
-    """Return the default cache directory, or the directory `aside` if the default is not writable."""
-    cache = default_cache_dir()
-    return cache if any(os.access(place, os.W_OK) for place in (cache, cache.parent)) else aside
 
 
 def configured_index() -> str:
