@@ -49,6 +49,7 @@ def run_tool(
     on_line: Callable[[str], None] | None = None,
     keep: int | None = _KEEP,
     holding: int | None = None,
+    stdin: str = "",
 ) -> Finished:
     """Run a command in its own process group, wait for it, and return its result.
 
@@ -64,6 +65,8 @@ def run_tool(
         keep: Number of bytes kept from the end of each output; None for all.
         holding: File descriptor of a locked file that the command inherits. The lock thus stays held until
             the command has ended, even if this process is killed.
+        stdin: Text that the command can read once from its standard input, which is a pipe. The command must
+            read a text of more than 64 KiB at once.
 
     Raises:
         OSError: The command cannot be started.
@@ -78,7 +81,7 @@ def run_tool(
                 [str(word) for word in argv],
                 env=dict(env),
                 cwd=cwd,
-                stdin=subprocess.DEVNULL,
+                stdin=subprocess.PIPE if stdin else subprocess.DEVNULL,
                 stdout=out,
                 stderr=err,
                 start_new_session=True,
@@ -87,6 +90,9 @@ def run_tool(
             _running.add(process.pid)
         ended = False
         try:
+            if process.stdin is not None:
+                with contextlib.suppress(BrokenPipeError), process.stdin:
+                    process.stdin.write(stdin.encode())
             ended = _ended_in(process, timeout, err.fileno(), on_line)
         finally:
             with _lock:

@@ -157,6 +157,8 @@ class StudyRun:
         study = self._study
         self.session.notify(events.StudyOpened(study.id, study.name, own_trials(self.session.store, study)))
         _keep_logs_within_limit(self.session)
+        for index in self.session.provider.catalogue.indexes_without_pages(at_all=True):
+            self.session.warn(f"the index {index} has no page of any package here: is its address right?")
         # Check the answer only after all releases around it were tried.
         passed_over = any(axis.passed_over for axis in self._grid.axes)
         self._refining = passed_over and self.goal is Goal.FIRST_BAD

@@ -31,13 +31,14 @@ from bisect_env.environments.download import file_name, sha256_of
 from bisect_env.environments.lock import Lock, LockedPackage, LockFileError, UnbuildableError
 from bisect_env.environments.lockfiles import read_lock
 from bisect_env.environments.request import EnvironmentRequest
-from bisect_env.environments.settings import default_build_limit
 from bisect_env.errors import InfrastructureError, UsageError
 from bisect_env.matrix.versions import Release
 from bisect_env.temporary import read_limited, write_atomically
 
 _MAX_STUDY = 256 << 20
 """Maximum size in bytes of a file in `studies`. The file of a large matrix has a few MB."""
+_MAX_FILE = 64 << 30
+"""Maximum size in bytes of any file. The largest archives in use have about 3 GB."""
 _MAX_NAME, _MAX_PATH = 255, 1024
 """Maximum sizes in bytes of the name of a file, and of its path in the directory."""
 
@@ -297,13 +298,12 @@ def _refuse_strange(root: Path) -> None:
     Raises:
         InfrastructureError: The directory contains a link, a pipe, a device or a file that is too large.
     """
-    limit = default_build_limit()
     for folder, names, files in os.walk(root, onerror=_refuse_unreadable):
         for path in (Path(folder, name) for name in (*names, *files)):
             with contextlib.suppress(FileNotFoundError):  # another command is writing here
                 status = path.lstat()
-                if stat.S_ISREG(status.st_mode) and status.st_size > limit:
-                    problem = f"has {status.st_size} bytes; BISECT_ENV_BUILD_SIZE allows {limit}"
+                if stat.S_ISREG(status.st_mode) and status.st_size > _MAX_FILE:
+                    problem = f"has {status.st_size} bytes, more than any archive"
                 elif not stat.S_ISREG(status.st_mode) and not stat.S_ISDIR(status.st_mode):
                     problem = "is neither a file nor a directory: `bisect-env env fetch` writes nothing else"
                 else:

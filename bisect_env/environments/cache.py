@@ -241,6 +241,8 @@ _COSTLY = ("commits", "git")
 """Directories whose content is slow to recreate (wheels built from commits, and repository mirrors)."""
 
 _DAY = 86400.0
+_NOTES = 1.02
+"""Factor for what installers note about archives, which an estimate of the size leaves out."""
 MUCH = 2_000_000_000
 """Minimum growth of the cache in one command, in bytes, that is reported to the user."""
 
@@ -343,7 +345,7 @@ def keep_within(cache: Path, limit: int, new: Path) -> None:
         _inodes(new, inodes)
         # Where the file system has no hard links, the archives have copies of the files.
         total += sum(2 * size if is_own else size for size, is_own in inodes.values())
-    if total > limit or not 0 <= time.time() - at < _DAY:
+    if _NOTES * total > limit or not 0 <= time.time() - at < _DAY:
         total, at = prune(cache, limit=limit).left, time.time()
     write_atomically(note, json.dumps({"bytes": total, "at": at}))
 

@@ -13,7 +13,7 @@ import re
 import time
 import tomllib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,7 @@ from typing import Any
 from packaging.utils import canonicalize_name
 from packaging.version import InvalidVersion, Version
 
-from bisect_env.environments.cache import hold, lock_or_fail, lock_path
+from bisect_env.environments.cache import Lease, hold, lock_or_fail, lock_path
 from bisect_env.environments.download import sha256_of
 from bisect_env.environments.interpreters import Interpreter
 from bisect_env.environments.lock import BuildLimit, UnbuildableError
@@ -66,11 +66,13 @@ class BuiltWheel:
         path: Path of the wheel in the cache.
         sha256: Hex digest of the wheel.
         seconds: Duration of the build in seconds, even if it was built earlier.
+        lease: Lock that protects the wheel from removal as long as this object exists.
     """
 
     path: Path
     sha256: str
     seconds: float
+    lease: Lease | None = field(default=None, compare=False, repr=False)
 
     @property
     def version(self) -> str:
@@ -102,32 +104,13 @@ class CommitBuilder:
                 retry may succeed.
         """
         place = self._place(source, interpreter)
-        if (known := _kept(place)) is not None:
-            return known
-        attempt = (place.name, source.limit)
-        failure = _failures.get(attempt)
-        if failure is not None and time.monotonic() - failure[0] < REMEMBERED:
-            raise UnbuildableError(failure[1], transient=False)
-        try:
-            Repository(source.repository, self._cache).resolve(source.commit)
-        except UsageError as error:
-            raise UnbuildableError(f"{error.what} on this host", transient=True) from error
-        except InfrastructureError as error:
-            raise UnbuildableError(error.what, transient=True) from error
         place.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         lease = hold(place)
         try:
-            lock, patience = lock_path(place), 2 * source.build.time_limit + 60
-            why = "another process has been building this commit"
-            with lock_or_fail(lock, why, timeout=patience, on_wait=tell_waiting):
-                # Another process may have built it while we waited.
-                return _kept(place) or self._build(source, interpreter, place)
-        except UnbuildableError as error:
-            if not error.transient:
-                _failures[attempt] = (time.monotonic(), error.message)
-            raise
-        finally:
+            return replace(_kept(place) or self._made(source, interpreter, place), lease=lease)
+        except BaseException:
             lease.release()
+            raise
 
     def stand_in(self, source: CommitSource, interpreter: Interpreter, folder: Path) -> tuple[Path, str]:
         """Return a path from which the solver can read a commit's metadata, and the commit's version.
@@ -162,6 +145,29 @@ class CommitBuilder:
     def _place(self, source: CommitSource, interpreter: Interpreter) -> Path:
         facts = (source.digest, source.name, str(interpreter.path), interpreter.version)
         return self._cache / FOLDER / hashlib.sha256("\0".join(facts).encode()).hexdigest()
+
+    def _made(self, source: CommitSource, interpreter: Interpreter, place: Path) -> BuiltWheel:
+        """Fetch a commit and build its wheel, unless the build has failed in this process not long ago."""
+        attempt = (place.name, source.limit)
+        failure = _failures.get(attempt)
+        if failure is not None and time.monotonic() - failure[0] < REMEMBERED:
+            raise UnbuildableError(failure[1], transient=False)
+        try:
+            Repository(source.repository, self._cache).resolve(source.commit)
+        except UsageError as error:
+            raise UnbuildableError(f"{error.what} on this host", transient=True) from error
+        except InfrastructureError as error:
+            raise UnbuildableError(error.what, transient=True) from error
+        try:
+            lock, patience = lock_path(place), 2 * source.build.time_limit + 60
+            why = "another process has been building this commit"
+            with lock_or_fail(lock, why, timeout=patience, on_wait=tell_waiting):
+                # Another process may have built it while we waited.
+                return _kept(place) or self._build(source, interpreter, place)
+        except UnbuildableError as error:
+            if not error.transient:
+                _failures[attempt] = (time.monotonic(), error.message)
+            raise
 
     def _build(self, source: CommitSource, interpreter: Interpreter, place: Path) -> BuiltWheel:
         """Build the wheel of a commit in the directory `place`, which the caller has locked.

@@ -24,7 +24,7 @@ from bisect_env.environments.once import OncePerKey
 from bisect_env.environments.settings import configured_places, trusted_by_requests
 from bisect_env.environments.uv_tool import configured_index
 from bisect_env.environments.wheels import MAX_FILENAME, fits_platform, pythons_of
-from bisect_env.errors import IndexUnavailableError, UsageError
+from bisect_env.errors import BisectEnvError, IndexUnavailableError, UsageError
 from bisect_env.matrix.import_names import IMPORTED_AS
 from bisect_env.matrix.versions import PackageIndex, Release
 from bisect_env.secrets import without_credentials
@@ -109,6 +109,8 @@ _LARGEST = 64 << 20
 """Maximum size of a page in bytes, uncompressed. A project with ten thousand files has 10 MB."""
 _USED = ("filename", "yanked", "requires-python", "upload-time")
 """Keys of a file on a page that are used. Others need not be valid."""
+_NO_PAGE = int(requests.codes.not_found)
+_WANTS_LOGIN = (requests.codes.unauthorized, requests.codes.forbidden)
 _JSON_PREFERRED = (
     "application/vnd.pypi.simple.v1+json, application/vnd.pypi.simple.v1+html;q=0.5, text/html;q=0.1"
 )
@@ -119,7 +121,7 @@ class PypiCatalogue:
 
     Indexes are read over HTTP or from `file://` URLs.
 
-    Each page is fetched once in the lifetime of this object. Thread-safe.
+    Each page is fetched once in the lifetime of this object, also if that fails. Thread-safe.
 
     Args:
         index: URL of the index; None for the one that uv and pip are configured with.
@@ -140,7 +142,11 @@ class PypiCatalogue:
         self._indexes = indexes
         self._find_links = find_links
         self._timeout = timeout
-        self._pages: OncePerKey[tuple[str, str], tuple[DistributionPackage, ...]] = OncePerKey()
+        self._further: dict[str, bool] = {}
+        """Maps the URL of each further index that was asked to whether it had files of any package."""
+        self._pages: OncePerKey[tuple[str, str], tuple[DistributionPackage, ...] | BisectEnvError] = (
+            OncePerKey()
+        )
 
     def versions(self, package: str, *, index: str | None = None) -> list[Release]:
         """Return all releases of a package, lowest version first, including yanked ones and pre-releases.
@@ -187,6 +193,7 @@ class PypiCatalogue:
         configured = configured_places()
         takes_all = configured.strategy.startswith("unsafe")
         links = () if index is not None else (*self._find_links, *configured.find_links)
+        default = index or self.index or configured_index()
         unknown: UsageError | None = None
         if configured.no_index:
             asked = []
@@ -198,14 +205,17 @@ class PypiCatalogue:
         elif index is not None:
             asked = [index]
         else:
-            default = self.index or configured_index()
             asked = [one.url for one in configured.asked_indexes(self._indexes, default)]
         found: list[DistributionPackage] = []
         for base in dict.fromkeys(asked):
+            here: tuple[DistributionPackage, ...] = ()
             try:
-                found += self._files_of(base, package)
+                here = self._files_of(base, package)
             except PackageNotFoundError as error:
                 unknown = unknown or error
+            found += here
+            if base != default:
+                self._further[base] = bool(here) or self._further.get(base, False)
             if found and not takes_all:
                 break
         for place in links:
@@ -214,9 +224,32 @@ class PypiCatalogue:
             raise unknown
         return tuple(found)
 
+    def indexes_without_pages(self, *, at_all: bool = False) -> list[str]:
+        """Return the URLs, without credentials, of further indexes that had no page of any package so far.
+
+        An index that lacks a package is passed over without an error, and so is a wrong address.
+
+        Args:
+            at_all: Whether to leave out indexes that have a first page, whose addresses are probably right.
+        """
+        unknown = (base for base, is_known in list(self._further.items()) if not is_known)
+        return [without_credentials(base) for base in unknown if not (at_all and _has_first_page(base))]
+
     def _files_of(self, base: str, package: str, *, is_flat: bool = False) -> tuple[DistributionPackage, ...]:
         key = (base, str(canonicalize_name(package)))
-        return self._pages.get(key, lambda: self._page(base, package, is_flat=is_flat))
+        found = self._pages.get(key, lambda: self._page_or_error(base, package, is_flat=is_flat))
+        if isinstance(found, BisectEnvError):
+            raise found
+        return found
+
+    def _page_or_error(
+        self, base: str, package: str, *, is_flat: bool
+    ) -> tuple[DistributionPackage, ...] | BisectEnvError:
+        """Return the files on a page, or the error that there is no such page or that the index fails."""
+        try:
+            return self._page(base, package, is_flat=is_flat)
+        except (PackageNotFoundError, IndexUnavailableError) as error:
+            return error
 
     def python_versions(self) -> list[str]:
         """Return the Python versions that an environment can have, oldest first.
@@ -268,7 +301,8 @@ class PypiCatalogue:
                 f"the package index {shown} cannot be used: {_reason(error)}",
                 tried=f"listing the versions of {package}",
                 remedy="check the network, proxy and credentials, then give the same command again; "
-                "another index can be named as `index`, or in uv's or pip's configuration",
+                "another index can be named as `index`, or in uv's or pip's configuration"
+                f"{_login_hint(error)}",
             ) from error
 
 
@@ -333,7 +367,7 @@ def _fetched_page(url: str, package: str, timeout: tuple[float, float]) -> tuple
         requests.RequestException: The request failed.
     """
     with _answer(url, timeout) as answer:
-        if answer.status_code == requests.codes.not_found:
+        if answer.status_code == _NO_PAGE:
             raise FileNotFoundError("it has no such page")
         answer.raise_for_status()
         kind, _, parameters = answer.headers.get("content-type", "text/html").partition(";")
@@ -359,6 +393,20 @@ def _answer(url: str, timeout: tuple[float, float]) -> requests.Response:
         stream=True,
         verify=trusted_by_requests(),
     )
+
+
+@functools.lru_cache(64)
+def _has_first_page(base: str) -> bool:
+    """Return whether an index has the page that lists its packages; True if the index does not respond."""
+    try:
+        if urlsplit(base).scheme == "file":
+            return _folder(base).is_dir()
+        with _answer(f"{base.rstrip('/')}/", _NAMES_TIMEOUT) as answer:
+            return answer.status_code != _NO_PAGE
+    except NotADirectoryError:
+        return False
+    except (requests.RequestException, OSError, ValueError):
+        return True
 
 
 def _body(answer: requests.Response, limit: int) -> bytes | None:
@@ -416,6 +464,16 @@ def _html_files(package: str, page: bytes, charset: str | None) -> tuple[Distrib
         }
         entries.append(entry)
     return _files_on(package, entries)
+
+
+def _login_hint(error: Exception) -> str:
+    """Return where a login belongs, as part of a remedy, if an index refused a request for lack of one."""
+    if not isinstance(error, requests.HTTPError) or error.response.status_code not in _WANTS_LOGIN:
+        return ""
+    return (
+        "; a login belongs into ~/.netrc, or into UV_INDEX_CORP_USERNAME and UV_INDEX_CORP_PASSWORD for an "
+        "index that uv's settings name (`UV_INDEX=corp=https://…`)"
+    )
 
 
 def _reason(error: Exception) -> str:

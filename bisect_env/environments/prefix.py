@@ -31,7 +31,7 @@ from bisect_env.environments.cache import (
     lock_path,
     take_away,
 )
-from bisect_env.environments.commits import CommitBuilder
+from bisect_env.environments.commits import BuiltWheel, CommitBuilder
 from bisect_env.environments.integrity import MARKER
 from bisect_env.environments.interpreters import (
     Interpreter,
@@ -161,7 +161,6 @@ class _Builder:
     ) -> None:
         self.lock = lock
         self.packages = lock.packages
-        self.spent = 0.0
         self.offline = offline
         self.cache = cache
         self.allow_source = allow_source
@@ -170,6 +169,7 @@ class _Builder:
         self.final = self.folder / lock.content_hash
         self.notes: list[str] = []
         self._has_changed = False
+        self._wheels: list[BuiltWheel] = []  # they cannot be removed before the environment is installed
         self._held: int | None = None
 
     def existing(self) -> Prefix | None:
@@ -223,8 +223,6 @@ class _Builder:
             # Another process may have built it while we waited.
             if (prefix := self.existing()) is not None:
                 return prefix
-            # While this process waited, another one may have taken wheels that nobody used away.
-            self._build_commits(interpreter)
             if self._has_changed:
                 short = self.lock.content_hash[:12]
                 self.notes.append(f"the environment {short} was changed since it was made, and is made anew")
@@ -237,14 +235,15 @@ class _Builder:
                 take_away(self.cache, self.final)
                 raise
         # Include the time for building wheels from commits, even if they were built earlier.
-        seconds = max(time.monotonic() - started, self.spent)
+        seconds = max(time.monotonic() - started, sum(wheel.seconds for wheel in self._wheels))
         python = self.final / "bin" / "python"
         return Prefix(self.final, python, seconds, tuple(self.notes), state=state)
 
     def _build_commits(self, interpreter: Interpreter | None) -> None:
         """Build the packages that come from commits, and replace each with its built wheel.
 
-        This happens before the environment is locked, so that other processes need not wait for git.
+        This happens before the environment is locked, so that other processes need not wait for git. The
+        wheels stay protected from removal.
         """
         if not self.lock.has_commits:
             return
@@ -252,11 +251,10 @@ class _Builder:
             raise UnbuildableError("commits are not built for conda's Python", transient=False)
         commits = CommitBuilder(self.cache, self._uv_tool())
         packages = []
-        self.spent = 0.0
         for package in self.lock.packages:
             if package.is_commit:
                 built = commits.wheel(CommitSource.of(package, self.lock.limits), interpreter)
-                self.spent += built.seconds
+                self._wheels.append(built)
                 package = replace(package, url=built.path.as_uri(), sha256=built.sha256)
             packages.append(package)
         self.packages = tuple(packages)

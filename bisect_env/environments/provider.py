@@ -300,6 +300,10 @@ class RememberedCatalogue:
             lambda one: one.versions(package, index=index),
         )
 
+    def indexes_without_pages(self, *, at_all: bool = False) -> list[str]:
+        """Return the further indexes that had no package; none is known without a network."""
+        return self._inner.indexes_without_pages(at_all=at_all) if self._inner is not None else []
+
     def conda_versions(
         self, package: str, *, channels: Sequence[str], platform: str, build: str | None
     ) -> list[Release]:

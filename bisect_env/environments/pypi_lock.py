@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import html
 import json
 import re
@@ -17,9 +19,14 @@ from bisect_env.environments import lockfiles
 from bisect_env.environments.commits import CommitBuilder
 from bisect_env.environments.conda_lock import python_of
 from bisect_env.environments.download import download, file_name, sha256_of
-from bisect_env.environments.index import advice, day_of
+from bisect_env.environments.index import PypiCatalogue, advice, day_of
 from bisect_env.environments.interpreters import Interpreter, machine_interpreters
-from bisect_env.environments.lock import LockedPackage, UnbuildableError, UnsolvableError
+from bisect_env.environments.lock import (
+    LockedPackage,
+    PackageNotFoundError,
+    UnbuildableError,
+    UnsolvableError,
+)
 from bisect_env.environments.request import EnvironmentRequest
 from bisect_env.environments.uv_tool import (
     CACHE_CONTROL,
@@ -204,13 +211,13 @@ class PypiSolver:
             builds = bool(request.allow_source)
             if request.archives and without_credentials(uv.index) == uv.index:
                 (cwd / "archives.html").write_text(_links(request.archives), "utf-8")
-                args += ["--no-index", "--find-links", cwd / "archives.html"]
+                args.append("--no-index")
+                options: dict[str, Any] = {"find_links": [str(cwd / "archives.html")]}
+                options |= {"cwd": cwd, "timeout": self._timeout, "builds": builds, "extra": own}
                 # Try offline first: the metadata of wheels never change, but uv would check each one again.
-                finished = uv.run(
-                    [*args, "--offline"], cwd=cwd, timeout=self._timeout, builds=builds, extra=own
-                )
+                finished = uv.run([*args, "--offline"], **options)
                 if finished.returncode != 0 and _WANTS_NETWORK in plain_words(finished.stderr):
-                    finished = uv.run(args, cwd=cwd, timeout=self._timeout, builds=builds, extra=own)
+                    finished = uv.run(args, **options)
             else:
                 if request.exclude_newer_text is not None:
                     args += ["--exclude-newer", request.exclude_newer_text]
@@ -254,7 +261,7 @@ class PypiSolver:
                 words += f"\nThere is no {name}{meant}"
         if undated := dict.fromkeys(_UNDATED.findall(finished.stderr)):
             # First, because lists of combinations show the first line only.
-            words = "\n".join((*_without_dates(request, index, undated), words))
+            words = "\n".join((*_without_dates(request, self._uv.asked, undated), words))
         if "--no-build" in words:
             words += "\nA matrix allows to build from source with `solver: {allow_source: true}`."
         return UnsolvableError(words, building=not no_solution and "Failed to build" in words)
@@ -293,23 +300,38 @@ def _dated_by_name(request: EnvironmentRequest) -> Iterator[str]:
             yield str(canonicalize_name(name.partition("[")[0]))
 
 
-def _without_dates(request: EnvironmentRequest, default: str, files: Iterable[str]) -> Iterator[str]:
+def _without_dates(
+    request: EnvironmentRequest, indexes: Sequence[str], files: Iterable[str]
+) -> Iterator[str]:
     """Yield a message for each index that states no upload dates for some of the given files.
 
-    If several indexes may have a file, one message names all of them.
+    Args:
+        request: The request.
+        indexes: URLs of the indexes that are asked for packages without an index of their own.
+        files: Names of files without upload dates.
     """
     urls = {one.name: one.url for one in request.indexes}
-    packages: dict[str, list[str]] = {}
-    for name in dict.fromkeys(map(_package_of, files)):
-        index = urls.get(request.sources.get(name, ""))
-        anywhere = [one.url for one in request.indexes if not one.explicit]
-        where = index or " or ".join([*anywhere, default])
-        packages.setdefault(where, []).append(name)
+    packages: dict[str, set[str]] = {}
+    for file in files:
+        name = _package_of(file)
+        own = urls.get(request.sources.get(name, ""))
+        places = [own] if own is not None else [url for url in indexes if file in _undated(name, url)]
+        where = " or ".join(map(without_credentials, places or indexes))
+        packages.setdefault(where, set()).add(name)
     for where, names in packages.items():
         yield (
             f"The index {where} gives no upload dates of {', '.join(sorted(names))}, so that "
             "`exclude_newer` and date axes hide all files there."
         )
+
+
+@functools.lru_cache(64)
+def _undated(package: str, index: str) -> frozenset[str]:
+    """Return the names of a package's files for which an index states no upload date."""
+    with contextlib.suppress(PackageNotFoundError, IndexUnavailableError):
+        files = PypiCatalogue().files(package, index=index)
+        return frozenset(file.filename for file in files if file.upload_time is None)
+    return frozenset()
 
 
 def _package_of(file: str) -> str:

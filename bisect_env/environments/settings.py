@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import configparser
 import os
+import re
 import sys
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any
-from urllib.parse import urlsplit
+from urllib.parse import quote, urlsplit, urlunsplit
 
 import platformdirs
 import yaml
@@ -45,17 +46,6 @@ def default_cache_limit() -> int:
         UsageError: The variable is not a size.
     """
     return parse_size(os.environ.get("BISECT_ENV_CACHE_SIZE") or "50GB", "BISECT_ENV_CACHE_SIZE")
-
-
-def default_build_limit() -> int:
-    """Return the maximum size in bytes of a file in a fetched directory (`BISECT_ENV_BUILD_SIZE`).
-
-    The default is 64 GiB. The largest archives in use have about 3 GB.
-
-    Raises:
-        UsageError: The variable is not a size.
-    """
-    return parse_size(os.environ.get("BISECT_ENV_BUILD_SIZE") or "64GiB", "BISECT_ENV_BUILD_SIZE")
 
 
 def parse_size(text: str, name: str) -> int:
@@ -136,10 +126,10 @@ def configured_places(environ: Mapping[str, str] | None = None) -> PackagePlaces
         UsageError: An address cannot be read.
     """
     environ = os.environ if environ is None else environ
-    default = named_index(environ.get("UV_DEFAULT_INDEX") or environ.get("UV_INDEX_URL") or "").url
-    indexes = [named_index(word) for word in environ.get("UV_INDEX", "").split()]
-    indexes += [named_index(word) for word in environ.get("UV_EXTRA_INDEX_URL", "").split()]
-    links = [word for word in environ.get("UV_FIND_LINKS", "").split(",") if word]
+    default = named_index(environ.get("UV_DEFAULT_INDEX") or environ.get("UV_INDEX_URL") or "", environ).url
+    further = f"{environ.get('UV_INDEX', '')} {environ.get('UV_EXTRA_INDEX_URL', '')}"
+    indexes = [named_index(word, environ) for word in further.split()]
+    links = [_placed(word, Path()) for word in environ.get("UV_FIND_LINKS", "").split(",") if word]
     no_index, strategy = False, environ.get("UV_INDEX_STRATEGY", "")
     settings: dict[str, Any] = {}
     of_indexes: dict[str, dict[str, Any]] = {}
@@ -149,12 +139,15 @@ def configured_places(environ: Mapping[str, str] | None = None) -> PackagePlaces
         try:
             for section in (config.get("pip", {}), config):
                 for one in section.get("index", []):
-                    url = _placed(one["url"], path)
-                    of_indexes.setdefault(url, {key: one[key] for key in _OF_INDEX if key in one})
+                    index = PackageIndex(
+                        str(one.get("name", "")), _placed(one["url"], path), bool(one.get("explicit"))
+                    )
+                    index = _with_own_login(index, environ)
+                    of_indexes.setdefault(index.url, {key: one[key] for key in _OF_INDEX if key in one})
                     if one.get("default"):
-                        default = default or url
+                        default = default or index.url
                     else:
-                        indexes.append(PackageIndex(str(one.get("name", "")), url, bool(one.get("explicit"))))
+                        indexes.append(index)
                 if section.get("index-url"):
                     default = default or _placed(section["index-url"], path)
                 indexes += [
@@ -170,7 +163,7 @@ def configured_places(environ: Mapping[str, str] | None = None) -> PackagePlaces
     pip = _pip_settings(environ) if are_pips or not default else {}
     if are_pips:
         indexes = [PackageIndex("", url) for url in pip.get("extra-index-url", "").split()]
-        links = pip.get("find-links", "").split()
+        links = [_placed(word, Path()) for word in pip.get("find-links", "").split()]
         # pip takes the best version of all indexes.
         strategy = strategy or ("unsafe-best-match" if indexes else "")
         if not uv_files:
@@ -211,15 +204,37 @@ _TRUE = ("1", "true", "yes", "on", "t", "y")
 """Values that pip accepts as "true"."""
 
 
-def named_index(text: str) -> PackageIndex:
-    """Return the package index that a text such as `https://…` or `name=https://…` describes."""
+def named_index(text: str, environ: Mapping[str, str]) -> PackageIndex:
+    """Return the package index that a text such as `https://…` or `name=https://…` describes.
+
+    Args:
+        text: A URL, with or without a name.
+        environ: Environment variables, which may state the login of a named index.
+    """
     # uv allows `name=url`. An equals sign after `://` is part of the URL.
     name, equals, url = text.partition("=")
-    return (
-        PackageIndex(name, url)
-        if equals and "://" not in name and "/" not in name
-        else PackageIndex("", text)
-    )
+    if equals and "://" not in name and "/" not in name:
+        return _with_own_login(PackageIndex(name, url), environ)
+    return PackageIndex("", text)
+
+
+def _with_own_login(index: PackageIndex, environ: Mapping[str, str]) -> PackageIndex:
+    """Return an index whose URL contains the login that uv's variables state for its name, if any."""
+    variable = f"UV_INDEX_{re.sub(r'[^A-Z0-9]', '_', index.name.upper())}"
+    user, password = (environ.get(f"{variable}_{kind}", "") for kind in ("USERNAME", "PASSWORD"))
+    if not index.name or not (user or password):
+        return index
+    _refuse_unreadable(index.url)
+    return replace(index, url=with_login(index.url, user, password))
+
+
+def with_login(url: str, user: str, password: str) -> str:
+    """Return a URL that contains a user name and password, unless it contains a login already."""
+    parts = urlsplit(url)
+    if "@" in parts.netloc:
+        return url
+    login = f"{quote(user, safe='')}:{quote(password, safe='')}"
+    return urlunsplit(parts._replace(netloc=f"{login}@{parts.netloc}"))
 
 
 def _pip_settings(environ: Mapping[str, str]) -> dict[str, str]:

@@ -13,7 +13,6 @@ from datetime import datetime
 from packaging.specifiers import InvalidSpecifier, SpecifierSet
 from packaging.version import InvalidVersion, Version
 
-from bisect_env.errors import UsageError
 from bisect_env.matrix.contradictions import end_value_problem, ends_contradiction, rule_contradictions
 from bisect_env.matrix.grid import AxisKind, Direction, Grid, GridAxis, Index
 from bisect_env.matrix.history import History
@@ -368,20 +367,13 @@ def _nothing_left(axis: PackageAxis, releases: Sequence[Release], found: GridAxi
 
 
 def _unknown_to(matrix: Matrix, axis: PackageAxis, catalogue: VersionCatalogue) -> str:
-    """Return a hint that names the additional indexes of a matrix without the package; "" if there are none.
+    """Return a hint that names the further indexes without the package; "" if there are none.
 
     The address of such an index may be wrong: an index that lacks a package is passed over without a message.
     """
     if axis.is_python or axis.uses_conda or matrix.index_of(axis) is not None:
         return ""
-    unknown = []
-    for one in matrix.file.package_indexes:
-        if not one.explicit:
-            try:
-                is_known = bool(catalogue.versions(axis.canonical_package, index=one.url))
-            except UsageError:
-                is_known = False
-            unknown += [] if is_known else [one.url]
+    unknown = catalogue.indexes_without_pages()
     if not unknown:
         return ""
     return f"; {', '.join(unknown)} has no page of it with archives: is the address right?"

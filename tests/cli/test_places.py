@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import ssl
 from collections.abc import Iterator
@@ -110,6 +111,47 @@ def test_a_further_address_without_an_index_is_named(user: Asking, nightly: Inde
     assert done.returncode == 2
     assert "set `prereleases` (`--pre`), widen the range" in done.stderr
     assert "is the address right" not in done.stderr
+
+
+@pytest.mark.parametrize("variable", ["UV_INDEX", "UV_EXTRA_INDEX_URL", "PIP_EXTRA_INDEX_URL"])
+def test_a_configured_address_without_an_index_is_named(
+    user: Asking, nightly: IndexServer, monkeypatch: pytest.MonkeyPatch, variable: str
+) -> None:
+    wrong = f"{nightly.url}/nothing"
+    monkeypatch.setenv(variable, wrong.replace("http://", "http://me:hunter2@"))
+    done = user.run("run", "app>=2.dev0", "repro.py", "--pre")
+    assert done.returncode == 2
+    assert f"; {wrong} has no page of it with archives: is the address right?" in done.stderr
+
+
+@pytest.mark.parametrize("way", ["--extra-index", "UV_INDEX", "PIP_EXTRA_INDEX_URL"])
+def test_a_wrong_address_is_a_warning_where_another_index_has_the_package(
+    user: Asking, index: IndexServer, nightly: IndexServer, monkeypatch: pytest.MonkeyPatch, way: str
+) -> None:
+    """An index that has other packages is none: further indexes need not have every package."""
+    words = ["run", "helper>=1", "repro.py", "--with", "app"]
+    user.script("import helper")
+
+    def said(address: str) -> str:
+        if way == "--extra-index":
+            return user.run(*words, way, address).stderr
+        monkeypatch.setenv(way, address)
+        return user.run(*words).stderr
+
+    wrong = f"{nightly.url}/nothing"
+    assert f"the index {wrong} has no page of any package here: is its address right?" in said(wrong)
+    index.add("helper", "1.1")
+    del nightly.packages["helper"]
+    assert "is its address right" not in said(nightly.url)
+
+
+def test_an_index_that_fails_is_asked_once(user: Asking, nightly: IndexServer) -> None:
+    """A user would wait twice for an index that does not answer in time."""
+    nightly.on_request = lambda _path: 503
+    done = user.run("run", "app>=2.dev0", "repro.py", "--pre", "--index", nightly.url)
+    assert done.returncode == 6
+    assert f"the package index {nightly.url} cannot be used: it answers 503" in done.stderr
+    assert nightly.requests == ["/simple/app/"]
 
 
 def test_a_study_goes_on_with_the_releases_that_it_began_with(user: Asking, nightly: IndexServer) -> None:
@@ -230,6 +272,24 @@ def test_a_date_axis_on_an_index_without_dates_says_so_first(user: Asking, night
     assert f"tried: {said}" in done.stderr
 
 
+@pytest.mark.parametrize("way", ["matrix", "UV_INDEX"])
+def test_of_several_indexes_the_one_without_dates_is_named(
+    user: Asking, index: IndexServer, nightly: IndexServer, monkeypatch: pytest.MonkeyPatch, way: str
+) -> None:
+    nightly.add("app", "2.1", uploaded=None)
+    further = f"indexes: {{nightly: {{url: '{nightly.url}'}}}}\n" if way == "matrix" else ""
+    if way == "UV_INDEX":
+        monkeypatch.setenv("UV_INDEX", nightly.url)
+    (user.folder / "m.yaml").write_text(
+        f"version: 1\nname: dated\n{further}exclude_newer: 2026-01-14\n"
+        "axes: {app: {package: app, versions: ['1.0', '2.1']}}\n"
+        "trial: {command: python repro.py, files: [repro.py]}\n"
+    )
+    (late,) = [one for one in planned(user, "m.yaml") if one["combination"]["app"] == "2.1"]
+    assert f"The index {nightly.url} gives no upload dates of app" in late["reason"], late
+    assert index.url not in late["reason"]
+
+
 def test_of_one_version_on_two_indexes_the_first_is_taken(user: Asking, nightly: IndexServer) -> None:
     nightly.add("helper", "1.0", uploaded=None, modules={"own.py": ""})
     user.script(SCRIPT + "    import own\n")
@@ -246,6 +306,30 @@ def test_an_index_that_wants_a_login_gets_that_of_the_netrc_file(
     (tmp_path / "netrc").write_text("machine 127.0.0.1 login me password hunter2\n")
     monkeypatch.setenv("NETRC", str(tmp_path / "netrc"))
     assert first_bad(user, "--extra-index", nightly.url) == FIRST_BAD
+
+
+@pytest.mark.parametrize("where", ["UV_INDEX", "UV_DEFAULT_INDEX", "uv.toml"])
+def test_an_index_that_wants_a_login_gets_that_of_its_name(
+    user: Asking, nightly: IndexServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str
+) -> None:
+    """It holds for a range, for the solver and for the installation, and is in no file."""
+    wanted = f"Basic {base64.b64encode(b'me:hun/ter2').decode()}"
+    nightly.on_request = lambda _path: None if nightly.headers[-1].get("authorization") == wanted else 401
+    if where == "uv.toml":
+        config = tmp_path / "uv.toml"
+        config.write_text(f'[[index]]\nname = "corp"\nurl = "{nightly.url}"\n')
+        monkeypatch.setenv("UV_CONFIG_FILE", str(config))
+    else:
+        monkeypatch.setenv(where, f"corp={nightly.url}")
+    done = user.run("run", "app>=2.dev0", "repro.py", "--pre")
+    assert done.returncode != 0
+    assert "401" in done.stderr
+    assert "UV_INDEX_CORP_USERNAME" in done.stderr
+    monkeypatch.setenv("UV_INDEX_CORP_USERNAME", "me")
+    monkeypatch.setenv("UV_INDEX_CORP_PASSWORD", "hun/ter2")
+    assert first_bad(user) == FIRST_BAD
+    files = [path for path in tmp_path.rglob("*") if path.is_file() and not path.is_symlink()]
+    assert not [path for path in files if b"ter2" in path.read_bytes()]
 
 
 @pytest.mark.parametrize("status", [None, 500])

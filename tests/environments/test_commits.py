@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import multiprocessing
 import pickle
 import shutil
@@ -9,6 +10,7 @@ import sys
 import threading
 import time
 import zipfile
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
@@ -22,7 +24,8 @@ from bisect_env.environments.commits import CommitBuilder, build_limit, package_
 from bisect_env.environments.interpreters import Interpreter, machine_interpreters
 from bisect_env.environments.lock import BuildLimit, Lock, LockedPackage, UnbuildableError, UnsolvableError
 from bisect_env.environments.lockfiles import make_lock, parse_lock, requirements_text
-from bisect_env.environments.prefix import ensure_prefix
+from bisect_env.environments.prefix import Prefix, ensure_prefix
+from bisect_env.environments.progress import told_to
 from bisect_env.environments.provider import Environments
 from bisect_env.environments.repository import Repository
 from bisect_env.environments.request import CommitRecipe, CommitSource, EnvironmentRequest
@@ -192,7 +195,12 @@ def test_builds_see_no_password_of_an_address_of_archives(tmp_path: Path, here: 
     CommitBuilder(tmp_path / "cache", Uv(tmp_path / "cache", find_links=links)).wheel(
         source(place, commit), here
     )
-    assert f"http://{host}/links1,http://{host}/links2" in told.read_text()
+    asked = {
+        path
+        for path, headers in zip(index.requests, index.headers, strict=True)
+        if "authorization" in headers
+    }
+    assert asked == {"/links1", "/links2"}
     assert "hunter" not in told.read_text()
 
 
@@ -282,6 +290,34 @@ def test_a_repository_that_does_not_answer_keeps_nobody_from_an_environment(
     (failure,) = failures
     assert "another process has been fetching" in str(failure)
     ensure_prefix(made, cache_dir=cache).release()
+
+
+def test_a_wheel_stays_while_its_environment_waits_to_be_built(
+    tmp_path: Path, python: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else git would be asked again, and others would wait for it: here the repository is gone."""
+    place, cache = tmp_path / "demo", tmp_path / "cache"
+    (commit,) = write(place, [Change(FIRST)])
+    made = make_lock(python, "linux-64", [source(place, commit).locked("1.0")])
+    prefix = cache / "prefixes" / made.content_hash
+    prefix.parent.mkdir(parents=True)
+    with lock_file(lock_path(prefix), exclusive=True, timeout=1.0) as fd, ThreadPoolExecutor() as pool:
+        assert fd is not None
+        waiting = threading.Event()
+
+        def build() -> Prefix:
+            with told_to(lambda step: waiting.set() if step.what == "waiting" else None):
+                return ensure_prefix(made, cache_dir=cache)
+
+        built = pool.submit(build)
+        assert waiting.wait(60)
+        prune(cache)
+        shutil.rmtree(place)
+        shutil.rmtree(Repository(str(place), cache).mirror, ignore_errors=True)
+        fcntl.flock(fd, fcntl.LOCK_UN)
+        built.result().release()
+    prune(cache)
+    assert not list(cache.glob("commits/*/*.whl")), "it is free again"
 
 
 def test_a_lock_says_all_that_is_needed(tmp_path: Path) -> None:

@@ -12,17 +12,18 @@ import pytest
 from bisect_env.environments.prefix import ensure_prefix
 from bisect_env.environments.provider import Environments
 from bisect_env.environments.request import EnvironmentRequest
-from bisect_env.environments.uv_tool import Uv, is_transient, plain_words
+from bisect_env.environments.uv_tool import Uv, is_transient, plain_words, public_index
 from bisect_env.running import run_tool
 
 
-def shown_environment(tmp_path, environ):
-    uv = Uv(tmp_path / "cache", environ={"HOME": str(tmp_path), "XDG_CONFIG_DIRS": str(tmp_path), **environ})
-    return uv.variables()
+def uv_with(tmp_path, environ):
+    return Uv(
+        tmp_path / "cache", environ={"HOME": str(tmp_path), "XDG_CONFIG_DIRS": str(tmp_path), **environ}
+    )
 
 
 def test_settings_that_would_change_a_lock_unseen_are_dropped(tmp_path):
-    env = shown_environment(
+    env = uv_with(
         tmp_path,
         {
             "UV_CONSTRAINT": "c.txt",
@@ -32,12 +33,11 @@ def test_settings_that_would_change_a_lock_unseen_are_dropped(tmp_path):
             "VIRTUAL_ENV": "/v",
             "PYTHONPATH": "/p",
             "UV_HTTP_TIMEOUT": "7",
-            "UV_INDEX_MINE_PASSWORD": "secret",
             "UV_CREDENTIALS_DIR": "/logins",
             "HTTPS_PROXY": "http://proxy",
             "CFLAGS": "-O1",
         },
-    )
+    ).variables()
     assert not {
         "UV_CONSTRAINT",
         "UV_EXCLUDE_NEWER",
@@ -47,33 +47,61 @@ def test_settings_that_would_change_a_lock_unseen_are_dropped(tmp_path):
         "PYTHONPATH",
     } & set(env)
     assert env["UV_HTTP_TIMEOUT"] == "7"
-    assert env["UV_INDEX_MINE_PASSWORD"] == "secret"
     assert env["UV_CREDENTIALS_DIR"] == "/logins", "what `uv auth login` wrote there"
     assert env["HTTPS_PROXY"] == "http://proxy"
     assert env["CFLAGS"] == "-O1"
 
 
-def config_of(env):
-    return tomllib.loads(Path(env["UV_CONFIG_FILE"]).read_text())
+def config_of(uv, *, builds=False):
+    return tomllib.loads(uv.configuration(builds=builds))
 
 
-def test_index_with_credentials_is_never_written_to_disk(tmp_path):
+@pytest.mark.parametrize("builds", [False, True])
+def test_a_login_is_in_no_file_and_no_variable(tmp_path, builds):
     address = "https://user:sec%40ret@host/simple"
-    env = shown_environment(tmp_path, {"UV_INDEX_URL": address, "UV_INDEX": f"mine={address}/mine"})
-    own, default = config_of(env)["index"]
-    assert (own["url"], default["url"]) == ("https://host/simple/mine", "https://host/simple")
-    assert not any(b"ret" in path.read_bytes() for path in (tmp_path / "cache").rglob("*.toml"))
-    assert env["UV_INDEX_MINE_USERNAME"] == "user"
-    assert env["UV_INDEX_MINE_PASSWORD"] == "sec@ret"
-    assert sum(value == "sec@ret" for value in env.values()) == 2, "the default index has its login, too"
+    uv = uv_with(
+        tmp_path,
+        {
+            "UV_INDEX_URL": address,
+            "UV_INDEX": f"mine={address}/mine by-name=https://host/named",
+            "UV_INDEX_BY_NAME_USERNAME": "me",
+            "UV_INDEX_BY_NAME_PASSWORD": "sec@ret",
+        },
+    )
+    mine, named, default = config_of(uv, builds=builds)["index"]
+    assert (mine["name"], mine["url"]) == ("mine", f"{address}/mine")
+    assert (named["name"], named["url"]) == ("by-name", "https://me:sec%40ret@host/named")
+    assert (default["url"], default["default"]) == (address, True)
+    assert "ret" not in str(uv.variables(builds=builds))
+    assert not any(b"ret" in path.read_bytes() for path in tmp_path.rglob("*") if path.is_file())
 
 
 def test_open_index_is_cached_by_a_configuration_of_ours(tmp_path):
-    env = shown_environment(tmp_path, {"UV_INDEX_URL": "https://host/simple"})
-    assert "UV_DEFAULT_INDEX" not in env
-    (index,) = config_of(env)["index"]
+    uv = uv_with(tmp_path, {"UV_INDEX_URL": "https://host/simple"})
+    assert "UV_DEFAULT_INDEX" not in uv.variables()
+    (index,) = config_of(uv)["index"]
     assert (index["url"], index["default"]) == ("https://host/simple", True)
     assert "max-age=600" in index["cache-control"]["api"]
+
+
+@pytest.mark.parametrize(
+    ("environ", "urls"),
+    [
+        ({}, [public_index()]),
+        ({"UV_INDEX": "https://more/simple"}, ["https://more/simple", public_index()]),
+        (
+            {"PIP_EXTRA_INDEX_URL": "https://more/simple"},
+            [public_index(), "https://more/simple", public_index()],
+        ),
+    ],
+)
+def test_the_public_index_is_asked_where_no_other_is_the_default(tmp_path, monkeypatch, environ, urls):
+    monkeypatch.setattr("bisect_env.environments.settings.pip_config_files", lambda environ: iter(()))
+    uv = uv_with(tmp_path, environ)
+    assert uv.index == public_index()
+    tables = config_of(uv)["index"]
+    assert [table["url"] for table in tables] == urls
+    assert [table.get("default", False) for table in tables] == [False] * (len(urls) - 1) + [True]
 
 
 def test_the_users_own_uv_toml_speaks_for_itself(tmp_path):
@@ -86,28 +114,25 @@ def test_the_users_own_uv_toml_speaks_for_itself(tmp_path):
         '[[index]]\nname = "corp"\nurl = "https://corp/simple"\ndefault = true\nauthenticate = "always"\n'
         '[[index]]\nname = "more"\nurl = "https://corp/more"\n'
     )
-    env = shown_environment(tmp_path, {})
-    ours = config_of(env)
+    uv = uv_with(tmp_path, {})
+    ours = config_of(uv)
     assert [one["url"] for one in ours["index"]] == ["https://corp/more", "https://corp/simple"]
     assert ours["index"][0]["name"] == "more"
     assert (ours["index"][1]["default"], ours["index"][1]["authenticate"]) == (True, "always")
     assert ours["keyring-provider"] == "subprocess"
     assert ours["index-strategy"] == "unsafe-best-match"
-    assert env["UV_FIND_LINKS"] == str(config.parent / "wheels")
-    assert env["https_proxy"] == "http://me:hunter2@proxy"
-    assert env["UV_PYTHON_INSTALL_MIRROR"] == "https://me:hunter2@mirror"
-    assert "hunter2" not in Path(env["UV_CONFIG_FILE"]).read_text()
+    assert ours["find-links"] == [str(config.parent / "wheels")]
+    assert ours["https-proxy"] == "http://me:hunter2@proxy"
+    assert ours["python-install-mirror"] == "https://me:hunter2@mirror"
+    assert "hunter2" not in str(uv.variables())
 
 
-def test_a_token_in_the_address_of_an_index_reaches_uv_and_no_file(tmp_path):
+@pytest.mark.parametrize("builds", [False, True])
+def test_a_token_in_the_address_of_an_index_reaches_uv_and_no_variable(tmp_path, builds):
     address = "https://corp/simple?token=hunter2"
-    env = shown_environment(tmp_path, {"UV_DEFAULT_INDEX": address, "UV_INDEX": "more=https://more/simple"})
-    assert env["UV_DEFAULT_INDEX"] == address
-    assert env["UV_INDEX"] == "more=https://more/simple"
-    assert "index" not in config_of(env)
-    built = Uv(tmp_path / "cache", environ={"UV_DEFAULT_INDEX": address}).variables(builds=True)
-    assert "hunter2" not in str(built) + Path(built["UV_CONFIG_FILE"]).read_text()
-    assert [one["url"] for one in config_of(built)["index"]] == ["https://corp/simple"]
+    uv = uv_with(tmp_path, {"UV_DEFAULT_INDEX": address})
+    assert [one["url"] for one in config_of(uv, builds=builds)["index"]] == [address]
+    assert "hunter2" not in str(uv.variables(builds=builds))
 
 
 @pytest.mark.integration
@@ -222,8 +247,8 @@ def test_a_uv_toml_in_the_place_of_temporary_files_is_not_read(index, cache, pyt
 
 
 @pytest.mark.integration
-def test_a_build_that_uv_asks_no_index_for_is_told_no_login(tmp_path, monkeypatch, python):
-    """Then it is the first to open what uv would read the login from."""
+def test_a_build_cannot_read_what_uv_was_told(tmp_path, monkeypatch, python):
+    """Not even a build before which uv has asked no index."""
     netrc = tmp_path / "netrc"
     netrc.write_text("machine 127.0.0.1 login me password hunter2\n")
     monkeypatch.setenv("NETRC", str(netrc))
@@ -233,11 +258,18 @@ def test_a_build_that_uv_asks_no_index_for_is_told_no_login(tmp_path, monkeypatc
         '[build-system]\nrequires = []\nbuild-backend = "back"\nbackend-path = ["."]\n'
     )
     (project / "back.py").write_text(
-        "import os\ndef build_wheel(*arguments):\n    text = open(os.environ['NETRC']).read()\n"
-        f"    open({str(seen)!r}, 'w').write('told: ' + text)\n    raise SystemExit(1)\n"
+        "import os, pathlib, sys\n"
+        "def build_wheel(*arguments):\n"
+        "    inputs = [sys.stdin.read()]\n"
+        "    for pid in (os.getppid(), os.getpid()):\n"
+        "        inputs.append(os.read(os.open(f'/proc/{pid}/fd/0', os.O_RDONLY), 9999).decode())\n"
+        f"    pathlib.Path({str(seen)!r}).write_text(repr((inputs, dict(os.environ))))\n"
+        "    raise SystemExit(1)\n"
     )
     args = ["build", "--wheel", "-p", python, "-o", tmp_path / "out", project]
     uv = Uv(tmp_path / "cache", "http://127.0.0.1:9/simple")
     done = uv.run(args, cwd=tmp_path, timeout=60, builds=True)
     assert done.returncode != 0
-    assert seen.read_text() == "told: ", done.stderr
+    assert seen.read_text().startswith("(['', '', '']"), done.stderr
+    assert "hunter2" not in seen.read_text()
+    assert str(netrc) not in seen.read_text()

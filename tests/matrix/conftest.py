@@ -23,6 +23,9 @@ class FakeCatalogue:
         self.asked.append((package, "pypi", index))
         return list(self.releases.get(package, []))
 
+    def indexes_without_pages(self, *, at_all: bool = False) -> list[str]:
+        return []
+
     def conda_versions(
         self, package: str, *, channels: Sequence[str], platform: str, build: str | None
     ) -> list[Release]:
