@@ -22,14 +22,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bisect_env.search.families import FloatArray
-from bisect_env.search.hypotheses import HypothesisRows, Patterns, share_bad
+from bisect_env.search.hypotheses import AT_ONCE, HypothesisRows, Patterns, share_bad
 from bisect_env.search.rates import IMPOSSIBLE, RateGrid, score
 
-_FIRST, _NEGLIGIBLE = 64, -30.0
-"""Number of patterns that are weighed first, and the log of the share of the best pattern below which another
-is left out."""
 _LEAST = 1e-12
-"""Hypotheses less likely than this, as a share of the most probable one, are left out of sums."""
+"""Hypotheses and patterns less likely than this, as a share of the most probable one, are left out of
+sums."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -91,17 +89,15 @@ class Belief:
         rows: The hypotheses.
         counts: The counts.
         patterns: The rows, grouped by the tried cells that they call bad.
-        by_rate: Posterior of each pattern with each column, divided by the pattern's prior, shape (P, J).
-        by_background: Posterior of each pattern with each background rate, divided by the pattern's prior,
-            shape (P, K).
+        likelihood: Likelihood of the counts under each pattern, as a multiple of that under all rows
+            together, shape (P,); 0 for patterns without a prior.
         log_evidence: Log marginal likelihood of the counts under all rows together.
     """
 
     rows: HypothesisRows
     counts: CellCounts
     patterns: Patterns
-    by_rate: FloatArray
-    by_background: FloatArray
+    likelihood: FloatArray
     log_evidence: float
 
     @cached_property
@@ -110,17 +106,17 @@ class Belief:
 
         The sum is 1.
         """
-        return np.asarray(self.patterns.prior * self.by_rate.sum(axis=1))
+        return np.asarray(self.patterns.prior * self.likelihood)
 
     @cached_property
     def best_fit(self) -> float:
         """Return the log likelihood of the counts under the hypothesis that fits them best."""
-        return self.log_evidence + float(np.log(self.by_rate.sum(axis=1).max()))
+        return self.log_evidence + float(np.log(self.likelihood.max()))
 
     @cached_property
     def weight(self) -> FloatArray:
         """Return the posterior probability of each hypothesis, shape (H,); the sum is 1."""
-        return np.asarray(self.rows.prior * self.by_rate.sum(axis=1)[self.patterns.of])
+        return np.asarray(self.rows.prior * self.likelihood[self.patterns.of])
 
     @cached_property
     def answers(self) -> FloatArray:
@@ -148,8 +144,7 @@ class Belief:
         share = float(self.masses[these].sum())
         if share <= 0.0:
             return self
-        factor = (these / share)[:, None]
-        return replace(self, by_rate=self.by_rate * factor, by_background=self.by_background * factor)
+        return replace(self, likelihood=self.likelihood * these / share)
 
     def given_columns(self, columns: NDArray[np.bool_], row: int) -> float:
         """Return the posterior of hypothesis `row`, assuming that only some failure rates are possible.
@@ -162,19 +157,47 @@ class Belief:
             columns: True for the possible columns, shape (J,).
             row: Number of the hypothesis.
         """
-        mass = self.patterns.prior * self.by_rate[:, columns].sum(axis=1)
+        mass = np.zeros_like(self.masses)
+        mass[self._likely] = self.masses[self._likely] * self.rates(self._likely)[0][:, columns].sum(axis=1)
         total = float(mass.sum())
         return float(self.patterns.share[row] * mass[self.patterns.of[row]] / total) if total > 0 else 0.0
 
     @cached_property
+    def _likely(self) -> NDArray[np.intp]:
+        """Return the numbers of the patterns whose posterior is not negligible (`_LEAST`)."""
+        return np.flatnonzero(self.masses > _LEAST * self.masses.max())
+
+    def rates(self, these: NDArray[np.intp]) -> tuple[FloatArray, FloatArray]:
+        """Return the posterior of failure rates under each of some patterns.
+
+        Args:
+            these: Numbers of patterns with a posterior above 0.
+
+        Returns:
+            The probability of each typical failure rate and spread of bad combinations, shape (these, J), and
+            of each failure rate of good combinations, shape (these, K). All rows sum to 1.
+        """
+        bad, good, _ = _scaled(self.patterns, self.counts, these)
+        joint = self.counts.grid.joint
+        by_rate = bad * (good @ joint.T)
+        total = by_rate.sum(axis=1, keepdims=True)
+        return by_rate / total, good * (bad @ joint) / total
+
+    @cached_property
     def bad_rates(self) -> FloatArray:
         """Return how probable each typical failure rate and spread of bad combinations is, shape (J,)."""
-        return np.asarray(self.patterns.prior @ self.by_rate)
+        return self._mean_rates[0]
 
     @cached_property
     def backgrounds(self) -> FloatArray:
         """Return how probable each failure rate of good combinations (background rate) is, shape (K,)."""
-        return np.asarray(self.patterns.prior @ self.by_background)
+        return self._mean_rates[1]
+
+    @cached_property
+    def _mean_rates(self) -> tuple[FloatArray, FloatArray]:
+        by_rate, by_background = self.rates(self._likely)
+        mass = self.masses[self._likely]
+        return mass @ by_rate, mass @ by_background
 
     @property
     def typical_rates(self) -> tuple[float, float]:
@@ -200,29 +223,78 @@ def believe(rows: HypothesisRows, counts: CellCounts) -> Belief:
         counts: The failures and trials of all groups of combinations, with the prior of rates.
     """
     patterns = rows.patterns(counts.tried)
+    fit = np.empty(len(patterns.prior))
+    # In parts that fit into a cache, this takes half of the time.
+    for start in range(0, len(fit), AT_ONCE):
+        these = np.arange(start, min(start + AT_ONCE, len(fit)))
+        bad, good, log_scale = _scaled(patterns, counts, these)
+        bad *= good @ counts.grid.joint.T
+        with np.errstate(divide="ignore"):
+            fit[these] = np.log(bad.sum(axis=1)) + log_scale
+    with np.errstate(divide="ignore"):
+        weighted = fit + np.log(patterns.prior)
+    peak = float(weighted.max())
+    log_evidence = peak + float(np.log(np.exp(weighted - peak).sum()))
+    # A pattern without a prior could fit so much better than all others that the ratio overflows.
+    likelihood = np.where(patterns.prior > 0, np.exp(np.minimum(fit - log_evidence, 700.0)), 0.0)
+    return Belief(rows, counts, patterns, likelihood, log_evidence)
+
+
+def most_evidence(rows: HypothesisRows, counts: CellCounts) -> float:
+    """Return an upper bound of the log evidence that comes from histories (rows above tier 0).
+
+    Along one axis it is close and quick to compute, however many histories there are: histories that begin
+    alike and change equally often have nearly equal priors, and the likelihoods of all of these, at each pair
+    of failure rates, are summed value by value (the forward algorithm of hidden Markov models; L. R. Rabiner,
+    Proceedings of the IEEE 77 (1989), 257-286).
+
+    Args:
+        rows: Hypotheses about the values of one axis.
+        counts: The failures and trials of all values, at least one of which was tried.
+    """
+    prior = rows.patterns(counts.tried).most_prior
+    columns, backgrounds = np.nonzero(counts.grid.joint)
     log_bad, log_good, _ = counts.scored
-    a, b = patterns.calls @ log_bad, (1.0 - patterns.calls) @ log_good
+    log = np.stack([log_good[:, backgrounds], log_bad[:, columns]])
+    top = log.max(axis=0)
+    label = np.exp(log - top)[:, None]
+    # Sum over all histories of the values from here on, by how they begin and how often they change.
+    total = np.zeros((*prior.shape, len(columns)))
+    total[:, 0] = label[:, 0, -1]
+    for place in range(len(counts.tried) - 2, -1, -1):
+        total[:, 1:] += total[::-1, :-1].copy()
+        total *= label[:, :, place]
+    found = np.einsum("lc,lcp->p", prior, total) * counts.grid.joint[columns, backgrounds]
+    with np.errstate(divide="ignore"):
+        return float(np.logaddexp.reduce(np.log(found) + top.sum(axis=0)))
+
+
+def _scaled(
+    patterns: Patterns, counts: CellCounts, these: NDArray[np.intp]
+) -> tuple[FloatArray, FloatArray, FloatArray]:
+    """Return how well some patterns explain the counts of their bad and of their good cells.
+
+    Args:
+        patterns: All patterns.
+        counts: The counts.
+        these: Numbers of the patterns.
+
+    Returns:
+        The likelihood of the counts of all bad cells at each column, shape (these, J), and of all good cells
+        at each background, shape (these, K). Each row is divided by its maximum. Third, the log of the
+        product of both maxima, shape (these,).
+    """
+    log_bad, log_good, _ = counts.scored
+    calls = patterns.calls[these]
+    bad, good = calls @ log_bad, (1.0 - calls) @ log_good
     if patterns.never >= 0:
         # Where all combinations fail alike, and not rarely, they are bad.
-        b[patterns.never, counts.grid.p0 >= counts.grid.rates.min()] = IMPOSSIBLE
-    top_a, top_b = a.max(axis=1), b.max(axis=1)
-    with np.errstate(divide="ignore"):
-        # A pattern fits at most as well as with the best rates for its bad cells and for its good cells.
-        bound = top_a + top_b + np.log(patterns.prior)
-    joint = counts.grid.joint
-
-    def weighed(these: NDArray[np.intp]) -> tuple[FloatArray, FloatArray, FloatArray]:
-        exp_a, exp_b = np.exp(a[these] - top_a[these, None]), np.exp(b[these] - top_b[these, None])
-        by_rate = exp_a * (exp_b @ joint.T)
-        with np.errstate(divide="ignore"):
-            return by_rate, exp_b * (exp_a @ joint), bound[these] + np.log(by_rate.sum(axis=1))
-
-    best = np.argsort(-bound, kind="stable")[:_FIRST]
-    these = np.flatnonzero(bound > float(weighed(best)[2].max()) + _NEGLIGIBLE)
-    by_rate, by_background, fit = weighed(these)
-    peak = float(fit.max())
-    total = float(np.exp(fit - peak).sum())
-    scale = (np.exp(np.minimum(bound[these] - peak, 700.0)) / patterns.prior[these] / total)[:, None]
-    rates, backgrounds = np.zeros_like(a), np.zeros_like(b)
-    rates[these], backgrounds[these] = by_rate * scale, by_background * scale
-    return Belief(rows, counts, patterns, rates, backgrounds, peak + float(np.log(total)))
+        high = counts.grid.p0 >= counts.grid.rates.min()
+        good[np.ix_(these == patterns.never, high)] = IMPOSSIBLE
+    log_scale = np.zeros(len(these))
+    for likelihood in (bad, good):
+        top = likelihood.max(axis=1)
+        log_scale += top
+        likelihood -= top[:, None]
+        np.exp(likelihood, out=likelihood)
+    return bad, good, log_scale

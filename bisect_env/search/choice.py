@@ -21,6 +21,7 @@ Array shapes: C cells to choose from, S states (see `Choice._states`).
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
@@ -64,7 +65,11 @@ class Choice:
         of = belief.patterns.of[rows]
         self._weight = weight
         self._says = belief.rows.says[np.ix_(rows, cells)]
-        self._belief, self._of = belief, of
+        counts = belief.counts
+        self._grid = counts.grid
+        self._by_rate, self._by_background = belief.rates(of)
+        self._tried = counts.trials[cells] > 0
+        self._own = counts.scored[2][np.searchsorted(counts.tried, cells[self._tried])]
         self._rates_matter = float(belief.answers[belief.best]) < LEADING
 
     def _chances(self, value: Callable[[FloatArray], FloatArray]) -> tuple[FloatArray, FloatArray]:
@@ -76,18 +81,16 @@ class Choice:
         Returns:
             The mean for each cell if it is bad, shape (sample, C), and for good cells, shape (sample, 1).
         """
-        belief, grid = self._belief, self._belief.counts.grid
-        by_rate, by_background = belief.by_rate[self._of], belief.by_background[self._of]
-        by_rate = by_rate / np.maximum(by_rate.sum(axis=1, keepdims=True), 1e-300)
-        by_background = by_background / np.maximum(by_background.sum(axis=1, keepdims=True), 1e-300)
+        grid = self._grid
         of_rate = value(grid.rates)
         given = np.repeat((grid.kernel @ of_rate)[:, None], len(self._cells), axis=1)
-        place = np.searchsorted(belief.counts.tried, self._cells)
-        own = belief.counts.scored[2]
-        for column, (cell, at) in enumerate(zip(self._cells, place, strict=True)):
-            if at < len(belief.counts.tried) and belief.counts.tried[at] == cell:
-                given[:, column] = own[at] @ of_rate
-        return by_rate @ given, (by_background @ value(grid.p0))[:, None]
+        given[:, self._tried] = (self._own @ of_rate).T
+        return self._by_rate @ given, (self._by_background @ value(grid.p0))[:, None]
+
+    @cached_property
+    def _single(self) -> FloatArray:
+        """Return the expected information of one trial of each combination, shape (C,)."""
+        return self.information()
 
     def _fails(self, block: int) -> FloatArray:
         """Return the probability that at least one of `block` trials of each combination fails.
@@ -121,7 +124,7 @@ class Choice:
             prices: Price of each cell's environment in trials, 0 where it exists, shape (C,).
         """
         if not prices.any():
-            return self.information()
+            return self._single
         return np.asarray(np.max([self.information(k) / (k + prices) for k in BLOCKS], axis=0))
 
     def batch(
@@ -143,7 +146,7 @@ class Choice:
         unknown = branches[0] @ binary_entropy(fails)
         before = binary_entropy(branches[0] @ fails) - unknown
         # Each further trial of the same cell repeats part of the information about the rates.
-        of_rates = np.maximum(self.information() - before, 0.0)
+        of_rates = np.maximum(self._single - before, 0.0)
         times = np.bincount(np.asarray(running, dtype=np.intp), minlength=len(prices))
         new = len({place for place in running if prices[place] > 0})
         for place in running:
@@ -178,10 +181,8 @@ class Choice:
         The shapes are (1, S) and (S, C). A possible truth (state) is a hypothesis together with whether bad
         combinations fail in every trial: given both, trials of one combination hardly depend on each other.
         """
-        belief, grid = self._belief, self._belief.counts.grid
-        certain = (grid.m == 1.0) & (grid.spread == 0.0)
-        by_rate = belief.by_rate[self._of]
-        share = by_rate[:, certain].sum(axis=1) / np.maximum(by_rate.sum(axis=1), 1e-300)
+        certain = (self._grid.m == 1.0) & (self._grid.spread == 0.0)
+        share = self._by_rate[:, certain].sum(axis=1)
         fails = self._fails(1)
         rest = np.maximum(1.0 - share, 1e-12)[:, None]
         flaky = np.where(self._says, np.clip((fails - share[:, None]) / rest, 0.0, 1.0), fails)

@@ -26,8 +26,8 @@ from numpy.typing import NDArray
 from bisect_env.search.families import FloatArray
 from bisect_env.search.space import Hypothesis
 
-_AT_ONCE = 512
-"""Number of rows of a table that are converted to floats at once."""
+AT_ONCE = 512
+"""Number of hypotheses or patterns that are computed with at once."""
 
 
 def _not_written(row: int) -> Hypothesis:
@@ -94,6 +94,7 @@ class Patterns:
         share: Share of each row in the probability of its pattern, shape (H,). The rows of the lowest tier
             share it in proportion to their priors, and all others have 0, since trials give no reason to
             believe in a more complicated row.
+        tier: Lowest tier of a row of each pattern, shape (P,).
         never: Number of the pattern that has only the row that calls nothing bad; -1 if there is no such row.
     """
 
@@ -101,6 +102,7 @@ class Patterns:
     calls: FloatArray
     prior: FloatArray
     share: FloatArray
+    tier: NDArray[np.int8]
     never: int
 
     @classmethod
@@ -119,7 +121,21 @@ class Patterns:
         simple = np.where(rows.tier == lowest[of], rows.prior, 0.0)
         total = np.bincount(of, weights=simple, minlength=len(calls))
         prior = np.bincount(of, weights=rows.prior, minlength=len(calls)).astype(np.float64)
-        return cls(of, calls.astype(np.float64), prior, simple / np.where(total > 0, total, 1.0)[of], never)
+        share = simple / np.where(total > 0, total, 1.0)[of]
+        return cls(of, calls.astype(np.float64), prior, share, lowest, never)
+
+    @cached_property
+    def most_prior(self) -> FloatArray:
+        """Return the greatest prior of patterns above tier 0 that begin alike and change equally often.
+
+        The shape is (2, changes + 1): the first index is 1 for patterns that call the first tried cell bad,
+        the second is the number of changes from one tried cell to the next.
+        """
+        above = self.tier > 0
+        changes = np.count_nonzero(np.diff(self.calls, axis=1), axis=1)[above]
+        most = np.zeros((2, int(changes.max(initial=0)) + 1))
+        np.maximum.at(most, (self.calls[above, 0].astype(np.intp), changes), self.prior[above])
+        return most
 
 
 def joined(parts: Sequence[HypothesisRows]) -> HypothesisRows:
@@ -148,7 +164,7 @@ def share_bad(weights: FloatArray, says: NDArray[np.bool_]) -> FloatArray:
         says: True where a hypothesis calls a combination bad, shape (H, X).
     """
     # The product converts the table to floats: in parts that fit into a cache, it takes a fifth of the time.
-    parts = [slice(start, start + _AT_ONCE) for start in range(0, len(weights), _AT_ONCE)]
+    parts = [slice(start, start + AT_ONCE) for start in range(0, len(weights), AT_ONCE)]
     return np.asarray(sum((weights[part] @ says[part] for part in parts), np.zeros(says.shape[1])))
 
 

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from bisect_env.matrix.grid import Index
 from bisect_env.matrix.schema import SearchLimits
-from bisect_env.search.belief import Belief, CellCounts, believe
+from bisect_env.search.belief import Belief, CellCounts, believe, most_evidence
 from bisect_env.search.families import FloatArray
 from bisect_env.search.generators import staircase_rows
 from bisect_env.search.hypotheses import HypothesisRows, joined
@@ -127,16 +127,19 @@ class Known:
             return plain
         if not is_sure and best_fit(self.counts) - plain.best_fit < _DOUBT:
             return plain
-        parts = [self.wider() or self.rows]
-        if stairs := staircase_rows(self.view, self.labels, self.can_run):
-            parts.append(stairs)
-        if parts == [self.rows]:
+        wider, stairs = self.wider(), staircase_rows(self.view, self.labels, self.can_run)
+        if wider is None and stairs is None:
             return plain
-        whole = believe(joined(parts), self.counts)
+        least = 1.0 - self.limits.confidence if is_sure else _BELIEVED
+        # On one axis there are many histories, and mostly a bound shows that they cannot have that share.
+        is_line = sum(size > 1 for size in self.view.grid.shape) == 1 and not self.unanimous
+        below = plain.log_evidence + math.log(least / 2.0)
+        if is_line and wider is not None and most_evidence(wider, self.counts) < below:
+            return plain
+        whole = believe(joined([wider or self.rows, *([stairs] if stairs else [])]), self.counts)
         if self.unanimous:
             return whole
-        doubt = float(whole.answers[whole.rows.tier > 0].sum())
-        return whole if doubt > (1.0 - self.limits.confidence if is_sure else _BELIEVED) else plain
+        return whole if float(whole.answers[whole.rows.tier > 0].sum()) > least else plain
 
     @cached_property
     def lawless(self) -> bool:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from bisect_env.matrix.grid import Direction, Index
-from bisect_env.search.belief import Belief, CellCounts, believe
+from bisect_env.search.belief import Belief, CellCounts, believe, most_evidence
 from bisect_env.search.generators import products, staircase_rows
 from bisect_env.search.hypotheses import HypothesisRows, joined
 from bisect_env.search.independent import independent, path
@@ -171,6 +171,25 @@ def test_what_fails_alike_everywhere_is_not_called_never_bad() -> None:
     belief = believe(plain(view_of((8,))), counts)
     assert belief.rows.always[belief.best]
     assert belief.answers[belief.best] > 0.95
+
+
+@pytest.mark.parametrize("tried", [3, 9, 12])
+@pytest.mark.parametrize("direction", ORDERED)
+def test_the_evidence_of_all_histories_is_bounded_closely(direction: Direction, tried: int) -> None:
+    rng = RNG(tried)
+    rows = with_histories(view_of((12,), direction))
+    for _ in range(10):
+        trials = np.zeros(12, dtype=np.int64)
+        trials[rng.permutation(12)[:tried]] = rng.integers(1, 9, tried)
+        counts = CellCounts(small_rates(), rng.binomial(trials, rng.choice([0.1, 0.5])), trials)
+        belief = believe(rows, counts)
+        of_histories = belief.masses[belief.patterns.tier > 0].sum()
+        exact = belief.log_evidence + math.log(of_histories) if of_histories else -math.inf
+        bound = most_evidence(rows, counts)
+        assert bound >= exact - 1e-9
+        # Once all values were tried, histories that begin alike and change equally often are equally likely.
+        if tried == 12:
+            assert bound == pytest.approx(exact, abs=1e-8)
 
 
 @given(st.integers(0, 2**32 - 1))

@@ -44,7 +44,7 @@ def information_by_loops(belief: Belief, block: int) -> NDArray[np.float64]:
             pattern = belief.patterns.of[row]
             chance = known = 0.0
             if rows.says[row, cell]:
-                columns = belief.by_rate[pattern] / belief.by_rate[pattern].sum()
+                columns = belief.rates(np.array([pattern]))[0][0]
                 for j, share in enumerate(columns):
                     own = rates.kernel[j] * rates.rates**y * (1 - rates.rates) ** (n - y)
                     if own.sum() <= 0:
@@ -54,7 +54,7 @@ def information_by_loops(belief: Belief, block: int) -> NDArray[np.float64]:
                         chance += share * p * (1 - (1 - r) ** block)
                         known += share * p * entropy(1 - (1 - r) ** block)
             else:
-                backgrounds = belief.by_background[pattern] / belief.by_background[pattern].sum()
+                backgrounds = belief.rates(np.array([pattern]))[1][0]
                 for share, p0 in zip(backgrounds, rates.p0, strict=True):
                     chance += share * (1 - (1 - p0) ** block)
                     known += share * entropy(1 - (1 - p0) ** block)
