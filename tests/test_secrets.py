@@ -9,8 +9,8 @@ import pytest
 import yaml
 
 from bisect_env.errors import UsageError
-from bisect_env.matrix.shared_text import shared_matrix_text
 from bisect_env.secrets import may_be_stored, public_json, without_passwords, without_values
+from bisect_env.storage.shared_text import shared_matrix_text
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 import signal
+import string
 import unicodedata
 from collections.abc import Callable
 from datetime import UTC, date, datetime, timedelta
@@ -314,6 +315,26 @@ def _signal(value: Any) -> Any:
         raise ValueError(f"{str(value)!r} is not a signal; write one like SIGSEGV or 11") from None
 
 
+def placeholders(word: str) -> tuple[str, ...]:
+    """Return the names between braces in a word of a command: `("cuda",)` for `image-{cuda}`.
+
+    Raises:
+        ValueError: A brace has no counterpart, or a placeholder is not a plain name; the message names a
+            remedy.
+    """
+    refusal = f"{word!r} has a brace that is no placeholder; write {{axis}}, or {{{{ and }}}} for braces"
+    try:
+        fields = [field[1:] for field in string.Formatter().parse(word) if field[1] is not None]
+    except ValueError:
+        raise ValueError(refusal) from None
+    names = []
+    for name, spec, conversion in fields:
+        if not name or spec or conversion:
+            raise ValueError(refusal)
+        names.append(name)
+    return tuple(names)
+
+
 def package_of(requirement: str) -> str:
     """Return the normalised name of the package in a requirement or conda spec: `numpy` for `NumPy>=2`."""
     match = re.match(r"\s*([A-Za-z0-9._-]+)", requirement)
@@ -369,11 +390,13 @@ PackageName = Annotated[
     ),
 ]
 Regex = Annotated[str, AfterValidator(_regex)]
+CommandWord = Annotated[str, _readable(placeholders)]
 ImageName = Annotated[
     str,
     AfterValidator(_not_blank),
     # The name becomes an argument of `docker run`, where a leading hyphen would make it an option.
     _like(r"[A-Za-z0-9{][A-Za-z0-9._:/@{}-]*", "the name of an image; write one like python:3.12-slim"),
+    _readable(placeholders),
 ]
 IndexUrl = Annotated[str, AfterValidator(_index_url)]
 IndexName = Annotated[

@@ -39,6 +39,7 @@ from bisect_env.matrix.scalars import (
     BuildPattern,
     Bytes,
     ChannelName,
+    CommandWord,
     CondaSpec,
     DateText,
     DayText,
@@ -64,6 +65,7 @@ from bisect_env.matrix.scalars import (
     VirtualPackage,
     cutoff,
     days_between,
+    placeholders,
 )
 from bisect_env.matrix.signatures import FROM_BAD_END, SIGNATURE_VERSION, read_signature
 from bisect_env.matrix.versions import (
@@ -570,14 +572,13 @@ class Trial(StrictModel):
     """Settings for one run of the script."""
 
     command: Annotated[
-        tuple[str, ...],
+        tuple[CommandWord, ...],
+        Field(min_length=1),
         BeforeValidator(_split_command),
         WithJsonSchema({"type": ["string", "array"], "items": {"type": ["string", "number"]}}),
     ] = Field(
-        default=(),
         description="Program and arguments, as a list or as one text that is split like a shell command. "
-        "`{axis}` is replaced by the value of the axis; write `{{` and `}}` for braces. "
-        "Default: python and the first file.",
+        "`{axis}` is replaced by the value of the axis; write `{{` and `}}` for braces.",
     )
     files: OneOrMany[Text] = Field(
         default=(),
@@ -617,29 +618,19 @@ class Trial(StrictModel):
     bad: TargetRule = Field(default_factory=TargetRule, description="Which failures count as bad.")
 
     @model_validator(mode="after")
-    def _something_to_run(self) -> Self:
-        if not self.command and not self.files:
-            raise ValueError("the trial has nothing to run; add `command`, or `files` with the script first")
+    def _outcomes_and_command_fit(self) -> Self:
         disturbed = sorted(SHARING_DISTURBS & set(self.bad.outcomes))
         if 0 < self.gpus < 1 and disturbed:
             raise ValueError(
                 f"with `gpus: {self.gpus:g}` trials share a GPU, and {', '.join(disturbed)} of one can be "
                 "the doing of another; write `gpus: 1`, or leave it out of `bad.outcomes`"
             )
-        if self.repeat_within > 1 and not can_repeat(self.effective_command):
+        if self.repeat_within > 1 and not can_repeat(self.command):
             raise ValueError(
                 "`repeat_within` runs a Python script again, and the command is none; "
                 "write `python SCRIPT ...`, `python -m MODULE ...` or remove it"
             )
         return self
-
-    @property
-    def effective_command(self) -> tuple[str, ...]:
-        """Return the command of a trial, which by default is `python` with the first of `files`.
-
-        Placeholders are not replaced.
-        """
-        return self.command or ("python", braces_kept(self.files[0]))
 
     @property
     def scripts(self) -> tuple[str, ...]:
@@ -649,7 +640,7 @@ class Trial(StrictModel):
         """
         return tuple(
             word
-            for word in self.effective_command
+            for word in self.command
             if word.endswith((".py", ".sh"))
             and not word.startswith(("-", "/"))
             and not placeholders(word)
@@ -674,26 +665,6 @@ def braces_kept(text: str) -> str:
 def unbraced(word: str) -> str:
     """Replace doubled braces in a word by single ones, the reverse of `braces_kept`."""
     return word.replace("{{", "{").replace("}}", "}")
-
-
-def placeholders(word: str) -> tuple[str, ...]:
-    """Return the names between braces in a word of a command: `("cuda",)` for `image-{cuda}`.
-
-    Raises:
-        ValueError: A brace has no counterpart, or a placeholder is not a plain name; the message names a
-            remedy.
-    """
-    refusal = f"{word!r} has a brace that is no placeholder; write {{axis}}, or {{{{ and }}}} for braces"
-    try:
-        fields = [field[1:] for field in string.Formatter().parse(word) if field[1] is not None]
-    except ValueError:
-        raise ValueError(refusal) from None
-    names = []
-    for name, spec, conversion in fields:
-        if not name or spec or conversion:
-            raise ValueError(refusal)
-        names.append(name)
-    return tuple(names)
 
 
 def fill(command: Sequence[str], values: Mapping[str, str]) -> tuple[str, ...]:

@@ -248,7 +248,7 @@ def test_a_plan_says_what_commits_will_cost_and_builds_none(user: Asking) -> Non
     user.script("import demo\n")
     (user.folder / "matrix.yaml").write_text(
         "version: 1\nname: planned\naxes: {demo: {git: clone, package: demo, from: v1.0}}\n"
-        "trial: {files: [repro.py]}\ngood: {demo: v1.0}\nbad: {demo: HEAD}\n"
+        "trial: {command: python repro.py}\ngood: {demo: v1.0}\nbad: {demo: HEAD}\n"
     )
     user.index = ""
     code, out, err = user.run("plan", "matrix.yaml", "--forecast", "60")

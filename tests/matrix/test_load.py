@@ -116,11 +116,6 @@ def test_packages_as_a_list_are_pypi(matrix_of):
     assert matrix_of(AXES + "packages: [scipy, 'numpy<2']").file.packages.pypi == ("scipy", "numpy<2")
 
 
-def test_default_command_runs_the_first_file(matrix_of):
-    matrix = matrix_of(AXES + "trial: {files: [a b.py, data.txt]}", {"a b.py": "", "data.txt": ""})
-    assert matrix.command(Combination.of({"python": "3.9"})) == ("python", "a b.py")
-
-
 def test_a_script_of_the_command_is_carried_along(matrix_of):
     matrix = matrix_of(AXES + "trial: {command: python ./sub/run.py --x}", {"sub/run.py": "print(1)"})
     assert [(f.name, f.content) for f in matrix.files] == [("sub/run.py", b"print(1)")]
@@ -164,7 +159,7 @@ class TestDigest:
         assert matrix_of(text).digest != matrix_of(AXES).digest
 
     def test_the_script_counts(self, matrix_of):
-        text = AXES + "trial: {files: [run.py]}"
+        text = AXES + "trial: {command: python run.py}"
         assert matrix_of(text, {"run.py": "1"}).digest != matrix_of(text, {"run.py": "2"}).digest
 
     def test_the_order_of_axes_counts(self, matrix_of):
