@@ -46,7 +46,8 @@ TRIAL, SOURCES, COMMITS = "The trial", "Where packages come from", "Commits inst
 _SEARCH = ("rate", "always", "confidence")
 """Flags that change when the search stops; they may be given beside a matrix file or a study."""
 _COMMIT_FLAGS = ("from_", "to", "into_merges", "subdirectory")
-_RELEASE_FLAGS = ("good", "bad", "since", "channel", "step", "pre", "yanked")
+_OF_RELEASES = ("good", "bad", "step", "pre", "yanked")
+_RELEASE_FLAGS = (*_OF_RELEASES, "since", "channel")
 
 GoodOption = Annotated[
     list[str] | None, opt("--good VERSION", "What works: 2.6.0, or torch=2.6.0,cuml=24.04.")
@@ -290,6 +291,11 @@ def _releases(flags: Flags, words: Sequence[str]) -> tuple[AskedQuestion, tuple[
         raise UsageError(
             f"{option_name(misplaced[0])} belongs to `--git`, which was not given", remedy="add `--git PATH`"
         )
+    if flags.since and (misplaced := [name for name in flags.given() if name in _OF_RELEASES]):
+        raise UsageError(
+            f"{option_name(misplaced[0])} is about releases, and --since asks about the days of the index",
+            remedy="leave one of them out",
+        )
     packages, words = list(flags.package or ()), list(words)
     if not packages and not flags.since:
         packages.append(words.pop(0))
@@ -330,9 +336,13 @@ def _commits(flags: Flags, words: Sequence[str]) -> tuple[AskedQuestion, tuple[S
         raise UsageError("--git builds one package, and several are named", remedy="give one `-p NAME`")
     repository = repository_at(flags.git, Path.cwd())
     flags = replace(flags, to=flags.to or "HEAD")
-    package = (
-        releases_of_package(flags.package[0]).package if flags.package else _built_package(repository, flags)
-    )
+    named = releases_of_package(flags.package[0]) if flags.package else None
+    if named is not None and named.versions:
+        raise UsageError(
+            f"-p {named.package}{named.versions} is a range of releases, and --git asks about commits",
+            remedy=f"write `-p {named.package}`",
+        )
+    package = _built_package(repository, flags) if named is None else named.package
     question, files = asked_command(flags, words)
     commits = commit_range(flags, repository, package)
     return replace(question, moving=(Moving(commits, commits.from_, commits.to),)), files

@@ -16,6 +16,7 @@ from bisect_env.matrix.schema import (
     MatrixFile,
     PackageAxis,
     Packages,
+    WholeEnvironment,
     variable,
 )
 from bisect_env.matrix.signatures import FROM_BAD_END
@@ -37,6 +38,7 @@ def cross_checks(file: MatrixFile, lines: Mapping[Path, int]) -> list[Problem]:
         *rule_contradictions(file),
         *end_contradictions(file, {name: axis.listed for name, axis in file.axes.items()}),
         *_target(file),
+        *_rates(file),
         *_commits(file),
     ]
     pypi = ("packages", "pypi")
@@ -88,6 +90,9 @@ def _packages_once(file: MatrixFile) -> Iterator[Contradiction]:
         for value, one in axis.environments.items() if isinstance(axis, EnvironmentAxis) else ():
             lists.append((("axes", name, "environments", value), one, anywhere | by_axis))
     for path, packages, elsewhere in lists:
+        if isinstance(packages, WholeEnvironment) and packages.python and "python" in by_axis:
+            text = f"the environment has a Python, and {by_axis['python']} has one, too; remove one of them"
+            yield (*path, "python"), text
         for manager, texts in (("pypi", packages.pypi), ("conda", packages.conda)):
             seen: set[str] = set()
             for i, text in enumerate(texts):
@@ -216,6 +221,13 @@ def _target(file: MatrixFile) -> Iterator[Contradiction]:
     if file.trial.bad.signature == FROM_BAD_END and file.bad is None:
         text = f"`{FROM_BAD_END}` needs a combination that is known to be bad; add the key `bad`"
         yield ("trial", "bad", "signature"), text
+
+
+def _rates(file: MatrixFile) -> Iterator[Contradiction]:
+    rate, lowest = file.search.crash_rate, file.search.min_crash_rate
+    if rate is not None and rate < lowest:
+        text = f"crash_rate is {rate:g}, and no rate below min_crash_rate ({lowest:g}) is looked for"
+        yield ("search", "crash_rate"), f"{text}; add `min_crash_rate: {max(rate / 4, 0.0001):.1g}`"
 
 
 def _end_value_problem(

@@ -19,7 +19,7 @@ from bisect_env.matrix.grid import AxisKind, Direction, Grid, GridAxis, Index
 from bisect_env.matrix.history import History
 from bisect_env.matrix.load import Matrix
 from bisect_env.matrix.problems import Path, Problem, matrix_error
-from bisect_env.matrix.rules import RuleSet
+from bisect_env.matrix.rules import RuleSet, matching
 from bisect_env.matrix.scalars import cutoff
 from bisect_env.matrix.schema import Axis, CommitAxis, PackageAxis
 from bisect_env.matrix.versions import (
@@ -84,9 +84,7 @@ def expand(
         raise matrix_error(matrix.shown, [Problem(text, matrix.line("axes"))])
     excluded = _excluded(matrix, Grid(axes))
     if len(excluded) == size:
-        key = "exclude" if matrix.file.exclude else "include"
-        text = f"the rules exclude all {size} combinations; correct `exclude` or `include`"
-        raise matrix_error(matrix.shown, [Problem(text, matrix.line(key))])
+        raise matrix_error(matrix.shown, [_all_excluded(matrix, axes, size)])
     found = {axis.name: axis.values for axis in axes}
     problems = [
         Problem(_no_such_release(matrix, path, catalogue) or text, matrix.line(*path))
@@ -367,7 +365,8 @@ def _nothing_left(axis: PackageAxis, releases: Sequence[Release], found: GridAxi
         )
         return f"{what}, for {source}; correct the name or the index"
     shown = str(known[0]) if len(known) == 1 else f"{known[0]} to {known[-1]} ({len(known)} versions)"
-    return f"{what}; {'this machine' if axis.is_python else 'the index'} has {shown}"
+    place = "this machine" if axis.is_python else "the index"
+    return f"{what}, and {place} has {shown}; widen the range, or name versions in a list"
 
 
 def _unknown_to(matrix: Matrix, axis: PackageAxis, catalogue: VersionCatalogue) -> str:
@@ -398,6 +397,19 @@ def _excluded(matrix: Matrix, grid: Grid) -> dict[Index, str]:
     rules = RuleSet(file.axes, values, file.exclude, file.include)
     found = ((index, rules.excluding(grid.combination(index))) for index in grid.indices())
     return {index: exclusion.why for index, exclusion in found if exclusion is not None}
+
+
+def _all_excluded(matrix: Matrix, axes: Iterable[GridAxis], size: int) -> Problem:
+    """Say which key excludes all `size` combinations of a matrix."""
+    for axis in axes:
+        source = matrix.file.axes[axis.name]
+        skipped = {value for one in source.skip for value in matching(source, axis.values, one)}
+        if skipped.issuperset(axis.values):
+            text = f"`skip` leaves no value of the axis {axis.name!r}; skip fewer of its values"
+            return Problem(text, matrix.line("axes", axis.name, "skip"))
+    key = "exclude" if matrix.file.exclude else "include"
+    text = f"the rules exclude all {size} combinations; correct `exclude` or `include`"
+    return Problem(text, matrix.line(key))
 
 
 def _no_such_release(matrix: Matrix, path: Path, catalogue: VersionCatalogue) -> str | None:

@@ -441,7 +441,7 @@ Axis = Annotated[
     | Annotated[CommitAxis, Tag(CommitAxis.__name__)],
     Discriminator(
         _axis_kind,
-        custom_error_type="axis_kind",
+        custom_error_type="no_kind",
         custom_error_message="an axis needs one of `package` with `versions`, `values`, `dates`, or "
         "`environments`, or `git`; add one",
     ),
@@ -540,10 +540,26 @@ class TargetRule(StrictModel):
 def _split_command(value: Any) -> Any:
     if not isinstance(value, str):
         return value
+    # Without the line breaks, a command that a shell would continue in the next line is several lines, too.
+    text = value.strip().replace("\\\n", "\n")
+    in_one_line = shlex.shlex(text, posix=True)
+    in_one_line.whitespace, in_one_line.commenters, in_one_line.whitespace_split = " \t", "", True
     try:
-        return tuple(shlex.split(value))
+        words = tuple(shlex.split(value))
+        if shlex.split(text) == list(in_one_line):
+            return words
     except ValueError as error:
         raise ValueError(f"the command cannot be split into words ({error}); close the quotes") from None
+    raise ValueError(
+        "the command has several lines, and a trial starts one program; write it in one line, or as a list "
+        "such as [bash, -c, '...']"
+    )
+
+
+def _names_a_program(command: tuple[str, ...]) -> tuple[str, ...]:
+    if command and not command[0].strip():
+        raise ValueError("the command begins with an empty word; write the program first")
+    return command
 
 
 _MOST_ON_A_GPU = 32
@@ -575,6 +591,7 @@ class Trial(StrictModel):
         tuple[CommandWord, ...],
         Field(min_length=1),
         BeforeValidator(_split_command),
+        AfterValidator(_names_a_program),
         WithJsonSchema({"type": ["string", "array"], "items": {"type": ["string", "number"]}}),
     ] = Field(
         description="Program and arguments, as a list or as one text that is split like a shell command. "
@@ -705,20 +722,11 @@ def _list_is_pypi(value: Any) -> Any:
     return {"pypi": value} if isinstance(value, list | tuple) else value
 
 
-def _names_or_flag(value: Any) -> Any:
-    """Check a value that must be a boolean or a list of names, and return it.
-
-    The texts "true" and "false" are converted. Raise ValueError for other values.
-
-    Without this check, pydantic would report the mistake twice, once for each member of the union.
-    """
-    if isinstance(value, str):
-        value = {"true": True, "false": False}.get(value.lower(), value)
-    if not isinstance(value, bool | list | tuple):
-        raise ValueError(  # noqa: TRY004 -- pydantic turns ValueError alone into a finding
-            f"{value!r} is neither true, false nor a list of package names; write one of them"
-        )
-    return value
+def _flag_or_names(value: Any) -> str | None:
+    """Return whether a value is a boolean (`flag`) or a list (`names`), or None if it is neither."""
+    if isinstance(value, list | tuple):
+        return "names"
+    return "flag" if str(value).lower() in ("true", "false") else None
 
 
 class ContainerExecutor(StrictModel):
@@ -760,8 +768,11 @@ class Solver(StrictModel):
     )
     allow_source: Annotated[
         Annotated[bool, Tag("flag")] | Annotated[tuple[PackageName, ...], Tag("names")],
-        Discriminator(lambda value: "flag" if isinstance(value, bool) else "names"),
-        BeforeValidator(_names_or_flag),
+        Discriminator(
+            _flag_or_names,
+            custom_error_type="no_kind",
+            custom_error_message="this is neither true, false nor a list of package names; write one of them",
+        ),
         WithJsonSchema({"anyOf": [{"type": "boolean"}, {"type": "array", "items": {"type": "string"}}]}),
     ] = Field(
         default=False,

@@ -72,6 +72,7 @@ def test_one_line_asks_for_the_commit(user: Asking) -> None:
         (("--git", "clone", "--from", "v9", "-p", "demo", "repro.py"), "has no commit v9"),
         (("--git", "clone", "--from", "v1.1", "-p", "demo", "repro.py"), "no commit lies between"),
         (("--git", "clone", "--from", "v1.0", "--good", "1", "repro.py"), "--good is about releases"),
+        (("--git", "clone", "--from", "v1.0", "-p", "demo>=1", "repro.py"), "is a range of releases"),
         (("--git", "clone", "--from", "v1.0", "repro.py"), "name it: `-p NAME`"),
         (
             ("--git", "below", "--from", "v1.0", "repro.py"),

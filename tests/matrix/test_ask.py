@@ -188,7 +188,10 @@ def test_a_header_that_cannot_be_read(text, says):
         ({"good": {"orjson": "3.7"}}, "is not in the range"),
         ({"good": {"orjson": "new"}, "bad": {"orjson": "3.9"}}, "Invalid version"),
         ({"good": {"orjson": "1" * 5000}, "bad": {"orjson": "3.9"}}, "Invalid version"),
-        ({"packages": (f"orjson>={'1' * 5000}",), "good": {"orjson": "1"}}, "may have 1000; shorten it"),
+        (
+            {"packages": (f"orjson>={'1' * 5000}",), "good": {"orjson": "1"}},
+            "may have 1000\n  remedy: shorten it",
+        ),
         ({"packages": (f"orjson; {'(' * 3000}",)}, "-p: .* is no package with versions"),
         ({"with_packages": (f"six; {'(' * 3000}",)}, "--with: .* is no package with versions"),
         ({"inline": InlineMetadata((), "<3")}, "which the script's header asks for"),

@@ -41,6 +41,24 @@ good: {size: 1, day: 2020-09-22}
     assert matrix.file.good == {"size": "1", "day": "2020-09-22"}
 
 
+def test_null_in_quotes_is_text(matrix_of):
+    matrix = matrix_of("axes:\n  size: {values: ['null', '~', none]}\nplatform:\nindex: null\n")
+    assert matrix.file.axes["size"].values == ("null", "~", "none")
+    assert (matrix.file.platform, matrix.file.index) == (None, None)
+    with pytest.raises(MatrixError, match=r"values\[1\]: this is empty or null; .*'null' in quotes is text"):
+        matrix_of("axes:\n  size: {values: [1, ~]}\n")
+
+
+def test_one_line_of_a_command_may_be_a_block(matrix_of):
+    for block in (
+        "|\n    python -V\n",
+        ">\n    python\n    -V\n",
+        "|\n    python -c 'print(1)\n    print(2)'\n",
+    ):
+        command = matrix_of(AXES + f"trial:\n  command: {block}").file.trial.command
+        assert command[:2] in (("python", "-V"), ("python", "-c"))
+
+
 def test_defaults(matrix_of):
     matrix = matrix_of(AXES)
     assert matrix.file.trial.timeout == 60
