@@ -197,7 +197,7 @@ def keep_for_builds(variables: Mapping[str, str]) -> None:
     Locks are written to files and to the database, so they contain `***` instead of a secret. `for_build`
     later reads the real value from the environment, which worker processes on this host inherit.
     """
-    os.environ.update({_BUILD_SECRET + k: v for k, v in variables.items() if is_secret(k, v)})
+    os.environ.update({_BUILD_SECRET + k: v for k, v in variables.items() if v != MASK and is_secret(k, v)})
 
 
 def for_build(variables: Mapping[str, str]) -> dict[str, str]:

@@ -8,9 +8,10 @@ from collections.abc import Callable
 import pytest
 import yaml
 
-from bisect_env.errors import UsageError
-from bisect_env.matrix.shared_text import shared_matrix_text
-from bisect_env.secrets import may_be_stored, public_json, without_passwords, without_values
+from bisect_env.errors import InfrastructureError, UsageError
+from bisect_env.matrix.load import stored_matrix
+from bisect_env.secrets import for_build, may_be_stored, public_json, without_passwords, without_values
+from bisect_env.storage.shared_text import shared_matrix_text
 
 
 @pytest.mark.parametrize(
@@ -203,3 +204,16 @@ def test_variables_in_another_form_than_a_mapping_are_masked_as_a_whole() -> Non
     assert shared_matrix_text("trial: {env: [X=1]}") == 'trial: {env: "***"}'
     assert shared_matrix_text("trial: {env: }") == "trial: {env: }"
     assert not may_be_stored("CUDA_TOOL", TOKEN)
+
+
+def test_a_masked_value_of_a_stored_matrix_replaces_no_secret_of_a_build(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    text = "version: 1\nname: demo\ntrial: {command: python -V}\n"
+    text += "axes: {app: {git: x, package: app, from: v1, build: {env: {MY_PAT: '***'}}}}\n"
+    stored_matrix(text, (), "")
+    with pytest.raises(InfrastructureError, match="BISECT_ENV_BUILD_ENV_MY_PAT"):
+        for_build({"MY_PAT": "***"})
+    monkeypatch.setenv("BISECT_ENV_BUILD_ENV_MY_PAT", TOKEN)
+    stored_matrix(text, (), "")
+    assert for_build({"MY_PAT": "***"}) == {"MY_PAT": TOKEN}

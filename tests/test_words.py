@@ -57,6 +57,7 @@ MISTAKES = {
         "run --git . -- python repro.py",
         "run --git . --from v1 --good 1.0 -- python repro.py",
         "run --since yesterday -- python repro.py",
+        "run --since 2026-01-31 -p six --good 1.15 -- python repro.py",
         "run missing.yaml",
         "run small.yaml --good 1",
         "run small.yaml repro.py",

@@ -25,12 +25,19 @@ from bisect_env.environments.repository import Repository
 from bisect_env.environments.settings import default_cache_dir
 from bisect_env.errors import InfrastructureError, MatrixError, UsageError, expanded, without_kind
 from bisect_env.matrix import yaml_source
-from bisect_env.matrix.ask import AskedQuestion, package_name, question_data, search_data, stated_ends
+from bisect_env.matrix.ask import (
+    AskedQuestion,
+    Moving,
+    question_data,
+    releases_of_package,
+    search_data,
+    stated_ends,
+)
 from bisect_env.matrix.files import StudyFile, file_at, full_command, travelling
 from bisect_env.matrix.inline import InlineMetadata, inline_metadata
 from bisect_env.matrix.load import Matrix, asked_matrix, load_matrix, repository_at
 from bisect_env.matrix.schema import CommitAxis, SearchLimits
-from bisect_env.matrix.shared_text import shared_matrix_text
+from bisect_env.storage.shared_text import shared_matrix_text
 from bisect_env.temporary import replacing
 
 _MOST_FOLDERS = 5
@@ -39,7 +46,8 @@ TRIAL, SOURCES, COMMITS = "The trial", "Where packages come from", "Commits inst
 _SEARCH = ("rate", "always", "confidence")
 """Flags that change when the search stops; they may be given beside a matrix file or a study."""
 _COMMIT_FLAGS = ("from_", "to", "into_merges", "subdirectory")
-_RELEASE_FLAGS = ("good", "bad", "since", "channel", "step", "pre", "yanked")
+_OF_RELEASES = ("good", "bad", "step", "pre", "yanked")
+_RELEASE_FLAGS = (*_OF_RELEASES, "since", "channel")
 
 GoodOption = Annotated[
     list[str] | None, opt("--good VERSION", "What works: 2.6.0, or torch=2.6.0,cuml=24.04.")
@@ -283,6 +291,11 @@ def _releases(flags: Flags, words: Sequence[str]) -> tuple[AskedQuestion, tuple[
         raise UsageError(
             f"{option_name(misplaced[0])} belongs to `--git`, which was not given", remedy="add `--git PATH`"
         )
+    if flags.since and (misplaced := [name for name in flags.given() if name in _OF_RELEASES]):
+        raise UsageError(
+            f"{option_name(misplaced[0])} is about releases, and --since asks about the days of the index",
+            remedy="leave one of them out",
+        )
     packages, words = list(flags.package or ()), list(words)
     if not packages and not flags.since:
         packages.append(words.pop(0))
@@ -292,13 +305,17 @@ def _releases(flags: Flags, words: Sequence[str]) -> tuple[AskedQuestion, tuple[
                 remedy=f"name it first: {swapped(packages[0], words)}",
             )
     refuse_misspelt(packages, words)
-    names = [package_name(text) for text in packages]
+    is_conda = bool(flags.channel)
+    moving = [
+        Moving(releases_of_package(text, is_conda, flags.step, flags.pre, flags.yanked)) for text in packages
+    ]
+    names = [one.name for one in moving]
     question, files = asked_command(flags, words)
+    good = stated_ends(flags.good or (), names, "--good")
+    bad = stated_ends(flags.bad or (), names, "--bad")
     question = replace(
         question,
-        packages=tuple(packages),
-        good=stated_ends(flags.good or (), names, "--good"),
-        bad=stated_ends(flags.bad or (), names, "--bad"),
+        moving=tuple(replace(one, good=good.get(one.name, ""), bad=bad.get(one.name, "")) for one in moving),
         since=flags.since,
         until=datetime.now(UTC).date().isoformat() if flags.since else "",
     )
@@ -319,10 +336,16 @@ def _commits(flags: Flags, words: Sequence[str]) -> tuple[AskedQuestion, tuple[S
         raise UsageError("--git builds one package, and several are named", remedy="give one `-p NAME`")
     repository = repository_at(flags.git, Path.cwd())
     flags = replace(flags, to=flags.to or "HEAD")
-    package = package_name(flags.package[0]) if flags.package else _built_package(repository, flags)
+    named = releases_of_package(flags.package[0]) if flags.package else None
+    if named is not None and named.versions:
+        raise UsageError(
+            f"-p {named.package}{named.versions} is a range of releases, and --git asks about commits",
+            remedy=f"write `-p {named.package}`",
+        )
+    package = _built_package(repository, flags) if named is None else named.package
     question, files = asked_command(flags, words)
     commits = commit_range(flags, repository, package)
-    return replace(question, commits=commits), files
+    return replace(question, moving=(Moving(commits, commits.from_, commits.to),)), files
 
 
 def commit_range(flags: Flags, git: str, package: str) -> CommitAxis:
@@ -385,7 +408,7 @@ def asked_command(flags: TrialFlags, words: Sequence[str]) -> tuple[AskedQuestio
     )
     more = flags if isinstance(flags, Flags) else Flags()
     question = AskedQuestion(
-        packages=(),
+        moving=(),
         command=command,
         settings={
             "index": flags.index,
@@ -407,9 +430,6 @@ def asked_command(flags: TrialFlags, words: Sequence[str]) -> tuple[AskedQuestio
         ),
         with_packages=tuple(more.with_ or ()),
         pythons=tuple(one.strip() for text in more.python or () for one in text.split(",")),
-        prereleases=more.pre,
-        yanked=more.yanked,
-        step=more.step,
     )
     return question, tuple(file_at(name, place) for name, place in places.items())
 

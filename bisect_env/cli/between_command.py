@@ -45,6 +45,7 @@ from bisect_env.errors import ExitCode, NoEnvironmentError, UsageError
 from bisect_env.matrix.ask import Pair, pair_data, releases_data
 from bisect_env.matrix.files import StudyFile
 from bisect_env.matrix.load import Matrix
+from bisect_env.matrix.schema import Solver
 from bisect_env.report.model import Report
 from bisect_env.storage.entries import TRACED
 from bisect_env.storage.store import Store
@@ -104,7 +105,7 @@ def between(
             view(events.Said(line))
         good, bad = ends.wholes
         channels = question.channels or ends.channels
-        pair = Pair(good, bad, question, channels, allow_source=allow_source)
+        pair = Pair(good, bad, question, channels, Solver(allow_source=allow_source))
         comparison = _Comparison(ends, pair, files, where, view)
         report, is_sure = comparison.run(save, versions=not no_versions, hashes=not no_hashes)
     print_answer(report, shown)
@@ -160,7 +161,8 @@ class _Comparison:
         """
         problems: dict[str, str] = {}
         for dependencies in ("resolve", "none"):
-            pair = replace(self.pair, dependencies=dependencies)
+            solver = self.pair.solver.model_copy(update={"dependencies": dependencies})
+            pair = replace(self.pair, solver=solver)
             matrix = checked(pair_data(pair), self.files)
             self._say("solving both environments")
             locks = lock_ends(matrix, open_provider(matrix, self.where))

@@ -84,7 +84,7 @@ def refuse_broken_scripts(matrix: Matrix) -> None:
     Raises:
         UsageError: The script of the command has a syntax error.
     """
-    command = matrix.file.trial.effective_command
+    command = matrix.file.trial.command
     axis = matrix.file.axes.get("python")
     versions = axis.versions if isinstance(axis, PackageAxis) and isinstance(axis.versions, tuple) else ()
     try:

@@ -361,7 +361,7 @@ class CircumstancePlan(BlockPlan):
 
 
 def _catalogue_of(matrix: Matrix, seeds: Sequence[int] = ()) -> Sequence[Perturbation]:
-    repeats = can_repeat(matrix.file.trial.effective_command)
+    repeats = can_repeat(matrix.file.trial.command)
     return catalogue(len(os.sched_getaffinity(0)), seeds, repeats=repeats)
 
 

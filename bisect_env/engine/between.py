@@ -24,7 +24,7 @@ from bisect_env.environments.foreign_reading import NOT_HERE, ForeignEnvironment
 from bisect_env.environments.lock import Lock, LockResult
 from bisect_env.environments.provider import EnvironmentProvider
 from bisect_env.errors import NoEnvironmentError, UsageError
-from bisect_env.matrix.ask import BAD, ENVIRONMENT, GOOD, Moving, Pair
+from bisect_env.matrix.ask import BAD, ENVIRONMENT, GOOD, Moving, Pair, releases_of_package
 from bisect_env.matrix.expand import expand
 from bisect_env.matrix.grid import Combination, Index
 from bisect_env.matrix.load import Matrix
@@ -289,9 +289,10 @@ def moving_packages(
         if change.name == "python":
             return "between two Pythons there is no release"
         is_conda = change.name in conda
-        moving.append(
-            Moving(change.name, old, new, is_conda, not is_conda and yanked(change.name, (old, new)))
+        axis = releases_of_package(
+            change.name, is_conda=is_conda, yanked=not is_conda and yanked(change.name, (old, new))
         )
+        moving.append(Moving(axis, old, new))
     return tuple(moving)
 
 

@@ -46,7 +46,7 @@ def trial_key(matrix: Matrix, combination: Combination, lock: Lock, perturbation
         "version": _VERSION,
         "lock": lock.content_hash,
         "values": {name: value for name, value in values.items() if name in measured},
-        "command": list(trial.effective_command),
+        "command": list(trial.command),
         "files": [(f.name, hashlib.sha256(f.content).hexdigest(), f.executable) for f in matrix.files],
         "env": dict(trial.env),
         "timeout": trial.timeout,

@@ -1,6 +1,7 @@
 """Builds the data of a matrix file from the options of a command line, or from two environments. Pure.
 
-The data is a dict with the same keys as the YAML of a matrix file. It is validated later.
+The data is a dict with the same keys as the YAML of a matrix file. Its axes and packages are made with the
+models of the schema. All values are validated later, together.
 """
 
 from __future__ import annotations
@@ -16,10 +17,22 @@ from packaging.version import Version
 from pydantic import BaseModel
 
 from bisect_env.errors import UsageError
-from bisect_env.matrix.grid import parse_at
+from bisect_env.matrix.grid import Direction, parse_at
 from bisect_env.matrix.inline import InlineMetadata, read_requirement
-from bisect_env.matrix.schema import CommitAxis, WholeEnvironment, braces_kept, placeholders
-from bisect_env.matrix.versions import fitting_python, parse_range
+from bisect_env.matrix.scalars import placeholders
+from bisect_env.matrix.schema import (
+    AxisModel,
+    CommitAxis,
+    DateAxis,
+    DateRange,
+    EnvironmentAxis,
+    PackageAxis,
+    Packages,
+    Solver,
+    WholeEnvironment,
+    braces_kept,
+)
+from bisect_env.matrix.versions import Manager, Step, fitting_python, parse_range
 
 _UNSAFE = re.compile(r"[^a-z0-9_-]+")
 GOOD, BAD = "good", "bad"
@@ -38,11 +51,73 @@ _RARELY = 4
 
 
 @dataclass(frozen=True, slots=True)
+class Moving:
+    """A package whose releases or commits are bisected, with its good and its bad end.
+
+    Attributes:
+        axis: Axis of the package, not validated yet. If it is a package axis, its `versions` are a range, or
+            "" for all releases.
+        good: Version or commit that works; "" if unknown.
+        bad: Version or commit that fails; "" if unknown.
+    """
+
+    axis: PackageAxis | CommitAxis
+    good: str = ""
+    bad: str = ""
+
+    @property
+    def name(self) -> str:
+        """Return the normalised name of the package."""
+        return _normal(self.axis.package)
+
+    @property
+    def key(self) -> str:
+        """Return the name of the axis in the matrix file.
+
+        It is the name of the package, with `p` in front if the name does not begin with a letter.
+        """
+        key = self.axis.package.lower().replace(".", "-")
+        return key if key[:1].isalpha() else f"p{key}"
+
+    def narrowed(self) -> PackageAxis | CommitAxis:
+        """Return the axis, reduced to the releases between the good and the bad version if both are known.
+
+        The direction then follows from their order. Otherwise the direction is `either`: the failure may
+        begin and end within the axis. A commit axis is returned unchanged.
+
+        Raises:
+            UsageError: A version is invalid or not in the range, or both versions are equal.
+        """
+        if isinstance(self.axis, CommitAxis):
+            return self.axis
+        name, within = self.axis.package, str(self.axis.versions)
+        ends = sorted((_version(end), end) for end in (self.good, self.bad) if end)
+        for version, end in ends:
+            if not SpecifierSet(within).contains(version, prereleases=True):
+                raise UsageError(
+                    f"{name} {end} is not in the range {within}", remedy="widen the range, or correct the end"
+                )
+        bounds, direction = [within] if within else [], Direction.EITHER
+        if len(ends) == 2:
+            (first, oldest), (last, newest) = ends
+            if first == last:
+                raise UsageError(
+                    f"{name} {self.good} is said to be good and bad", remedy="name two versions, or neither"
+                )
+            bounds += [f">={oldest}", f"<={newest}"]
+            direction = Direction.REGRESSION if oldest == self.good else Direction.FIXED
+        prereleases = self.axis.prereleases or any(version.is_prerelease for version, _ in ends)
+        changed = {"versions": ",".join(bounds) or ">=0", "direction": direction, "prereleases": prereleases}
+        return self.axis.model_copy(update=changed)
+
+
+@dataclass(frozen=True, slots=True)
 class AskedQuestion:
     """A bisection as asked on the command line: packages, a command and settings.
 
     Attributes:
-        packages: Packages to bisect, each with a range (`torch>=2.5`), or only a name for all releases.
+        moving: Packages to bisect, in the order of the axes. With `since`, their releases are not bisected:
+            they are requirements of every environment.
         command: Program and arguments, as given.
         settings: Further keys of the matrix file, such as `index` or `search`; empty values are left out.
         trial: Further keys of `trial` in the matrix file; empty values are left out.
@@ -51,17 +126,11 @@ class AskedQuestion:
         channels: conda channels; if there are any, packages are taken from them.
         with_packages: Additional requirements of every environment.
         pythons: Versions of Python; empty for the running one.
-        good: Normalised name of a package to its version that works.
-        bad: Normalised name of a package to its version that fails.
         since: First day of a date axis, such as `2026-01-31`; "" for no date axis.
         until: Last day of the date axis.
-        prereleases: Whether pre-releases are included.
-        yanked: Whether withdrawn (yanked) releases are included.
-        step: Which releases of a range are included; "" for all.
-        commits: Commits to bisect instead of releases, not validated yet; None to bisect releases.
     """
 
-    packages: tuple[str, ...]
+    moving: tuple[Moving, ...]
     command: tuple[str, ...]
     settings: Mapping[str, Any] = field(default_factory=dict)
     trial: Mapping[str, Any] = field(default_factory=dict)
@@ -70,14 +139,8 @@ class AskedQuestion:
     channels: tuple[str, ...] = ()
     with_packages: tuple[str, ...] = ()
     pythons: tuple[str, ...] = ()
-    good: Mapping[str, str] = field(default_factory=dict)
-    bad: Mapping[str, str] = field(default_factory=dict)
     since: str = ""
     until: str = ""
-    prereleases: bool = False
-    yanked: bool = False
-    step: str = ""
-    commits: CommitAxis | None = None
 
 
 def stated_ends(texts: Iterable[str], axes: Sequence[str], flag: str) -> dict[str, str]:
@@ -111,23 +174,49 @@ def stated_ends(texts: Iterable[str], axes: Sequence[str], flag: str) -> dict[st
     return found
 
 
-def package_name(spec: str) -> str:
-    """Return the name of the package in a value of the option `-p`, such as `torch>=2.5`.
+def releases_of_package(
+    spec: str, is_conda: bool = False, step: str = "", prereleases: bool = False, yanked: bool = False
+) -> PackageAxis:
+    """Build the axis of a package from a value of the option `-p`.
+
+    The range of the axis is "" if the value has none.
+
+    Args:
+        spec: Package with a range, such as `torch>=2.5`, or only its name for all releases.
+        is_conda: Whether the package comes from a conda channel.
+        step: Which releases of the range are included, not validated yet; "" for all.
+        prereleases: Whether pre-releases are included.
+        yanked: Whether withdrawn (yanked) releases are included.
 
     Raises:
-        UsageError: The value is not a name with an optional range.
+        UsageError: `spec` is not a name with an optional range.
     """
-    return _name_and_range(spec)[0]
+    found = read_requirement(spec, "-p")
+    if found.extras:
+        raise UsageError(
+            f"-p {spec}: an axis is a package without extras",
+            remedy=f"write -p {spec.partition('[')[0]}…, and what the extra brings with `--with`",
+        )
+    if found.marker is not None or found.url:
+        raise UsageError(f"-p {spec}: an axis is a name with a range", remedy="write it like 'torch>=2.5'")
+    try:
+        within = str(parse_range(str(found.specifier))) if found.specifier else ""
+    except ValueError as error:
+        raise UsageError(f"-p {found.name}: {error}", remedy="correct the range") from None
+    values: dict[str, Any] = {"versions": within, "step": step or Step.EVERY}
+    return PackageAxis.model_construct(
+        package=found.name,
+        manager=Manager.CONDA if is_conda else Manager.PYPI,
+        prereleases=prereleases,
+        yanked=yanked,
+        **values,
+    )
 
 
 def question_data(
     question: AskedQuestion, *, here: str = "", installed: Callable[[], Iterable[str]] = tuple
 ) -> dict[str, Any]:
     """Build the content (a dict) of a matrix file from the options of a command line.
-
-    If a package has both a good and a bad version, its axis contains the releases between them, and the
-    direction follows from their order. Otherwise the direction is `either`: the failure may begin and end
-    within the axis.
 
     Args:
         question: The options that the user gave.
@@ -138,47 +227,40 @@ def question_data(
     Raises:
         UsageError: An option is invalid; the message names it.
     """
-    commits = question.commits
-    asked = [_name_and_range(spec) for spec in question.packages]
-    if not asked and not question.since and commits is None:
+    moving = question.moving
+    if not moving and not question.since:
         raise UsageError(
             "no package is asked about",
             remedy='name one with its range: `-p "orjson>=3.8"`, or a day: `--since 2026-01-31`',
         )
-    names = [_normal(name) for name, _ in asked]
-    if twice := [name for name in names if names.count(name) > 1]:
+    packages = [one.name for one in moving]
+    if twice := [name for name in packages if packages.count(name) > 1]:
         raise UsageError(f"{twice[0]} is asked about twice", remedy="give one `-p` for each package")
     given = [*question.with_packages, *question.inline.dependencies]
-    good, bad = question.good, question.bad
-    axes: dict[str, Any] = {}
+    names = [f"{one.name}-commits" if isinstance(one.axis, CommitAxis) else one.name for one in moving]
+    axes: dict[str, AxisModel] = {}
     if question.since:
-        axes["day"] = {"dates": {"from": question.since, "to": question.until, "step": "1d"}}
-        given = [*question.packages, *given]
-    elif commits is None:
-        axes = {_key(name): _asked_axis(name, within, question) for name, within in asked}
-    else:
-        axes[_key(commits.package)] = data_of(commits)
-        package = _normal(commits.package)
-        good, bad, names = {package: commits.from_}, {package: commits.to}, [f"{commits.package}-commits"]
-        if runs_pytest(question.command):
-            # The user hardly thinks of listing pytest as a package of the environment.
-            given.append("pytest")
-    moving = {_normal(axis["package"]): key for key, axis in axes.items() if "package" in axis}
+        days = DateRange.model_construct(from_=question.since, to=question.until)
+        axes["day"] = DateAxis.model_construct(dates=days)
+        fixed = [one.axis for one in moving if isinstance(one.axis, PackageAxis)]
+        given, moving = [*(f"{axis.package}{axis.versions}" for axis in fixed), *given], ()
+    if any(isinstance(one.axis, CommitAxis) for one in moving) and runs_pytest(question.command):
+        # The user hardly thinks of listing pytest as a package of the environment.
+        given.append("pytest")
+    axes |= {one.key: one.narrowed() for one in moving}
     pythons = question.pythons or (_python(question.inline.requires_python, here, installed),)
-    if "python" not in moving:
-        axes = {"python": _python_axis(pythons, conda=bool(question.channels)), **axes}
-    wanted = _requirements(given, moving)
+    if "python" not in packages or question.since:
+        axes = {"python": _python_axis(pythons, is_conda=bool(question.channels)), **axes}
+    wanted = _requirements(given, [one.name for one in moving])
     return _document(
         question,
         names,
         axes,
-        packages={"conda": wanted} if question.channels and wanted else wanted,
-        channels=list(question.channels),
-        **{
-            end: {moving[name]: value for name, value in stated.items()}
-            for end, stated in ((GOOD, good), (BAD, bad))
-            if stated.keys() == moving.keys() and len(pythons) < 2
-        },
+        packages=Packages.model_construct(
+            pypi=() if question.channels else wanted, conda=wanted if question.channels else ()
+        ),
+        channels=question.channels,
+        **_ends(moving if len(pythons) < 2 else ()),
     )
 
 
@@ -207,9 +289,10 @@ def search_data(rate: float | None, confidence: float | None) -> dict[str, float
 def data_of(model: BaseModel) -> dict[str, Any]:
     """Convert a pydantic model to a dict from which an equal model can be built.
 
-    Keys whose values are the defaults are left out.
+    Keys whose values are the defaults are left out. The values may be of other types than the model states,
+    if they were not validated.
     """
-    return model.model_dump(mode="json", by_alias=True, exclude_defaults=True)
+    return model.model_dump(mode="json", by_alias=True, exclude_defaults=True, warnings=False)
 
 
 # --------------------------------------------------------------------------------------------------
@@ -225,21 +308,15 @@ class Pair:
         bad: Environment in which the command fails, not validated yet.
         question: The command and its settings; its packages, Pythons and good and bad versions are ignored.
         channels: conda channels.
-        dependencies: `resolve`, or `none` to install the packages although they contradict their metadata.
-        allow_source: Whether source distributions may be built.
+        solver: How environments are solved. With `dependencies: none`, packages are installed although they
+            contradict their metadata.
     """
 
     good: WholeEnvironment
     bad: WholeEnvironment
     question: AskedQuestion
     channels: tuple[str, ...] = ()
-    dependencies: str = "resolve"
-    allow_source: bool = False
-
-    @property
-    def solver(self) -> dict[str, Any]:
-        """Return the content of the key `solver` for a matrix file with these two environments."""
-        return _filled({"dependencies": self.dependencies, "allow_source": self.allow_source})
+    solver: Solver = field(default_factory=Solver)
 
 
 def pair_data(pair: Pair) -> dict[str, Any]:
@@ -249,47 +326,28 @@ def pair_data(pair: Pair) -> dict[str, Any]:
 
     Requirements that are common to both environments are listed under `packages`, the others on the axis.
     """
-    ends = {GOOD: data_of(pair.good), BAD: data_of(pair.bad)}
-    common = {}
-    for manager in ("pypi", "conda"):
-        good, bad = (end.get(manager, []) for end in ends.values())
-        common[manager] = [text for text in good if text in set(bad)]
-        for end in ends.values():
-            end[manager] = [text for text in end.get(manager, []) if text not in common[manager]]
+    common = {
+        manager: tuple(
+            text for text in getattr(pair.good, manager) if text in set(getattr(pair.bad, manager))
+        )
+        for manager in Packages.model_fields
+    }
+    environments = {}
+    for name, end in ((GOOD, pair.good), (BAD, pair.bad)):
+        rest = {
+            manager: tuple(text for text in getattr(end, manager) if text not in texts)
+            for manager, texts in common.items()
+        }
+        environments[name] = end.model_copy(update=rest)
     return _document(
         pair.question,
         ["between"],
-        {ENVIRONMENT: {"environments": {name: _filled(end) for name, end in ends.items()}}},
-        packages=_filled(common),
+        {ENVIRONMENT: EnvironmentAxis.model_construct(environments=environments)},
+        packages=Packages.model_construct(pypi=common["pypi"], conda=common["conda"]),
         solver=pair.solver,
-        channels=list(pair.channels),
+        channels=pair.channels,
         **{end: {ENVIRONMENT: end} for end in (GOOD, BAD)},
     )
-
-
-@dataclass(frozen=True, slots=True)
-class Moving:
-    """A package whose releases are bisected, with its good and its bad version.
-
-    Attributes:
-        name: Name of the package.
-        good: Version that works; "" if unknown.
-        bad: Version that fails; "" if unknown. With both, only releases between them are included.
-        is_conda: Whether the package comes from a conda channel.
-        yanked: Whether withdrawn releases are included; needed if one of the two versions is withdrawn.
-        within: Range of the releases, such as `>=2.5`; "" for all.
-        prereleases: Whether pre-releases are included.
-        step: Which releases of the range are included; "" for all.
-    """
-
-    name: str
-    good: str
-    bad: str
-    is_conda: bool = False
-    yanked: bool = False
-    within: str = ""
-    prereleases: bool = False
-    step: str = ""
 
 
 def releases_data(moving: Sequence[Moving], rest: WholeEnvironment, pair: Pair) -> dict[str, Any]:
@@ -305,23 +363,21 @@ def releases_data(moving: Sequence[Moving], rest: WholeEnvironment, pair: Pair) 
     Raises:
         UsageError: A version is invalid, or the good and the bad version of a package are equal.
     """
-    packages = data_of(rest)
-    python = packages.pop("python", "")
-    axes = {"python": _python_axis([python], conda=False)} if python else {}
-    for one in moving:
-        axes[_key(one.name)] = _releases_axis(one)
-    uses_conda = bool(rest.conda) or any(one.is_conda for one in moving)
+    axes: dict[str, AxisModel] = {}
+    if rest.python:
+        axes["python"] = _python_axis([rest.python], is_conda=False)
+    axes |= {one.key: one.narrowed() for one in moving}
+    uses_conda = bool(rest.conda) or any(one.axis.uses_conda for one in moving)
     # The given name belongs to the study of the two environments, so this study needs a different one.
     given = pair.question.name
     return _document(
         replace(pair.question, name=f"{given}-releases" if given else ""),
-        [*(one.name for one in moving), "releases"],
+        [*(one.axis.package for one in moving), "releases"],
         axes,
-        packages=packages,
+        packages=Packages.model_construct(pypi=rest.pypi, conda=rest.conda),
         solver=pair.solver,
-        channels=list(pair.channels) if uses_conda else [],
-        good={_key(one.name): one.good for one in moving},
-        bad={_key(one.name): one.bad for one in moving},
+        channels=pair.channels if uses_conda else (),
+        **_ends(moving),
     )
 
 
@@ -330,22 +386,34 @@ def releases_data(moving: Sequence[Moving], rest: WholeEnvironment, pair: Pair) 
 
 
 def _document(
-    question: AskedQuestion, names: Sequence[str], axes: Mapping[str, Any], **keys: Any
+    question: AskedQuestion, names: Sequence[str], axes: Mapping[str, AxisModel], **keys: Any
 ) -> dict[str, Any]:
     """Assemble the whole content (a dict) of a matrix file from its parts.
 
     Args:
         question: Question with the command, the settings and perhaps a name of the study.
         names: Words from which the study's name is made if the question has none.
-        axes: Axis name to the data of the axis.
-        keys: Further keys of the file; empty values are left out.
+        axes: Axis name to the axis.
+        keys: Further keys of the file, as data or models; empty values are left out.
     """
     name = _UNSAFE.sub("-", (question.name or "-".join(names) or "since").lower()).strip("_-")
     trial = {"command": [_literal(word, axes) for word in question.command], **question.trial}
     # With a date axis, its days limit the releases, so `exclude_newer` must not be set.
     newest = "" if question.since else question.inline.exclude_newer
-    known = {"version": 1, "name": (name or "study")[:60], "axes": axes, "exclude_newer": newest}
-    return _filled({**known, **_filled(question.settings), **keys, "trial": _filled(trial)})
+    known = {
+        "version": 1,
+        "name": (name or "study")[:60],
+        "axes": {key: data_of(axis) for key, axis in axes.items()},
+        "exclude_newer": newest,
+    }
+    data = {key: data_of(value) if isinstance(value, BaseModel) else value for key, value in keys.items()}
+    return _filled({**known, **_filled(question.settings), **data, "trial": _filled(trial)})
+
+
+def _ends(moving: Sequence[Moving]) -> dict[str, dict[str, str]]:
+    """Return the keys `good` and `bad` of a matrix file. An end that an axis lacks is left out."""
+    ends = {GOOD: {one.key: one.good for one in moving}, BAD: {one.key: one.bad for one in moving}}
+    return {end: stated for end, stated in ends.items() if all(stated.values())}
 
 
 def _filled(data: Mapping[str, Any]) -> dict[str, Any]:
@@ -353,23 +421,7 @@ def _filled(data: Mapping[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in data.items() if value not in ("", [], (), {}, None, 0)}
 
 
-def _name_and_range(spec: str) -> tuple[str, str]:
-    found = read_requirement(spec, "-p")
-    if found.extras:
-        raise UsageError(
-            f"-p {spec}: an axis is a package without extras",
-            remedy=f"write -p {spec.partition('[')[0]}…, and what the extra brings with `--with`",
-        )
-    if found.marker is not None or found.url:
-        raise UsageError(f"-p {spec}: an axis is a name with a range", remedy="write it like 'torch>=2.5'")
-    within = str(found.specifier)
-    try:
-        return found.name, str(parse_range(within)) if within else ""
-    except ValueError as error:
-        raise UsageError(f"-p {found.name}: {error}", remedy="correct the range") from None
-
-
-def _requirements(texts: Iterable[str], axes: Collection[str]) -> list[str]:
+def _requirements(texts: Iterable[str], axes: Collection[str]) -> tuple[str, ...]:
     """Return the additional requirements of an environment, except those for packages that have an axis.
 
     If several requirements name the same package, only the first is kept, unless their environment markers
@@ -381,59 +433,15 @@ def _requirements(texts: Iterable[str], axes: Collection[str]) -> list[str]:
         name = _normal(requirement.name)
         if name not in axes:
             found.setdefault(f"{name};{requirement.marker}" if requirement.marker else name, text.strip())
-    return list(found.values())
+    return tuple(found.values())
 
 
-def _python_axis(versions: Sequence[str], *, conda: bool) -> dict[str, Any]:
-    return _filled(
-        {
-            "package": "python",
-            "manager": "conda" if conda else "",
-            "versions": list(versions),
-            "direction": "either" if len(versions) > 1 else "",
-        }
-    )
-
-
-def _asked_axis(name: str, within: str, question: AskedQuestion) -> dict[str, Any]:
-    good, bad = (stated.get(_normal(name), "") for stated in (question.good, question.bad))
-    for end in filter(None, (good, bad)):
-        if not SpecifierSet(within).contains(_version(end), prereleases=True):
-            raise UsageError(
-                f"{name} {end} is not in the range {within}", remedy="widen the range, or correct the end"
-            )
-    is_conda = bool(question.channels)
-    return _releases_axis(
-        Moving(name, good, bad, is_conda, question.yanked, within, question.prereleases, question.step)
-    )
-
-
-def _releases_axis(one: Moving) -> dict[str, Any]:
-    """Build the data (a dict) of an axis whose values are the releases of a package.
-
-    Raises:
-        UsageError: A version is invalid, or both versions are equal.
-    """
-    ends = sorted((_version(end), end) for end in (one.good, one.bad) if end)
-    bounds, direction = [one.within] if one.within else [], "either"
-    if len(ends) == 2:
-        (first, oldest), (last, newest) = ends
-        if first == last:
-            raise UsageError(
-                f"{one.name} {one.good} is said to be good and bad", remedy="name two versions, or neither"
-            )
-        bounds += [f">={oldest}", f"<={newest}"]
-        direction = "regression" if oldest == one.good else "fixed"
-    return _filled(
-        {
-            "package": one.name,
-            "manager": "conda" if one.is_conda and _normal(one.name) != "python" else "",
-            "versions": ",".join(bounds) or ">=0",
-            "step": one.step or "every",
-            "prereleases": one.prereleases or any(version.is_prerelease for version, _ in ends),
-            "yanked": one.yanked,
-            "direction": direction,
-        }
+def _python_axis(versions: Sequence[str], *, is_conda: bool) -> PackageAxis:
+    return PackageAxis.model_construct(
+        package="python",
+        manager=Manager.CONDA if is_conda else Manager.PYPI,
+        versions=tuple(versions),
+        direction=Direction.EITHER if len(versions) > 1 else Direction.REGRESSION,
     )
 
 
@@ -459,15 +467,6 @@ def _python(requires: str, here: str, installed: Callable[[], Iterable[str]]) ->
 
 def _normal(name: str) -> str:
     return str(canonicalize_name(name))
-
-
-def _key(name: str) -> str:
-    """Choose the name of the axis for a package.
-
-    It is the name of the package, with `p` in front if the name does not begin with a letter.
-    """
-    key = name.lower().replace(".", "-")
-    return key if key[:1].isalpha() else f"p{key}"
 
 
 def _literal(word: str, axes: Collection[str]) -> str:

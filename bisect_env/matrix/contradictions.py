@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 
 from bisect_env.matrix.grid import Direction, GridAxis
 from bisect_env.matrix.problems import Path, Problem, line_of, near
 from bisect_env.matrix.rules import condition_problem, named_value
-from bisect_env.matrix.scalars import package_of
+from bisect_env.matrix.scalars import package_of, placeholders
 from bisect_env.matrix.schema import (
     Axis,
     CommitAxis,
@@ -16,7 +16,7 @@ from bisect_env.matrix.schema import (
     MatrixFile,
     PackageAxis,
     Packages,
-    placeholders,
+    WholeEnvironment,
     variable,
 )
 from bisect_env.matrix.signatures import FROM_BAD_END
@@ -36,8 +36,9 @@ def cross_checks(file: MatrixFile, lines: Mapping[Path, int]) -> list[Problem]:
         *_indexes(file),
         *_placeholders(file),
         *rule_contradictions(file),
-        *_ends(file),
+        *end_contradictions(file, {name: axis.listed for name, axis in file.axes.items()}),
         *_target(file),
+        *_rates(file),
         *_commits(file),
     ]
     pypi = ("packages", "pypi")
@@ -89,6 +90,9 @@ def _packages_once(file: MatrixFile) -> Iterator[Contradiction]:
         for value, one in axis.environments.items() if isinstance(axis, EnvironmentAxis) else ():
             lists.append((("axes", name, "environments", value), one, anywhere | by_axis))
     for path, packages, elsewhere in lists:
+        if isinstance(packages, WholeEnvironment) and packages.python and "python" in by_axis:
+            text = f"the environment has a Python, and {by_axis['python']} has one, too; remove one of them"
+            yield (*path, "python"), text
         for manager, texts in (("pypi", packages.pypi), ("conda", packages.conda)):
             seen: set[str] = set()
             for i, text in enumerate(texts):
@@ -124,15 +128,10 @@ def _placeholders(file: MatrixFile) -> Iterator[Contradiction]:
     words: list[tuple[Path, str, str]] = []
     if file.executor is not None:
         words.append((("executor", "image"), "executor.image", file.executor.image))
-    command = enumerate(file.trial.effective_command)
+    command = enumerate(file.trial.command)
     words += [(("trial", "command", i), "trial.command", word) for i, word in command]
     for path, key, word in words:
-        try:
-            names = placeholders(word)
-        except ValueError as error:
-            yield path, f"{key}: {error}"
-            continue
-        for name in names:
+        for name in placeholders(word):
             if name not in file.axes:
                 yield path, f"{key}: {{{name}}} is no axis; {near(name, file.axes)}"
 
@@ -167,7 +166,19 @@ def rule_contradictions(
                     yield (*inside, i), problem
 
 
-def _ends(file: MatrixFile) -> Iterator[Contradiction]:
+def end_contradictions(
+    file: MatrixFile, found: Mapping[str, tuple[str, ...] | None]
+) -> Iterator[Contradiction]:
+    """Yield a contradiction for each mistake in the combinations that are stated as good and bad.
+
+    They contradict each other if both are the same combination, or if each value of the good one equals the
+    bad value or lies further in the direction of failure.
+
+    Args:
+        file: Content of the matrix file.
+        found: Axis name to the values of the axis; None if they are not known yet, so that a stated value
+            cannot be checked.
+    """
     for end, values in (("good", file.good), ("bad", file.bad)):
         if values is None:
             continue
@@ -175,11 +186,22 @@ def _ends(file: MatrixFile) -> Iterator[Contradiction]:
             if name not in file.axes:
                 yield (end, name), f"{end} names the axis {name!r}; {near(name, file.axes)}"
         for name, axis in file.axes.items():
-            problem = end_value_problem(end, name, axis.listed, axis, values.get(name))
-            if problem:
+            if problem := _end_value_problem(end, name, found.get(name), axis, values.get(name)):
                 yield (end, name), problem
-    if file.good is not None and file.bad is not None:
-        yield from _ends_agree(file, file.good, file.bad)
+    good, bad = (end_index(file, end, found) for end in (file.good, file.bad))
+    if good is None or bad is None:
+        return
+    if good == bad:
+        yield ("bad",), "good and bad are the same combination; correct one"
+    elif all(
+        _not_better(axis.direction, one, other)
+        for axis, one, other in zip(file.axes.values(), good, bad, strict=True)
+    ):
+        text = (
+            "by the directions of the axes, whatever breaks `bad` breaks `good` too; "
+            "if you mixed them up, swap good and bad; or correct a `direction`"
+        )
+        yield ("good",), text
 
 
 def _commits(file: MatrixFile) -> Iterator[Contradiction]:
@@ -201,7 +223,14 @@ def _target(file: MatrixFile) -> Iterator[Contradiction]:
         yield ("trial", "bad", "signature"), text
 
 
-def end_value_problem(
+def _rates(file: MatrixFile) -> Iterator[Contradiction]:
+    rate, lowest = file.search.crash_rate, file.search.min_crash_rate
+    if rate is not None and rate < lowest:
+        text = f"crash_rate is {rate:g}, and no rate below min_crash_rate ({lowest:g}) is looked for"
+        yield ("search", "crash_rate"), f"{text}; add `min_crash_rate: {max(rate / 4, 0.0001):.1g}`"
+
+
+def _end_value_problem(
     end: str, name: str, values: tuple[str, ...] | None, axis: Axis, value: str | None
 ) -> str | None:
     """Return an error message if the key `good` or `bad` gives a wrong value for an axis.
@@ -226,44 +255,29 @@ def end_value_problem(
     return None
 
 
-def _ends_agree(
-    file: MatrixFile, stated_good: Mapping[str, str], stated_bad: Mapping[str, str]
-) -> Iterator[Contradiction]:
-    """Yield the contradiction between the stated ends, if there is one (see `ends_contradiction`).
+def end_index(
+    file: MatrixFile, stated: Mapping[str, str] | None, found: Mapping[str, tuple[str, ...] | None]
+) -> tuple[int, ...] | None:
+    """Return the position of each value of the combination that the matrix file states as good or bad.
 
-    Nothing is checked unless all values of the axes are known and contain both ends.
-    """
-    places = []
-    for name, axis in file.axes.items():
-        values = axis.listed or ()
-        texts = [
-            stated.get(name, values[0] if len(values) == 1 else "") for stated in (stated_good, stated_bad)
-        ]
-        good, bad = (named_value(axis, values, text) for text in texts)
-        if good is None or bad is None:
-            return
-        places.append((axis.direction, values.index(good), values.index(bad)))
-    if found := ends_contradiction(places):
-        yield found
-
-
-def ends_contradiction(places: Collection[tuple[Direction, int, int]]) -> Contradiction | None:
-    """Check whether the stated good and bad combinations contradict each other or the axis directions.
-
-    They do if both are the same combination, or if each value of the good one equals the bad value or lies
-    further in the direction of failure. Returns None if there is no contradiction.
+    Return None if it states none, or if the values of an axis are not known or lack the stated one.
 
     Args:
-        places: For each axis, its direction and the positions of its good and of its bad value.
+        file: Content of the matrix file.
+        stated: Content of the key `good` or `bad`.
+        found: Axis name to the values of the axis; None if they are not known yet.
     """
-    if all(good == bad for _, good, bad in places):
-        return ("bad",), "good and bad are the same combination; correct one"
-    if all(_not_better(direction, good, bad) for direction, good, bad in places):
-        return ("good",), (
-            "by the directions of the axes, whatever breaks `bad` breaks `good` too; "
-            "if you mixed them up, swap good and bad; or correct a `direction`"
-        )
-    return None
+    if stated is None:
+        return None
+    index = []
+    for name, axis in file.axes.items():
+        values = found.get(name) or ()
+        text = stated.get(name, values[0] if len(values) == 1 else "")
+        value = named_value(axis, values, text)
+        if value is None:
+            return None
+        index.append(values.index(value))
+    return tuple(index)
 
 
 def _not_better(direction: Direction, good: int, bad: int) -> bool:

@@ -13,12 +13,12 @@ from datetime import datetime
 from packaging.specifiers import InvalidSpecifier, SpecifierSet
 from packaging.version import InvalidVersion, Version
 
-from bisect_env.matrix.contradictions import end_value_problem, ends_contradiction, rule_contradictions
+from bisect_env.matrix.contradictions import end_contradictions, end_index, rule_contradictions
 from bisect_env.matrix.grid import AxisKind, Direction, Grid, GridAxis, Index
 from bisect_env.matrix.history import History
 from bisect_env.matrix.load import Matrix
-from bisect_env.matrix.problems import Problem, matrix_error
-from bisect_env.matrix.rules import RuleSet, named_value
+from bisect_env.matrix.problems import Path, Problem, matrix_error
+from bisect_env.matrix.rules import RuleSet, matching
 from bisect_env.matrix.scalars import cutoff
 from bisect_env.matrix.schema import Axis, CommitAxis, PackageAxis
 from bisect_env.matrix.versions import (
@@ -83,16 +83,17 @@ def expand(
         raise matrix_error(matrix.shown, [Problem(text, matrix.line("axes"))])
     excluded = _excluded(matrix, Grid(axes))
     if len(excluded) == size:
-        key = "exclude" if matrix.file.exclude else "include"
-        text = f"the rules exclude all {size} combinations; correct `exclude` or `include`"
-        raise matrix_error(matrix.shown, [Problem(text, matrix.line(key))])
-    problems: list[Problem] = []
-    good = _end(matrix, "good", axes, excluded, problems, catalogue)
-    bad = _end(matrix, "bad", axes, excluded, problems, catalogue)
-    if good is not None and bad is not None:
-        places = [(axis.direction, one, other) for axis, one, other in zip(axes, good, bad, strict=True)]
-        if found := ends_contradiction(places):
-            problems.append(Problem(found[1], matrix.line(*found[0])))
+        raise matrix_error(matrix.shown, [_all_excluded(matrix, axes, size)])
+    found = {axis.name: axis.values for axis in axes}
+    problems = [
+        Problem(_no_such_release(matrix, path, catalogue) or text, matrix.line(*path))
+        for path, text in end_contradictions(matrix.file, found)
+    ]
+    good, bad = (end_index(matrix.file, end, found) for end in (matrix.file.good, matrix.file.bad))
+    for end, index in (("good", good), ("bad", bad)):
+        if index is not None and index in excluded:
+            text = f"the {end} end is excluded ({excluded[index]}); correct `{end}` or the rule"
+            problems.append(Problem(text, matrix.line(end)))
     if problems:
         raise matrix_error(matrix.shown, problems)
     return Grid(axes, excluded, good, bad)
@@ -363,7 +364,8 @@ def _nothing_left(axis: PackageAxis, releases: Sequence[Release], found: GridAxi
         )
         return f"{what}, for {source}; correct the name or the index"
     shown = str(known[0]) if len(known) == 1 else f"{known[0]} to {known[-1]} ({len(known)} versions)"
-    return f"{what}; {'this machine' if axis.is_python else 'the index'} has {shown}"
+    place = "this machine" if axis.is_python else "the index"
+    return f"{what}, and {place} has {shown}; widen the range, or name versions in a list"
 
 
 def _unknown_to(matrix: Matrix, axis: PackageAxis, catalogue: VersionCatalogue) -> str:
@@ -389,17 +391,37 @@ def _excluded(matrix: Matrix, grid: Grid) -> dict[Index, str]:
     return {index: exclusion.why for index, exclusion in found if exclusion is not None}
 
 
-def _no_such_release(
-    matrix: Matrix, end: str, axis: PackageAxis, value: str, catalogue: VersionCatalogue
-) -> str | None:
-    """Return an error message if the version stated as good or bad was never released, else None.
+def _all_excluded(matrix: Matrix, axes: Iterable[GridAxis], size: int) -> Problem:
+    """Say which key excludes all `size` combinations of a matrix."""
+    for axis in axes:
+        source = matrix.file.axes[axis.name]
+        skipped = {value for one in source.skip for value in matching(source, axis.values, one)}
+        if skipped.issuperset(axis.values):
+            text = f"`skip` leaves no value of the axis {axis.name!r}; skip fewer of its values"
+            return Problem(text, matrix.line("axes", axis.name, "skip"))
+    key = "exclude" if matrix.file.exclude else "include"
+    text = f"the rules exclude all {size} combinations; correct `exclude` or `include`"
+    return Problem(text, matrix.line(key))
+
+
+def _no_such_release(matrix: Matrix, path: Path, catalogue: VersionCatalogue) -> str | None:
+    """Return an error message if the version stated at a path of the file was never released, else None.
 
     For the good end of a regression, the next older release is suggested, and for its bad end the next newer
     one, so that the change still lies between the two ends.
 
-    Return None as well if the axis lists its versions, or if nothing can be suggested.
+    Return None as well if the path names no version, if the axis lists its versions, or if nothing can be
+    suggested.
+
+    Args:
+        matrix: Matrix, as loaded from its file.
+        path: Path of a mistake in `good` or `bad`, such as `("good", "torch")`.
+        catalogue: Source of releases.
     """
-    if isinstance(axis.versions, tuple):
+    end, name = path[0], str(path[-1])
+    axis = matrix.file.axes.get(name)
+    value = ((matrix.file.good if end == "good" else matrix.file.bad) or {}).get(name)
+    if not isinstance(axis, PackageAxis) or isinstance(axis.versions, tuple) or value is None:
         return None
     releases = _releases(matrix, axis, catalogue)
     if any(release.version == value for release in releases):
@@ -420,35 +442,3 @@ def _no_such_release(
     if not near:
         return None
     return f"{end} is {axis.package} {value}, which is no release; did you mean {' or '.join(near)}?"
-
-
-def _end(
-    matrix: Matrix,
-    end: str,
-    axes: Sequence[GridAxis],
-    excluded: Mapping[Index, str],
-    problems: list[Problem],
-    catalogue: VersionCatalogue,
-) -> Index | None:
-    stated = matrix.file.good if end == "good" else matrix.file.bad
-    if stated is None:
-        return None
-    index: list[int] = []
-    for axis in axes:
-        source: Axis = matrix.file.axes[axis.name]
-        value = stated.get(axis.name)
-        problem = end_value_problem(end, axis.name, axis.values, source, value)
-        if problem and value is not None and isinstance(source, PackageAxis):
-            problem = _no_such_release(matrix, end, source, value, catalogue) or problem
-        if problem:
-            problems.append(Problem(problem, matrix.line(end, axis.name)))
-            continue
-        named = axis.values[0] if value is None else named_value(source, axis.values, value)
-        assert named is not None
-        index.append(axis.values.index(named))
-    if len(index) < len(axes):
-        return None
-    if tuple(index) in excluded:
-        text = f"the {end} end is excluded ({excluded[tuple(index)]}); correct `{end}` or the rule"
-        problems.append(Problem(text, matrix.line(end)))
-    return tuple(index)

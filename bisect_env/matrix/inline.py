@@ -6,13 +6,13 @@ import re
 import tomllib
 from dataclasses import dataclass
 
-from packaging.requirements import InvalidRequirement, Requirement
+from packaging.requirements import Requirement
 
 from bisect_env.errors import UsageError
+from bisect_env.matrix.scalars import parse_requirement
 from bisect_env.matrix.versions import parse_range
 
 _BLOCK = re.compile(r"(?m)^# /// (?P<type>[a-zA-Z0-9-]+)$\s(?P<content>(^#(| .*)$\s)+)^# ///$")
-_LONG_NUMBER = re.compile(r"\d{1000}")
 _REMEDY = "write it as PEP 723 has it: `# /// script`, TOML behind `# `, and `# ///`"
 
 
@@ -83,16 +83,8 @@ def read_requirement(text: str, where: str) -> Requirement:
     Raises:
         UsageError: The text is not a valid requirement.
     """
-    # Some versions of packaging convert such a number to an integer at once, which Python refuses.
-    if _LONG_NUMBER.search(text):
-        raise UsageError(
-            f"{where}: {text[:40]!r}… has a number of many digits, and a range may have 1000; shorten it",
-            remedy="correct the range",
-        )
     try:
-        return Requirement(text)
-    except (InvalidRequirement, RecursionError):
-        raise UsageError(
-            f"{where}: {text[:200]!r} is no package with versions",
-            remedy="write it like 'orjson', 'orjson>=3.8' or 'torch>=2.5,<2.9', in quotes",
-        ) from None
+        return parse_requirement(text)
+    except ValueError as error:
+        problem, _, remedy = str(error).rpartition("; ")
+        raise UsageError(f"{where}: {problem}", remedy=remedy) from None

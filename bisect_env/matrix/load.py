@@ -95,7 +95,7 @@ class Matrix:
 
     def command(self, combination: Combination) -> tuple[str, ...]:
         """Return the command that a trial of a combination runs: the program and its arguments."""
-        return fill(self.file.trial.effective_command, combination.as_dict())
+        return fill(self.file.trial.command, combination.as_dict())
 
     def image(self, combination: Combination) -> str:
         """Return the name of the container image in which a combination is tried.
@@ -280,7 +280,7 @@ def _checked(text: str, path: Path | None, folder: Path, read: Callable[[str, in
         problems += [problem for problem in found if problem.line not in unread]
         raise matrix_error(shown, problems) from None
     problems += cross_checks(file, lines)
-    files, unreadable = read_files(_file_names(file.trial), read)
+    files, unreadable = read_files(file.trial.file_names, read)
     problems += [Problem(why, _line_of_file(name, file.trial, lines)) for name, why in unreadable.items()]
     if problems:
         raise matrix_error(shown, problems)
@@ -290,14 +290,6 @@ def _checked(text: str, path: Path | None, folder: Path, read: Callable[[str, in
     platform = file.platform or host_platform()
     digest = _digest(file, files, platform)
     return Matrix(file, path, text, files, platform, digest, lines, folder.absolute())
-
-
-def _file_names(trial: Trial) -> tuple[str, ...]:
-    try:
-        return tuple(trial.file_names)
-    except ValueError:
-        # The command has a brace that is no placeholder; `cross_checks` reports it.
-        return tuple(trial.files)
 
 
 def _line_of_file(name: str, trial: Trial, lines: Mapping[Loc, int]) -> int | None:

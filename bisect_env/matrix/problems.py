@@ -157,10 +157,10 @@ def _keys(annotation: Any, loc: Sequence[str | int]) -> list[str]:
 def _sentence(kind: str, details: ErrorDetails) -> str:
     value = details["input"]
     context: Mapping[str, Any] = details.get("ctx", {})
-    if kind in {"value_error", "axis_kind"}:
+    if kind in {"value_error", "no_kind"}:
         return without_kind(details["msg"])
     if value is None:
-        return "nothing is written here; write a value or remove the key"
+        return "this is empty or null; write a value ('null' in quotes is text) or remove the key"
     shown = _shown(value)
     if kind in {"literal_error", "enum"}:
         names = [

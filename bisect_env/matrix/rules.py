@@ -7,14 +7,15 @@ from __future__ import annotations
 
 import operator
 import re
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from bisect_env.matrix.grid import Combination, GridAxis
 from bisect_env.matrix.problems import Path, near
 from bisect_env.matrix.scalars import cutoff
 from bisect_env.matrix.schema import Axis, CommitAxis, DateAxis, PackageAxis, Rule
-from bisect_env.matrix.versions import order_key, parse_range, same_version
+from bisect_env.matrix.versions import Manager, check_version, order_key, parse_range, same_version
 
 _COMPARISON = re.compile(r"\s*(<=|>=|==|!=|<|>|~=|=)\s*")
 _COMPARE = {
@@ -70,26 +71,46 @@ def _compared(axis: Axis, values: Sequence[str], condition: str) -> tuple[str, .
     Raises:
         ValueError: The comparison is invalid, or the values of the axis have no order.
     """
-    if isinstance(axis, PackageAxis):
-        specifier = parse_range(condition)
-
-        def contains(version: str) -> bool:
-            try:
-                order_key(version, axis.manager)
-                return specifier.contains(version, prereleases=True)
-            except ValueError:
-                # A conda version that is not valid in PEP 440 meets no comparison; it can be named exactly.
-                return False
-
-        return tuple(value for value in values if contains(value))
     if isinstance(axis, DateAxis):
-        found = [(_COMPARISON.match(piece), piece) for piece in condition.split(",")]
-        pairs = [(_COMPARE.get(sign[1]), piece[sign.end() :].strip()) for sign, piece in found if sign]
-        bounds = [(compare, cutoff(date)) for compare, date in pairs if compare]
-        if len(bounds) < len(found):
-            raise ValueError(f"{condition!r} is not a comparison of dates; write one like '>=2026-01-31'")
-        return tuple(value for value in values if all(is_so(cutoff(value), day) for is_so, day in bounds))
-    raise ValueError(f"{condition!r} compares, but the values of this axis have no order; list values")
+        return _within(values, condition, cutoff, "dates; write one like '>=2026-01-31'")
+    if not isinstance(axis, PackageAxis):
+        raise ValueError(  # noqa: TRY004 -- callers show a ValueError as the mistake of the user
+            f"{condition!r} compares, but the values of this axis have no order; list values"
+        )
+    if axis.uses_conda and not set("*~") & set(condition):
+        return _within(values, condition, _conda_key, "versions; write one like '>=2.1,<2.6'")
+    specifier = parse_range(condition)
+
+    def contains(version: str) -> bool:
+        try:
+            order_key(version, axis.manager)
+            return specifier.contains(version, prereleases=True)
+        except ValueError:
+            # A conda version that is not valid in PEP 440 meets no pattern; it can be named exactly.
+            return False
+
+    return tuple(value for value in values if contains(value))
+
+
+def _conda_key(version: str) -> Any:
+    return order_key(check_version(version, Manager.CONDA), Manager.CONDA)
+
+
+def _within(values: Iterable[str], condition: str, read: Callable[[str], Any], kind: str) -> tuple[str, ...]:
+    """Return the values between the bounds of a comparison such as `>=2.1,<2.6`.
+
+    Args:
+        values: Values to compare.
+        condition: The comparison: one or more operators, each with a value.
+        read: Function that converts a value to a sort key, and raises ValueError if it is invalid.
+        kind: End of the message about an invalid comparison: what is compared, and a remedy.
+    """
+    found = [(_COMPARISON.match(piece), piece) for piece in condition.split(",")]
+    pairs = [(_COMPARE.get(sign[1]), piece[sign.end() :].strip()) for sign, piece in found if sign]
+    bounds = [(compare, read(value)) for compare, value in pairs if compare]
+    if len(bounds) < len(found):
+        raise ValueError(f"{condition!r} is not a comparison of {kind}")
+    return tuple(value for value in values if all(is_so(read(value), bound) for is_so, bound in bounds))
 
 
 def named_value(axis: Axis, values: Sequence[str], text: str) -> str | None:

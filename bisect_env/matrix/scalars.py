@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 import signal
+import string
 import unicodedata
 from collections.abc import Callable
 from datetime import UTC, date, datetime, timedelta
@@ -45,7 +46,9 @@ def cutoff(text: str) -> datetime:
         # `fromisoformat` also reads days such as `20260131` and `2026-W05-6`, as the beginning of the day.
         instant = datetime.fromisoformat(text if _INSTANT.fullmatch(text) else "")
         utc = instant.replace(tzinfo=UTC) if instant.tzinfo is None else instant.astimezone(UTC)
-    except (ValueError, OverflowError):
+    except OverflowError:
+        raise ValueError(f"{text!r} is too early or too late; write a day like 2026-01-31") from None
+    except ValueError:
         raise ValueError(
             f"{text!r} is not a date; write a day like 2026-01-31 or an instant like 2026-01-31T12:00:00Z"
         ) from None
@@ -59,11 +62,11 @@ def parse_day(text: str) -> date:
         ValueError: The text is no day; the message names a remedy.
     """
     try:
-        if _DAY.fullmatch(text):
-            return date.fromisoformat(text)
+        day = date.fromisoformat(text if _DAY.fullmatch(text) else "")
     except ValueError:
-        pass
-    raise ValueError(f"{text!r} is not a day; write one like 2026-01-31")
+        raise ValueError(f"{text!r} is not a day; write one like 2026-01-31") from None
+    cutoff(text)
+    return day
 
 
 def parse_step(text: str) -> int:
@@ -103,6 +106,7 @@ def days_between(first: str, last: str, step: str) -> tuple[str, ...]:
 # The types of values in a matrix file, with their checks. A message has the problem and a remedy.
 
 _SECONDS = {"": 1.0, "ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
+_LONG_NUMBER = re.compile(r"\d{1000}")
 _DURATION_PIECE = re.compile(r"(\d+(?:\.\d+)?)\s*(ms|s|m|h|d|)\s*")
 _SLUG = r"[a-z0-9][a-z0-9_-]{0,99}"
 
@@ -133,6 +137,10 @@ def _duration(value: Any) -> Any:
 def _not_blank(value: str) -> str:
     if not value.strip():
         raise ValueError("the text is empty; write something or remove the key")
+    return _no_nul(value)
+
+
+def _no_nul(value: str) -> str:
     if "\0" in value:
         raise ValueError("the text holds a NUL character; remove it")
     return value
@@ -179,6 +187,14 @@ def _is_free(value: str) -> str:
     return value
 
 
+def _axis_is_free(value: str) -> str:
+    if re.fullmatch(r"harness[-_].*|trial[-_]id", value):
+        raise ValueError(
+            f"{value!r} is taken: its variable holds a setting of every trial; choose another name"
+        )
+    return value
+
+
 def _split(value: str) -> SplitResult:
     """Split an address into its parts; raise ValueError with a remedy if it is invalid, as `https://[x/y`."""
     try:
@@ -205,14 +221,27 @@ def _no_login(url: SplitResult, what: str, remedy: str, *, may_name_user: bool =
         )
 
 
-def _requirement(value: str) -> str:
+def parse_requirement(text: str) -> Requirement:
+    """Parse a requirement such as `torch>=2.5,<2.9`.
+
+    Raises:
+        ValueError: The text is not a requirement, or has a number that Python does not read; the message
+            names a remedy.
+    """
+    # Python refuses to convert such a number. Some versions of packaging do it at once, others later.
+    if _LONG_NUMBER.search(text):
+        raise ValueError(f"{text[:40]!r}… has a number of many digits, and a range may have 1000; shorten it")
     try:
-        requirement = Requirement(value)
+        return Requirement(text)
     except (InvalidRequirement, RecursionError):
         raise ValueError(
-            f"{value[:200]!r} is not a requirement; write one like 'numpy<2' or 'scipy==1.13.1'"
+            f"{text[:200]!r} is no package with versions; write it like 'orjson', 'numpy<2' or "
+            "'torch>=2.5,<2.9', in quotes"
         ) from None
-    if requirement.url:
+
+
+def _requirement(value: str) -> str:
+    if parse_requirement(value).url:
         raise ValueError(
             f"{value!r} points to a URL, which no date or hash holds still; name a version from an index"
         )
@@ -314,6 +343,26 @@ def _signal(value: Any) -> Any:
         raise ValueError(f"{str(value)!r} is not a signal; write one like SIGSEGV or 11") from None
 
 
+def placeholders(word: str) -> tuple[str, ...]:
+    """Return the names between braces in a word of a command: `("cuda",)` for `image-{cuda}`.
+
+    Raises:
+        ValueError: A brace has no counterpart, or a placeholder is not a plain name; the message names a
+            remedy.
+    """
+    refusal = f"{word!r} has a brace that is no placeholder; write {{axis}}, or {{{{ and }}}} for braces"
+    try:
+        fields = [field[1:] for field in string.Formatter().parse(word) if field[1] is not None]
+    except ValueError:
+        raise ValueError(refusal) from None
+    names = []
+    for name, spec, conversion in fields:
+        if not name or spec or conversion:
+            raise ValueError(refusal)
+        names.append(name)
+    return tuple(names)
+
+
 def package_of(requirement: str) -> str:
     """Return the normalised name of the package in a requirement or conda spec: `numpy` for `NumPy>=2`."""
     match = re.match(r"\s*([A-Za-z0-9._-]+)", requirement)
@@ -337,6 +386,7 @@ AxisName = Annotated[
         "usable as the name of an axis; begin with a small letter, go on with small letters, digits, - and _ "
         "(64 at most)",
     ),
+    AfterValidator(_axis_is_free),
 ]
 EnvName = Annotated[
     str,
@@ -369,11 +419,13 @@ PackageName = Annotated[
     ),
 ]
 Regex = Annotated[str, AfterValidator(_regex)]
+CommandWord = Annotated[str, AfterValidator(_no_nul), _readable(placeholders)]
 ImageName = Annotated[
     str,
     AfterValidator(_not_blank),
     # The name becomes an argument of `docker run`, where a leading hyphen would make it an option.
     _like(r"[A-Za-z0-9{][A-Za-z0-9._:/@{}-]*", "the name of an image; write one like python:3.12-slim"),
+    _readable(placeholders),
 ]
 IndexUrl = Annotated[str, AfterValidator(_index_url)]
 IndexName = Annotated[

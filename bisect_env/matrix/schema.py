@@ -39,6 +39,7 @@ from bisect_env.matrix.scalars import (
     BuildPattern,
     Bytes,
     ChannelName,
+    CommandWord,
     CondaSpec,
     DateText,
     DayText,
@@ -64,6 +65,7 @@ from bisect_env.matrix.scalars import (
     VirtualPackage,
     cutoff,
     days_between,
+    placeholders,
 )
 from bisect_env.matrix.signatures import FROM_BAD_END, SIGNATURE_VERSION, read_signature
 from bisect_env.matrix.versions import (
@@ -439,7 +441,7 @@ Axis = Annotated[
     | Annotated[CommitAxis, Tag(CommitAxis.__name__)],
     Discriminator(
         _axis_kind,
-        custom_error_type="axis_kind",
+        custom_error_type="no_kind",
         custom_error_message="an axis needs one of `package` with `versions`, `values`, `dates`, or "
         "`environments`, or `git`; add one",
     ),
@@ -538,10 +540,26 @@ class TargetRule(StrictModel):
 def _split_command(value: Any) -> Any:
     if not isinstance(value, str):
         return value
+    # Without the line breaks, a command that a shell would continue in the next line is several lines, too.
+    text = value.strip().replace("\\\n", "\n")
+    in_one_line = shlex.shlex(text, posix=True)
+    in_one_line.whitespace, in_one_line.commenters, in_one_line.whitespace_split = " \t", "", True
     try:
-        return tuple(shlex.split(value))
+        words = tuple(shlex.split(value))
+        if shlex.split(text) == list(in_one_line):
+            return words
     except ValueError as error:
         raise ValueError(f"the command cannot be split into words ({error}); close the quotes") from None
+    raise ValueError(
+        "the command has several lines, and a trial starts one program; write it in one line, or as a list "
+        "such as [bash, -c, '...']"
+    )
+
+
+def _names_a_program(command: tuple[str, ...]) -> tuple[str, ...]:
+    if command and not command[0].strip():
+        raise ValueError("the command begins with an empty word; write the program first")
+    return command
 
 
 _MOST_ON_A_GPU = 32
@@ -570,14 +588,14 @@ class Trial(StrictModel):
     """Settings for one run of the script."""
 
     command: Annotated[
-        tuple[str, ...],
+        tuple[CommandWord, ...],
+        Field(min_length=1),
         BeforeValidator(_split_command),
+        AfterValidator(_names_a_program),
         WithJsonSchema({"type": ["string", "array"], "items": {"type": ["string", "number"]}}),
     ] = Field(
-        default=(),
         description="Program and arguments, as a list or as one text that is split like a shell command. "
-        "`{axis}` is replaced by the value of the axis; write `{{` and `}}` for braces. "
-        "Default: python and the first file.",
+        "`{axis}` is replaced by the value of the axis; write `{{` and `}}` for braces.",
     )
     files: OneOrMany[Text] = Field(
         default=(),
@@ -617,29 +635,19 @@ class Trial(StrictModel):
     bad: TargetRule = Field(default_factory=TargetRule, description="Which failures count as bad.")
 
     @model_validator(mode="after")
-    def _something_to_run(self) -> Self:
-        if not self.command and not self.files:
-            raise ValueError("the trial has nothing to run; add `command`, or `files` with the script first")
+    def _outcomes_and_command_fit(self) -> Self:
         disturbed = sorted(SHARING_DISTURBS & set(self.bad.outcomes))
         if 0 < self.gpus < 1 and disturbed:
             raise ValueError(
                 f"with `gpus: {self.gpus:g}` trials share a GPU, and {', '.join(disturbed)} of one can be "
                 "the doing of another; write `gpus: 1`, or leave it out of `bad.outcomes`"
             )
-        if self.repeat_within > 1 and not can_repeat(self.effective_command):
+        if self.repeat_within > 1 and not can_repeat(self.command):
             raise ValueError(
                 "`repeat_within` runs a Python script again, and the command is none; "
                 "write `python SCRIPT ...`, `python -m MODULE ...` or remove it"
             )
         return self
-
-    @property
-    def effective_command(self) -> tuple[str, ...]:
-        """Return the command of a trial, which by default is `python` with the first of `files`.
-
-        Placeholders are not replaced.
-        """
-        return self.command or ("python", braces_kept(self.files[0]))
 
     @property
     def scripts(self) -> tuple[str, ...]:
@@ -649,7 +657,7 @@ class Trial(StrictModel):
         """
         return tuple(
             word
-            for word in self.effective_command
+            for word in self.command
             if word.endswith((".py", ".sh"))
             and not word.startswith(("-", "/"))
             and not placeholders(word)
@@ -674,26 +682,6 @@ def braces_kept(text: str) -> str:
 def unbraced(word: str) -> str:
     """Replace doubled braces in a word by single ones, the reverse of `braces_kept`."""
     return word.replace("{{", "{").replace("}}", "}")
-
-
-def placeholders(word: str) -> tuple[str, ...]:
-    """Return the names between braces in a word of a command: `("cuda",)` for `image-{cuda}`.
-
-    Raises:
-        ValueError: A brace has no counterpart, or a placeholder is not a plain name; the message names a
-            remedy.
-    """
-    refusal = f"{word!r} has a brace that is no placeholder; write {{axis}}, or {{{{ and }}}} for braces"
-    try:
-        fields = [field[1:] for field in string.Formatter().parse(word) if field[1] is not None]
-    except ValueError:
-        raise ValueError(refusal) from None
-    names = []
-    for name, spec, conversion in fields:
-        if not name or spec or conversion:
-            raise ValueError(refusal)
-        names.append(name)
-    return tuple(names)
 
 
 def fill(command: Sequence[str], values: Mapping[str, str]) -> tuple[str, ...]:
@@ -734,20 +722,11 @@ def _list_is_pypi(value: Any) -> Any:
     return {"pypi": value} if isinstance(value, list | tuple) else value
 
 
-def _names_or_flag(value: Any) -> Any:
-    """Check a value that must be a boolean or a list of names, and return it.
-
-    The texts "true" and "false" are converted. Raise ValueError for other values.
-
-    Without this check, pydantic would report the mistake twice, once for each member of the union.
-    """
-    if isinstance(value, str):
-        value = {"true": True, "false": False}.get(value.lower(), value)
-    if not isinstance(value, bool | list | tuple):
-        raise ValueError(  # noqa: TRY004 -- pydantic turns ValueError alone into a finding
-            f"{value!r} is neither true, false nor a list of package names; write one of them"
-        )
-    return value
+def _flag_or_names(value: Any) -> str | None:
+    """Return whether a value is a boolean (`flag`) or a list (`names`), or None if it is neither."""
+    if isinstance(value, list | tuple):
+        return "names"
+    return "flag" if str(value).lower() in ("true", "false") else None
 
 
 class ContainerExecutor(StrictModel):
@@ -789,8 +768,11 @@ class Solver(StrictModel):
     )
     allow_source: Annotated[
         Annotated[bool, Tag("flag")] | Annotated[tuple[PackageName, ...], Tag("names")],
-        Discriminator(lambda value: "flag" if isinstance(value, bool) else "names"),
-        BeforeValidator(_names_or_flag),
+        Discriminator(
+            _flag_or_names,
+            custom_error_type="no_kind",
+            custom_error_message="this is neither true, false nor a list of package names; write one of them",
+        ),
         WithJsonSchema({"anyOf": [{"type": "boolean"}, {"type": "array", "items": {"type": "string"}}]}),
     ] = Field(
         default=False,

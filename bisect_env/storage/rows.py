@@ -29,7 +29,6 @@ from bisect_env.answers.verdict_document import AnswerPart, Cell, VerdictDocumen
 from bisect_env.environments.lock import Lock, LockFileError
 from bisect_env.errors import without_kind
 from bisect_env.matrix.grid import Combination
-from bisect_env.matrix.shared_text import shared_matrix_text
 from bisect_env.matrix.signatures import read_signature
 from bisect_env.secrets import without_credentials, without_passwords
 from bisect_env.storage.entries import (
@@ -48,6 +47,7 @@ from bisect_env.storage.entries import (
     StudyStatus,
     WholeTrial,
 )
+from bisect_env.storage.shared_text import shared_matrix_text
 from bisect_env.storage.tables import (
     ChangedRow,
     CombinationRow,

@@ -72,6 +72,7 @@ def test_one_line_asks_for_the_commit(user: Asking) -> None:
         (("--git", "clone", "--from", "v9", "-p", "demo", "repro.py"), "has no commit v9"),
         (("--git", "clone", "--from", "v1.1", "-p", "demo", "repro.py"), "no commit lies between"),
         (("--git", "clone", "--from", "v1.0", "--good", "1", "repro.py"), "--good is about releases"),
+        (("--git", "clone", "--from", "v1.0", "-p", "demo>=1", "repro.py"), "is a range of releases"),
         (("--git", "clone", "--from", "v1.0", "repro.py"), "name it: `-p NAME`"),
         (
             ("--git", "below", "--from", "v1.0", "repro.py"),
@@ -248,7 +249,7 @@ def test_a_plan_says_what_commits_will_cost_and_builds_none(user: Asking) -> Non
     user.script("import demo\n")
     (user.folder / "matrix.yaml").write_text(
         "version: 1\nname: planned\naxes: {demo: {git: clone, package: demo, from: v1.0}}\n"
-        "trial: {files: [repro.py]}\ngood: {demo: v1.0}\nbad: {demo: HEAD}\n"
+        "trial: {command: python repro.py}\ngood: {demo: v1.0}\nbad: {demo: HEAD}\n"
     )
     user.index = ""
     code, out, err = user.run("plan", "matrix.yaml", "--forecast", "60")

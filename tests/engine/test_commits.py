@@ -39,7 +39,7 @@ def matrix(studies: Studies, place: Path, *, keys: str = "", rest: str = "", scr
     path.write_text(
         f"version: 1\nname: commits\naxes:\n  python: {{package: python, versions: ['{PYTHON}']}}\n"
         f"  demo: {{git: {place.name}, package: demo, from: v1.0, to: v1.1{keys}}}\n"
-        f"trial: {{files: [script.py], timeout: 20s}}\n{rest}"
+        f"trial: {{command: python script.py, timeout: 20s}}\n{rest}"
     )
     return path
 
@@ -225,7 +225,7 @@ def test_a_commit_is_found_that_fails_with_one_value_beside_it_alone(studies: St
     path = matrix(
         studies, place, rest="good: {demo: v1.0, mode: slow}\nbad: {demo: v1.1, mode: fast}\n", script=script
     )
-    text = path.read_text().replace("trial: {", "trial: {command: 'python script.py {mode}', ")
+    text = path.read_text().replace("command: python script.py", "command: 'python script.py {mode}'")
     path.write_text(text.replace("trial:", "  mode: {values: [slow, fast]}\ntrial:"))
     found = verdict(studies.run(path))
     assert found["first_bad"] == {"python": PYTHON, "demo": commits[4], "mode": "fast"}

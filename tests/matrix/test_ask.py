@@ -9,7 +9,14 @@ import yaml
 
 from bisect_env.errors import UsageError
 from bisect_env.matrix import yaml_source
-from bisect_env.matrix.ask import AskedQuestion, question_data, search_data, stated_ends
+from bisect_env.matrix.ask import (
+    AskedQuestion,
+    Moving,
+    question_data,
+    releases_of_package,
+    search_data,
+    stated_ends,
+)
 from bisect_env.matrix.files import StudyFile, full_command, travelling
 from bisect_env.matrix.inline import InlineMetadata, inline_metadata
 from bisect_env.matrix.load import asked_matrix, load_matrix, stored_matrix
@@ -29,19 +36,29 @@ import orjson
 """
 
 
+def asked(packages=("orjson>=3.8",), command=("python", "x.py"), good=None, bad=None, **facts):
+    of_axis = {key: facts.pop(key) for key in ("step", "prereleases", "yanked") if key in facts}
+    moving = []
+    for spec in packages:
+        axis = releases_of_package(spec, is_conda=bool(facts.get("channels")), **of_axis)
+        ends = (stated.get(axis.canonical_package, "") for stated in (good or {}, bad or {}))
+        moving.append(Moving(axis, *ends))
+    return AskedQuestion(tuple(moving), command, **facts)
+
+
 def loaded(tmp_path, **facts):
-    facts = {"packages": ("orjson>=3.8",), "command": ("python", "repro.py"), "trial": {}, **facts}
+    facts = {"command": ("python", "repro.py"), "trial": {}, **facts}
     facts["trial"] = {"files": ["repro.py"], **facts["trial"]}
     files = (StudyFile("repro.py", b"import orjson\n", executable=False),)
-    data = question_data(AskedQuestion(**facts), here="3.11")
-    asked = asked_matrix(data, files)
+    data = question_data(asked(**facts), here="3.11")
+    matrix = asked_matrix(data, files)
     # A saved question is the same one.
     (tmp_path / "repro.py").write_text("import orjson\n")
     (tmp_path / "matrix.yaml").write_text(yaml_source.dump(data, "as it was asked"))
-    assert load_matrix(tmp_path / "matrix.yaml").digest == asked.digest
+    assert load_matrix(tmp_path / "matrix.yaml").digest == matrix.digest
     # So is a stored one.
-    assert stored_matrix(asked.text, asked.files, "").digest == asked.digest
-    return asked.file
+    assert stored_matrix(matrix.text, matrix.files, "").digest == matrix.digest
+    return matrix.file
 
 
 def test_a_range_is_an_axis_of_every_release_without_a_direction(tmp_path):
@@ -133,7 +150,7 @@ HERE = ["3.6.15", "3.8.18", "3.9.18", "3.10.13", "3.11.7", "3.11.9", "3.12.1"]
     ],
 )
 def test_the_newest_python_here_that_fits_is_taken(requires, python):
-    question = AskedQuestion(("orjson>=3.8",), ("python", "-V"), inline=InlineMetadata((), requires))
+    question = asked(command=("python", "-V"), inline=InlineMetadata((), requires))
     data = question_data(question, here="3.13", installed=lambda: HERE)
     assert asked_matrix(data, ()).file.axes["python"].versions == (python,)
 
@@ -171,21 +188,23 @@ def test_a_header_that_cannot_be_read(text, says):
         ({"good": {"orjson": "3.7"}}, "is not in the range"),
         ({"good": {"orjson": "new"}, "bad": {"orjson": "3.9"}}, "Invalid version"),
         ({"good": {"orjson": "1" * 5000}, "bad": {"orjson": "3.9"}}, "Invalid version"),
-        ({"packages": (f"orjson>={'1' * 5000}",), "good": {"orjson": "1"}}, "may have 1000; shorten it"),
+        (
+            {"packages": (f"orjson>={'1' * 5000}",), "good": {"orjson": "1"}},
+            "may have 1000\n  remedy: shorten it",
+        ),
         ({"packages": (f"orjson; {'(' * 3000}",)}, "-p: .* is no package with versions"),
         ({"with_packages": (f"six; {'(' * 3000}",)}, "--with: .* is no package with versions"),
         ({"inline": InlineMetadata((), "<3")}, "which the script's header asks for"),
     ],
 )
 def test_what_cannot_be_asked(facts, says):
-    facts = {"packages": ("orjson>=3.8",), "command": ("python", "x.py"), **facts}
     with pytest.raises(UsageError, match=says):
-        question_data(AskedQuestion(**facts), here="3.11")
+        question_data(asked(**facts), here="3.11")
 
 
 def test_words_are_taken_as_they_are():
     command = ("python", "-c", "print({'a': 1}, '#: \"')", "{orjson}", "ä b")
-    data = yaml.safe_load(yaml_source.dump(question_data(AskedQuestion(("orjson",), command), here="3.11")))
+    data = yaml.safe_load(yaml_source.dump(question_data(asked(("orjson",), command), here="3.11")))
     assert data["trial"]["command"] == ["python", "-c", "print({{'a': 1}}, '#: \"')", "{orjson}", "ä b"]
 
 

@@ -142,7 +142,7 @@ channels: [mine, ./beside]
                 [Release("0.1"), Release("0.10"), Release("0.9")],
                 r"the index has 0\.1 to 0\.10 \(3 versions\)",
             ),
-            ([Release("9")], r"the index has 9$"),
+            ([Release("9")], r"the index has 9; widen the range"),
             ([Release("2.0", yanked=True)], r"\(left out: 2\.0, withdrawn \(yanked\)\); widen the range"),
         ],
     )
@@ -260,6 +260,23 @@ exclude: [{when: {day: ">=2026-01-31,<2026-02-02"}, why: x}]
         )
         assert set(excluded(matrix)) == {"day=2026-01-31", "day=2026-02-01"}
 
+    def test_conda_versions_compare_as_conda_does(self, matrix_of):
+        text = """
+axes:
+  openssl: {package: openssl, manager: conda, versions: [1.1.1k, 1.1.1w, 3.0.8]}
+channels: [conda-forge]
+exclude: [{when: {openssl: "%s"}, why: x}]
+"""
+        for condition, out in (
+            ("<3", {"1.1.1k", "1.1.1w"}),
+            (">=1.1.1l", {"1.1.1w", "3.0.8"}),
+            (">1.1.1k,<3", {"1.1.1w"}),
+            ("==3.*", {"3.0.8"}),
+        ):
+            assert set(excluded(matrix_of(text % condition))) == {f"openssl={version}" for version in out}
+        with pytest.raises(MatrixError, match=r"'=3' is not a comparison of versions; write one like"):
+            matrix_of(text % "=3")
+
     def test_rules_on_a_range(self, matrix_of):
         matrix = matrix_of(numpy_range() + "exclude: [{when: {numpy: ['3', '<2']}, why: x}]")
         grid = expand(matrix, FakeCatalogue({"numpy": NUMPY}))
@@ -268,6 +285,20 @@ exclude: [{when: {day: ">=2026-01-31,<2026-02-02"}, why: x}]
     def test_everything_excluded(self, matrix_of):
         with pytest.raises(MatrixError, match="line 6: the rules exclude all 9 combinations"):
             expand(matrix_of(RULES.strip() + "\nexclude: [{when: {python: '>3'}, why: x}]"), FakeCatalogue())
+
+    def test_everything_skipped(self, matrix_of):
+        text = "axes:\n  size: {values: [1]}\n  level: {values: [1, 2], skip: [1, 2]}\n"
+        with pytest.raises(MatrixError) as caught:
+            expand(matrix_of(text), FakeCatalogue())
+        assert caught.value.problems == (
+            "line 5: `skip` leaves no value of the axis 'level'; skip fewer of its values",
+        )
+
+    def test_an_empty_range_has_a_remedy(self, matrix_of):
+        text = "axes:\n  numpy: {package: numpy, versions: '>=9'}\n"
+        releases = [Release("1.0"), Release("2.0")]
+        with pytest.raises(MatrixError, match=r"index has 1.0 to 2.0 \(2 versions\); widen the range"):
+            expand(matrix_of(text), FakeCatalogue({"numpy": releases}))
 
     def test_too_many_combinations(self, matrix_of):
         axes = "".join(f"  a{i}: {{values: [{', '.join(map(str, range(100)))}]}}\n" for i in range(3))

@@ -41,6 +41,24 @@ good: {size: 1, day: 2020-09-22}
     assert matrix.file.good == {"size": "1", "day": "2020-09-22"}
 
 
+def test_null_in_quotes_is_text(matrix_of):
+    matrix = matrix_of("axes:\n  size: {values: ['null', '~', none]}\nplatform:\nindex: null\n")
+    assert matrix.file.axes["size"].values == ("null", "~", "none")
+    assert (matrix.file.platform, matrix.file.index) == (None, None)
+    with pytest.raises(MatrixError, match=r"values\[1\]: this is empty or null; .*'null' in quotes is text"):
+        matrix_of("axes:\n  size: {values: [1, ~]}\n")
+
+
+def test_one_line_of_a_command_may_be_a_block(matrix_of):
+    for block in (
+        "|\n    python -V\n",
+        ">\n    python\n    -V\n",
+        "|\n    python -c 'print(1)\n    print(2)'\n",
+    ):
+        command = matrix_of(AXES + f"trial:\n  command: {block}").file.trial.command
+        assert command[:2] in (("python", "-V"), ("python", "-c"))
+
+
 def test_defaults(matrix_of):
     matrix = matrix_of(AXES)
     assert matrix.file.trial.timeout == 60
@@ -116,11 +134,6 @@ def test_packages_as_a_list_are_pypi(matrix_of):
     assert matrix_of(AXES + "packages: [scipy, 'numpy<2']").file.packages.pypi == ("scipy", "numpy<2")
 
 
-def test_default_command_runs_the_first_file(matrix_of):
-    matrix = matrix_of(AXES + "trial: {files: [a b.py, data.txt]}", {"a b.py": "", "data.txt": ""})
-    assert matrix.command(Combination.of({"python": "3.9"})) == ("python", "a b.py")
-
-
 def test_a_script_of_the_command_is_carried_along(matrix_of):
     matrix = matrix_of(AXES + "trial: {command: python ./sub/run.py --x}", {"sub/run.py": "print(1)"})
     assert [(f.name, f.content) for f in matrix.files] == [("sub/run.py", b"print(1)")]
@@ -164,7 +177,7 @@ class TestDigest:
         assert matrix_of(text).digest != matrix_of(AXES).digest
 
     def test_the_script_counts(self, matrix_of):
-        text = AXES + "trial: {files: [run.py]}"
+        text = AXES + "trial: {command: python run.py}"
         assert matrix_of(text, {"run.py": "1"}).digest != matrix_of(text, {"run.py": "2"}).digest
 
     def test_the_order_of_axes_counts(self, matrix_of):
