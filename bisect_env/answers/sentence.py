@@ -59,6 +59,9 @@ def sentence(
         *_in_between(verdict, kinds),
         *_not_listed(verdict, kinds),
     ]
+    others = [one.bad_values for one in verdict.others or () if one.bad_values]
+    if more := [bad_values_in_words("all", values, kinds) for values in others]:
+        parts.append(f"{_listed(more)} {'is' if len(more) == 1 else 'are'} broken, too")
     if (unimportant := do_not_matter(verdict, axes)) and len(verdict.culprit_axes) > 1:
         parts.append(f"{_listed(unimportant)} {'does' if len(unimportant) == 1 else 'do'} not matter")
     return "; ".join([*parts, *_excluded(verdict, axes), _how_sure(verdict)])
@@ -149,7 +152,7 @@ def noun(kind: str) -> str:
 
 def do_not_matter(verdict: VerdictDocument, axes: Sequence[AxisInfo]) -> list[str]:
     """Return the names of axes with several values that do not matter, or [] without a verdict."""
-    culprits = verdict.culprit_axes
+    culprits = {*verdict.culprit_axes, *(axis for one in verdict.others or () for axis in one.culprit_axes)}
     if not verdict.is_decided or not culprits:
         return []
     return [axis.name for axis in axes if axis.name not in culprits and len(axis.values) > 1]
@@ -162,7 +165,7 @@ def _no_verdict(verdict: VerdictDocument, kinds: AxesByName) -> str:
     after = f" after {how_many(verdict.trials, 'trial')}" if verdict.trials else ""
     text = f"No verdict{after}: {reason}"
     chance = verdict.probability
-    if verdict.kind in ("never", "always") and chance:
+    if verdict.kind in ("never", "always") and chance and verdict.trials:
         text += f" (probability {probability(chance)})"
     if verdict.first_bad and verdict.kind in ("all", "any", "frontier", "pair") and chance:
         text += f"; the best guess so far ({probability(chance)}): {_where(verdict, kinds, sure=True)}"
@@ -179,6 +182,9 @@ def _where(verdict: VerdictDocument, kinds: AxesByName, *, sure: bool) -> str:
     if verdict.kind in ("frontier", "pair") and bad and good:
         rest = "no simple rule describes the rest"
         return f"{_combined(bad, kinds)} is {probably}broken ({_combined(good, kinds)} is not; {rest})"
+    if bad and good and len(culprits) > 1 and not verdict.boundaries:
+        tied = f"no trial tells which of {enumerated(culprits)} matters"
+        return f"{_combined(bad, kinds)} is {probably}broken ({_combined(good, kinds)} is not; {tied})"
     if len(culprits) != 1:
         word = " or " if verdict.kind == "any" else " with "
         values = word.join(_values(verdict, axis, kinds) for axis in culprits)

@@ -259,11 +259,13 @@ def _at(grid: Grid, index: Index) -> dict[str, str]:
 
 def _answer(grid: Grid, answer: Answer) -> dict[str, Any]:
     """Convert an answer to the fields of a `CandidateAnswer`, such as the first bad combination."""
+    # Of *any of*, `answer.culprits` has only the axis between first bad and last good.
+    culprits = answer.hypothesis.culprits if answer.boundaries else answer.culprits
     return {
         "kind": answer.hypothesis.kind,
         "first_bad": _named(grid, answer.first_bad),
         "last_good": _named(grid, answer.last_good),
-        "culprit_axes": tuple(grid.axes[i].name for i in answer.culprits),
+        "culprit_axes": tuple(grid.axes[i].name for i in culprits),
         "probability": answer.probability,
     }
 

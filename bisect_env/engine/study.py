@@ -464,7 +464,7 @@ def _ends_remedy(matrix: Matrix, runner: StudyRunner, likely: str) -> str:
     (good_hits, good_trials), (bad_hits, bad_trials) = (_counts(runner, end) for end in ("good", "bad"))
     if good_hits and bad_trials and not bad_hits:
         return f"they are swapped: what is stated to work fails, and the other works; exchange {ends}"
-    if not good_trials or not bad_trials:
+    if None not in (runner.grid.good, runner.grid.bad) and not (good_trials and bad_trials):
         return f"{likely}if you mixed them up, exchange {ends}; else correct them"
     return f"{likely}correct {ends}, or what counts as bad: {asked.setting('bad', 'trial')}"
 

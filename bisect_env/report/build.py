@@ -210,6 +210,11 @@ def _seconds(delta: timedelta) -> float:
 # The history of the posterior, from a replay of stored trials. Pure.
 
 _CAN_RUN = (CombinationStatus.SOLVABLE, CombinationStatus.UNLOCKED)
+_UNAVAILABLE = (
+    CombinationStatus.UNSOLVABLE,
+    CombinationStatus.UNBUILDABLE,
+    CombinationStatus.SET_ASIDE,
+)
 POINTS = 200
 """Maximum number of points at which the probabilities are recorded."""
 ANSWERS = 6
@@ -704,7 +709,7 @@ def load_report(store: Store, study_id: str, *, posterior: bool = True) -> Repor
     )
     said = readable(said, labels(axes))
     steady = stability(own)
-    unbuilt = [one.reason for one in states if one.status == CombinationStatus.UNBUILDABLE]
+    unavailable = [one.reason for one in states if one.status in _UNAVAILABLE]
     traced = _latest(decisions, TRACED, TracedReport)
     if traced is not None:
         # `between` first confirms that one environment fails; its real answer is in this chapter.
@@ -745,14 +750,14 @@ def load_report(store: Store, study_id: str, *, posterior: bool = True) -> Repor
                 trials,
                 study.definition.settings,
                 _scripts(study),
-                [reason for reason in unbuilt if reason.strip()],
+                [reason for reason in unavailable if reason.strip()],
                 asked,
                 _elapsed(study),
             )
         ),
         warnings=(
             *amplified(decisions),
-            *verdict_warnings(verdict, asked),
+            *verdict_warnings(verdict, axes, asked),
             *withdrawn_warnings(verdict, axes),
             *speed_warnings(verdict, axes, trials),
             *several_failures(verdict, axes, trials, asked),

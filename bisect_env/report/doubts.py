@@ -38,6 +38,8 @@ _LEAST_ASKED = 0.001
 """Lowest `search.min_crash_rate` that the option `--rate` can set."""
 _REASON = 200
 """Maximum number of characters of a reason that advice quotes."""
+_BY_LUCK = 0.05
+"""Maximum probability that a combination passed all its trials by luck, for advice to call it good."""
 
 
 def stability(trials: Sequence[StoredTrial]) -> StabilityReport:
@@ -214,11 +216,14 @@ def good_side_warnings(
     return [f"{seen}: the answer is where that becomes {change}; {remedy}"]
 
 
-def verdict_warnings(verdict: VerdictDocument, asked: Asked = Asked.IN_FILE) -> list[str]:
+def verdict_warnings(
+    verdict: VerdictDocument, axes: Sequence[AxisInfo] = (), asked: Asked = Asked.IN_FILE
+) -> list[str]:
     """Return the warnings that follow from the verdict alone, such as unexplained combinations.
 
     Args:
         verdict: Verdict of the study.
+        axes: Axes of the study.
         asked: How the question was asked.
     """
     warnings = []
@@ -233,18 +238,7 @@ def verdict_warnings(verdict: VerdictDocument, asked: Asked = Asked.IN_FILE) -> 
         )
     # Seen from a wrongly stated end, every history seems to change direction.
     if not verdict.monotone and not verdict.ends_wrong:
-        # `direction: either` allows one range of bad values or one of good values, so two changes at most.
-        changes = Counter(boundary.axis for boundary in verdict.boundaries)
-        directions = verdict.directions.values()
-        hint = max(changes.values(), default=0) <= 2 and Direction.EITHER not in directions
-        warnings.append(
-            "the history is not monotone: what was broken was fixed and broken again, or the other way round"
-            + (
-                f"; {asked.setting('direction: either')} says so beforehand, which saves trials"
-                if hint
-                else ""
-            )
-        )
+        warnings.append(_other_history(verdict, axes, asked))
     strange = [
         "the verdict does not explain "
         f"{', '.join(f'{axis}={value}' for axis, value in one.combination.items())}: "
@@ -256,6 +250,37 @@ def verdict_warnings(verdict: VerdictDocument, asked: Asked = Asked.IN_FILE) -> 
         _SHOWN,
         one="more combination is not explained by the verdict",
         many="more combinations are not explained by the verdict",
+    )
+
+
+def _other_history(verdict: VerdictDocument, axes: Sequence[AxisInfo], asked: Asked) -> str:
+    """Return the warning that good and bad values lie in another order than an axis's direction says.
+
+    Either the order is the opposite one, or it changes more often.
+    """
+    values = {axis.name: axis.values for axis in axes}
+    changes = Counter(boundary.axis for boundary in verdict.boundaries)
+    most = max(changes.values(), default=0)
+    for boundary in verdict.boundaries if most == 1 else ():
+        axis, order = boundary.axis, values.get(boundary.axis, ())
+        bad, good = ((side or {}).get(axis, "") for side in (boundary.bad, boundary.good))
+        if not {bad, good} <= set(order):
+            continue
+        fixed = order.index(good) > order.index(bad)
+        stated, found = Direction.REGRESSION, Direction.FIXED
+        if not fixed:
+            stated, found = found, stated
+        if verdict.direction(axis) is stated:
+            where = "up to some value" if fixed else "from some value on"
+            return (
+                f"{axis} fails {where}, against its direction (`{stated}`); "
+                f"{asked.setting(f'direction: {found}')} says so beforehand, which saves trials"
+            )
+    # `direction: either` allows one range of bad values or one of good values, so two changes at most.
+    hint = most <= 2 and Direction.EITHER not in verdict.directions.values()
+    return (
+        "the history is not monotone: what was broken was fixed and broken again, or the other way round"
+        + (f"; {asked.setting('direction: either')} says so beforehand, which saves trials" if hint else "")
     )
 
 
@@ -399,7 +424,7 @@ def advice(
     trials: Sequence[StoredTrial],
     settings: Mapping[str, Any],
     scripts: Sequence[str] = (),
-    unbuilt: Sequence[str] = (),
+    unavailable: Sequence[str] = (),
     asked: Asked = Asked.IN_FILE,
     elapsed: float = 0.0,
 ) -> list[str]:
@@ -412,7 +437,7 @@ def advice(
         trials: All trials of the study.
         settings: Settings of its search.
         scripts: `trial.files` of the matrix.
-        unbuilt: Why environments could not be built, one reason per combination.
+        unavailable: Why combinations could not be tried, one reason per combination.
         asked: How the question was asked.
         elapsed: Seconds from the beginning of the study to its end; 0 if it was stopped before.
 
@@ -423,10 +448,19 @@ def advice(
         return []
     bad = [failure for failure in failures if failure.evidence == "bad"]
     kind, reason = verdict.kind, verdict.reason
+    untried = []
+    if unavailable:
+        why = shortened(clean(unavailable[-1].strip().splitlines()[0]), _REASON)
+        combinations = how_many(len(unavailable), "combination")
+        other = ", and may be what " + ("works" if kind == "always" else "fails") if verdict.trials else ""
+        untried = [f"{combinations} could not be tried{other}: {why}"]
+    if kind and not verdict.trials and not bad:
+        return [*untried, *_why_never(verdict, failures, settings, asked)]
     if kind == "always" or "good combination is bad" in reason:
         several = [axis for axis in axes if len(axis.values) > 1]
         two = _unrelated(several[0], several[0].values, trials, asked) if len(several) == 1 else []
         return [
+            *(untried if kind == "always" else ()),
             *(f"the failures at the two ends are unrelated: {text}" for text in two),
             *(
                 _swapped(trials, settings.get("ends") or {}, asked)
@@ -435,11 +469,6 @@ def advice(
             ),
         ]
     if kind == "never" or "bad combination is not bad" in reason:
-        untried = []
-        if unbuilt:
-            why = shortened(clean(unbuilt[-1].strip().splitlines()[0]), _REASON)
-            combinations = how_many(len(unbuilt), "combination")
-            untried = [f"{combinations} could not be built, and may be what fails: {why}"]
         return [*untried, *_why_never(verdict, failures, settings, asked)]
     return list(_why_open(verdict, bad, settings, asked, elapsed))
 
@@ -464,7 +493,8 @@ def _swapped(trials: Sequence[StoredTrial], ends: Mapping[str, Any], asked: Aske
 def _passed_elsewhere(axes: Sequence[AxisInfo], trials: Sequence[StoredTrial], asked: Asked) -> list[str]:
     """Return advice if the stated good combination fails but another combination passed.
 
-    The stated ends may have been swapped.
+    The stated ends may have been swapped. A few passes say nothing where failures are rare: they count if
+    they are improbable at the failure rate of the combinations that failed.
     """
     counts: dict[tuple[str, ...], Counter[Evidence]] = {}
     several = [axis.name for axis in axes if len(axis.values) > 1]
@@ -477,6 +507,10 @@ def _passed_elsewhere(axes: Sequence[AxisInfo], trials: Sequence[StoredTrial], a
     if not passed:
         return []
     cell, times = max(passed.items(), key=lambda one: one[1])
+    failing = sum((n for n in counts.values() if n[Evidence.BAD]), Counter[Evidence]())
+    passes = failing[Evidence.GOOD] / max(failing[Evidence.GOOD] + failing[Evidence.BAD], 1)
+    if passes**times > _BY_LUCK:
+        return []
     named = " ".join(f"{name}={value}" for name, value in zip(several, cell, strict=True))
     said = f"{named} passed in {how_many(times, 'trial')}: it can be stated as the good one"
     leave = "" if asked is Asked.BETWEEN else ", or leave both out"

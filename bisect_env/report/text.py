@@ -20,7 +20,7 @@ from bisect_env.report.words import Rows, columns
 
 STACK_LINES = 12
 _IN_SHORT = (
-    *("also bad from", "thinly tested", "explained", "its releases"),
+    *("also bad", "thinly tested", "explained", "its releases"),
     *("commit", "pull request", "or one of", "compare"),
 )
 LAST_LINES = 5

@@ -10,12 +10,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import IntEnum
 
-from bisect_env.answers.axes import AxisInfo
+from bisect_env.answers.axes import AxesByName, AxisInfo
 from bisect_env.answers.chapters import CommitReport, NamedCommit
 from bisect_env.answers.explanation import Explanation
 from bisect_env.answers.origins import origins_text
 from bisect_env.answers.phrases import aligned, and_more, duration, how_many, interval, percent, probability
-from bisect_env.answers.sentence import do_not_matter
+from bisect_env.answers.sentence import bad_values_in_words, do_not_matter
 from bisect_env.answers.untrusted import clean, comma_separated, shortened
 from bisect_env.environments.difference import PackageChange
 from bisect_env.environments.lock import LockedPackage
@@ -339,9 +339,11 @@ def ends(report: Report) -> list[tuple[str, str]]:
     for cell, title in zip((verdict.first_bad, verdict.last_good), report.side_names, strict=True):
         if cell:
             found.append((title, named(cell)))
+    kinds = AxesByName.of(report.axes)
     for other in verdict.others or ():
+        values = clean(readable(bad_values_in_words("all", other.bad_values, kinds)))
         culprits = clean(", ".join(other.culprit_axes))
-        found.append(("also bad from", f"{named(other.first_bad or {})} on (culprit {culprits})"))
+        found.append(("also bad", f"{values}, such as {named(other.first_bad or {})} (culprit {culprits})"))
     if verdict.no_other is not None:
         found.append(("nothing else fails", f"probability {probability(verdict.no_other)}"))
     if unimportant := do_not_matter(verdict, report.axes):
@@ -365,7 +367,7 @@ def untested(report: Report) -> str:
         called = "bad" if one.called_bad else "good"
         what = f"{axis} {first if first == last else f'{first}–{last}'} called {called}"
         chance = "unknown" if one.chance is None else probability(one.chance)
-        seen = f"{how_many(trials, 'trial')}, no failure; {chance} chance of missing it"
+        seen = f"{how_many(trials, 'trial')}, no failure; {chance} chance of that if all are bad"
         texts.append(f"{what} ({seen if trials else 'no trial'})")
     return clean(readable("; ".join(texts)))
 

@@ -235,13 +235,13 @@ def _mixed_ends(best: Answer, first_bad: Index) -> list[Index]:
 def _other_ends(best: Answer, grid: Grid) -> list[Index]:
     """Return combinations that show whether an axis that the answer does not blame matters after all.
 
-    They are the two combinations of each boundary, with one such axis moved to its first or last value. Only
-    axes with the direction `EITHER` are moved.
+    They are the two combinations of each boundary, with one such axis moved to its first or last value. Axes
+    without an order stay: the search has told their values apart.
     """
     found: dict[Index, None] = {}
     for boundary in best.boundaries:
         for axis, size in enumerate(grid.shape):
-            if axis in best.hypothesis.culprits or grid.axes[axis].direction is not Direction.EITHER:
+            if axis in best.hypothesis.culprits or grid.axes[axis].direction is Direction.UNORDERED:
                 continue
             for cell, end in itertools.product((boundary.good, boundary.bad), (0, size - 1)):
                 found[(*cell[:axis], end, *cell[axis + 1 :])] = None

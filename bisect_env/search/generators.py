@@ -55,9 +55,11 @@ def products(view: LatticeView, wide: tuple[Family, ...] | None, seen: NDArray[n
     prior /= prior.sum()
     _, of = np.unique(packed(says[:, seen]), return_inverse=True)
     of = of.reshape(-1)
-    # The simplest member stands for all: of the lowest tier, splitting the fewest groups, the likeliest.
+    # The simplest member stands for all: of the lowest tier, splitting the fewest groups, the likeliest. But
+    # "always" and "never" stand for all that differ from them at nothing that was tried or can be.
     split = _splits(space, view)
-    order = np.lexsort((-prior, split, tier))
+    varies = ~np.isin(np.arange(space.size), (space.always, space.never))
+    order = np.lexsort((-prior, varies, split, tier))
     stands = order[np.unique(of[order], return_index=True)[1]]
     merged = np.bincount(of, weights=prior).astype(np.float64)
     return HypothesisRows(

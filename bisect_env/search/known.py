@@ -309,6 +309,8 @@ class Known:
             if end is None or self.view.group[end] < 0 or self.lawless:
                 continue
             cell = int(self.view.group[end])
+            if not self.can_run[cell] and not self.counts.trials[cell]:
+                continue
             chance = float(bad_cells[cell])
             if (1 - chance if is_bad else chance) >= self.limits.confidence or (
                 self.sure and not self.wanted and self.best.hypothesis.is_bad(end) != is_bad

@@ -55,7 +55,7 @@ def histories(grid: Grid, tried: Iterable[Index]) -> tuple[Family, ...] | None:
     longest = sorted(range(len(shape)), key=lambda axis: -shape[axis])
     for changes, axis in itertools.product((2, 3), longest):
         size = shape[axis]
-        if directions[axis] is Direction.UNORDERED or not changes < size <= _LONGEST:
+        if directions[axis] is Direction.UNORDERED or not changes < max(size, 3) <= _LONGEST:
             continue
         others = math.prod(len(f.sets) for i, f in enumerate(wide) if i != axis)
         beside = {place for cell in cells for place in (cell[axis], cell[axis] + 1)}

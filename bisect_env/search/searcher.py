@@ -177,6 +177,7 @@ class Search(StudySearch):
             certain=known.unanimous,
             rule=not known.lawless,
             tried=bool(known.counts.trials.any()),
+            can_run=bool(known.can_run.any()),
         )
         bits = entropy_bits(belief.answers[belief.answers > 1e-12])
         untried = int(np.count_nonzero(known.can_run & (known.counts.trials == 0)))

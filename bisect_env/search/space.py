@@ -113,6 +113,8 @@ class HypothesisSpace:
 
     Attributes:
         prior: Prior probability of each hypothesis, shape (hypotheses,); sums to 1.
+        always: Number of the hypothesis that calls every cell bad.
+        never: Number of the hypothesis that calls no cell bad.
     """
 
     def __init__(
@@ -129,6 +131,7 @@ class HypothesisSpace:
         # "Any of" differs from "all of" only if at least two axes matter.
         self._any = sum(n > 1 for n in self.shape) >= 2
         self.size = self._all_size * (2 if self._any else 1) + 1
+        self.always, self.never = 0, self.size - 1
         self.prior = self._prior()
 
     def _prior(self) -> FloatArray:
@@ -145,7 +148,7 @@ class HypothesisSpace:
         change = 1.0 - NEVER_PRIOR - ALWAYS_PRIOR
         any_share = _ANY_OF_PRIOR * change if self._any else 0.0
         all_of = _normalised(all_of) * (change - any_share)
-        all_of.flat[0] = ALWAYS_PRIOR
+        all_of.flat[self.always] = ALWAYS_PRIOR
         parts = [all_of.ravel()]
         if self._any:
             parts.append(_normalised(any_of).ravel() * any_share)
@@ -192,13 +195,13 @@ class HypothesisSpace:
 
     def hypothesis(self, number: int) -> Hypothesis:
         """Return the hypothesis with the given number, counted from 0, as sets of bad values."""
-        if number == self.size - 1:
+        if number == self.never:
             return constant("never", self.shape)
+        if number == self.always:
+            return constant("always", self.shape)
         kind = "all" if number < self._all_size else "any"
         chosen = np.unravel_index(number % self._all_size, self._set_shape)
         culprits = tuple(i for i, s in enumerate(chosen) if s != 0)
-        if kind == "all" and not culprits:
-            return constant("always", self.shape)
         sets = tuple(
             f.sets[s] if s != 0 or kind == "all" else np.zeros(f.sets.shape[1], dtype=bool)
             for f, s in zip(self._families, chosen, strict=True)

@@ -72,7 +72,14 @@ def usual_trials(rate: float, background: float) -> int:
 
 
 def judge(
-    best: Answer, *, required: float, stands: bool, certain: bool, rule: bool, tried: bool = True
+    best: Answer,
+    *,
+    required: float,
+    stands: bool,
+    certain: bool,
+    rule: bool,
+    tried: bool = True,
+    can_run: bool = True,
 ) -> tuple[Status, str]:
     """Return whether an answer is confirmed, likely or neither, and the reason in words.
 
@@ -83,10 +90,11 @@ def judge(
         certain: Whether each tried combination failed in every trial or passed in every trial.
         rule: Whether a hypothesis explains the counts.
         tried: Whether any trial was counted.
+        can_run: Whether any combination can be run.
     """
     kind, chance = best.hypothesis.kind, best.probability
     if not tried:
-        return Status.NONE, "nothing was tried yet"
+        return Status.NONE, "nothing was tried yet" if can_run else "no combination can be tried"
     if kind == "never":
         return Status.NONE, (
             "never bad: no combination shows the failure" if stands else "no failure was seen often enough"

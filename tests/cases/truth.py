@@ -206,10 +206,13 @@ def check_against(truth: Truth, report: Mapping[str, Any]) -> list[str]:
         problems.append(f"culprit axes are {unknown or 'missing'}")
     if problems:
         return problems
-    if verdict.get("kind") in ("frontier", "pair", "table"):
-        # Along a frontier every axis matters, and a combination lies at the boundary of one of them.
+    kind = verdict.get("kind")
+    if kind in ("any", "frontier", "pair", "table"):
+        # Along a frontier every axis matters, and a combination lies at the boundary of one of them. The same
+        # holds where any of several axes suffices.
         bad, good = ends["first_bad"], ends["last_good"]
         culprits = [axis for axis in culprits if bad[axis] != good[axis]]
+    if kind in ("frontier", "pair", "table"):
         called = _excluded_is_bad(truth, verdict)
     else:
         called = _called_bad(truth, ends["first_bad"], culprits)

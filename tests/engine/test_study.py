@@ -64,8 +64,9 @@ def test_everything_fails(studies: Studies) -> None:
 def test_an_end_that_is_not_as_stated(studies: Studies, end: str, script: str) -> None:
     level = "0" if end == "good" else "9"
     path = studies.matrix(script, rest=f"{end}: {{level: {level}}}\nsearch: {{min_crash_rate: 0.5}}")
-    with pytest.raises(EndsNotAsStatedError, match=f"the stated {end} combination"):
+    with pytest.raises(EndsNotAsStatedError, match=f"the stated {end} combination") as caught:
         studies.run(path)
+    assert "exchange" not in str(caught.value.remedy), "one end alone cannot be mixed up"
 
 
 def test_a_stated_bad_end_that_passes_beside_failures_is_not_as_stated(studies: Studies) -> None:

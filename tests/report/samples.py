@@ -352,6 +352,7 @@ def hostile_study(store: Store, text: str) -> StudyBuilder:
                     "status": "confirmed",
                     "first_bad": last_good,
                     "culprit_axes": [text],
+                    "bad_values": {text: [text]},
                     "probability": 0.9,
                     "bad_rate": None,
                     "last_good": None,

@@ -86,7 +86,7 @@ def test_what_has_no_option_is_told_with_the_way_to_a_matrix_file() -> None:
     assert "`search: {amplify: true}` in a matrix file (`--save` writes one)" in never
     other = said(NEVER, [failure("MemoryError", "host-oom", "other", 9)], Asked.IN_WORDS)
     assert "`bad: {outcomes: [host-oom]}` in `trial` of a matrix file (`--save` writes one)" in other
-    (warning,) = verdict_warnings(NEVER, Asked.IN_WORDS)
+    (warning,) = verdict_warnings(NEVER, asked=Asked.IN_WORDS)
     assert "`solver: {dependencies: newest}` in a matrix file" in warning
 
 
@@ -153,6 +153,15 @@ def test_a_good_end_that_is_bad_while_others_pass_was_stated_wrongly() -> None:
     assert "list older versions" in text
 
 
+def test_passes_where_failures_are_rare_are_no_good_end() -> None:
+    failed = stored("3", '[2,"exit-fail:X","body","a.py:f"]')
+    seen = [failed, *[stored("3", "", Evidence.GOOD)] * 4]
+    wrong = VerdictDocument(reason="the stated good combination is bad")
+    few, many = ([*seen, *[stored("1", "", Evidence.GOOD)] * number] for number in (3, 20))
+    assert "passed" not in advice(wrong, AXES, [failure("AssertionError")], few, {})[0]
+    assert "lib=1 passed in 20 trials" in advice(wrong, AXES, [failure("AssertionError")], many, {})[0]
+
+
 def test_swapped_ends_are_said_to_be_swapped_once_both_were_tried() -> None:
     ends = {end: {"lib": value, "python": "3.11"} for end, value in (("good", "3"), ("bad", "1"))}
     failed = stored("3", '[2,"exit-fail:X","body","a.py:f"]')
@@ -176,7 +185,19 @@ def test_a_time_limit_that_every_trial_reaches() -> None:
 
 def test_never_bad_where_some_could_not_be_built() -> None:
     first, *_ = advice(NEVER, AXES, (), (), {}, (), ["no compiler", "needs submodules (vendored)\nmore"])
-    assert first == "2 combinations could not be built, and may be what fails: needs submodules (vendored)"
+    assert first == "2 combinations could not be tried, and may be what fails: needs submodules (vendored)"
+
+
+def test_always_bad_where_some_could_not_be_tried() -> None:
+    first, *_ = advice(ALWAYS, AXES, [failure("ValueError: 3")], (), {}, (), ["exit code 125"])
+    assert first == "1 combination could not be tried, and may be what works: exit code 125"
+
+
+def test_why_nothing_could_be_tried() -> None:
+    verdict = VerdictDocument(kind="always", reason="no combination can be tried")
+    assert advice(verdict, AXES, (), (), {}, (), ["exit code 125"] * 3) == [
+        "3 combinations could not be tried: exit code 125"
+    ]
 
 
 def test_never_bad() -> None:

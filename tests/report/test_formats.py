@@ -112,11 +112,13 @@ def needles(report: Report) -> dict[str, list[str]]:
         "verdict.good_rate": ["0 of 9"],
         "verdict.candidates": ["20 %"],
         "verdict.unexplained": ["the verdict does not explain torch=2.2"],
-        "verdict.others": ["also bad from"],
+        "verdict.others": ["also bad", "such as"],
         "verdict.no_other": ["nothing else fails"],
         # A warning that is left out where an end is wrong, as here: tests/report/test_report.py has it.
         "verdict.monotone": [],
-        "verdict.untested": ["torch 2.2 called good (3 trials, no failure; 61 % chance of missing it)"],
+        "verdict.untested": [
+            "torch 2.2 called good (3 trials, no failure; 61 % chance of that if all are bad)"
+        ],
         "verdict.models": ["share one rate"],
         "verdict.typical_bad_rate": ["typical rate"],
         "verdict.background_rate": ["background rate"],

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from bisect_env.answers.axes import AxisInfo
 from bisect_env.answers.untrusted import write
 from bisect_env.answers.verdict_document import NeighbourPair, VerdictDocument, calls_bad
 from bisect_env.environments.lock import LockedPackage
@@ -696,3 +697,23 @@ def test_the_hint_at_either_is_given_where_it_would_help() -> None:
     assert "direction: either" not in verdict_warnings(document(3, "regression"))[0]
     assert "direction: either" not in verdict_warnings(document(3, "either"))[0]
     assert "not monotone" in verdict_warnings(document(3, "either"))[0]
+
+
+@pytest.mark.parametrize(
+    ("stated", "bad", "good", "found"),
+    [("regression", "2", "3", "fixed"), ("fixed", "3", "2", "regression")],
+)
+def test_a_failure_against_the_direction_of_its_axis_is_not_told_as_an_alternating_history(
+    stated: str, bad: str, good: str, found: str
+) -> None:
+    verdict = VerdictDocument(
+        status="confirmed",
+        kind="all",
+        monotone=False,
+        boundaries=(NeighbourPair(axis="lib", bad={"lib": bad}, good={"lib": good}),),
+        directions={"lib": stated},
+    )
+    (said,) = verdict_warnings(verdict, [AxisInfo(name="lib", values=("1", "2", "3", "4"))])
+    assert f"against its direction (`{stated}`)" in said
+    assert f"`direction: {found}` says so beforehand" in said
+    assert "broken again" not in said

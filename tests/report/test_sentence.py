@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import pytest
@@ -12,7 +12,7 @@ from bisect_env.answers import sentence as answers
 from bisect_env.answers.explanation import ChangedPackage, Explanation, IntermediateEnvironment
 from bisect_env.answers.verdict_document import ClearedCombination, VerdictDocument
 from bisect_env.engine.document import verdict_document
-from bisect_env.matrix.grid import AxisKind, Direction, Grid, GridAxis
+from bisect_env.matrix.grid import AxisKind, Direction, Grid, GridAxis, Index
 from bisect_env.matrix.schema import SearchLimits
 from bisect_env.search.goals import Goal, search_towards
 from tests.report.samples import Axis, Values, axis, infos, orjson_verdict, rate, verdict
@@ -137,16 +137,27 @@ def with_other_end(document: VerdictDocument, bad: Values, good: Values, **chang
     return VerdictDocument.model_validate({**data, "boundaries": [*data["boundaries"], other]})
 
 
+def answered(
+    grid: Grid,
+    is_bad: Callable[[Index], bool],
+    goal: Goal = Goal.FIRST_BAD,
+    missing: Mapping[Index, tuple[str, str]] | None = None,
+) -> VerdictDocument:
+    """The verdict of a search for a certain failure."""
+    missing = missing or {}
+    groups = {index: index for index in grid.indices() if index not in missing}
+    search = search_towards(goal, grid, groups, SearchLimits())
+    while wanted := search.ask(1):
+        for index in wanted:
+            search.tell(index, hit=is_bad(index))
+    return verdict_document(grid, search, missing)
+
+
 def test_a_fix_is_claimed_where_a_version_was_tried() -> None:
     values = tuple(f"1.{n}" for n in range(8))
     grid = Grid((GridAxis("lib", AxisKind.PACKAGE, values, Direction.EITHER),))
     missing = {(1,): ("env-unbuildable", "gcc"), (5,): ("env-unsolvable", "no wheel")}
-    groups = {index: index for index in grid.indices() if index not in missing}
-    search = search_towards(Goal.FIRST_BAD, grid, groups, SearchLimits())
-    while wanted := search.ask(1):
-        for index in wanted:
-            search.tell(index, hit=2 <= index[0] <= 4)
-    document = verdict_document(grid, search, missing)
+    document = answered(grid, lambda index: 2 <= index[0] <= 4, missing=missing)
     said = sentence(document, [axis("lib", *values, direction="either")])
     # 1.1 and 1.5 were never tried: the failure is not said to begin or to end there.
     assert said.startswith("lib is broken from 1.2 to 1.4 (last good 1.0, fixed in 1.6): ")
@@ -232,6 +243,41 @@ def test_a_bound_that_is_not_known_is_not_invented() -> None:
 def test_any_of_several() -> None:
     said = sentence(corner(kind="any"), KOMBU)
     assert said.startswith("importlib-metadata ≥ 5.0 or python < 3.8 is broken: ")
+
+
+SQUARE = [axis(name, *map(str, range(1, 9)), kind="value") for name in ("a", "b", "c")]
+"""Axes of eight values each."""
+
+
+def square(names: str) -> Grid:
+    values = tuple(map(str, range(1, 9)))
+    return Grid(tuple(GridAxis(name, AxisKind.VALUE, values, Direction.REGRESSION) for name in names))
+
+
+def test_each_of_several_causes_is_named() -> None:
+    document = answered(square("abc"), lambda index: index[0] >= 3 or index[1] >= 5)
+    assert document.kind == "any"
+    assert sentence(document, SQUARE).startswith("a ≥ 4 or b ≥ 6 is broken: ")
+    assert answers.do_not_matter(document, infos(SQUARE)) == ["c"]
+
+
+def test_further_failing_configurations_are_in_the_sentence_and_their_axes_matter() -> None:
+    document = answered(square("ab"), lambda index: index[0] >= 3 or index[1] >= 5, Goal.EVERY_CONFIGURATION)
+    said = sentence(document, SQUARE[:2])
+    assert said.startswith("a 4 is the first bad value (last good 3): ")
+    assert "; b ≥ 6 is broken, too; " in said
+    assert answers.do_not_matter(document, infos(SQUARE[:2])) == []
+
+
+def test_axes_that_no_trial_tells_apart_are_named() -> None:
+    """What is neither old on both axes nor new on both cannot be run."""
+    grid = square("ab")
+    missing = {index: ("excluded", "") for index in grid.indices() if (index[0] >= 3) is not (index[1] >= 5)}
+    document = answered(grid, lambda index: index[0] >= 3, missing=missing)
+    assert document.status == "likely"
+    assert sentence(document, SQUARE[:2]).startswith(
+        "a 4 with b 6 is probably broken (a 3 with b 5 is not; no trial tells which of a and b matters): "
+    )
 
 
 def test_what_could_not_be_tried_in_between() -> None:

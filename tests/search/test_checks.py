@@ -14,7 +14,7 @@ from bisect_env.search.searcher import Search
 from bisect_env.search.simulate import simulate
 from bisect_env.search.tallies import Tallies
 from bisect_env.search.verdict import Answer
-from tests.search.worlds import FIXED, UNORDERED, alone, grid
+from tests.search.worlds import FIXED, UNORDERED, alone, grid, play, rates
 
 GOOD, BAD = (0,), (1,)
 
@@ -107,3 +107,14 @@ def test_one_of_two_causes_is_not_taken_for_a_background_of_the_other() -> None:
         wrong += bool((end.verdict.best.hypothesis.bad_cells() != (rates > 0)).any())
     # Without controls at other values of the other axis it was half of them.
     assert wrong <= 2
+
+
+def test_an_axis_that_is_not_blamed_is_checked_at_its_other_end() -> None:
+    """Only the oldest value of the first axis fails, against its direction: no plain hypothesis says so."""
+    lattice = grid((2, 20))
+    search = Search(lattice, alone(lattice))
+    bad = np.zeros((2, 20), dtype=bool)
+    bad[0, 9:] = True
+    play(search, rates(bad, 1.0), np.random.default_rng(0))
+    assert search.verdict.best.hypothesis.bad_cells().tolist() == bad.tolist()
+    assert search.verdict.best.culprits == (0, 1)

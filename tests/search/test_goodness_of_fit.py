@@ -114,6 +114,18 @@ def test_a_window_on_an_axis_that_should_stay_broken_is_found_where_it_shows() -
     assert search.verdict.best.hypothesis.bad_cells().tolist() == bad.tolist(), search.verdict.reason
 
 
+@pytest.mark.parametrize("direction", [REGRESSION, FIXED])
+def test_of_two_values_the_other_order_than_stated_is_a_history(direction: Direction) -> None:
+    lattice = grid((2,), direction)
+    search = Search(lattice, alone(lattice))
+    bad = np.array([direction is REGRESSION, direction is FIXED])
+    play(search, rates(bad, 1.0), RNG(0))
+    verdict = search.verdict
+    assert verdict.best.hypothesis.bad_cells().tolist() == bad.tolist()
+    assert (verdict.best.hypothesis.kind, verdict.monotone) == ("all", False)
+    assert verdict.status is Status.CONFIRMED
+
+
 @pytest.mark.statistical
 def test_monotone_histories_stay_so() -> None:
     for seed in range(30):

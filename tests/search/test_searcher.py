@@ -184,6 +184,28 @@ def test_a_combination_set_aside_is_asked_no_more_and_keeps_its_counts() -> None
     assert (1, 1) not in search.ask(30)
 
 
+@pytest.mark.parametrize("learnt", [False, True])
+@pytest.mark.parametrize(("kind", "cannot_run"), [("never", range(3, 6)), ("always", range(2))])
+def test_no_boundary_is_claimed_beside_what_cannot_be_run(
+    kind: str, cannot_run: range, *, learnt: bool
+) -> None:
+    """All that can be run is good, or all is bad; what cannot be run may differ, and nothing shows it."""
+    lattice = grid((6,), good=(0,), bad=(5,))
+    search = Search(lattice, alone(lattice, () if learnt else [(place,) for place in cannot_run]))
+    while not search.finished:
+        (cell,) = search.ask(1)
+        if cell[0] in cannot_run:
+            search.set_aside(cell)
+        else:
+            search.tell(cell, hit=kind == "always")
+    verdict = search.verdict
+    assert verdict.status is Status.NONE
+    assert verdict.best.hypothesis.kind == kind
+    assert verdict.reason.startswith(f"{kind} bad: ")
+    # A stated end that could not be tried is not called wrong.
+    assert verdict.ends_wrong == ()
+
+
 def test_an_end_set_aside_is_tried_no_more() -> None:
     lattice = grid((8,), good=(0,), bad=(7,))
     search = Search(lattice, alone(lattice))
