@@ -235,13 +235,13 @@ def _mixed_ends(best: Answer, first_bad: Index) -> list[Index]:
 def _other_ends(best: Answer, grid: Grid) -> list[Index]:
     """Return combinations that show whether an axis that the answer does not blame matters after all.
 
-    They are the two combinations of each boundary, with one such axis moved to its first or last value. Axes
-    without an order stay: the search has told their values apart.
+    They are the two combinations of each boundary, with one such axis moved to its first or last value. Only
+    axes with the direction `EITHER` are moved.
     """
     found: dict[Index, None] = {}
     for boundary in best.boundaries:
         for axis, size in enumerate(grid.shape):
-            if axis in best.hypothesis.culprits or grid.axes[axis].direction is Direction.UNORDERED:
+            if axis in best.hypothesis.culprits or grid.axes[axis].direction is not Direction.EITHER:
                 continue
             for cell, end in itertools.product((boundary.good, boundary.bad), (0, size - 1)):
                 found[(*cell[:axis], end, *cell[axis + 1 :])] = None
@@ -249,10 +249,12 @@ def _other_ends(best: Answer, grid: Grid) -> list[Index]:
 
 
 def _far_cells(best: Answer, grid: Grid) -> list[Index]:
-    """Return combinations far from the boundary that the answer predicts to be good.
+    """Return combinations far from the boundary, at which another kind of answer would give another label.
 
-    For each culprit axis: its last good value, with all other axes at their bad ends. In addition: the
-    culprit axes at their bad ends, with all other axes at their good ends.
+    Bad according to the answer: the axes that it does not blame at their good ends, and all axes at their bad
+    ends. Good: for each culprit axis its last good value, with all other axes at their bad ends, or with those
+    that the answer does not blame at their good ends. If one of the latter matters, whatever its direction,
+    one of these labels is wrong.
     """
     assert best.first_bad is not None
     hypothesis = best.hypothesis
@@ -266,9 +268,9 @@ def _far_cells(best: Answer, grid: Grid) -> list[Index]:
         bad_end[axis] = int(inside[-1] if upward else inside[0])
         if axis not in hypothesis.culprits:
             good_end[axis] = int(inside[0] if upward else inside[-1])
-    cells = [tuple(good_end)]
-    for boundary in best.boundaries:
-        far = list(bad_end)
+    cells = [tuple(good_end), tuple(bad_end)]
+    for boundary, end in itertools.product(best.boundaries, (bad_end, good_end)):
+        far = list(end)
         far[boundary.axis] = boundary.good[boundary.axis]
         cells.append(tuple(far))
     return cells
