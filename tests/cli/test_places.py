@@ -180,6 +180,15 @@ def test_what_uv_and_pip_have_configured_holds_for_ranges(
     assert first_bad(user) == FIRST_BAD
 
 
+@pytest.mark.parametrize("variable", ["UV_FIND_LINKS", "PIP_FIND_LINKS"])
+def test_a_configured_folder_may_be_relative_to_the_working_directory(
+    user: Asking, nightly: IndexServer, monkeypatch: pytest.MonkeyPatch, variable: str
+) -> None:
+    folder = wheels(nightly, user.folder / "wheels")
+    monkeypatch.setenv(variable, folder.name)
+    assert first_bad(user) == FIRST_BAD
+
+
 @pytest.mark.parametrize("where", ["pip's environment", "pip.conf", "uv.toml"])
 def test_an_index_that_may_not_be_asked_is_not(
     user: Asking,
