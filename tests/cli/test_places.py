@@ -341,6 +341,19 @@ def test_an_index_that_wants_a_login_gets_that_of_its_name(
     assert not [path for path in files if b"ter2" in path.read_bytes()]
 
 
+def test_a_solver_that_lacks_a_login_says_where_it_belongs(user: Asking, nightly: IndexServer) -> None:
+    nightly.on_request = lambda _path: 401
+    (user.folder / "m.yaml").write_text(
+        f"version: 1\nname: listed\nindex: {nightly.url}\n"
+        f"axes: {{app: {{package: app, versions: {NIGHTLY}}}}}\n"
+        "trial: {command: python repro.py, files: [repro.py]}\n"
+    )
+    done = user.run("run", "m.yaml")
+    assert done.returncode == 6
+    assert f"the package index {nightly.url} cannot be used" in done.stderr
+    assert "UV_INDEX_CORP_USERNAME" in done.stderr
+
+
 @pytest.mark.parametrize("status", [None, 500])
 def test_a_cache_that_has_grown_is_told_after_an_answer_and_after_an_error(
     user: Asking, nightly: IndexServer, monkeypatch: pytest.MonkeyPatch, status: int | None
