@@ -241,8 +241,6 @@ _COSTLY = ("commits", "git")
 """Directories whose content is slow to recreate (wheels built from commits, and repository mirrors)."""
 
 _DAY = 86400.0
-_NOTES = 1.02
-"""Factor for what installers note about archives, which an estimate of the size leaves out."""
 MUCH = 2_000_000_000
 """Minimum growth of the cache in one command, in bytes, that is reported to the user."""
 
@@ -345,7 +343,7 @@ def keep_within(cache: Path, limit: int, new: Path) -> None:
         _inodes(new, inodes)
         # Where the file system has no hard links, the archives have copies of the files.
         total += sum(2 * size if is_own else size for size, is_own in inodes.values())
-    if _NOTES * total > limit or not 0 <= time.time() - at < _DAY:
+    if total > limit or not 0 <= time.time() - at < _DAY:
         total, at = prune(cache, limit=limit).left, time.time()
     write_atomically(note, json.dumps({"bytes": total, "at": at}))
 
@@ -578,26 +576,21 @@ def _age(folder: Path) -> float:
 
 
 def _inodes(path: Path, into: Inodes, *, passed_over: frozenset[str] = frozenset()) -> set[tuple[int, int]]:
-    """Return the inodes of all files and directories below `path`, and add their sizes to `into`.
+    """Return the inodes of `path` and of everything below it, and add their sizes to `into`.
 
     Paths in `passed_over` are skipped, with everything below them.
     """
     found = set()
     waiting = [os.fspath(path)]
     while waiting:
-        try:
-            with os.scandir(waiting.pop()) as listing:
-                for entry in listing:
-                    if entry.path in passed_over:
-                        continue
-                    with contextlib.suppress(OSError):  # removed meanwhile
-                        known = entry.stat(follow_symlinks=False)
-                        inode = (known.st_dev, known.st_ino)
-                        is_folder = stat.S_ISDIR(known.st_mode)
-                        into[inode] = (known.st_blocks * 512, is_folder or known.st_nlink == 1)
-                        found.add(inode)
-                        if is_folder:
-                            waiting.append(entry.path)
-        except OSError:
-            continue  # removed meanwhile, or a directory of another user
+        one = waiting.pop()
+        with contextlib.suppress(OSError):  # removed meanwhile, or a directory of another user
+            known = os.lstat(one)
+            inode = (known.st_dev, known.st_ino)
+            is_folder = stat.S_ISDIR(known.st_mode)
+            into[inode] = (known.st_blocks * 512, is_folder or known.st_nlink == 1)
+            found.add(inode)
+            if is_folder:
+                with os.scandir(one) as listing:
+                    waiting += [entry.path for entry in listing if entry.path not in passed_over]
     return found

@@ -111,6 +111,11 @@ _USED = ("filename", "yanked", "requires-python", "upload-time")
 """Keys of a file on a page that are used. Others need not be valid."""
 _NO_PAGE = int(requests.codes.not_found)
 _WANTS_LOGIN = (requests.codes.unauthorized, requests.codes.forbidden)
+LOGIN_HINT = (
+    "; a login belongs into ~/.netrc, or into UV_INDEX_CORP_USERNAME and UV_INDEX_CORP_PASSWORD for an index "
+    "that uv's settings name (`UV_INDEX=corp=https://…`)"
+)
+"""End of a remedy if an index refuses a request for lack of a login."""
 _JSON_PREFERRED = (
     "application/vnd.pypi.simple.v1+json, application/vnd.pypi.simple.v1+html;q=0.5, text/html;q=0.1"
 )
@@ -297,12 +302,14 @@ class PypiCatalogue:
                     tried=f"listing the versions of {package}",
                     remedy="correct `--find-links`, `find_links` in the matrix, or the setting of uv or pip",
                 ) from error
+            answer = error.response if isinstance(error, requests.HTTPError) else None
+            wants_login = answer is not None and answer.status_code in _WANTS_LOGIN
             raise IndexUnavailableError(
                 f"the package index {shown} cannot be used: {_reason(error)}",
                 tried=f"listing the versions of {package}",
                 remedy="check the network, proxy and credentials, then give the same command again; "
                 "another index can be named as `index`, or in uv's or pip's configuration"
-                f"{_login_hint(error)}",
+                f"{LOGIN_HINT if wants_login else ''}",
             ) from error
 
 
@@ -464,16 +471,6 @@ def _html_files(package: str, page: bytes, charset: str | None) -> tuple[Distrib
         }
         entries.append(entry)
     return _files_on(package, entries)
-
-
-def _login_hint(error: Exception) -> str:
-    """Return where a login belongs, as part of a remedy, if an index refused a request for lack of one."""
-    if not isinstance(error, requests.HTTPError) or error.response.status_code not in _WANTS_LOGIN:
-        return ""
-    return (
-        "; a login belongs into ~/.netrc, or into UV_INDEX_CORP_USERNAME and UV_INDEX_CORP_PASSWORD for an "
-        "index that uv's settings name (`UV_INDEX=corp=https://…`)"
-    )
 
 
 def _reason(error: Exception) -> str:

@@ -19,7 +19,7 @@ from bisect_env.environments import lockfiles
 from bisect_env.environments.commits import CommitBuilder
 from bisect_env.environments.conda_lock import python_of
 from bisect_env.environments.download import download, file_name, sha256_of
-from bisect_env.environments.index import PypiCatalogue, advice, day_of
+from bisect_env.environments.index import LOGIN_HINT, PypiCatalogue, advice, day_of
 from bisect_env.environments.interpreters import Interpreter, machine_interpreters
 from bisect_env.environments.lock import (
     LockedPackage,
@@ -249,7 +249,7 @@ class PypiSolver:
                 f"the package index {index} cannot be used: {words}",
                 tried=f"solving for Python {request.python} with {', '.join(request.requirements)}",
                 remedy="check the network, proxy, credentials and free disk space, then give the same "
-                "command again",
+                f"command again{'' if refused is None else LOGIN_HINT}",
             )
         if finished.returncode not in (1, 2):
             return InfrastructureError(

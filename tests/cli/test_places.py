@@ -180,6 +180,15 @@ def test_what_uv_and_pip_have_configured_holds_for_ranges(
     assert first_bad(user) == FIRST_BAD
 
 
+@pytest.mark.parametrize("variable", ["UV_FIND_LINKS", "PIP_FIND_LINKS"])
+def test_a_configured_folder_may_be_relative_to_the_working_directory(
+    user: Asking, nightly: IndexServer, monkeypatch: pytest.MonkeyPatch, variable: str
+) -> None:
+    folder = wheels(nightly, user.folder / "wheels")
+    monkeypatch.setenv(variable, folder.name)
+    assert first_bad(user) == FIRST_BAD
+
+
 @pytest.mark.parametrize("where", ["pip's environment", "pip.conf", "uv.toml"])
 def test_an_index_that_may_not_be_asked_is_not(
     user: Asking,
@@ -330,6 +339,19 @@ def test_an_index_that_wants_a_login_gets_that_of_its_name(
     assert first_bad(user) == FIRST_BAD
     files = [path for path in tmp_path.rglob("*") if path.is_file() and not path.is_symlink()]
     assert not [path for path in files if b"ter2" in path.read_bytes()]
+
+
+def test_a_solver_that_lacks_a_login_says_where_it_belongs(user: Asking, nightly: IndexServer) -> None:
+    nightly.on_request = lambda _path: 401
+    (user.folder / "m.yaml").write_text(
+        f"version: 1\nname: listed\nindex: {nightly.url}\n"
+        f"axes: {{app: {{package: app, versions: {NIGHTLY}}}}}\n"
+        "trial: {command: python repro.py, files: [repro.py]}\n"
+    )
+    done = user.run("run", "m.yaml")
+    assert done.returncode == 6
+    assert f"the package index {nightly.url} cannot be used" in done.stderr
+    assert "UV_INDEX_CORP_USERNAME" in done.stderr
 
 
 @pytest.mark.parametrize("status", [None, 500])
