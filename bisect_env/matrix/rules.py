@@ -8,11 +8,10 @@ from __future__ import annotations
 import operator
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
-from bisect_env.matrix.grid import Combination, GridAxis
-from bisect_env.matrix.problems import Path, near
+from bisect_env.matrix.grid import Combination, Exclusion, GridAxis
+from bisect_env.matrix.problems import near
 from bisect_env.matrix.scalars import cutoff
 from bisect_env.matrix.schema import Axis, CommitAxis, DateAxis, PackageAxis, Rule
 from bisect_env.matrix.versions import Manager, check_version, order_key, parse_range, same_version
@@ -148,19 +147,6 @@ def condition_problem(axis: Axis, name: str, condition: str, found: GridAxis | N
     elif values is not None and not any(named_value(axis, some, condition) for some in (values, left)):
         return f"the rule names {condition!r}, which is not on the axis {name!r}; {near(condition, values)}"
     return None
-
-
-@dataclass(frozen=True, slots=True)
-class Exclusion:
-    """The reason why a combination is excluded, and the key of the matrix file that excludes it.
-
-    Attributes:
-        key: Path of the key in the matrix file, such as `("exclude", 0)`.
-        why: Reason to show to the user.
-    """
-
-    key: Path
-    why: str
 
 
 class RuleSet:

@@ -718,7 +718,7 @@ Platform = Literal["linux-64", "linux-aarch64", "linux-ppc64le", "osx-64", "osx-
 
 def _list_is_pypi(value: Any) -> Any:
     if isinstance(value, str):
-        raise ValueError(f"this should be a list, not {value!r}; write [{value}]")  # noqa: TRY004
+        raise ValueError(f"this should be a list, not {value[:60]!r}; write [{value[:60]}]")  # noqa: TRY004
     return {"pypi": value} if isinstance(value, list | tuple) else value
 
 
