@@ -149,8 +149,8 @@ def rule_contradictions(
     known = found or {}
     for name, axis in file.axes.items():
         for i, value in enumerate(axis.skip):
-            if problem := condition_problem(axis, name, value, known.get(name)):
-                yield ("axes", name, "skip", i), problem.replace("the rule", "`skip`", 1)
+            if problem := condition_problem(axis, name, value, known.get(name), where="`skip`"):
+                yield ("axes", name, "skip", i), problem
     rules = [(("exclude", i), rule) for i, rule in enumerate(file.exclude)]
     rules += [(("include", i), rule) for i, rule in enumerate(file.include)]
     for path, rule in rules:

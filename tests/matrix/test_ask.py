@@ -53,6 +53,7 @@ def loaded(tmp_path, **facts):
     data = question_data(asked(**facts), here="3.11")
     matrix = asked_matrix(data, files)
     # A saved question is the same one.
+    tmp_path.mkdir(exist_ok=True)
     (tmp_path / "repro.py").write_text("import orjson\n")
     (tmp_path / "matrix.yaml").write_text(yaml_source.dump(data, "as it was asked"))
     assert load_matrix(tmp_path / "matrix.yaml").digest == matrix.digest
@@ -114,6 +115,10 @@ def test_conda_channels_make_everything_condas(tmp_path):
     assert file.uses_conda
     assert file.axes["numpy"].manager == "conda"
     assert file.packages.conda == ("scipy",)
+    # So does Python, where it is the package that is asked about.
+    file = loaded(tmp_path / "python", packages=("python>=3.9",), channels=("conda-forge",))
+    assert file.uses_conda
+    assert file.axes["python"].versions == ">=3.9"
 
 
 def test_what_a_script_says_of_itself_is_taken_over(tmp_path):
