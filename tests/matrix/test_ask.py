@@ -103,6 +103,12 @@ def test_several_axes_pins_pythons_rates_and_environment(tmp_path):
     assert (file.trial.timeout, file.trial.gpus, file.trial.env) == (120.0, 1, {"OMP_NUM_THREADS": "1"})
 
 
+def test_rates_are_looked_for_as_low_as_they_are_asked_about(tmp_path):
+    search = loaded(tmp_path, settings={"search": search_data(0.0005, None)}).search
+    assert (search.crash_rate, search.min_crash_rate, search.clean_rate) == (0.0005, 0.000125, 0.00025)
+    assert loaded(tmp_path, settings={"search": search_data(0.0001, None)}).search.min_crash_rate == 0.0001
+
+
 def test_since_makes_the_day_the_axis(tmp_path):
     file = loaded(tmp_path, packages=("kombu<5",), since="2026-10-01", until="2026-10-20")
     assert list(file.axes) == ["python", "day"]
