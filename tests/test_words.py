@@ -48,6 +48,7 @@ MISTAKES = {
         'run "six>=1.15" missing.py',
         'run "six>=1.15" broken.py',
         'run "six>=1.15" repro.py --rate 10',
+        'run "six>=1.15" repro.py --rate 0.001%',
         'run "six>=1.15" repro.py --rate 0.1 --always',
         'run "six>=1.15" repro.py --timeout 5parsecs',
         'run "six>=1.15" repro.py --step weekly',

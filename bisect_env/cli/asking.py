@@ -36,7 +36,7 @@ from bisect_env.matrix.ask import (
 from bisect_env.matrix.files import StudyFile, file_at, full_command, travelling
 from bisect_env.matrix.inline import InlineMetadata, inline_metadata
 from bisect_env.matrix.load import Matrix, asked_matrix, load_matrix, repository_at
-from bisect_env.matrix.schema import CommitAxis, SearchLimits
+from bisect_env.matrix.schema import LEAST_RATE, CommitAxis, SearchLimits
 from bisect_env.storage.shared_text import shared_matrix_text
 from bisect_env.temporary import replacing
 
@@ -128,6 +128,11 @@ class TrialFlags:
         rate = self.rate
         if rate is not None and not 0 < rate <= 1:
             raise UsageError(f"--rate {rate:g} is no share of the runs", remedy="say 1, 0.5 or 10%")
+        if rate is not None and rate < LEAST_RATE:
+            raise UsageError(
+                f"--rate {rate:g} is below {LEAST_RATE:g}, the lowest rate that can be looked for",
+                remedy=f"say {LEAST_RATE:g} or more, or make the failure more frequent (`trial --amplify`)",
+            )
         if self.always and rate not in (None, 1.0):
             raise UsageError(
                 f"--always is --rate 1, and --rate {rate:g} was given", remedy="give one of them"

@@ -35,7 +35,6 @@ from bisect_env.matrix.expand import expand
 from bisect_env.matrix.history import readable
 from bisect_env.matrix.load import Matrix
 from bisect_env.matrix.problems import dotted
-from bisect_env.matrix.rules import RuleSet
 from bisect_env.matrix.schema import schema_text
 from bisect_env.report.words import named
 from bisect_env.storage.entries import CombinationStatus
@@ -142,12 +141,6 @@ def _document(matrix: Matrix, prepared: Prepared, *, listed: bool) -> dict[str, 
     """Return the plan as a dict. The caller must fill the empty list `forecast`."""
     grid = prepared.grid
     combinations = []
-    rules = RuleSet(
-        matrix.file.axes,
-        {axis.name: axis.values for axis in grid.axes},
-        matrix.file.exclude,
-        matrix.file.include,
-    )
     counts: Counter[str] = Counter()
     for index in grid.indices():
         runs = index in prepared.locks
@@ -162,7 +155,7 @@ def _document(matrix: Matrix, prepared: Prepared, *, listed: bool) -> dict[str, 
         elif state.status != CombinationStatus.UNLOCKED:
             # Environments of commits are unlocked until they are built.
             row["reason"] = state.reason
-        if index in grid.excluded and (rule := rules.excluding(grid.combination(index))) is not None:
+        if (rule := grid.excluded.get(index)) is not None:
             row["rule"] = {"key": dotted(rule.key), "line": matrix.line(*rule.key)}
         counts[row["status"]] += 1
         combinations.append(row)

@@ -52,7 +52,7 @@ class Prepared:
         """Return the state of a combination (solvable, excluded, …), in the form in which it is stored."""
         combination = self.grid.combination(index)
         if index in self.grid.excluded:
-            return CombinationState(combination, CombinationStatus.EXCLUDED, self.grid.excluded[index])
+            return CombinationState(combination, CombinationStatus.EXCLUDED, self.grid.excluded[index].why)
         if index in self.unsolvable:
             error = self.unsolvable[index]
             status = CombinationStatus.UNBUILDABLE if error.building else CombinationStatus.UNSOLVABLE

@@ -126,7 +126,7 @@ def look_up(
     combination = find_combination(grid, at, named_combinations(known) if known else None, flag=flag)
     index = grid.index(combination)
     if index in grid.excluded:
-        notify(events.Warned(f"{combination} is excluded in the matrix: {grid.excluded[index]}"))
+        notify(events.Warned(f"{combination} is excluded in the matrix: {grid.excluded[index].why}"))
     lock = None if known is None else stored_locks(store, known).get(combination)
     if lock is None:
         notify(events.Said(f"locking {combination}"))

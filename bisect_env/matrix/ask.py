@@ -21,6 +21,7 @@ from bisect_env.matrix.grid import Direction, parse_at
 from bisect_env.matrix.inline import InlineMetadata, read_requirement
 from bisect_env.matrix.scalars import placeholders
 from bisect_env.matrix.schema import (
+    LEAST_RATE,
     AxisModel,
     CommitAxis,
     DateAxis,
@@ -280,9 +281,9 @@ def search_data(rate: float | None, confidence: float | None) -> dict[str, float
     """
     found = {} if confidence is None else {"confidence": confidence}
     if rate is not None:
-        found |= {"crash_rate": rate, "min_crash_rate": float(f"{max(rate / _RARELY, 0.001):.3g}")}
+        found |= {"crash_rate": rate, "min_crash_rate": float(f"{max(rate / _RARELY, LEAST_RATE):.3g}")}
         # At the last good combination, failure rates down to half of the stated rate are ruled out.
-        found["clean_rate"] = float(f"{max(rate / 2, 0.001):.3g}")
+        found["clean_rate"] = float(f"{max(rate / 2, LEAST_RATE):.3g}")
     return found
 
 

@@ -9,6 +9,7 @@ from bisect_env.matrix.problems import Path, Problem, line_of, near
 from bisect_env.matrix.rules import condition_problem, named_value
 from bisect_env.matrix.scalars import package_of, placeholders
 from bisect_env.matrix.schema import (
+    LEAST_RATE,
     Axis,
     CommitAxis,
     DateAxis,
@@ -149,8 +150,8 @@ def rule_contradictions(
     known = found or {}
     for name, axis in file.axes.items():
         for i, value in enumerate(axis.skip):
-            if problem := condition_problem(axis, name, value, known.get(name)):
-                yield ("axes", name, "skip", i), problem.replace("the rule", "`skip`", 1)
+            if problem := condition_problem(axis, name, value, known.get(name), where="`skip`"):
+                yield ("axes", name, "skip", i), problem
     rules = [(("exclude", i), rule) for i, rule in enumerate(file.exclude)]
     rules += [(("include", i), rule) for i, rule in enumerate(file.include)]
     for path, rule in rules:
@@ -227,7 +228,7 @@ def _rates(file: MatrixFile) -> Iterator[Contradiction]:
     rate, lowest = file.search.crash_rate, file.search.min_crash_rate
     if rate is not None and rate < lowest:
         text = f"crash_rate is {rate:g}, and no rate below min_crash_rate ({lowest:g}) is looked for"
-        yield ("search", "crash_rate"), f"{text}; add `min_crash_rate: {max(rate / 4, 0.0001):.1g}`"
+        yield ("search", "crash_rate"), f"{text}; add `min_crash_rate: {max(rate / 4, LEAST_RATE):.1g}`"
 
 
 def _end_value_problem(

@@ -14,11 +14,11 @@ from packaging.specifiers import InvalidSpecifier, SpecifierSet
 from packaging.version import InvalidVersion, Version
 
 from bisect_env.matrix.contradictions import end_contradictions, end_index, rule_contradictions
-from bisect_env.matrix.grid import AxisKind, Direction, Grid, GridAxis, Index
+from bisect_env.matrix.grid import AxisKind, Direction, Exclusion, Grid, GridAxis, Index
 from bisect_env.matrix.history import History
 from bisect_env.matrix.load import Matrix
-from bisect_env.matrix.problems import Path, Problem, matrix_error
-from bisect_env.matrix.rules import RuleSet, matching
+from bisect_env.matrix.problems import Path, Problem, dotted, matrix_error
+from bisect_env.matrix.rules import RuleSet
 from bisect_env.matrix.scalars import cutoff
 from bisect_env.matrix.schema import Axis, CommitAxis, PackageAxis
 from bisect_env.matrix.versions import (
@@ -35,6 +35,8 @@ MAX_COMBINATIONS = 250_000
 """Maximum number of combinations of a matrix, because each of them is locked, stored and reported."""
 MAX_VALUES = 4_000
 """Maximum number of values of an axis. The search stores one hypothesis over all values for each value."""
+_NAMED = 3
+"""Maximum number of rules that a message names if they exclude everything."""
 WITHDRAWN = "withdrawn (yanked)"
 """Reason shown for a release that is left out because its index has withdrawn it."""
 MAX_EITHER = 400
@@ -83,7 +85,10 @@ def expand(
         raise matrix_error(matrix.shown, [Problem(text, matrix.line("axes"))])
     excluded = _excluded(matrix, Grid(axes))
     if len(excluded) == size:
-        raise matrix_error(matrix.shown, [_all_excluded(matrix, axes, size)])
+        keys = list(dict.fromkeys(exclusion.key for exclusion in excluded.values()))
+        named = ", ".join(dotted(key) for key in keys[:_NAMED]) + (", ..." if keys[_NAMED:] else "")
+        text = f"the rules exclude all {size} combinations ({named}); correct one of them"
+        raise matrix_error(matrix.shown, [Problem(text, matrix.line(*keys[0]))])
     found = {axis.name: axis.values for axis in axes}
     problems = [
         Problem(_no_such_release(matrix, path, catalogue) or text, matrix.line(*path))
@@ -92,7 +97,7 @@ def expand(
     good, bad = (end_index(matrix.file, end, found) for end in (matrix.file.good, matrix.file.bad))
     for end, index in (("good", good), ("bad", bad)):
         if index is not None and index in excluded:
-            text = f"the {end} end is excluded ({excluded[index]}); correct `{end}` or the rule"
+            text = f"the {end} end is excluded ({excluded[index].why}); correct `{end}` or the rule"
             problems.append(Problem(text, matrix.line(end)))
     if problems:
         raise matrix_error(matrix.shown, problems)
@@ -381,27 +386,14 @@ def _unknown_to(matrix: Matrix, axis: PackageAxis, catalogue: VersionCatalogue) 
     return f"; {', '.join(unknown)} has no page of it with archives: is the address right?"
 
 
-def _excluded(matrix: Matrix, grid: Grid) -> dict[Index, str]:
+def _excluded(matrix: Matrix, grid: Grid) -> dict[Index, Exclusion]:
     file = matrix.file
     if not file.exclude and not file.include and not any(axis.skip for axis in file.axes.values()):
         return {}
     values = {axis.name: axis.values for axis in grid.axes}
     rules = RuleSet(file.axes, values, file.exclude, file.include)
     found = ((index, rules.excluding(grid.combination(index))) for index in grid.indices())
-    return {index: exclusion.why for index, exclusion in found if exclusion is not None}
-
-
-def _all_excluded(matrix: Matrix, axes: Iterable[GridAxis], size: int) -> Problem:
-    """Say which key excludes all `size` combinations of a matrix."""
-    for axis in axes:
-        source = matrix.file.axes[axis.name]
-        skipped = {value for one in source.skip for value in matching(source, axis.values, one)}
-        if skipped.issuperset(axis.values):
-            text = f"`skip` leaves no value of the axis {axis.name!r}; skip fewer of its values"
-            return Problem(text, matrix.line("axes", axis.name, "skip"))
-    key = "exclude" if matrix.file.exclude else "include"
-    text = f"the rules exclude all {size} combinations; correct `exclude` or `include`"
-    return Problem(text, matrix.line(key))
+    return {index: exclusion for index, exclusion in found if exclusion is not None}
 
 
 def _no_such_release(matrix: Matrix, path: Path, catalogue: VersionCatalogue) -> str | None:

@@ -12,7 +12,7 @@ from enum import StrEnum
 
 from bisect_env.errors import UsageError
 from bisect_env.matrix.history import History, readable
-from bisect_env.matrix.problems import near
+from bisect_env.matrix.problems import Path, near
 
 # --------------------------------------------------------------------------------------------------
 # One combination of a matrix: a value for every axis.
@@ -125,18 +125,31 @@ class GridAxis:
 
 
 @dataclass(frozen=True, slots=True)
+class Exclusion:
+    """The reason why a combination is excluded, and the key of the matrix file that excludes it.
+
+    Attributes:
+        key: Path of the key in the matrix file, such as `("exclude", 0)`.
+        why: Reason to show to the user.
+    """
+
+    key: Path
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
 class Grid:
     """The axes of a matrix with all combinations of their values, and the excluded combinations.
 
     Attributes:
         axes: Axes in the order of the matrix.
-        excluded: Index of each combination that a rule of the matrix excludes to the reason.
+        excluded: Index of each combination that a rule of the matrix excludes to the rule and the reason.
         good: Index of the good end, the combination that the matrix says works; None if it names none.
         bad: Index of the bad end, the combination that the matrix says fails; None if it names none.
     """
 
     axes: tuple[GridAxis, ...]
-    excluded: Mapping[Index, str] = field(default_factory=dict)
+    excluded: Mapping[Index, Exclusion] = field(default_factory=dict)
     good: Index | None = None
     bad: Index | None = None
 

@@ -225,8 +225,9 @@ def skipping(matrix: Matrix, words: Iterable[str]) -> Matrix:
                 f"--skip {word}: which axis is meant?",
                 remedy=f"write it as {several[0] if several else next(iter(axes))}=VALUE",
             )
-        if problem := condition_problem(axes[name], name, value):
-            raise UsageError(f"--skip {word}: {problem}")
+        if found := condition_problem(axes[name], name, value, where=f"--skip {word}"):
+            problem, _, remedy = found.rpartition("; ")
+            raise UsageError(problem, remedy=remedy)
         axes[name] = axes[name].model_copy(update={"skip": (*axes[name].skip, value)})
     return replace(matrix, file=matrix.file.model_copy(update={"axes": axes}))
 

@@ -8,11 +8,10 @@ from __future__ import annotations
 import operator
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
-from bisect_env.matrix.grid import Combination, GridAxis
-from bisect_env.matrix.problems import Path, near
+from bisect_env.matrix.grid import Combination, Exclusion, GridAxis
+from bisect_env.matrix.problems import near
 from bisect_env.matrix.scalars import cutoff
 from bisect_env.matrix.schema import Axis, CommitAxis, DateAxis, PackageAxis, Rule
 from bisect_env.matrix.versions import Manager, check_version, order_key, parse_range, same_version
@@ -126,7 +125,9 @@ def named_value(axis: Axis, values: Sequence[str], text: str) -> str | None:
         return None
 
 
-def condition_problem(axis: Axis, name: str, condition: str, found: GridAxis | None = None) -> str | None:
+def condition_problem(
+    axis: Axis, name: str, condition: str, found: GridAxis | None = None, *, where: str = "the rule"
+) -> str | None:
     """Return an error message if a condition of a rule is invalid for an axis, or None if it is valid.
 
     Package indexes are not queried, so values of a range are checked only if `found` is given.
@@ -137,6 +138,7 @@ def condition_problem(axis: Axis, name: str, condition: str, found: GridAxis | N
         condition: Value or comparison.
         found: The axis with the values that were found for its range. A condition may also name a release or
             commit that was left out.
+        where: Where the user wrote the condition, for the message.
     """
     values = axis.listed if found is None else found.values
     left = () if found is None else (*found.dropped, *found.passed_over)
@@ -144,23 +146,10 @@ def condition_problem(axis: Axis, name: str, condition: str, found: GridAxis | N
         try:
             matching(axis, values or (), condition)
         except ValueError as error:
-            return f"the rule about {name!r}: {error}"
+            return f"{where} about {name!r}: {error}"
     elif values is not None and not any(named_value(axis, some, condition) for some in (values, left)):
-        return f"the rule names {condition!r}, which is not on the axis {name!r}; {near(condition, values)}"
+        return f"{where} names {condition!r}, which is not on the axis {name!r}; {near(condition, values)}"
     return None
-
-
-@dataclass(frozen=True, slots=True)
-class Exclusion:
-    """The reason why a combination is excluded, and the key of the matrix file that excludes it.
-
-    Attributes:
-        key: Path of the key in the matrix file, such as `("exclude", 0)`.
-        why: Reason to show to the user.
-    """
-
-    key: Path
-    why: str
 
 
 class RuleSet:

@@ -718,7 +718,7 @@ Platform = Literal["linux-64", "linux-aarch64", "linux-ppc64le", "osx-64", "osx-
 
 def _list_is_pypi(value: Any) -> Any:
     if isinstance(value, str):
-        raise ValueError(f"this should be a list, not {value!r}; write [{value}]")  # noqa: TRY004
+        raise ValueError(f"this should be a list, not {value[:60]!r}; write [{value[:60]}]")  # noqa: TRY004
     return {"pypi": value} if isinstance(value, list | tuple) else value
 
 
@@ -799,6 +799,10 @@ class Rule(StrictModel):
     why: Text = Field(description="Reason for the exclusion; shown for each combination left out.")
 
 
+LEAST_RATE = 0.0001
+"""Lowest failure rate that a search can look for."""
+
+
 class SearchLimits(StrictModel):
     """Settings of the search, and the limits at which it stops."""
 
@@ -810,13 +814,13 @@ class SearchLimits(StrictModel):
     )
     min_crash_rate: float = Field(
         default=0.02,
-        ge=0.0001,
+        ge=LEAST_RATE,
         le=0.5,
         description="Lowest failure rate that the search must find: from 0.0001 to 0.5.",
     )
     clean_rate: float = Field(
         default=0.05,
-        ge=0.0001,
+        ge=LEAST_RATE,
         le=0.5,
         description="Failure rate to rule out at the last good combination, which is tried until that is "
         "done: from 0.0001 to 0.5.",

@@ -20,6 +20,7 @@ from bisect_env.answers.untrusted import clean, command_line, shortened
 from bisect_env.answers.verdict_document import VerdictDocument
 from bisect_env.matrix.grid import Combination, Direction
 from bisect_env.matrix.import_names import package_of_module
+from bisect_env.matrix.schema import LEAST_RATE
 from bisect_env.matrix.signatures import read_signature, shown
 from bisect_env.matrix.versions import between
 from bisect_env.report.model import EffectReport, FailureReport, StabilityReport
@@ -32,10 +33,6 @@ from bisect_env.trials.records import Evidence, Outcome
 _SHOWN = 3
 _ALMOST = 0.95
 """Share of the time budget that counts as used up. It is below 1 because the stored times begin later."""
-_LEAST_RATE = 0.0001
-"""Lowest `search.min_crash_rate` that a matrix file may state."""
-_LEAST_ASKED = 0.001
-"""Lowest `search.min_crash_rate` that the option `--rate` can set."""
 _REASON = 200
 """Maximum number of characters of a reason that advice quotes."""
 _BY_LUCK = 0.05
@@ -654,11 +651,11 @@ def _why_never(
         )
     elif verdict.trials:
         rate = float(settings.get("min_crash_rate") or 0.02)
-        lower, least = f"`search: {{min_crash_rate: {max(rate / 10, _LEAST_RATE):.2g}}}`", _LEAST_RATE
+        lower = f"`search: {{min_crash_rate: {max(rate / 10, LEAST_RATE):.2g}}}`"
         if asked is not Asked.IN_FILE:
             # The search looks for failures several times as rare as `--rate` says.
-            lower, least = f"`--rate {rate / 3:.1g}`", _LEAST_ASKED
-        less = f"use {lower}, or " if rate > least else ""
+            lower = f"`--rate {max(rate / 3, LEAST_RATE):.1g}`"
+        less = f"use {lower}, or " if rate > LEAST_RATE else ""
         yield (
             f"failures in fewer than {percent(rate)} of the runs were not looked for: {less}make "
             f"the failure more frequent with {asked.setting('search: {amplify: true}')}; if it should fail "

@@ -53,6 +53,7 @@ def loaded(tmp_path, **facts):
     data = question_data(asked(**facts), here="3.11")
     matrix = asked_matrix(data, files)
     # A saved question is the same one.
+    tmp_path.mkdir(exist_ok=True)
     (tmp_path / "repro.py").write_text("import orjson\n")
     (tmp_path / "matrix.yaml").write_text(yaml_source.dump(data, "as it was asked"))
     assert load_matrix(tmp_path / "matrix.yaml").digest == matrix.digest
@@ -102,6 +103,12 @@ def test_several_axes_pins_pythons_rates_and_environment(tmp_path):
     assert (file.trial.timeout, file.trial.gpus, file.trial.env) == (120.0, 1, {"OMP_NUM_THREADS": "1"})
 
 
+def test_rates_are_looked_for_as_low_as_they_are_asked_about(tmp_path):
+    search = loaded(tmp_path, settings={"search": search_data(0.0005, None)}).search
+    assert (search.crash_rate, search.min_crash_rate, search.clean_rate) == (0.0005, 0.000125, 0.00025)
+    assert loaded(tmp_path, settings={"search": search_data(0.0001, None)}).search.min_crash_rate == 0.0001
+
+
 def test_since_makes_the_day_the_axis(tmp_path):
     file = loaded(tmp_path, packages=("kombu<5",), since="2026-10-01", until="2026-10-20")
     assert list(file.axes) == ["python", "day"]
@@ -114,6 +121,10 @@ def test_conda_channels_make_everything_condas(tmp_path):
     assert file.uses_conda
     assert file.axes["numpy"].manager == "conda"
     assert file.packages.conda == ("scipy",)
+    # So does Python, where it is the package that is asked about.
+    file = loaded(tmp_path / "python", packages=("python>=3.9",), channels=("conda-forge",))
+    assert file.uses_conda
+    assert file.axes["python"].versions == ">=3.9"
 
 
 def test_what_a_script_says_of_itself_is_taken_over(tmp_path):
