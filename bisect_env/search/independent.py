@@ -23,9 +23,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bisect_env.matrix.grid import Direction, Grid, Index
+from bisect_env.matrix.schema import SearchLimits
 from bisect_env.search.belief import CellCounts
 from bisect_env.search.families import FloatArray
+from bisect_env.search.stopping import clean_trials
 from bisect_env.search.verdict import further, nearest
+
+_LABEL_ERROR = 0.2
+"""Share of the allowed error that one label may have, because it also determines the labels of others."""
+_RARE = 0.1
+"""A combination that was tried so often that a failure at this rate would have shown gets the likelier label,
+so that others are tried."""
 
 
 def independent(counts: CellCounts) -> tuple[float, FloatArray]:
@@ -45,6 +53,27 @@ def independent(counts: CellCounts) -> tuple[float, FloatArray]:
     chances = np.full(len(counts.trials), 0.5)
     chances[counts.tried] = np.exp(bad - both) @ np.exp(log_weight - evidence)
     return evidence, chances
+
+
+def own_labels(counts: CellCounts, chances: FloatArray, limits: SearchLimits) -> NDArray[np.int8]:
+    """Return the label of each combination by its own trials: 1 bad, 0 good, -1 unknown; shape (X,).
+
+    If no combination both failed and passed, one trial is enough for a label. Otherwise a label needs a small
+    error (`_LABEL_ERROR`), or so many trials that rare failures would have shown (`_RARE`).
+
+    Args:
+        counts: The failures and trials of each group of combinations.
+        chances: Probability that each group is bad, from `independent`, shape (X,).
+        limits: The confidence, and the smallest failure rate to search for.
+    """
+    hits, trials = counts.hits, counts.trials
+    if counts.unanimous:
+        return np.where(trials > 0, hits > 0, -1).astype(np.int8)
+    is_sure = np.minimum(chances, 1.0 - chances) <= _LABEL_ERROR * (1.0 - limits.confidence)
+    # Before anything is known to be bad, a background looks like a rare failure: then others say more.
+    enough = 2 * clean_trials(max(_RARE, limits.min_crash_rate))
+    is_known = (trials > 0) & (is_sure | (trials >= enough))
+    return np.where(is_known, chances >= 0.5, -1).astype(np.int8)
 
 
 def best_fit(counts: CellCounts) -> float:

@@ -23,7 +23,7 @@ from bisect_env.search.belief import Belief, CellCounts, believe, most_evidence
 from bisect_env.search.families import FloatArray
 from bisect_env.search.generators import staircase_rows
 from bisect_env.search.hypotheses import HypothesisRows, joined
-from bisect_env.search.independent import best_fit, independent
+from bisect_env.search.independent import best_fit, independent, own_labels
 from bisect_env.search.independent import path as path_between
 from bisect_env.search.space import Hypothesis, constant, described
 from bisect_env.search.stopping import (
@@ -46,10 +46,6 @@ histories and staircases to be considered."""
 _BELIEVED = 0.5
 """Minimum posterior of all histories and staircases together for which they are used before a product is
 sure."""
-_LABEL_SHARE = 1.0 / 3.0
-"""Share of the allowed error that a single label may have if no hypothesis explains the counts."""
-_LABEL_AT = 6
-"""After this many times the usual number of trials, a cell that still has no label gets the likelier one."""
 _SPREAD = 5
 """Number of cells that must have failed, or have been tried often, before the answer is *always bad*."""
 MOST_SWEPT = 64
@@ -161,14 +157,7 @@ class Known:
 
         The shape is (X,).
         """
-        hits, trials = self.counts.hits, self.counts.trials
-        if self.unanimous:
-            return np.where(trials > 0, hits > 0, -1).astype(np.int8)
-        chance = self._alone[1]
-        least = 1.0 - (1.0 - self.limits.confidence) * _LABEL_SHARE
-        rate = max(float(hits.sum()) / float(trials.sum()), 1e-3)
-        is_known = (np.maximum(chance, 1.0 - chance) >= least) | (trials >= _LABEL_AT * clean_trials(rate))
-        return np.where(is_known & (trials > 0), chance >= 0.5, -1).astype(np.int8)
+        return own_labels(self.counts, self._alone[1], self.limits)
 
     # -- the answer --------------------------------------------------------------------------------------
 

@@ -65,7 +65,7 @@ class Search(StudySearch):
         quick: bool = False,
     ) -> None:
         super().__init__(grid, groups, limits, quick=quick)
-        self._stages = [Stage(grid, groups, self.limits, first_shape(grid))]
+        self._stages = [Stage(grid, groups, self.limits, first_shape(grid), 1)]
 
     # -- what is known -----------------------------------------------------------------------------------
 
@@ -83,8 +83,9 @@ class Search(StudySearch):
             # Combinations that cannot be run may leave no closer ones than a stage already has.
             if shape is None or any(stage.shape == shape for stage in stages):
                 break
-            kept = [stage for stage in self._stages if stage.shape == shape]
-            stages += kept[:1] or [Stage(self._grid, self.tallies.groups, self.limits, shape)]
+            number = len(stages) + 1
+            kept = [stage for stage in self._stages[number - 1 : number] if stage.shape == shape]
+            stages += kept or [Stage(self._grid, self.tallies.groups, self.limits, shape, number)]
         self._stages = stages
         return stages[-1]
 

@@ -11,7 +11,7 @@ change at once, from the good end to the bad end. The next stage splits the ways
 keeps the values of all other axes fixed.
 
 The stages follow from the counts alone, so that a study goes on as if it had never stopped. Any stage may
-have a wrong answer: if the stated error is e and there are at most s stages, each is allowed e / s.
+have a wrong answer: if the stated error is e, the first stage is allowed e / 2, the second e / 4, and so on.
 """
 
 from __future__ import annotations
@@ -128,6 +128,7 @@ class Stage:
         groups: The representative of each combination that can be run, as for `Search`.
         limits: When the search stops.
         shape: The selection of combinations; None for all.
+        number: Number of the stage, counted from 1.
 
     Attributes:
         shape: As above.
@@ -138,7 +139,12 @@ class Stage:
     """
 
     def __init__(
-        self, grid: Grid, groups: Mapping[Index, Index], limits: SearchLimits, shape: Shape | None
+        self,
+        grid: Grid,
+        groups: Mapping[Index, Index],
+        limits: SearchLimits,
+        shape: Shape | None,
+        number: int,
     ) -> None:
         self.shape = shape
         self._whole = grid
@@ -150,7 +156,7 @@ class Stage:
             self.stands_for = self.view.cells
             self.places = np.arange(math.prod(grid.shape)).reshape(grid.shape)
         else:
-            error = (1.0 - limits.confidence) / _stages_of(grid)
+            error = (1.0 - limits.confidence) / 2**number
             self._limits = limits.model_copy(update={"confidence": min(1.0 - error, 0.9999)})
             own = shape.lattice(grid)
             of = {cell: shape.combination(cell) for cell in own.indices()}
@@ -382,17 +388,3 @@ def _values_of_each(grid: Grid, axes: Sequence[int] | None = None, wanted: tuple
         if not growing:
             return counts
         counts[min(growing, key=lambda place: counts[place])] += 1
-
-
-def _stages_of(grid: Grid) -> int:
-    """Return how many stages a search of the lattice needs at most.
-
-    The last stage has only boundaries between neighbours.
-    """
-    several = sum(size > 1 for size in grid.shape)
-    untying = 1 + math.ceil(math.log2(several / _MOST_WAYS)) if several > _MOST_WAYS else 0
-    counts = [2] * len(grid.shape) if untying else _values_of_each(grid)
-    return untying + max(
-        1 + math.ceil(math.log(max(size / n, 1.0)) / math.log(max(n - 1, 2)))
-        for size, n in zip(grid.shape, counts, strict=True)
-    )

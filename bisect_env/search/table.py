@@ -40,7 +40,7 @@ from bisect_env.matrix.schema import SearchLimits
 from bisect_env.search.belief import CellCounts, believe
 from bisect_env.search.families import FloatArray
 from bisect_env.search.hypotheses import HypothesisRows
-from bisect_env.search.independent import independent
+from bisect_env.search.independent import independent, own_labels
 from bisect_env.search.space import constant, described
 from bisect_env.search.staircase import Staircase, beyond, ordered_axes, staircases
 from bisect_env.search.stopping import clean_trials, usual_trials
@@ -60,12 +60,6 @@ and passed, the maximum number of trials in addition to the first one of each co
 _ALONE = 2
 """Maximum number of labels that are doubted if they contradict a description; if more do, the description is
 wrong."""
-_SURE, _SURER = 0.2, 0.1
-"""Share of the allowed error that one label may have, because it also determines the labels of others; and
-the share of this for a label that contradicts a description."""
-_RARE = 0.1
-"""A combination that was tried so often that a failure at this rate would have shown gets the likelier label,
-so that others are tried."""
 _CORNERS = 4
 """Maximum number of ordered axes for which every corner of the lattice is tried first."""
 _HOLDS = 0.5
@@ -177,18 +171,7 @@ class Table:
     @cached_property
     def _labels(self) -> NDArray[np.int8]:
         """Return the label of each group by its own trials: 1 bad, 0 good, -1 unknown; shape (X,)."""
-        trials, called = self.counts.trials, (self.chances >= 0.5).astype(np.int8)
-        if self.counts.unanimous:
-            return np.where(trials > 0, called, np.int8(-1))
-        error = _SURE * (1.0 - self.limits.confidence)
-        doubt = np.where(trials > 0, np.minimum(self.chances, 1.0 - self.chances), 1.0)
-        labels = np.where(doubt <= error, called, np.int8(-1))
-        for place in self._alone(labels):
-            if doubt[place] > _SURER * error:
-                labels[place] = -1
-        # Before anything is known to be bad, a background looks like a rare failure: then others say more.
-        enough = 2 * clean_trials(max(_RARE, self.limits.min_crash_rate))
-        return np.where(trials >= enough, called, labels)
+        return own_labels(self.counts, self.chances, self.limits)
 
     @cached_property
     def labelled(self) -> NDArray[np.int8]:
@@ -203,16 +186,14 @@ class Table:
         """Return the representatives of the groups that have a label, in row-major order."""
         return [self.view.cells[place] for place in np.flatnonzero(self._labels >= 0)]
 
-    def _alone(self, labels: NDArray[np.int8]) -> list[int]:
+    @property
+    def _alone(self) -> list[int]:
         """Return the positions of the few groups whose labels contradict a border that all others fit.
 
         Such a border between good and bad combinations (a frontier) never turns back. The list is empty if
         all labels fit one, or if more than `_ALONE` labels contradict it.
-
-        Args:
-            labels: The label of each group, shape (X,).
         """
-        table = self.view.spread(labels, -1)
+        table = self.labelled
         axes = self.ordered
         if not axes or staircases(table, self.grid, 1, self.visible):
             return []
@@ -243,7 +224,7 @@ class Table:
             if self.repeats_left:
                 wanted |= dict.fromkeys(bad[trials[bad] < 2].tolist(), 2)
             room = _MOST_AGAIN - int((trials - (trials > 0)).sum()) - self.repeats_left
-            for place in [one for one in self._alone(self._labels) if self.can_run[one]]:
+            for place in [one for one in self._alone if self.can_run[one]]:
                 lacking = max(0, _AGAIN - int(trials[place]))
                 if lacking <= room:
                     wanted[place] = _AGAIN

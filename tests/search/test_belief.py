@@ -12,10 +12,11 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from bisect_env.matrix.grid import Direction, Index
+from bisect_env.matrix.schema import SearchLimits
 from bisect_env.search.belief import Belief, CellCounts, believe, most_evidence
 from bisect_env.search.generators import products, staircase_rows
 from bisect_env.search.hypotheses import HypothesisRows, joined
-from bisect_env.search.independent import independent, path
+from bisect_env.search.independent import independent, own_labels, path
 from bisect_env.search.nonmonotone import histories
 from bisect_env.search.rates import RateGrid
 from bisect_env.search.tallies import Tallies
@@ -190,6 +191,19 @@ def test_the_evidence_of_all_histories_is_bounded_closely(direction: Direction, 
         # Once all values were tried, histories that begin alike and change equally often are equally likely.
         if tried == 12:
             assert bound == pytest.approx(exact, abs=1e-8)
+
+
+def test_a_combination_is_labelled_by_its_own_trials() -> None:
+    def labelled(hits: list[int], trials: list[int]) -> list[int]:
+        counts = CellCounts(RateGrid.default(), np.array(hits), np.array(trials))
+        return own_labels(counts, independent(counts)[1], SearchLimits()).tolist()
+
+    # One trial each is enough as long as no combination both failed and passed.
+    assert labelled([0, 1, 0], [0, 1, 1]) == [-1, 1, 0]
+    # Failures of half of all trials: two passes are not enough, thirty are.
+    assert labelled([0, 15, 0, 0], [0, 30, 2, 30]) == [-1, 1, -1, 0]
+    # A combination that is still doubtful after many trials gets the likelier label.
+    assert labelled([15, 2, 2], [30, 40, 60]) == [1, -1, 0]
 
 
 @given(st.integers(0, 2**32 - 1))
