@@ -95,6 +95,8 @@ def _whole_table(verdict: VerdictDocument, table: CompatibilityTable) -> str:
         known = f"{number} combinations are known so far, of which {bad} fail"
         after = how_many(verdict.trials, "trial")
         return f"No table yet after {after}: {verdict.reason}; {known}"
+    if not number:
+        return f"No table: {verdict.reason}"
     if not bad or not good:
         which = "work" if not bad else "fail"
         counted = f"all {number} combinations that can be run {which}"

@@ -38,7 +38,7 @@ class CornerSearch(TableSearch):
         of_table = self.table.verdict
         if not self.found:
             reason = "no failure was seen" if not (self.table.calls == 1).any() else "every combination fails"
-            reason = reason if self.answered else of_table.reason
+            reason = reason if self.answered and self.table.called else of_table.reason
             return replace(of_table, status=Status.NONE, reason=reason)
         return replace(self._about(self.found[0]), ends_wrong=self._wrong_ends())
 

@@ -332,6 +332,8 @@ class Known:
             enough = clean_trials(self.belief.typical_rates[0])
             cells = evenly(np.flatnonzero(self.can_run), _SPREAD)
             wanted = [(int(c), 1 if self.counts.hits[c] else enough) for c in cells]
+            passed = self.counts.tried[self.counts.hits[self.counts.tried] == 0]
+            wanted += [(int(c), _TWICE) for c in passed]
         else:
             wanted = self._doubtful()
             # A history that changes more often than stated could be due to one odd failure.

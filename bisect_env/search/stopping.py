@@ -17,6 +17,8 @@ CAUTION = 0.05
 three trials would count as a rate of 100 %, and one pass of the last good combination as proof."""
 NO_NEIGHBOURS = "of combinations that can be run, no two that differ on one axis alone lie on both sides"
 """Reason why an answer without a boundary is not confirmed."""
+NOTHING_RUNS = "no combination can be tried"
+"""Reason why there is no answer if no combination is left to be tried, and none was."""
 FAILURES = 2
 """Minimum number of failures of the first bad combination before a verdict is confirmed."""
 
@@ -94,7 +96,7 @@ def judge(
     """
     kind, chance = best.hypothesis.kind, best.probability
     if not tried:
-        return Status.NONE, "nothing was tried yet" if can_run else "no combination can be tried"
+        return Status.NONE, "nothing was tried yet" if can_run else NOTHING_RUNS
     if kind == "never":
         return Status.NONE, (
             "never bad: no combination shows the failure" if stands else "no failure was seen often enough"

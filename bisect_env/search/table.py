@@ -43,7 +43,7 @@ from bisect_env.search.hypotheses import HypothesisRows
 from bisect_env.search.independent import independent, own_labels
 from bisect_env.search.space import constant, described
 from bisect_env.search.staircase import Staircase, beyond, ordered_axes, staircases
-from bisect_env.search.stopping import clean_trials, usual_trials
+from bisect_env.search.stopping import NOTHING_RUNS, clean_trials, usual_trials
 from bisect_env.search.verdict import Answer, Status, Verdict, answer
 from bisect_env.search.view import LatticeView
 
@@ -474,7 +474,9 @@ class Table:
         best = replace(best, probability=sure if complete else 0.0)
         unknown = int(np.count_nonzero(self.feasible & (self.calls < 0)))
         status, reason = Status.NONE, f"combinations that are not called good or bad yet: {unknown}"
-        if complete and sure >= self.limits.confidence:
+        if not self.called and complete:
+            reason = NOTHING_RUNS
+        elif complete and sure >= self.limits.confidence:
             status = Status.CONFIRMED
             reason = f"each combination alone is what it is called, probability {sure:.3f} or more"
         elif complete:

@@ -269,6 +269,13 @@ def test_further_failing_configurations_are_in_the_sentence_and_their_axes_matte
     assert answers.do_not_matter(document, infos(SQUARE[:2])) == []
 
 
+def test_a_table_of_nothing_is_none() -> None:
+    grid = square("a")
+    missing = dict.fromkeys(grid.indices(), ("set-aside", "exit code 125"))
+    document = answered(grid, lambda _: False, Goal.TABLE, missing)
+    assert sentence(document, SQUARE[:1]) == "No table: no combination can be tried"
+
+
 def test_axes_that_no_trial_tells_apart_are_named() -> None:
     """What is neither old on both axes nor new on both cannot be run."""
     grid = square("ab")

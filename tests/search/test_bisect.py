@@ -304,6 +304,8 @@ SHAPES = st.one_of(
 )
 # The bad end passes, and is tried again before others are.
 @example(np.array([0, 0, 0, 1, 0, 0, 1], dtype=bool), 7, 5, 0.95)
+# All but four fail, and the one of these that is tried passes in its only trial.
+@example(np.random.default_rng(4_294_967_294).random((3, 3, 4)) < 0.8, 0, 1, 0.95)
 def test_no_truth_takes_longer_than_trying_everything(
     bad: NDArray[np.bool_], seed: int, workers: int, confidence: float
 ) -> None:

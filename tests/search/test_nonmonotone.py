@@ -73,9 +73,16 @@ def test_along_a_long_axis_two_runs_begin_and_end_next_to_what_was_tried() -> No
     assert runs(128, 45, 70, 101).tobytes() not in patterns
 
 
+def test_two_values_have_one_history_more_than_stated() -> None:
+    families = histories(grid((2,)), [])
+    assert families is not None
+    (family,) = families
+    assert family.sets[family.plain :].tolist() == [[True, False]]
+
+
 def test_axes_without_order_have_no_other_histories() -> None:
     assert histories(grid((7,), UNORDERED), []) is None
-    assert histories(grid((2,)), []) is None
+    assert histories(grid((1,)), []) is None
 
 
 # -- whole studies ---------------------------------------------------------------------------------------

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from bisect_env.matrix.grid import Direction, Index
 from bisect_env.matrix.schema import SearchLimits
+from bisect_env.search.goals import Goal, search_towards
 from bisect_env.search.table import exception
 from bisect_env.search.table_search import TableSearch
 from bisect_env.search.verdict import Status
@@ -241,3 +242,13 @@ def test_a_lone_failure_that_cannot_be_tried_again_does_not_keep_a_table_open() 
         assert asked, "a search that asks for nothing is finished"
         search.tell(asked[0], hit=False)
     assert search.verdict.status is Status.CONFIRMED
+
+
+@pytest.mark.parametrize("goal", [Goal.TABLE, Goal.EVERY_CONFIGURATION, Goal.FIRST_BAD])
+def test_where_nothing_can_be_tried_there_is_no_answer(goal: Goal) -> None:
+    lattice = grid((3,))
+    search = search_towards(goal, lattice, alone(lattice), SearchLimits())
+    while not search.finished:
+        for cell in search.ask(1):
+            search.set_aside(cell)
+    assert (search.verdict.status, search.verdict.reason) == (Status.NONE, "no combination can be tried")
