@@ -251,10 +251,10 @@ def _other_ends(best: Answer, grid: Grid) -> list[Index]:
 def _far_cells(best: Answer, grid: Grid) -> list[Index]:
     """Return combinations far from the boundary, at which another kind of answer would give another label.
 
-    Bad according to the answer: the axes that it does not blame at their good ends, and all axes at their bad
-    ends. Good: for each culprit axis its last good value, with all other axes at their bad ends, or with those
-    that the answer does not blame at their good ends. If one of the latter matters, whatever its direction,
-    one of these labels is wrong.
+    Bad according to the answer: the axes that it does not blame at their good ends; and all axes at their bad
+    ends. Good according to it: for each culprit axis its last good value, with all other axes at their bad
+    ends, or with the axes that it does not blame at their good ends. If one of these axes matters, whatever
+    its direction, one of these labels is wrong.
     """
     assert best.first_bad is not None
     hypothesis = best.hypothesis
