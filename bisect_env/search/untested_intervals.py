@@ -1,12 +1,14 @@
 """Find versions that an answer labels although they had few trials or none. Pure.
 
 An answer about an ordered axis rests on trials at its boundary. Far from the boundary, whole intervals of
-versions are called good or bad only because failures seldom come and go along an axis. For each culprit axis,
-on the line through the boundary, this module returns:
+versions are called good or bad only because failures seldom come and go along an axis. Values of an axis
+without order say nothing about each other: each of them is an interval of its own there. For each culprit
+axis, on the line through the boundary, this module returns:
 
 * *checks*: combinations to try. These are combinations whose few trials contradict the answer, and one
-  combination of each interval that is longer than a quarter of the axis and contains no combination with
-  enough trials: the end of the axis if the interval reaches it, else the middle. If failures are so rare
+  combination of each interval that is longer than a quarter of the axis (on an axis without order: of each)
+  and contains no combination with enough trials: the end of the axis if the interval reaches it, else the
+  middle. If failures are so rare
   that a check takes more than `_MOST_TRIALS`, only ends are tried, that often. If the middle cannot be run,
   the interval is divided into the parts beside it, at most `_GAPS` times.
 * *untested intervals*, to be reported: the longest interval whose trials would all have passed with a
@@ -41,6 +43,8 @@ left unchecked."""
 @dataclass(frozen=True, slots=True)
 class _Run:
     """Neighbouring combinations on one line that an answer calls all good or all bad.
+
+    Without an order, no two values are neighbours.
 
     Combinations that cannot be run are left out.
 
@@ -94,7 +98,7 @@ def checks(best: Answer, grid: Grid, tallies: Tallies, bad_rate: float) -> list[
     looks = _MOST_TRIALS if enough is None else enough
     found = []
     for run in runs:
-        most = max(_LEAST, _LONG * grid.shape[run.axis])
+        most = 0 if _is_unordered(grid, run.axis) else max(_LEAST, _LONG * grid.shape[run.axis])
         for is_known, cells in itertools.groupby(
             run.cells, partial(_is_known, tallies, looks, bad=run.called_bad)
         ):
@@ -114,10 +118,10 @@ def checks(best: Answer, grid: Grid, tallies: Tallies, bad_rate: float) -> list[
 def untested_intervals(
     best: Answer, grid: Grid, tallies: Tallies, bad_rate: float
 ) -> tuple[UntestedInterval, ...]:
-    """Return, for each ordered axis that the answer blames, the longest interval that was tried too little.
+    """Return, for each axis that the answer blames, the longest interval that was tried too little.
 
     The answer labels the combinations of an interval, but their few trials do not show that the label is
-    right.
+    right. Of an axis without order, each such value is returned.
 
     Args:
         best: The answer.
@@ -125,25 +129,33 @@ def untested_intervals(
         tallies: The counts, and which combinations can be run.
         bad_rate: Failure rate of bad combinations.
     """
-    longest: dict[int, UntestedInterval] = {}
+    longest: dict[tuple[int, ...], UntestedInterval] = {}
     for run in _runs(best, grid, tallies):
+        key = (run.axis, *run.cells[0]) if _is_unordered(grid, run.axis) else (run.axis,)
         for one in _hardly_tried(run, tallies, bad_rate):
-            before = longest.get(run.axis)
+            before = longest.get(key)
             if before is None or (one.length, -one.trials) > (before.length, -before.trials):
-                longest[run.axis] = one
-    return tuple(longest[axis] for axis in sorted(longest))
+                longest[key] = one
+    return tuple(longest[key] for key in sorted(longest))
+
+
+def _is_unordered(grid: Grid, axis: int) -> bool:
+    return grid.axes[axis].direction is Direction.UNORDERED
 
 
 def _runs(best: Answer, grid: Grid, tallies: Tallies) -> Iterator[_Run]:
     seen = set()
     for boundary in best.boundaries:
         axis = boundary.axis
-        if axis in seen or grid.axes[axis].direction is Direction.UNORDERED:
+        if axis in seen:
             continue
         seen.add(axis)
         pivot = boundary.bad
         line = [(*pivot[:axis], i, *pivot[axis + 1 :]) for i in range(grid.shape[axis])]
         line = [cell for cell in line if tallies.can_run(cell)]
+        if _is_unordered(grid, axis):
+            yield from (_Run(axis, (cell,), best.hypothesis.is_bad(cell), (cell, cell)) for cell in line)
+            continue
         for is_bad, cells in itertools.groupby(line, best.hypothesis.is_bad):
             yield _Run(axis, tuple(cells), is_bad, (line[0], line[-1]))
 

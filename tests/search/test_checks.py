@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping
 
 import numpy as np
@@ -118,3 +119,24 @@ def test_an_axis_that_is_not_blamed_is_checked_at_its_other_end() -> None:
     play(search, rates(bad, 1.0), np.random.default_rng(0))
     assert search.verdict.best.hypothesis.bad_cells().tolist() == bad.tolist()
     assert search.verdict.best.culprits == (0, 1)
+
+
+def test_each_value_without_order_is_tried_before_one_is_blamed() -> None:
+    """Two of six values fail: one was blamed alone, and the other one called good without a trial."""
+    lattice = grid((6,), UNORDERED)
+    for seed, (one, other) in enumerate(itertools.combinations(range(6), 2)):
+        bad = np.isin(np.arange(6), (one, other))
+        search = Search(lattice, alone(lattice))
+        play(search, rates(bad, 1.0), np.random.default_rng(seed))
+        # Two of six are no hypothesis: the answer is a pair of neighbours, and does not claim more.
+        assert search.verdict.best.hypothesis.kind == "pair", (seed, search.verdict)
+
+
+def test_a_value_without_order_that_was_not_tried_is_named() -> None:
+    lattice = grid((6,), UNORDERED)
+    search = Search(lattice, alone(lattice), quick=True)
+    bad = np.arange(6) == 0
+    play(search, rates(bad, 1.0), np.random.default_rng(0))
+    untried = {(value,) for value in range(6) if not search.counts((value,))[1]}
+    assert untried
+    assert untried <= {one.first for one in search.verdict.untested}

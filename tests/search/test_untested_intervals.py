@@ -104,13 +104,17 @@ def test_of_rare_failures_only_ends_are_tried_and_short_axes_are_not_checked() -
     assert checks(answer_of(short, 2), short, told_of(short, {}), 1.0) == []
 
 
-def test_axes_without_order_have_no_stretches() -> None:
+def test_each_value_without_order_is_a_stretch_of_its_own() -> None:
     lattice = grid((9,), UNORDERED)
     space = HypothesisSpace((9,), [UNORDERED])
     one = next(h for n in range(space.size) if (h := space.hypothesis(n)).bad_cells().sum() == 1)
     best = answer(one, 1.0, np.ones(9, dtype=bool), np.zeros(9), np.zeros(9))
-    assert checks(best, lattice, told_of(lattice, {}), 1.0) == []
-    assert untested_intervals(best, lattice, told_of(lattice, {}), 1.0) == ()
+    bad = next(iter(one.bad_cells().nonzero()[0].tolist()))
+    untried = [value for value in range(9) if value not in (2, bad)]
+    told = told_of(lattice, {2: (0, 1), bad: (1, 1)})
+    assert checks(best, lattice, told, 1.0) == [((value,), 1) for value in untried]
+    found = untested_intervals(best, lattice, told, 1.0)
+    assert [(one.first, one.last, one.trials) for one in found] == [((v,), (v,), 0) for v in untried]
 
 
 def test_the_longest_stretch_that_could_hide_a_window_is_named() -> None:
