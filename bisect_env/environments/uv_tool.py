@@ -242,16 +242,16 @@ class Uv:
             builds: Whether uv may run code of source distributions. uv then is not told the variable `NETRC`,
                 so the logins of indexes are looked up in that file here.
             find_links: Directories and web pages with archives that replace all others.
-            with_indexes: Whether to include package indexes.
+            with_indexes: Whether to include package indexes, and places of archives.
         """
         settings = dict(self._places.settings)
-        if self._places.no_index:
-            settings["no-index"] = True
-        elif with_indexes:
-            settings["index-strategy"] = self._places.strategy
-            settings["index"] = self._tables(builds=builds)
-        links = [*self._find_links, *self._places.find_links] if find_links is None else find_links
-        if links:
+        if with_indexes:
+            if self._places.no_index:
+                settings["no-index"] = True
+            else:
+                settings["index-strategy"] = self._places.strategy
+                settings["index"] = self._tables(builds=builds)
+            links = [*self._find_links, *self._places.find_links] if find_links is None else find_links
             settings["find-links"] = [self._address(link, builds=builds) for link in links]
         return "".join(f"{key} = {toml(value)}\n" for key, value in settings.items())
 
