@@ -21,8 +21,7 @@ from pathlib import Path
 from bisect_env.environments.download import download
 from bisect_env.environments.lock import UnbuildableError
 from bisect_env.environments.once import OncePerKey
-from bisect_env.environments.settings import default_cache_dir
-from bisect_env.environments.uv_tool import Uv, no_room_error, plain_words
+from bisect_env.environments.uv_tool import Uv, no_room_error, plain_words, usable_cache
 from bisect_env.errors import InfrastructureError, InterpreterNotFoundError
 from bisect_env.running import Finished
 from bisect_env.secrets import without_credentials
@@ -76,9 +75,7 @@ def listed_by_uv() -> tuple[Interpreter, ...]:
         InfrastructureError: uv fails.
     """
     with temporary("python") as aside:
-        cache = default_cache_dir()
-        if not any(os.access(place, os.W_OK) for place in (cache, cache.parent)):
-            cache = aside
+        cache = usable_cache(aside)
         try:
             ranks = _linked(cache / "pythons")
         except OSError as error:
@@ -127,7 +124,7 @@ def _by_preference(answer: Finished, cwd: Path, ranks: Mapping[Path, int]) -> tu
 def _list(cache: Path, cwd: Path, *options: str, extra: Mapping[str, str] | None = None) -> Finished:
     """Run `uv python list` and return the result, whose output is JSON."""
     args = ["python", "list", *options, "--output-format", "json"]
-    return Uv(cache).run(args, cwd=cwd, timeout=_LIST_TIMEOUT, builds=False, extra=extra)
+    return Uv(cache).run(args, cwd=cwd, timeout=_LIST_TIMEOUT, builds=False, extra=extra, with_indexes=False)
 
 
 def _ordinary(answer: Finished) -> list[dict[str, str]]:
@@ -300,7 +297,7 @@ def fetch_with_uv(version: str, *, environ: Mapping[str, str] | None = None) -> 
         # Without --no-bin, uv would add a `python3.x` command to the user's PATH.
         args = ["python", "install", "--no-bin", version]
         answer = Uv(folder / "cache", environ=environ).run(
-            args, cwd=folder, timeout=_FETCH_TIMEOUT, builds=False
+            args, cwd=folder, timeout=_FETCH_TIMEOUT, builds=False, with_indexes=False
         )
     if answer.timed_out:
         return f"no answer in {_FETCH_TIMEOUT:.0f} s"

@@ -4,7 +4,7 @@ import pytest
 from pypi_simple import PYPI_SIMPLE_ENDPOINT
 
 from bisect_env.environments.settings import certificates, configured_places, default_cache_dir
-from bisect_env.environments.uv_tool import configured_index
+from bisect_env.environments.uv_tool import configured_index, public_index
 from bisect_env.errors import InfrastructureError
 from bisect_env.secrets import without_credentials
 
@@ -28,6 +28,7 @@ def write(path, text):
 def test_without_any_setting_it_is_the_public_index(home, monkeypatch):
     monkeypatch.setattr("bisect_env.environments.settings.pip_config_files", lambda environ: iter(()))
     monkeypatch.setattr("os.environ", environ(home))
+    public_index.cache_clear()
     assert configured_index() == PYPI_SIMPLE_ENDPOINT.rstrip("/")
 
 
@@ -36,6 +37,7 @@ def test_a_named_file_without_a_default_index_leaves_the_public_one(home, monkey
     write(home / "named.toml", text)
     monkeypatch.setattr("bisect_env.environments.settings.pip_config_files", lambda environ: iter(()))
     monkeypatch.setattr("os.environ", environ(home, UV_CONFIG_FILE=str(home / "named.toml")))
+    public_index.cache_clear()
     assert configured_index() == PYPI_SIMPLE_ENDPOINT.rstrip("/")
 
 

@@ -8,12 +8,15 @@ import tomllib
 from pathlib import Path
 
 import pytest
+from pypi_simple import PYPI_SIMPLE_ENDPOINT
 
 from bisect_env.environments.prefix import ensure_prefix
 from bisect_env.environments.provider import Environments
 from bisect_env.environments.request import EnvironmentRequest
-from bisect_env.environments.uv_tool import Uv, is_transient, plain_words, public_index
+from bisect_env.environments.uv_tool import Uv, is_transient, plain_words
 from bisect_env.running import run_tool
+
+PUBLIC = PYPI_SIMPLE_ENDPOINT.rstrip("/")
 
 
 def uv_with(tmp_path, environ):
@@ -87,18 +90,18 @@ def test_open_index_is_cached_by_a_configuration_of_ours(tmp_path):
 @pytest.mark.parametrize(
     ("environ", "urls"),
     [
-        ({}, [public_index()]),
-        ({"UV_INDEX": "https://more/simple"}, ["https://more/simple", public_index()]),
+        ({}, [PUBLIC]),
+        ({"UV_INDEX": "https://more/simple"}, ["https://more/simple", PUBLIC]),
         (
             {"PIP_EXTRA_INDEX_URL": "https://more/simple"},
-            [public_index(), "https://more/simple", public_index()],
+            [PUBLIC, "https://more/simple", PUBLIC],
         ),
     ],
 )
 def test_the_public_index_is_asked_where_no_other_is_the_default(tmp_path, monkeypatch, environ, urls):
     monkeypatch.setattr("bisect_env.environments.settings.pip_config_files", lambda environ: iter(()))
     uv = uv_with(tmp_path, environ)
-    assert uv.index == public_index()
+    assert uv.index == PUBLIC
     tables = config_of(uv)["index"]
     assert [table["url"] for table in tables] == urls
     assert [table.get("default", False) for table in tables] == [False] * (len(urls) - 1) + [True]
