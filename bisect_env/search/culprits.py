@@ -242,18 +242,17 @@ class CulpritSearch:
 
     # -- the posterior -------------------------------------------------------------------------------------
 
-    def _believe(self, candidates: Sequence[Changes] = ()) -> Belief:
+    def _believe(self, candidates: Sequence[Changes] = ()) -> tuple[Belief, list[Changes]]:
         """Return the posterior (`Belief`) for all environments with trials and the given candidates.
 
-        Its cells are in this order: the good and the bad environment, the other ones with trials, then the
-        candidates.
+        Also returns these environments, in the order of the posterior's cells.
         """
         counts = self.counts_with_ends()
         cells = [*counts, *(one for one in candidates if one not in counts)]
         hits, trials = np.array([counts.get(one, (0, 0)) for one in cells], dtype=np.int64).T
         says = self._labels(cells).T > 0
         rows = HypothesisRows(says, self._prior, np.zeros(len(says), dtype=np.int8))
-        return believe(rows, CellCounts(self._grid, hits, trials))
+        return believe(rows, CellCounts(self._grid, hits, trials)), cells
 
     def counts_with_ends(self) -> dict[Changes, tuple[int, int]]:
         """Return (failures, trials) of each environment with trials, the good and the bad one first."""
@@ -266,7 +265,7 @@ class CulpritSearch:
     @cached_property
     def _posterior(self) -> FloatArray:
         """Return the posterior probability of each hypothesis, shape (hypotheses,)."""
-        return self._believe().weight
+        return self._believe()[0].weight
 
     def _labels(self, intermediates: Sequence[Changes]) -> FloatArray:
         """Return a 0/1 array that is 1 where a hypothesis calls an intermediate environment bad.
@@ -291,10 +290,8 @@ class CulpritSearch:
         """
         if not candidates:
             return None
-        belief = self._believe(candidates)
-        places = {one: place for place, one in enumerate(self.counts_with_ends())}
-        for one in candidates:
-            places.setdefault(one, len(places))
+        belief, cells = self._believe(candidates)
+        places = {one: place for place, one in enumerate(cells)}
         choice = Choice(belief, np.array([places[one] for one in candidates], dtype=np.intp))
         prices = np.array([0.0 if one in self.counts else build_cost for one in candidates])
         # Trials that tell only of rates would never end where no environment tells the answers apart.
