@@ -187,7 +187,7 @@ KILL_SERVER = STOP_ALL.replace("kill(server, signal.SIGSTOP)", "kill(server, sig
 def test_a_trial_that_stops_what_watches_it_costs_itself_alone(run: Run, stop: str) -> None:
     with watched_trials() as living:
         # The server ends what a killed supervisor leaves; `run` would look for it before it has.
-        lost = run_trial(make_spec(f"{DAEMON}{stop}time.sleep(100)", timeout=1.0), PREFIX)
+        lost = run_trial(make_spec(f"{DAEMON}{stop}time.sleep(100)", timeout=3.0), PREFIX)
         assert lost.outcome is Outcome.HARNESS_ERROR
         deadline = time.monotonic() + 10
         while living():
