@@ -60,6 +60,7 @@ def tangled(chance: random.Random, size: int) -> list[Change]:
     return changes
 
 
+@pytest.mark.slow
 @pytest.mark.integration
 @pytest.mark.parametrize("every", [False, True], ids=["first-parents", "all"])
 @pytest.mark.parametrize("stretches", [0, 1])

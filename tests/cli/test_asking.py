@@ -54,6 +54,7 @@ def test_a_range_and_a_script_are_enough(user: Asking) -> None:
     assert again.stdout.startswith("app is broken from 4 on (last good 3)")
 
 
+@pytest.mark.slow
 def test_a_question_asked_once_is_named_from_then_on(user: Asking) -> None:
     """Its script may be gone: the database has it."""
     asked = user.run("run", "app>=1", "repro.py", "--always")
@@ -94,6 +95,7 @@ def test_what_run_takes_other_commands_take(user: Asking, command: str) -> None:
     assert "unexpected" not in done.stderr
 
 
+@pytest.mark.slow
 def test_what_was_asked_in_words_is_reported_and_reproduced_in_the_same_words(user: Asking) -> None:
     address = user.index
     question, options = ("app>=1", "repro.py"), ("-p", "app>=1", "--", "python", "repro.py")
@@ -146,6 +148,7 @@ def test_what_was_asked_in_words_is_explained_in_the_same_words(user: Asking, in
     assert (changed.returncode, "there is no study of this question" in changed.stderr) == (2, True)
 
 
+@pytest.mark.slow
 def test_a_question_of_somebody_else_is_not_run_by_its_name(
     user: Asking, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -333,6 +336,7 @@ def test_what_cannot_be_asked(user: Asking, arguments: tuple[str, ...], says: st
     assert "Traceback" not in err
 
 
+@pytest.mark.slow
 def test_a_secret_reaches_the_trial_and_nothing_that_others_read(
     user: Asking, run: RunCommand, monkeypatch: pytest.MonkeyPatch
 ) -> None:

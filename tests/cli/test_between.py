@@ -70,6 +70,7 @@ def test_from_two_lists_to_the_first_bad_release(user: Asking) -> None:
     assert "green.txt: pip's requirements (pip freeze): 4 packages" in done.stderr
 
 
+@pytest.mark.slow
 def test_a_package_alone_and_its_releases(user: Asking, index: IndexServer) -> None:
     index.packages.pop("app")
     for version in ("1", "2"):
@@ -94,6 +95,7 @@ def test_a_package_alone_and_its_releases(user: Asking, index: IndexServer) -> N
         assert studies["helper-releases"][:8] in shown, form
 
 
+@pytest.mark.slow
 def test_releases_without_an_answer_are_no_answer(
     user: Asking, index: IndexServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -35,6 +35,7 @@ def test_which_evidence_a_condition_accepts(text: str, accepted: set[str] | None
     assert evidence_condition(text) == accepted
 
 
+@pytest.mark.slow
 @pytest.mark.integration
 def test_a_wrong_cached_column_changes_no_list_no_report_and_no_study(
     tmp_path: Path, run: RunCommand

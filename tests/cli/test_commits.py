@@ -36,6 +36,7 @@ def user(tmp_path: Path, index: IndexServer, run: RunCommand, monkeypatch: pytes
     return Asking(tmp_path, run, monkeypatch, index.url)
 
 
+@pytest.mark.slow
 def test_one_line_asks_for_the_commit(user: Asking) -> None:
     place = user.folder / "my clone"
     # Its version is worked out by the build, so that to lock it is to build it.
@@ -112,6 +113,7 @@ def releases(user: Asking, index: IndexServer, *, differing: bool = False) -> li
     return write(user.folder / "clone", changes)
 
 
+@pytest.mark.slow
 def test_from_the_first_bad_release_to_the_commit(user: Asking, index: IndexServer) -> None:
     commits = releases(user, index)
     user.script("import demo\nassert demo.works()\n")
@@ -216,6 +218,7 @@ def test_a_study_that_was_killed_during_a_build_goes_on(user: Asking) -> None:
     assert len(list(folder.glob("*/*.whl"))) <= 6
 
 
+@pytest.mark.slow
 def test_after_raising_the_limits_of_builds_no_trial_is_repeated(user: Asking) -> None:
     write(user.folder / "clone", pure("demo", 8, 5, files=in_tree("demo")))
     ran = user.folder / "ran"
@@ -244,6 +247,7 @@ def test_after_raising_the_limits_of_builds_no_trial_is_repeated(user: Asking) -
     assert len(studies) == 3, "to build more beside what is wanted asks nothing else"
 
 
+@pytest.mark.slow
 def test_a_plan_says_what_commits_will_cost_and_builds_none(user: Asking) -> None:
     commits = write(user.folder / "clone", pure("demo", 40, 12, files=in_tree("demo")))
     user.script("import demo\n")

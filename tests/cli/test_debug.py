@@ -116,6 +116,7 @@ def test_a_crash_that_leaves_no_core_is_run_in_gdb(diagnose, no_cores: None) -> 
     assert "note: run in gdb instead, where it crashed in trial 1" in out
 
 
+@pytest.mark.slow
 def test_the_threads_of_a_deadlock(diagnose, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
     code, out, err = diagnose(DEADLOCK, "--json")
     assert code == 3, err

@@ -92,6 +92,7 @@ def advised(err: str) -> str:
     return err.rpartition("next: copy it, and there: bisect-env ")[2].strip()
 
 
+@pytest.mark.slow
 def test_the_command_for_the_other_host_needs_no_database_of_this_one(
     cache: Path, run: RunCommand, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -65,6 +65,7 @@ def test_the_table_of_two_axes_in_every_format(tmp_path: Path, run: RunCommand) 
     assert '<table class="compatibility"' in page.read_text()
 
 
+@pytest.mark.slow
 def test_the_rules_that_it_prints_leave_out_what_fails(tmp_path: Path, run: RunCommand) -> None:
     path = matrix(tmp_path)
     told = run("map", path, "-q")[1]
@@ -78,6 +79,7 @@ def test_the_rules_that_it_prints_leave_out_what_fails(tmp_path: Path, run: RunC
         assert row["verdict"] == ("" if row["status"] == "excluded" else "good")
 
 
+@pytest.mark.slow
 def test_axes_that_may_change_either_way_are_no_reason_to_refuse_a_table(
     tmp_path: Path, run: RunCommand
 ) -> None:

@@ -129,6 +129,7 @@ def test_values_that_libraries_choke_on(tmp_path: Path, run: RunCommand, text: s
     assert f": {text.partition(':')[0]}" in err
 
 
+@pytest.mark.slow
 def test_a_log_that_cannot_be_written_to_the_end(
     tmp_path: Path, run: RunCommand, monkeypatch: pytest.MonkeyPatch
 ) -> None:

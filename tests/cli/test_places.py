@@ -124,6 +124,7 @@ def test_a_configured_address_without_an_index_is_named(
     assert f"; {wrong} has no page of it with archives: is the address right?" in done.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("way", ["--extra-index", "UV_INDEX", "PIP_EXTRA_INDEX_URL"])
 def test_a_wrong_address_is_a_warning_where_another_index_has_the_package(
     user: Asking, index: IndexServer, nightly: IndexServer, monkeypatch: pytest.MonkeyPatch, way: str
@@ -169,6 +170,7 @@ def test_a_study_goes_on_with_the_releases_that_it_began_with(user: Asking, nigh
     assert events[-1]["verdict"]["bad_values"]["app"][-1] == NIGHTLY[-1]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "variable", ["UV_INDEX", "UV_EXTRA_INDEX_URL", "UV_FIND_LINKS", "PIP_EXTRA_INDEX_URL", "PIP_FIND_LINKS"]
 )
@@ -305,6 +307,7 @@ def test_of_one_version_on_two_indexes_the_first_is_taken(user: Asking, nightly:
     assert first_bad(user, "--extra-index", nightly.url) == FIRST_BAD
 
 
+@pytest.mark.slow
 def test_an_index_that_wants_a_login_gets_that_of_the_netrc_file(
     user: Asking, nightly: IndexServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -317,6 +320,7 @@ def test_an_index_that_wants_a_login_gets_that_of_the_netrc_file(
     assert first_bad(user, "--extra-index", nightly.url) == FIRST_BAD
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("where", ["UV_INDEX", "UV_DEFAULT_INDEX", "uv.toml"])
 def test_an_index_that_wants_a_login_gets_that_of_its_name(
     user: Asking, nightly: IndexServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str
@@ -354,6 +358,7 @@ def test_a_solver_that_lacks_a_login_says_where_it_belongs(user: Asking, nightly
     assert "UV_INDEX_CORP_USERNAME" in done.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("status", [None, 500])
 def test_a_cache_that_has_grown_is_told_after_an_answer_and_after_an_error(
     user: Asking, nightly: IndexServer, monkeypatch: pytest.MonkeyPatch, status: int | None
@@ -391,6 +396,7 @@ def untrusted(tmp_path: Path) -> Iterator[str]:
     server.server_close()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("variable", ["SSL_CERT_FILE", "REQUESTS_CA_BUNDLE"])
 def test_one_variable_names_the_authorities_for_lists_and_for_solving(
     user: Asking, untrusted: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, variable: str
@@ -417,6 +423,7 @@ def test_an_index_that_cannot_be_used_is_named_with_the_reason(
         assert "Traceback" not in done.stderr
 
 
+@pytest.mark.slow
 def test_withdrawn_releases_at_the_boundary_are_named_and_tried_when_asked(
     user: Asking, index: IndexServer
 ) -> None:

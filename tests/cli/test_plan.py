@@ -66,6 +66,7 @@ def large(tmp_path: Path) -> Path:
     return matrix
 
 
+@pytest.mark.slow
 def test_a_large_matrix_is_counted_not_listed(large: Path, run: RunCommand) -> None:
     code, out, _ = run("plan", str(large), "--json", "--always", "--forecast", "0")
     assert code == 0
@@ -111,6 +112,7 @@ def test_a_plan_says_that_it_builds_where_sources_are_let_in(matrix: Path, run: 
     assert "source distributions are built on this machine, and their build scripts run" in err
 
 
+@pytest.mark.slow
 def test_commits_are_planned_without_being_built(tmp_path: Path, run: RunCommand) -> None:
     place = tmp_path / "demo"
     write(place, pure("demo", 30, 12, files=in_tree("demo", version="")))

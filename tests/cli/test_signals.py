@@ -235,6 +235,7 @@ if sys.argv[1] == "at once":
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", ["at once", "in order"])
 def test_what_threads_of_a_process_that_ends_leave_is_removed_by_the_next(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str

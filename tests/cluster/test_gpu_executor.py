@@ -46,6 +46,7 @@ def context_wanted(dask_worker: Any) -> bool:
     return any("--create-cuda-context" in one.argv for one in dask_worker.preloads)
 
 
+@pytest.mark.slow
 @pytest.mark.integration
 def test_each_worker_has_its_own_gpus_and_no_cuda_context(monkeypatch: pytest.MonkeyPatch) -> None:
     module = ModuleType("dask_cuda")

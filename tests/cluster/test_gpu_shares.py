@@ -81,6 +81,7 @@ def ends(outcome: Outcome) -> GpuTrial:
     return lambda _uuids, _watch: record(outcome)
 
 
+@pytest.mark.slow
 @given(st.integers(1, 32))
 def test_so_many_trials_fit_on_a_gpu_and_no_more(count: int) -> None:
     share = 1 / count

@@ -110,6 +110,7 @@ def test_a_study_goes_on_after_another_command_was_faster_with_a_trial_alone(
     assert (verdict["status"], verdict["first_bad"]["level"]) == ("confirmed", "2")
 
 
+@pytest.mark.slow
 @pytest.mark.integration
 def test_trials_alone_are_part_of_the_budget_of_trials(tmp_path: Path) -> None:
     folders = [tmp_path / name for name in ("whole", "limited")]

@@ -53,6 +53,7 @@ def few(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(amplify, "catalogue", lambda _cpus, _seeds, repeats: TRIED)
 
 
+@pytest.mark.slow
 def test_the_study_runs_under_what_makes_it_fail_most(studies: Studies) -> None:
     path = studies.matrix(FLAKY, rest="good: {level: 0}\nbad: {level: 9}\nsearch: {amplify: true}")
     done = studies.run(path)
@@ -83,6 +84,7 @@ def test_the_study_runs_under_what_makes_it_fail_most(studies: Studies) -> None:
     assert not [event for event in studies.events if isinstance(event, events.Said)]
 
 
+@pytest.mark.slow
 def test_what_the_good_end_cannot_be_run_under_is_not_chosen(
     studies: Studies, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -102,6 +104,7 @@ def test_a_study_under_other_circumstances_is_another_study(studies: Studies) ->
     assert load_matrix(studies.matrix(FLAKY, rest="search: {amplify: true}")).digest != plain
 
 
+@pytest.mark.slow
 def test_a_failure_that_is_certain_is_left_alone(studies: Studies) -> None:
     script = "import sys\nif int(sys.argv[1]) >= 4: raise ValueError"
     done = studies.run(studies.matrix(script, rest="search: {amplify: true}"))
@@ -110,6 +113,7 @@ def test_a_failure_that_is_certain_is_left_alone(studies: Studies) -> None:
     assert said == "trials run as they are: it fails often enough as it is"
 
 
+@pytest.mark.slow
 def test_a_failure_that_never_shows_is_not_looked_for(
     studies: Studies, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -136,6 +140,7 @@ def test_the_budget_bounds_the_search_for_circumstances(studies: Studies) -> Non
         assert store.trials(study.id) == []
 
 
+@pytest.mark.slow
 def test_what_is_amplified_is_what_the_study_then_looks_for(
     studies: Studies, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -213,6 +218,7 @@ class ChangedWhileSeedsAreTried(PoolExecutor):
         super().submit(request)
 
 
+@pytest.mark.slow
 def test_seeds_are_compared_to_the_end_though_the_trials_that_named_them_became_void(
     studies: Studies, monkeypatch: pytest.MonkeyPatch
 ) -> None:

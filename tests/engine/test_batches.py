@@ -20,6 +20,7 @@ def commits() -> Iterator[list[object]]:
     event.remove(Engine, "commit", take)
 
 
+@pytest.mark.slow
 def test_trials_that_end_together_are_recorded_and_decided_together(commits: list[object]) -> None:
     """Two transactions a batch: one records it, and one claims what follows from it."""
     few = study(64, 640, simulated=True)

@@ -112,6 +112,7 @@ def check(studies: Studies, first_bad: str, axis: str = "app") -> None:
         assert [*here] == [*there]
 
 
+@pytest.mark.slow
 def test_a_change_that_makes_later_trials_fail_is_not_taken_for_a_bad_version(
     studies: Studies, index: IndexServer
 ) -> None:
@@ -139,6 +140,7 @@ sys.exit(3 if changed else version >= "3.0")
 """
 
 
+@pytest.mark.slow
 def test_a_change_of_a_file_that_environments_share_counts_in_none_of_them(
     studies: Studies, index: IndexServer
 ) -> None:
@@ -168,6 +170,7 @@ def passes_from_then_on(studies: Studies, index: IndexServer) -> Path:
     return matrix(studies, index, CHANGES.format(once=str(studies.folder / "once"), then=then))
 
 
+@pytest.mark.slow
 def test_a_change_that_makes_later_trials_pass_is_seen_before_the_verdict(
     studies: Studies, index: IndexServer
 ) -> None:
@@ -176,6 +179,7 @@ def test_a_change_that_makes_later_trials_pass_is_seen_before_the_verdict(
     check(studies, "2.0")
 
 
+@pytest.mark.slow
 def test_a_change_is_seen_when_the_user_stops_after_the_answer(studies: Studies, index: IndexServer) -> None:
     def answered() -> bool:
         return any(isinstance(event, events.Answered) for event in studies.events)
@@ -206,6 +210,7 @@ def _an_hour_later(answer: Completion) -> Completion:
     return replace(answer, record=replace(answer.record, started_at=answer.record.started_at + hour))
 
 
+@pytest.mark.slow
 def test_trials_are_void_by_the_clock_of_their_host(studies: Studies, index: IndexServer) -> None:
     build = partial(ensure_prefix, cache_dir=studies.folder / "cache")
     studies.run(passes_from_then_on(studies, index), make_executor=lambda: FastClock(build, 2))
@@ -243,6 +248,7 @@ def test_a_trial_that_ends_with_the_study_is_stored(studies: Studies, index: Ind
     assert all((trial.outcome, trial.evidence) == (Outcome.PASS, Evidence.VOID) for trial in trials)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("quick", [False, True])
 def test_a_change_is_seen_after_the_command_was_killed_before_it_looked(
     studies: Studies, index: IndexServer, quick: bool
@@ -256,6 +262,7 @@ def test_a_change_is_seen_after_the_command_was_killed_before_it_looked(
     check(studies, "2.0")
 
 
+@pytest.mark.slow
 def test_a_change_is_not_lost_when_the_command_is_killed_before_it_is_stored(
     studies: Studies, index: IndexServer
 ) -> None:
@@ -271,6 +278,7 @@ def test_a_change_is_not_lost_when_the_command_is_killed_before_it_is_stored(
     check(studies, "2.0")
 
 
+@pytest.mark.slow
 def test_passes_of_a_study_that_was_killed_before_it_looked_are_not_reused_unseen(
     studies: Studies, index: IndexServer
 ) -> None:
@@ -321,6 +329,7 @@ def script(studies: Studies, way: str, *, by_a_trial: bool) -> str:
     return IN_A_TRIAL.format(way=way, once=str(studies.folder / "once"), by_a_trial=by_a_trial)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("way", ["add", "remove", "append"])
 def test_what_a_trial_adds_removes_or_changes_is_never_counted(
     studies: Studies, index: IndexServer, way: str
@@ -435,6 +444,7 @@ class ChangedBetween(PoolExecutor):
         return answers
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("way", ["add", "remove", "append"])
 def test_what_others_change_between_trials_is_never_counted(
     studies: Studies, index: IndexServer, way: str

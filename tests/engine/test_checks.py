@@ -155,6 +155,7 @@ def test_that_an_answer_is_checked_is_said_of_a_confirmed_answer_alone(
     assert settling.is_announced(verdict, checks) is says
 
 
+@pytest.mark.slow
 @pytest.mark.checked
 @pytest.mark.integration
 def test_who_wants_to_be_sure_gets_all_checks_in_environments_that_exist(studies: Studies) -> None:
@@ -168,6 +169,7 @@ def test_who_wants_to_be_sure_gets_all_checks_in_environments_that_exist(studies
     assert cleared["below"] <= 0.05
 
 
+@pytest.mark.slow
 @pytest.mark.checked
 @pytest.mark.integration
 def test_whoever_stops_the_checks_gets_the_answer(studies: Studies) -> None:
@@ -193,6 +195,7 @@ def started(studies: Studies) -> int:
     return sum(isinstance(event, events.TrialStarted) for event in studies.events)
 
 
+@pytest.mark.slow
 @pytest.mark.checked
 @pytest.mark.integration
 def test_checks_cut_by_the_limit_of_trials_go_on_under_a_larger_limit(studies: Studies) -> None:
@@ -208,6 +211,7 @@ def test_checks_cut_by_the_limit_of_trials_go_on_under_a_larger_limit(studies: S
     assert studies.run(path).report["verdict"]["trials"] > 8
 
 
+@pytest.mark.slow
 @pytest.mark.checked
 @pytest.mark.integration
 def test_a_quick_study_is_checked_when_it_is_asked_for_without_quick(studies: Studies) -> None:
@@ -224,6 +228,7 @@ def test_a_quick_study_is_checked_when_it_is_asked_for_without_quick(studies: St
     assert started(studies) == 0
 
 
+@pytest.mark.slow
 @pytest.mark.checked
 @pytest.mark.integration
 def test_a_quick_study_is_checked_though_a_command_failed_in_between(
@@ -242,6 +247,7 @@ def test_a_quick_study_is_checked_though_a_command_failed_in_between(
     assert studies.run(path).report["verdict"]["trials"] > first["trials"]
 
 
+@pytest.mark.slow
 @pytest.mark.checked
 @pytest.mark.integration
 def test_stopping_checks_that_have_raised_a_doubt_ends_with_the_answer(studies: Studies) -> None:
@@ -272,6 +278,7 @@ def test_stopping_checks_that_have_raised_a_doubt_ends_with_the_answer(studies: 
     assert started(studies)
 
 
+@pytest.mark.slow
 @pytest.mark.checked
 @pytest.mark.integration
 def test_progress_is_told_while_a_trial_that_may_hang_is_waited_for(studies: Studies) -> None:

@@ -57,6 +57,7 @@ def verdict(conclusion: Any) -> Any:
     return conclusion.report["verdict"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("bad", [9, pytest.param(40, marks=pytest.mark.slow)])
 def test_the_first_bad_commit_takes_as_many_builds_as_git_and_both_ends(studies: Studies, bad: int) -> None:
     place, commits = repository(studies, pure("demo", 40, bad, files=in_tree("demo")))
@@ -73,6 +74,7 @@ def test_the_first_bad_commit_takes_as_many_builds_as_git_and_both_ends(studies:
 ENDS = "good: {demo: v1.0}\nbad: {demo: v1.1}\n"
 
 
+@pytest.mark.slow
 def test_a_merge_is_gone_into_where_all_of_a_history_is_asked_about(studies: Studies) -> None:
     #  1 - 2 - 3 ---------- 8 - 9      8 merges 7, and 5 is the first bad one
     #       \\- 4 - 5 - 6 - 7 /
@@ -97,6 +99,7 @@ def test_a_merge_is_gone_into_where_all_of_a_history_is_asked_about(studies: Stu
     assert verdict(every)["last_good"]["demo"] == commits[3]
 
 
+@pytest.mark.slow
 def test_a_merge_whose_sides_are_both_good_is_the_culprit_itself(studies: Studies) -> None:
     changes = [
         Change({**in_tree("demo"), "demo.py": module(1, 0.0)}, tags=["v1.0"]),
@@ -117,6 +120,7 @@ def test_a_merge_whose_sides_are_both_good_is_the_culprit_itself(studies: Studie
     assert f"{commits[4]} (a merge)" in report_text(report)
 
 
+@pytest.mark.slow
 @pytest.mark.checked
 def test_commits_of_merged_branches_take_as_many_builds_as_git_does_and_both_ends(studies: Studies) -> None:
     case = merges(1.0)
@@ -135,6 +139,7 @@ def test_commits_of_merged_branches_take_as_many_builds_as_git_does_and_both_end
     assert again.report["trials"] == conclusion.report["trials"]
 
 
+@pytest.mark.slow
 def test_a_study_of_merged_branches_goes_on_where_it_was_stopped(studies: Studies) -> None:
     case = merges(1.0)
     place, commits = repository(studies, case.changes)
@@ -167,6 +172,7 @@ def test_a_flaky_failure_of_a_merged_branch_is_traced_line_by_line(studies: Stud
     assert builds(studies) <= 20
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dynamic", [False, True], ids=["stated", "worked-out"])
 def test_a_commit_is_built_once_whenever_that_is(studies: Studies, dynamic: bool) -> None:
     changes = pure("demo", 12, 8, files=in_tree("demo", version="" if dynamic else "1.0"))
@@ -196,6 +202,7 @@ def test_builds_are_made_ahead_where_that_is_wanted(studies: Studies) -> None:
     assert len(begun) <= 2 * 5
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dynamic", [False, True], ids=["stated", "worked-out"])
 def test_commits_that_do_not_build_are_told_with_their_log(studies: Studies, dynamic: bool) -> None:
     changes = pure("demo", 12, 8, files=in_tree("demo", version="" if dynamic else "1.0"))
@@ -219,6 +226,7 @@ def test_commits_that_do_not_build_are_told_with_their_log(studies: Studies, dyn
     assert any("cannot compile frobnicate.c:12" in reason for reason in reasons)
 
 
+@pytest.mark.slow
 def test_a_commit_is_found_that_fails_with_one_value_beside_it_alone(studies: Studies) -> None:
     place, commits = repository(studies, pure("demo", 8, 5, files=in_tree("demo")))
     script = "import demo, sys\nassert demo.works() or sys.argv[1] == 'slow', 'planted'\n"
@@ -232,6 +240,7 @@ def test_a_commit_is_found_that_fails_with_one_value_beside_it_alone(studies: St
     assert sorted(found["culprit_axes"]) == ["demo", "mode"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ends", ["the first", "the last", "both"])
 def test_ends_that_do_not_build_leave_an_answer_between_those_that_do(studies: Studies, ends: str) -> None:
     changes = pure("demo", 10, 6, files=in_tree("demo"))
@@ -278,6 +287,7 @@ def test_of_many_commits_some_are_tried_and_then_those_around_the_answer(
     assert again.report["verdict"] == conclusion.report["verdict"]
 
 
+@pytest.mark.slow
 def test_a_study_goes_on_with_the_commits_it_began_with(studies: Studies) -> None:
     place, commits = repository(studies, pure("demo", 12, 8, files=in_tree("demo")))
     path = matrix(studies, place, rest="good: {demo: v1.0}\nbad: {demo: main}\n")
@@ -289,6 +299,7 @@ def test_a_study_goes_on_with_the_commits_it_began_with(studies: Studies) -> Non
     assert again.report["axes"][1]["values"] == commits
 
 
+@pytest.mark.slow
 def test_nothing_of_the_user_is_written_to(studies: Studies) -> None:
     place, _ = repository(studies, pure("demo", 6, 4, files=in_tree("demo")))
     git(place, "checkout", "--quiet", "main")
@@ -329,6 +340,7 @@ def test_git_reads_the_log_of_a_failure_that_comes_and_goes(tmp_path: Path, said
         assert f"{commits[first]} is the first bad commit" in told
 
 
+@pytest.mark.slow
 def test_the_report_says_whose_commit_it_is_and_what_it_changes(studies: Studies, tmp_path: Path) -> None:
     place, commits = repository(studies, pure("demo", 12, 8, files=in_tree("demo")))
     git(place, "remote", "add", "origin", "git@github.example.org:ann/demo.git")

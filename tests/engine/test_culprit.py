@@ -130,6 +130,7 @@ def apps(index: IndexServer) -> None:
 APP = "app: {package: app, versions: ['1', '2']}"
 
 
+@pytest.mark.slow
 def test_the_search_reports_what_it_does_however_long_one_environment_is_tried(
     studies: Studies, index: IndexServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -142,6 +143,7 @@ def test_the_search_reports_what_it_does_however_long_one_environment_is_tried(
     assert any(re.fullmatch(r"\d+ trials of .* as in the bad one .*", text) for text in ours.said)
 
 
+@pytest.mark.slow
 def test_not_the_package_itself_but_its_dependency(studies: Studies, index: IndexServer) -> None:
     apps(index)
     ours = matrix(studies, index, FLAKY.format(module="helper", version="1"), APP)
@@ -170,6 +172,7 @@ def test_not_the_package_itself_but_its_dependency(studies: Studies, index: Inde
     assert ours.trials() == before
 
 
+@pytest.mark.slow
 def test_a_solver_says_what_changes_need_where_metadata_does_not(
     studies: Studies, index: IndexServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -189,6 +192,7 @@ def test_a_solver_says_what_changes_need_where_metadata_does_not(
     assert {found.changes[i].name for i in found.inseparable} == {"app", "glue"}
 
 
+@pytest.mark.slow
 def test_the_failure_is_that_of_the_bad_end_of_the_study_that_is_explained(
     studies: Studies, index: IndexServer
 ) -> None:
@@ -210,6 +214,7 @@ def test_the_failure_is_that_of_the_bad_end_of_the_study_that_is_explained(
     )
 
 
+@pytest.mark.slow
 def test_what_is_pinned_together_is_blamed_together(studies: Studies, index: IndexServer) -> None:
     apps(index)
     ours = matrix(studies, index, FLAKY.format(module="glue", version="2"), APP)

@@ -89,6 +89,7 @@ def killed_at(tmp_path: Path, which: str, instants: list[int] | slice) -> None:
         list(pool.map(killed, chosen))
 
 
+@pytest.mark.slow
 @pytest.mark.integration
 @pytest.mark.parametrize("which", STUDIES)
 def test_a_study_killed_at_some_instants_ends_as_any_other(tmp_path: Path, which: str) -> None:

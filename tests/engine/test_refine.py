@@ -51,6 +51,7 @@ def test_releases_around_the_answer_are_looked_at(studies: Studies, index: Index
     assert not [event for event in studies.events if isinstance(event, events.TrialStarted)]
 
 
+@pytest.mark.slow
 @pytest.mark.integration
 def test_checks_take_half_of_the_time_of_the_whole_study(
     studies: Studies, index: IndexServer, monkeypatch: pytest.MonkeyPatch

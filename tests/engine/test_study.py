@@ -69,6 +69,7 @@ def test_an_end_that_is_not_as_stated(studies: Studies, end: str, script: str) -
     assert "exchange" not in str(caught.value.remedy), "one end alone cannot be mixed up"
 
 
+@pytest.mark.slow
 def test_a_stated_bad_end_that_passes_beside_failures_is_not_as_stated(studies: Studies) -> None:
     path = studies.matrix("import sys; sys.exit(int(sys.argv[1]) > 6)", rest="bad: {level: 4}")
     with pytest.raises(EndsNotAsStatedError, match="the stated bad combination"):

@@ -367,6 +367,7 @@ def test_no_answer_takes_two_problems_for_one(
     assert {(one or {})["level"] for one in announced} <= {"19"}
 
 
+@pytest.mark.slow
 @pytest.mark.integration
 @pytest.mark.checked
 @pytest.mark.parametrize("slots", [1, 2, 6])
@@ -422,6 +423,7 @@ def test_one_failure_that_was_mended_and_came_back_is_one_problem(studies: Studi
     assert {b["bad"]["level"] for b in report["verdict"]["boundaries"]} == {"3", "6", "12"}
 
 
+@pytest.mark.slow
 @pytest.mark.integration
 @pytest.mark.checked
 @pytest.mark.parametrize("end", ["sys.exit(125)", "import os; os.abort()"])

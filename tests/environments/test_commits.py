@@ -123,6 +123,7 @@ def test_a_build_has_limits_of_its_own(tmp_path: Path, commits: CommitBuilder, h
         commits.wheel(source(place, hungry, memory=2_500_000_000), here)
 
 
+@pytest.mark.slow
 def test_a_raised_limit_leaves_the_environment_the_same(tmp_path: Path, python: str) -> None:
     """So trials of it are not repeated; and a build that the old limit ended is begun again."""
     place = tmp_path / "demo"
@@ -260,6 +261,7 @@ def test_a_build_that_was_killed_is_begun_again(
     assert {path.name for path in wheel.path.parent.iterdir()} == {wheel.path.name, "wheel.json"}
 
 
+@pytest.mark.slow
 def test_a_repository_that_does_not_answer_keeps_nobody_from_an_environment(
     tmp_path: Path, python: str, here: Interpreter, monkeypatch: pytest.MonkeyPatch
 ) -> None:

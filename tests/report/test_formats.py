@@ -199,6 +199,7 @@ def test_no_key_is_forgotten(report: Report) -> None:
 # -- the schema --------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_documents_are_as_the_schema_says(report: Report, store: Store) -> None:
     schema = report_json_schema()
     validator = jsonschema.Draft202012Validator

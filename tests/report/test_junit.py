@@ -96,6 +96,7 @@ def test_whatever_others_wrote_it_is_xml(store: Store, tmp_path: Path) -> None:
     assert any("]]></failure><failure/>" in (one.text or "") for case in suite for one in case.result)
 
 
+@pytest.mark.slow
 @given(st.text())
 def test_any_text_makes_a_file_that_can_be_read(text: str) -> None:
     plain = Report.read(

@@ -121,6 +121,7 @@ def test_an_issue_can_hold_it(store: Store) -> None:
     assert "lines …" in text
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("slices", [1, 3])
 def test_an_issue_can_hold_a_large_table(store: Store, slices: int) -> None:
     axes = [

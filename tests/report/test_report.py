@@ -305,6 +305,7 @@ Next:
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("size", [30, 300, 3000])
 def test_the_answer_fits_a_screen_however_large_the_study_is(store: Store, size: int) -> None:
     axes = [axis("lib", *[f"1.{i}" for i in range(size)])]
@@ -363,6 +364,7 @@ def test_the_packages_of_a_fix_change_from_the_last_bad_to_the_first_good(store:
     assert report.difference.before == {"day": "2020-01-01"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("status", ["confirmed", "none"])
 def test_a_verdict_without_a_rule_calls_both_sides_of_its_boundary(store: Store, status: str) -> None:
     """The good side fails at the rate of the background, as often as that happens."""
@@ -539,6 +541,7 @@ def test_long_runs_do_not_flood_the_terminal(store: Store) -> None:
     assert len(text.splitlines()) < 50
 
 
+@pytest.mark.slow
 def test_a_noisy_table_keeps_both_sides_of_the_boundary(store: Store) -> None:
     study = StudyBuilder(store, long_axis())
     for i in range(0, 300, 2):
@@ -572,6 +575,7 @@ def test_rows_beyond_the_limit_are_counted(store: Store) -> None:
     assert f"… and {found.hidden} more combinations" in report_text(report)
 
 
+@pytest.mark.slow
 def test_without_a_verdict_passing_and_failing_stay_apart(store: Store) -> None:
     study = StudyBuilder(store, long_axis())
     for i in range(0, 300, 2):

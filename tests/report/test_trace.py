@@ -42,6 +42,7 @@ FLAKY = """
 """
 
 
+@pytest.mark.slow
 @pytest.mark.integration
 @pytest.mark.parametrize(
     ("rest", "goal"),

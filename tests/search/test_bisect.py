@@ -94,6 +94,7 @@ def is_true(verdict: Verdict, bad: NDArray[np.bool_]) -> bool:
 # -- one axis ----------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_nine_trials_at_32_versions_on_average() -> None:
     played = [Played(configuration((32,), {0: first}), quick=True) for first in range(1, 32)]
     checked = [Played(configuration((32,), {0: first})) for first in range(5, 32, 5)]
@@ -146,6 +147,7 @@ def test_neither_workers_nor_stated_ends_make_such_an_answer_likelier(
     assert misread[0.3] <= 0.05
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("direction", [REGRESSION, FIXED])
 @pytest.mark.parametrize("stated", [False, True])
 def test_without_checks_a_change_takes_six_trials_more_than_halving_at_most(
@@ -361,6 +363,7 @@ def in_any_order(search: StudySearch, bad: NDArray[np.bool_], workers: int, chan
         search.tell(cell, hit=bool(bad[cell]))
 
 
+@pytest.mark.slow
 @settings(max_examples=25)
 @given(shaped_tables(), st.integers(0, 2**32 - 1), st.sampled_from([1, 2, 8, 64]))
 # The only bad one ends last: passes of the others must not be repeated meanwhile.
@@ -382,6 +385,7 @@ def test_no_order_in_which_trials_end_makes_an_answer_false_or_late(
     assert is_true(search.verdict, bad)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("workers", [1, 2, 8])
 def test_a_checked_answer_about_a_staircase_is_right_everywhere(workers: int) -> None:
     """On axes that may change either way what seems not to matter is tried at both ends."""
@@ -405,6 +409,7 @@ def test_a_checked_answer_about_a_staircase_is_right_everywhere(workers: int) ->
     assert wrong <= 1
 
 
+@pytest.mark.slow
 @settings(max_examples=25)
 @given(random_tables(SHAPES), st.integers(0, 2**32 - 1))
 # Two good combinations in doubt beside one bad one: another failure of that one speaks for both.
@@ -423,6 +428,7 @@ def test_what_cannot_be_built_is_learnt_on_the_way(bad: NDArray[np.bool_], seed:
         assert not {boundary.bad, boundary.good} & {*without, *unbuildable}
 
 
+@pytest.mark.slow
 @settings(max_examples=20)
 @given(random_tables(SHAPES), st.integers(0, 2**32 - 1))
 def test_the_answer_does_not_depend_on_the_order_of_trials(bad: NDArray[np.bool_], seed: int) -> None:
@@ -540,6 +546,7 @@ def staircase(shape: tuple[int, int], slope: int, offset: int) -> NDArray[np.boo
     return np.asarray(second + slope * first >= offset)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("direction", [REGRESSION, EITHER])
 @pytest.mark.parametrize(
     ("bad", "most"),
@@ -571,6 +578,7 @@ def test_a_configuration_stays_a_configuration(direction: Direction) -> None:
         assert one.stood_after <= 18
 
 
+@pytest.mark.slow
 def test_a_corner_of_a_frontier_is_not_the_answer_in_whatever_order_trials_end() -> None:
     """Two workers, whose trials take any time: the corner (1, 3) of it fits what they show first."""
     seed = random.randrange(2**32)

@@ -150,6 +150,7 @@ def test_two_frontiers_of_a_real_diagonal_are_told_by_a_study(workers: int) -> N
     assert told["sentence"] == ("pyopenssl needs cryptography < 11.0 up to 1.3.14 and ≥ 12.0 from 1.3.16 on")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("workers", [1, 3])
 def test_a_band_is_not_told_as_one_of_its_frontiers(workers: int) -> None:
     i, j = np.indices((12, 12))

@@ -50,6 +50,7 @@ def test_its_ends_are_where_the_tails_have_half_of_the_error(
         assert binom.cdf(hits, trials, high) == pytest.approx(tail, rel=1e-6)
 
 
+@pytest.mark.slow
 @given(st.integers(1, 40), st.floats(1e-6, 1 - 1e-6))
 def test_it_misses_no_rate_more_often_than_it_says(trials: int, rate: float) -> None:
     misses = 0.0

@@ -114,6 +114,7 @@ def test_two_bad_runs_are_found(size: int, changes: tuple[int, ...], bad_first: 
         assert search.counts(boundary.good)[1] >= 1
 
 
+@pytest.mark.slow
 def test_a_window_of_a_quarter_is_never_overlooked_at_a_certain_failure() -> None:
     for first in range(2, 15, 4):
         bad = runs(24, first, first + 7, 22)
@@ -140,6 +141,7 @@ def _contradicted(search: Search, verdict: Verdict, bad: NDArray[np.bool_]) -> l
     return [cell for cell in tried if said[cell] != bad[cell]]
 
 
+@pytest.mark.slow
 @settings(max_examples=15)
 @given(
     size=st.integers(5, 18),

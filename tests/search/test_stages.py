@@ -190,6 +190,7 @@ def test_an_impossible_combination_is_refused() -> None:
         Search(grid((300, 300)), Alone((300, 300))).tell((300, 0), hit=True)
 
 
+@pytest.mark.slow
 def test_played_to_the_end_like_a_search_of_all_combinations(request: pytest.FixtureRequest) -> None:
     lattice = grid((128,))
     search = Search(lattice, alone(lattice))
@@ -216,6 +217,7 @@ def test_a_certain_failure_among_forty_thousand_combinations_takes_a_few_dozen_t
     assert np.mean(taken) < 60
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("quick", [False, True])
 def test_a_long_axis_that_may_change_either_way_is_checked_like_a_short_one(quick: bool) -> None:
     cleared = []
@@ -232,6 +234,7 @@ def test_a_long_axis_that_may_change_either_way_is_checked_like_a_short_one(quic
     assert quick or cleared[0] == cleared[1] == [((186,), 0)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("size", [240, 300, 400])
 def test_a_gap_of_good_versions_on_a_long_axis_is_found_as_on_a_short_one(size: int) -> None:
     """Three tenths of the axis, in the middle of its bad part: halving towards the boundary never sees it."""

@@ -82,6 +82,7 @@ def test_a_monotone_table_takes_a_quarter_of_its_environments(direction: Directi
         assert one.search.trials <= one.environments + 10
 
 
+@pytest.mark.slow
 @settings(max_examples=40)
 @given(
     st.one_of(
@@ -126,6 +127,7 @@ def test_bands_and_broken_releases_are_seen() -> None:
         assert one.environments < 120
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("rate", "background"), [(0.5, 0.0), (0.2, 0.0), (0.3, 0.02)])
 def test_flaky_failures_are_told_from_good_ones(rate: float, background: float) -> None:
     seeds = random.Random(7).sample(range(1000), 3)
@@ -219,6 +221,7 @@ def test_more_proofs_leave_less_doubt() -> None:
     )
 
 
+@pytest.mark.slow
 def test_a_table_of_ten_thousand_combinations_is_found_by_a_fortieth_of_them() -> None:
     lattice = grid((100, 100))
     search = TableSearch(lattice, alone(lattice))

@@ -34,6 +34,7 @@ def play_and_trace(bad: np.ndarray, direction: Direction, at_most: int = 150) ->
     assert (seen.probabilities.sum(axis=1) <= 1 + 1e-9).all()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("size", "direction"), [(54, REGRESSION), (71, FIXED), (60, EITHER), (120, REGRESSION)]
 )
@@ -43,6 +44,7 @@ def test_old_releases_that_fail_for_another_reason(size: int, direction: Directi
     play_and_trace(bad, direction)
 
 
+@pytest.mark.slow
 @settings(max_examples=5)
 @given(
     st.integers(20, 120),

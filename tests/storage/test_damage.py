@@ -227,6 +227,7 @@ def has_changed(connection: sqlite3.Connection, table: str, column: str, value: 
     return connection.execute(look).fetchall() != before
 
 
+@pytest.mark.slow
 def test_whatever_stands_in_a_column_ends_in_words(original: tuple[Path, str], tmp_path: Path) -> None:
     seed = random.randrange(10**9)
     print(f"seed {seed}")
@@ -281,6 +282,7 @@ def use_bytes(content: bytes, empty: bytes, study_id: str, folder: Path) -> None
         path.unlink()
 
 
+@pytest.mark.slow
 def test_bytes_that_change_anywhere_end_in_words(original: tuple[Path, str], tmp_path: Path) -> None:
     seed = random.randrange(10**9)
     print(f"seed {seed}")
@@ -294,6 +296,7 @@ def test_bytes_that_change_anywhere_end_in_words(original: tuple[Path, str], tmp
         use_bytes(bytes(changed_bytes), empty, study_id, tmp_path)
 
 
+@pytest.mark.slow
 def test_a_row_that_its_index_finds_under_another_name_is_damage(
     original: tuple[Path, str], tmp_path: Path
 ) -> None:

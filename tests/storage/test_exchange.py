@@ -90,6 +90,7 @@ def content(reference: str) -> dict[str, Any]:
     return found
 
 
+@pytest.mark.slow
 def test_what_was_exported_and_imported_is_the_same(db: str, tmp_path: Path) -> None:
     fill(db)
     file, other = tmp_path / "export.benv", tmp_path / "other" / "results.sqlite"
@@ -119,6 +120,7 @@ def test_a_file_becomes_a_server_and_back(postgres: Server, postgres_url: str, t
     assert content(str(tmp_path / "back.sqlite")) == content(path)
 
 
+@pytest.mark.slow
 def test_studies_that_went_on_in_two_places_get_the_trials_of_both(db: str, tmp_path: Path) -> None:
     first, _ = fill(db)
     other = str(tmp_path / "other.sqlite")
@@ -240,6 +242,7 @@ def test_a_trial_that_differs_stays_and_is_named(db: str, tmp_path: Path) -> Non
     assert content(db)[first]["trials"] == before[first]["trials"]
 
 
+@pytest.mark.slow
 def test_a_wrong_column_of_evidence_is_computed_anew_by_whoever_merges_it(db: str, tmp_path: Path) -> None:
     fill(db)
     copy, target = tmp_path / "copy.sqlite", str(tmp_path / "target.sqlite")
@@ -253,6 +256,7 @@ def test_a_wrong_column_of_evidence_is_computed_anew_by_whoever_merges_it(db: st
         assert [*map(tuple, rows)] == [("bad",), ("good",)]
 
 
+@pytest.mark.slow
 def test_collected_logs_stay_collected_and_come_back_from_who_has_them(db: str, tmp_path: Path) -> None:
     first, _ = fill(db)
     kept = str(tmp_path / "kept.sqlite")
@@ -329,6 +333,7 @@ print(transfer.merge_databases(sys.argv[1], sys.argv[2]).new_trials)
 """
 
 
+@pytest.mark.slow
 @pytest.mark.integration
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can become somebody else")
 def test_a_file_in_a_folder_of_somebody_else_is_imported(tmp_path: Path) -> None:

@@ -39,6 +39,7 @@ def test_what_is_no_directory_of_ours_is_left_alone(private_temp: Path) -> None:
         assert list(left_behind("p-")) == []
 
 
+@pytest.mark.slow
 @pytest.mark.integration
 def test_nobody_takes_away_what_another_process_has_just_made(private_temp: Path) -> None:
     """Between its making and its locking a directory looks as if it were left behind."""

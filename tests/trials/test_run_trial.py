@@ -154,6 +154,7 @@ def test_a_hang_that_ignores_sigabrt_too_is_killed(run: Run) -> None:
     assert (record.outcome, record.returncode) == (Outcome.HANG, -signal.SIGKILL)
 
 
+@pytest.mark.slow
 def test_a_process_that_is_stopped_at_its_time_limit_did_not_hang(run: Run) -> None:
     """Who sent SIGSTOP cannot be known, as with SIGKILL: the trial is void."""
     # On a busy machine the interpreter itself needs a second or two to start.
@@ -183,6 +184,7 @@ STOP_ALL = (
 KILL_SERVER = STOP_ALL.replace("kill(server, signal.SIGSTOP)", "kill(server, signal.SIGKILL)")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stop", [STOP_SUPERVISOR, STOP_ALL, KILL_SERVER])
 def test_a_trial_that_stops_what_watches_it_costs_itself_alone(run: Run, stop: str) -> None:
     with watched_trials() as living:
@@ -203,6 +205,7 @@ def test_a_busy_loop_is_told_from_a_deadlock(run: Run) -> None:
     assert "busy-cpu" in record.detail
 
 
+@pytest.mark.slow
 def test_the_signature_of_a_hang_is_that_of_the_main_process(run: Run) -> None:
     code = """
         import multiprocessing, time
@@ -232,6 +235,7 @@ def test_short_processes_one_after_another_keep_the_cpu_busy(run: Run) -> None:
     assert (record.outcome, record.detail) == (Outcome.HANG, "hang (busy-cpu) at the deadline")
 
 
+@pytest.mark.slow
 def test_the_hang_of_a_grandchild_shows_its_stack(run: Run) -> None:
     # To another stream: two stacks that are written at the same time run into each other.
     code = (
@@ -578,6 +582,7 @@ for _ in range(1200):
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["d", "longer than the kernel accepts in one path"])
 def test_directories_in_any_depth_are_removed(run: Run, name: str) -> None:
     assert run(DEEP.format(name=name)).outcome is Outcome.PASS
