@@ -71,8 +71,8 @@ def stability_warnings(found: StabilityReport) -> list[str]:
         )
         if name == "drift":
             warnings.append(
-                f"the failure's rate changed during the study: after {float(effect.part):.0%} of the "
-                f"trials {seen.replace('elsewhere', 'before')}; something beside the versions changed"
+                f"the failure's rate probably changed during the study: after {float(effect.part):.0%} of the "
+                f"trials {seen.replace('elsewhere', 'before')}; if so, something beside the versions changed"
             )
         else:
             warnings.append(f"{name} {effect.part} differs from the others: {seen}")
