@@ -70,9 +70,10 @@ def stability_warnings(found: StabilityReport) -> list[str]:
             f"rate of the same combinations elsewhere (Bayes factor {effect.bayes_factor:.0f})"
         )
         if name == "drift":
+            before = seen.replace("elsewhere", "before")
             warnings.append(
-                f"the failure's rate probably changed during the study: after {float(effect.part):.0%} of the "
-                f"trials {seen.replace('elsewhere', 'before')}; if so, something beside the versions changed"
+                f"the failure's rate probably changed during the study: after {float(effect.part):.0%} of "
+                f"the trials {before}; if so, something beside the versions changed"
             )
         else:
             warnings.append(f"{name} {effect.part} differs from the others: {seen}")
