@@ -72,7 +72,7 @@ class Explanation(AnswerPart):
 
     @property
     def with_culprits(self) -> IntermediateEnvironment:
-        """Return the tried environment with the fewest changes that contains all culprits."""
+        """Return, of the tried environments that contain all culprits, the one with the fewest changes."""
         wanted = set(self.culprits)
         having = [one for one in self.intermediates if wanted <= set(one.moved)]
         return min(having, key=lambda one: (len(one.moved), -one.trials))

@@ -331,7 +331,7 @@ class ContainerCommands:
 
 @dataclass(frozen=True, slots=True)
 class Contained:
-    """One process of a trial that is ready to be started in a container.
+    """The command and the files with which one process of a trial is started in a container.
 
     Attributes:
         inside: The image.

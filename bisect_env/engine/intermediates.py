@@ -269,7 +269,7 @@ class Demands:
         ]
 
     def lock(self, intermediate: Changes) -> Lock:
-        """Return the lock of the good environment with some changes applied, without calling a solver.
+        """Return the lock of an intermediate environment: the good one, with the given changes of packages.
 
         Its archives are those of the good and of the bad lock. The environment must be sound, which is not
         checked.

@@ -169,7 +169,7 @@ def _other_problems(trials: Sequence[StoredTrial]) -> Iterator[str]:
 
 
 def rate_warnings(stated: float | None, bad: int, trials: int) -> list[str]:
-    """Return a warning if bad combinations fail clearly more or less often than the user stated.
+    """Return a warning if the failure rate of bad combinations differs clearly from the stated one, else [].
 
     Args:
         stated: `search.crash_rate`, or None if the user did not state a rate.

@@ -139,7 +139,7 @@ def _parts(report: Report) -> Iterator[RenderableType]:
 
 
 def _tables(report: Report, lines: Rows) -> Iterator[RenderableType]:
-    """Yield the compatibility tables of `bisect-env map`, or the given rows of combinations without them."""
+    """Yield the compatibility tables of `bisect-env map`; for other studies, one table of the given rows."""
     if told := list(words.table_lines(report)):
         yield Text("\n" + "\n".join(told))
         yield from _requirements(report)

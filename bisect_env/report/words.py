@@ -120,7 +120,7 @@ class Rows:
 
 
 def rows(report: Report) -> Rows:
-    """Arrange the combinations of a report as rows of a table, with similar neighbours in one row.
+    """Return the rows of a table of combinations, in which neighbours with similar results share a row.
 
     The table is sorted so that the values of the culprit axes change from row to row.
     """
@@ -503,7 +503,7 @@ def left_out(report: Report) -> list[tuple[str, str, str]]:
 
 
 def described(failure: FailureReport) -> str:
-    """Return the signature of a failure as written in matrix files, or its outcome if it has no signature."""
+    """Return the signature of a failure, in the form that a matrix file accepts, or else the outcome."""
     text = shown(failure.signature).removesuffix(f" (v{SIGNATURE_VERSION})")
     return shortened(clean(text or failure.outcome), SIGNATURE_WIDTH)
 

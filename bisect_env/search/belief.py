@@ -102,7 +102,7 @@ class Belief:
 
     @cached_property
     def masses(self) -> FloatArray:
-        """Return the posterior of each pattern (hypotheses that agree on all tried combinations), shape (P,).
+        """Return the posterior probability of each pattern, shape (P,).
 
         The sum is 1.
         """

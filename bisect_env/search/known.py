@@ -309,7 +309,7 @@ class Known:
 
     @cached_property
     def clean(self) -> int:
-        """Return how many passes in a row show that a combination is good.
+        """Return how many passes in a row are needed to call a combination good.
 
         The failure rate of bad combinations is taken from the low end of its posterior (`CAUTION`).
         """

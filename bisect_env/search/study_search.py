@@ -200,7 +200,7 @@ class StudySearch(Plan):
         self._checks_ended = True
 
     def resume_checks(self) -> None:
-        """Ask for final checks again, because the answer whose checks were ended has become uncertain."""
+        """Run final checks again: undo `end_checks`, because its answer has become uncertain."""
         self._checks_ended = False
 
     # -- answering ---------------------------------------------------------------------------------------

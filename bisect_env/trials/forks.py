@@ -219,7 +219,7 @@ def _has_children() -> bool:
 
 
 def _work(run: Callable[[], bool]) -> NoReturn:
-    """Call a function, and end this process; the exit code is 0 if no process is left."""
+    """Call `run` in this forked process, and exit: with 0 if it returns True, else with 1."""
     clean = False
     # Orphans of the function's processes come here, and the exit code tells that there are some.
     prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)

@@ -251,7 +251,7 @@ def test_what_was_asked_can_be_saved_and_run_again(user: Asking) -> None:
     assert done.returncode == 0, done.stderr
     assert "app 4 is the first bad version" in done.stdout
     saved = yaml.safe_load((user.folder / "m.yaml").read_text())
-    assert saved["packages"] == ["other==1"]
+    assert saved["packages"] == {"pypi": ["other==1"]}
     assert (saved["good"], saved["bad"]) == ({"app": "2"}, {"app": "6"})
     assert (user.folder / "m.yaml").read_text().startswith("# bisect-env run ")
     assert user.run(*("run", *words), "--", "python", "repro.py").returncode == 0, "it asks the same"

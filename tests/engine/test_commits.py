@@ -166,7 +166,7 @@ def test_a_flaky_failure_of_a_merged_branch_is_traced_line_by_line(studies: Stud
     plant(studies.folder)
     script = "import demo\nfrom planted import fails\nassert demo.works() or not fails(0.6), 'planted'\n"
     path = matrix(studies, place, keys=", history: all", rest=ENDS, script=script)
-    path.write_text(path.read_text().replace("[script.py]", "[script.py, planted.py]"))
+    path.write_text(path.read_text().replace("timeout:", "files: [script.py, planted.py], timeout:"))
     conclusion = studies.run(path)
     assert verdict(conclusion)["first_bad"]["demo"] == commits[case.bad - 1]
     assert builds(studies) <= 20
@@ -261,7 +261,7 @@ def test_a_failure_in_one_run_of_five_is_traced_to_its_commit(studies: Studies) 
     plant(studies.folder)
     script = "import demo\nfrom planted import fails\nassert demo.works() or not fails(0.2), 'planted'\n"
     path = matrix(studies, place, rest=ENDS + "search: {crash_rate: 0.2}\n", script=script)
-    path.write_text(path.read_text().replace("[script.py]", "[script.py, planted.py]"))
+    path.write_text(path.read_text().replace("timeout:", "files: [script.py, planted.py], timeout:"))
     conclusion = studies.run(path)
     assert verdict(conclusion)["first_bad"]["demo"] == commits[16]
     assert builds(studies) <= 12
