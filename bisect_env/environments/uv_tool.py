@@ -159,7 +159,7 @@ class Uv:
             extra: Additional environment variables.
             memory: Limit of the address space of each process in bytes, if `builds`; 0 for no limit.
             find_links: Directories and web pages with archives that replace all others.
-            with_indexes: Whether uv is told the package indexes; asking uv for its own may take 0.1 s.
+            with_indexes: Whether uv gets the package indexes; to find out its own one may take 0.1 s.
 
         Raises:
             InfrastructureError: uv cannot be started, its cache cannot be created, or it does not state its
@@ -198,7 +198,7 @@ class Uv:
         """Return the environment variables with which uv is run.
 
         Args:
-            builds: Whether uv may run code of source distributions, to which no password is told.
+            builds: Whether uv may run code of source distributions, which gets no password.
         """
         env = {
             name: value
@@ -239,8 +239,8 @@ class Uv:
         variable, and code that uv runs cannot read them, because a pipe can be read once.
 
         Args:
-            builds: Whether uv may run code of source distributions. uv then is not told the variable `NETRC`,
-                so the logins of indexes are looked up in that file here.
+            builds: Whether uv may run code of source distributions. uv then does not get the variable
+                `NETRC`, so the logins of indexes are looked up in that file here.
             find_links: Directories and web pages with archives that replace all others.
             with_indexes: Whether to include package indexes, and places of archives.
         """
@@ -277,7 +277,7 @@ class Uv:
         return tables
 
     def _address(self, url: str, *, builds: bool) -> str:
-        """Return the URL that uv is told, which for builds contains the login in the file of `NETRC`."""
+        """Return the URL that uv gets; for builds, it contains the login from the file that `NETRC` names."""
         path, host = self._environ.get("NETRC"), urlsplit(url).hostname
         if builds and path and host:
             # uv itself says if a login is missing.

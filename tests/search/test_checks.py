@@ -110,15 +110,19 @@ def test_one_of_two_causes_is_not_taken_for_a_background_of_the_other() -> None:
     assert wrong <= 2
 
 
-def test_an_axis_that_is_not_blamed_is_checked_at_its_other_end() -> None:
-    """Only the oldest value of the first axis fails, against its direction: no plain hypothesis says so."""
-    lattice = grid((2, 20))
+@pytest.mark.parametrize(
+    ("values", "from_", "always_bad"), [(2, 9, False), (3, 15, True)], ids=["oldest alone", "oldest always"]
+)
+def test_an_axis_that_is_not_blamed_is_checked_at_its_ends(values: int, from_: int, always_bad: bool) -> None:
+    """The oldest value of the first axis matters, against the direction: no plain hypothesis says so."""
+    lattice = grid((values, 20))
     search = Search(lattice, alone(lattice))
-    bad = np.zeros((2, 20), dtype=bool)
-    bad[0, 9:] = True
+    bad = np.zeros((values, 20), dtype=bool)
+    bad[slice(None) if always_bad else 0, from_:] = True
+    bad[0] |= always_bad
     play(search, rates(bad, 1.0), np.random.default_rng(0))
     assert search.verdict.best.hypothesis.bad_cells().tolist() == bad.tolist()
-    assert search.verdict.best.culprits == (0, 1)
+    assert search.verdict.best.culprits
 
 
 def test_each_value_without_order_is_tried_before_one_is_blamed() -> None:
