@@ -721,3 +721,22 @@ def test_a_failure_against_the_direction_of_its_axis_is_not_told_as_an_alternati
     assert f"against its direction (`{stated}`)" in said
     assert f"`direction: {found}` says so beforehand" in said
     assert "broken again" not in said
+
+
+def test_a_rate_that_changed_is_called_probable_with_how_strong_the_evidence_is(store: Store) -> None:
+    study = StudyBuilder(store, [axis("lib", "1", "2")])
+    study.passes({"lib": "2"}, 40)
+    study.crashes({"lib": "2"}, 20)
+    (warning,) = [one for one in load_report(store, study.study.id).warnings if "during the study" in one]
+    assert "the failure's rate probably changed" in warning
+    assert "15 of 15 trials were bad, about 16 times the rate of the same combinations before" in warning
+    assert "Bayes factor" in warning
+    assert warning.endswith("if so, something beside the versions changed")
+
+
+def test_a_rate_that_did_not_change_is_no_warning(store: Store) -> None:
+    study = StudyBuilder(store, [axis("lib", "1", "2")])
+    for _ in range(10):
+        study.passes({"lib": "2"}, 2)
+        study.crashes({"lib": "2"}, 1)
+    assert not [one for one in load_report(store, study.study.id).warnings if "during the study" in one]
