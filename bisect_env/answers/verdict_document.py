@@ -25,7 +25,7 @@ Number = Annotated[float | None, AfterValidator(_finite)]
 class AnswerPart(BaseModel):
     """The base class of every part of a stored answer."""
 
-    model_config = ConfigDict(frozen=True, extra="ignore")
+    model_config = ConfigDict(frozen=True, extra="ignore", defer_build=True)
 
 
 class IterationRate(AnswerPart):

@@ -13,7 +13,6 @@ from bisect_env.cli.spelling import RANGE, SCRIPTS, is_file, names_matrix
 from bisect_env.errors import UsageError
 from bisect_env.matrix.load import Matrix, load_matrix, stored_matrix
 from bisect_env.matrix.schema import PackageAxis
-from bisect_env.report.shared_question import question_of_report
 from bisect_env.storage.entries import Study
 
 _REPORTS = (".html", ".json")
@@ -59,6 +58,9 @@ def asked_target(words: Sequence[str], flags: Flags, without: Sequence[str] = ()
     if flags.asks:
         return FoundTarget(ask(flags, words), words=True)
     if len(words) == 1 and words[0].endswith(_REPORTS) and is_file(words[0]):
+        # Imported here because most questions are not read from reports.
+        from bisect_env.report.shared_question import question_of_report
+
         refuse_beside(flags, f"the report {words[0]}", without=without)
         matrix = stored_matrix(*question_of_report(Path(words[0])), "")
         return FoundTarget(matrix, report=words[0])

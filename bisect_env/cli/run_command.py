@@ -18,6 +18,7 @@ from bisect_env.cli.question import asked_target, refuse_broken_scripts
 from bisect_env.engine.early import EarlyLocks
 from bisect_env.errors import BisectEnvError, UsageError
 from bisect_env.matrix.load import skipping
+from bisect_env.trials.forks import SERVER
 
 
 @with_groups()
@@ -69,6 +70,8 @@ def _lock_early(
             return None
         matrix = skipping(with_search(target.matrix, flags), study.skip or ())
         refuse_broken_scripts(matrix)
+        if matrix.file.trial.gpus == 0 and where.scheduler is None and where.scheduler_file is None:
+            SERVER.prepare()  # trials run on the cores of this host
         return EarlyLocks(matrix, open_provider(matrix, where))
     except BisectEnvError:
         return None

@@ -8,9 +8,10 @@ import functools
 import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from urllib.parse import unquote, urlsplit
 
 import requests
@@ -23,15 +24,11 @@ from bisect_env.environments.lock import PackageNotFoundError
 from bisect_env.environments.once import OncePerKey
 from bisect_env.environments.settings import configured_places, trusted_by_requests
 from bisect_env.environments.uv_tool import configured_index
-from bisect_env.environments.wheels import MAX_FILENAME, fits_platform, pythons_of
+from bisect_env.environments.wheels import MAX_FILENAME, fits_platform, pythons_of, version_in
 from bisect_env.errors import BisectEnvError, IndexUnavailableError, UsageError
 from bisect_env.matrix.import_names import IMPORTED_AS
 from bisect_env.matrix.versions import PackageIndex, Release
 from bisect_env.secrets import without_credentials
-
-# Functions that read pages import `pypi_simple`: it takes 0.1 s, and many commands read none.
-if TYPE_CHECKING:
-    from pypi_simple import DistributionPackage
 
 # --------------------------------------------------------------------------------------------------
 # Suggestions for package names that an index does not have.
@@ -107,8 +104,6 @@ _DIGITS_OF_A_DAY = 8
 _TIMEOUT = (10.0, 30.0)  # seconds to wait for a connection, and for data
 _LARGEST = 64 << 20
 """Maximum size of a page in bytes, uncompressed. A project with ten thousand files has 10 MB."""
-_USED = ("filename", "yanked", "requires-python", "upload-time")
-"""Keys of a file on a page that are used. Others need not be valid."""
 _NO_PAGE = int(requests.codes.not_found)
 _WANTS_LOGIN = (requests.codes.unauthorized, requests.codes.forbidden)
 LOGIN_HINT = (
@@ -119,6 +114,25 @@ LOGIN_HINT = (
 _JSON_PREFERRED = (
     "application/vnd.pypi.simple.v1+json, application/vnd.pypi.simple.v1+html;q=0.5, text/html;q=0.1"
 )
+
+
+@dataclass(frozen=True, slots=True)
+class IndexFile:
+    """A wheel or a source distribution that an index lists.
+
+    Attributes:
+        filename: Its name.
+        version: The version in its name, which may be invalid under PEP 440.
+        yanked: Whether the release was withdrawn.
+        requires_python: The versions of Python that it supports; None if they are not stated.
+        uploaded: When it was uploaded; None if that is not known.
+    """
+
+    filename: str
+    version: str
+    yanked: bool = False
+    requires_python: str | None = None
+    uploaded: datetime | None = None
 
 
 class PypiCatalogue:
@@ -149,9 +163,7 @@ class PypiCatalogue:
         self._timeout = timeout
         self._further: dict[str, bool] = {}
         """Maps the URL of each further index that was asked to whether it had files of any package."""
-        self._pages: OncePerKey[tuple[str, str], tuple[DistributionPackage, ...] | BisectEnvError] = (
-            OncePerKey()
-        )
+        self._pages: OncePerKey[tuple[str, str], tuple[IndexFile, ...] | BisectEnvError] = OncePerKey()
 
     def versions(self, package: str, *, index: str | None = None) -> list[Release]:
         """Return all releases of a package, lowest version first, including yanked ones and pre-releases.
@@ -179,7 +191,7 @@ class PypiCatalogue:
                 ) from None
             return []
 
-    def files(self, package: str, *, index: str | None = None) -> tuple[DistributionPackage, ...]:
+    def files(self, package: str, *, index: str | None = None) -> tuple[IndexFile, ...]:
         """Return all files of a package, in the order in which the index lists them.
 
         The files come from the first index that knows the package. If additional indexes come from pip's
@@ -211,9 +223,9 @@ class PypiCatalogue:
             asked = [index]
         else:
             asked = [one.url for one in configured.asked_indexes(self._indexes, default)]
-        found: list[DistributionPackage] = []
+        found: list[IndexFile] = []
         for base in dict.fromkeys(asked):
-            here: tuple[DistributionPackage, ...] = ()
+            here: tuple[IndexFile, ...] = ()
             try:
                 here = self._files_of(base, package)
             except PackageNotFoundError as error:
@@ -240,7 +252,7 @@ class PypiCatalogue:
         unknown = (base for base, is_known in list(self._further.items()) if not is_known)
         return [without_credentials(base) for base in unknown if not (at_all and _has_first_page(base))]
 
-    def _files_of(self, base: str, package: str, *, is_flat: bool = False) -> tuple[DistributionPackage, ...]:
+    def _files_of(self, base: str, package: str, *, is_flat: bool = False) -> tuple[IndexFile, ...]:
         key = (base, str(canonicalize_name(package)))
         found = self._pages.get(key, lambda: self._page_or_error(base, package, is_flat=is_flat))
         if isinstance(found, BisectEnvError):
@@ -249,7 +261,7 @@ class PypiCatalogue:
 
     def _page_or_error(
         self, base: str, package: str, *, is_flat: bool
-    ) -> tuple[DistributionPackage, ...] | BisectEnvError:
+    ) -> tuple[IndexFile, ...] | BisectEnvError:
         """Return the files on a page, or the error that there is no such page or that the index fails."""
         try:
             return self._page(base, package, is_flat=is_flat)
@@ -267,7 +279,7 @@ class PypiCatalogue:
         there = {v for v in uv_python_versions() if v.rpartition(".")[0] not in minors}
         return sorted(here | there, key=Version)
 
-    def _page(self, base: str, package: str, *, is_flat: bool) -> tuple[DistributionPackage, ...]:
+    def _page(self, base: str, package: str, *, is_flat: bool) -> tuple[IndexFile, ...]:
         shown = without_credentials(base)
         try:
             scheme = urlsplit(base).scheme
@@ -313,20 +325,20 @@ class PypiCatalogue:
             ) from error
 
 
-def releases(files: Iterable[DistributionPackage]) -> list[Release]:
+def releases(files: Iterable[IndexFile]) -> list[Release]:
     """Group files by version, and return one release per version, lowest version first."""
-    groups: dict[Version, list[DistributionPackage]] = {}
+    groups: dict[Version, list[IndexFile]] = {}
     for file in files:
         with contextlib.suppress(InvalidVersion):
-            groups.setdefault(Version(file.version or ""), []).append(file)
+            groups.setdefault(Version(file.version), []).append(file)
     found = []
     for version, group in sorted(groups.items()):
-        wheels = [f.filename for f in group if f.package_type == "wheel" and fits_platform(f.filename)]
+        wheels = [file.filename for file in group if fits_platform(file.filename)]
         release = Release(
             version=str(version),
-            uploaded=min((_utc(f.upload_time) for f in group if f.upload_time), default=day_of(version)),
-            yanked=all(f.is_yanked for f in group),
-            requires_python=next((f.requires_python for f in group if f.requires_python), None),
+            uploaded=min((file.uploaded for file in group if file.uploaded), default=day_of(version)),
+            yanked=all(file.yanked for file in group),
+            requires_python=next((file.requires_python for file in group if file.requires_python), None),
             has_wheel=bool(wheels),
             pythons=_pythons(wheels),
         )
@@ -365,7 +377,7 @@ def _folder(place: str) -> Path:
     return folder
 
 
-def _fetched_page(url: str, package: str, timeout: tuple[float, float]) -> tuple[DistributionPackage, ...]:
+def _fetched_page(url: str, package: str, timeout: tuple[float, float]) -> tuple[IndexFile, ...]:
     """Return the files of a package on a web page, in HTML (PEP 503) or JSON (PEP 691).
 
     Raises:
@@ -426,26 +438,30 @@ def _body(answer: requests.Response, limit: int) -> bytes | None:
     return bytes(content)
 
 
-def _files_on(package: str, entries: Iterable[Mapping[str, Any]]) -> tuple[DistributionPackage, ...]:
+def _files_on(package: str, entries: Iterable[Mapping[str, Any]]) -> tuple[IndexFile, ...]:
     """Return the wheels and source distributions of a package among the entries of a page.
 
     Args:
         package: Name of the package. Files of other packages, which some pages list too, are left out.
         entries: Files in the format of PEP 691; only `filename` is required.
-    """
-    from pypi_simple import DistributionPackage
 
+    Raises:
+        ValueError: The time of an upload is not one.
+    """
     files = []
     for entry in entries:
-        if len(entry["filename"]) > MAX_FILENAME:
+        filename = entry["filename"]
+        if len(filename) > MAX_FILENAME or (version := version_in(filename, package)) is None:
             continue
-        # An empty text means that it is not known; of `yanked`, that no reason is given.
-        facts = {key: entry[key] for key in _USED if entry.get(key) is not None}
-        facts = {key: value for key, value in facts.items() if value != "" or key == "yanked"}
-        file = DistributionPackage.from_json_data({"url": "", "hashes": {}, **facts}, package)
-        is_own = canonicalize_name(file.project or "") == canonicalize_name(package)
-        if is_own and file.package_type in ("wheel", "sdist"):
-            files.append(file)
+        uploaded = entry.get("upload-time")
+        file = IndexFile(
+            filename,
+            version,
+            yanked=entry.get("yanked", False) not in (False, None),  # a text is the reason, and may be empty
+            requires_python=entry.get("requires-python") or None,
+            uploaded=_utc(datetime.fromisoformat(uploaded)) if uploaded else None,
+        )
+        files.append(file)
     return tuple(files)
 
 
@@ -453,7 +469,8 @@ def _utc(moment: datetime) -> datetime:
     return moment.replace(tzinfo=UTC) if moment.tzinfo is None else moment.astimezone(UTC)
 
 
-def _html_files(package: str, page: bytes, charset: str | None) -> tuple[DistributionPackage, ...]:
+def _html_files(package: str, page: bytes, charset: str | None) -> tuple[IndexFile, ...]:
+    # Imported here because it takes 0.1 s, and most indexes answer with JSON.
     from pypi_simple import RepositoryPage, UnsupportedRepoVersionError
 
     try:

@@ -330,7 +330,7 @@ def _undated(package: str, index: str) -> frozenset[str]:
     """Return the names of a package's files for which an index states no upload date."""
     with contextlib.suppress(PackageNotFoundError, IndexUnavailableError):
         files = PypiCatalogue().files(package, index=index)
-        return frozenset(file.filename for file in files if file.upload_time is None)
+        return frozenset(file.filename for file in files if file.uploaded is None)
     return frozenset()
 
 

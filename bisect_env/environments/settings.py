@@ -352,7 +352,7 @@ _Names = Annotated[
 ]
 
 
-class CondaConfig(BaseModel, frozen=True, coerce_numbers_to_str=True):
+class CondaConfig(BaseModel, frozen=True, coerce_numbers_to_str=True, defer_build=True):
     """The settings in conda's configuration that determine the URLs of channels.
 
     Attributes:

@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 
 from packaging import tags
+from packaging.utils import canonicalize_name
 
 from bisect_env.environments.interpreters import Interpreter
 
@@ -16,6 +17,8 @@ Ranks = Mapping[tags.Tag, int]
 
 MAX_FILENAME = 255
 """Longest file name in bytes that file systems support. Longer names on an index are ignored."""
+_SOURCES = (".tar.gz", ".zip", ".tar.bz2", ".tgz", ".tar.xz", ".tar.z", ".tar")
+"""Endings of the names of source distributions, in lower case."""
 _INTERPRETER = re.compile(r"(?:cp|py)(\d)(\d+)?")
 _LAST_MINOR = 30
 """Highest minor version of Python 3 assumed for wheels that support all later versions, too."""
@@ -93,6 +96,25 @@ def pythons_of(filename: str) -> frozenset[str] | None:
         last = _LAST_MINOR if tag.abi == "abi3" or tag.interpreter.startswith("py") else minor
         found |= {f"{major}.{n}" for n in range(minor, last + 1)}
     return frozenset(found)
+
+
+def version_in(filename: str, package: str) -> str | None:
+    """Return the version in the name of a wheel or source distribution of a package.
+
+    The version may be invalid under PEP 440. Return None if the file is neither, or of another package.
+    """
+    name = canonicalize_name(package)
+    if filename.endswith(".whl"):
+        project, _, rest = filename.partition("-")
+        is_own = canonicalize_name(project) == name and _split(filename) is not None
+        return rest.partition("-")[0] if is_own else None
+    ending = next((ending for ending in _SOURCES if filename.lower().endswith(ending)), None)
+    if ending is None:
+        return None
+    # The name of the package may contain hyphens, and so may an invalid version.
+    parts = filename[: -len(ending)].split("-")
+    cuts = (cut for cut in range(1, len(parts)) if canonicalize_name("-".join(parts[:cut])) == name)
+    return next(("-".join(parts[cut:]) for cut in cuts), None)
 
 
 def _split(filename: str) -> tuple[tuple[int, str], frozenset[tags.Tag]] | None:

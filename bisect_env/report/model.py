@@ -28,7 +28,9 @@ from bisect_env.trials.records import Machine
 class Frozen(BaseModel):
     """The base class of every part of a report."""
 
-    model_config = ConfigDict(frozen=True, extra="ignore", populate_by_name=True, serialize_by_alias=True)
+    model_config = ConfigDict(
+        frozen=True, extra="ignore", populate_by_name=True, serialize_by_alias=True, defer_build=True
+    )
 
 
 class DifferenceReport(Frozen):

@@ -8,6 +8,7 @@ from typing import Any
 
 from pydantic import AwareDatetime
 from sqlalchemy import (
+    DDL,
     JSON,
     BigInteger,
     Column,
@@ -16,6 +17,7 @@ from sqlalchemy import (
     MetaData,
     Text,
     UniqueConstraint,
+    event,
     text,
 )
 from sqlmodel import Field, SQLModel
@@ -105,7 +107,6 @@ class CombinationRow(_Table, table=True):
     __table_args__ = (
         UniqueConstraint("study_id", "key", name="uq_combinations_study_id_key").ddl_if("sqlite"),
         Index("uq_combinations_study_id_md5", "study_id", text("md5(key)"), unique=True).ddl_if("postgresql"),
-        Index("ix_combinations_key", "key", postgresql_using="hash").ddl_if("postgresql"),
     )
     id: int | None = Field(default=None, primary_key=True)
     study_id: str = Field(foreign_key="studies.id")
@@ -113,6 +114,16 @@ class CombinationRow(_Table, table=True):
     status: str
     lock_hash: str | None = Field(default=None, foreign_key="locks.content_hash", index=True)
     reason: str = Field(sa_type=Text)
+
+
+# As an `Index`, it would import all of SQLAlchemy's dialect, without which SQLite does.
+event.listen(
+    CombinationRow.metadata.tables["combinations"],
+    "after_create",
+    DDL("CREATE INDEX ix_combinations_key ON %(fullname)s USING hash (key)").execute_if(  # type: ignore[no-untyped-call]
+        dialect="postgresql"
+    ),
+)
 
 
 class TrialRow(_Table, table=True):

@@ -115,3 +115,24 @@ def test_platform_fit():
     assert not fits_platform("a-1-cp311-cp311-win_amd64.whl", LINUX)
     assert not fits_platform("a-1.tar.gz", LINUX)
     assert host_platforms()
+
+
+@pytest.mark.parametrize(
+    ("name", "package", "version"),
+    [
+        ("Foo_Bar-1.0-py3-none-any.whl", "foo-bar", "1.0"),
+        ("foo_bar-1.0-2-py3-none-any.whl", "foo-bar", "1.0"),
+        ("foo-bar-1.0.tar.gz", "foo-bar", "1.0"),
+        ("zope.interface-5.0.zip", "zope-interface", "5.0"),
+        ("foo-1.0-beta.tar.bz2", "foo", "1.0-beta"),
+        ("foo-1.0.tgz", "foo", "1.0"),
+        # Files of another package, other kinds of files, and a name without a version.
+        ("foo_bar_baz-1.0-py3-none-any.whl", "foo-bar", None),
+        ("foo-bar.tar.gz", "foo-bar", None),
+        ("foo-1.0-py2.7.egg", "foo", None),
+        ("foo-1.0.exe", "foo", None),
+        ("foo-1.0-py3.whl", "foo", None),
+    ],
+)
+def test_the_version_in_a_file_name(name, package, version):
+    assert version_in(name, package) == version
