@@ -8,7 +8,14 @@ from hypothesis import strategies as st
 from packaging import tags
 
 from bisect_env.environments.interpreters import Interpreter
-from bisect_env.environments.wheels import choose_wheel, fits_platform, host_platforms, pythons_of, tag_ranks
+from bisect_env.environments.wheels import (
+    choose_wheel,
+    fits_platform,
+    host_platforms,
+    pythons_of,
+    tag_ranks,
+    version_in,
+)
 
 LINUX = (
     "linux_x86_64",
