@@ -194,8 +194,11 @@ def loop(
 
 
 def _environment(cache: Path) -> dict[str, str]:
+    # uv reads no settings of pip, and `bisect-env` does: without them, both ask the same places.
+    own = {name: value for name, value in os.environ.items() if not name.startswith("PIP_")}
     # The loop's uv is the one that comes with us.
-    return dict(os.environ) | {"PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"}
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    return own | {"PATH": path, "PIP_CONFIG_FILE": os.devnull}
 
 
 def versions_of(path: Path, cache: Path) -> list[str]:
