@@ -25,10 +25,12 @@ class Origin(AnswerPart):
 
 def origins_text(origins: Sequence[Origin]) -> str:
     """Return a phrase about reused trials, such as `30 by ann on box-1 in study 0a1b2c3d (quickstart)`."""
-    told = [
+    parts = [
         f"{one.trials} by {one.user or 'somebody'} on {one.host or 'some host'} "
         f"in study {one.study_id[:_SHORT_ID]} ({one.study})"
         for one in origins
     ]
     rest = how_many(sum(one.trials for one in origins[_SHOWN:]), "trial")
-    return ", ".join(first_few(told, _SHOWN, one=f"more study with {rest}", many=f"more studies with {rest}"))
+    return ", ".join(
+        first_few(parts, _SHOWN, one=f"more study with {rest}", many=f"more studies with {rest}")
+    )

@@ -134,12 +134,12 @@ def requirements_in_words(
         exclude += [
             {"when": {**only, its.name: outside}} for outside in _outside(one.low or 0, one.high or 0, its)
         ]
-    told = {
+    fields = {
         "sentence": f"{mine.name} {enumerated([clause.strip() for clause in clauses])}",
         "constraints": constraints,
         "exclude": exclude,
     }
-    return Compatibility.model_validate(told)
+    return Compatibility.model_validate(fields)
 
 
 def _of_one(grid: Grid, axis: int, bad: NDArray[np.bool_]) -> dict[str, Any]:

@@ -287,8 +287,8 @@ def _history(verdict: VerdictDocument, axis: str, kinds: AxesByName, probably: s
         if boundary.axis == axis and {bad, good} <= set(values):
             fixed = values.index(good) > values.index(bad)
             changes.append((values.index(good), f"fixed in {good}" if fixed else f"last good {good}"))
-    told = f" ({', '.join(text for _, text in sorted(changes))})" if changes else ""
-    return f"{axis} is {probably}broken {_in_words(spans, values)}{told}"
+    notes = f" ({', '.join(text for _, text in sorted(changes))})" if changes else ""
+    return f"{axis} is {probably}broken {_in_words(spans, values)}{notes}"
 
 
 def _window(verdict: VerdictDocument, axis: str, kinds: AxesByName, probably: str) -> str:
@@ -299,20 +299,20 @@ def _window(verdict: VerdictDocument, axis: str, kinds: AxesByName, probably: st
     values = kinds[axis].values
     if not {span[0], span[-1], good} <= set(values):
         return f"{axis} is {probably}broken {_in_words([(span[0], span[-1])], ('',))} (last good {good})"
-    first, last, told = span[0], span[-1], []
+    first, last, notes = span[0], span[-1], []
     for one in verdict.boundaries or (NeighbourPair(axis=axis, bad={axis: bad}, good={axis: good}),):
         bad, good = ((side or {}).get(axis, "?") for side in (one.bad, one.good))
         if one.axis != axis or not {bad, good} <= set(values):
             continue
         if values.index(good) < values.index(bad):
             first = bad
-            told.append((0, f"last good {good}"))
+            notes.append((0, f"last good {good}"))
         else:
             last = bad
             # In a large matrix, versions between the two may be left that nobody tried.
             apart = values.index(good) - values.index(bad) - 1
-            told.append((1, f"fixed in {good}{'' if apart == len(one.between) else ' or before'}"))
-    sides = ", ".join(text for _, text in sorted(told))
+            notes.append((1, f"fixed in {good}{'' if apart == len(one.between) else ' or before'}"))
+    sides = ", ".join(text for _, text in sorted(notes))
     return f"{axis} is {probably}broken {_in_words([(first, last)], values)} ({sides})"
 
 

@@ -178,8 +178,8 @@ def _commit(
         ) from None
     whole = report
     if report.commit is not None:
-        told = {"study": report.study.id, "sentence": report.sentence}
-        whole = with_chapter(study.id, COMMIT, report.commit.model_copy(update=told), where.db)
+        fields = {"study": report.study.id, "sentence": report.sentence}
+        whole = with_chapter(study.id, COMMIT, report.commit.model_copy(update=fields), where.db)
     print_answer(whole, shown)
     raise typer.Exit(exit_code(report))
 

@@ -203,11 +203,11 @@ def describe(event: events.Event) -> str | None:
             again = f", going on after {how_many(resumed, 'trial')}" if resumed else ""
             return f"study {study_id} ({name}){again}"
         case events.Reused(trials, origins):
-            so_far, told = sum(origin.trials for origin in origins), origins_text(origins)
+            so_far, sources = sum(origin.trials for origin in origins), origins_text(origins)
             if so_far > trials:
-                return f"{how_many(trials, 'more trial')} measured before, {so_far} by now ({told})"
+                return f"{how_many(trials, 'more trial')} measured before, {so_far} by now ({sources})"
             were = "that was" if trials == 1 else "that were"
-            return f"starts from {how_many(trials, 'trial')} {were} measured before ({told})"
+            return f"starts from {how_many(trials, 'trial')} {were} measured before ({sources})"
         case events.Locked():
             without = f", {event.unsolvable} without a solution" if event.unsolvable else ""
             out = f", {event.excluded} excluded" if event.excluded else ""

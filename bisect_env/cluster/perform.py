@@ -22,7 +22,7 @@ from bisect_env.cluster.protocol import (
 from bisect_env.environments.integrity import changes_of, look, state_of
 from bisect_env.environments.lock import Lock, UnbuildableError
 from bisect_env.environments.prefix import NoPrefixError, Prefix
-from bisect_env.environments.progress import told_to
+from bisect_env.environments.progress import listening
 from bisect_env.environments.validation import cuda_majors, provided_to_pypi
 from bisect_env.errors import BisectEnvError, InterpreterNotFoundError
 from bisect_env.trials.harness_marks import LockedDistribution
@@ -180,7 +180,7 @@ def prepare(
     """
     lock_hash = request.lock.content_hash
     try:
-        with told_to(lambda step: tell(PrefixProgress(lock_hash, step))):
+        with listening(lambda step: tell(PrefixProgress(lock_hash, step))):
             prefix = build(request.lock, allow_source=request.allow_source, existing=request.look)
             state = prefix.state
             if request.look and state and not look(prefix.path, state):

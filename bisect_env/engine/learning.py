@@ -1,7 +1,7 @@
 """Keeps the state and the plan of a study in step with its database, and records what trials did.
 
-A trial is committed to the database before the plan is told of it, so that `kill -9` at any instant loses
-nothing but trials that were still running. To resume a study, its stored trials are told to the plan.
+A trial is committed to the database before the plan learns of it, so that `kill -9` at any instant loses
+nothing but trials that were still running. To resume a study, its stored trials are passed to the plan.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ class Learner:
             NoEnvironmentError: A stated end, or every combination, is known to have no environment.
         """
         # A combination may have been found to have no solution before the study was open. It is in no group
-        # then if all were locked, but a stated end must be told even so.
+        # then if all were locked, but a stated end must be reported even so.
         ends = (self.grid.good, self.grid.bad)
         for refused in [one for one in self._prepared.unsolvable if one in self.state.members or one in ends]:
             self._apply_findings(self.state.locked(refused))

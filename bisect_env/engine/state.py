@@ -32,7 +32,7 @@ OTHER_PER_COUNTED, OTHER_MANY = 4.0, 20
 """Number of failures of another kind per counted trial above which a combination is excluded; and the number
 of such failures from which on this applies."""
 LOSSES_FOR_FINDING = 3
-"""Number of hosts lost during trials of one combination after which the user is told."""
+"""Number of hosts lost during trials of one combination after which a warning is shown."""
 HOST_PROGRAM = "allow_host:"
 """Part of the message about a program of the host that may not be run. It does not depend on the
 combination."""

@@ -25,7 +25,7 @@ from bisect_env.environments.cache import Lease, hold, lock_or_fail, lock_path
 from bisect_env.environments.download import sha256_of
 from bisect_env.environments.interpreters import Interpreter
 from bisect_env.environments.lock import BuildLimit, UnbuildableError
-from bisect_env.environments.progress import tell_waiting
+from bisect_env.environments.progress import report_waiting
 from bisect_env.environments.repository import Repository
 from bisect_env.environments.request import CommitSource
 from bisect_env.environments.uv_tool import Uv, is_transient
@@ -161,7 +161,7 @@ class CommitBuilder:
         try:
             lock, patience = lock_path(place), 2 * source.build.time_limit + 60
             why = "another process has been building this commit"
-            with lock_or_fail(lock, why, timeout=patience, on_wait=tell_waiting):
+            with lock_or_fail(lock, why, timeout=patience, on_wait=report_waiting):
                 # Another process may have built it while we waited.
                 return _kept(place) or self._build(source, interpreter, place)
         except UnbuildableError as error:
@@ -399,21 +399,21 @@ def _failed(finished: Finished, source: CommitSource) -> UnbuildableError:
     # Drop uv's own lines after the build back end's output; they only help users who run uv themselves.
     own = next((i for i, line in enumerate(lines) if i and line.startswith(_OF_UV)), len(lines))
     lines = lines[:own]
-    told = "\n".join(lines[-LOG_LINES:])
+    tail = "\n".join(lines[-LOG_LINES:])
     if finished.timed_out:
-        text = f"the build of {short} took longer than {source.build.time_limit:.0f} s:\n{told}"
+        text = f"the build of {short} took longer than {source.build.time_limit:.0f} s:\n{tail}"
         return UnbuildableError(text, transient=False)
     if finished.returncode < 0:
-        text = f"the build of {short} was killed by signal {-finished.returncode}:\n{told}"
+        text = f"the build of {short} was killed by signal {-finished.returncode}:\n{tail}"
         return UnbuildableError(text, transient=True)
     words = "\n".join(lines)
     if missing := _NO_COMPILER.search(words):
         # A missing compiler is a problem of this host; another host may be able to build the commit.
         lacking = missing[1] or "compiler"
-        text = f"the build of {short} failed (this host has no {lacking}):\n{told}"
+        text = f"the build of {short} failed (this host has no {lacking}):\n{tail}"
         return UnbuildableError(text, transient=True)
     transient = is_transient(words) and not (source.build.memory and "Cannot allocate memory" in words)
     why = ""
     if "missing an upload date" in words:
         why = " (the index gives no upload dates, so that nobody knows what is as old as the commit)"
-    return UnbuildableError(f"the build of {short} failed{why}:\n{told}", transient=transient)
+    return UnbuildableError(f"the build of {short} failed{why}:\n{tail}", transient=transient)

@@ -219,7 +219,7 @@ class _Builder:
         patience, lock = 2 * self.timeout, lock_path(self.final)
         why = f"another process has been building this prefix for {patience:.0f} s"
         # The installer inherits the lock, which thus stays held until the installer has ended, too.
-        with lock_or_fail(lock, why, timeout=patience, on_wait=progress.tell_waiting) as self._held:
+        with lock_or_fail(lock, why, timeout=patience, on_wait=progress.report_waiting) as self._held:
             # Another process may have built it while we waited.
             if (prefix := self.existing()) is not None:
                 return prefix
@@ -269,7 +269,7 @@ class _Builder:
             with lock_or_fail(lock, "the cache is being emptied", timeout=self.timeout, exclusive=False):
                 take_away(self.cache, self.final)
                 self._install_all(interpreter)
-                progress.tell(progress.BuildStep("checking"))
+                progress.report_step(progress.BuildStep("checking"))
                 changed = integrity.changed_archives(self.final, self.cache)
             if not changed:
                 return

@@ -42,7 +42,7 @@ _listener: ContextVar[Listener | None] = ContextVar("_listener", default=None)
 
 
 @contextlib.contextmanager
-def told_to(listener: Listener | None) -> Iterator[None]:
+def listening(listener: Listener | None) -> Iterator[None]:
     """Report the progress of builds inside the `with` block to the function `listener`."""
     token = _listener.set(listener)
     try:
@@ -51,15 +51,15 @@ def told_to(listener: Listener | None) -> Iterator[None]:
         _listener.reset(token)
 
 
-def tell(step: BuildStep) -> None:
-    """Report a build step to the listener that `told_to` has set, if there is one."""
+def report_step(step: BuildStep) -> None:
+    """Report a build step to the listener that `listening` has set, if there is one."""
     if (listener := _listener.get()) is not None:
         listener(step)
 
 
-def tell_waiting() -> None:
+def report_waiting() -> None:
     """Report that the build waits for another process, which builds the same environment or commit."""
-    tell(BuildStep("waiting"))
+    report_step(BuildStep("waiting"))
 
 
 class Archives:
@@ -98,7 +98,7 @@ class Archives:
         # Name the largest unfinished archive, since it takes the most time.
         name = max(self._waiting, key=lambda name: self._sizes[name], default="")
         shown = f"{name} {self._versions.get(name, '')}".strip()
-        tell(BuildStep(self._what, shown, done, total))
+        report_step(BuildStep(self._what, shown, done, total))
 
     def _check_room(self, left: int) -> None:
         free = shutil.disk_usage(self._folder).free

@@ -263,14 +263,14 @@ def _posterior(
         index = grid.find(state.combination)
         if state.status not in _CAN_RUN and index in groups:
             search.set_aside(index)
-    told = []
+    results = []
     for trial in trials:
         index = grid.find(trial.combination)
         if index in groups and trial.evidence in _COUNTED:
-            told.append((groups[index], trial.evidence is Evidence.BAD))
-    if not told:
+            results.append((groups[index], trial.evidence is Evidence.BAD))
+    if not results:
         return PosteriorReport()
-    seen = trace(search, told, points=POINTS, answers=ANSWERS)
+    seen = trace(search, results, points=POINTS, answers=ANSWERS)
     return PosteriorReport(
         answers=tuple(_answer(hypothesis, grid) for hypothesis in seen.answers),
         points=tuple(

@@ -26,7 +26,7 @@ from bisect_env.matrix.versions import between
 from bisect_env.report.model import EffectReport, FailureReport, StabilityReport
 from bisect_env.report.words import quoted
 from bisect_env.search.numeric import clopper_pearson
-from bisect_env.search.stability import Effect, Told, drift, host_effect
+from bisect_env.search.stability import Effect, TrialResult, drift, host_effect
 from bisect_env.storage.entries import StoredTrial, counts_of
 from bisect_env.trials.records import Evidence, Outcome
 
@@ -46,7 +46,7 @@ def stability(trials: Sequence[StoredTrial]) -> StabilityReport:
         trials: All trials of a study, in the order of recording.
     """
     counted = [t for t in trials if t.evidence in (Evidence.GOOD, Evidence.BAD)]
-    by_host = [Told(t.combination.key, t.evidence is Evidence.BAD, t.host) for t in counted]
+    by_host = [TrialResult(t.combination.key, t.evidence is Evidence.BAD, t.host) for t in counted]
     by_gpu = [replace(one, host=t.gpu) for one, t in zip(by_host, counted, strict=True) if t.gpu]
     return StabilityReport(
         drift=_reported(drift(by_host)),
@@ -399,8 +399,8 @@ def _medians(axes: Sequence[AxisInfo], trials: Sequence[StoredTrial]) -> list[st
             continue
         fast, slow = (pick(known, key=lambda value: median(known[value])) for pick in (min, max))
         if min(known[slow]) > max(known[fast]) and median(known[slow]) > _SLOWER * median(known[fast]):
-            told = (f"{axis.name} {value} takes {duration(median(known[value]))}" for value in (fast, slow))
-            texts.append(", ".join(told))
+            both = (f"{axis.name} {value} takes {duration(median(known[value]))}" for value in (fast, slow))
+            texts.append(", ".join(both))
     return texts
 
 

@@ -124,7 +124,7 @@ def _pages() -> Environment:
         change=words.change,
         between=words.between,
         readable=readable,
-        told_commit=words.commit,
+        commit_rows=words.commit,
         diffstat=lambda found: words.diffstat(found, 200),
         cell_note=cell_note,
         is_address=_is_address,
@@ -159,8 +159,8 @@ def _listed(report: Report) -> list[CombinationReport]:
     if len(report.combinations) <= LISTED:
         return list(report.combinations)
     # Tried combinations come first, so that none of them is left out for one that cannot be run.
-    told = [place for place, one in enumerate(report.combinations) if one.outcomes or not one.is_runnable]
-    kept = sorted(told, key=lambda place: not report.combinations[place].outcomes)[:LISTED]
+    places = [place for place, one in enumerate(report.combinations) if one.outcomes or not one.is_runnable]
+    kept = sorted(places, key=lambda place: not report.combinations[place].outcomes)[:LISTED]
     return [report.combinations[place] for place in sorted(kept)]
 
 

@@ -125,10 +125,10 @@ def _slice(grid: words.MatrixGrid, one: words.GridSlice) -> Iterator[str]:
 
 
 def _requirements(report: Report) -> Iterator[str]:
-    if told := words.constraints(report):
+    if rows := words.constraints(report):
         yield "Requirements:\n"
         lines = []
-        for when, needs in told:
+        for when, needs in rows:
             lines += [f"# {when}"] * bool(when) + needs
         yield from fenced(lines, "text")
         yield ""

@@ -140,8 +140,8 @@ def _parts(report: Report) -> Iterator[RenderableType]:
 
 def _tables(report: Report, lines: Rows) -> Iterator[RenderableType]:
     """Yield the compatibility tables of `bisect-env map`; for other studies, one table of the given rows."""
-    if told := list(words.table_lines(report)):
-        yield Text("\n" + "\n".join(told))
+    if table := list(words.table_lines(report)):
+        yield Text("\n" + "\n".join(table))
         yield from _requirements(report)
     elif lines.shown:
         yield Text()

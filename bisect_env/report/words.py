@@ -452,8 +452,8 @@ def note(row: Row, report: Report) -> str:
         parts.append(first.status)
     else:
         untried = "not tried" if not any(m.other or m.skip for m in row.members) else "nothing counted"
-        told = "" if row.counted else untried
-        parts.append(f"{first.verdict} ({told})" if first.verdict and told else first.verdict or told)
+        remark = "" if row.counted else untried
+        parts.append(f"{first.verdict} ({remark})" if first.verdict and remark else first.verdict or remark)
     if other := sum(m.other for m in row.members if m.same_as is None):
         parts.append(f"{other} failed otherwise")
     if len(row.members) > 1:
@@ -511,19 +511,19 @@ def described(failure: FailureReport) -> str:
 def change(one: PackageChange) -> tuple[str, str, str, str]:
     """Return the name, old version and new version of a changed package, and a note on other changes."""
     old, new = one.before, one.after
-    told = []
+    parts = []
     if old is not None and new is not None:
         if old.manager != new.manager:
-            told.append(f"{old.manager or 'interpreter'} → {new.manager or 'interpreter'}")
+            parts.append(f"{old.manager or 'interpreter'} → {new.manager or 'interpreter'}")
         if old.source != new.source:
-            told.append(f"{old.source} → {new.source}")
+            parts.append(f"{old.source} → {new.source}")
         elif one.kind == "rebuilt" and new.url.startswith("git+"):
-            told.append("built from another commit")
+            parts.append("built from another commit")
         elif one.kind == "rebuilt":
-            told.append(f"same version, another archive ({old.sha256[:12]} → {new.sha256[:12]})")
+            parts.append(f"same version, another archive ({old.sha256[:12]} → {new.sha256[:12]})")
     elif (only := new or old) is not None:
-        told.append(" ".join(word for word in (one.kind, only.source and f"({only.source})") if word))
-    return clean(one.name), _version(old), _version(new), clean(", ".join(told))
+        parts.append(" ".join(word for word in (one.kind, only.source and f"({only.source})") if word))
+    return clean(one.name), _version(old), _version(new), clean(", ".join(parts))
 
 
 def _version(state: LockedPackage | None) -> str:
@@ -539,8 +539,8 @@ def trace(report: Report) -> str:
     if not points or not report.posterior.answers:
         return ""
     chosen = [points[i] for i in sorted({round(k * (len(points) - 1) / 5) for k in range(6)})]
-    told = ", ".join(f"{probability(p.probabilities[0])} after {p.trials}" for p in chosen)
-    return f"{clean(report.posterior.answers[0].label)}: probability {told} trials"
+    path = ", ".join(f"{probability(p.probabilities[0])} after {p.trials}" for p in chosen)
+    return f"{clean(report.posterior.answers[0].label)}: probability {path} trials"
 
 
 def timing(report: Report) -> str:

@@ -92,9 +92,9 @@ class NextTrials:
     def are_worth(self, share: float) -> bool:
         """Return whether the best allowed trial gives at least `share` of the information of the best one."""
         cells = self._candidates(self.known.can_run)
-        told = Choice(self.known.belief, cells).information()
-        among = told[self.allowed[cells]]
-        return bool(len(among)) and bool(among.max() >= share * told.max())
+        information = Choice(self.known.belief, cells).information()
+        among = information[self.allowed[cells]]
+        return bool(len(among)) and bool(among.max() >= share * information.max())
 
     @cached_property
     def _trials(self) -> NDArray[np.int64]:

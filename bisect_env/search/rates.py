@@ -211,8 +211,8 @@ def _floors(min_rate: float, p0: FloatArray) -> FloatArray:
     enough = -np.log1p(-min_rate)
 
     def lacks(background: float, rate: float) -> float:
-        told = relative_entropy(background, rate) + relative_entropy(1.0 - background, 1.0 - rate)
-        return float(told - enough)
+        information = relative_entropy(background, rate) + relative_entropy(1.0 - background, 1.0 - rate)
+        return float(information - enough)
 
     floors = np.array([root(partial(lacks, background), background, 1.0 - 1e-12) for background in p0[1:]])
     octaves = np.round(np.log2(np.maximum(floors, 2.0 * p0[1:]) / min_rate))

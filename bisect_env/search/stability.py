@@ -41,7 +41,7 @@ _MOMENTS = (0.25, 0.5, 0.75)
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
+class TrialResult:
     """The result of one counted trial: its combination, whether it failed, and its host.
 
     Sequences of these are in the order in which the trials ended.
@@ -82,41 +82,41 @@ class Effect:
         return self.bayes_factor >= NOTEWORTHY
 
 
-def host_effect(told: Sequence[Told]) -> Effect | None:
+def host_effect(results: Sequence[TrialResult]) -> Effect | None:
     """Compare the failure rates of each host and all other hosts, and return the strongest effect.
 
     Returns None if there are fewer than two hosts.
     """
-    hosts = sorted({t.host for t in told})
+    hosts = sorted({t.host for t in results})
     if len(hosts) < 2:
         return None
-    return _strongest([(host, _part(told, [one.host == host for one in told])) for host in hosts])
+    return _strongest([(host, _part(results, [one.host == host for one in results])) for host in hosts])
 
 
-def drift(told: Sequence[Told]) -> Effect | None:
+def drift(results: Sequence[TrialResult]) -> Effect | None:
     """Compare the failure rates before and after each of three moments, and return the strongest effect.
 
     The moments are after a quarter, half and three quarters of all trials. Returns None if there are fewer
     than four trials.
     """
-    if len(told) < len(_MOMENTS) + 1:
+    if len(results) < len(_MOMENTS) + 1:
         return None
     parts = []
     for moment in _MOMENTS:
-        start = round(moment * len(told))
-        parts.append((f"{moment:g}", _part(told, [place >= start for place in range(len(told))])))
+        start = round(moment * len(results))
+        parts.append((f"{moment:g}", _part(results, [place >= start for place in range(len(results))])))
     return _strongest(parts)
 
 
 _Table = Counter[tuple[Hashable, bool, bool]]
 
 
-def _part(told: Sequence[Told], inside: Sequence[bool]) -> _Table:
+def _part(results: Sequence[TrialResult], inside: Sequence[bool]) -> _Table:
     """Count the trials inside and outside a part, separately for each combination and result.
 
     The keys are (combination, whether in the part, whether it failed).
     """
-    return Counter((one.cell, there, one.hit) for one, there in zip(told, inside, strict=True))
+    return Counter((one.cell, there, one.hit) for one, there in zip(results, inside, strict=True))
 
 
 def _strongest(parts: Sequence[tuple[str, _Table]]) -> Effect:

@@ -19,14 +19,14 @@ class Tallies:
 
     Attributes:
         groups: As above.
-        told: (failures, counted trials) of each group that was tried, by its representative.
+        per_group: (failures, counted trials) of each group that was tried, by its representative.
         aside: Representatives of the groups that are excluded from further trials. Their earlier trials, and
             trials that were already running, still count.
     """
 
     def __init__(self, groups: Mapping[Index, Index]) -> None:
         self.groups = groups
-        self.told: dict[Index, tuple[int, int]] = {}
+        self.per_group: dict[Index, tuple[int, int]] = {}
         self.aside: set[Index] = set()
 
     def add(self, index: Index, hits: int, trials: int) -> None:
@@ -37,8 +37,8 @@ class Tallies:
         """
         if trials:
             cell = self.representative(index)
-            before = self.told.get(cell, (0, 0))
-            self.told[cell] = (before[0] + hits, before[1] + trials)
+            before = self.per_group.get(cell, (0, 0))
+            self.per_group[cell] = (before[0] + hits, before[1] + trials)
 
     def set_aside(self, index: Index) -> None:
         """Exclude a combination, and all equivalent ones, from further trials.
@@ -69,12 +69,12 @@ class Tallies:
         Raises:
             ValueError: The combination could not be run when the search began.
         """
-        return self.told.get(self.representative(index), (0, 0))
+        return self.per_group.get(self.representative(index), (0, 0))
 
     @property
     def trials(self) -> int:
         """Return the number of counted trials so far."""
-        return sum(trials for _, trials in self.told.values())
+        return sum(trials for _, trials in self.per_group.values())
 
     def by_group(self, numbers: Mapping[Index, int]) -> dict[Index, int]:
         """Add up `numbers` within each group of equivalent combinations that can still be run.
@@ -98,7 +98,7 @@ class Tallies:
             position: The place of each group in the arrays, by its representative.
         """
         hits, trials = np.zeros((2, len(position)), dtype=np.int64)
-        for cell, (failed, of) in self.told.items():
+        for cell, (failed, of) in self.per_group.items():
             if (place := position.get(cell)) is not None:
                 hits[place], trials[place] = failed, of
         return hits, trials

@@ -30,7 +30,7 @@ class Trace:
     probabilities: FloatArray
 
 
-def trace(search: StudySearch, told: Sequence[tuple[Index, bool]], *, points: int, answers: int) -> Trace:
+def trace(search: StudySearch, results: Sequence[tuple[Index, bool]], *, points: int, answers: int) -> Trace:
     """Replay trials in a new search and record how the probabilities of its answers change.
 
     Verdicts at different points list different answers. Answers are matched by the combinations that they
@@ -38,13 +38,13 @@ def trace(search: StudySearch, told: Sequence[tuple[Index, bool]], *, points: in
 
     Args:
         search: A search without trials from which combinations were already excluded (`set_aside`).
-        told: Pairs (combination, whether the trial showed the target failure), in the order of the trials.
+        results: Pairs (combination, whether the trial showed the target failure), in the order of the trials.
         points: Maximum number of points.
         answers: Maximum number of answers to record.
     """
     moments = [_probabilities(search)]
-    looks = _looks(len(told), points)
-    for number, (index, hit) in enumerate(told, start=1):
+    looks = _looks(len(results), points)
+    for number, (index, hit) in enumerate(results, start=1):
         search.tell(index, hit=hit)
         if number in looks:
             moments.append(_probabilities(search))

@@ -25,7 +25,7 @@ from bisect_env.environments.interpreters import Interpreter, machine_interprete
 from bisect_env.environments.lock import BuildLimit, Lock, LockedPackage, UnbuildableError, UnsolvableError
 from bisect_env.environments.lockfiles import make_lock, parse_lock, requirements_text
 from bisect_env.environments.prefix import Prefix, ensure_prefix
-from bisect_env.environments.progress import told_to
+from bisect_env.environments.progress import listening
 from bisect_env.environments.provider import Environments
 from bisect_env.environments.repository import Repository
 from bisect_env.environments.request import CommitRecipe, CommitSource, EnvironmentRequest
@@ -308,7 +308,7 @@ def test_a_wheel_stays_while_its_environment_waits_to_be_built(
         waiting = threading.Event()
 
         def build() -> Prefix:
-            with told_to(lambda step: waiting.set() if step.what == "waiting" else None):
+            with listening(lambda step: waiting.set() if step.what == "waiting" else None):
                 return ensure_prefix(made, cache_dir=cache)
 
         built = pool.submit(build)

@@ -24,7 +24,7 @@ from bisect_env.environments.interpreters import machine_interpreters
 from bisect_env.environments.lock import LockedPackage, UnbuildableError
 from bisect_env.environments.lockfiles import make_lock
 from bisect_env.environments.prefix import ensure_prefix
-from bisect_env.environments.progress import told_to
+from bisect_env.environments.progress import listening
 from bisect_env.environments.provider import Environments
 from bisect_env.environments.request import EnvironmentRequest
 from bisect_env.errors import InfrastructureError
@@ -273,7 +273,7 @@ def test_who_waits_for_the_build_of_another_process_is_told_so(lock, cache, inde
     try:
         wait_for_download(process, index, cache)
         # Without the message the other build would never go on; this one fails then.
-        with told_to(take):
+        with listening(take):
             assert ensure_prefix(lock, cache_dir=cache, timeout=5).build_seconds == 0
     finally:
         released.set()

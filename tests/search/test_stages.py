@@ -262,5 +262,5 @@ def test_what_a_large_lattice_leaves_untested_is_named() -> None:
     (interval,) = search.verdict.untested
     assert interval.axis == 0
     assert interval.length > 50
-    tried = {index[0] for index in search.tallies.told if index[1] == interval.first[1]}
+    tried = {index[0] for index in search.tallies.per_group if index[1] == interval.first[1]}
     assert not any(interval.first[0] <= value <= interval.last[0] for value in tried)
