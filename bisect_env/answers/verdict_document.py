@@ -285,8 +285,9 @@ class VerdictDocument(AnswerPart):
     )
     untested: tuple[UntestedValues, ...] = Field(
         default=(),
-        description="For each ordered culprit axis the longest run of values, on the line through the "
-        "boundary, that the answer calls good or bad without enough trials (`chance` above 0.05).",
+        description="Values that the answer calls good or bad without enough trials (`chance` above 0.05), "
+        "on the lines through the boundary: for each ordered culprit axis the longest run of values, for "
+        "every other axis all runs.",
     )
     certain: bool = Field(
         default=False,

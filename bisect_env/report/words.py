@@ -284,6 +284,8 @@ SIGNATURE_WIDTH = 500
 SHORT_ID = 8
 _REASONS = 3
 """Maximum number of reasons that are quoted for each status."""
+_UNTESTED = 4
+"""Maximum number of intervals without enough trials that are named with the same label and evidence."""
 _STATUS_WORDS = {
     "open": "not ended",
     "finished": "ended",
@@ -360,15 +362,22 @@ def ends(report: Report) -> list[tuple[str, str]]:
 
 def untested(report: Report) -> str:
     """Return a text about versions called good or bad after few or no trials, or "" if there are none."""
-    texts = []
-    for one in report.verdict.untested:
-        axis, trials = one.axis, one.trials
-        first, last = (end.get(axis, "?") for end in (one.first, one.last))
-        called = "bad" if one.called_bad else "good"
-        what = f"{axis} {first if first == last else f'{first}–{last}'} called {called}"
+    verdict = report.verdict
+    by_evidence: dict[tuple[str, str], list[str]] = {}
+    for one in verdict.untested:
+        first, last = (end.get(one.axis, "?") for end in (one.first, one.last))
+        which = f"{one.axis} {first if first == last else f'{first}–{last}'}"
+        if one.axis not in verdict.culprit_axes:
+            # The label does not depend on this axis, but on those to blame.
+            which += f" at {' '.join(f'{axis} {one.first.get(axis)}' for axis in verdict.culprit_axes)}"
         chance = "unknown" if one.chance is None else probability(one.chance)
-        seen = f"{how_many(trials, 'trial')}, no failure; {chance} chance of that if all are bad"
-        texts.append(f"{what} ({seen if trials else 'no trial'})")
+        seen = f"{how_many(one.trials, 'trial')}, no failure; {chance} chance of that if all are bad"
+        key = "bad" if one.called_bad else "good", seen if one.trials else "no trial"
+        by_evidence.setdefault(key, []).append(which)
+    texts = [
+        f"{and_more(names, _UNTESTED)} called {called} ({seen})"
+        for (called, seen), names in by_evidence.items()
+    ]
     return clean(readable("; ".join(texts)))
 
 

@@ -29,6 +29,7 @@ from bisect_env.search.numeric import binomial_at_most, passes_to_exclude
 from bisect_env.search.rate_test import share, upper_bound
 from bisect_env.search.tallies import Tallies
 from bisect_env.search.untested_intervals import checks as interval_checks
+from bisect_env.search.untested_intervals import table_checks
 from bisect_env.search.verdict import Answer, Cleared, further
 
 _MOST_REPEATS = 3
@@ -202,22 +203,23 @@ def untested_checks(best: Answer, grid: Grid, tallies: Tallies) -> list[Check]:
     Returns:
         At most one check. On a single axis, the middle of its longest untested interval. On several axes, a
         combination at the far end of the lattice where another kind of answer (a corner instead of a
-        frontier, for example) would give another label. Empty if nothing is left to check.
+        frontier, for example) would give another label; then one at another value of an axis that the answer
+        does not blame. Empty if nothing is left to check.
     """
     if sum(n > 1 for n in grid.shape) == 1:
         found = interval_checks(best, grid, tallies, 1.0)
         return [Check(cell, 1) for cell, _ in found[:1]]
     if best.hypothesis.kind in ("any", "frontier") and best.first_bad is not None:
         # Cells with the bad value on one culprit axis, or on none: a second frontier would change the label.
-        ends = [*_mixed_ends(best, best.first_bad), *_other_ends(best, grid)]
-        untried = [cell for cell in ends if tallies.can_run(cell) and not tallies.counts(cell)[1]]
-        return [Check(cell, 1) for cell in untried[:1]]
-    if best.hypothesis.kind != "all" or best.first_bad is None:
+        far = _mixed_ends(best, best.first_bad)
+    elif best.hypothesis.kind == "all" and best.first_bad is not None:
+        far = _far_cells(best, grid)
+    else:
         return []
-    far = [cell for cell in [*_far_cells(best, grid), *_other_ends(best, grid)] if tallies.can_run(cell)]
     sides = {cell for b in best.boundaries for cell in (b.bad, b.good)}
-    untried = [cell for cell in far if cell not in sides and not tallies.counts(cell)[1]]
-    return [Check(cell, 1) for cell in untried[:1]]
+    wanted = [*far, *_other_ends(best, grid), *table_checks(best, grid, tallies)]
+    untried = [cell for cell in wanted if tallies.can_run(cell) and not tallies.counts(cell)[1]]
+    return [Check(cell, 1) for cell in untried if cell not in sides][:1]
 
 
 def _mixed_ends(best: Answer, first_bad: Index) -> list[Index]:

@@ -2,15 +2,17 @@
 
 An answer about an ordered axis rests on trials at its boundary. Far from the boundary, whole intervals of
 versions are called good or bad only because failures seldom come and go along an axis. Values of an axis
-without order say nothing about each other: each of them is an interval of its own there. For each culprit
-axis, on the line through the boundary, this module returns:
+without order say nothing about each other: each of them is an interval of its own there. Axes that the answer
+does not blame are called unimportant at all their values. On the lines through the boundary, this module
+returns:
 
 * *checks*: combinations to try. These are combinations whose few trials contradict the answer, and one
   combination of each interval that is longer than a quarter of the axis (on an axis without order: of each)
   and contains no combination with enough trials: the end of the axis if the interval reaches it, else the
   middle. If failures are so rare
   that a check takes more than `_MOST_TRIALS`, only ends are tried, that often. If the middle cannot be run,
-  the interval is divided into the parts beside it, at most `_GAPS` times.
+  the interval is divided into the parts beside it, at most `_GAPS` times. On axes that the answer does not
+  blame, only certain failures are checked, because each value costs an environment.
 * *untested intervals*, to be reported: the longest interval whose trials would all have passed with a
   probability `(1 − r)^n` above `MISS` if its combinations failed as often as bad ones do (rate r, n trials).
   An interval called good may contain a window that fails; one called bad, without a failure, may contain a
@@ -53,12 +55,16 @@ class _Run:
         cells: The combinations, in order.
         called_bad: The label.
         ends: First and last combination of the whole line that can be run.
+        counts: (failures, trials) of each combination. Along an axis that the answer does not blame, the
+            trials of all combinations count that have the same value on it, and those of `cells` on the axes
+            that it blames.
     """
 
     axis: int
     cells: tuple[Index, ...]
     called_bad: bool
     ends: tuple[Index, Index]
+    counts: tuple[tuple[int, int], ...]
 
 
 def passes(bad_rate: float) -> int | None:
@@ -115,13 +121,45 @@ def checks(best: Answer, grid: Grid, tallies: Tallies, bad_rate: float) -> list[
     return list(dict.fromkeys([*strange, *((cell, looks) for _, cell in longest_first)]))
 
 
+def table_checks(best: Answer, grid: Grid, tallies: Tallies) -> list[Index]:
+    """Return the combinations of a lattice to try, one trial each, before an answer about certain failures.
+
+    They lie on the lines through the boundary, in intervals without a trial that are longer than a quarter of
+    their axis. The axes that the answer does not blame are moved all at once, so that the number of trials
+    does not grow with the number of axes.
+
+    Args:
+        best: The answer.
+        grid: The lattice.
+        tallies: The counts, and which combinations can be run.
+    """
+    on_lines = [_middle(run, grid) for run in _runs(best, grid, tallies)]
+    found = [cell for cell in on_lines if cell is not None]
+    for side, runs in _runs_beside(best, grid, tallies):
+        moved = {run.axis: cell for run in runs if (cell := _middle(run, grid)) is not None}
+        together = tuple(moved.get(axis, side)[axis] for axis in range(len(side)))
+        found += [together] if tallies.can_run(together) else moved.values()
+    return found
+
+
+def _middle(run: _Run, grid: Grid) -> Index | None:
+    """Return the middle of the longest interval of a run without a trial, or None if that is short."""
+    most = 0 if _is_unordered(grid, run.axis) else _LONG * grid.shape[run.axis]
+    pairs = zip(run.cells, run.counts, strict=True)
+    parts = itertools.groupby(pairs, lambda pair: pair[1][1] > 0)
+    untried = [[cell for cell, _ in part] for is_tried, part in parts if not is_tried]
+    longest = max(untried, key=len, default=[])
+    return longest[len(longest) // 2] if len(longest) > most else None
+
+
 def untested_intervals(
     best: Answer, grid: Grid, tallies: Tallies, bad_rate: float
 ) -> tuple[UntestedInterval, ...]:
     """Return, for each axis that the answer blames, the longest interval that was tried too little.
 
     The answer labels the combinations of an interval, but their few trials do not show that the label is
-    right. Of an axis without order, each such value is returned.
+    right. Of an axis without order, each such value is returned. Of an axis that the answer does not blame,
+    all such intervals on both sides of the boundary are returned.
 
     Args:
         best: The answer.
@@ -129,14 +167,20 @@ def untested_intervals(
         tallies: The counts, and which combinations can be run.
         bad_rate: Failure rate of bad combinations.
     """
-    longest: dict[tuple[int, ...], UntestedInterval] = {}
+    found: dict[tuple[int, ...], UntestedInterval] = {}
     for run in _runs(best, grid, tallies):
         key = (run.axis, *run.cells[0]) if _is_unordered(grid, run.axis) else (run.axis,)
-        for one in _hardly_tried(run, tallies, bad_rate):
-            before = longest.get(key)
+        for one in _hardly_tried(run, bad_rate):
+            before = found.get(key)
             if before is None or (one.length, -one.trials) > (before.length, -before.trials):
-                longest[key] = one
-    return tuple(longest[key] for key in sorted(longest))
+                found[key] = one
+    for run in itertools.chain.from_iterable(runs for _, runs in _runs_beside(best, grid, tallies)):
+        end = -1
+        for one in _hardly_tried(run, bad_rate):
+            if one.first[run.axis] > end:
+                end = one.last[run.axis]
+                found[run.axis, *one.first] = one
+    return tuple(found[key] for key in sorted(found))
 
 
 def _is_unordered(grid: Grid, axis: int) -> bool:
@@ -153,11 +197,52 @@ def _runs(best: Answer, grid: Grid, tallies: Tallies) -> Iterator[_Run]:
         pivot = boundary.bad
         line = [(*pivot[:axis], i, *pivot[axis + 1 :]) for i in range(grid.shape[axis])]
         line = [cell for cell in line if tallies.can_run(cell)]
-        if _is_unordered(grid, axis):
-            yield from (_Run(axis, (cell,), best.hypothesis.is_bad(cell), (cell, cell)) for cell in line)
-            continue
         for is_bad, cells in itertools.groupby(line, best.hypothesis.is_bad):
-            yield _Run(axis, tuple(cells), is_bad, (line[0], line[-1]))
+            yield from _divided(axis, [(cell, tallies.counts(cell)) for cell in cells], is_bad, line, grid)
+
+
+def _runs_beside(best: Answer, grid: Grid, tallies: Tallies) -> Iterator[tuple[Index, list[_Run]]]:
+    """Yield each side of each boundary, with its runs along the axes that the answer does not blame."""
+    culprits = sorted(best.hypothesis.culprits)
+    others = [axis for axis, size in enumerate(grid.shape) if size > 1 and axis not in culprits]
+    sides = {b.good: False for b in best.boundaries} | {b.bad: True for b in best.boundaries}
+    for side, is_bad in sides.items():
+        sums: dict[tuple[int, int], tuple[int, int]] = {}
+        for cell, (hits, trials) in tallies.per_group.items():
+            if all(cell[axis] == side[axis] for axis in culprits):
+                for axis in others:
+                    before = sums.get((axis, cell[axis]), (0, 0))
+                    sums[axis, cell[axis]] = (before[0] + hits, before[1] + trials)
+        runs: list[_Run] = []
+        for axis in others:
+            line = [(*side[:axis], i, *side[axis + 1 :]) for i in range(grid.shape[axis])]
+            line = [cell for cell in line if tallies.can_run(cell)]
+            counted = [(cell, sums.get((axis, cell[axis]), (0, 0))) for cell in line]
+            runs += _divided(axis, counted, is_bad, line, grid)
+        yield side, runs
+
+
+def _divided(
+    axis: int,
+    counted: Sequence[tuple[Index, tuple[int, int]]],
+    is_bad: bool,
+    line: Sequence[Index],
+    grid: Grid,
+) -> Iterator[_Run]:
+    """Yield combinations with equal labels as one run, or on an axis without order each as its own run.
+
+    Args:
+        axis: Axis along which the line runs.
+        counted: The combinations with their counts, at least one.
+        is_bad: Their label.
+        line: All combinations of the line that can be run.
+        grid: The lattice.
+    """
+    if _is_unordered(grid, axis):
+        yield from (_Run(axis, (cell,), is_bad, (cell, cell), (counts,)) for cell, counts in counted)
+    else:
+        cells, counts = zip(*counted, strict=True)
+        yield _Run(axis, cells, is_bad, (line[0], line[-1]), counts)
 
 
 def _if_strange(counts: tuple[int, int], bad: bool, enough: int) -> int:
@@ -189,19 +274,18 @@ def _without_gaps(interval: Sequence[Index], axis: int) -> list[list[Index]]:
     return parts
 
 
-def _hardly_tried(run: _Run, tallies: Tallies, bad_rate: float) -> Iterator[UntestedInterval]:
+def _hardly_tried(run: _Run, bad_rate: float) -> Iterator[UntestedInterval]:
     """Yield intervals of `run` with too few trials to show whether their combinations fail.
 
     For each start, this is the longest interval whose trials would all pass with a probability above `MISS`
     if its combinations failed at `bad_rate`.
     """
-    counts = [tallies.counts(cell) for cell in run.cells]
     end = total = 0
     for start in range(len(run.cells)):
         if end < start:
             end, total = start, 0
         while end < len(run.cells):
-            hits, trials = counts[end]
+            hits, trials = run.counts[end]
             if (hits and run.called_bad) or (1.0 - bad_rate) ** (total + trials) <= MISS:
                 break
             total += trials
@@ -216,4 +300,4 @@ def _hardly_tried(run: _Run, tallies: Tallies, bad_rate: float) -> Iterator[Unte
                 trials=total,
                 chance=float((1.0 - bad_rate) ** total),
             )
-            total -= counts[start][1]
+            total -= run.counts[start][1]

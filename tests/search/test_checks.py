@@ -125,6 +125,35 @@ def test_an_axis_that_is_not_blamed_is_checked_at_its_ends(values: int, from_: i
     assert search.verdict.best.culprits
 
 
+@pytest.mark.parametrize("shape", [(3, 20), (3, 2, 20)])
+@pytest.mark.parametrize("from_", [4, 15])
+def test_the_middle_of_an_axis_that_is_not_blamed_is_checked(shape: tuple[int, ...], from_: int) -> None:
+    """With the middle value failures begin elsewhere, although both ends of the axis are alike."""
+    lattice = grid(shape)
+    search = Search(lattice, alone(lattice))
+    bad = np.zeros(shape, dtype=bool)
+    bad[..., 10:] = True
+    bad[1] = np.arange(20) >= from_
+    play(search, rates(bad, 1.0), np.random.default_rng(0))
+    assert search.verdict.best.hypothesis.bad_cells()[1].tolist() == bad[1].tolist()
+
+
+def test_values_of_an_axis_that_is_not_blamed_are_named_if_they_were_not_tried() -> None:
+    """Ten values of it are too many to try each."""
+    lattice = grid((10, 20))
+    search = Search(lattice, alone(lattice))
+    bad = np.zeros(lattice.shape, dtype=bool)
+    bad[:, 10:] = True
+    play(search, rates(bad, 1.0), np.random.default_rng(0))
+    (boundary,) = search.verdict.best.boundaries
+    for side in (boundary.good, boundary.bad):
+        line = {(row, side[1]) for row in range(10)}
+        untried = {cell for cell in line if not search.counts(cell)[1]}
+        beside = [one for one in search.verdict.untested if one.axis == 0 and one.first in line]
+        named = {(row, side[1]) for one in beside for row in range(one.first[0], one.last[0] + 1)}
+        assert named == untried != set()
+
+
 def test_each_value_without_order_is_tried_before_one_is_blamed() -> None:
     """Two of six values fail: one was blamed alone, and the other one called good without a trial."""
     lattice = grid((6,), UNORDERED)

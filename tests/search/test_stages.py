@@ -259,8 +259,7 @@ def test_what_a_large_lattice_leaves_untested_is_named() -> None:
     while not search.finished:
         for cell in search.ask(1):
             search.tell(cell, hit=cell[0] >= 120)
-    (interval,) = search.verdict.untested
-    assert interval.axis == 0
+    (interval,) = [one for one in search.verdict.untested if one.axis == 0]
     assert interval.length > 50
     tried = {index[0] for index in search.tallies.per_group if index[1] == interval.first[1]}
     assert not any(interval.first[0] <= value <= interval.last[0] for value in tried)
