@@ -62,6 +62,7 @@ def opened(
             if where.cache_size is None
             else parse_size(where.cache_size, "--env-cache-size"),
             offline=None if where.offline is None else where.offline.absolute(),
+            indexes=matrix.file.package_indexes,
         )
         place = Place(start, stopping.is_set)
         provider = provider or open_provider(matrix, where)

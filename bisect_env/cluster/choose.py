@@ -8,7 +8,7 @@ import json
 import os
 import socket
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, wait
 from functools import partial
 from pathlib import Path
@@ -23,6 +23,7 @@ from bisect_env.cluster.protocol import Executor, trials_per_gpu
 from bisect_env.environments.image_lock import ensure_environment
 from bisect_env.environments.settings import default_cache_dir
 from bisect_env.errors import InfrastructureError, StudyInterruptedError, UsageError
+from bisect_env.matrix.versions import PackageIndex
 from bisect_env.temporary import remove_left_behind
 from bisect_env.trials.workdir import sweep
 
@@ -115,6 +116,7 @@ def executor_maker(
     cache: Path | None = None,
     cache_limit: int | None = None,
     offline: Path | None = None,
+    indexes: Sequence[PackageIndex] = (),
 ) -> Callable[[], Executor]:
     """Check where trials should run, and return a function that starts the executor there.
 
@@ -130,6 +132,7 @@ def executor_maker(
         cache: `--cache`, None if not given: every host then uses its own default.
         cache_limit: `--env-cache-size` in bytes, None if not given: every host then uses its own default.
         offline: `--offline`, None if not given: every host then uses its own default.
+        indexes: Further indexes of the matrix, whose logins every host uses.
 
     Raises:
         UsageError: The options contradict each other or the matrix.
@@ -137,6 +140,7 @@ def executor_maker(
     """
     said = {"cache_dir": cache and cache.absolute(), "cache_limit": cache_limit, "offline": offline}
     options: dict[str, Any] = {name: value for name, value in said.items() if value is not None}
+    options["indexes"] = indexes
     if scheduler is not None or scheduler_file is not None:
         _refuse_local_options(scheduler, scheduler_file, workers, gpus)
         # Imported here because it brings Dask.

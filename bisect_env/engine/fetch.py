@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -21,6 +21,7 @@ from bisect_env.environments.uv_tool import Uv, is_transient, plain_words
 from bisect_env.errors import InfrastructureError, NoEnvironmentError, UsageError
 from bisect_env.matrix.expand import expand
 from bisect_env.matrix.load import Matrix
+from bisect_env.matrix.versions import PackageIndex
 from bisect_env.temporary import temporary
 
 _DOWNLOADS = 4
@@ -79,7 +80,7 @@ def fetch_study(
         prepared = _locked(root, matrix, provider, answers, on_progress)
         locks = {lock.content_hash: lock for lock in prepared.locks.values()}
         bare = [without_image(lock) for lock in locks.values()]
-        warnings = _archives(bundle, answers, bare, cache_dir, on_progress)
+        warnings = _archives(bundle, answers, bare, provider.indexes, cache_dir, on_progress)
         sizes = [size for size, _ in answers.files.values()]
         if found := sorted({image for lock in locks.values() if (image := lock.image)}):
             warnings.append(f"images are not fetched, load them on the hosts yourself: {', '.join(found)}")
@@ -137,13 +138,14 @@ def _archives(
     bundle: Bundle,
     answers: BundledAnswers,
     locks: Iterable[Lock],
+    indexes: Sequence[PackageIndex],
     cache_dir: Path,
     on_progress: Callable[[str, int, int], None],
 ) -> list[str]:
     packages = {package.sha256: package for lock in locks for package in lock.packages}
     done = 0
     pool = ThreadPoolExecutor(_DOWNLOADS, thread_name_prefix="fetch")
-    futures = {pool.submit(obtain, p, bundle.folder(p.sha256)): p for p in packages.values()}
+    futures = {pool.submit(obtain, p, bundle.folder(p.sha256), indexes): p for p in packages.values()}
     try:
         for future in as_completed(futures):
             package = futures[future]

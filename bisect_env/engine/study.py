@@ -32,6 +32,7 @@ from bisect_env.engine.searching import StudyRunner
 from bisect_env.engine.series import Conditions, RunSetup
 from bisect_env.engine.session import Session
 from bisect_env.environments.image_lock import moved_tag
+from bisect_env.environments.index import has_first_page
 from bisect_env.environments.lock import LockResult
 from bisect_env.environments.lockfiles import write_locks
 from bisect_env.errors import (
@@ -157,8 +158,9 @@ class StudyRun:
         study = self._study
         self.session.notify(events.StudyOpened(study.id, study.name, own_trials(self.session.store, study)))
         _keep_logs_within_limit(self.session)
-        for index in self.session.provider.catalogue.indexes_without_pages(at_all=True):
-            self.session.warn(f"the index {index} has no page of any package here: is its address right?")
+        for index in self.session.provider.catalogue.indexes_without_pages():
+            if not has_first_page(index):
+                self.session.warn(f"the index {index} has no page of any package here: is its address right?")
         # Check the answer only after all releases around it were tried.
         passed_over = any(axis.passed_over for axis in self._grid.axes)
         self._refining = passed_over and self.goal is Goal.FIRST_BAD

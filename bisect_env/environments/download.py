@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import hashlib
 import shutil
+from collections.abc import Sequence
 from pathlib import Path, PurePosixPath
 from urllib.parse import unquote, urlsplit
 
 from bisect_env.environments.conda_process import HelperDiedError, HelperPool, mirrors_here, shared_pool
 from bisect_env.environments.lock import LockedPackage, UnbuildableError
-from bisect_env.environments.settings import trusted_by_requests
+from bisect_env.environments.settings import configured_places, trusted_by_requests
 from bisect_env.environments.uv_tool import is_transient
-from bisect_env.secrets import public_channel, without_channel_secrets, without_credentials
+from bisect_env.matrix.versions import PackageIndex
+from bisect_env.secrets import public_channel, without_channel_secrets, without_credentials, without_passwords
 from bisect_env.temporary import replacing
 
 # --------------------------------------------------------------------------------------------------
@@ -36,7 +38,7 @@ def sha256_of(path: Path) -> str:
         return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
-def obtain(package: LockedPackage, folder: Path) -> Path:
+def obtain(package: LockedPackage, folder: Path, indexes: Sequence[PackageIndex] = ()) -> Path:
     """Return the path of a package's archive in a directory, and download the archive if necessary.
 
     An archive that is already there is used if its hash is right.
@@ -44,6 +46,7 @@ def obtain(package: LockedPackage, folder: Path) -> Path:
     Args:
         package: The package, with the expected hash.
         folder: Directory of the archive; created if it does not exist.
+        indexes: Further indexes of the matrix, whose logins are used.
 
     Returns:
         Path of the archive.
@@ -60,7 +63,7 @@ def obtain(package: LockedPackage, folder: Path) -> Path:
         if package.is_conda:
             download_conda(package.url, part)
         else:
-            download(package.url, part)
+            download(configured_places(own=indexes).with_login(package.url), part)
         if (found := sha256_of(part)) != package.sha256:
             raise UnbuildableError(
                 f"Hash mismatch for {package.name} {package.version}: "
@@ -96,7 +99,9 @@ def download(url: str, target: Path) -> None:
                 for chunk in answer.iter_content(_CHUNK):
                     stream.write(chunk)
     except requests.RequestException as error:
-        raise UnbuildableError(f"{shown} cannot be fetched: {error}", transient=True) from error
+        raise UnbuildableError(
+            f"{shown} cannot be fetched: {without_passwords(str(error))}", transient=True
+        ) from None
 
 
 # --------------------------------------------------------------------------------------------------

@@ -6,6 +6,7 @@ import contextlib
 import difflib
 import functools
 import json
+import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -22,8 +23,13 @@ from bisect_env.environments.download import file_name
 from bisect_env.environments.interpreters import installed_pythons, uv_python_versions
 from bisect_env.environments.lock import PackageNotFoundError
 from bisect_env.environments.once import OncePerKey
-from bisect_env.environments.settings import configured_places, trusted_by_requests
-from bisect_env.environments.uv_tool import configured_index
+from bisect_env.environments.settings import (
+    PackagePlaces,
+    configured_places,
+    http_timeout,
+    trusted_by_requests,
+)
+from bisect_env.environments.uv_tool import configured_index, public_index
 from bisect_env.environments.wheels import MAX_FILENAME, fits_platform, pythons_of, version_in
 from bisect_env.errors import BisectEnvError, IndexUnavailableError, UsageError
 from bisect_env.matrix.import_names import IMPORTED_AS
@@ -101,14 +107,14 @@ def _listed(base: str) -> frozenset[str] | None:
 # Releases and files on a package index.
 
 _DIGITS_OF_A_DAY = 8
-_TIMEOUT = (10.0, 30.0)  # seconds to wait for a connection, and for data
+_CONNECT_TIMEOUT = 10.0
 _LARGEST = 64 << 20
 """Maximum size of a page in bytes, uncompressed. A project with ten thousand files has 10 MB."""
 _NO_PAGE = int(requests.codes.not_found)
 _WANTS_LOGIN = (requests.codes.unauthorized, requests.codes.forbidden)
 LOGIN_HINT = (
     "; a login belongs into ~/.netrc, or into UV_INDEX_CORP_USERNAME and UV_INDEX_CORP_PASSWORD for an index "
-    "that uv's settings name (`UV_INDEX=corp=https://…`)"
+    "with a name (`--extra-index corp=https://…`, or `indexes` in the matrix)"
 )
 """End of a remedy if an index refuses a request for lack of a login."""
 _JSON_PREFERRED = (
@@ -146,7 +152,6 @@ class PypiCatalogue:
         index: URL of the index; None for the one that uv and pip are configured with.
         indexes: Additional indexes with higher priority than `index` and the configured ones.
         find_links: Directories and web pages with additional archives.
-        timeout: Time limits in seconds for the connection and for a period without data.
     """
 
     def __init__(
@@ -155,12 +160,10 @@ class PypiCatalogue:
         *,
         indexes: Sequence[PackageIndex] = (),
         find_links: Sequence[str] = (),
-        timeout: tuple[float, float] = _TIMEOUT,
     ) -> None:
         self.index = index
         self._indexes = indexes
         self._find_links = find_links
-        self._timeout = timeout
         self._further: dict[str, bool] = {}
         """Maps the URL of each further index that was asked to whether it had files of any package."""
         self._pages: OncePerKey[tuple[str, str], tuple[IndexFile, ...] | BisectEnvError] = OncePerKey()
@@ -185,11 +188,19 @@ class PypiCatalogue:
         try:
             return releases(self.files(package, index=index))
         except PackageNotFoundError:
-            if meant := advice(package, index or self.index):
+            if meant := advice(package, self._address(index)):
                 raise PackageNotFoundError(
                     f"the index has no package {package!r}{meant}", remedy="correct the name in the matrix"
                 ) from None
             return []
+
+    @functools.cached_property
+    def _places(self) -> PackagePlaces:
+        return configured_places(own=self._indexes)
+
+    def _address(self, index: str | None) -> str:
+        """Return the URL, with its login, of an index of the matrix; None stands for the default index."""
+        return self._places.with_login(index or self.index or self._places.default or public_index())
 
     def files(self, package: str, *, index: str | None = None) -> tuple[IndexFile, ...]:
         """Return all files of a package, in the order in which the index lists them.
@@ -207,10 +218,10 @@ class PypiCatalogue:
             IndexUnavailableError: An index does not respond or is not a package index.
             UsageError: The configuration forbids indexes (`no-index`), and no directory has the package.
         """
-        configured = configured_places()
+        configured = self._places
         takes_all = configured.strategy.startswith("unsafe")
         links = () if index is not None else (*self._find_links, *configured.find_links)
-        default = index or self.index or configured_index()
+        default = self._address(index)
         unknown: UsageError | None = None
         if configured.no_index:
             asked = []
@@ -220,9 +231,9 @@ class PypiCatalogue:
                 remedy="remove `no-index` there, or name a folder that has it by `--find-links`",
             )
         elif index is not None:
-            asked = [index]
+            asked = [default]
         else:
-            asked = [one.url for one in configured.asked_indexes(self._indexes, default)]
+            asked = [one.url for one in configured.indexes(default) if not one.explicit]
         found: list[IndexFile] = []
         for base in dict.fromkeys(asked):
             here: tuple[IndexFile, ...] = ()
@@ -241,16 +252,12 @@ class PypiCatalogue:
             raise unknown
         return tuple(found)
 
-    def indexes_without_pages(self, *, at_all: bool = False) -> list[str]:
+    def indexes_without_pages(self) -> list[str]:
         """Return the URLs, without credentials, of further indexes that had no page of any package so far.
 
         An index that lacks a package is passed over without an error, and so is a wrong address.
-
-        Args:
-            at_all: Whether to leave out indexes that have a first page, whose addresses are probably right.
         """
-        unknown = (base for base, is_known in list(self._further.items()) if not is_known)
-        return [without_credentials(base) for base in unknown if not (at_all and _has_first_page(base))]
+        return [without_credentials(base) for base, is_known in list(self._further.items()) if not is_known]
 
     def _files_of(self, base: str, package: str, *, is_flat: bool = False) -> tuple[IndexFile, ...]:
         key = (base, str(canonicalize_name(package)))
@@ -284,7 +291,7 @@ class PypiCatalogue:
         try:
             scheme = urlsplit(base).scheme
             if is_flat and scheme in ("http", "https"):
-                return _fetched_page(base, package, self._timeout)
+                return _fetched_page(base, package)
             if is_flat:
                 names = sorted(path.name for path in _folder(base).iterdir())
                 return _files_on(package, ({"filename": name} for name in names))
@@ -292,7 +299,7 @@ class PypiCatalogue:
                 page = _folder(base) / canonicalize_name(package) / "index.html"
                 return _html_files(package, page.read_bytes(), None)
             url = f"{base.rstrip('/')}/{canonicalize_name(package)}/"
-            return _fetched_page(url, package, self._timeout)
+            return _fetched_page(url, package)
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             reason = str(error).partition("\n")[0]
             raise IndexUnavailableError(
@@ -377,7 +384,7 @@ def _folder(place: str) -> Path:
     return folder
 
 
-def _fetched_page(url: str, package: str, timeout: tuple[float, float]) -> tuple[IndexFile, ...]:
+def _fetched_page(url: str, package: str) -> tuple[IndexFile, ...]:
     """Return the files of a package on a web page, in HTML (PEP 503) or JSON (PEP 691).
 
     Raises:
@@ -385,7 +392,8 @@ def _fetched_page(url: str, package: str, timeout: tuple[float, float]) -> tuple
         ValueError: The answer is not such a page.
         requests.RequestException: The request failed.
     """
-    with _answer(url, timeout) as answer:
+    seconds = http_timeout(os.environ)
+    with _answer(url, (min(_CONNECT_TIMEOUT, seconds), seconds)) as answer:
         if answer.status_code == _NO_PAGE:
             raise FileNotFoundError("it has no such page")
         answer.raise_for_status()
@@ -415,12 +423,12 @@ def _answer(url: str, timeout: tuple[float, float]) -> requests.Response:
 
 
 @functools.lru_cache(64)
-def _has_first_page(base: str) -> bool:
+def has_first_page(base: str) -> bool:
     """Return whether an index has the page that lists its packages; True if the index does not respond."""
     try:
         if urlsplit(base).scheme == "file":
             return _folder(base).is_dir()
-        with _answer(f"{base.rstrip('/')}/", _NAMES_TIMEOUT) as answer:
+        with _answer(f"{configured_places().with_login(base).rstrip('/')}/", _NAMES_TIMEOUT) as answer:
             return answer.status_code != _NO_PAGE
     except NotADirectoryError:
         return False

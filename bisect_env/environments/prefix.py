@@ -44,6 +44,7 @@ from bisect_env.environments.request import CommitSource
 from bisect_env.environments.settings import default_cache_dir, default_cache_limit, default_offline
 from bisect_env.environments.uv_tool import Uv, build_cache, is_transient, plain_words
 from bisect_env.errors import InfrastructureError
+from bisect_env.matrix.versions import PackageIndex
 from bisect_env.secrets import without_credentials
 from bisect_env.temporary import write_atomically
 
@@ -103,6 +104,7 @@ def ensure_prefix(
     cache_limit: int | None = None,
     offline: Path | None = None,
     existing: bool = False,
+    indexes: Sequence[PackageIndex] = (),
 ) -> Prefix:
     """Return the prefix of a lock, and build it if necessary. Safe to call from several processes at once.
 
@@ -119,6 +121,7 @@ def ensure_prefix(
         offline: Directory written by `bisect-env env fetch`, from which all archives are taken. If None, use
             the variable `BISECT_ENV_OFFLINE`; if that is not set, download from the URLs in the lock.
         existing: If True, do not build a missing prefix; only rebuild one that has changed.
+        indexes: Further indexes of the matrix. Their logins are used on the hosts that archives come from.
 
     Raises:
         NoPrefixError: The prefix is missing and `existing` is True.
@@ -128,7 +131,7 @@ def ensure_prefix(
     """
     cache = (cache_dir or default_cache_dir()).absolute()
     offline = offline or default_offline()
-    builder = _Builder(lock, cache, allow_source, timeout, offline)
+    builder = _Builder(lock, cache, allow_source, timeout, offline, indexes)
     lease: Lease | None = None
     try:
         lease = hold(builder.final)
@@ -158,10 +161,13 @@ class _Builder:
         allow_source: bool | frozenset[str],
         timeout: float,
         offline: Path | None,
+        indexes: Sequence[PackageIndex],
     ) -> None:
         self.lock = lock
         self.packages = lock.packages
         self.offline = offline
+        # uv gets only their logins: it must not look for build requirements there.
+        self.indexes = [replace(one, explicit=True) for one in indexes]
         self.cache = cache
         self.allow_source = allow_source
         self.timeout = timeout
@@ -398,4 +404,4 @@ class _Builder:
 
     def _uv_tool(self) -> Uv:
         environ = None if self.offline is None else offline_environment(self.offline)
-        return Uv(self.cache, environ=environ, holding=self._held)
+        return Uv(self.cache, environ=environ, indexes=self.indexes, holding=self._held)

@@ -145,12 +145,14 @@ class EnvironmentProvider(ABC):
         catalogue: The catalogue of available versions.
         as_of: The time that studies must use as "now"; None if they may use any time.
         offline: Directory of `bisect-env env fetch` from which prefixes are installed; None to download.
+        indexes: Further indexes of the matrix, whose logins are used.
     """
 
     cache_dir: Path
     catalogue: VersionCatalogue
     as_of: datetime | None = None
     offline: Path | None = None
+    indexes: Sequence[PackageIndex] = ()
 
     def lock(self, request: EnvironmentRequest, prefer: Lock | None = None) -> LockResult:
         """Return the lock of a request, or the error that there is no solution; see `solve`. Thread-safe."""
@@ -183,7 +185,11 @@ class EnvironmentProvider(ABC):
         The environment is installed if it does not exist yet.
         """
         return ensure_environment(
-            lock, cache_dir=self.cache_dir, allow_source=allow_source, offline=self.offline
+            lock,
+            cache_dir=self.cache_dir,
+            allow_source=allow_source,
+            offline=self.offline,
+            indexes=self.indexes,
         )
 
     def requirements(self, lock: Lock) -> Mapping[str, tuple[str, ...]] | None:
@@ -226,6 +232,7 @@ class Environments(EnvironmentProvider):
         conda: CondaSolver | None = None,
     ) -> None:
         self.cache_dir = (cache_dir or default_cache_dir()).absolute()
+        self.indexes = indexes
         self._timeout = timeout
         self._conda = conda or CondaSolver(self.cache_dir, timeout=timeout)
         # Each image name is looked up only once in the lifetime of this object.
@@ -300,9 +307,9 @@ class RememberedCatalogue:
             lambda one: one.versions(package, index=index),
         )
 
-    def indexes_without_pages(self, *, at_all: bool = False) -> list[str]:
+    def indexes_without_pages(self) -> list[str]:
         """Return the further indexes that had no package; none is known without a network."""
-        return self._inner.indexes_without_pages(at_all=at_all) if self._inner is not None else []
+        return self._inner.indexes_without_pages() if self._inner is not None else []
 
     def conda_versions(
         self, package: str, *, channels: Sequence[str], platform: str, build: str | None

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import configparser
+import functools
 import os
 import re
+import subprocess
 import sys
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any
-from urllib.parse import quote, urlsplit, urlunsplit
+from urllib.parse import quote, unquote, urlsplit, urlunsplit
 
 import platformdirs
 import yaml
@@ -19,7 +21,7 @@ from pydantic import BaseModel, BeforeValidator, ByteSize, TypeAdapter, Validati
 
 from bisect_env.errors import InfrastructureError, UsageError, expanded
 from bisect_env.matrix.versions import PackageIndex
-from bisect_env.secrets import public_channel
+from bisect_env.secrets import public_channel, without_credentials
 
 
 def default_cache_dir() -> Path:
@@ -70,10 +72,10 @@ class PackagePlaces:
 
     Attributes:
         default: URL of the default index, including credentials; "" for the public index that uv knows.
-        indexes: Additional indexes in order of priority.
+        before: Indexes with higher priority than the default one, highest priority first, with credentials.
+            Those of a matrix come before those of uv's configuration.
+        after: Indexes of pip's configuration, which come after the default one.
         find_links: Directories and web pages with additional archives.
-        are_pips: Whether `indexes` and `find_links` come from pip's configuration. pip takes the best version
-            of all indexes; uv takes the first index that has the package, and the default index last.
         no_index: Whether only `find_links` may be used and no index.
         strategy: How uv chooses among indexes that have the same package (uv's `index-strategy`).
         settings: Further settings of `uv.toml` that say how servers are reached.
@@ -81,26 +83,51 @@ class PackagePlaces:
     """
 
     default: str
-    indexes: tuple[PackageIndex, ...]
+    before: tuple[PackageIndex, ...]
+    after: tuple[PackageIndex, ...]
     find_links: tuple[str, ...]
-    are_pips: bool
     no_index: bool = False
     strategy: str = "first-index"
     settings: Mapping[str, Any] = field(default_factory=dict)
     of_indexes: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
-    def asked_indexes(self, own: Sequence[PackageIndex], default: str) -> list[PackageIndex]:
-        """Return the indexes that are asked for packages without an index of their own, by priority.
-
-        Args:
-            own: Indexes of the matrix, which come first.
-            default: URL of the default index, which comes last, or before the further indexes of pip.
-        """
-        further = [one for one in self.indexes if not one.explicit]
+    def indexes(self, default: str) -> list[PackageIndex]:
+        """Return all indexes by priority; `default` is the URL of the default one, which uv expects last."""
         last = PackageIndex("", default)
-        if self.are_pips and further:
-            further.insert(0, last)
-        return [*(one for one in own if not one.explicit), *further, last]
+        return [*self.before, *((last, *self.after) if self.after else ()), last]
+
+    def with_login(self, url: str) -> str:
+        """Return the URL of an index or archive with the login of the index that it belongs to, if any.
+
+        As in uv, this is the index whose address begins the URL, else the first one on the same host.
+        """
+        known = [one for one in (*self.before, PackageIndex("", self.default), *self.after) if one.url]
+        same = [one.url for one in known if _host(one.url) == _host(url) and "@" in urlsplit(one.url).netloc]
+        begin = [one for one in same if f"{url}/".startswith(f"{without_credentials(one).rstrip('/')}/")]
+        parts = urlsplit(url)
+        if not same or "@" in parts.netloc:
+            return url
+        return urlunsplit(parts._replace(netloc=urlsplit([*begin, *same][0]).netloc))
+
+
+def _host(url: str) -> tuple[str, str]:
+    parts = urlsplit(url)
+    return parts.scheme, parts.netloc.rpartition("@")[2]
+
+
+def http_timeout(environ: Mapping[str, str]) -> float:
+    """Return the number of seconds without data after which a download is given up (`UV_HTTP_TIMEOUT`).
+
+    Raises:
+        UsageError: The variable is not a positive number.
+    """
+    text = environ.get("UV_HTTP_TIMEOUT") or "30"
+    try:
+        if (seconds := float(text)) > 0:
+            return seconds
+    except ValueError:
+        pass
+    raise UsageError(f"UV_HTTP_TIMEOUT: {text!r} is not a number of seconds", remedy="write it like 30")
 
 
 # Settings of `uv.toml` that hold here besides the addresses of indexes. All others (prerelease,
@@ -110,25 +137,30 @@ _REACHING = (
     *("http-proxy", "https-proxy", "no-proxy", "concurrent-downloads"),
     *("python-install-mirror", "python-downloads-json-url"),
 )
+_KEYRING_TIMEOUT = 60.0
 _OF_INDEX = ("format", "authenticate", "ignore-error-codes", "cache-control")
 
 
-def configured_places(environ: Mapping[str, str] | None = None) -> PackagePlaces:
-    """Return the package sources from uv's configuration, or from pip's if uv's names none.
+def configured_places(
+    environ: Mapping[str, str] | None = None, own: Sequence[PackageIndex] = ()
+) -> PackagePlaces:
+    """Return the package sources of a matrix and of uv's configuration, or of pip's if uv's names none.
 
-    For each program, environment variables take precedence over configuration files.
+    For each program, environment variables take precedence over configuration files. The address of each
+    index contains the login that variables or a keyring have for it.
 
     Args:
         environ: Environment variables; None to use the variables of this process.
+        own: Indexes of the matrix, whose names may have logins, too.
 
     Raises:
         InfrastructureError: A configuration file cannot be read.
         UsageError: An address cannot be read.
     """
     environ = os.environ if environ is None else environ
-    default = named_index(environ.get("UV_DEFAULT_INDEX") or environ.get("UV_INDEX_URL") or "", environ).url
+    default = named_index(environ.get("UV_DEFAULT_INDEX") or environ.get("UV_INDEX_URL") or "")
     further = f"{environ.get('UV_INDEX', '')} {environ.get('UV_EXTRA_INDEX_URL', '')}"
-    indexes = [named_index(word, environ) for word in further.split()]
+    indexes = [named_index(word) for word in further.split()]
     links = [_placed(word, Path()) for word in environ.get("UV_FIND_LINKS", "").split(",") if word]
     no_index, strategy = False, environ.get("UV_INDEX_STRATEGY", "")
     settings: dict[str, Any] = {}
@@ -142,14 +174,15 @@ def configured_places(environ: Mapping[str, str] | None = None) -> PackagePlaces
                     index = PackageIndex(
                         str(one.get("name", "")), _placed(one["url"], path), bool(one.get("explicit"))
                     )
-                    index = _with_own_login(index, environ)
-                    of_indexes.setdefault(index.url, {key: one[key] for key in _OF_INDEX if key in one})
+                    _refuse_unreadable(index.url)
+                    stated = {key: one[key] for key in _OF_INDEX if key in one}
+                    of_indexes.setdefault(without_credentials(index.url), stated)
                     if one.get("default"):
-                        default = default or index.url
+                        default = default if default.url else index
                     else:
                         indexes.append(index)
-                if section.get("index-url"):
-                    default = default or _placed(section["index-url"], path)
+                if section.get("index-url") and not default.url:
+                    default = PackageIndex("", _placed(section["index-url"], path))
                 indexes += [
                     PackageIndex("", _placed(url, path)) for url in section.get("extra-index-url", [])
                 ]
@@ -160,22 +193,30 @@ def configured_places(environ: Mapping[str, str] | None = None) -> PackagePlaces
         except (AttributeError, KeyError, TypeError) as error:
             raise _unreadable("uv", path, f"a key has the wrong shape: {error}") from error
     are_pips = not indexes and not links
-    pip = _pip_settings(environ) if are_pips or not default else {}
+    pip = _pip_settings(environ) if are_pips or not default.url else {}
+    pips = []
     if are_pips:
-        indexes = [PackageIndex("", url) for url in pip.get("extra-index-url", "").split()]
+        pips = [PackageIndex("", url) for url in pip.get("extra-index-url", "").split()]
         links = [_placed(word, Path()) for word in pip.get("find-links", "").split()]
         # pip takes the best version of all indexes.
-        strategy = strategy or ("unsafe-best-match" if indexes else "")
+        strategy = strategy or ("unsafe-best-match" if pips else "")
         if not uv_files:
             no_index = pip.get("no-index", "").lower() in _TRUE
-    default = default or pip.get("index-url", "").strip()
-    for url in (default, *(one.url for one in indexes), *links):
+    if not default.url:
+        default = PackageIndex("", pip.get("index-url", "").strip())
+    for url in (*(one.url for one in (default, *indexes, *pips)), *links):
         _refuse_unreadable(url)
+    has_keyring = "subprocess" in (environ.get("UV_KEYRING_PROVIDER"), settings.get("keyring-provider"))
+
+    def reached(index: PackageIndex) -> PackageIndex:
+        of_index = of_indexes.get(without_credentials(index.url), {})
+        return _with_own_login(index, environ, has_keyring, of_index.get("authenticate") == "always")
+
     return PackagePlaces(
-        default,
-        tuple(indexes),
+        reached(default).url,
+        tuple(reached(one) for one in (*own, *indexes)),
+        tuple(reached(one) for one in pips),
         tuple(links),
-        are_pips,
         no_index,
         strategy or "first-index",
         settings,
@@ -204,37 +245,65 @@ _TRUE = ("1", "true", "yes", "on", "t", "y")
 """Values that pip accepts as "true"."""
 
 
-def named_index(text: str, environ: Mapping[str, str]) -> PackageIndex:
-    """Return the package index that a text such as `https://…` or `name=https://…` describes.
-
-    Args:
-        text: A URL, with or without a name.
-        environ: Environment variables, which may state the login of a named index.
-    """
+def named_index(text: str) -> PackageIndex:
+    """Return the package index that a text such as `https://…` or `name=https://…` describes."""
     # uv allows `name=url`. An equals sign after `://` is part of the URL.
     name, equals, url = text.partition("=")
     if equals and "://" not in name and "/" not in name:
-        return _with_own_login(PackageIndex(name, url), environ)
+        return PackageIndex(name, url)
     return PackageIndex("", text)
 
 
-def _with_own_login(index: PackageIndex, environ: Mapping[str, str]) -> PackageIndex:
-    """Return an index whose URL contains the login that uv's variables state for its name, if any."""
+def _with_own_login(
+    index: PackageIndex, environ: Mapping[str, str], has_keyring: bool, wants_login: bool
+) -> PackageIndex:
+    """Return an index whose URL contains the login that variables or the user's keyring have for it, if any.
+
+    As uv, this asks the keyring only for the password of a user, or if the index always wants a login.
+    """
     variable = f"UV_INDEX_{re.sub(r'[^A-Z0-9]', '_', index.name.upper())}"
     user, password = (environ.get(f"{variable}_{kind}", "") for kind in ("USERNAME", "PASSWORD"))
-    if not index.name or not (user or password):
-        return index
-    _refuse_unreadable(index.url)
+    if not index.name:
+        user = password = ""
+    parts = urlsplit(index.url)
+    user = unquote(parts.username or "") or user
+    if has_keyring and not (parts.password or password) and (user or wants_login):
+        user, password = _keyring_login(without_credentials(index.url), user)
     return replace(index, url=with_login(index.url, user, password))
 
 
+@functools.cache
+def _keyring_login(url: str, user: str) -> tuple[str, str]:
+    """Ask the program `keyring` for a login, as uv does, and return the user name and password.
+
+    Args:
+        url: URL of the index. If the keyring does not know it, its host is looked up.
+        user: User name; "" to ask for it, too.
+
+    Returns:
+        The user name and password; the password is "" if the keyring has none.
+    """
+    for service in (url, urlsplit(url).netloc):
+        args = ["keyring", "get", service, *([user] if user else ["--mode", "creds"])]
+        try:
+            found = subprocess.run(args, capture_output=True, text=True, timeout=_KEYRING_TIMEOUT, check=True)
+        except (OSError, ValueError, subprocess.SubprocessError):
+            continue  # uv itself says what is wrong with a keyring
+        match found.stdout.splitlines():
+            case [password] if user:
+                return user, password
+            case [name, password] if not user:
+                return name, password
+    return user, ""
+
+
 def with_login(url: str, user: str, password: str) -> str:
-    """Return a URL that contains a user name and password, unless it contains a login already."""
+    """Return a URL that contains a user name and password, unless it contains a password already."""
     parts = urlsplit(url)
-    if "@" in parts.netloc:
+    if not (user or password) or parts.password:
         return url
-    login = f"{quote(user, safe='')}:{quote(password, safe='')}"
-    return urlunsplit(parts._replace(netloc=f"{login}@{parts.netloc}"))
+    login = quote(user, safe="") + (f":{quote(password, safe='')}" if password else "")
+    return urlunsplit(parts._replace(netloc=f"{login}@{parts.netloc.rpartition('@')[2]}"))
 
 
 def _pip_settings(environ: Mapping[str, str]) -> dict[str, str]:

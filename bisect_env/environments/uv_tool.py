@@ -20,6 +20,7 @@ import uv
 from bisect_env.environments.settings import (
     configured_places,
     default_cache_dir,
+    http_timeout,
     shared_certificates,
     with_login,
 )
@@ -46,8 +47,6 @@ _PYTHON_PLACES = ("UV_PYTHON_INSTALL_MIRROR", "UV_PYTHON_DOWNLOADS_JSON_URL")
 # combination, which takes 0.8 s per lock instead of 0.02 s.
 CACHE_CONTROL = {"api": "max-age=600", "files": "max-age=365000000, immutable"}
 """Cache settings of an index in `uv.toml`: pages for ten minutes, as on PyPI; files forever."""
-# Seconds without data after which uv gives up a download; it tries four times.
-_HTTP_TIMEOUT = "30"
 _PUBLIC_INDEX_TIMEOUT = 60.0
 
 # Runs a command with a memory limit, and kills its process group when the parent process ends; otherwise an
@@ -103,12 +102,11 @@ class Uv:
         holding: int | None = None,
     ) -> None:
         self.cache_dir = cache_dir
-        self._indexes = indexes
         self._find_links = find_links
         self._holding = holding
         self._environ = dict(os.environ if environ is None else environ)
         self._explicit = index
-        self._places = configured_places(self._environ)
+        self._places = configured_places(self._environ, indexes)
 
     @functools.cached_property
     def index(self) -> str:
@@ -117,12 +115,13 @@ class Uv:
         Raises:
             InfrastructureError: uv does not state its public index.
         """
-        return self._explicit or self._places.default or public_index()
+        explicit = self._explicit and self._places.with_login(self._explicit)
+        return explicit or self._places.default or public_index()
 
     @property
     def asked(self) -> list[str]:
         """Return the URLs of the indexes that uv asks for packages without an index of their own."""
-        return list(dict.fromkeys(one.url for one in self._all_indexes))
+        return list(dict.fromkeys(one.url for one in self._all_indexes if not one.explicit))
 
     def index_of(self, url: str) -> str:
         """Return the URL, without credentials, of the index that a page or file belongs to.
@@ -222,7 +221,7 @@ class Uv:
             "NO_COLOR": "1",
             **shared_certificates(self._environ),
         }
-        env.setdefault("UV_HTTP_TIMEOUT", _HTTP_TIMEOUT)
+        env["UV_HTTP_TIMEOUT"] = f"{http_timeout(self._environ):g}"
         return env
 
     def configuration(
@@ -257,8 +256,8 @@ class Uv:
 
     @functools.cached_property
     def _all_indexes(self) -> list[PackageIndex]:
-        """Return the indexes of the matrix and of the configuration by priority; the default one is last."""
-        found = self._places.asked_indexes(self._indexes, self.index)
+        """Return the indexes of the matrix and of the configuration by priority."""
+        found = self._places.indexes(self.index)
         names = [one.name for one in found]
         # Of two indexes with one name, uv uses the first one.
         return [one for number, one in enumerate(found) if not one.name or names.index(one.name) == number]
@@ -267,9 +266,10 @@ class Uv:
         """Return the settings of all indexes for `uv.toml`; see `configuration`."""
         tables = []
         for one in self._all_indexes:
-            table = {"url": self._address(one.url, builds=builds), **self._places.of_indexes.get(one.url, {})}
+            more = self._places.of_indexes.get(without_credentials(one.url), {})
+            table: dict[str, Any] = {"url": self._address(one.url, builds=builds), **more}
             if one.name:
-                table["name"] = one.name
+                table |= {"name": one.name, "explicit": one.explicit}
             if urlsplit(one.url).scheme in ("http", "https"):
                 table.setdefault("cache-control", CACHE_CONTROL)
             tables.append(table)

@@ -326,12 +326,8 @@ class VersionCatalogue(Protocol):
         """
         ...
 
-    def indexes_without_pages(self, *, at_all: bool = False) -> list[str]:
-        """Return the addresses of further indexes that had none of the packages looked up so far.
-
-        Args:
-            at_all: Whether to return only indexes whose addresses are probably wrong.
-        """
+    def indexes_without_pages(self) -> list[str]:
+        """Return the addresses of further indexes that had none of the packages looked up so far."""
         ...
 
     def conda_versions(

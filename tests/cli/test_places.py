@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import socket
 import ssl
 from collections.abc import Iterator
 from pathlib import Path
@@ -153,6 +154,24 @@ def test_an_index_that_fails_is_asked_once(user: Asking, nightly: IndexServer) -
     assert done.returncode == 6
     assert f"the package index {nightly.url} cannot be used: it answers 503" in done.stderr
     assert nightly.requests == ["/simple/app/"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("way", ["--index", "--extra-index"])
+def test_an_index_that_accepts_a_connection_and_never_answers(
+    user: Asking, monkeypatch: pytest.MonkeyPatch, way: str
+) -> None:
+    """The command waits once, for the time that uv's variable states."""
+    monkeypatch.setenv("UV_HTTP_TIMEOUT", "1")
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        url = f"http://127.0.0.1:{silent.getsockname()[1]}/simple"
+        done = user.run("run", "app>=1", "repro.py", way, url)
+        assert done.returncode == 6
+        assert done.stderr.count(f"the package index {url} cannot be used: no answer in time") == 1
+        silent.settimeout(0.2)
+        silent.accept()[0].close()
+        with pytest.raises(TimeoutError):
+            silent.accept()
 
 
 def test_a_study_goes_on_with_the_releases_that_it_began_with(user: Asking, nightly: IndexServer) -> None:
@@ -321,28 +340,85 @@ def test_an_index_that_wants_a_login_gets_that_of_the_netrc_file(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("where", ["UV_INDEX", "UV_DEFAULT_INDEX", "uv.toml"])
+@pytest.mark.parametrize("where", ["UV_INDEX", "UV_DEFAULT_INDEX", "uv.toml", "--extra-index"])
 def test_an_index_that_wants_a_login_gets_that_of_its_name(
     user: Asking, nightly: IndexServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str
 ) -> None:
     """It holds for a range, for the solver and for the installation, and is in no file."""
-    wanted = f"Basic {base64.b64encode(b'me:hun/ter2').decode()}"
-    nightly.on_request = lambda _path: None if nightly.headers[-1].get("authorization") == wanted else 401
-    if where == "uv.toml":
+    wants_login(nightly)
+    words = []
+    if where == "--extra-index":
+        words = [where, f"corp={nightly.url}"]
+    elif where == "uv.toml":
         config = tmp_path / "uv.toml"
         config.write_text(f'[[index]]\nname = "corp"\nurl = "{nightly.url}"\n')
         monkeypatch.setenv("UV_CONFIG_FILE", str(config))
     else:
         monkeypatch.setenv(where, f"corp={nightly.url}")
-    done = user.run("run", "app>=2.dev0", "repro.py", "--pre")
+    done = user.run("run", "app>=2.dev0", "repro.py", "--pre", *words)
     assert done.returncode != 0
     assert "401" in done.stderr
     assert "UV_INDEX_CORP_USERNAME" in done.stderr
     monkeypatch.setenv("UV_INDEX_CORP_USERNAME", "me")
     monkeypatch.setenv("UV_INDEX_CORP_PASSWORD", "hun/ter2")
+    assert first_bad(user, *words) == FIRST_BAD
+    assert no_password_in(tmp_path)
+
+
+def wants_login(nightly: IndexServer) -> None:
+    wanted = f"Basic {base64.b64encode(b'me:hun/ter2').decode()}"
+    nightly.on_request = lambda _path: None if nightly.headers[-1].get("authorization") == wanted else 401
+
+
+def no_password_in(folder: Path) -> bool:
+    files = [path for path in folder.rglob("*") if path.is_file() and not path.is_symlink()]
+    return not [path for path in files if b"ter2" in path.read_bytes()]
+
+
+@pytest.mark.slow
+def test_an_index_of_one_axis_gets_the_login_of_its_name_also_in_a_copy_for_hosts_without_a_network(
+    user: Asking, nightly: IndexServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wants_login(nightly)
+    monkeypatch.setenv("UV_INDEX_CORP_USERNAME", "me")
+    monkeypatch.setenv("UV_INDEX_CORP_PASSWORD", "hun/ter2")
+    (user.folder / "m.yaml").write_text(
+        f"version: 1\nname: owned\nindexes: {{corp: {{url: '{nightly.url}', explicit: true}}}}\n"
+        "axes: {app: {package: app, versions: '>=2.dev0', step: every, prereleases: true, index: corp}}\n"
+        "packages: [helper]\nsearch: {crash_rate: 1}\n"
+        "trial: {command: python repro.py, files: [repro.py]}\n"
+    )
+    done = user.run("run", "m.yaml", "--json")
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout.splitlines()[-1])["verdict"]["first_bad"]["app"] == FIRST_BAD
+    done = user.run("env", "fetch", "m.yaml", "-o", "copy", "--no-pythons")
+    assert done.returncode == 0, done.stderr
+    assert no_password_in(tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("has_user", [True, False])
+def test_a_login_of_the_keyring_holds_for_ranges_and_for_the_solver(
+    user: Asking, nightly: IndexServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, has_user: bool
+) -> None:
+    """uv asks it for the password of a user, or where an index always wants a login."""
+    wants_login(nightly)
+    keyring = tmp_path / "bin" / "keyring"
+    keyring.parent.mkdir()
+    known = r"printf 'hun/\164er2\n'"
+    keyring.write_text(
+        f'#!/bin/sh\ncase "$*" in\n"get {nightly.url} me") {known};;\n'
+        f'"get {nightly.url} --mode creds") echo me; {known};;\n*) exit 1;;\nesac\n'
+    )
+    keyring.chmod(0o755)
+    monkeypatch.setenv("PATH", str(keyring.parent), prepend=":")
+    address = nightly.url.replace("://", "://me@") if has_user else nightly.url
+    (tmp_path / "uv.toml").write_text(
+        f'keyring-provider = "subprocess"\n[[index]]\nurl = "{address}"\nauthenticate = "always"\n'
+    )
+    monkeypatch.setenv("UV_CONFIG_FILE", str(tmp_path / "uv.toml"))
     assert first_bad(user) == FIRST_BAD
-    files = [path for path in tmp_path.rglob("*") if path.is_file() and not path.is_symlink()]
-    assert not [path for path in files if b"ter2" in path.read_bytes()]
+    assert no_password_in(tmp_path)
 
 
 def test_a_solver_that_lacks_a_login_says_where_it_belongs(user: Asking, nightly: IndexServer) -> None:

@@ -23,7 +23,7 @@ class FakeCatalogue:
         self.asked.append((package, "pypi", index))
         return list(self.releases.get(package, []))
 
-    def indexes_without_pages(self, *, at_all: bool = False) -> list[str]:
+    def indexes_without_pages(self) -> list[str]:
         return []
 
     def conda_versions(
