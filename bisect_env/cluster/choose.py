@@ -140,7 +140,8 @@ def executor_maker(
     """
     said = {"cache_dir": cache and cache.absolute(), "cache_limit": cache_limit, "offline": offline}
     options: dict[str, Any] = {name: value for name, value in said.items() if value is not None}
-    options["indexes"] = indexes
+    if indexes:
+        options["indexes"] = indexes
     if scheduler is not None or scheduler_file is not None:
         _refuse_local_options(scheduler, scheduler_file, workers, gpus)
         # Imported here because it brings Dask.
