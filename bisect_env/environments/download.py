@@ -63,7 +63,7 @@ def obtain(package: LockedPackage, folder: Path, indexes: Sequence[PackageIndex]
         if package.is_conda:
             download_conda(package.url, part)
         else:
-            download(configured_places(own=indexes).with_login(package.url), part)
+            download(configured_places(indexes=indexes).with_login(package.url), part)
         if (found := sha256_of(part)) != package.sha256:
             raise UnbuildableError(
                 f"Hash mismatch for {package.name} {package.version}: "

@@ -29,7 +29,7 @@ from bisect_env.environments.settings import (
     http_timeout,
     trusted_by_requests,
 )
-from bisect_env.environments.uv_tool import configured_index, public_index
+from bisect_env.environments.uv_tool import public_index
 from bisect_env.environments.wheels import MAX_FILENAME, fits_platform, pythons_of, version_in
 from bisect_env.errors import BisectEnvError, IndexUnavailableError, UsageError
 from bisect_env.matrix.import_names import IMPORTED_AS
@@ -49,19 +49,19 @@ _NAMES_TIMEOUT = (3.0, 5.0)
 
 
 @functools.lru_cache(64)
-def near_names(package: str, base: str | None = None) -> tuple[str, ...]:
+def near_names(package: str, base: str) -> tuple[str, ...]:
     """Return names of packages on an index that are similar to a missing name.
 
     Args:
         package: The missing name.
-        base: URL of the index; None for the configured one.
+        base: URL of the index.
 
     Returns:
         Up to three names, most similar first; empty if the index does not respond.
     """
     if configured_places().no_index:
         return ()
-    base = (base or configured_index()).rstrip("/")
+    base = base.rstrip("/")
     name = str(canonicalize_name(package.partition("[")[0]))
     try:
         listed = _listed(base)
@@ -75,7 +75,7 @@ def near_names(package: str, base: str | None = None) -> tuple[str, ...]:
     return tuple(dict.fromkeys([*([known] if known in listed else []), *near]))[:_SHOWN]
 
 
-def advice(package: str, base: str | None = None) -> str:
+def advice(package: str, base: str) -> str:
     """Return a hint for the error about a missing package, such as `; did you mean torch?`.
 
     Return "" if no name on the index is similar.
@@ -161,9 +161,9 @@ class PypiCatalogue:
         indexes: Sequence[PackageIndex] = (),
         find_links: Sequence[str] = (),
     ) -> None:
-        self.index = index
-        self._indexes = indexes
-        self._find_links = find_links
+        self._configured = functools.partial(
+            configured_places, index=index, indexes=indexes, find_links=find_links
+        )
         self._further: dict[str, bool] = {}
         """Maps the URL of each further index that was asked to whether it had files of any package."""
         self._pages: OncePerKey[tuple[str, str], tuple[IndexFile, ...] | BisectEnvError] = OncePerKey()
@@ -196,11 +196,11 @@ class PypiCatalogue:
 
     @functools.cached_property
     def _places(self) -> PackagePlaces:
-        return configured_places(own=self._indexes)
+        return self._configured()
 
     def _address(self, index: str | None) -> str:
         """Return the URL, with its login, of an index of the matrix; None stands for the default index."""
-        return self._places.with_login(index or self.index or self._places.default or public_index())
+        return self._places.with_login(index or self._places.default or public_index())
 
     def files(self, package: str, *, index: str | None = None) -> tuple[IndexFile, ...]:
         """Return all files of a package, in the order in which the index lists them.
@@ -220,7 +220,7 @@ class PypiCatalogue:
         """
         configured = self._places
         takes_all = configured.strategy.startswith("unsafe")
-        links = () if index is not None else (*self._find_links, *configured.find_links)
+        links = () if index is not None else configured.find_links
         default = self._address(index)
         unknown: UsageError | None = None
         if configured.no_index:

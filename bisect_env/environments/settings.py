@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import configparser
+import contextlib
 import functools
+import netrc
 import os
 import re
 import subprocess
@@ -142,16 +144,22 @@ _OF_INDEX = ("format", "authenticate", "ignore-error-codes", "cache-control")
 
 
 def configured_places(
-    environ: Mapping[str, str] | None = None, own: Sequence[PackageIndex] = ()
+    environ: Mapping[str, str] | None = None,
+    *,
+    index: str | None = None,
+    indexes: Sequence[PackageIndex] = (),
+    find_links: Sequence[str] = (),
 ) -> PackagePlaces:
     """Return the package sources of a matrix and of uv's configuration, or of pip's if uv's names none.
 
-    For each program, environment variables take precedence over configuration files. The address of each
-    index contains the login that variables or a keyring have for it.
+    For each program, environment variables take precedence over configuration files. Each address contains
+    the login that variables, a keyring or the file in the variable `NETRC` have for it.
 
     Args:
         environ: Environment variables; None to use the variables of this process.
-        own: Indexes of the matrix, whose names may have logins, too.
+        index: URL of the default index; None for the configured one.
+        indexes: Additional indexes with higher priority than `index` and the configured ones.
+        find_links: Directories and web pages with additional archives.
 
     Raises:
         InfrastructureError: A configuration file cannot be read.
@@ -160,7 +168,7 @@ def configured_places(
     environ = os.environ if environ is None else environ
     default = named_index(environ.get("UV_DEFAULT_INDEX") or environ.get("UV_INDEX_URL") or "")
     further = f"{environ.get('UV_INDEX', '')} {environ.get('UV_EXTRA_INDEX_URL', '')}"
-    indexes = [named_index(word) for word in further.split()]
+    found = [named_index(word) for word in further.split()]
     links = [_placed(word, Path()) for word in environ.get("UV_FIND_LINKS", "").split(",") if word]
     no_index, strategy = False, environ.get("UV_INDEX_STRATEGY", "")
     settings: dict[str, Any] = {}
@@ -171,28 +179,25 @@ def configured_places(
         try:
             for section in (config.get("pip", {}), config):
                 for one in section.get("index", []):
-                    index = PackageIndex(
-                        str(one.get("name", "")), _placed(one["url"], path), bool(one.get("explicit"))
-                    )
-                    _refuse_unreadable(index.url)
+                    url = _placed(one["url"], path)
+                    named = PackageIndex(str(one.get("name", "")), url, bool(one.get("explicit")))
+                    _refuse_unreadable(url)
                     stated = {key: one[key] for key in _OF_INDEX if key in one}
-                    of_indexes.setdefault(without_credentials(index.url), stated)
+                    of_indexes.setdefault(without_credentials(url), stated)
                     if one.get("default"):
-                        default = default if default.url else index
+                        default = default if default.url else named
                     else:
-                        indexes.append(index)
+                        found.append(named)
                 if section.get("index-url") and not default.url:
                     default = PackageIndex("", _placed(section["index-url"], path))
-                indexes += [
-                    PackageIndex("", _placed(url, path)) for url in section.get("extra-index-url", [])
-                ]
+                found += [PackageIndex("", _placed(url, path)) for url in section.get("extra-index-url", [])]
                 links += [_placed(place, path) for place in section.get("find-links", [])]
                 no_index = no_index or section.get("no-index") is True
                 strategy = strategy or str(section.get("index-strategy", ""))
                 settings = {key: section[key] for key in _REACHING if key in section} | settings
         except (AttributeError, KeyError, TypeError) as error:
             raise _unreadable("uv", path, f"a key has the wrong shape: {error}") from error
-    are_pips = not indexes and not links
+    are_pips = not found and not links
     pip = _pip_settings(environ) if are_pips or not default.url else {}
     pips = []
     if are_pips:
@@ -204,24 +209,28 @@ def configured_places(
             no_index = pip.get("no-index", "").lower() in _TRUE
     if not default.url:
         default = PackageIndex("", pip.get("index-url", "").strip())
-    for url in (*(one.url for one in (default, *indexes, *pips)), *links):
+    for url in (*(one.url for one in (default, *found, *pips)), *links):
         _refuse_unreadable(url)
-    has_keyring = "subprocess" in (environ.get("UV_KEYRING_PROVIDER"), settings.get("keyring-provider"))
+    keyring = environ.get("UV_KEYRING_PROVIDER") or settings.get("keyring-provider")
 
-    def reached(index: PackageIndex) -> PackageIndex:
-        of_index = of_indexes.get(without_credentials(index.url), {})
-        return _with_own_login(index, environ, has_keyring, of_index.get("authenticate") == "always")
+    def reached(one: PackageIndex) -> PackageIndex:
+        always = of_indexes.get(without_credentials(one.url), {}).get("authenticate") == "always"
+        return _with_own_login(one, environ, has_keyring=keyring == "subprocess", always=always)
 
-    return PackagePlaces(
+    places = PackagePlaces(
         reached(default).url,
-        tuple(reached(one) for one in (*own, *indexes)),
+        tuple(reached(one) for one in (*indexes, *found)),
         tuple(reached(one) for one in pips),
-        tuple(links),
+        tuple(reached(PackageIndex("", link)).url for link in (*find_links, *links)),
         no_index,
         strategy or "first-index",
         settings,
         of_indexes,
     )
+    if index is None:
+        return places
+    # The configuration may state a login for the index that the matrix makes the default one.
+    return replace(places, default=reached(PackageIndex("", places.with_login(index))).url)
 
 
 def _placed(place: object, config: Path) -> str:
@@ -255,11 +264,12 @@ def named_index(text: str) -> PackageIndex:
 
 
 def _with_own_login(
-    index: PackageIndex, environ: Mapping[str, str], has_keyring: bool, wants_login: bool
+    index: PackageIndex, environ: Mapping[str, str], *, has_keyring: bool, always: bool
 ) -> PackageIndex:
-    """Return an index whose URL contains the login that variables or the user's keyring have for it, if any.
+    """Return an index whose URL contains the login that variables, keyring or `NETRC` have for it, if any.
 
-    As uv, this asks the keyring only for the password of a user, or if the index always wants a login.
+    As uv, this asks the keyring only for the password of a user, or if the index wants a login `always`. uv
+    itself reads the file that `NETRC` names only where it gets this variable, which builds do not.
     """
     variable = f"UV_INDEX_{re.sub(r'[^A-Z0-9]', '_', index.name.upper())}"
     user, password = (environ.get(f"{variable}_{kind}", "") for kind in ("USERNAME", "PASSWORD"))
@@ -267,8 +277,12 @@ def _with_own_login(
         user = password = ""
     parts = urlsplit(index.url)
     user = unquote(parts.username or "") or user
-    if has_keyring and not (parts.password or password) and (user or wants_login):
+    if has_keyring and not (parts.password or password) and (user or always):
         user, password = _keyring_login(without_credentials(index.url), user)
+    if not (user or parts.password or password) and parts.hostname and environ.get("NETRC"):
+        # uv itself says if a login is missing.
+        with contextlib.suppress(OSError, ValueError, netrc.NetrcParseError):
+            user, _, password = netrc.netrc(environ["NETRC"]).authenticators(parts.hostname) or ("", "", "")
     return replace(index, url=with_login(index.url, user, password))
 
 
@@ -286,7 +300,14 @@ def _keyring_login(url: str, user: str) -> tuple[str, str]:
     for service in (url, urlsplit(url).netloc):
         args = ["keyring", "get", service, *([user] if user else ["--mode", "creds"])]
         try:
-            found = subprocess.run(args, capture_output=True, text=True, timeout=_KEYRING_TIMEOUT, check=True)
+            found = subprocess.run(
+                args,
+                stdin=subprocess.DEVNULL,
+                capture_output=True,
+                text=True,
+                timeout=_KEYRING_TIMEOUT,
+                check=True,
+            )
         except (OSError, ValueError, subprocess.SubprocessError):
             continue  # uv itself says what is wrong with a keyring
         match found.stdout.splitlines():

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import hashlib
 import json
-import netrc
 import os
 import re
 import sys
@@ -22,7 +20,6 @@ from bisect_env.environments.settings import (
     default_cache_dir,
     http_timeout,
     shared_certificates,
-    with_login,
 )
 from bisect_env.errors import InfrastructureError
 from bisect_env.matrix.versions import PackageIndex
@@ -102,11 +99,9 @@ class Uv:
         holding: int | None = None,
     ) -> None:
         self.cache_dir = cache_dir
-        self._find_links = find_links
         self._holding = holding
         self._environ = dict(os.environ if environ is None else environ)
-        self._explicit = index
-        self._places = configured_places(self._environ, indexes)
+        self._places = configured_places(self._environ, index=index, indexes=indexes, find_links=find_links)
 
     @functools.cached_property
     def index(self) -> str:
@@ -115,8 +110,7 @@ class Uv:
         Raises:
             InfrastructureError: uv does not state its public index.
         """
-        explicit = self._explicit and self._places.with_login(self._explicit)
-        return explicit or self._places.default or public_index()
+        return self._places.default or public_index()
 
     @property
     def asked(self) -> list[str]:
@@ -182,7 +176,7 @@ class Uv:
                 timeout=timeout,
                 on_line=on_line,
                 holding=holding,
-                stdin=self.configuration(builds=builds, find_links=find_links, with_indexes=with_indexes),
+                stdin=self.configuration(find_links=find_links, with_indexes=with_indexes),
             )
         except OSError as error:
             if error.errno in FULL and (place := full_file_system(self.cache_dir)):
@@ -224,13 +218,7 @@ class Uv:
         env["UV_HTTP_TIMEOUT"] = f"{http_timeout(self._environ):g}"
         return env
 
-    def configuration(
-        self,
-        *,
-        builds: bool = False,
-        find_links: Sequence[str] | None = None,
-        with_indexes: bool = True,
-    ) -> str:
+    def configuration(self, *, find_links: Sequence[str] | None = None, with_indexes: bool = True) -> str:
         """Return the text of the `uv.toml` that uv reads from its standard input, and no other.
 
         A configuration file of the user might change a lock without being recorded in it. This text repeats
@@ -238,8 +226,6 @@ class Uv:
         variable, and code that uv runs cannot read them, because a pipe can be read once.
 
         Args:
-            builds: Whether uv may run code of source distributions. uv then does not get the variable
-                `NETRC`, so the logins of indexes are looked up in that file here.
             find_links: Directories and web pages with archives that replace all others.
             with_indexes: Whether to include package indexes, and places of archives.
         """
@@ -249,9 +235,8 @@ class Uv:
                 settings["no-index"] = True
             else:
                 settings["index-strategy"] = self._places.strategy
-                settings["index"] = self._tables(builds=builds)
-            links = [*self._find_links, *self._places.find_links] if find_links is None else find_links
-            settings["find-links"] = [self._address(link, builds=builds) for link in links]
+                settings["index"] = self._tables()
+            settings["find-links"] = self._places.find_links if find_links is None else find_links
         return "".join(f"{key} = {toml(value)}\n" for key, value in settings.items())
 
     @functools.cached_property
@@ -262,12 +247,12 @@ class Uv:
         # Of two indexes with one name, uv uses the first one.
         return [one for number, one in enumerate(found) if not one.name or names.index(one.name) == number]
 
-    def _tables(self, *, builds: bool) -> list[dict[str, Any]]:
+    def _tables(self) -> list[dict[str, Any]]:
         """Return the settings of all indexes for `uv.toml`; see `configuration`."""
         tables = []
         for one in self._all_indexes:
             more = self._places.of_indexes.get(without_credentials(one.url), {})
-            table: dict[str, Any] = {"url": self._address(one.url, builds=builds), **more}
+            table: dict[str, Any] = {"url": one.url, **more}
             if one.name:
                 table |= {"name": one.name, "explicit": one.explicit}
             if urlsplit(one.url).scheme in ("http", "https"):
@@ -275,16 +260,6 @@ class Uv:
             tables.append(table)
         tables[-1]["default"] = True
         return tables
-
-    def _address(self, url: str, *, builds: bool) -> str:
-        """Return the URL that uv gets; for builds, it contains the login from the file that `NETRC` names."""
-        path, host = self._environ.get("NETRC"), urlsplit(url).hostname
-        if builds and path and host:
-            # uv itself says if a login is missing.
-            with contextlib.suppress(OSError, ValueError, netrc.NetrcParseError):
-                if found := netrc.netrc(path).authenticators(host):
-                    return with_login(url, found[0], found[2])
-        return url
 
 
 def toml(value: Any) -> str:

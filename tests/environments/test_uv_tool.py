@@ -55,8 +55,8 @@ def test_settings_that_would_change_a_lock_unseen_are_dropped(tmp_path):
     assert env["CFLAGS"] == "-O1"
 
 
-def config_of(uv, *, builds=False):
-    return tomllib.loads(uv.configuration(builds=builds))
+def config_of(uv):
+    return tomllib.loads(uv.configuration())
 
 
 @pytest.mark.parametrize("builds", [False, True])
@@ -71,7 +71,7 @@ def test_a_login_is_in_no_file_and_no_variable(tmp_path, builds):
             "UV_INDEX_BY_NAME_PASSWORD": "sec@ret",
         },
     )
-    mine, named, default = config_of(uv, builds=builds)["index"]
+    mine, named, default = config_of(uv)["index"]
     assert (mine["name"], mine["url"]) == ("mine", f"{address}/mine")
     assert (named["name"], named["url"]) == ("by-name", "https://me:sec%40ret@host/named")
     assert (default["url"], default["default"]) == (address, True)
@@ -134,7 +134,7 @@ def test_the_users_own_uv_toml_speaks_for_itself(tmp_path):
 def test_a_token_in_the_address_of_an_index_reaches_uv_and_no_variable(tmp_path, builds):
     address = "https://corp/simple?token=hunter2"
     uv = uv_with(tmp_path, {"UV_DEFAULT_INDEX": address})
-    assert [one["url"] for one in config_of(uv, builds=builds)["index"]] == [address]
+    assert [one["url"] for one in config_of(uv)["index"]] == [address]
     assert "hunter2" not in str(uv.variables(builds=builds))
 
 
