@@ -397,6 +397,34 @@ def test_an_index_of_one_axis_gets_the_login_of_its_name_also_in_a_copy_for_host
 
 
 @pytest.mark.slow
+def test_an_index_of_one_axis_is_asked_for_other_packages_unless_it_is_explicit(
+    user: Asking, index: IndexServer, nightly: IndexServer
+) -> None:
+    del index.packages["helper"]
+    (user.folder / "m.yaml").write_text(
+        f"version: 1\nname: owned\nindexes: {{corp: {{url: '{nightly.url}'}}}}\n"
+        "axes: {app: {package: app, versions: '>=2.dev0', step: every, prereleases: true, index: corp}}\n"
+        "packages: [helper]\nsearch: {crash_rate: 1}\n"
+        "trial: {command: python repro.py, files: [repro.py]}\n"
+    )
+    done = user.run("run", "m.yaml", "--json")
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout.splitlines()[-1])["verdict"]["first_bad"]["app"] == FIRST_BAD
+
+
+@pytest.mark.slow
+def test_an_index_without_hashes_gets_the_login_of_its_name_for_them(
+    user: Asking, nightly: IndexServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    nightly.style = "bare"
+    wants_login(nightly)
+    monkeypatch.setenv("UV_INDEX_CORP_USERNAME", "me")
+    monkeypatch.setenv("UV_INDEX_CORP_PASSWORD", "hun/ter2")
+    assert first_bad(user, "--extra-index", f"corp={nightly.url}") == FIRST_BAD
+    assert no_password_in(tmp_path)
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("has_user", [True, False])
 def test_a_login_of_the_keyring_holds_for_ranges_and_for_the_solver(
     user: Asking, nightly: IndexServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, has_user: bool
