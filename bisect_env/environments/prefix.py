@@ -44,7 +44,7 @@ from bisect_env.environments.request import CommitSource
 from bisect_env.environments.settings import default_cache_dir, default_cache_limit, default_offline
 from bisect_env.environments.uv_tool import Uv, build_cache, is_transient, plain_words
 from bisect_env.errors import InfrastructureError
-from bisect_env.matrix.versions import PackageIndex
+from bisect_env.matrix.versions import PackageIndex, may_build
 from bisect_env.secrets import without_credentials
 from bisect_env.temporary import write_atomically
 
@@ -289,10 +289,7 @@ class _Builder:
 
     def _refuse_sources(self) -> None:
         for package in self.lock.packages:
-            allowed = self.allow_source
-            if package.is_commit:
-                continue
-            if package.is_source and not (allowed if isinstance(allowed, bool) else package.name in allowed):
+            if package.is_source and not (package.is_commit or may_build(self.allow_source, package.name)):
                 raise UnbuildableError(
                     f"{package.name} {package.version} would have to be built from source, "
                     "which the matrix does not allow",

@@ -39,6 +39,7 @@ from bisect_env.environments.uv_tool import (
 from bisect_env.environments.validation import provided_to_pypi
 from bisect_env.environments.wheels import choose_wheel, tag_ranks
 from bisect_env.errors import IndexUnavailableError, InfrastructureError
+from bisect_env.matrix.versions import may_build
 from bisect_env.running import Finished
 from bisect_env.secrets import without_credentials
 from bisect_env.temporary import temporary
@@ -155,13 +156,14 @@ class PypiSolver:
                 best = choose_wheel(wheels, ranks)
                 if best is not None:
                     chosen = wheels[best]
-                elif "sdist" in entry and request.may_build(entry["name"]):
+                elif "sdist" in entry and may_build(request.allow_source, entry["name"]):
                     chosen = entry["sdist"]
                 elif "sdist" in entry and request.allow_source and entry["name"] not in wheels_only:
                     refused.add(entry["name"])
                     continue
                 elif "archive" in entry and (
-                    _name_of(entry["archive"]).endswith(".whl") or request.may_build(entry["name"])
+                    _name_of(entry["archive"]).endswith(".whl")
+                    or may_build(request.allow_source, entry["name"])
                 ):
                     chosen = entry["archive"]
                 else:

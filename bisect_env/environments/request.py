@@ -140,12 +140,6 @@ class EnvironmentRequest:
             facts["conda"] = asdict(self.conda) | {"packages": sorted(self.conda.packages)}
         return json.dumps(facts, sort_keys=True)
 
-    def may_build(self, name: str) -> bool:
-        """Return whether the request allows to build this package from its source distribution."""
-        if isinstance(self.allow_source, bool):
-            return self.allow_source
-        return canonicalize_name(name) in {canonicalize_name(allowed) for allowed in self.allow_source}
-
 
 def _check_requirement(text: str) -> None:
     remedy = "write it like 'numpy>=1.24' or 'scipy==1.13.1'"

@@ -26,6 +26,7 @@ from bisect_env.matrix.versions import (
     Release,
     VersionCatalogue,
     between,
+    may_build,
     newest_of_each,
     order_key,
     parse_range,
@@ -130,7 +131,9 @@ def _axes(
             found = commit_axis(name, axis.direction, history, history.chosen())
         elif isinstance(axis, PackageAxis) and axis.listed is None:
             releases = _releases(matrix, axis, catalogue)
-            needs_wheel = not axis.is_python and not matrix.file.solver.allows_source(axis.canonical_package)
+            needs_wheel = not axis.is_python and not may_build(
+                matrix.file.solver.allow_source, axis.canonical_package
+            )
             found = select_releases(
                 name,
                 axis,

@@ -779,15 +779,6 @@ class Solver(StrictModel):
         description="Whether source distributions may be built: for all packages, or for those listed.",
     )
 
-    def allows_source(self, package: str) -> bool:
-        """Return whether a package may be built from a source distribution.
-
-        `package` is the normalised name of the package.
-        """
-        if isinstance(self.allow_source, bool):
-            return self.allow_source
-        return package in {canonicalize_name(name) for name in self.allow_source}
-
 
 class Rule(StrictModel):
     """A rule that excludes combinations, or includes them again."""

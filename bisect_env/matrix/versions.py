@@ -14,6 +14,7 @@ from enum import StrEnum
 from typing import Any, Protocol
 
 from packaging.specifiers import InvalidSpecifier, SpecifierSet
+from packaging.utils import canonicalize_name
 from packaging.version import InvalidVersion, Version
 
 from bisect_env.matrix.history import CommitDetails, History
@@ -248,6 +249,18 @@ def fitting_python(
     exact = [one.version for one in wanted if one.operator in ("==", "===")]
     exact = [one for one in exact if re.fullmatch(r"3\.\d+\.\d+", one) and wanted.contains(one)]
     return next(iter([*older[-1:], *fitting, *exact]), "")
+
+
+def may_build(allowed: bool | Iterable[str], package: str) -> bool:
+    """Return whether a package may be built from source.
+
+    Args:
+        allowed: True for all packages, False for none, else the names of the packages that may be built.
+        package: Name of the package.
+    """
+    if isinstance(allowed, bool):
+        return allowed
+    return canonicalize_name(package) in {canonicalize_name(name) for name in allowed}
 
 
 def host_platform() -> str:

@@ -193,6 +193,16 @@ def test_sources_need_leave(cache, python):
         assert not raised.value.transient
 
 
+def test_a_source_is_allowed_by_any_spelling_of_its_name(cache, python):
+    """As for the solver."""
+    package = LockedPackage("demo-lib", "1.0", "pip", "file:///nowhere/demo_lib-1.0.tar.gz", "ab" * 32)
+    lock = make_lock(python, host_platform(), [package])
+    with pytest.raises(UnbuildableError) as raised:
+        ensure_prefix(lock, cache_dir=cache, allow_source=frozenset({"Demo_Lib"}))
+    assert "does not allow" not in str(raised.value)
+    assert "nowhere" in str(raised.value)
+
+
 def test_a_source_is_built_anew_with_the_tools_of_another_date(index, cache, python, tmp_path, monkeypatch):
     for version, uploaded in (("1.0", "2023-01-01T00:00:00Z"), ("2.0", "2025-01-01T00:00:00Z")):
         index.add("tool", version, modules={"tool.py": f"V = {version!r}"}, uploaded=uploaded)

@@ -9,7 +9,7 @@ from bisect_env.errors import MatrixError
 from bisect_env.matrix.grid import Combination
 from bisect_env.matrix.load import MAX_BYTES, load_matrix
 from bisect_env.matrix.schema import DEFAULT_TARGET, TargetOutcome, TargetRule
-from bisect_env.matrix.versions import host_platform
+from bisect_env.matrix.versions import host_platform, may_build
 from bisect_env.trials.records import Outcome
 
 AXES = "axes:\n  python: {package: python, versions: [3.10, '3.9']}\n"
@@ -69,7 +69,7 @@ def test_defaults(matrix_of):
     assert matrix.file.search.max_trials == 5000
     assert matrix.file.search.budget is None
     assert matrix.file.solver.dependencies == "resolve"
-    assert not matrix.file.solver.allows_source("numpy")
+    assert not may_build(matrix.file.solver.allow_source, "numpy")
     assert matrix.platform == host_platform()
     assert matrix.name == "demo"
 
@@ -114,8 +114,8 @@ search: {confidence: 0.99, min_crash_rate: 0.1, max_trials: 100, budget: 2h}
         {"run.py": "pass", "data/a.txt": "a"},
     )
     file = matrix.file
-    assert file.solver.allows_source("lark-parser")
-    assert not file.solver.allows_source("lark")
+    assert may_build(file.solver.allow_source, "lark-parser")
+    assert not may_build(file.solver.allow_source, "lark")
     assert file.trial.timeout == 90
     assert file.trial.bad.signals == (11, 6, 6)
     assert file.trial.env == {"OMP_NUM_THREADS": "1", "FLAG": "true"}
