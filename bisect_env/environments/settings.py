@@ -103,8 +103,8 @@ class PackagePlaces:
 
         As in uv, this is the index whose address begins the URL, else the first one on the same host.
         """
-        known = [one for one in (*self.before, PackageIndex("", self.default), *self.after) if one.url]
-        same = [one.url for one in known if _host(one.url) == _host(url) and "@" in urlsplit(one.url).netloc]
+        known = [one.url for one in self.indexes(self.default) if "@" in urlsplit(one.url).netloc]
+        same = [one for one in known if _host(one) == _host(url)]
         begin = [one for one in same if f"{url}/".startswith(f"{without_credentials(one).rstrip('/')}/")]
         parts = urlsplit(url)
         if not same or "@" in parts.netloc:
@@ -166,9 +166,9 @@ def configured_places(
         UsageError: An address cannot be read.
     """
     environ = os.environ if environ is None else environ
-    default = named_index(environ.get("UV_DEFAULT_INDEX") or environ.get("UV_INDEX_URL") or "")
+    default = _named_index(environ.get("UV_DEFAULT_INDEX") or environ.get("UV_INDEX_URL") or "")
     further = f"{environ.get('UV_INDEX', '')} {environ.get('UV_EXTRA_INDEX_URL', '')}"
-    found = [named_index(word) for word in further.split()]
+    found = [_named_index(word) for word in further.split()]
     links = [_placed(word, Path()) for word in environ.get("UV_FIND_LINKS", "").split(",") if word]
     no_index, strategy = False, environ.get("UV_INDEX_STRATEGY", "")
     settings: dict[str, Any] = {}
@@ -254,7 +254,7 @@ _TRUE = ("1", "true", "yes", "on", "t", "y")
 """Values that pip accepts as "true"."""
 
 
-def named_index(text: str) -> PackageIndex:
+def _named_index(text: str) -> PackageIndex:
     """Return the package index that a text such as `https://…` or `name=https://…` describes."""
     # uv allows `name=url`. An equals sign after `://` is part of the URL.
     name, equals, url = text.partition("=")
@@ -283,7 +283,7 @@ def _with_own_login(
         # uv itself says if a login is missing.
         with contextlib.suppress(OSError, ValueError, netrc.NetrcParseError):
             user, _, password = netrc.netrc(environ["NETRC"]).authenticators(parts.hostname) or ("", "", "")
-    return replace(index, url=with_login(index.url, user, password))
+    return replace(index, url=_with_login(index.url, user, password))
 
 
 @functools.cache
@@ -318,7 +318,7 @@ def _keyring_login(url: str, user: str) -> tuple[str, str]:
     return user, ""
 
 
-def with_login(url: str, user: str, password: str) -> str:
+def _with_login(url: str, user: str, password: str) -> str:
     """Return a URL that contains a user name and password, unless it contains a password already."""
     parts = urlsplit(url)
     if not (user or password) or parts.password:
