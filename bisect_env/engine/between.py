@@ -20,7 +20,7 @@ from bisect_env.engine.explain import ABSENT
 from bisect_env.engine.locking import Locking
 from bisect_env.engine.stored import refuse_local, stored_combination
 from bisect_env.environments.foreign import environment_of_lock, read_environment
-from bisect_env.environments.foreign_reading import NOT_HERE, ForeignEnvironment, fitting_python
+from bisect_env.environments.foreign_reading import ForeignEnvironment, Why, fitting_python
 from bisect_env.environments.lock import Lock, LockResult
 from bisect_env.environments.provider import EnvironmentProvider
 from bisect_env.errors import NoEnvironmentError, UsageError
@@ -130,7 +130,7 @@ def _notes(good: ForeignEnvironment, bad: ForeignEnvironment, pythons: tuple[str
     notes += [
         f"{one.source}: left out: {and_more(named, _SHOWN)}"
         for one in (good, bad)
-        if (named := [f"{name} ({why})" for name, why in one.left_out.items() if why != NOT_HERE])
+        if (named := [f"{name} ({why})" for name, why in one.left_out.items() if why != Why.NOT_HERE])
     ]
     patches = [one.python for one in (good, bad)]
     if not good.uses_conda and all(patches) and patches[0] != patches[1] and pythons[0] == pythons[1]:
@@ -176,8 +176,8 @@ def _comparable(ends: Ends) -> None:
 
 
 def _whole(environment: ForeignEnvironment, python: str) -> WholeEnvironment:
-    conda = tuple(p.spec for p in environment.packages if p.manager == "conda")
-    pypi = tuple(p.spec for p in environment.of("pip"))
+    conda = tuple(p.spec for p in environment.packages if p.is_conda)
+    pypi = tuple(p.spec for p in environment.packages if p.manager == "pip")
     return WholeEnvironment.model_construct(python=None if conda else python or None, pypi=pypi, conda=conda)
 
 
@@ -216,9 +216,8 @@ def other_archives(ends: Ends, locks: Mapping[str, LockResult]) -> list[str]:
         lock = locks[name]
         if not isinstance(lock, Lock):
             continue
-        allowed = {(p.manager, _normal(p.name)): p.hashes for p in environment.packages if p.hashes}
         for package in lock.packages:
-            hashes = allowed.get((package.manager, _normal(package.name)), ())
+            hashes = environment.hashes.get((package.manager, package.name), ())
             if hashes and package.sha256 and package.sha256 not in hashes:
                 found.append(
                     f"{environment.source}: {package.name} {package.version}: {package.sha256[:12]}… is not "

@@ -11,21 +11,16 @@ import json
 import os
 import re
 import tomllib
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import yaml
 
-from bisect_env.environments import foreign_conda, foreign_installed, foreign_locks
-from bisect_env.environments.foreign_reading import (
-    MAX_BYTES,
-    ForeignEnvironment,
-    ForeignReading,
-    by_name,
-    refused,
-    unknown,
-)
-from bisect_env.environments.foreign_requirements import Requirements
+from bisect_env.environments import foreign_conda, foreign_locks
+from bisect_env.environments.foreign_installed import installed
+from bisect_env.environments.foreign_reading import MAX_BYTES, ForeignEnvironment, Listed
+from bisect_env.environments.foreign_requirements import requirements
 from bisect_env.environments.lock import Lock
 from bisect_env.environments.yaml_text import read_yaml
 from bisect_env.errors import expanded
@@ -33,6 +28,17 @@ from bisect_env.matrix.versions import host_platform
 from bisect_env.temporary import read_limited
 
 _LISTED = re.compile(r"[A-Za-z0-9_][\w.-]*=[^=<>!~\s]+=[^=\s]+")
+
+_FORMATS = (
+    ({"lock-version", "packages"}, foreign_locks.pylock),
+    ({"metadata.lock_version"}, foreign_locks.pdm),
+    ({"metadata.lock-version"}, foreign_locks.poetry),
+    ({"version", "requires-python"}, foreign_locks.uv),
+    ({"_meta", "default"}, foreign_locks.pipenv),
+    ({"environments", "packages"}, foreign_conda.pixi),
+    ({"package", "metadata"}, foreign_conda.conda_lock),
+)
+"""Pairs of keys and a reader: a file that has all the keys is read by the first such reader."""
 
 
 def read_environment(path: str | Path, *, python: str = "", platform: str = "") -> ForeignEnvironment:
@@ -51,28 +57,32 @@ def read_environment(path: str | Path, *, python: str = "", platform: str = "") 
     Raises:
         UsageError: The path does not exist, or its format is unknown or invalid.
     """
-    platform = platform or host_platform()
-    text_path, name = str(path), ""
-    where = expanded(text_path)
-    if not _exists(where) and "#" in text_path:
-        text_path, _, name = text_path.rpartition("#")
-        where = expanded(text_path)
-    reading = ForeignReading(str(path), where, name, python, platform)
+    source, name = str(path), ""
+    where = expanded(source)
+    if not _exists(where) and "#" in source:
+        before, _, name = source.rpartition("#")
+        where = expanded(before)
+    environment = ForeignEnvironment(source, where, name, python, platform or host_platform())
     if not _exists(where):
         beside = sorted(p.name for p in where.parent.iterdir()) if where.parent.is_dir() else []
-        raise refused(str(path), f"there is no such file{_near(where.name, beside)}", "correct the path")
+        close = difflib.get_close_matches(where.name, beside, 1)
+        hint = f"; beside it lies {close[0]}" if close else ""
+        raise environment.refused(f"there is no such file{hint}", "correct the path")
     try:
-        return foreign_installed.directory(reading) if where.is_dir() else _file(reading)
+        environment.fill(installed(environment) if where.is_dir() else _rows(environment))
     except OSError as error:
         problem = f"it cannot be read: {error.strerror or error}"
-        raise refused(reading.source, problem, "correct the path or its permissions") from error
+        raise environment.refused(problem, "correct the path or its permissions") from error
+    except UnicodeDecodeError:
+        problem = "the file is no text in UTF-8"
+        raise environment.refused(problem, "name a lock file, not an archive") from None
     except (KeyError, TypeError, ValueError, AttributeError, IndexError, RecursionError) as error:
         # Files of other tools may have any content.
-        raise refused(
-            reading.source,
+        raise environment.refused(
             "it does not have the form that its tool gives it",
             "write the file again with its tool; if that does not help, give the output of `pip freeze`",
         ) from error
+    return environment
 
 
 def _exists(path: Path) -> bool:
@@ -86,100 +96,59 @@ def environment_of_lock(lock: Lock, source: str) -> ForeignEnvironment:
         lock: The lock.
         source: File or directory from which the lock was read, for messages.
     """
-    return ForeignEnvironment(
-        source=source,
-        format="a lock of bisect-env",
-        python=lock.python,
-        packages=by_name(map(foreign_conda.of_locked, lock.packages)),
-        platform=lock.platform,
-        channels=tuple(dict.fromkeys(p.url.rsplit("/", 2)[0] for p in lock.packages if p.is_conda)),
-    )
+    environment = ForeignEnvironment(source, Path(source), format="a lock of bisect-env")
+    environment.python, environment.platform = lock.python, lock.platform
+    environment.fill(map(Listed, lock.packages))
+    return environment
 
 
-def _file(reading: ForeignReading) -> ForeignEnvironment:
-    """Detect the format of a file, and read the environment that the file describes."""
-    text, name = _text(reading), reading.where.name
-    if reading.where.suffix == ".toml" or name in ("uv.lock", "poetry.lock", "pdm.lock"):
-        return _toml(reading, text)
+def _rows(environment: ForeignEnvironment) -> Iterator[Listed]:
+    """Detect the format of a file, and return its packages."""
+    text, name = read_limited(environment.where, MAX_BYTES, "utf-8-sig"), environment.where.name
+    # Names of locks may have been changed, so look at the content, too.
+    is_toml = name in ("uv.lock", "poetry.lock", "pdm.lock") or re.search(r"(?m)^\[\[packages?\]\]$", text)
+    if is_toml or name.endswith(".toml"):
+        return _structured(environment, _parsed(environment, "TOML", tomllib.loads, text))
     if text.lstrip().startswith("{"):
-        return _json(reading, text)
+        return _structured(environment, _parsed(environment, "JSON", json.loads, text))
     if "@EXPLICIT" in text.splitlines():
-        return foreign_conda.conda_explicit(reading, text)
-    if reading.where.suffix in (".yml", ".yaml") or name == "pixi.lock":
-        return _yaml(reading, text)
+        return foreign_conda.conda_explicit(environment, text)
+    if name.endswith((".yml", ".yaml")) or name == "pixi.lock" or text.lstrip().startswith("version:"):
+        return _structured(environment, _parsed(environment, "YAML", read_yaml, text))
     lines = [line.strip() for line in text.splitlines() if line.strip() and not line.startswith("#")]
     if lines and all(_LISTED.fullmatch(line) for line in lines):
-        return foreign_conda.conda_export(reading, text)
-    # The name does not tell the format, so look at the content.
-    if text.lstrip().startswith("version:"):
-        return _yaml(reading, text)
-    if re.search(r"^\[\[packages?\]\]$", text, re.MULTILINE):
-        return _toml(reading, text)
-    return Requirements(reading).read(text)
+        return foreign_conda.conda_export(environment, text)
+    return requirements(environment, text)
 
 
-def _text(reading: ForeignReading) -> str:
+def _parsed(environment: ForeignEnvironment, language: str, parse: Callable[[str], Any], text: str) -> Any:
     try:
-        return read_limited(reading.where, MAX_BYTES, "utf-8-sig")
-    except OSError as error:
-        why = f"the file cannot be read ({error.strerror})"
-        raise refused(reading.source, why, "correct the path") from None
-    except UnicodeDecodeError:
-        why = "the file is no text in UTF-8"
-        raise refused(reading.source, why, "name a lock file, not an archive") from None
+        return parse(text)
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        problem = f" (line {mark.line + 1})" if mark is not None else ""
+    except (ValueError, RecursionError) as error:
+        problem = f": {error}"
+    raise environment.refused(f"it is no {language}{problem}", "write the file again with its tool")
 
 
-def _toml(reading: ForeignReading, text: str) -> ForeignEnvironment:
-    try:
-        data = tomllib.loads(text)
-    except (tomllib.TOMLDecodeError, RecursionError) as error:
-        raise refused(reading.source, f"it is no TOML: {error}", "write the lock again") from None
-    metadata = data.get("metadata") if isinstance(data.get("metadata"), dict) else {}
-    if "lock-version" in data and "packages" in data:
-        return foreign_locks.pylock(reading, data)
-    if metadata and "lock_version" in metadata:
-        return foreign_locks.pdm(reading, data)
-    if metadata and "lock-version" in metadata:
-        return foreign_locks.poetry(reading, data)
-    if isinstance(data.get("version"), int) and "requires-python" in data:
-        return foreign_locks.uv(reading, data)
-    if "project" in data or "tool" in data or "build-system" in data:
-        raise refused(
-            reading.source,
+def _structured(environment: ForeignEnvironment, data: Any) -> Iterator[Listed]:
+    """Detect the format of a parsed file by its keys, and return its packages."""
+    top = data if isinstance(data, dict) else {}
+    metadata = top.get("metadata")
+    keys = {*top, *(f"metadata.{key}" for key in (metadata if isinstance(metadata, dict) else ()))}
+    for its_keys, reader in _FORMATS:
+        if its_keys <= keys:
+            return reader(environment, top)
+    if isinstance(top.get("dependencies"), list):
+        return foreign_conda.env_export(environment, top)
+    if {"project", "tool", "build-system"} & keys:
+        raise environment.refused(
             "this says what a project asks for, not which versions it got",
             "name the lock beside it, or the output of `pip freeze`",
         )
-    raise unknown(reading.source)
-
-
-def _json(reading: ForeignReading, text: str) -> ForeignEnvironment:
-    try:
-        data = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise refused(reading.source, f"it is no JSON: {error}", "write the lock again") from None
-    if not isinstance(data, dict) or "_meta" not in data or "default" not in data:
-        raise unknown(reading.source)
-    return foreign_locks.pipenv(reading, data)
-
-
-def _yaml(reading: ForeignReading, text: str) -> ForeignEnvironment:
-    try:
-        data = read_yaml(text)
-    except yaml.YAMLError as error:
-        mark = getattr(error, "problem_mark", None)
-        place = f" (line {mark.line + 1})" if mark is not None else ""
-        raise refused(reading.source, f"it is no YAML{place}", "write the file again with its tool") from None
-    if not isinstance(data, dict):
-        raise unknown(reading.source)
-    if "environments" in data and "packages" in data:
-        return foreign_conda.pixi(reading, data)
-    if "package" in data and "metadata" in data:
-        return foreign_conda.conda_lock(reading, data)
-    if "dependencies" in data:
-        return foreign_conda.env_export(reading, data)
-    raise unknown(reading.source)
-
-
-def _near(name: str, others: Sequence[str]) -> str:
-    close = difflib.get_close_matches(name, others, 1)
-    return f"; beside it lies {close[0]}" if close else ""
+    raise environment.refused(
+        "this is no list of an environment's packages that is known here",
+        "give `pip freeze` output, uv.lock, pylock.toml, poetry.lock, pdm.lock, Pipfile.lock, conda list "
+        "--explicit or --export, conda env export, conda-lock.yml, pixi.lock, or an environment's directory",
+    )

@@ -3,140 +3,110 @@
 from __future__ import annotations
 
 import re
-from dataclasses import replace
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from packaging.utils import canonicalize_name
-
 from bisect_env.environments.conda_process import HelperDiedError, shared_pool
-from bisect_env.environments.foreign_reading import (
-    LOCAL,
-    VCS,
-    ForeignEnvironment,
-    ForeignPackage,
-    ForeignReading,
-    refused,
-)
-from bisect_env.environments.foreign_requirements import Requirements
-from bisect_env.environments.lock import LockedPackage
+from bisect_env.environments.foreign_reading import ForeignEnvironment, Listed, Why, conda, unnamed, wheel
+from bisect_env.environments.foreign_requirements import requirement
 from bisect_env.environments.lockfiles import conda_archive, packages_of
 
 _HELPER_TIMEOUT = 60.0
 _EXPORTED = re.compile(r"([A-Za-z0-9_][\w.-]*)={1,2}([^=<>!~\s]+)(?:=([^=<>!~\s]*))?")
+_Data = Mapping[str, Any]
 
 
-def conda_explicit(reading: ForeignReading, text: str) -> ForeignEnvironment:
-    """Convert the output of `conda list --explicit` to a `ForeignEnvironment`."""
-    platform, channels = _stated_platform(text), []
+def conda_explicit(environment: ForeignEnvironment, text: str) -> Iterator[Listed]:
+    """Yield the packages in the output of `conda list --explicit`."""
+    environment.format, environment.platform = "conda list --explicit", _platform_in(text)
     for line in text.splitlines():
-        url = line.strip().partition("#")[0]
+        url, _, hashed = line.strip().partition("#")
         if not url or url.startswith("@"):
             continue
-        parsed = conda_archive(url)
-        if parsed is None:
-            reading.left_out[url.rpartition("/")[2]] = "no address of a conda package"
-            continue
-        name, version, build = parsed
-        hashed = line.partition("#")[2].removeprefix("sha256:")
-        hashes = (hashed,) if re.fullmatch("[0-9a-f]{64}", hashed) else ()
-        reading.packages.append(ForeignPackage(name, version, "conda", build, hashes))
-        channel, subdir, _ = url.rsplit("/", 2)
-        channels.append(channel)
-        platform = platform or (subdir if subdir != "noarch" else "")
-    return reading.conda_result("conda list --explicit", platform, channels)
-
-
-def conda_export(reading: ForeignReading, text: str) -> ForeignEnvironment:
-    """Convert the output of `conda list --export` to a `ForeignEnvironment`."""
-    for line in text.splitlines():
-        if not line.strip() or line.startswith("#"):
-            continue
-        name, version, build = (*line.strip().split("="), "", "")[:3]
-        if build in ("pypi_0", "<pip>", "pypi"):
-            reading.take(name, version)
+        sha256 = hashed.removeprefix("sha256:")
+        parts = conda_archive(url)
+        if parts is None or url.count("/") < 3:
+            yield unnamed(url.rpartition("/")[2], "no address of a conda package")
         else:
-            reading.packages.append(ForeignPackage(name, version, "conda", build))
-    reading.notes.append(
+            yield conda(*parts, sha256 if re.fullmatch("[0-9a-f]{64}", sha256) else "", url)
+
+
+def conda_export(environment: ForeignEnvironment, text: str) -> Iterator[Listed]:
+    """Yield the packages in the output of `conda list --export`."""
+    environment.format, environment.platform = "conda list --export", _platform_in(text)
+    environment.notes.append(
         "`conda list --export` names no channels: those of the command, or conda-forge, are asked"
     )
-    return reading.conda_result("conda list --export", _stated_platform(text), ())
+    for line in text.splitlines():
+        if line.strip() and not line.startswith("#"):
+            name, version, build = (*line.strip().split("="), "", "")[:3]
+            is_wheel = build in ("pypi_0", "<pip>", "pypi")
+            yield wheel(name, version) if is_wheel else conda(name, version, build)
 
 
-def env_export(reading: ForeignReading, data: dict[str, Any]) -> ForeignEnvironment:
-    """Convert the parsed output of `conda env export` to a `ForeignEnvironment`."""
-    listed = Requirements(reading)
+def env_export(environment: ForeignEnvironment, data: _Data) -> Iterator[Listed]:
+    """Yield the packages in the output of `conda env export`."""
+    environment.format = "conda env export"
+    environment.channels = [str(c) for c in data.get("channels", []) if str(c) != "nodefaults"]
+    markers = environment.markers()
     for entry in data["dependencies"]:
         if isinstance(entry, dict):
             for line in entry.get("pip", []):
-                listed.take("pip", str(line))
-            continue
-        found = _EXPORTED.fullmatch(str(entry).rpartition("::")[2].strip())
-        if found is None:
-            listed.loose.append(str(entry))
+                yield from requirement(environment, str(line), "pip", markers)
+        elif found := _EXPORTED.fullmatch(str(entry).rpartition("::")[2].strip()):
+            yield conda(found[1], found[2], found[3] or "")
         else:
-            reading.packages.append(ForeignPackage(found[1], found[2], "conda", found[3] or ""))
-    if listed.loose:
-        raise refused(
-            reading.source,
-            f"not every package has one version: {', '.join(listed.loose[:5])}",
-            "export it without `--from-history`, or give the environment's directory",
-        )
-    channels = [str(c) for c in data.get("channels", []) if str(c) != "nodefaults"]
-    return reading.conda_result("conda env export", "", channels)
+            environment.loose.append(str(entry))
 
 
-def conda_lock(reading: ForeignReading, data: dict[str, Any]) -> ForeignEnvironment:
-    """Convert the packages for one platform in a `conda-lock.yml` to a `ForeignEnvironment`."""
+def conda_lock(environment: ForeignEnvironment, data: _Data) -> Iterator[Listed]:
+    """Yield the packages for one platform in a `conda-lock.yml`."""
     metadata = data["metadata"]
     platforms = [str(one) for one in metadata.get("platforms", [])]
-    if reading.platform not in platforms:
-        raise reading.other_platform(", ".join(platforms), None)
-    reading.packages += [of_locked(package) for package in packages_of(data, reading.platform)]
-    channels = [str(c["url"] if isinstance(c, dict) else c) for c in metadata.get("channels", [])]
-    custom = metadata.get("custom_metadata") or {}
-    found = reading.conda_result(f"conda-lock.yml {data['version']}", reading.platform, channels)
-    return replace(found, python=found.python or str(custom.get("bisect-env.python", "")))
+    if environment.for_platform not in platforms:
+        raise environment.refused_platform(", ".join(platforms), environment.for_platform)
+    environment.format, environment.platform = f"conda-lock.yml {data['version']}", environment.for_platform
+    environment.python = str((metadata.get("custom_metadata") or {}).get("bisect-env.python", ""))
+    environment.channels = _channels(metadata.get("channels", []))
+    yield from map(Listed, packages_of(data, environment.for_platform))
 
 
-def pixi(reading: ForeignReading, data: dict[str, Any]) -> ForeignEnvironment:
-    """Convert one environment of a `pixi.lock`, read with py-rattler, to a `ForeignEnvironment`."""
+def pixi(environment: ForeignEnvironment, data: _Data) -> Iterator[Listed]:
+    """Yield the packages of one environment of a `pixi.lock`, which is read with py-rattler."""
     try:
-        request = {"op": "read_lock", "path": str(reading.where), "platform": reading.platform}
+        request = {"op": "read_lock", "path": str(environment.where), "platform": environment.for_platform}
         answer = shared_pool().ask(request, _HELPER_TIMEOUT)
     except HelperDiedError as error:
-        raise refused(reading.source, f"py-rattler cannot read it: {error.text}", "write it again") from None
+        answer = {"failed": "lock", "text": error.text}
     if "failed" in answer:
-        raise refused(reading.source, f"py-rattler cannot read it: {answer['text']}", "write it again")
+        raise environment.refused(f"py-rattler cannot read it: {answer['text']}", "write it again")
     environments = answer["environments"]
-    name = reading.name or ("default" if "default" in environments else next(iter(environments), ""))
+    name = environment.name or ("default" if "default" in environments else next(iter(environments), ""))
     if name not in environments:
         known = ", ".join(environments)
-        raise refused(reading.source, f"it has no environment {name!r}", f"name one of {known}")
-    if len(environments) > 1 and not reading.name:
+        raise environment.refused(f"it has no environment {name!r}", f"name one of {known}")
+    if len(environments) > 1 and not environment.name:
         others = ", ".join(n for n in environments if n != name)
-        reading.notes.append(f"its environment {name!r} is read; FILE#NAME reads another ({others})")
-    found = environments[name]
-    if reading.platform not in found["platforms"]:
-        raise reading.other_platform(", ".join(found["platforms"]), None)
-    for kind, package, version, build, sha256, location in found["packages"]:
-        hashes = (sha256,) if sha256 else ()
+        environment.notes.append(f"its environment {name!r} is read; FILE#NAME reads another ({others})")
+    platforms = environments[name]["platforms"]
+    if environment.for_platform not in platforms:
+        raise environment.refused_platform(", ".join(platforms), environment.for_platform)
+    environment.format = f"pixi.lock {data.get('version', '')}".rstrip()
+    environment.platform = environment.for_platform
+    environment.channels = _channels(data["environments"][name]["channels"])
+    for kind, package, version, build, sha256, location in environments[name]["packages"]:
         if kind == "conda":
-            reading.packages.append(ForeignPackage(package, version, "conda", build, hashes))
+            yield conda(package, version, build, sha256, location)
         else:
             is_local = "://" not in location or location.startswith("file:")
-            why = LOCAL if is_local else VCS if location.startswith("git+") else ""
-            reading.take(package, version, hashes, why=why)
-    channels = [str(c["url"] if isinstance(c, dict) else c) for c in data["environments"][name]["channels"]]
-    return reading.conda_result(f"pixi.lock {data.get('version', '')}".rstrip(), reading.platform, channels)
+            why = Why.LOCAL if is_local else Why.VCS if location.startswith("git+") else ""
+            yield wheel(package, version, (sha256,) if sha256 else (), why=why)
 
 
-def of_locked(package: LockedPackage) -> ForeignPackage:
-    """Convert a package of a bisect-env lock to a `ForeignPackage`."""
-    name = str(canonicalize_name(package.name)) if package.manager == "pip" else package.name
-    hashes = (package.sha256,) if package.sha256 else ()
-    return ForeignPackage(name, package.version, package.manager, package.build, hashes)
+def _channels(stated: Iterable[Any]) -> list[str]:
+    return [str(one["url"] if isinstance(one, dict) else one) for one in stated]
 
 
-def _stated_platform(text: str) -> str:
+def _platform_in(text: str) -> str:
     found = re.search(r"^# platform: (\S+)", text, re.MULTILINE)
     return found[1] if found else ""

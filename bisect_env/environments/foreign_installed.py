@@ -4,126 +4,91 @@ from __future__ import annotations
 
 import importlib.metadata
 import json
-from collections.abc import Iterable, Iterator, Mapping
+import re
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from packaging.requirements import InvalidRequirement, Requirement
 from packaging.utils import canonicalize_name
 
 from bisect_env.environments.foreign_reading import (
-    EDITABLE,
-    LOCAL,
-    VCS,
     ForeignEnvironment,
-    ForeignPackage,
-    ForeignReading,
-    is_version,
-    refused,
+    Listed,
+    Why,
+    conda,
+    unnamed,
+    version_or_none,
+    wheel,
 )
 from bisect_env.environments.foreign_requirements import of_url
 
 _INSTALLER = "the installer, which nothing in the environment needs"
 
 
-def directory(reading: ForeignReading) -> ForeignEnvironment:
-    """List the packages that are installed in a virtual environment or a conda environment."""
-    if (reading.where / "conda-meta").is_dir():
-        return _conda_directory(reading, reading.where)
-    if not (reading.where / "pyvenv.cfg").is_file():
-        inside = [p.name for p in reading.where.iterdir() if (p / "pyvenv.cfg").is_file()]
-        hint = f"; did you mean {reading.where / inside[0]}?" if inside else ""
-        raise refused(
-            reading.source,
+def installed(environment: ForeignEnvironment) -> Iterator[Listed]:
+    """Yield the packages that are installed in a virtual environment or a conda environment."""
+    where, owned = environment.where, set()
+    if (where / "conda-meta").is_dir():
+        environment.format = "a conda environment"
+        for path in sorted((where / "conda-meta").glob("*.json")):
+            record = json.loads(path.read_text("utf-8"))
+            facts = (str(record.get(key) or "") for key in ("version", "build", "sha256", "url"))
+            yield conda(str(record["name"]), *facts)
+            names = map(str, record.get("files", []))
+            owned |= {Path(name).parent.name for name in names if ".dist-info/" in name}
+    elif (where / "pyvenv.cfg").is_file():
+        environment.format, environment.platform = "a virtual environment", environment.for_platform
+        lines = (where / "pyvenv.cfg").read_text("utf-8", "replace").splitlines()
+        pairs = (line.partition("=") for line in lines)
+        settings = {key.strip(): value.strip() for key, _, value in pairs}
+        version = settings.get("version") or settings.get("version_info") or ""
+        environment.python = ".".join(version.split(".")[:3])
+        if settings.get("include-system-site-packages", "").lower() == "true":
+            environment.notes.append("it sees the system's packages as well, which are not read")
+    else:
+        inside = [p.name for p in where.iterdir() if (p / "pyvenv.cfg").is_file()]
+        hint = f"; did you mean {where / inside[0]}?" if inside else ""
+        raise environment.refused(
             f"the directory is neither a virtual nor a conda environment{hint}",
             "name a directory that holds `pyvenv.cfg` or `conda-meta`, or a lock file",
         )
-    return _virtual_environment(reading, reading.where)
+    for site in sorted({*where.glob("lib/python3*/site-packages"), *where.glob("Lib/site-packages")}):
+        yield from _distributions(site, owned)
 
 
-def _virtual_environment(reading: ForeignReading, where: Path) -> ForeignEnvironment:
-    stated = ""
-    for line in (where / "pyvenv.cfg").read_text("utf-8", "replace").splitlines():
-        key, _, value = line.partition("=")
-        if key.strip() in ("version", "version_info") and not stated:
-            stated = ".".join(value.strip().split(".")[:3])
-        if key.strip() == "include-system-site-packages" and value.strip().lower() == "true":
-            reading.notes.append("it sees the system's packages as well, which are not read")
-    for site in _sites(where):
-        _read_distributions(reading, site, ())
-    return reading.result("a virtual environment", python=stated, platform=reading.platform)
-
-
-def _conda_directory(reading: ForeignReading, where: Path) -> ForeignEnvironment:
-    platform, channels, owned = "", [], set()
-    for path in sorted((where / "conda-meta").glob("*.json")):
-        record = json.loads(path.read_text("utf-8"))
-        sha256 = record.get("sha256")
-        hashes = (str(sha256),) if sha256 else ()
-        facts = str(record["name"]), str(record["version"]), "conda", str(record.get("build", "")), hashes
-        reading.packages.append(ForeignPackage(*facts))
-        owned |= {str(name) for name in record.get("files", []) if ".dist-info/" in str(name)}
-        url = str(record.get("url", ""))
-        if url.count("/") > 2:
-            channels.append(url.rsplit("/", 2)[0])
-            subdir = url.rsplit("/", 2)[1]
-            platform = platform or (subdir if subdir != "noarch" else "")
-    for site in _sites(where):
-        _read_distributions(reading, site, owned)
-    return reading.conda_result("a conda environment", platform, channels)
-
-
-def _sites(where: Path) -> list[Path]:
-    found = [*where.glob("lib/python3*/site-packages"), *where.glob("Lib/site-packages")]
-    return sorted(path for path in found if path.is_dir())
-
-
-def _read_distributions(reading: ForeignReading, site: Path, owned: Iterable[str]) -> None:
-    """Read the packages that pip or uv installed into a `site-packages` directory.
+def _distributions(site: Path, owned: Collection[str]) -> Iterator[Listed]:
+    """Yield the packages that pip or uv installed into a `site-packages` directory.
 
     Args:
-        reading: Receives the packages.
         site: The directory.
-        owned: Paths of files that belong to conda packages; packages with such metadata are skipped.
+        owned: Names of the directories with the metadata of conda packages, which are skipped.
     """
-    theirs = {name.partition(".dist-info/")[0].rpartition("/")[2] for name in owned}
-    found: dict[str, str] = {}
-    needed: set[str] = set()
-    for distribution in importlib.metadata.distributions(path=[str(site)]):
-        folder = getattr(distribution, "_path", None)
-        if folder is not None and Path(folder).name.removesuffix(".dist-info") in theirs:
+    found = [
+        (distribution, Path(str(getattr(distribution, "_path", ""))).name)
+        for distribution in importlib.metadata.distributions(path=[str(site)])
+    ]
+    found = [(distribution, folder) for distribution, folder in found if folder not in owned]
+    needed = {
+        canonicalize_name(re.split(r"[^\w.-]", text.strip(), maxsplit=1)[0])
+        for distribution, _ in found
+        for text in distribution.requires or ()
+        if "extra ==" not in text
+    }
+    for distribution, folder in found:
+        name, version = distribution.metadata["Name"], distribution.version
+        if not name:
+            yield unnamed(folder, "its metadata has no name")
             continue
-        raw = distribution.metadata["Name"]
-        if not raw:
-            reading.left_out[Path(str(folder)).name] = "its metadata has no name"
-            continue
-        name = str(canonicalize_name(raw))
-        needed |= set(_required(distribution.requires or ()))
         direct = distribution.read_text("direct_url.json")
-        if direct is not None and (why := _of_direct_url(json.loads(direct))):
-            reading.left_out[name] = why
-        elif is_version(distribution.version):
-            found[name] = distribution.version
-        else:
-            reading.left_out[name] = f"its version is none: {distribution.version}"
-    if "pip" in found and "pip" not in needed:
-        del found["pip"]
-        reading.left_out["pip"] = _INSTALLER
-    for name, version in found.items():
-        reading.take(name, version)
-
-
-def _required(requirements: Iterable[str]) -> Iterator[str]:
-    for text in requirements:
-        if "extra ==" in text:
-            continue
-        try:
-            yield str(canonicalize_name(Requirement(text).name))
-        except InvalidRequirement:
-            continue  # old metadata; it only decides whether pip is listed as the installer
+        why = _of_direct_url(json.loads(direct)) if direct is not None else ""
+        if not why and version_or_none(version) is None:
+            why = f"its version is none: {version}"
+        elif name == "pip" and "pip" not in needed:
+            why = why or _INSTALLER
+        yield wheel(name, version, why=why)
 
 
 def _of_direct_url(data: Mapping[str, Any]) -> str:
     if "dir_info" in data:
-        return EDITABLE if data["dir_info"].get("editable") else LOCAL
-    return VCS if "vcs_info" in data else of_url(str(data.get("url", "")))
+        return Why.EDITABLE if data["dir_info"].get("editable") else Why.LOCAL
+    return Why.VCS if "vcs_info" in data else of_url(str(data.get("url", "")))

@@ -1,11 +1,12 @@
-"""Defines `ForeignEnvironment`, the common form of environments that are read from other tools' files."""
+"""Builds a `ForeignEnvironment` from the rows that the readers of other tools' files yield."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from enum import StrEnum
 from pathlib import Path
-from typing import Any
+from typing import NamedTuple
 
 from packaging.markers import InvalidMarker, Marker, UndefinedComparison, UndefinedEnvironmentName
 from packaging.specifiers import InvalidSpecifier, SpecifierSet
@@ -13,104 +14,65 @@ from packaging.utils import canonicalize_name
 from packaging.version import InvalidVersion, Version
 
 from bisect_env.environments.interpreters import installed_pythons
+from bisect_env.environments.lock import LockedPackage
 from bisect_env.errors import UsageError
 from bisect_env.matrix import versions
 
 MAX_BYTES = 64 * 1024 * 1024
 _MAX_WORD = 200
 """Maximum number of characters in a name, version or build; indexes and file systems accept no more."""
-NOT_HERE = "not for this Python or platform"
-EDITABLE = "an editable install from a directory of its own"
-LOCAL = "from a local directory or archive"
-VCS = "from a version control system"
-ARCHIVE = "from an archive's address, on no index"
 _LATE_PATCH = 99
 """Patch number assumed for a Python version such as `3.12`, if a marker compares the full version."""
 
 
-@dataclass(frozen=True, slots=True)
-class ForeignPackage:
-    """A package with an exact version that a file of another tool, such as `poetry.lock`, lists.
+class Why(StrEnum):
+    """The usual reasons why a package is left out."""
 
-    It is no `LockedPackage`, because the file may state several archives, or none, and need not state URLs.
+    NOT_HERE = "not for this Python or platform"
+    EDITABLE = "an editable install from a directory of its own"
+    LOCAL = "from a local directory or archive"
+    VCS = "from a version control system"
+    ARCHIVE = "from an archive's address, on no index"
+
+
+class Listed(NamedTuple):
+    """A package that a file of another tool lists.
 
     Attributes:
-        name: Normalised name of a PyPI package; name of a conda package as in its channel.
-        version: Exact version.
-        manager: `pip` or `conda`.
-        build: conda's build string; "" for wheels and if it is unknown.
-        hashes: Hex sha256 of the allowed archives; empty if the file states none.
+        package: The package. Its URL and sha256 are "" if the file does not state them.
+        hashes: Hex sha256 of the allowed archives, if not only that of the package itself is.
+        why: Why the package cannot be installed from an index or channel; "" if it can.
     """
 
-    name: str
-    version: str
-    manager: str = "pip"
-    build: str = ""
+    package: LockedPackage
     hashes: tuple[str, ...] = ()
-
-    def __post_init__(self) -> None:
-        """Check the lengths of name, version and build, because a file may contain any text.
-
-        Raises:
-            ValueError: A text is too long.
-        """
-        for word in (self.name, self.version, self.build):
-            if len(word) > _MAX_WORD:
-                raise ValueError(
-                    f"{word[:40]!r}… has {len(word)} characters, and none of a package has more "
-                    f"than {_MAX_WORD}"
-                )
-
-    @property
-    def spec(self) -> str:
-        """Return the package in its manager's syntax, such as `click==8.1.8` or `numpy ==2.0 py311_0`."""
-        if self.manager == "pip":
-            return f"{self.name}=={self.version}"
-        return f"{self.name} =={self.version} {self.build}".rstrip()
+    why: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class ForeignEnvironment:
-    """The packages of an environment, as read from a file of another tool such as poetry or pip.
+def wheel(
+    name: str, version: str = "", hashes: tuple[str, ...] = (), *, fits: bool = True, why: str = ""
+) -> Listed:
+    """Return the row of a PyPI package.
 
-    Attributes:
-        source: File or directory, as the user named it.
-        format: Detected format, for messages, such as `uv.lock 1`.
-        python: Python version that the file states; "" if it states none.
-        requires_python: Range of supported Python versions; "" if the file states none.
-        platform: conda's name of its platform; "" if it is for any platform.
-        packages: The packages, sorted by name. They include Python if it is a conda package.
-        left_out: Maps the packages that cannot be installed elsewhere to the reason, sorted by name.
-        channels: conda channels, highest priority first.
-        notes: Further messages for the user, one sentence each.
+    Args:
+        name: Name of the package, which is normalised.
+        version: Exact version; not used if the package cannot be installed.
+        hashes: Hex sha256 of the allowed archives.
+        fits: Whether the package is for the requested Python version and platform.
+        why: See `Listed`.
     """
+    package = LockedPackage(str(canonicalize_name(name)), version, "pip", "", "")
+    return Listed(package, hashes, why if fits else Why.NOT_HERE)
 
-    source: str
-    format: str
-    python: str
-    packages: tuple[ForeignPackage, ...]
-    requires_python: str = ""
-    platform: str = ""
-    left_out: Mapping[str, str] = field(default_factory=dict)
-    channels: tuple[str, ...] = ()
-    notes: tuple[str, ...] = ()
 
-    @property
-    def uses_conda(self) -> bool:
-        """Return whether any package comes from a conda channel."""
-        return any(package.manager == "conda" for package in self.packages)
+def conda(name: str, version: str, build: str = "", sha256: str = "", url: str = "") -> Listed:
+    """Return the row of a conda package, whose build, hash and URL may be unknown."""
+    return Listed(LockedPackage(name, version, "conda", url, sha256, build))
 
-    def of(self, manager: str) -> tuple[ForeignPackage, ...]:
-        """Return the packages of one manager (`pip` or `conda`), without Python itself."""
-        return tuple(p for p in self.packages if p.manager == manager and p.name != "python")
 
-    def summary(self) -> str:
-        """Return one line with the format, and how many packages were found and left out."""
-        count = f"{len(self.packages)} package{'' if len(self.packages) == 1 else 's'}"
-        python = f", Python {self.python}" if self.python else ""
-        platform = f", {self.platform}" if self.platform else ""
-        line = f"{self.source}: {self.format}: {count}{python}{platform}"
-        return f"{line}; {len(self.left_out)} left out" if self.left_out else line
+def unnamed(label: str, why: str) -> Listed:
+    """Return the row of an entry that names a file or directory instead of a package."""
+    return Listed(LockedPackage(label, "", "", "", ""), why=why)
 
 
 def fitting_python(requires: Sequence[str], here: str = "") -> str:
@@ -129,33 +91,30 @@ def fitting_python(requires: Sequence[str], here: str = "") -> str:
     return versions.fitting_python(wanted, here=here, installed=installed_pythons)
 
 
-@dataclass
 class Markers:
     """An evaluator of environment markers (PEP 508) for one Python version and platform.
 
-    Attributes:
+    Args:
         python: Python version, such as `3.12`.
         platform: conda's name of the platform, such as `linux-64`.
         extras: Names of the extras that are considered requested.
         groups: Names of the dependency groups that are considered requested.
     """
 
-    python: str
-    platform: str
-    extras: frozenset[str] = frozenset()
-    groups: frozenset[str] = frozenset()
-
-    @property
-    def _facts(self) -> dict[str, str | frozenset[str]]:
-        system = self.platform.partition("-")[0]
-        machine = self.platform.partition("-")[2]
+    def __init__(
+        self, python: str, platform: str, extras: Iterable[str] = (), groups: Iterable[str] = ()
+    ) -> None:
+        system, _, machine = platform.partition("-")
         names = {"linux": ("linux", "Linux", "posix"), "osx": ("darwin", "Darwin", "posix")}
         sys_platform, platform_system, os_name = names.get(system, ("win32", "Windows", "nt"))
         machines = {"64": "AMD64" if os_name == "nt" else "x86_64", "32": "i686"}
-        return {
-            "python_version": ".".join(self.python.split(".")[:2]),
-            "python_full_version": _whole(self.python),
-            "implementation_version": _whole(self.python),
+        self.python = python
+        self._whole = python if python.count(".") > 1 else f"{python}.{_LATE_PATCH}"
+        self._extras = frozenset(extras)
+        self._facts: dict[str, str | frozenset[str]] = {
+            "python_version": ".".join(python.split(".")[:2]),
+            "python_full_version": self._whole,
+            "implementation_version": self._whole,
             "implementation_name": "cpython",
             "platform_python_implementation": "CPython",
             "sys_platform": sys_platform,
@@ -164,184 +123,171 @@ class Markers:
             "platform_machine": machines.get(machine, machine),
             "platform_release": "",
             "platform_version": "",
+            "extras": self._extras,
+            "dependency_groups": frozenset(groups),
         }
 
-    def holds(self, text: str) -> bool:
-        """Return whether an environment marker is true, without an extra or with one of `extras`.
+    def hold(self, text: str, requires: str = "") -> bool:
+        """Return whether a marker is true, without an extra or with a requested one, and a range has Python.
 
-        An empty or invalid marker counts as true, so that no package is lost.
+        An empty or invalid text counts as true, so that no package is lost.
+
+        Args:
+            text: An environment marker.
+            requires: A range of Python versions, such as `>=3.9`.
         """
-        if not text:
-            return True
         try:
-            marker = Marker(text)
-            if "extras" in text or "dependency_groups" in text:
-                facts = {**self._facts, "extras": self.extras, "dependency_groups": self.groups}
-                return marker.evaluate(facts, context="lock_file")
-            each = ["", *self.extras] if "extra" in text else [""]
-            return any(marker.evaluate({**self._facts, "extra": extra}) for extra in each)
+            if requires and not SpecifierSet(requires).contains(self._whole, prereleases=True):
+                return False
+        except InvalidSpecifier:
+            pass
+        try:
+            marker = Marker(text) if text else None
+            each = ("", *self._extras) if "extra" in text else ("",)
+            return marker is None or any(marker.evaluate({**self._facts, "extra": one}) for one in each)
         except (InvalidMarker, UndefinedComparison, UndefinedEnvironmentName, RecursionError):
             return True
 
-    def python_fits(self, requires: str) -> bool:
-        """Return whether the Python version satisfies a specifier such as `>=3.9`.
-
-        An empty or invalid specifier counts as satisfied.
-        """
-        try:
-            return not requires or SpecifierSet(requires).contains(_whole(self.python), prereleases=True)
-        except InvalidSpecifier:
-            return True
-
-
-def _whole(python: str) -> str:
-    return python if python.count(".") > 1 else f"{python}.{_LATE_PATCH}"
-
 
 @dataclass
-class ForeignReading:
-    """The settings, and the packages found so far, while an environment of another tool is read.
+class ForeignEnvironment:
+    """The packages of an environment, read from a file or directory of another tool such as poetry or pip.
+
+    The reader of a format is a generator of rows. It also sets the attributes from `format` to `loose`.
 
     Attributes:
         source: File or directory, as the user named it.
         where: Path of the file or directory.
         name: Name of the environment to read if the file has several; "" for the default one.
-        python: Python version for which markers are evaluated; "" for the version that the file states.
-        platform: conda's name of the platform to read.
-        packages: The packages that were read; a package may occur more than once.
-        left_out: Maps names of packages that are left out to the reason.
+        for_python: Python version for which markers are evaluated; "" for the version that the file states.
+        for_platform: conda's name of the platform to read.
+        format: Detected format, for messages, such as `uv.lock 1`.
+        python: Python version that the file states; "" if it states none.
+        requires_python: Range of supported Python versions; "" if the file states none.
+        platform: conda's name of its platform; "" if it is for any platform.
+        channels: conda channels, highest priority first.
         notes: Further messages for the user, one sentence each.
+        loose: Packages without an exact version, for the error message.
+        packages: The packages, sorted by name. They include Python if it is a conda package.
+        hashes: Maps manager and name of packages to the hex sha256 of their allowed archives.
+        left_out: Maps the packages that cannot be installed elsewhere to the reason, sorted by name.
     """
 
     source: str
     where: Path
-    name: str
-    python: str
-    platform: str
-    packages: list[ForeignPackage] = field(default_factory=list)
-    left_out: dict[str, str] = field(default_factory=dict)
+    name: str = ""
+    for_python: str = ""
+    for_platform: str = ""
+    format: str = ""
+    python: str = ""
+    requires_python: str = ""
+    platform: str = ""
+    channels: Sequence[str] = ()
     notes: list[str] = field(default_factory=list)
+    loose: list[str] = field(default_factory=list)
+    packages: tuple[LockedPackage, ...] = ()
+    hashes: Mapping[tuple[str, str], tuple[str, ...]] = field(default_factory=dict)
+    left_out: Mapping[str, str] = field(default_factory=dict)
 
-    def take(
-        self, name: str, version: str = "", hashes: tuple[str, ...] = (), *, fits: bool = True, why: str = ""
-    ) -> None:
-        """Add a PyPI package to `packages`, or to `left_out` if it cannot be installed.
+    @property
+    def uses_conda(self) -> bool:
+        """Return whether any package comes from a conda channel."""
+        return any(package.is_conda for package in self.packages)
+
+    def summary(self) -> str:
+        """Return one line with the format, and how many packages were found and left out."""
+        count = f"{len(self.packages)} package{'' if len(self.packages) == 1 else 's'}"
+        python = f", Python {self.python}" if self.python else ""
+        platform = f", {self.platform}" if self.platform else ""
+        line = f"{self.source}: {self.format}: {count}{python}{platform}"
+        return f"{line}; {len(self.left_out)} left out" if self.left_out else line
+
+    def markers(self, extras: Iterable[str] = (), groups: Iterable[str] = ()) -> Markers:
+        """Return an evaluator of environment markers for the requested platform and Python version.
+
+        If no version was requested, the version that the file states is used, or one in its range.
 
         Args:
-            name: Name of the package.
-            version: Exact version; not used if the package is left out.
-            hashes: Hex sha256 of the allowed archives; empty if the file states none.
-            fits: Whether the package is for the requested Python version and platform.
-            why: Why the package cannot be installed from an index; "" if it can.
+            extras: See `Markers`.
+            groups: See `Markers`.
         """
-        name = str(canonicalize_name(name))
-        if not fits:
-            self.left_out.setdefault(name, NOT_HERE)
-        elif why:
-            self.left_out[name] = why
-        else:
-            self.packages.append(ForeignPackage(name, version, hashes=hashes))
+        python = self.for_python or self.python or fitting_python([self.requires_python])
+        return Markers(python, self.for_platform, extras, groups)
 
-    def result(self, kind: str, **more: Any) -> ForeignEnvironment:
-        """Build the `ForeignEnvironment` from the packages that were read.
+    def fill(self, rows: Iterable[Listed]) -> None:
+        """Set the packages, and what follows from them, from the rows that a reader yields.
+
+        If a package has several versions, the newest is kept and a note is added.
 
         Args:
-            kind: Value of the attribute `format`.
-            more: Values of further attributes of `ForeignEnvironment`.
+            rows: The packages; one may occur more than once.
 
         Raises:
-            UsageError: The file lists no package.
+            UsageError: There is no package, or one without an exact version, or one whose name is too long.
         """
-        found = by_name(self._once())
-        if not found and not self.left_out:
-            raise refused(
-                self.source, f"{kind} without any package", "name a file that lists an environment's packages"
+        found: dict[tuple[str, str], Listed] = {}
+        left_out: dict[str, str] = {}
+        for row in rows:
+            package = row.package
+            if row.why:
+                name = package.name[:_MAX_WORD]
+                if name not in left_out or row.why != Why.NOT_HERE:
+                    left_out[name] = row.why
+                continue
+            for word in (package.name, package.version, package.build):
+                if len(word) > _MAX_WORD:
+                    what = f"{word[:40]!r}… has {len(word)} characters: no package has a name so long"
+                    raise self.refused(what, "write the file again with its tool")
+            rival = found.get(key := (package.manager, package.name))
+            if rival is not None and rival.package.version != package.version:
+                row, older = sorted((row, rival), key=_newness, reverse=True)
+                both = f"{row.package.version} is taken, not {older.package.version} as well"
+                self.notes.append(f"{package.name}: {both}")
+            found[key] = row
+        if self.loose:
+            more = f" and {len(self.loose) - 5} more" if len(self.loose) > 5 else ""
+            raise self.refused(
+                f"not every package is pinned to one version: {', '.join(self.loose[:5])}{more}",
+                "give a lock file, the environment's directory, or the output of `pip freeze` or of `conda "
+                "env export` without `--from-history`",
             )
-        return ForeignEnvironment(
-            source=self.source,
-            format=kind,
-            python=more.pop("python", ""),
-            packages=found,
-            left_out={name[:_MAX_WORD]: why for name, why in sorted(self.left_out.items())},
-            notes=tuple(self.notes),
-            **more,
+        if not found and not left_out:
+            remedy = "name a file that lists an environment's packages"
+            raise self.refused(f"{self.format} without any package", remedy)
+        self.packages = tuple(found[key].package for key in sorted(found, key=lambda key: (key[1], key[0])))
+        stated = {key: row.hashes or (row.package.sha256,) for key, row in found.items()}
+        self.hashes = {key: hashes for key, hashes in stated.items() if any(hashes)}
+        # A marker may exclude one version of a package while another version fits.
+        names = {package.name for package in self.packages}
+        kept = {n: why for n, why in left_out.items() if why != Why.NOT_HERE or n not in names}
+        self.left_out = dict(sorted(kept.items()))
+        conda_packages = [row.package for row in found.values() if row.package.is_conda]
+        self.python = next((p.version for p in conda_packages if p.name == "python"), self.python)
+        archives = [p.url.rsplit("/", 2) for p in conda_packages if p.url.count("/") > 2]
+        subdirs = (subdir for _, subdir, _ in archives if subdir != "noarch")
+        self.platform = self.platform or next(subdirs, "")
+        self.channels = tuple(dict.fromkeys(self.channels or [channel for channel, _, _ in archives]))
+
+    def refused(self, what: str, remedy: str) -> UsageError:
+        """Build the error for an environment that cannot be read, with the reason and a remedy."""
+        return UsageError(f"{self.source}: {what}", remedy=remedy)
+
+    def refused_platform(self, theirs: str, mine: str) -> UsageError:
+        """Build the error for a file that is for other platforms or Python versions than requested."""
+        what = f"it is for {theirs or 'no platform'}, and this is {mine}"
+        return self.refused(
+            what, "lock it for this platform too, or give the command on a machine of that platform"
         )
 
-    def markers(self, stated: str = "", requires: str = "") -> Markers:
-        """Return an evaluator of environment markers for the requested Python version and platform.
 
-        Args:
-            stated: Python version that the file states, used if none was requested.
-            requires: Range of supported Python versions, used if the file states no version.
-        """
-        return Markers(self.python or stated or fitting_python([requires]), self.platform)
-
-    def conda_result(self, kind: str, platform: str, channels: Iterable[str]) -> ForeignEnvironment:
-        """Build the `ForeignEnvironment` from the packages read; its Python is the conda package `python`."""
-        conda = (package for package in self.packages if package.manager == "conda")
-        python = next((package.version for package in conda if package.name == "python"), "")
-        return self.result(kind, python=python, platform=platform, channels=tuple(dict.fromkeys(channels)))
-
-    def other_platform(self, theirs: str, markers: Markers | None) -> UsageError:
-        """Build the error for a file that is only for other platforms or Python versions."""
-        mine = self.platform if markers is None else f"Python {markers.python} on {self.platform}"
-        return refused(
-            self.source,
-            f"it is for {theirs or 'no platform'}, and this is {mine}",
-            "lock it for this platform too, or give the command on a machine of that platform",
-        )
-
-    def _once(self) -> list[ForeignPackage]:
-        """Return the packages that were read, without duplicates.
-
-        If a package was read in several versions, the newest is kept and a note is added.
-        """
-        found: dict[tuple[str, str], ForeignPackage] = {}
-        for package in self.packages:
-            key = (package.manager, package.name)
-            other = found.get(key)
-            if other is not None and other.version != package.version:
-                newest, older = sorted((package, other), key=_newness, reverse=True)
-                self.notes.append(f"{package.name}: {newest.version} is taken, not {older.version} as well")
-                package = newest
-            found[key] = package
-        for _, name in found:
-            # A marker may exclude one version of a package while another version fits.
-            if self.left_out.get(name) == NOT_HERE:
-                del self.left_out[name]
-        return list(found.values())
+def _newness(row: Listed) -> tuple[bool, Version]:
+    version = version_or_none(row.package.version)
+    return version is not None, version or Version("0")
 
 
-def by_name(packages: Iterable[ForeignPackage]) -> tuple[ForeignPackage, ...]:
-    """Return the packages sorted by name."""
-    return tuple(sorted(packages, key=lambda package: (package.name, package.manager)))
-
-
-def is_version(text: str) -> bool:
-    """Return whether a text is a version number in the format of PEP 440."""
+def version_or_none(text: str) -> Version | None:
+    """Parse a version in the format of PEP 440; return None for any other text."""
     try:
-        Version(text)
+        return Version(text)
     except InvalidVersion:
-        return False
-    return True
-
-
-def _newness(package: ForeignPackage) -> tuple[bool, Version]:
-    if is_version(package.version):
-        return True, Version(package.version)
-    return False, Version("0")
-
-
-def refused(source: str, what: str, remedy: str) -> UsageError:
-    """Build the error for an environment that cannot be read, with the reason and a remedy."""
-    return UsageError(f"{source}: {what}", remedy=remedy)
-
-
-def unknown(source: str) -> UsageError:
-    """Build the error for a file whose format is not supported."""
-    return refused(
-        source,
-        "this is no list of an environment's packages that is known here",
-        "give `pip freeze` output, uv.lock, pylock.toml, poetry.lock, pdm.lock, Pipfile.lock, conda list "
-        "--explicit or --export, conda env export, conda-lock.yml, pixi.lock, or an environment's directory",
-    )
+        return None

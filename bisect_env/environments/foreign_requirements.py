@@ -4,23 +4,21 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from itertools import count
 from pathlib import Path
 from urllib.parse import urlsplit
 
 from packaging.requirements import InvalidRequirement, Requirement
-from packaging.specifiers import SpecifierSet
 
 from bisect_env.environments.download import file_name
 from bisect_env.environments.foreign_reading import (
-    ARCHIVE,
-    EDITABLE,
-    LOCAL,
     MAX_BYTES,
-    VCS,
     ForeignEnvironment,
-    ForeignReading,
+    Listed,
     Markers,
-    refused,
+    Why,
+    unnamed,
+    wheel,
 )
 from bisect_env.secrets import without_credentials
 from bisect_env.temporary import read_limited
@@ -30,158 +28,129 @@ _MAX_LINE = 64 * 1024
 _MAX_LISTS = 100
 """Maximum number of included files; a file that is included twice counts twice."""
 _PIN = re.compile(r"^[ \t]*[A-Za-z0-9][\w.-]*[ \t]*(\[[^\]\n]*\])?[ \t]*==", re.MULTILINE)
-_QUIET_OPTIONS = frozenset(
-    {"-i", "-f", "--extra-index-url", "--find-links", "--index-url", "--no-binary", "--no-index"}
-    | {"--only-binary", "--pre", "--prefer-binary", "--require-hashes", "--trusted-host", "--use-feature"}
-)
 
 
-class Requirements:
-    """A parser for requirements files of pip in which each package is pinned to one version.
+def requirements(environment: ForeignEnvironment, text: str) -> Iterator[Listed]:
+    """Yield the packages of a requirements file of pip in which each package is pinned to one version."""
+    hashed = "--hash" in text
+    environment.format = "pip's requirements with hashes" if hashed else "pip's requirements (pip freeze)"
+    markers, number = environment.markers(), count(1)
 
-    Args:
-        reading: Object to which packages and notes are added.
-    """
-
-    def __init__(self, reading: ForeignReading) -> None:
-        self.reading = reading
-        self.loose: list[str] = []
-        """Requirements that are not pinned to one version, for the error message."""
-        self._markers: Markers = reading.markers()
-        self._includes = 0
-        self._quotes = True
-        """Whether messages may quote lines. False for a file without pins, which may contain passwords."""
-
-    def read(self, text: str) -> ForeignEnvironment:
-        """Return the environment that the text of a requirements file describes."""
-        for number, line in self._lines(text, self.reading.where, ()):
-            self.take(number, line)
-        if self.loose:
-            raise refused(
-                self.reading.source,
-                "not every package is pinned to one version: "
-                + ", ".join(self.loose[:5])
-                + (f" and {len(self.loose) - 5} more" if len(self.loose) > 5 else ""),
-                "give the output of `pip freeze` of that environment, or a lock file",
-            )
-        hashed = any(package.hashes for package in self.reading.packages)
-        kind = "pip's requirements with hashes" if hashed else "pip's requirements (pip freeze)"
-        return self.reading.result(kind)
-
-    def _lines(self, text: str, where: Path, above: tuple[Path, ...]) -> Iterator[tuple[str, str]]:
-        """Yield the position and text of each requirement in a file and in the files that it includes.
+    def rows(text: str, above: tuple[Path, ...]) -> Iterator[Listed]:
+        """Yield the packages of a file and of the files that it includes.
 
         Args:
             text: Content of the file.
-            where: Path of the file.
-            above: Paths of the files that include it.
+            above: Paths of the files that include each other; the last is the path of the file.
         """
-        parts: list[str] = []
-        start, is_list = 1, bool(_PIN.search(text))
-        for number, raw in enumerate([*text.splitlines(), ""], 1):
-            line = re.sub(r"(^|\s)#.*$", "", raw).strip()
-            start = start if parts else number
-            if line.endswith("\\"):
-                parts.append(line[:-1].strip())
-                continue
-            whole = " ".join([*parts, line]).strip()
+        # A file without pins is perhaps no list and holds passwords; then messages quote no line.
+        is_list = len(above) == 1 and _PIN.search(text) is not None
+        for line, words in _lines(text):
+            place = f"line {line}" if len(above) == 1 else f"{above[-1].name} line {line}"
+            if len(words) > _MAX_LINE:
+                what = f"{place} has {len(words)} characters: no requirement is so long"
+                raise environment.refused(what, "name a lock file, or the output of `pip freeze`")
+            if (named := re.fullmatch(r"(?:-r|--requirement)[ =]?\s*(\S+)", words)) is None:
+                yield from requirement(environment, words, place, markers, is_quoted=is_list)
+            elif next(number) > _MAX_LISTS:
+                raise environment.refused(f"{place}: more than {_MAX_LISTS} lists are included", "merge them")
+            else:
+                inner = above[-1].parent / named[1]
+                yield from rows(_included(environment, f"{place}: {named[1]}", inner, above), (*above, inner))
+
+    yield from rows(text, (environment.where,))
+
+
+def _lines(text: str) -> Iterator[tuple[int, str]]:
+    """Yield the lines of a requirements file that are not empty, with the numbers at which they begin.
+
+    Comments are removed, and lines that end with a backslash are joined with the next one.
+    """
+    parts: list[str] = []
+    start = 1
+    for number, raw in enumerate([*text.splitlines(), ""], 1):
+        line = re.sub(r"(^|\s)#.*$", "", raw).strip()
+        start = start if parts else number
+        parts.append(line.removesuffix("\\").strip())
+        if not line.endswith("\\"):
+            if whole := " ".join(parts).strip():
+                yield start, whole
             parts = []
-            place = f"line {start}" if not above else f"{where.name} line {start}"
-            if len(whole) > _MAX_LINE:
-                what = f"{place} has {len(whole)} characters: no requirement is so long"
-                raise refused(self.reading.source, what, "name a lock file, or the output of `pip freeze`")
-            named = re.fullmatch(r"(?:-r|--requirement)[ =]?\s*(\S+)", whole)
-            if named is None:
-                if whole:
-                    self._quotes = not above and is_list
-                    yield place, whole
-                continue
-            inner = self._included(place, named[1], where, above)
-            yield from self._lines(inner, where.parent / named[1], (*above, where))
-
-    def _included(self, place: str, name: str, where: Path, above: tuple[Path, ...]) -> str:
-        """Return the text of a file that another requirements file includes.
-
-        Requirements files may come from strangers. An included file must therefore lie in the same directory
-        as the first one, must be a regular file, and the number of included files is limited.
-        """
-        source, other = self.reading.source, where.parent / name
-        self._includes += 1
-        if other in (*above, where):
-            raise refused(source, f"{place}: {name} includes itself", "remove the line")
-        if self._includes > _MAX_LISTS:
-            raise refused(source, f"{place}: more than {_MAX_LISTS} lists are included", "merge them")
-        folder = self.reading.where.parent.resolve()
-        if not other.resolve().is_relative_to(folder):
-            raise refused(
-                source,
-                f"{place}: {name} lies outside of the folder of {self.reading.where.name}",
-                "copy what it lists into the list, or give the output of `pip freeze`",
-            )
-        try:
-            return read_limited(other, MAX_BYTES, "utf-8-sig")
-        except (OSError, UnicodeDecodeError):
-            raise refused(
-                source,
-                f"{place}: {name} cannot be read",
-                "put the file there, or remove the line",
-            ) from None
-
-    def take(self, place: str, line: str) -> None:
-        """Process one line of a requirements file, which contains a package or an option.
-
-        The method adds the package, or records why it is left out, or adds a note about the option.
-
-        Args:
-            place: Position of the line, for messages.
-            line: Text of the line.
-        """
-        if (editable := re.match(r"(?:-e|--editable)[ =]\s*(\S+)", line)) is not None:
-            egg = re.search(r"#egg=([\w.-]+)", editable[1])
-            name = egg[1] if egg else file_name(editable[1]).partition("@")[0]
-            self.reading.left_out[name if name not in ("", ".") else "the project itself"] = EDITABLE
-            return
-        if line.startswith("-"):
-            option = line.split(None, 1)[0].partition("=")[0]
-            if option in ("-c", "--constraint"):
-                self.reading.notes.append(f"{place}: constraints are not read; the pins stand for themselves")
-            elif option not in _QUIET_OPTIONS:
-                self.reading.notes.append(f"{place}: the option {option} is not followed")
-            return
-        text = re.split(r"\s--", line, maxsplit=1)[0].strip()
-        if re.match(r"(\.{0,2}/|[a-z+]+://)", text):
-            self.reading.left_out[file_name(text) or without_credentials(text)] = (
-                VCS if "+" in text.partition("://")[0] else ARCHIVE if "://" in text else LOCAL
-            )
-            return
-        try:
-            found = Requirement(text)
-        except (InvalidRequirement, RecursionError) as error:
-            reason = str(error).partition("\n")[0]
-            raise refused(
-                self.reading.source,
-                f"{place}: {text[:80]!r} is no requirement: {reason}"
-                if self._quotes
-                else f"{place} is no requirement",
-                "name a lock file, `pip freeze` output, or the directory of an environment",
-            ) from None
-        fits = found.marker is None or self._markers.holds(str(found.marker))
-        if found.url or not fits:
-            self.reading.take(found.name, fits=fits, why=of_url(found.url or ""))
-        elif (version := _pinned(found.specifier)) is None:
-            self.loose.append(f"{found.name}{found.specifier} ({place})" if self._quotes else place)
-        else:
-            hashes = tuple(re.findall(r"--hash[= ]sha256:([0-9a-fA-F]{64})", line))
-            self.reading.take(found.name, version, hashes)
 
 
-def _pinned(specifier: SpecifierSet) -> str | None:
-    """Return the version that a specifier such as `==1.2` pins, or None for any other specifier."""
-    pins = [one for one in specifier if one.operator in ("==", "===") and not one.version.endswith(".*")]
-    return pins[0].version if len(pins) == 1 else None
+def _included(environment: ForeignEnvironment, place: str, other: Path, above: tuple[Path, ...]) -> str:
+    """Return the text of a file that a requirements file includes.
+
+    Requirements files may come from strangers. An included file must therefore lie in the directory of the
+    first one, and must be a regular file.
+
+    Args:
+        environment: See `requirements`.
+        place: Position and name of the included file, for messages.
+        other: Path of the included file.
+        above: Paths of the files that include it.
+    """
+    if other in above:
+        raise environment.refused(f"{place} includes itself", "remove the line")
+    if not other.resolve().is_relative_to(environment.where.parent.resolve()):
+        raise environment.refused(
+            f"{place} lies outside of the folder of {environment.where.name}",
+            "copy what it lists into the list, or give the output of `pip freeze`",
+        )
+    try:
+        return read_limited(other, MAX_BYTES, "utf-8-sig")
+    except (OSError, UnicodeDecodeError):
+        what = f"{place} cannot be read"
+        raise environment.refused(what, "put the file there, or remove the line") from None
+
+
+def requirement(
+    environment: ForeignEnvironment, line: str, place: str, markers: Markers, *, is_quoted: bool = True
+) -> Iterator[Listed]:
+    """Yield the package of one line of a requirements file; for an option, add a note if it matters.
+
+    Args:
+        environment: Receives notes and what is not pinned.
+        line: Text of the line.
+        place: Position of the line, for messages.
+        markers: See `Markers`.
+        is_quoted: Whether messages may quote the line.
+    """
+    if editable := re.match(r"(?:-e|--editable)[ =]\s*(\S+)", line):
+        egg = re.search(r"#egg=([\w.-]+)", editable[1])
+        name = egg[1] if egg else file_name(editable[1]).partition("@")[0]
+        yield unnamed(name if name not in ("", ".") else "the project itself", Why.EDITABLE)
+        return
+    if line.startswith("-"):
+        # The other options say where archives come from, and which kinds of archives are used.
+        if line.startswith(("-c", "--constraint")):
+            environment.notes.append(f"{place}: constraints are not read; the pins stand for themselves")
+        return
+    text = re.split(r"\s--", line, maxsplit=1)[0].strip()
+    if re.match(r"(\.{0,2}/|[a-z+]+://)", text):
+        yield unnamed(file_name(text) or without_credentials(text), of_url(text))
+        return
+    try:
+        found = Requirement(text)
+    except (InvalidRequirement, RecursionError) as error:
+        reason = str(error).partition("\n")[0]
+        what = f"{text[:80]!r} is no requirement: {reason}"
+        raise environment.refused(
+            f"{place}: {what}" if is_quoted else f"{place} is no requirement",
+            "name a lock file, `pip freeze` output, or the directory of an environment",
+        ) from None
+    fits = markers.hold(str(found.marker or ""))
+    pins = [one for one in found.specifier if one.operator in ("==", "===") and one.version[-2:] != ".*"]
+    if found.url or not fits:
+        yield wheel(found.name, fits=fits, why=of_url(found.url or ""))
+    elif len(pins) == 1:
+        hashes = tuple(re.findall(r"--hash[= ]sha256:([0-9a-fA-F]{64})", line))
+        yield wheel(found.name, pins[0].version, hashes)
+    else:
+        environment.loose.append(f"{found.name}{found.specifier} ({place})" if is_quoted else place)
 
 
 def of_url(url: str) -> str:
     """Return the reason why a package that is installed from a URL is left out."""
     scheme = urlsplit(url).scheme
-    return VCS if "+" in scheme else LOCAL if scheme in ("file", "") else ARCHIVE
+    return Why.VCS if "+" in scheme else Why.LOCAL if scheme in ("file", "") else Why.ARCHIVE

@@ -121,6 +121,13 @@ class LockedPackage:
         return f"{self.version} {self.build}".rstrip()
 
     @property
+    def spec(self) -> str:
+        """Return the package in its manager's syntax, such as `click==8.1.8` or `numpy ==2.0 py311_0`."""
+        if self.is_conda:
+            return f"{self.name} =={self.version} {self.build}".rstrip()
+        return f"{self.name}=={self.version}"
+
+    @property
     def source(self) -> str:
         """Return the channel or host from which the package comes.
 

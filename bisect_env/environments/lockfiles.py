@@ -283,14 +283,14 @@ def requirements_text(packages: Sequence[LockedPackage]) -> str:
         lines = []
         for wheel in wheels:
             if not wheel.is_commit:
-                lines.append(f"{wheel.name}=={wheel.version}")
+                lines.append(wheel.spec)
                 continue
             # The other parts of a fragment are build settings that only this program reads.
             address, _, fragment = wheel.url.partition("#")
             kept = [part for part in fragment.split("&") if part.startswith("subdirectory=")]
             lines.append(f"{wheel.name} @ {'#'.join([address, *kept])}")
         return "\n".join([head, *lines]) + "\n"
-    lines = [f"{wheel.name}=={wheel.version} --hash=sha256:{wheel.sha256}" for wheel in wheels]
+    lines = [f"{wheel.spec} --hash=sha256:{wheel.sha256}" for wheel in wheels]
     return "\n".join(["# Exact files, for `pip install --no-deps` or `uv pip sync`.", *lines]) + "\n"
 
 

@@ -45,8 +45,8 @@ def test_locks_of_projects(name, kind, more):
     found = read_environment(HERE / name, python="3.11", platform="linux-64")
     assert found.format == kind
     assert versions(name) == {**BOTH, **more}
-    assert all(len(hash_) == 64 for package in found.packages for hash_ in package.hashes)
-    assert all(package.hashes for package in found.packages)
+    assert all(len(hash_) == 64 for hashes in found.hashes.values() for hash_ in hashes)
+    assert all(found.hashes[package.manager, package.name] for package in found.packages)
     # The local package is named with its reason, and so is what is for older Pythons alone.
     reasons = found.left_out
     assert any(word in reasons["helper"] for word in ("editable", "local"))
@@ -115,7 +115,16 @@ def test_conda_formats(name, kind):
     if name != "conda-list-export.txt":
         assert found.channels[0] == "https://conda.example/chan"
     if name in ("conda-lock.yml", "pixi.lock"):
-        assert [package.name for package in found.of("pip")] == ["six"]
+        assert [package.name for package in found.packages if package.manager == "pip"] == ["six"]
+
+
+def test_archives_of_no_channel_are_left_out_of_an_explicit_list(tmp_path):
+    listing = tmp_path / "list.txt"
+    listing.write_text("@EXPLICIT\nalpha-1.0-py_0.conda\nhttps://c.example/chan/linux-64/beta-2.1-0.conda\n")
+    found = read_environment(listing)
+    assert [package.spec for package in found.packages] == ["beta ==2.1 0"]
+    assert set(found.left_out) == {"alpha-1.0-py_0.conda"}
+    assert (found.channels, found.platform) == (("https://c.example/chan",), "linux-64")
 
 
 def test_newer_condas_name_wheels_in_their_lists(tmp_path):
@@ -174,7 +183,7 @@ def test_a_lock_of_another_platform_is_refused(tmp_path):
         ("x.json", '{"a":' * 100_000, "it is no JSON"),
         ("a.txt", f"six; {'(' * 3000}os_name=='a'{')' * 3000}\n", "is no requirement"),
         ("x.yml", "- a\n", "no list of an environment's packages"),
-        ("environment.yml", "dependencies: [numpy]\n", "not every package has one version: numpy"),
+        ("environment.yml", "dependencies: [numpy]\n", "not every package is pinned to one version: numpy"),
         ("pixi.lock", "version: 6\nenvironments: 7\npackages: []\n", "py-rattler cannot read it"),
     ],
 )
@@ -206,6 +215,7 @@ def test_requirements_may_include_others_and_name_addresses(tmp_path):
         "click @ git+https://code.example/click@8\n"
         "./local\n"
         "https://files.example/x-1-py3-none-any.whl\n"
+        "file:///wheels/y-1-py3-none-any.whl\n"
         "attrs===23.1 ; python_version < '3'\n"
     )
     found = read_environment(tmp_path / "a.txt")
@@ -214,6 +224,7 @@ def test_requirements_may_include_others_and_name_addresses(tmp_path):
     assert reasons["click"] == "from a version control system"
     assert reasons["local"] == "from a local directory or archive"
     assert reasons["x-1-py3-none-any.whl"].startswith("from an archive's address")
+    assert reasons["y-1-py3-none-any.whl"] == "from a local directory or archive"
     assert "attrs" in reasons
     assert any("constraints are not read" in note for note in found.notes)
 
