@@ -24,7 +24,6 @@ from bisect_env.environments.foreign_requirements import requirements
 from bisect_env.environments.lock import Lock
 from bisect_env.environments.yaml_text import read_yaml
 from bisect_env.errors import expanded
-from bisect_env.matrix.versions import host_platform
 from bisect_env.temporary import read_limited
 
 _LISTED = re.compile(r"[A-Za-z0-9_][\w.-]*=[^=<>!~\s]+=[^=\s]+")
@@ -41,18 +40,17 @@ _FORMATS = (
 """Pairs of keys and a reader: a file that has all the keys is read by the first such reader."""
 
 
-def read_environment(path: str | Path, *, python: str = "", platform: str = "") -> ForeignEnvironment:
+def read_environment(path: str | Path, *, python: str = "") -> ForeignEnvironment:
     """Read the packages of an environment that a file or directory of another tool describes.
 
     The format, such as `poetry.lock` or `pip freeze`, is detected. If a lock supports several Python versions
-    and platforms, the packages for one of them are read. All dependency groups and extras are included,
-    because a test may need them.
+    and platforms, the packages for this host and one version are read. All dependency groups and extras are
+    included, because a test may need them.
 
     Args:
         path: A file, `FILE#NAME` for one environment of a `pixi.lock`, or the directory of an environment.
         python: Python version, such as `3.12`, for which markers are evaluated. If "", use the version that
             the environment states, else the running one if it fits, else the oldest that fits.
-        platform: conda's name of the platform to read; "" for the platform of this host.
 
     Raises:
         UsageError: The path does not exist, or its format is unknown or invalid.
@@ -62,7 +60,7 @@ def read_environment(path: str | Path, *, python: str = "", platform: str = "") 
     if not _exists(where) and "#" in source:
         before, _, name = source.rpartition("#")
         where = expanded(before)
-    environment = ForeignEnvironment(source, where, name, python, platform or host_platform())
+    environment = ForeignEnvironment(source, where, name, python)
     if not _exists(where):
         beside = sorted(p.name for p in where.parent.iterdir()) if where.parent.is_dir() else []
         close = difflib.get_close_matches(where.name, beside, 1)

@@ -10,6 +10,7 @@ from bisect_env.environments.conda_process import HelperDiedError, shared_pool
 from bisect_env.environments.foreign_reading import ForeignEnvironment, Listed, Why, conda, unnamed, wheel
 from bisect_env.environments.foreign_requirements import requirement
 from bisect_env.environments.lockfiles import conda_archive, packages_of
+from bisect_env.matrix.versions import host_platform
 
 _HELPER_TIMEOUT = 60.0
 _EXPORTED = re.compile(r"([A-Za-z0-9_][\w.-]*)={1,2}([^=<>!~\s]+)(?:=([^=<>!~\s]*))?")
@@ -62,20 +63,18 @@ def env_export(environment: ForeignEnvironment, data: _Data) -> Iterator[Listed]
 def conda_lock(environment: ForeignEnvironment, data: _Data) -> Iterator[Listed]:
     """Yield the packages for one platform in a `conda-lock.yml`."""
     metadata = data["metadata"]
-    platforms = [str(one) for one in metadata.get("platforms", [])]
-    if environment.for_platform not in platforms:
-        raise environment.refused_platform(", ".join(platforms), environment.for_platform)
-    environment.format, environment.platform = f"conda-lock.yml {data['version']}", environment.for_platform
+    environment.format = f"conda-lock.yml {data['version']}"
+    environment.platform = _host_among(environment, map(str, metadata.get("platforms", [])))
     environment.python = str((metadata.get("custom_metadata") or {}).get("bisect-env.python", ""))
     environment.channels = _channels(metadata.get("channels", []))
-    yield from map(Listed, packages_of(data, environment.for_platform))
+    yield from map(Listed, packages_of(data, environment.platform))
 
 
 def pixi(environment: ForeignEnvironment, data: _Data) -> Iterator[Listed]:
     """Yield the packages of one environment of a `pixi.lock`, which is read with py-rattler."""
     try:
-        request = {"op": "read_lock", "path": str(environment.where), "platform": environment.for_platform}
-        answer = shared_pool().ask(request, _HELPER_TIMEOUT)
+        message = {"op": "read_lock", "path": str(environment.where), "platform": host_platform()}
+        answer = shared_pool().ask(message, _HELPER_TIMEOUT)
     except HelperDiedError as error:
         answer = {"failed": "lock", "text": error.text}
     if "failed" in answer:
@@ -88,11 +87,8 @@ def pixi(environment: ForeignEnvironment, data: _Data) -> Iterator[Listed]:
     if len(environments) > 1 and not environment.name:
         others = ", ".join(n for n in environments if n != name)
         environment.notes.append(f"its environment {name!r} is read; FILE#NAME reads another ({others})")
-    platforms = environments[name]["platforms"]
-    if environment.for_platform not in platforms:
-        raise environment.refused_platform(", ".join(platforms), environment.for_platform)
     environment.format = f"pixi.lock {data.get('version', '')}".rstrip()
-    environment.platform = environment.for_platform
+    environment.platform = _host_among(environment, environments[name]["platforms"])
     environment.channels = _channels(data["environments"][name]["channels"])
     for kind, package, version, build, sha256, location in environments[name]["packages"]:
         if kind == "conda":
@@ -101,6 +97,14 @@ def pixi(environment: ForeignEnvironment, data: _Data) -> Iterator[Listed]:
             is_local = "://" not in location or location.startswith("file:")
             why = Why.LOCAL if is_local else Why.VCS if location.startswith("git+") else ""
             yield wheel(package, version, (sha256,) if sha256 else (), why=why)
+
+
+def _host_among(environment: ForeignEnvironment, platforms: Iterable[str]) -> str:
+    """Return the platform of this host, or raise an error if a lock does not have it."""
+    here, theirs = host_platform(), list(platforms)
+    if here not in theirs:
+        raise environment.refused_platform(theirs, here)
+    return here
 
 
 def _channels(stated: Iterable[Any]) -> list[str]:

@@ -21,6 +21,7 @@ from bisect_env.environments.foreign_reading import (
     wheel,
 )
 from bisect_env.environments.foreign_requirements import of_url
+from bisect_env.matrix.versions import host_platform
 
 _INSTALLER = "the installer, which nothing in the environment needs"
 
@@ -37,7 +38,7 @@ def installed(environment: ForeignEnvironment) -> Iterator[Listed]:
             names = map(str, record.get("files", []))
             owned |= {Path(name).parent.name for name in names if ".dist-info/" in name}
     elif (where / "pyvenv.cfg").is_file():
-        environment.format, environment.platform = "a virtual environment", environment.for_platform
+        environment.format, environment.platform = "a virtual environment", host_platform()
         lines = (where / "pyvenv.cfg").read_text("utf-8", "replace").splitlines()
         pairs = (line.partition("=") for line in lines)
         settings = {key.strip(): value.strip() for key, _, value in pairs}

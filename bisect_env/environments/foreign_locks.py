@@ -12,6 +12,7 @@ from typing import Any
 from packaging.pylock import Pylock, PylockUnsupportedVersionError, PylockValidationError
 
 from bisect_env.environments.foreign_reading import ForeignEnvironment, Listed, Markers, Why, wheel
+from bisect_env.matrix.versions import host_platform
 
 ITSELF = "the project that the lock belongs to: give its code along with the command"
 _UV_KINDS = {"editable": Why.EDITABLE, "git": Why.VCS, "url": Why.ARCHIVE}
@@ -33,8 +34,8 @@ def pylock(environment: ForeignEnvironment, data: _Data) -> Iterator[Listed]:
     markers = environment.markers(lock.extras or (), groups)
     environments = [str(one) for one in lock.environments or ()]
     if environments and not any(map(markers.hold, environments)):
-        mine = f"Python {markers.python} on {environment.for_platform}"
-        raise environment.refused_platform("; ".join(environments), mine)
+        mine = f"Python {markers.python} on {host_platform()}"
+        raise environment.refused_platform(environments, mine)
     # Not `Pylock.select`: it chooses one archive, and returns neither the others nor what does not fit.
     for package in lock.packages:
         stated = [one.hashes for one in package.wheels or ()]

@@ -6,9 +6,15 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
-from packaging.markers import InvalidMarker, Marker, UndefinedComparison, UndefinedEnvironmentName
+from packaging.markers import (
+    InvalidMarker,
+    Marker,
+    UndefinedComparison,
+    UndefinedEnvironmentName,
+    default_environment,
+)
 from packaging.specifiers import InvalidSpecifier, SpecifierSet
 from packaging.utils import canonicalize_name
 from packaging.version import InvalidVersion, Version
@@ -58,7 +64,7 @@ def wheel(
         name: Name of the package, which is normalised.
         version: Exact version; not used if the package cannot be installed.
         hashes: Hex sha256 of the allowed archives.
-        fits: Whether the package is for the requested Python version and platform.
+        fits: Whether the package is for the requested Python version and this host.
         why: See `Listed`.
     """
     package = LockedPackage(str(canonicalize_name(name)), version, "pip", "", "")
@@ -92,37 +98,23 @@ def fitting_python(requires: Sequence[str], here: str = "") -> str:
 
 
 class Markers:
-    """An evaluator of environment markers (PEP 508) for one Python version and platform.
+    """An evaluator of environment markers (PEP 508) for this host and one Python version.
 
     Args:
         python: Python version, such as `3.12`.
-        platform: conda's name of the platform, such as `linux-64`.
         extras: Names of the extras that are considered requested.
         groups: Names of the dependency groups that are considered requested.
     """
 
-    def __init__(
-        self, python: str, platform: str, extras: Iterable[str] = (), groups: Iterable[str] = ()
-    ) -> None:
-        system, _, machine = platform.partition("-")
-        names = {"linux": ("linux", "Linux", "posix"), "osx": ("darwin", "Darwin", "posix")}
-        sys_platform, platform_system, os_name = names.get(system, ("win32", "Windows", "nt"))
-        machines = {"64": "AMD64" if os_name == "nt" else "x86_64", "32": "i686"}
+    def __init__(self, python: str, extras: Iterable[str] = (), groups: Iterable[str] = ()) -> None:
         self.python = python
         self._whole = python if python.count(".") > 1 else f"{python}.{_LATE_PATCH}"
         self._extras = frozenset(extras)
         self._facts: dict[str, str | frozenset[str]] = {
+            **cast("dict[str, str]", default_environment()),
             "python_version": ".".join(python.split(".")[:2]),
             "python_full_version": self._whole,
             "implementation_version": self._whole,
-            "implementation_name": "cpython",
-            "platform_python_implementation": "CPython",
-            "sys_platform": sys_platform,
-            "platform_system": platform_system,
-            "os_name": os_name,
-            "platform_machine": machines.get(machine, machine),
-            "platform_release": "",
-            "platform_version": "",
             "extras": self._extras,
             "dependency_groups": frozenset(groups),
         }
@@ -160,7 +152,6 @@ class ForeignEnvironment:
         where: Path of the file or directory.
         name: Name of the environment to read if the file has several; "" for the default one.
         for_python: Python version for which markers are evaluated; "" for the version that the file states.
-        for_platform: conda's name of the platform to read.
         format: Detected format, for messages, such as `uv.lock 1`.
         python: Python version that the file states; "" if it states none.
         requires_python: Range of supported Python versions; "" if the file states none.
@@ -177,7 +168,6 @@ class ForeignEnvironment:
     where: Path
     name: str = ""
     for_python: str = ""
-    for_platform: str = ""
     format: str = ""
     python: str = ""
     requires_python: str = ""
@@ -203,7 +193,7 @@ class ForeignEnvironment:
         return f"{line}; {len(self.left_out)} left out" if self.left_out else line
 
     def markers(self, extras: Iterable[str] = (), groups: Iterable[str] = ()) -> Markers:
-        """Return an evaluator of environment markers for the requested platform and Python version.
+        """Return an evaluator of environment markers for the requested Python version.
 
         If no version was requested, the version that the file states is used, or one in its range.
 
@@ -212,7 +202,7 @@ class ForeignEnvironment:
             groups: See `Markers`.
         """
         python = self.for_python or self.python or fitting_python([self.requires_python])
-        return Markers(python, self.for_platform, extras, groups)
+        return Markers(python, extras, groups)
 
     def fill(self, rows: Iterable[Listed]) -> None:
         """Set the packages, and what follows from them, from the rows that a reader yields.
@@ -272,11 +262,11 @@ class ForeignEnvironment:
         """Build the error for an environment that cannot be read, with the reason and a remedy."""
         return UsageError(f"{self.source}: {what}", remedy=remedy)
 
-    def refused_platform(self, theirs: str, mine: str) -> UsageError:
+    def refused_platform(self, theirs: Iterable[str], mine: str) -> UsageError:
         """Build the error for a file that is for other platforms or Python versions than requested."""
-        what = f"it is for {theirs or 'no platform'}, and this is {mine}"
         return self.refused(
-            what, "lock it for this platform too, or give the command on a machine of that platform"
+            f"it is for {', '.join(theirs) or 'no platform'}, and this is {mine}",
+            "lock it for this platform too, or give the command on a machine of that platform",
         )
 
 

@@ -10,7 +10,9 @@ import sys
 from pathlib import Path
 
 import pytest
+from packaging.markers import default_environment
 
+from bisect_env.environments import foreign_conda, foreign_installed, foreign_locks, foreign_reading
 from bisect_env.environments.foreign import read_environment
 from bisect_env.environments.foreign_reading import fitting_python
 from bisect_env.errors import UsageError
@@ -22,11 +24,20 @@ ONE_FOR_ALL = {"iniconfig": "2.1.0", "python-dateutil": "3.0.0", "six": "1.17.0"
 ONE_FOR_EACH = {"iniconfig": "2.3.1", "python-dateutil": "4.0.0", "urllib3": "2.8.0"}
 BOTH = {"click": "8.1.8", "tzdata": "2026.6"}
 
+LINUX = {**default_environment(), "sys_platform": "linux", "platform_system": "Linux", "os_name": "posix"}
+WINDOWS = {**LINUX, "sys_platform": "win32", "platform_system": "Windows", "os_name": "nt"}
+
+
+@pytest.fixture(autouse=True)
+def _on_linux(monkeypatch):
+    """Let these tests have one result on every machine."""
+    monkeypatch.setattr(foreign_reading, "default_environment", lambda: LINUX)
+    for module in (foreign_conda, foreign_installed, foreign_locks):
+        monkeypatch.setattr(module, "host_platform", lambda: "linux-64")
+
 
 def versions(name, **options):
-    found = read_environment(
-        HERE / name, python=options.pop("python", "3.11"), platform="linux-64", **options
-    )
+    found = read_environment(HERE / name, python=options.pop("python", "3.11"), **options)
     return {package.name: package.version for package in found.packages}
 
 
@@ -42,7 +53,7 @@ def versions(name, **options):
     ],
 )
 def test_locks_of_projects(name, kind, more):
-    found = read_environment(HERE / name, python="3.11", platform="linux-64")
+    found = read_environment(HERE / name, python="3.11")
     assert found.format == kind
     assert versions(name) == {**BOTH, **more}
     assert all(len(hash_) == 64 for hashes in found.hashes.values() for hash_ in hashes)
@@ -63,7 +74,7 @@ def test_python_versions_of_poetry_are_read_as_poetry_does(tmp_path, stated, is_
     (tmp_path / "poetry.lock").write_text(
         before + name + re.sub('python-versions = ".*"', f'python-versions = "{stated}"', after, count=1)
     )
-    found = read_environment(tmp_path / "poetry.lock", python="3.11", platform="linux-64")
+    found = read_environment(tmp_path / "poetry.lock", python="3.11")
     assert ("click" in found.left_out) is is_left_out
 
 
@@ -77,8 +88,9 @@ def test_the_same_lock_for_an_older_python(name):
     assert found["urllib3"] == "2.6.3"
 
 
-def test_a_project_lock_for_windows_has_its_packages():
-    found = read_environment(HERE / "pylock.uv.toml", python="3.11", platform="win-64")
+def test_a_project_lock_for_windows_has_its_packages(monkeypatch):
+    monkeypatch.setattr(foreign_reading, "default_environment", lambda: WINDOWS)
+    found = read_environment(HERE / "pylock.uv.toml", python="3.11")
     assert "colorama" in {package.name for package in found.packages}
 
 
@@ -103,7 +115,7 @@ def test_pip_writes_a_pylock_and_a_freeze():
     ],
 )
 def test_conda_formats(name, kind):
-    found = read_environment(HERE / name, platform="linux-64")
+    found = read_environment(HERE / name)
     assert found.format == kind
     assert found.python == "3.11.7"
     assert [package.spec for package in found.packages if package.manager == "conda"] == [
@@ -146,9 +158,10 @@ def test_a_plain_freeze_is_no_list_of_condas(tmp_path):
     assert not read_environment(freeze).uses_conda
 
 
-def test_a_lock_of_another_platform_is_refused(tmp_path):
+def test_a_lock_of_another_platform_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr(foreign_conda, "host_platform", lambda: "win-64")
     with pytest.raises(UsageError, match=r"it is for linux-64, osx-arm64, and this is win-64") as caught:
-        read_environment(HERE / "conda-lock.yml", platform="win-64")
+        read_environment(HERE / "conda-lock.yml")
     assert "on a machine of that platform" in str(caught.value)
     mac = tmp_path / "pylock.toml"
     mac.write_text(
@@ -156,7 +169,7 @@ def test_a_lock_of_another_platform_is_refused(tmp_path):
         "environments = [\"sys_platform == 'darwin'\"]\n"
     )
     with pytest.raises(UsageError, match="sys_platform"):
-        read_environment(mac, platform="linux-64")
+        read_environment(mac)
 
 
 @pytest.mark.parametrize(
@@ -348,5 +361,5 @@ def test_tokens_in_addresses_of_requirements_are_not_told(tmp_path):
         "https://host/a-1-py3-none-any.whl?token=HUNTER2\n-e git+https://host/b.git?token=HUNTER2\n"
         "https://host/?token=HUNTER2\nclick==8.1.8\n"
     )
-    found = read_environment(place, python="3.11", platform="linux-64")
+    found = read_environment(place, python="3.11")
     assert set(found.left_out) == {"a-1-py3-none-any.whl", "b.git", "https://host/"}
