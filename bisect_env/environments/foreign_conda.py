@@ -91,12 +91,15 @@ def pixi(environment: ForeignEnvironment, data: _Data) -> Iterator[Listed]:
     environment.platform = _host_among(environment, environments[name]["platforms"])
     environment.channels = _channels(data["environments"][name]["channels"])
     for kind, package, version, build, sha256, location in environments[name]["packages"]:
-        if kind == "conda":
-            yield conda(package, version, build, sha256, location)
-        else:
-            is_local = "://" not in location or location.startswith("file:")
-            why = Why.LOCAL if is_local else Why.VCS if location.startswith("git+") else ""
-            yield wheel(package, version, (sha256,) if sha256 else (), why=why)
+        is_conda = kind == "conda"
+        # A conda package without a URL is built by pixi. One of a local channel is an archive as any other.
+        is_local = "://" not in location or (location.startswith("file:") and not is_conda)
+        why = Why.LOCAL if is_local else Why.VCS if location.startswith("git+") else ""
+        hashes = (sha256,) if sha256 else ()
+        row = (
+            conda(package, version, build, sha256, location) if is_conda else wheel(package, version, hashes)
+        )
+        yield row._replace(why=why)
 
 
 def _host_among(environment: ForeignEnvironment, platforms: Iterable[str]) -> str:

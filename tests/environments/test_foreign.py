@@ -139,6 +139,26 @@ def test_archives_of_no_channel_are_left_out_of_an_explicit_list(tmp_path):
     assert (found.channels, found.platform) == (("https://c.example/chan",), "linux-64")
 
 
+def test_conda_packages_that_pixi_builds_are_left_out(tmp_path):
+    archive = "https://c.example/chan/noarch/alpha-1.0-py_0.conda"
+    sources = {"mine": "./mine", "theirs": "git+https://code.example/theirs?rev=main#1234567"}
+    stated = "".join(
+        f"- conda: {address}\n  name: {name}\n  version: 0.1.0\n  build: h_0\n  subdir: noarch\n"
+        for name, address in sources.items()
+    )
+    named = "".join(f"      - conda: {address}\n" for address in (archive, *sources.values()))
+    (tmp_path / "pixi.lock").write_text(
+        "version: 6\nenvironments:\n  default:\n    channels:\n    - url: https://c.example/chan\n"
+        f"    packages:\n      linux-64:\n{named}packages:\n- conda: {archive}\n{stated}"
+    )
+    found = read_environment(tmp_path / "pixi.lock")
+    assert [package.spec for package in found.packages] == ["alpha ==1.0 py_0"]
+    assert found.left_out == {
+        "mine": "from a local directory or archive",
+        "theirs": "from a version control system",
+    }
+
+
 def test_newer_condas_name_wheels_in_their_lists(tmp_path):
     listing = tmp_path / "list.txt"
     listing.write_text("# platform: linux-64\n_libgcc_mutex=0.1=conda_forge\nsix=1.17.0=pypi_0\n")
