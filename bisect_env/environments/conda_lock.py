@@ -289,11 +289,8 @@ class CondaSolver:
         except HelperDiedError as error:
             if error.timed_out:
                 raise channel_failure(f"no answer in {self._timeout:.0f} s", places.urls, tried) from error
-            raise InfrastructureError(
-                error.text,
-                tried=tried,
-                remedy="give the same command again; if it stays so, report it to py-rattler",
-            ) from error
+            error.tried = tried
+            raise
         if "missing" in answer:
             name, near = answer["missing"], answer["near"]
             hint = f"did you mean {' or '.join(near)}?" if near else "nothing there has a similar name"

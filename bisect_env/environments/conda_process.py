@@ -96,7 +96,7 @@ _ATTEMPTS = 3
 """Number of helper processes to try for one request, because py-rattler crashes in rare cases."""
 
 
-class HelperDiedError(Exception):
+class HelperDiedError(InfrastructureError):
     """The error raised if a helper process ends or times out before it responds.
 
     Args:
@@ -106,7 +106,8 @@ class HelperDiedError(Exception):
     """
 
     def __init__(self, text: str, *, timed_out: bool = False, crashed: bool = False) -> None:
-        super().__init__(text)
+        remedy = "give the same command again; if it stays so, report it to py-rattler"
+        super().__init__(text, remedy=remedy)
         self.text = text
         self.timed_out = timed_out
         self.crashed = crashed
@@ -199,7 +200,7 @@ class HelperProcess:
         words = self._words()
         self.close()
         if timed_out:
-            return HelperDiedError(f"no answer in time{words}", timed_out=True)
+            return HelperDiedError(f"the conda solver gave no answer in time{words}", timed_out=True)
         if code < 0:
             name = signal.Signals(-code).name
             return HelperDiedError(f"the conda solver died of {name}{words}", crashed=True)
@@ -297,12 +298,7 @@ def with_usual_alias(config: CondaConfig, pool: HelperPool) -> CondaConfig:
     """
     if config.channel_alias:
         return config
-    try:
-        answer = pool.ask({"op": "alias"}, _ALIAS_TIMEOUT)
-    except HelperDiedError as error:
-        raise InfrastructureError(
-            error.text, remedy="give the same command again; if it stays so, report it to py-rattler"
-        ) from error
+    answer = pool.ask({"op": "alias"}, _ALIAS_TIMEOUT)
     return config.model_copy(update={"channel_alias": answer["alias"]})
 
 

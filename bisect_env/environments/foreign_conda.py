@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from bisect_env.environments.conda_process import HelperDiedError, shared_pool
+from bisect_env.environments.conda_process import shared_pool
 from bisect_env.environments.foreign_reading import ForeignEnvironment, Listed, Why, conda, unnamed, wheel
 from bisect_env.environments.foreign_requirements import requirement
 from bisect_env.environments.lockfiles import conda_archive, packages_of
@@ -72,11 +72,8 @@ def conda_lock(environment: ForeignEnvironment, data: _Data) -> Iterator[Listed]
 
 def pixi(environment: ForeignEnvironment, data: _Data) -> Iterator[Listed]:
     """Yield the packages of one environment of a `pixi.lock`, which is read with py-rattler."""
-    try:
-        message = {"op": "read_lock", "path": str(environment.where), "platform": host_platform()}
-        answer = shared_pool().ask(message, _HELPER_TIMEOUT)
-    except HelperDiedError as error:
-        answer = {"failed": "lock", "text": error.text}
+    message = {"op": "read_lock", "path": str(environment.where), "platform": host_platform()}
+    answer = shared_pool().ask(message, _HELPER_TIMEOUT)
     if "failed" in answer:
         raise environment.refused(f"py-rattler cannot read it: {answer['text']}", "write it again")
     environments = answer["environments"]

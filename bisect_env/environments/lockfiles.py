@@ -194,12 +194,6 @@ def _text(value: object) -> str:
     return value
 
 
-def _channels(packages: Iterable[LockedPackage]) -> list[str]:
-    # A package's URL is <channel>/<subdir>/<file>. The channels are sorted instead of ordered by priority:
-    # the packages are already chosen, and equal content hashes must mean equal texts.
-    return sorted({package.url.rsplit("/", 2)[0] for package in packages if package.is_conda})
-
-
 def _entry(package: LockedPackage, platform: str) -> dict[str, Any]:
     hashes = {"md5": package.md5} if package.md5 else {}
     entry: dict[str, Any] = {
@@ -226,11 +220,14 @@ def _render(
     custom = {_PYTHON: python}
     if exclude_newer is not None:
         custom[_EXCLUDE_NEWER] = exclude_newer
+    # The channels are sorted instead of ordered by priority: the packages are already chosen, and equal
+    # content hashes must mean equal texts.
+    channels = sorted({package.source for package in packages if package.is_conda})
     data = {
         "version": 1,
         "metadata": {
             "content_hash": {platform: digest},
-            "channels": [{"url": url, "used_env_vars": []} for url in _channels(packages)],
+            "channels": [{"url": url, "used_env_vars": []} for url in channels],
             "platforms": [platform],
             "sources": [],
             "custom_metadata": custom,
@@ -277,21 +274,17 @@ def requirements_text(packages: Sequence[LockedPackage]) -> str:
     that are built from commits.
     """
     wheels = [package for package in packages if package.manager == "pip"]
-    if any(wheel.is_commit for wheel in wheels):
-        # Packages built from commits have no hash, and pip requires hashes for all packages or for none.
-        head = "# Exact versions and commits, for `pip install --no-deps` or `uv pip sync`."
-        lines = []
-        for wheel in wheels:
-            if not wheel.is_commit:
-                lines.append(wheel.spec)
-                continue
-            # The other parts of a fragment are build settings that only this program reads.
-            address, _, fragment = wheel.url.partition("#")
-            kept = [part for part in fragment.split("&") if part.startswith("subdirectory=")]
-            lines.append(f"{wheel.name} @ {'#'.join([address, *kept])}")
-        return "\n".join([head, *lines]) + "\n"
-    lines = [f"{wheel.spec} --hash=sha256:{wheel.sha256}" for wheel in wheels]
-    return "\n".join(["# Exact files, for `pip install --no-deps` or `uv pip sync`.", *lines]) + "\n"
+    # Packages built from commits have no hash, and pip requires hashes for all packages or for none.
+    has_commits = any(wheel.is_commit for wheel in wheels)
+    what = "versions and commits" if has_commits else "files"
+    lines = [f"# Exact {what}, for `pip install --no-deps` or `uv pip sync`."]
+    for wheel in wheels:
+        # The other parts of a fragment are build settings that only this program reads.
+        address, _, fragment = wheel.url.partition("#")
+        kept = [part for part in fragment.split("&") if part.startswith("subdirectory=")]
+        pin = wheel.spec if has_commits else f"{wheel.spec} --hash=sha256:{wheel.sha256}"
+        lines.append(f"{wheel.name} @ {'#'.join([address, *kept])}" if wheel.is_commit else pin)
+    return "\n".join(lines) + "\n"
 
 
 def explicit_text(packages: Sequence[LockedPackage]) -> str:
