@@ -33,6 +33,19 @@ def how_many(number: int, one: str) -> str:
     return f"{number} {one}{'' if number == 1 else 's'}"
 
 
+_MAX_LINES = 4
+"""Maximum number of lines of a builder's message that is shown in full."""
+
+
+def brief(text: str) -> str:
+    """Join the lines of a message with colons; if there are many lines, only the first and the last one.
+
+    There are many if there are more than `_MAX_LINES`. The last line mostly states the cause.
+    """
+    lines: list[str] = [line.strip() for line in text.splitlines() if line.strip()]
+    return ": ".join(lines if len(lines) <= _MAX_LINES else [lines[0], lines[-1]]) or "(no words)"
+
+
 def first_few(names: Sequence[str], most: int, *, one: str = "more", many: str = "more") -> list[str]:
     """Return the first `most` texts, followed by the number of further ones, such as `3 more hosts`.
 

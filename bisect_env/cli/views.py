@@ -22,7 +22,7 @@ from rich.text import Text
 
 from bisect_env.answers.axes import AxisInfo
 from bisect_env.answers.origins import origins_text
-from bisect_env.answers.phrases import and_more, duration, how_many, percent, probability
+from bisect_env.answers.phrases import and_more, brief, duration, how_many, percent, probability
 from bisect_env.answers.sentence import sentence
 from bisect_env.answers.untrusted import clean, shortened
 from bisect_env.answers.verdict_document import VerdictDocument
@@ -217,8 +217,7 @@ def describe(event: events.Event) -> str | None:
             distinct = "environment" if event.environments == 1 else "distinct environments"
             return f"{known}: {event.environments} {distinct}"
         case events.SetAside(combinations, status, reason):
-            first = next(iter(reason.splitlines()), "")
-            return f"set aside: {and_more([*map(str, combinations)], 1)} ({status}: {first})"
+            return f"set aside: {and_more([*map(str, combinations)], 1)} ({status}: {brief(reason)})"
         case events.Warned(text):
             return f"warning: {text}"
         case events.Said(text):

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
 
+from bisect_env.answers.phrases import brief
 from bisect_env.cluster.protocol import (
     BuildFailed,
     Completion,
@@ -23,7 +24,7 @@ from bisect_env.engine.opening import save_prepared
 from bisect_env.engine.series import RunSetup
 from bisect_env.engine.sharing import Sharing
 from bisect_env.engine.specs import lost_record
-from bisect_env.engine.state import HOST_PROGRAM, TRIED_BEFORE_BLAME, Finding, StudyState, brief
+from bisect_env.engine.state import HOST_PROGRAM, TRIED_BEFORE_BLAME, Finding, StudyState
 from bisect_env.matrix.grid import Combination, Index
 from bisect_env.storage.entries import BUILD_FAILED, BUILT, CombinationStatus, StoredTrial
 from bisect_env.trials.judge import VOID, ChangedEnvironment
@@ -86,10 +87,20 @@ class Learner:
         self.state.check_anything_ran()
 
     def take_unbuildable(self) -> None:
-        """Exclude the combinations whose environments an earlier command failed to build."""
+        """Exclude the combinations whose environments an earlier command failed to build.
+
+        Those that failed for a reason that may have passed, such as a full disk, are tried again.
+        """
+        builds = self._store.payloads(self._study_id, BUILD_FAILED)
+        may_pass = {one["lock"]: bool(one.get("transient")) for one in builds if "lock" in one}
         for row in self._store.combinations(self._study_id):
-            index = self._group_of(row.combination)
-            if row.status == CombinationStatus.UNBUILDABLE and index is not None:
+            index, own = self._group_of(row.combination), self.grid.find(row.combination)
+            if row.status != CombinationStatus.UNBUILDABLE or index is None or own is None:
+                continue
+            if own in self._prepared.locks and may_pass.get(self._prepared.locks[own].content_hash):
+                state = self._prepared.state(own)
+                self._store.set_combination(self._study_id, row.combination, state.status, state.reason)
+            else:
                 self._apply_findings(self.state.put_aside(index, CombinationStatus.UNBUILDABLE, row.reason))
 
     def read_others(self) -> bool:
@@ -269,7 +280,11 @@ class Learner:
             # The trial did not run, and may be started anew.
             del self.state.running[failed.trial_id]
             self._sharing.release([failed.trial_id])
-        failure = {"lock": failed.lock_hash, "reason": brief(failed.message)}
+        failure = {
+            "lock": failed.lock_hash,
+            "reason": brief(failed.message),
+            "transient": failed.transient,
+        }
         self._store.record_decision(self._study_id, BUILD_FAILED, failure)
         self._apply_findings(
             self.state.build_failed(failed.lock_hash, failed.message, transient=failed.transient)

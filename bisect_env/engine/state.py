@@ -6,6 +6,7 @@ from collections import Counter, defaultdict
 from collections.abc import Collection
 from dataclasses import dataclass
 
+from bisect_env.answers.phrases import brief
 from bisect_env.engine.locking import Prepared
 from bisect_env.errors import InfrastructureError, NoEnvironmentError, UsageError
 from bisect_env.matrix.grid import Index
@@ -36,8 +37,6 @@ LOSSES_FOR_FINDING = 3
 HOST_PROGRAM = "allow_host:"
 """Part of the message about a program of the host that may not be run. It does not depend on the
 combination."""
-_MAX_LINES = 4
-"""Maximum number of lines of a builder's message that is shown in full."""
 
 
 @dataclass(slots=True)
@@ -56,15 +55,6 @@ class Mean:
     def value(self) -> float | None:
         """Return the mean of the values so far, or None if there are none."""
         return self.total / self.count if self.count else None
-
-
-def brief(text: str) -> str:
-    """Join the lines of a message with colons; if there are many lines, return only the first.
-
-    There are many if there are more than `_MAX_LINES`.
-    """
-    lines: list[str] = [line.strip() for line in text.splitlines() if line.strip()]
-    return ": ".join(lines if len(lines) <= _MAX_LINES else lines[:1]) or "(no words)"
 
 
 @dataclass(frozen=True, slots=True)
@@ -256,8 +246,8 @@ class StudyState:
     def build_failed(self, lock_hash: str, message: str, *, transient: bool) -> list[Finding]:
         """Record that building an environment failed. After several failures, exclude its combinations.
 
-        If the reason may be transient, they are excluded only if some other environment could be built.
-        Otherwise the host or the network may be the cause.
+        If the reason may be transient, they are excluded only if some other environment could be built, and
+        only in this command. Otherwise the host or the network may be the cause.
 
         Args:
             lock_hash: Content hash of its lock.
@@ -277,6 +267,9 @@ class StudyState:
             self._broken[lock_hash] = message
             for index in indices:
                 findings += self.put_aside(index, CombinationStatus.UNBUILDABLE, message)
+            if transient and findings:
+                text = "what could not be built for a reason that may pass is tried again by the next command"
+                findings += self._remark("may pass", text)
         if not transient or not indices:
             return findings
         self._failed_builds += 1

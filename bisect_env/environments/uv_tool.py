@@ -332,6 +332,7 @@ _TRANSIENT = re.compile(
       | dns\ error | tcp\ connect\ error | [Cc]onnection\ (refused|reset|closed)
       | HTTP\ status\ server\ error | HTTP\ status\ client\ error\ \((401|403|407|408|429)
       | [Hh]ash\ mismatch | mismatch.*(sha256|hash) | Bad\ CRC | unexpected\ end\ of\ file
+      | Failed\ to\ extract\ archive
       | unexpected\ EOF(?!\ while\ parsing) | [Nn]o\ space\ left | Disk\ quota
       | [Nn]etwork\ is\ (down|unreachable) | network\ connectivity\ is\ disabled
       | Too\ many\ open\ files | Cannot\ allocate\ memory | died\ of\ SIG""",

@@ -111,6 +111,7 @@ class _Build(AnswerPart):
     lock: str = ""
     seconds: float | None = None
     reason: str | None = None
+    transient: bool = False
 
 
 class _Amplified(AnswerPart):

@@ -541,3 +541,26 @@ def test_withdrawn_releases_at_the_boundary_are_named_and_tried_when_asked(
     done = user.run(*words, "--yanked")
     assert json.loads(done.stdout.splitlines()[-1])["verdict"]["first_bad"]["app"] == "4.0"
     assert "withdrawn and not tried" not in done.stdout
+
+
+def test_archives_that_were_damaged_for_a_while_are_tried_again(user: Asking, index: IndexServer) -> None:
+    """The first command answers without them, and says why; the next one answers better."""
+    for version in ("2.0", "3.0", "4.0"):
+        index.add("app", version)
+    user.script("import app\nassert int(app.version[0]) < 3")
+    damaged = index.packages["app"][1:3]
+    whole = [release.content for release in damaged]
+    for release in damaged:
+        release.content += b"x"
+    command = ("run", "app>=1.0", "repro.py", "--always", "--quick")
+    done = user.run(*command)
+    assert "last good 1.0" in done.stdout
+    assert "env-unbuildable" in done.stdout
+    (aside, _) = [line for line in done.stderr.splitlines() if line.startswith("set aside")]
+    assert "trailing contents" in aside  # the cause
+    assert "tried again by the next command" in done.stderr
+    for release, content in zip(damaged, whole, strict=True):
+        release.content = content
+    again = user.run(*command)
+    assert "broken from 3.0 on (last good 2.0)" in again.stdout
+    assert "env-unbuildable" not in again.stdout
