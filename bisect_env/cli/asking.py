@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import re
+import shutil
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
@@ -18,7 +19,7 @@ from pydantic import ValidationError
 from bisect_env.answers.untrusted import command_line
 from bisect_env.cli.options import FAILURE, PYTHON, opt, share_of
 from bisect_env.cli.output import own_command
-from bisect_env.cli.spelling import refuse_misspelt, swapped
+from bisect_env.cli.spelling import SCRIPTS, is_file, refuse_misspelt, swapped
 from bisect_env.environments.commits import package_of_project
 from bisect_env.environments.interpreters import installed_pythons
 from bisect_env.environments.repository import Repository
@@ -310,6 +311,8 @@ def _releases(flags: Flags, words: Sequence[str]) -> tuple[AskedQuestion, tuple[
                 remedy=f"name it first: {swapped(packages[0], words)}",
             )
     refuse_misspelt(packages, words)
+    if flags.since and not packages and len(words) > 1:
+        _refuse_package_as_command(words)
     is_conda = bool(flags.channel)
     moving = [
         Moving(releases_of_package(text, is_conda, flags.step, flags.pre, flags.yanked)) for text in packages
@@ -325,6 +328,17 @@ def _releases(flags: Flags, words: Sequence[str]) -> tuple[AskedQuestion, tuple[
         until=datetime.now(UTC).date().isoformat() if flags.since else "",
     )
     return question, files
+
+
+def _refuse_package_as_command(words: Sequence[str]) -> None:
+    """Raise an error if a question about days begins like one about releases: with a package and a script."""
+    package, script = words[:2]
+    is_program = package.startswith("python") or is_file(package) or shutil.which(package) is not None
+    if not is_program and script.endswith(SCRIPTS) and is_file(script):
+        raise UsageError(
+            f"{package} is no command here, and with --since all words are the command",
+            remedy=f"ask with `--with {package} -- {command_line('python', *words[1:])}`",
+        )
 
 
 def _commits(flags: Flags, words: Sequence[str]) -> tuple[AskedQuestion, tuple[StudyFile, ...]]:

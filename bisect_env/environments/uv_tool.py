@@ -181,11 +181,10 @@ class Uv:
         except OSError as error:
             if error.errno in FULL and (place := full_file_system(self.cache_dir)):
                 raise no_room_error(place) from error
-            raise InfrastructureError(
-                f"uv cannot be used: {error}",
-                remedy="install bisect-env again (it brings uv), and see that the cache "
-                f"{self.cache_dir} can be written (BISECT_ENV_CACHE names another)",
-            ) from error
+            remedy = f"see that the cache {self.cache_dir} can be written (BISECT_ENV_CACHE names another)"
+            if str(self.cache_dir) not in str(error.filename):
+                remedy = f"install bisect-env again (it brings uv), and {remedy}"
+            raise InfrastructureError(f"uv cannot be used: {error}", remedy=remedy) from error
 
     def variables(self, *, builds: bool = False) -> dict[str, str]:
         """Return the environment variables with which uv is run.

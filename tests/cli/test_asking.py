@@ -301,6 +301,7 @@ def test_a_script_says_what_it_needs_itself(user: Asking) -> None:
     ("arguments", "says"),
     [
         ((), "nothing was asked"),
+        (("app", "repro.py", "--since", "2024-01-01"), "with --since all words are the command"),
         (("app",), "'app' is no matrix file and no study"),
         (("repro.py",), "repro.py is a script: the package that is asked about is missing"),
         (("app>=1",), "nothing to run was given"),
