@@ -213,13 +213,21 @@ def configured_places(
         _refuse_unreadable(url)
     keyring = environ.get("UV_KEYRING_PROVIDER") or settings.get("keyring-provider")
 
+    servers = {_login_variable(one.name): urlsplit(one.url).hostname for one in found if one.name}
+
+    def of_matrix(one: PackageIndex) -> PackageIndex:
+        # A matrix may be somebody else's. It gets no login of a name that is ours for another server.
+        server = urlsplit(one.url).hostname
+        is_ours = servers.get(_login_variable(one.name), server) == server
+        return reached(one) if is_ours else one
+
     def reached(one: PackageIndex) -> PackageIndex:
         always = of_indexes.get(without_credentials(one.url), {}).get("authenticate") == "always"
         return _with_own_login(one, environ, has_keyring=keyring == "subprocess", always=always)
 
     places = PackagePlaces(
         reached(default).url,
-        tuple(reached(one) for one in (*indexes, *found)),
+        (*map(of_matrix, indexes), *map(reached, found)),
         tuple(reached(one) for one in pips),
         tuple(reached(PackageIndex("", link)).url for link in (*find_links, *links)),
         no_index,
@@ -263,6 +271,11 @@ def _named_index(text: str) -> PackageIndex:
     return PackageIndex("", text)
 
 
+def _login_variable(name: str) -> str:
+    """Return the beginning of the names of the two variables in which uv finds the login of an index."""
+    return f"UV_INDEX_{re.sub(r'[^A-Z0-9]', '_', name.upper())}"
+
+
 def _with_own_login(
     index: PackageIndex, environ: Mapping[str, str], *, has_keyring: bool, always: bool
 ) -> PackageIndex:
@@ -271,7 +284,7 @@ def _with_own_login(
     As uv, this asks the keyring only for the password of a user, or if the index wants a login `always`. uv
     itself reads the file that `NETRC` names only where it gets this variable, which builds do not.
     """
-    variable = f"UV_INDEX_{re.sub(r'[^A-Z0-9]', '_', index.name.upper())}"
+    variable = _login_variable(index.name)
     user, password = (environ.get(f"{variable}_{kind}", "") for kind in ("USERNAME", "PASSWORD"))
     if not index.name:
         user = password = ""

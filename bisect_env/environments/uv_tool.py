@@ -9,6 +9,7 @@ import os
 import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -241,9 +242,12 @@ class Uv:
     @functools.cached_property
     def _all_indexes(self) -> list[PackageIndex]:
         """Return the indexes of the matrix and of the configuration by priority."""
-        found = self._places.indexes(self.index)
+        # uv uses the first one of two with one name. Of an explicit index, it needs only the login here.
+        found = [
+            replace(one, name=f"bisect-env.{one.name}") if one.explicit else one
+            for one in self._places.indexes(self.index)
+        ]
         names = [one.name for one in found]
-        # Of two indexes with one name, uv uses the first one.
         return [one for number, one in enumerate(found) if not one.name or names.index(one.name) == number]
 
     def _tables(self) -> list[dict[str, Any]]:

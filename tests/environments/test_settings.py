@@ -6,6 +6,7 @@ from pypi_simple import PYPI_SIMPLE_ENDPOINT
 from bisect_env.environments.settings import certificates, configured_places, default_cache_dir
 from bisect_env.environments.uv_tool import configured_index, public_index
 from bisect_env.errors import InfrastructureError
+from bisect_env.matrix.versions import PackageIndex
 from bisect_env.secrets import without_credentials
 
 
@@ -114,3 +115,19 @@ def test_cache_directory(monkeypatch, tmp_path):
     monkeypatch.delenv("BISECT_ENV_CACHE")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
     assert default_cache_dir() == tmp_path / "xdg" / "bisect-env"
+
+
+@pytest.mark.parametrize(
+    ("configured", "is_sent"),
+    [
+        ("", True),
+        ("corp=https://own.example/simple", True),
+        ("corp=https://other.example/simple", False),
+    ],
+)
+def test_a_matrix_gets_no_login_of_another_server(home, configured, is_sent):
+    """A matrix may be somebody else's, and name its own server like one of ours."""
+    environ = {"UV_INDEX": configured, "UV_INDEX_CORP_USERNAME": "ada", "UV_INDEX_CORP_PASSWORD": "lovelace"}
+    named = [PackageIndex("corp", "https://own.example/nightly")]
+    first, *_ = configured_places(environ, indexes=named).before
+    assert ("lovelace" in first.url) is is_sent

@@ -14,6 +14,7 @@ from bisect_env.environments.prefix import ensure_prefix
 from bisect_env.environments.provider import Environments
 from bisect_env.environments.request import EnvironmentRequest
 from bisect_env.environments.uv_tool import Uv, is_transient, plain_words
+from bisect_env.matrix.versions import PackageIndex
 from bisect_env.running import run_tool
 
 PUBLIC = PYPI_SIMPLE_ENDPOINT.rstrip("/")
@@ -77,6 +78,16 @@ def test_a_login_is_in_no_file_and_no_variable(tmp_path, builds):
     assert (default["url"], default["default"]) == (address, True)
     assert "ret" not in str(uv.variables(builds=builds))
     assert not any(b"ret" in path.read_bytes() for path in tmp_path.rglob("*") if path.is_file())
+
+
+def test_an_explicit_index_gives_its_login_and_hides_no_index_of_the_same_name(tmp_path):
+    environ = {"UV_INDEX": "corp=https://host/corp", "UV_INDEX_CORP_USERNAME": "me"}
+    environ |= {"UV_INDEX_CORP_PASSWORD": "secret", "HOME": str(tmp_path)}
+    uv = Uv(tmp_path / "cache", environ=environ, indexes=(PackageIndex("corp", "https://host/mine", True),))
+    mine, configured, _default = config_of(uv)["index"]
+    assert (mine["url"], mine["explicit"]) == ("https://me:secret@host/mine", True)
+    assert (configured["name"], configured["url"]) == ("corp", "https://me:secret@host/corp")
+    assert mine["name"] != "corp"
 
 
 def test_open_index_is_cached_by_a_configuration_of_ours(tmp_path):
