@@ -10,7 +10,7 @@ from urllib.parse import unquote, urlsplit
 
 from bisect_env.environments.conda_process import HelperDiedError, HelperPool, mirrors_here, shared_pool
 from bisect_env.environments.lock import LockedPackage, UnbuildableError
-from bisect_env.environments.settings import configured_places, trusted_by_requests
+from bisect_env.environments.settings import configured_places, login_of, trusted_by_requests
 from bisect_env.environments.uv_tool import is_transient
 from bisect_env.matrix.versions import PackageIndex
 from bisect_env.secrets import public_channel, without_channel_secrets, without_credentials, without_passwords
@@ -91,7 +91,9 @@ def download(url: str, target: Path) -> None:
 
     try:
         verify = trusted_by_requests()
-        with requests.get(url, stream=True, timeout=_TIMEOUT, verify=verify) as answer:
+        login = login_of(url)
+        auth = None if login is None else requests.auth.HTTPBasicAuth(*login)
+        with requests.get(url, stream=True, timeout=_TIMEOUT, verify=verify, auth=auth) as answer:
             if answer.status_code in (404, 410):
                 raise UnbuildableError(f"{shown} is gone ({answer.status_code})", transient=False)
             answer.raise_for_status()

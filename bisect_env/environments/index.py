@@ -6,6 +6,7 @@ import contextlib
 import difflib
 import functools
 import json
+import logging
 import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
@@ -27,6 +28,7 @@ from bisect_env.environments.settings import (
     PackagePlaces,
     configured_places,
     http_timeout,
+    login_of,
     trusted_by_requests,
 )
 from bisect_env.environments.uv_tool import public_index
@@ -413,12 +415,14 @@ def _fetched_page(url: str, package: str) -> tuple[IndexFile, ...]:
 
 def _answer(url: str, timeout: tuple[float, float]) -> requests.Response:
     """Request a page of a package index, and return the response as soon as its headers have arrived."""
+    login = login_of(url)
     return requests.get(
         url,
         headers={"Accept": _JSON_PREFERRED},
         timeout=timeout,
         stream=True,
         verify=trusted_by_requests(),
+        auth=None if login is None else requests.auth.HTTPBasicAuth(*login),
     )
 
 
@@ -478,6 +482,8 @@ def _utc(moment: datetime) -> datetime:
 
 
 def _html_files(package: str, page: bytes, charset: str | None) -> tuple[IndexFile, ...]:
+    # The parser warns of each page that is no text. The caller says that such a page lists nothing.
+    logging.getLogger("bs4").setLevel(logging.ERROR)
     # Imported here because it takes 0.1 s, and most indexes answer with JSON.
     from pypi_simple import RepositoryPage, UnsupportedRepoVersionError
 
@@ -507,8 +513,9 @@ def _reason(error: Exception) -> str:
             return f"it answers {error.response.status_code} {error.response.reason or ''}".rstrip()
         case requests.exceptions.SSLError():
             if found := re.search(r"certificate verify failed: ([^(]+)", str(error)):
-                why = found[1].strip()
-                return f"its certificate is not trusted ({why}); SSL_CERT_FILE names other authorities"
+                why, trusted = found[1].strip(), trusted_by_requests()
+                now = f", now {trusted}" if isinstance(trusted, str) else ""
+                return f"its certificate is not trusted ({why}); SSL_CERT_FILE names other authorities{now}"
             return "it does not speak TLS as https:// promises"
         case requests.ConnectionError():
             # The outer messages contain addresses of objects; only the innermost one is meaningful to users.

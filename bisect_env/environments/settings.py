@@ -433,13 +433,22 @@ def trusted_by_requests() -> str | bool:
     """Return the argument `verify` with which requests trusts the same authorities as uv and rattler.
 
     Returns:
-        The path in `SSL_CERT_FILE` or `SSL_CERT_DIR`. True if none of them exists, or if a variable that
-        requests reads itself is set.
+        The path in `SSL_CERT_FILE` or `SSL_CERT_DIR`. True if none of them exists, so that requests reads
+        its own variables.
     """
-    if any(os.environ.get(name) for name in _OF_REQUESTS):
-        return True
     places = (os.environ.get(name, "") for name in _OF_UV)
     return next((place for place in places if place and Path(place).exists()), True)
+
+
+def login_of(url: str) -> tuple[bytes, bytes] | None:
+    """Return the user name and password in a URL, or None if it contains none.
+
+    They are in UTF-8, as uv sends them; requests itself would send Latin 1.
+    """
+    parts = urlsplit(url)
+    if parts.username is None and parts.password is None:
+        return None
+    return unquote(parts.username or "").encode(), unquote(parts.password or "").encode()
 
 
 # --------------------------------------------------------------------------------------------------

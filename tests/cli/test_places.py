@@ -360,13 +360,13 @@ def test_an_index_that_wants_a_login_gets_that_of_its_name(
     assert "401" in done.stderr
     assert "UV_INDEX_CORP_USERNAME" in done.stderr
     monkeypatch.setenv("UV_INDEX_CORP_USERNAME", "me")
-    monkeypatch.setenv("UV_INDEX_CORP_PASSWORD", "hun/ter2")
+    monkeypatch.setenv("UV_INDEX_CORP_PASSWORD", "hün/ter2")
     assert first_bad(user, *words) == FIRST_BAD
     assert no_password_in(tmp_path)
 
 
 def wants_login(nightly: IndexServer) -> None:
-    wanted = f"Basic {base64.b64encode(b'me:hun/ter2').decode()}"
+    wanted = f"Basic {base64.b64encode('me:hün/ter2'.encode()).decode()}"
     nightly.on_request = lambda _path: None if nightly.headers[-1].get("authorization") == wanted else 401
 
 
@@ -381,7 +381,7 @@ def test_an_index_of_one_axis_gets_the_login_of_its_name_also_in_a_copy_for_host
 ) -> None:
     wants_login(nightly)
     monkeypatch.setenv("UV_INDEX_CORP_USERNAME", "me")
-    monkeypatch.setenv("UV_INDEX_CORP_PASSWORD", "hun/ter2")
+    monkeypatch.setenv("UV_INDEX_CORP_PASSWORD", "hün/ter2")
     (user.folder / "m.yaml").write_text(
         f"version: 1\nname: owned\nindexes: {{corp: {{url: '{nightly.url}', explicit: true}}}}\n"
         "axes: {app: {package: app, versions: '>=2.dev0', step: every, prereleases: true, index: corp}}\n"
@@ -419,7 +419,7 @@ def test_an_index_without_hashes_gets_the_login_of_its_name_for_them(
     nightly.style = "bare"
     wants_login(nightly)
     monkeypatch.setenv("UV_INDEX_CORP_USERNAME", "me")
-    monkeypatch.setenv("UV_INDEX_CORP_PASSWORD", "hun/ter2")
+    monkeypatch.setenv("UV_INDEX_CORP_PASSWORD", "hün/ter2")
     assert first_bad(user, "--extra-index", f"corp={nightly.url}") == FIRST_BAD
     assert no_password_in(tmp_path)
 
@@ -433,7 +433,7 @@ def test_a_login_of_the_keyring_holds_for_ranges_and_for_the_solver(
     wants_login(nightly)
     keyring = tmp_path / "bin" / "keyring"
     keyring.parent.mkdir()
-    known = r"printf 'hun/\164er2\n'"
+    known = r"printf 'h\303\274n/\164er2\n'"
     keyring.write_text(
         f'#!/bin/sh\ncase "$*" in\n"get {nightly.url} me") {known};;\n'
         f'"get {nightly.url} --mode creds") echo me; {known};;\n*) exit 1;;\nesac\n'
@@ -508,6 +508,9 @@ def test_one_variable_names_the_authorities_for_lists_and_for_solving(
     for name in ("SSL_CERT_FILE", "SSL_CERT_DIR", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv(variable, str(tmp_path / "authority.pem"))
+    if variable == "SSL_CERT_FILE":  # it comes first, as for uv
+        (tmp_path / "others.pem").write_text("")
+        monkeypatch.setenv("REQUESTS_CA_BUNDLE", str(tmp_path / "others.pem"))
     assert first_bad(user, "--extra-index", untrusted) == FIRST_BAD
 
 
