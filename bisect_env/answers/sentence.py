@@ -391,7 +391,7 @@ def _in_between(verdict: VerdictDocument, kinds: AxesByName) -> list[str]:
 
 
 def _what_changed(verdict: VerdictDocument, kinds: AxesByName, changed: Sequence[str]) -> str:
-    """Return a clause that names the changed packages if the verdict is about a date, or "" otherwise."""
+    """Return a phrase with the packages that changed on the first bad date; "" without a date axis."""
     culprits = verdict.culprit_axes
     if len(culprits) != 1 or kinds[culprits[0]].kind is not AxisKind.DATE or not changed:
         return ""

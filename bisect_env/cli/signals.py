@@ -99,7 +99,7 @@ def _raise(_number: int, _frame: FrameType | None) -> None:
 
 
 class _Asked(threading.Event):
-    """An event that a request to stop sets, and that records when it was last checked."""
+    """A flag that is set when the user asks to stop. It records when it was last checked."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -203,7 +203,7 @@ def _changes(lock_hash: str, prefix: Path) -> tuple[ChangedEnvironment, ...]:
 def _build_failed(
     request: TrialRequest | PrefixRequest, error: Exception, trial_id: str
 ) -> BuildFailed | None:
-    """Convert an error during a build to the answer that tells the command why the build failed.
+    """Convert an error during a build to the message by which the command learns of it.
 
     Returns None if the error is a defect of our code.
     """

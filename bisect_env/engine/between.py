@@ -356,7 +356,7 @@ def _loose(whole: WholeEnvironment) -> WholeEnvironment:
 
 
 def _replaced(whole: WholeEnvironment, change: Callable[[str, str], tuple[str, ...]]) -> WholeEnvironment:
-    """Apply a function to the text of each package of an environment, and return the changed copy.
+    """Apply a function to the line of each package of an environment, and return the changed copy.
 
     Args:
         whole: The environment.

@@ -118,7 +118,7 @@ def _found_releases(study: Study | None) -> dict[str, set[str]]:
 
 
 def _as_refined(matrix: Matrix, grid: Grid, study: Study) -> Grid:
-    """Add to a grid the values that earlier commands of its study added near the first bad version.
+    """Return a grid with the versions that earlier commands added near the first bad one.
 
     These are releases and commits. Returns the changed copy.
     """

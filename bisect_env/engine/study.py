@@ -184,7 +184,7 @@ class StudyRun:
         return self.session.store.payloads(self._study.id, ENDED)
 
     def _was_cut(self) -> bool:
-        """Return whether a limit cut the checks of the last command on this study short."""
+        """Return whether a limit ended the checks of the last command on this study too early."""
         return any(one.get("cut") is True for one in self._earlier_runs()[-1:])
 
     def _note_end(self, cut: bool) -> None:

@@ -264,7 +264,7 @@ def travelling(
 
 
 def _take(files: dict[str, Path], place: Path, folder: Path) -> str:
-    """Add the file at `place` to `files`, and return its name in a trial.
+    """Add the file at `place` to `files`, and return its name in the directory of a trial.
 
     The name is the path relative to `folder` or, for a file outside `folder`, only the file name.
     """

@@ -90,7 +90,7 @@ class History:
         return place
 
     def chosen(self) -> tuple[str, ...]:
-        """Return the hashes of the commits that are values of the axis at the start, oldest first.
+        """Return the hashes of the commits with which the axis begins, oldest first.
 
         `first` and `last` are included.
         """

@@ -390,7 +390,7 @@ class Report(Frozen):
 
     @property
     def sides_in_order(self) -> tuple[str, str]:
-        """Return the names of the two sides of the boundary in the order of `difference`, the older first."""
+        """Return the names of the two compared combinations, such as `last good`, the older one first."""
         bad, good = self.side_names
         return (bad, good) if bad == "last bad" else (good, bad)
 

@@ -101,7 +101,7 @@ class CornerSearch(TableSearch):
         return tuple(found)
 
     def _good_end_is_last(self, axis: int) -> bool:
-        """Return whether failures begin towards low values: the good end of the axis is its highest value."""
+        """Return whether low values of an axis fail, so that its good end is the highest value."""
         description = self.table.description
         if description is not None and description.stairs[0].changes == 1:
             return axis in description.stairs[0].back

@@ -213,7 +213,7 @@ class NextTrials:
     # -- what tells most ---------------------------------------------------------------------------------
 
     def _most_telling(self, count: int, allowed: NDArray[np.bool_]) -> list[int]:
-        """Return the combinations whose trials promise the most information for their cost, one per trial."""
+        """Return the combinations, one for each trial, whose results tell most for their cost."""
         cells = self._candidates(allowed)
         if not len(cells):
             return []

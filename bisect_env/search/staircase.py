@@ -213,7 +213,7 @@ class Staircase:
 
     @cached_property
     def _frontiers(self) -> tuple[float, FloatArray]:
-        """Return how much the labels reveal about the frontier, in bits, and where it probably runs.
+        """Return what the labels reveal about the frontier of good and bad, in bits, and its probable place.
 
         The lattice has two ordered axes. The array has the shape of `_places`: the probability of each place
         at which the bad values of a line may begin. Half of the prior has all frontiers equally likely, the

@@ -188,7 +188,7 @@ class Table:
 
     @property
     def _alone(self) -> list[int]:
-        """Return the positions of the few groups whose labels contradict a border that all others fit.
+        """Return the positions of the few groups whose labels do not fit the border between good and bad.
 
         Such a border between good and bad combinations (a frontier) never turns back. The list is empty if
         all labels fit one, or if more than `_ALONE` labels contradict it.
@@ -529,7 +529,7 @@ def _joined(table: NDArray[np.int8], axes: tuple[int, ...]) -> NDArray[np.int8] 
 
 
 def exception(holds: float, proofs: float) -> float:
-    """Return the probability that the next combination contradicts the description of the table.
+    """Return the probability that the next combination does not fit the rule of the table so far.
 
     This is P of the module.
 

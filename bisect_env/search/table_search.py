@@ -99,7 +99,7 @@ class TableSearch(StudySearch):
         cost: FloatArray,
         allowed: NDArray[np.bool_],
     ) -> list[Index]:
-        """Return at most `count` combinations without a label to try next.
+        """Return at most `count` combinations to try next, of those not yet called good or bad.
 
         Args:
             count: Maximum number of combinations.

@@ -68,7 +68,7 @@ class _Run:
 
 
 def passes(bad_rate: float) -> int | None:
-    """Return how many passes of a combination complete its check, or None if failures are too rare to check.
+    """Return after how many passes a combination counts as good; None if failures are too rare.
 
     Args:
         bad_rate: Typical failure rate of bad combinations.

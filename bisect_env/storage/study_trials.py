@@ -88,7 +88,7 @@ class StudyTrials:
         self._basis_written: tuple[Target, int] | None = None
 
     def _state(self, session: Session) -> tuple[Any, ...]:
-        """Return a value that changes when the evidence of known trials may have changed."""
+        """Return a key for caching: it changes when trials may count differently than before."""
         amplified = select(func.min(DecisionRow.id)).where(
             DecisionRow.study_id == self._study_id, DecisionRow.kind == AMPLIFIED
         )
@@ -126,7 +126,7 @@ class StudyTrials:
             return self._with_evidence(self._catch_up(session))
 
     def everything(self) -> list[StoredTrial]:
-        """Return all trials read so far, in order, with their present evidence."""
+        """Return all trials read so far, in order, and whether each now counts as good or bad."""
         return self._with_evidence(self._known)
 
     def record(self, trials: Sequence[tuple[TrialRecord, str]]) -> list[StoredTrial]:

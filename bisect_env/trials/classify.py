@@ -293,7 +293,7 @@ def gpu_lost(record: ExitRecord) -> Classification | None:
 
 
 def unsupported(record: ExitRecord) -> Classification | None:
-    """Return `unsupported` if the last words name a CUDA error of a driver or GPU too old, else None."""
+    """Return `unsupported` if stderr ends with a CUDA error of a too old driver or GPU, else None."""
     return _named_by_cuda(record, Outcome.UNSUPPORTED)
 
 

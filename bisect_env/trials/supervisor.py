@@ -335,7 +335,7 @@ class _Supervision:
                 )
 
     def _pump(self, seconds: float) -> None:
-        """Read output for some time, but no longer than until a child ends or the trial is cancelled."""
+        """Read output for at most `seconds`, or until a child process ends or the trial is cancelled."""
         deadline = time.monotonic() + seconds
         while (left := deadline - time.monotonic()) > 0:
             for fd, _ in self._poll.poll(math.ceil(1000 * min(left, LONGEST_POLL))):
