@@ -147,7 +147,7 @@ class Search(StudySearch):
         return wanted + clean
 
     def _proof(self, best: Answer) -> list[Check]:
-        """Return the trials that an answer still needs: of last good combinations, and in untested intervals."""
+        """Return the trials that an answer still needs, at last good versions and in untested intervals."""
         wanted = [(b.good, self.known.clean) for b in best.boundaries]
         wanted += interval_checks(best, self._grid, self.tallies, self.known.belief.typical_rates[0])
         lacking = [(cell, trials - self.counts(cell)[1]) for cell, trials in wanted]
