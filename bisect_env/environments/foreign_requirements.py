@@ -27,6 +27,11 @@ _MAX_LINE = 64 * 1024
 """Maximum number of characters in a requirement with its hashes. That of numpy, with 100 files, has 8,000."""
 _MAX_LISTS = 100
 """Maximum number of included files; a file that is included twice counts twice."""
+_OF_ARCHIVES = frozenset(
+    {"-i", "-f", "--extra-index-url", "--find-links", "--index-url", "--no-binary", "--no-index"}
+    | {"--only-binary", "--pre", "--prefer-binary", "--require-hashes", "--trusted-host", "--use-feature"}
+)
+"""Options that say where archives come from, and which kinds of archives are used. The pins do without them."""
 _PIN = re.compile(r"^[ \t]*[A-Za-z0-9][\w.-]*[ \t]*(\[[^\]\n]*\])?[ \t]*==", re.MULTILINE)
 
 
@@ -122,9 +127,11 @@ def requirement(
         yield unnamed(name if name not in ("", ".") else "the project itself", Why.EDITABLE)
         return
     if line.startswith("-"):
-        # The other options say where archives come from, and which kinds of archives are used.
-        if line.startswith(("-c", "--constraint")):
+        option = line.split(None, 1)[0].partition("=")[0]
+        if option in ("-c", "--constraint"):
             environment.notes.append(f"{place}: constraints are not read; the pins stand for themselves")
+        elif option not in _OF_ARCHIVES:
+            environment.notes.append(f"{place}: the option {option} is not followed")
         return
     text = re.split(r"\s--", line, maxsplit=1)[0].strip()
     if re.match(r"(\.{0,2}/|[a-z+]+://)", text):

@@ -246,6 +246,7 @@ def test_requirements_may_include_others_and_name_addresses(tmp_path):
         "--index-url https://index.example/simple\n-r base.txt\n-c limits.txt\n"
         "idna==3.7  # a comment\n"
         "click @ git+https://code.example/click@8\n"
+        "--pre\n--global-option=x\n"
         "./local\n"
         "https://files.example/x-1-py3-none-any.whl\n"
         "file:///wheels/y-1-py3-none-any.whl\n"
@@ -260,6 +261,8 @@ def test_requirements_may_include_others_and_name_addresses(tmp_path):
     assert reasons["y-1-py3-none-any.whl"] == "from a local directory or archive"
     assert "attrs" in reasons
     assert any("constraints are not read" in note for note in found.notes)
+    (ignored,) = [note for note in found.notes if "is not followed" in note]
+    assert "--global-option" in ignored
 
 
 def test_a_list_includes_nothing_outside_of_its_folder_and_shows_no_line_of_what_is_no_list(tmp_path):
