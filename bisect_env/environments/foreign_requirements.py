@@ -31,7 +31,7 @@ _OF_ARCHIVES = frozenset(
     {"-i", "-f", "--extra-index-url", "--find-links", "--index-url", "--no-binary", "--no-index"}
     | {"--only-binary", "--pre", "--prefer-binary", "--require-hashes", "--trusted-host", "--use-feature"}
 )
-"""Options that say where archives come from, and which kinds of archives are used. The pins do without them."""
+"""Options that say where archives come from and which kinds of them are used; pins do without them."""
 _PIN = re.compile(r"^[ \t]*[A-Za-z0-9][\w.-]*[ \t]*(\[[^\]\n]*\])?[ \t]*==", re.MULTILINE)
 
 
