@@ -143,7 +143,7 @@ def test_plain_lines_tell_what_matters() -> None:
     text = stream.getvalue()
     assert "going on after 5 trials" in text
     assert "10 combinations, 1 excluded, 2 without a solution: 7 distinct environments" in text
-    assert "set aside: pkg=1 and 1 more (env-unbuildable: gcc failed)" in text
+    assert "set aside: pkg=1 and 1 more (env-unbuildable: gcc failed: more)" in text
     assert "crash: pkg=1" in text
     assert "3 trials, 1 of them bad" in text
 

@@ -125,7 +125,7 @@ def test_an_axis_that_is_not_blamed_is_checked_at_its_ends(values: int, from_: i
     assert search.verdict.best.culprits
 
 
-@pytest.mark.parametrize("shape", [(3, 20), (3, 2, 20)])
+@pytest.mark.parametrize("shape", [(3, 20), pytest.param((3, 2, 20), marks=pytest.mark.slow)])
 @pytest.mark.parametrize("from_", [4, 15])
 def test_the_middle_of_an_axis_that_is_not_blamed_is_checked(shape: tuple[int, ...], from_: int) -> None:
     """With the middle value failures begin elsewhere, although both ends of the axis are alike."""
