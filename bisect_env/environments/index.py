@@ -482,7 +482,9 @@ def _utc(moment: datetime) -> datetime:
 
 
 def _html_files(package: str, page: bytes, charset: str | None) -> tuple[IndexFile, ...]:
-    # The parser warns of each page that is no text. The caller says that such a page lists nothing.
+    if b"\0" in page and charset is None:
+        raise ValueError("its page is no text")
+    # The parser would write on the screen that a page has characters of an unknown encoding.
     logging.getLogger("bs4").setLevel(logging.ERROR)
     # Imported here because it takes 0.1 s, and most indexes answer with JSON.
     from pypi_simple import RepositoryPage, UnsupportedRepoVersionError

@@ -143,6 +143,7 @@ def test_nobody_listens():
             b'{"meta": {"api-version": "9.0"}, "name": "demo", "files": []}',
         ),
         ("text/html", b'<meta name="pypi:repository-version" content="9.0">'),
+        ("text/html", b"\x00\x9f\xff<a href="),
         ("application/json", b"{}"),
         ("image/png", b"\x89PNG"),
     ],
