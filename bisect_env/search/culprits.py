@@ -46,6 +46,8 @@ _LEADERS = 40
 _WORTH = 0.01
 """Minimum probability of a tied hypothesis that is reported, as a share of the best hypothesis's
 probability."""
+_ROUNDING = 1e-9
+"""Relative difference up to which two probabilities count as equal."""
 _NOTHING = 1e-3
 """Minimum expected information, in bits, of an intermediate environment that is worth trying."""
 
@@ -178,12 +180,20 @@ class CulpritSearch:
         return self._sound[intermediate]
 
     @property
+    def _top(self) -> int:
+        """Return the position of the most probable hypothesis; of equally probable ones the first.
+
+        Which of these is larger by a rounding error depends on the order of the trials.
+        """
+        return int(np.argmax(self._posterior >= self._posterior.max() * (1.0 - _ROUNDING)))
+
+    @property
     def best(self) -> Culprit:
         """Return the most probable set of culprits, with the probability that they cause the failure.
 
         The probability includes hypotheses that name further causes in addition.
         """
-        top = int(self._posterior.argmax())
+        top = self._top
         return self._culprit(top, float(self._posterior[self._agreeing(top)].sum()))
 
     @property
@@ -196,7 +206,7 @@ class CulpritSearch:
         best = self.best
         if not known or best.probability >= self.confidence:
             return best
-        top = int(self._posterior.argmax())
+        top = self._top
         labels = self._labels(known)
         agreeing = self._agreeing(top)
         same = (labels == labels[:, [top]]).all(axis=0) | agreeing

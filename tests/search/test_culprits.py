@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 
 import numpy as np
@@ -159,6 +160,23 @@ def test_a_prior_only_decides_where_to_look_first() -> None:
     assert first.intermediate in (frozenset({0}), frozenset({1, 2, 3, 4}))
     answer, _, _ = played(search, lambda h: 3 in h, (0.0, 1.0), rng)
     assert answer.changes == {3}
+
+
+def test_of_equally_probable_culprits_the_first_is_named_whatever_the_order() -> None:
+    """Changes 1 and 2 alone explain the trials equally well; a rounding error decided between them."""
+    told = [
+        (frozenset({0}), 0, 3),
+        (frozenset({0, 1}), 1, 3),
+        (frozenset(range(6)), 4, 8),
+        (frozenset({2}), 1, 3),
+    ]
+    answers = set()
+    for order in itertools.permutations(told):
+        search = CulpritSearch(7, (0, 9), (7, 9))
+        for changes, hits, trials in order:
+            search.tell(changes, hits=hits, trials=trials)
+        answers.add((search.answer.changes, round(search.answer.probability, 9)))
+    assert len(answers) == 1
 
 
 @settings(max_examples=15)
