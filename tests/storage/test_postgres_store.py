@@ -55,6 +55,14 @@ def test_the_password_is_neither_shown_nor_stored(postgres: Server, postgres_url
         assert "hunter2" not in str(rows)
 
 
+def test_long_keys_of_combinations_are_found_by_a_hash_index(postgres: Server, postgres_url: str) -> None:
+    """A B-tree takes at most 2,704 bytes, and a key of hundreds of axes has more."""
+    with Store.open(postgres_url) as store:
+        opened_study(store)
+    found = postgres.run("SELECT indexdef FROM pg_indexes", database=name_of(postgres_url))
+    assert "ix_combinations_key ON public.combinations USING hash (key)" in str(found)
+
+
 def test_what_cannot_be_reached_is_told_without_the_password(postgres: Server, postgres_url: str) -> None:
     name = name_of(postgres_url)
     assert "~/.pgpass" in refused(
