@@ -365,6 +365,18 @@ def test_an_index_that_wants_a_login_gets_that_of_its_name(
     assert no_password_in(tmp_path)
 
 
+def answers_with_an_index_of_its_axis(user: Asking, nightly: IndexServer, more: str = "") -> None:
+    (user.folder / "m.yaml").write_text(
+        f"version: 1\nname: owned\nindexes: {{corp: {{url: '{nightly.url}'{more}}}}}\n"
+        "axes: {app: {package: app, versions: '>=2.dev0', step: every, prereleases: true, index: corp}}\n"
+        "packages: [helper]\nsearch: {crash_rate: 1}\n"
+        "trial: {command: python repro.py, files: [repro.py]}\n"
+    )
+    done = user.run("run", "m.yaml", "--json")
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout.splitlines()[-1])["verdict"]["first_bad"]["app"] == FIRST_BAD
+
+
 def wants_login(nightly: IndexServer) -> None:
     wanted = f"Basic {base64.b64encode('me:hün/ter2'.encode()).decode()}"
     nightly.on_request = lambda _path: None if nightly.headers[-1].get("authorization") == wanted else 401
@@ -382,15 +394,7 @@ def test_an_index_of_one_axis_gets_the_login_of_its_name_also_in_a_copy_for_host
     wants_login(nightly)
     monkeypatch.setenv("UV_INDEX_CORP_USERNAME", "me")
     monkeypatch.setenv("UV_INDEX_CORP_PASSWORD", "hün/ter2")
-    (user.folder / "m.yaml").write_text(
-        f"version: 1\nname: owned\nindexes: {{corp: {{url: '{nightly.url}', explicit: true}}}}\n"
-        "axes: {app: {package: app, versions: '>=2.dev0', step: every, prereleases: true, index: corp}}\n"
-        "packages: [helper]\nsearch: {crash_rate: 1}\n"
-        "trial: {command: python repro.py, files: [repro.py]}\n"
-    )
-    done = user.run("run", "m.yaml", "--json")
-    assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout.splitlines()[-1])["verdict"]["first_bad"]["app"] == FIRST_BAD
+    answers_with_an_index_of_its_axis(user, nightly, ", explicit: true")
     done = user.run("env", "fetch", "m.yaml", "-o", "copy", "--no-pythons")
     assert done.returncode == 0, done.stderr
     assert no_password_in(tmp_path)
@@ -401,15 +405,7 @@ def test_an_index_of_one_axis_is_asked_for_other_packages_unless_it_is_explicit(
     user: Asking, index: IndexServer, nightly: IndexServer
 ) -> None:
     del index.packages["helper"]
-    (user.folder / "m.yaml").write_text(
-        f"version: 1\nname: owned\nindexes: {{corp: {{url: '{nightly.url}'}}}}\n"
-        "axes: {app: {package: app, versions: '>=2.dev0', step: every, prereleases: true, index: corp}}\n"
-        "packages: [helper]\nsearch: {crash_rate: 1}\n"
-        "trial: {command: python repro.py, files: [repro.py]}\n"
-    )
-    done = user.run("run", "m.yaml", "--json")
-    assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout.splitlines()[-1])["verdict"]["first_bad"]["app"] == FIRST_BAD
+    answers_with_an_index_of_its_axis(user, nightly)
 
 
 @pytest.mark.slow
