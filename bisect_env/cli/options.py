@@ -179,10 +179,14 @@ class ExecutionOptions:
     ] = None
 
     @property
+    def is_local(self) -> bool:
+        """Return whether trials run on this host, and not on a Dask cluster that exists already."""
+        return self.scheduler is None and self.scheduler_file is None
+
+    @property
     def starting(self) -> str:
         """Return the message to show while workers start or the Dask cluster is being connected."""
-        is_local = self.scheduler is None and self.scheduler_file is None
-        return "starting workers" if is_local else "connecting to the Dask cluster"
+        return "starting workers" if self.is_local else "connecting to the Dask cluster"
 
 
 @dataclass(frozen=True, slots=True)

@@ -70,8 +70,9 @@ def _lock_early(
             return None
         matrix = skipping(with_search(target.matrix, flags), study.skip or ())
         refuse_broken_scripts(matrix)
-        if matrix.file.trial.gpus == 0 and where.scheduler is None and where.scheduler_file is None:
-            SERVER.prepare()  # trials run on the cores of this host
+        if where.is_local and matrix.file.trial.gpus == 0:
+            # Workers with GPUs are processes with servers of their own.
+            SERVER.prepare()
         return EarlyLocks(matrix, open_provider(matrix, where))
     except BisectEnvError:
         return None
