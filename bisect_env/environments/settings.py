@@ -313,6 +313,7 @@ def _keyring_login(url: str, user: str) -> tuple[str, str]:
     for service in (url, urlsplit(url).netloc):
         args = ["keyring", "get", service, *([user] if user else ["--mode", "creds"])]
         try:
+            # Not `run_tool`, which keeps the output in a file: it is a password.
             found = subprocess.run(
                 args,
                 stdin=subprocess.DEVNULL,
