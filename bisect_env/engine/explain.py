@@ -28,7 +28,7 @@ from bisect_env.engine.intermediates import (
     index_of,
 )
 from bisect_env.engine.locking import Locking
-from bisect_env.engine.opening import open_derived, stored_locks
+from bisect_env.engine.opening import forgive_builds, open_derived, stored_locks
 from bisect_env.engine.plans import BlockPlan, BlockRunner
 from bisect_env.engine.requests import environment_request
 from bisect_env.engine.reuse import trial_key
@@ -241,6 +241,7 @@ class CulpritStudy:
             own.id,
             lambda index: self._conditions(index, locking.prepared.locks[index]),
         )
+        forgive_builds(self.session.store, own.id)
         runner = BlockRunner(setup, locking)
         runner.replay()
         runner.take_unbuildable()

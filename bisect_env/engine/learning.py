@@ -87,21 +87,12 @@ class Learner:
         self.state.check_anything_ran()
 
     def take_unbuildable(self) -> None:
-        """Exclude the combinations whose environments an earlier command failed to build.
-
-        Those that failed for a reason that may have passed, such as a full disk, are tried again.
-        """
-        builds = self._store.payloads(self._study_id, BUILD_FAILED)
-        may_pass = {one["lock"]: bool(one.get("transient")) for one in builds if "lock" in one}
+        """Exclude the combinations whose environments an earlier command failed to build."""
         for row in self._store.combinations(self._study_id):
-            index, own = self._group_of(row.combination), self.grid.find(row.combination)
-            if row.status != CombinationStatus.UNBUILDABLE or index is None or own is None:
-                continue
-            if own in self._prepared.locks and may_pass.get(self._prepared.locks[own].content_hash):
-                state = self._prepared.state(own)
-                self._store.set_combination(self._study_id, row.combination, state.status, state.reason)
-            else:
-                self._apply_findings(self.state.put_aside(index, CombinationStatus.UNBUILDABLE, row.reason))
+            index = self._group_of(row.combination)
+            if row.status == CombinationStatus.UNBUILDABLE and index is not None:
+                # It is stored, and was shown when it was found.
+                self.state.put_aside(index, CombinationStatus.UNBUILDABLE, row.reason)
 
     def read_others(self) -> bool:
         """Read trials that other commands have recorded since the last read, and pass them to the plan.

@@ -21,7 +21,7 @@ from bisect_env.errors import UsageError
 from bisect_env.matrix.expand import expand, refined
 from bisect_env.matrix.grid import AxisKind, Combination, Grid, Index
 from bisect_env.matrix.load import Matrix
-from bisect_env.storage.entries import Study, StudyDefinition
+from bisect_env.storage.entries import BUILD_FAILED, CombinationStatus, Study, StudyDefinition
 from bisect_env.storage.store import Store
 
 # --------------------------------------------------------------------------------------------------
@@ -244,6 +244,18 @@ def stored_locks(store: Store, study: Study) -> dict[Combination, Lock]:
         if (lock := locks[state.lock_hash]) is not None:
             found[state.combination] = lock
     return found
+
+
+def forgive_builds(store: Store, study_id: str) -> None:
+    """Let a command try environments again whose builds failed for a reason that may have passed.
+
+    Examples are a full disk and a damaged archive. A command does so once, when it begins.
+    """
+    builds = store.payloads(study_id, BUILD_FAILED)
+    may_pass = {one.get("lock"): one.get("transient") is True for one in builds}
+    for row in store.combinations(study_id):
+        if row.status is CombinationStatus.UNBUILDABLE and may_pass.get(row.lock_hash):
+            store.set_combination(study_id, row.combination, CombinationStatus.SOLVABLE, "")
 
 
 def save_prepared(store: Store, study_id: str, prepared: Prepared, indices: Collection[Index]) -> None:

@@ -21,6 +21,7 @@ from bisect_env.engine.early import EarlyLocks
 from bisect_env.engine.locking import Locking, Prepared, is_lazy
 from bisect_env.engine.opening import (
     expand_as_known,
+    forgive_builds,
     open_study,
     own_trials,
     save_prepared,
@@ -158,6 +159,7 @@ class StudyRun:
         study = self._study
         self.session.notify(events.StudyOpened(study.id, study.name, own_trials(self.session.store, study)))
         _keep_logs_within_limit(self.session)
+        forgive_builds(self.session.store, study.id)
         for index in self.session.provider.catalogue.indexes_without_pages():
             if not has_first_page(index):
                 self.session.warn(f"the index {index} has no page of any package here: is its address right?")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import itertools
 import json
 import socket
 import ssl
@@ -563,3 +564,17 @@ def test_archives_that_were_damaged_for_a_while_are_tried_again(user: Asking, in
     again = user.run(*command)
     assert "broken from 3.0 on (last good 2.0)" in again.stdout
     assert "env-unbuildable" not in again.stdout
+
+
+def test_one_command_does_not_try_damaged_archives_again_for_each_look_around_its_answer(
+    user: Asking, index: IndexServer
+) -> None:
+    for major, patch in itertools.product(range(2, 7), range(3)):
+        index.add("app", f"{major}.0.{patch}")
+    user.script("import app\nassert int(app.version[0]) < 4")
+    damaged = [release for release in index.packages["app"] if "-3.0.2-" in release.filename]
+    for release in damaged:
+        release.content += b"x"
+    done = user.run("run", "app>=1.0", "repro.py", "--always", "--step", "minor")
+    assert "app is broken from 4.0.0 on" in done.stdout, done.stdout + done.stderr
+    assert len([line for line in done.stderr.splitlines() if line.startswith("set aside")]) == 1
