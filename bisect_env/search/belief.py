@@ -133,18 +133,28 @@ class Belief:
         """Return the row number of the hypothesis that is most probable according to `answers`."""
         return int(self.answers.argmax())
 
-    def among(self, these: NDArray[np.bool_]) -> Belief:
-        """Return the belief under the assumption that the true hypothesis is in one of the given patterns.
+    def weighted(self, weights: FloatArray) -> Belief:
+        """Return the belief after multiplying the probability of each pattern by a weight.
 
-        Returns the same belief if none of these patterns is possible.
+        Returns the same belief if nothing would be left.
 
         Args:
-            these: True for each of these patterns, shape (P,).
+            weights: Weight of each pattern, between 0 and 1, shape (P,).
         """
-        share = float(self.masses[these].sum())
-        if share <= 0.0:
+        left = float(self.masses @ weights)
+        if left <= 0.0:
             return self
-        return replace(self, likelihood=self.likelihood * these / share)
+        return replace(self, likelihood=self.likelihood * weights / left)
+
+    @cached_property
+    def in_two_steps(self) -> FloatArray:
+        """Return, given each pattern, how probable it is that a few bad combinations fail rarely; shape (P,).
+
+        The others then fail in every trial. It is 0 for patterns whose posterior is negligible.
+        """
+        found = np.zeros(len(self.masses))
+        found[self._likely] = self.rates(self._likely)[0][:, np.isinf(self.counts.grid.spread)].sum(axis=1)
+        return found
 
     def given_columns(self, columns: NDArray[np.bool_], row: int) -> float:
         """Return the posterior of hypothesis `row`, assuming that only some failure rates are possible.

@@ -54,6 +54,9 @@ REPEATED = 3
 """Number of failures of one cell, without a pass, before bad cells are assumed to fail in every trial."""
 _TWICE = 2
 """Number of trials that a cell which contradicts an answer needs before the answer stands."""
+PASSES = 2
+"""Number of passes of each last good combination before an answer stands, if no combination both failed and
+passed: a first step of the failure may fail rarely."""
 SPARE = 5
 """Number of trials, beyond one for each cell, before bad cells are assumed to fail in every trial."""
 
@@ -99,20 +102,8 @@ class Known:
     def belief(self) -> Belief:
         """Return the posterior probabilities of hypotheses and failure rates, given all trials.
 
-        Once the search assumes that bad combinations fail in every trial, only hypotheses that agree with
-        every trial are possible. If there are none, the assumption is ignored.
-        """
-        whole = self.whole
-        if not self._taken_for_certain:
-            return whole
-        return whole.among(self._agreeing) if self._agreeing.any() else whole
-
-    @cached_property
-    def whole(self) -> Belief:
-        """Return the posterior without assuming that bad combinations fail in every trial.
-
-        The hypotheses are products of value sets. More complicated ones are added if some table would fit the
-        counts much better, or before a product counts as sure.
+        Every stated probability comes from it. The hypotheses are products of value sets. More complicated
+        ones are added if some table would fit the counts much better, or before a product counts as sure.
         """
         plain = believe(self.rows, self.counts)
         # "Always bad" is checked at a few cells: no number of trials rules out every gap between them.
@@ -132,10 +123,24 @@ class Known:
         below = plain.log_evidence + math.log(least / 2.0)
         if is_line and wider is not None and most_evidence(wider, self.counts) < below:
             return plain
-        whole = believe(joined([wider or self.rows, *([stairs] if stairs else [])]), self.counts)
+        wide = believe(joined([wider or self.rows, *([stairs] if stairs else [])]), self.counts)
         if self.unanimous:
-            return whole
-        return whole if float(whole.answers[whole.rows.tier > 0].sum()) > least else plain
+            return wide
+        return wide if float(wide.answers[wide.rows.tier > 0].sum()) > least else plain
+
+    @cached_property
+    def assumed(self) -> Belief:
+        """Return the posterior by which the search chooses trials and ends; no probability of it is stated.
+
+        As long as no combination both failed and passed, it leaves out what later trials are for. A passed
+        combination that is bad and fails rarely, while others always fail, is left to the checks of the last
+        good combination. After enough trials (`_taken_for_certain`) no passed combination is bad.
+        """
+        if not self.unanimous or not self.counts.hits.any() or not self._agreeing.any():
+            return self.belief
+        if self._taken_for_certain:
+            return self.belief.weighted(self._agreeing.astype(np.float64))
+        return self.belief.weighted(np.where(self._agreeing, 1.0, 1.0 - self.belief.in_two_steps))
 
     @cached_property
     def lawless(self) -> bool:
@@ -144,7 +149,7 @@ class Known:
             return False
         if self._taken_for_certain and not self._agreeing.any():
             return True
-        return self._alone[0] + math.log(NO_RULE) > self.whole.log_evidence
+        return self._alone[0] + math.log(NO_RULE) > self.belief.log_evidence
 
     @cached_property
     def usual_trials(self) -> int:
@@ -169,8 +174,12 @@ class Known:
         """
         if self.lawless:
             return self._pair
-        row = self.belief.best
-        return self.described(row, float(self.belief.answers[row]))
+        return self.described(self.row, float(self.belief.answers[self.row]))
+
+    @cached_property
+    def row(self) -> int:
+        """Return the row number of the best answer, if some hypothesis explains the counts."""
+        return self.assumed.best
 
     def described(self, row: int, probability: float) -> Answer:
         """Return hypothesis number `row` as an `Answer`, with its first bad and last good combination."""
@@ -232,15 +241,17 @@ class Known:
 
     @cached_property
     def sure(self) -> bool:
-        """Return whether the best answer is probable enough to count as sure.
+        """Return whether the best answer is probable enough for the search to end, before it is checked.
 
+        The probability is the one of `assumed`; the stated one is at least one half.
         If no hypothesis explains the counts, the answer is sure if nothing lies between the bad and the good
         end of `path`.
         """
         if self.lawless:
             found = self.path
             return found is not None and len(found) == 2
-        return float(self.belief.answers[self.belief.best]) >= self.required
+        is_likely = float(self.belief.answers[self.row]) > _BELIEVED
+        return is_likely and float(self.assumed.answers[self.row]) >= self.required
 
     @cached_property
     def _agreeing(self) -> NDArray[np.bool_]:
@@ -249,7 +260,7 @@ class Known:
         Such a pattern calls a tried combination bad if and only if one of its trials failed.
         """
         failed = self.counts.hits[self.counts.tried] > 0
-        return np.asarray((self.whole.patterns.calls == failed).all(axis=1))
+        return np.asarray((self.belief.patterns.calls == failed).all(axis=1))
 
     @cached_property
     def _taken_for_certain(self) -> bool:
@@ -266,7 +277,7 @@ class Known:
         cells = self._contradicting
         # Passes of a bad cell are usual where failures are rare; then no answer is nearly sure.
         counts = self.counts.hits[cells] > 0
-        counts |= float(self.whole.answers[self.whole.best]) >= self.limits.confidence
+        counts |= float(self.belief.answers[self.belief.best]) >= self.limits.confidence
         return bool((counts & (self.counts.trials[cells] >= _TWICE)).any())
 
     @property
@@ -337,7 +348,7 @@ class Known:
         else:
             wanted = self._doubtful()
             # A history that changes more often than stated could be due to one odd failure.
-            certain = _TWICE if self.belief.rows.tier[self.belief.best] == 1 and not self.lawless else 1
+            certain = _TWICE if self.belief.rows.tier[self.row] == 1 and not self.lawless else 1
             sides = [(b.bad, b.good) for b in best.boundaries]
             if not sides and best.first_bad is not None and best.last_good is not None:
                 sides = [(best.first_bad, best.last_good)]
@@ -346,7 +357,7 @@ class Known:
                 if self.counts.hits[cell] < (certain if self._enough_if_certain else FAILURES):
                     # One more failure is needed, however many trials that takes.
                     wanted.append((cell, int(self.counts.trials[cell]) + 1))
-                wanted.append((int(self.view.group[good]), 1))
+                wanted.append((int(self.view.group[good]), PASSES if self.unanimous and not self.lawless else 1))
         return [(c, n) for c, n in wanted if self.counts.trials[c] < n and self.can_run[c]]
 
     def _doubtful(self) -> list[tuple[int, int]]:
@@ -364,9 +375,9 @@ class Known:
         if self.unanimous and len(self._contradicting):
             # One that stays so is enough: bad combinations are then assumed to fail in every trial.
             odd = [max(self._contradicting, key=lambda cell: self.counts.trials[cell])]
-        if rows.tier[belief.best] == 1 and not self._enough_if_certain:
+        if rows.tier[self.row] == 1 and not self._enough_if_certain:
             tried = self.counts.tried
-            plain = int(np.where(rows.tier == 0, self.whole.weight, -1.0).argmax())
+            plain = int(np.where(rows.tier == 0, self.belief.weight, -1.0).argmax())
             odd += list(tried[rows.says[plain, tried] & (hits[tried] == 0)])
         return [(int(cell), _TWICE) for cell in odd]
 
@@ -377,7 +388,7 @@ class Known:
         This is the best answer of `whole`, which does not assume that bad combinations fail in every trial.
         """
         tried, hits = self.counts.tried, self.counts.hits
-        calls_bad = self.whole.rows.says[self.whole.best, tried]
+        calls_bad = self.belief.rows.says[self.belief.best, tried]
         against = np.where(calls_bad, hits[tried] == 0, hits[tried] == self.counts.trials[tried])
         return np.asarray(tried[against])
 
@@ -392,8 +403,9 @@ class Known:
         if not self.unanimous or not self.counts.hits.any() or self.lawless or self.best.probability <= 0.5:
             return sides
         # The answer would be sure if bad combinations were known to fail always, which is less probable.
-        given = float(self.whole.among(self._agreeing).answers[self.belief.best])
-        is_certain = float(self.whole.masses[self._agreeing].sum())
+        certain = self.assumed.weighted(self._agreeing.astype(np.float64))
+        given = float(certain.answers[self.row])
+        is_certain = float(self.assumed.masses[self._agreeing].sum())
         if given >= self.limits.confidence and is_certain < given:
             cells = [
                 int(self.view.group[cell]) for one in self.best.boundaries for cell in (one.bad, one.good)

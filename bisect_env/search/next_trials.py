@@ -92,7 +92,7 @@ class NextTrials:
     def are_worth(self, share: float) -> bool:
         """Return whether the best allowed trial gives at least `share` of the information of the best one."""
         cells = self._candidates(self.known.can_run)
-        information = Choice(self.known.belief, cells).information()
+        information = Choice(self.known.assumed, cells).information()
         among = information[self.allowed[cells]]
         return bool(len(among)) and bool(among.max() >= share * information.max())
 
@@ -218,7 +218,7 @@ class NextTrials:
         if not len(cells):
             return []
         known = self.known
-        choice = Choice(known.belief, cells)
+        choice = Choice(known.assumed, cells)
         place = {int(cell): i for i, cell in enumerate(cells)}
         waiting = [place[cell] for cell, n in self.running.items() if cell in place for _ in range(n)]
         # Untried cells are tried once each.

@@ -42,6 +42,7 @@ _LEAST_BACKGROUND = 0.1
 # prior near zero. `docs/decisions/search.md` has what each choice costs. Real failures differ more
 # than planted ones (a load axis trebles the rate of one and the same bug), hence the weight on wide spreads.
 _NO_BACKGROUND = 0.04
+_NO_BACKGROUND_IF_CERTAIN = 0.9
 _DETERMINISTIC = 0.48
 _SPREADS = {0.0: 0.8, 0.7: 0.2}
 # Somebody who says how often it fails has mostly seen that, and may be wrong: typical rates near the stated
@@ -51,7 +52,7 @@ _STATED_DOUBT = 0.1
 _SAID_CERTAIN, _SAID_UNCERTAIN = 0.8, 0.05
 # Regressions in two steps: where bad combinations always fail, a few may fail at any rate at all. How few
 # is not known: with one share, each version that always fails would speak against a first one that does not.
-_TWO_STEPS, _OF_THEM = 0.3, (0.04, 0.2)
+_TWO_STEPS, _OF_THEM = 0.4, (0.1, 0.3)
 _POINTS = 14
 
 
@@ -113,10 +114,11 @@ class RateGrid:
             near = np.exp(-0.5 * (np.log(m / stated) / _STATED_SPREAD) ** 2)
             believed = weight * (_STATED_DOUBT + (1 - _STATED_DOUBT) * near)
             weight = believed * weight.sum() / believed.sum()
-        certain = share * ((m == 1) & (spread == 0))
-        weight = (1 - share) * weight / sum(_SPREADS.values()) + certain
+        weight = (1 - share) * weight / sum(_SPREADS.values()) + share * ((m == 1) & (spread == 0))
         fits = (spread == 0)[:, None] | (floor[:, None] == floor_at)
-        joint = np.where(fits & (m[:, None] >= 2 * p0), weight[:, None] * p0_prior, 0.0)
+        certain = (m == 1) & (spread == 0)
+        of_background = np.where(certain[:, None], _with_none(p0_prior, _NO_BACKGROUND_IF_CERTAIN), p0_prior)
+        joint = np.where(fits & (m[:, None] >= 2 * p0), weight[:, None] * of_background, 0.0)
         used = joint.sum(axis=1) > 0
         kernel = _kernel(m, spread, floor, rates)
         grid = cls(m[used], spread[used], rates, kernel[used], p0, joint[used] / joint.sum())
@@ -134,7 +136,7 @@ class RateGrid:
         width, share = np.gradient(np.log(self.rates)), np.array(_OF_THEM)
         rows = share[:, None] * width / width.sum()
         rows[:, -1] += 1.0 - share
-        prior = np.where(2.0 * self.p0 <= self.rates.min(), p0_prior, 0.0)
+        prior = _with_none(np.where(2.0 * self.p0 <= self.rates.min(), p0_prior, 0.0), _NO_BACKGROUND_IF_CERTAIN)
         of_each = np.tile(_TWO_STEPS / len(share) * prior / prior.sum(), (len(share), 1))
         return RateGrid(
             np.append(self.m, np.ones(len(share))),
@@ -191,6 +193,12 @@ def _background(min_rate: float) -> tuple[FloatArray, FloatArray]:
     width = np.gradient(np.log(above))
     prior = np.concatenate([[_NO_BACKGROUND], (1 - _NO_BACKGROUND) * width / width.sum()])
     return np.concatenate([[0.0], above]), prior
+
+
+def _with_none(prior: FloatArray, share: float) -> FloatArray:
+    """Return a prior of background rates in which the rate 0, which comes first, has the given share."""
+    above = prior[1:] * (1.0 - share) / prior[1:].sum()
+    return np.concatenate([[share], above])
 
 
 def _floors(min_rate: float, p0: FloatArray) -> FloatArray:

@@ -35,7 +35,7 @@ from bisect_env.search.stopping import judge
 from bisect_env.search.study_search import Situation, StudySearch
 from bisect_env.search.untested_intervals import checks as interval_checks
 from bisect_env.search.untested_intervals import untested_intervals
-from bisect_env.search.verdict import Answer, Status, Verdict, capacity, entropy_bits
+from bisect_env.search.verdict import Answer, Verdict, capacity, entropy_bits
 
 _FORESEEN = 3
 """Maximum number of running combinations for which the next trial after their result is predicted."""
@@ -144,7 +144,7 @@ class Search(StudySearch):
                 wanted += untested_checks(best, self._grid, self.tallies)
         else:
             wanted += self._proof(best)
-        return wanted + clean
+        return clean + wanted
 
     def _proof(self, best: Answer) -> list[Check]:
         """Return the trials that an answer still needs, at last good versions and in untested intervals."""
@@ -164,17 +164,21 @@ class Search(StudySearch):
         rate, background = belief.typical_rates
         candidates = [known.best]
         if not known.lawless:
-            order = np.argsort(-belief.answers, kind="stable")
-            total = belief.answers[order[0]]
-            for row in order[1:_CANDIDATES]:
+            order = [int(row) for row in np.argsort(-belief.answers, kind="stable") if row != known.row]
+            total = belief.answers[known.row]
+            for row in order[: _CANDIDATES - 1]:
                 if total >= known.limits.confidence:
                     break
                 total += belief.answers[row]
-                candidates.append(known.described(int(row), float(belief.answers[row])))
+                candidates.append(known.described(row, float(belief.answers[row])))
+        best = stage.whole(known.best)
+        stands = known.stands and bool(known.can_run.any()) and not known.ends_wrong
+        clear = cleared(best, self.tallies, self.limits) if stands else ()
         status, reason = judge(
             known.best,
             required=known.required,
-            stands=known.stands and bool(known.can_run.any()) and not known.ends_wrong,
+            stands=stands,
+            checks=sum(one.wanted for one in clear),
             certain=known.unanimous,
             rule=not known.lawless,
             tried=bool(known.counts.trials.any()),
@@ -185,25 +189,24 @@ class Search(StudySearch):
         calls_bad = known.best.hypothesis.bad_cells().ravel()[stage.view.flat]
         spread = known.counts.grid.spread
         alone = known.lawless
-        best = stage.whole(known.best)
         return Verdict(
             status=status,
             reason=reason,
             best=best,
             candidates=tuple(map(stage.whole, candidates)),
-            sharing=best.probability if alone else known.whole.given_columns(spread == 0.0, belief.best),
-            differing=best.probability if alone else known.whole.given_columns(spread > 0.0, belief.best),
+            sharing=best.probability if alone else known.belief.given_columns(spread == 0.0, known.row),
+            differing=best.probability if alone else known.belief.given_columns(spread > 0.0, known.row),
             bad_rate=rate,
             background=background,
             ends_wrong=known.ends_wrong if known.stands else (),
             expected_left=0.0 if known.stands else bits / max(capacity(background, rate), 1e-6),
             expected_environments=0 if known.stands else min(untried, math.ceil(bits - 1e-9)),
-            against_nothing=None if alone else self._against(known.whole, belief.best, nothing=True),
-            against_next=None if alone else self._against(known.whole, belief.best, nothing=False),
+            against_nothing=None if alone else self._against(known.belief, known.row, nothing=True),
+            against_next=None if alone else self._against(known.belief, known.row, nothing=False),
             unexplained=() if alone else unexplained(calls_bad, known.counts, stage.stands_for),
-            monotone=alone or bool(belief.rows.tier[belief.best] != 1),
+            monotone=alone or bool(belief.rows.tier[known.row] != 1),
             untested=untested_intervals(best, self._grid, self.tallies, min(rate, 0.999)),
-            cleared=cleared(best, self.tallies, self.limits) if status is Status.CONFIRMED else (),
+            cleared=clear,
             certain=known.unanimous,
         )
 

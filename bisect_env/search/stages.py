@@ -52,8 +52,8 @@ Way = tuple[int, ...]
 
 
 @functools.lru_cache(maxsize=16)
-def _rates(min_rate: float, stated: float | None, two_steps: bool) -> RateGrid:
-    return RateGrid.default(min_rate, stated, two_steps=two_steps)
+def _rates(min_rate: float, stated: float | None) -> RateGrid:
+    return RateGrid.default(min_rate, stated)
 
 
 # --------------------------------------------------------------------------------------------------
@@ -184,9 +184,7 @@ class Stage:
         ):
             return before
         limits = self._limits
-        # Bad cells that fail rarely, while others always fail, are possible only once a cell did both.
-        both = bool(((hits > 0) & (hits < trials)).any())
-        counts = CellCounts(_rates(limits.min_crash_rate, limits.crash_rate, both), hits, trials)
+        counts = CellCounts(_rates(limits.min_crash_rate, limits.crash_rate), hits, trials)
         seen = can_run | (trials > 0)
         rows = self._hypotheses(None, seen)
         self._known = Known(self.view, rows, lambda: self._wider(counts, seen), counts, can_run, limits)

@@ -78,6 +78,7 @@ def judge(
     *,
     required: float,
     stands: bool,
+    checks: int,
     certain: bool,
     rule: bool,
     tried: bool = True,
@@ -87,8 +88,9 @@ def judge(
 
     Args:
         best: The most probable answer.
-        required: Posterior at which the answer counts as sure.
-        stands: Whether the answer is sure and both sides of its boundary were tried.
+        required: Posterior that a confirmed answer must reach.
+        stands: Whether the search may end with the answer, and both sides of its boundary were tried.
+        checks: Number of trials of last good combinations that are missing.
         certain: Whether each tried combination failed in every trial or passed in every trial.
         rule: Whether a hypothesis explains the counts.
         tried: Whether any trial was counted.
@@ -109,16 +111,18 @@ def judge(
         return Status.NONE, "what passed and what failed cannot both be run any more"
     if stands and not best.boundaries:
         return Status.LIKELY, NO_NEIGHBOURS
-    if stands and not rule:
-        return Status.CONFIRMED, (
-            "no simple rule describes what fails; these two neighbours differ, whatever the rest does"
-        )
-    if stands and certain:
-        return Status.CONFIRMED, "every bad combination failed and every good one passed"
-    if stands:
-        return Status.CONFIRMED, f"probability {chance:.3f}, and both sides of the boundary were tried"
-    if chance <= 0.5:
+    if not stands and chance <= 0.5:
         return Status.NONE, "no answer is likely enough yet"
     if chance < required:
         return Status.LIKELY, f"probability {chance:.3f}, below the {required:.3g} asked for"
-    return Status.LIKELY, "both sides of the boundary, or versions far from it, need more trials"
+    if not stands:
+        return Status.LIKELY, "both sides of the boundary, or versions far from it, need more trials"
+    if checks:
+        return Status.LIKELY, f"passes that the last good side still wants: {checks}"
+    if not rule:
+        return Status.CONFIRMED, (
+            "no simple rule describes what fails; these two neighbours differ, whatever the rest does"
+        )
+    if certain:
+        return Status.CONFIRMED, "every bad combination failed and every good one passed"
+    return Status.CONFIRMED, f"probability {chance:.3f}, and both sides of the boundary were tried"

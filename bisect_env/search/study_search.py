@@ -17,7 +17,7 @@ from bisect_env.search.checks import Check
 from bisect_env.search.families import FloatArray
 from bisect_env.search.plan import Plan
 from bisect_env.search.tallies import Tallies
-from bisect_env.search.verdict import Status, Verdict
+from bisect_env.search.verdict import Verdict
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,19 +166,19 @@ class StudySearch(Plan):
     def checks(self) -> tuple[Check, ...]:
         """Return the final checks that the answer still needs, in the order in which to run them.
 
-        There is at most one check for each group of combinations. The tuple is empty as long as no answer is
-        confirmed.
+        There is at most one check for each group of combinations. The tuple is empty as long as no answer
+        stands, and for answers without a boundary.
         """
         found: dict[Index, Check] = {}
-        is_confirmed = self.answered and self.verdict.status is Status.CONFIRMED
-        for check in self._wanted_checks() if is_confirmed else ():
+        has_answer = self.answered and not self.verdict.ends_wrong and bool(self.verdict.best.boundaries)
+        for check in self._wanted_checks() if has_answer else ():
             cell = self.tallies.representative(check.cell)
             if cell not in found or found[cell].wanted < check.wanted:
                 found[cell] = replace(check, cell=cell)
         return tuple(found.values())
 
     def _wanted_checks(self) -> Iterable[Check]:
-        """List the checks that a confirmed answer needs; a combination may occur in several of them."""
+        """List the checks that an answer needs; a combination may occur in several of them."""
         return ()
 
     def _checking(self, count: int, now: Situation) -> list[Index]:

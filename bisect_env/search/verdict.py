@@ -22,11 +22,15 @@ class Status(StrEnum):
     """How well the trials support a verdict: confirmed, likely, or less."""
 
     CONFIRMED = "confirmed"
-    """The answer reaches the stated confidence, and both sides of the boundary were tried."""
+    """The posterior of the answer reaches the stated confidence, both sides of the boundary were tried, and
+    each last good combination passed so often that a failure rate of `clean_rate` is excluded there. Of a
+    table: the label of each combination reaches the stated confidence."""
     LIKELY = "likely"
-    """One answer has more than half of the posterior probability, but one of the conditions above is not met,
-    or no two runnable combinations show which axis is the culprit."""
+    """One answer has more than half of the posterior, but one of these conditions is not met, because checks
+    were cut short (by time, by `--quick` or by the number of trials), or no two runnable combinations show
+    which axis is the culprit."""
     NONE = "none"
+    """There is no such answer; also if nothing or everything fails."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,7 +158,7 @@ class Verdict:
         unexplained: Combinations whose trials contradict `best`.
         monotone: Whether `best` changes along ordered axes as their directions say.
         untested: For each ordered culprit axis, the longest interval that `best` labels with too few trials.
-        cleared: The last good combinations of a confirmed answer, with the failure rates that their trials
+        cleared: The last good combinations of an answer that stands, with the failure rates that their trials
             exclude.
         certain: Whether every tried combination failed in every trial or passed in every trial.
     """
