@@ -130,16 +130,24 @@ class Known:
 
     @cached_property
     def assumed(self) -> Belief:
-        """Return the posterior by which the search chooses trials and ends; no probability of it is stated.
+        """Return the posterior by which the search ends; no probability of it is stated.
 
-        As long as no combination both failed and passed, it leaves out what later trials are for. A passed
-        combination that is bad and fails rarely, while others always fail, is left to the checks of the last
-        good combination. After enough trials (`_taken_for_certain`) no passed combination is bad.
+        It leaves out first steps that fail rarely (`_without_steps`). After enough trials
+        (`_taken_for_certain`), hypotheses that contradict any trial are left out as well.
+        """
+        if self._taken_for_certain and self._agreeing.any():
+            return self.belief.weighted(self._agreeing.astype(np.float64))
+        return self._without_steps
+
+    @cached_property
+    def _without_steps(self) -> Belief:
+        """Return the posterior if no passed combination is bad and fails rarely while others always fail.
+
+        This doubt is left to the checks of the last good combinations. It is left out as long as no
+        combination both failed and passed.
         """
         if not self.unanimous or not self.counts.hits.any() or not self._agreeing.any():
             return self.belief
-        if self._taken_for_certain:
-            return self.belief.weighted(self._agreeing.astype(np.float64))
         return self.belief.weighted(np.where(self._agreeing, 1.0, 1.0 - self.belief.in_two_steps))
 
     @cached_property
@@ -231,6 +239,15 @@ class Known:
         return Answer(hypothesis, (Boundary(axes[0], bad, good),), bad, good, chance)
 
     @cached_property
+    def guide(self) -> Belief:
+        """Return the posterior by which the next trials are chosen.
+
+        This is `assumed`, until only what it leaves out keeps the answer from being sure.
+        """
+        is_settled = float(self.assumed.answers[self.row]) >= self.required
+        return self.belief if is_settled else self.assumed
+
+    @cached_property
     def required(self) -> float:
         """Return the minimum posterior probability of an answer that counts as sure."""
         if self.unanimous:
@@ -243,15 +260,14 @@ class Known:
     def sure(self) -> bool:
         """Return whether the best answer is probable enough for the search to end, before it is checked.
 
-        The probability is the one of `assumed`; the stated one is at least one half.
+        The probability is the one of `assumed`.
         If no hypothesis explains the counts, the answer is sure if nothing lies between the bad and the good
         end of `path`.
         """
         if self.lawless:
             found = self.path
             return found is not None and len(found) == 2
-        is_likely = float(self.belief.answers[self.row]) > _BELIEVED
-        return is_likely and float(self.assumed.answers[self.row]) >= self.required
+        return float(self.assumed.answers[self.row]) >= self.required
 
     @cached_property
     def _agreeing(self) -> NDArray[np.bool_]:
@@ -277,7 +293,8 @@ class Known:
         cells = self._contradicting
         # Passes of a bad cell are usual where failures are rare; then no answer is nearly sure.
         counts = self.counts.hits[cells] > 0
-        counts |= float(self.belief.answers[self.belief.best]) >= self.limits.confidence
+        best = self._without_steps.best
+        counts |= float(self._without_steps.answers[best]) >= self.limits.confidence
         return bool((counts & (self.counts.trials[cells] >= _TWICE)).any())
 
     @property
@@ -349,6 +366,8 @@ class Known:
             wanted = self._doubtful()
             # A history that changes more often than stated could be due to one odd failure.
             certain = _TWICE if self.belief.rows.tier[self.row] == 1 and not self.lawless else 1
+            is_early = self.unanimous and int(self.counts.trials.sum()) < self.enough_trials
+            passes = PASSES if is_early and certain == 1 and not self.lawless else 1
             sides = [(b.bad, b.good) for b in best.boundaries]
             if not sides and best.first_bad is not None and best.last_good is not None:
                 sides = [(best.first_bad, best.last_good)]
@@ -357,7 +376,7 @@ class Known:
                 if self.counts.hits[cell] < (certain if self._enough_if_certain else FAILURES):
                     # One more failure is needed, however many trials that takes.
                     wanted.append((cell, int(self.counts.trials[cell]) + 1))
-                wanted.append((int(self.view.group[good]), PASSES if self.unanimous and not self.lawless else 1))
+                wanted.append((int(self.view.group[good]), passes))
         return [(c, n) for c, n in wanted if self.counts.trials[c] < n and self.can_run[c]]
 
     def _doubtful(self) -> list[tuple[int, int]]:
@@ -385,10 +404,10 @@ class Known:
     def _contradicting(self) -> NDArray[np.intp]:
         """Return the positions of the groups whose trials all contradict the most probable answer.
 
-        This is the best answer of `whole`, which does not assume that bad combinations fail in every trial.
+        This is the best answer without the assumption that bad combinations fail in every trial.
         """
         tried, hits = self.counts.tried, self.counts.hits
-        calls_bad = self.belief.rows.says[self.belief.best, tried]
+        calls_bad = self.belief.rows.says[self._without_steps.best, tried]
         against = np.where(calls_bad, hits[tried] == 0, hits[tried] == self.counts.trials[tried])
         return np.asarray(tried[against])
 

@@ -66,15 +66,15 @@ class NextTrials:
         count = min(count, room)
         if count <= 0:
             return []
-        found = self._most_telling(count, known.sides_to_repeat & allowed)
+        found = self.most_telling(count, known.sides_to_repeat & allowed)
         if found := self._with_few_repetitions(found) if self.running else found:
             return found
-        if found := self._with_few_repetitions(self._most_telling(count, self._worth_trying() & allowed)):
+        if found := self._with_few_repetitions(self.most_telling(count, self._worth_trying() & allowed)):
             return found
         if any(not known.counts.trials[cell] for cell in self.running):
             # Only their results show whether a repetition is worth a trial.
             return []
-        return self._most_telling(count, allowed)
+        return self.most_telling(count, allowed)
 
     def _room(self, count: int) -> int:
         """Return how many of the `count` requested trials may start now, before others have ended.
@@ -92,7 +92,7 @@ class NextTrials:
     def are_worth(self, share: float) -> bool:
         """Return whether the best allowed trial gives at least `share` of the information of the best one."""
         cells = self._candidates(self.known.can_run)
-        information = Choice(self.known.assumed, cells).information()
+        information = Choice(self.known.guide, cells).information()
         among = information[self.allowed[cells]]
         return bool(len(among)) and bool(among.max() >= share * information.max())
 
@@ -212,13 +212,18 @@ class NextTrials:
 
     # -- what tells most ---------------------------------------------------------------------------------
 
-    def _most_telling(self, count: int, allowed: NDArray[np.bool_]) -> list[int]:
-        """Return the combinations, one for each trial, whose results tell most for their cost."""
+    def most_telling(self, count: int, allowed: NDArray[np.bool_]) -> list[int]:
+        """Return the combinations of at most `count` trials whose results tell most for their cost.
+
+        Args:
+            count: Maximum number of trials.
+            allowed: True for the cells to choose from, shape (X,).
+        """
         cells = self._candidates(allowed)
         if not len(cells):
             return []
         known = self.known
-        choice = Choice(known.assumed, cells)
+        choice = Choice(known.guide, cells)
         place = {int(cell): i for i, cell in enumerate(cells)}
         waiting = [place[cell] for cell, n in self.running.items() if cell in place for _ in range(n)]
         # Untried cells are tried once each.
@@ -271,7 +276,7 @@ class NextTrials:
         cells = np.flatnonzero(allowed & known.can_run)
         if len(cells) <= _CANDIDATES:
             return cells
-        bad = known.belief.bad[cells]
+        bad = known.guide.bad[cells]
         doubtful = np.argsort(np.abs(bad - 0.5), kind="stable")[: _CANDIDATES // 2]
         others = evenly(np.argsort(bad, kind="stable"), _CANDIDATES // 4)
         tried = np.flatnonzero(known.counts.trials[cells])

@@ -43,7 +43,7 @@ _LEAST_BACKGROUND = 0.1
 # than planted ones (a load axis trebles the rate of one and the same bug), hence the weight on wide spreads.
 _NO_BACKGROUND = 0.04
 _NO_BACKGROUND_IF_CERTAIN = 0.9
-_DETERMINISTIC = 0.48
+_DETERMINISTIC = 0.3
 _SPREADS = {0.0: 0.8, 0.7: 0.2}
 # Somebody who says how often it fails has mostly seen that, and may be wrong: typical rates near the stated
 # one get most of the prior (log-normally: half and double are near), others keep a tenth of their share.

@@ -144,7 +144,16 @@ class Search(StudySearch):
                 wanted += untested_checks(best, self._grid, self.tallies)
         else:
             wanted += self._proof(best)
-        return clean + wanted
+        return [*clean, *wanted] or self._until_probable()
+
+    def _until_probable(self) -> list[Check]:
+        """Return one more trial if the answer is checked and still less probable than a confirmed one."""
+        known = self.known
+        if known.lawless or known.best.probability >= known.required:
+            return []
+        none = np.zeros(len(known.can_run))
+        cells = NextTrials(known, {}, none, known.can_run).most_telling(1, known.can_run)
+        return [Check(self._stage.stands_for[cell], 1) for cell in cells]
 
     def _proof(self, best: Answer) -> list[Check]:
         """Return the trials that an answer still needs, at last good versions and in untested intervals."""

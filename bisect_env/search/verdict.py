@@ -26,9 +26,9 @@ class Status(StrEnum):
     each last good combination passed so often that a failure rate of `clean_rate` is excluded there. Of a
     table: the label of each combination reaches the stated confidence."""
     LIKELY = "likely"
-    """One answer has more than half of the posterior, but one of these conditions is not met, because checks
-    were cut short (by time, by `--quick` or by the number of trials), or no two runnable combinations show
-    which axis is the culprit."""
+    """There is an answer, with more than half of the posterior or with no other that agrees with all trials,
+    but one of these conditions is not met: checks were cut short (by time, by `--quick` or by the number of
+    trials), or no two runnable combinations show which axis is the culprit."""
     NONE = "none"
     """There is no such answer; also if nothing or everything fails."""
 

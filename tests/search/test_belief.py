@@ -208,19 +208,19 @@ def test_a_combination_is_labelled_by_its_own_trials() -> None:
 
 @given(st.integers(0, 2**32 - 1))
 @settings(max_examples=25)
-def test_given_some_patterns_the_others_have_no_share(seed: int) -> None:
+def test_weights_of_patterns_scale_their_shares(seed: int) -> None:
     rng = RNG(seed)
     rows = plain(view_of((3, 4), [FIXED, REGRESSION]))
     belief = believe(rows, toss(rows.says[int(rng.integers(len(rows.prior)))], rng, small_rates()))
-    these = rng.random(len(belief.masses)) < 0.5
-    these[belief.masses.argmax()] = True
-    among = belief.among(these)
-    np.testing.assert_allclose(among.masses, belief.masses * these / belief.masses[these].sum())
-    kept = these[belief.patterns.of]
-    np.testing.assert_allclose(among.weight, belief.weight * kept / belief.weight[kept].sum())
-    assert among.answers.sum() == pytest.approx(1)
-    assert among.bad_rates.sum() == pytest.approx(1)
-    assert among.backgrounds.sum() == pytest.approx(1)
+    weights = rng.choice([0.0, 0.3, 1.0], len(belief.masses))
+    weights[belief.masses.argmax()] = 1.0
+    scaled = belief.weighted(weights)
+    np.testing.assert_allclose(scaled.masses, belief.masses * weights / (belief.masses @ weights))
+    kept = weights[belief.patterns.of]
+    np.testing.assert_allclose(scaled.weight, belief.weight * kept / (belief.weight @ kept))
+    assert scaled.answers.sum() == pytest.approx(1)
+    assert scaled.bad_rates.sum() == pytest.approx(1)
+    assert scaled.backgrounds.sum() == pytest.approx(1)
 
 
 def test_an_answer_given_columns_of_the_rates_is_the_sum_over_these_alone() -> None:

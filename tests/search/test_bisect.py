@@ -168,14 +168,14 @@ def test_without_checks_a_change_takes_six_trials_more_than_halving_at_most(
 
 @pytest.mark.parametrize(("size", "workers"), [(32, 2), (71, 16), (71, 64), (300, 16)])
 def test_many_workers_cut_an_interval_at_many_places(size: int, workers: int) -> None:
-    """As many rounds as the logarithm says, one for the ends and two to look again, and few trials."""
+    """As many rounds as the logarithm says, one for the ends and three to look again, and few trials."""
     for first in range(1, size, size // 5):
         one = Played(configuration((size,), {0: first}), workers=workers, quick=True)
         assert one.verdict.best.first_bad == (first,)
         rounds = math.ceil(math.log(size) / math.log(workers + 1))
-        assert one.rounds <= rounds + 2
+        assert one.rounds <= rounds + 3
         places = math.ceil(size ** (1 / rounds))
-        assert len(one.tried) <= 4 + rounds * places
+        assert len(one.tried) <= 6 + rounds * places
 
 
 @pytest.mark.parametrize("price", [0.05, 0.5, 2.0, 50.0])
@@ -189,8 +189,8 @@ def test_more_workers_never_take_longer_whatever_an_environment_costs(price: flo
         )
         for workers in (1, 2, 6, 16, 64)
     ]
-    # Which places are tried at the same time differs: by a twentieth at most.
-    assert all(more <= 1.05 * fewer for fewer, more in itertools.pairwise(times))
+    # Which places are tried at the same time differs: by a tenth at most.
+    assert all(more <= 1.1 * fewer for fewer, more in itertools.pairwise(times))
     assert times[-1] < 0.5 * times[0]
 
 
@@ -575,7 +575,7 @@ def test_a_configuration_stays_a_configuration(direction: Direction) -> None:
         one = Played(bad, direction)
         assert one.verdict.best.hypothesis.kind == "all"
         assert (one.verdict.best.hypothesis.bad_cells() == bad).all()
-        assert one.stood_after <= 18
+        assert one.stood_after <= 20
 
 
 @pytest.mark.slow
@@ -641,7 +641,7 @@ def test_checks_come_after_the_answer_and_can_be_ended() -> None:
         for cell in search.ask(1):
             search.tell(cell, hit=cell[0] >= 9)
     assert not search.finished
-    assert search.verdict.status is Status.CONFIRMED
+    assert search.verdict.status is Status.LIKELY
     assert search.checks_left >= 28
     (cleared,) = search.verdict.cleared
     assert cleared.index == (8,)
@@ -650,6 +650,12 @@ def test_checks_come_after_the_answer_and_can_be_ended() -> None:
     assert len(search.ask(100)) == search.checks_left
     search.end_checks()
     assert search.finished
+    search.resume_checks()
+    while not search.finished:
+        for cell in search.ask(1):
+            search.tell(cell, hit=cell[0] >= 9)
+    assert search.verdict.status is Status.CONFIRMED
+    assert search.verdict.cleared[0].wanted == 0
 
 
 def test_a_failure_during_the_checks_opens_the_question_again() -> None:

@@ -65,7 +65,7 @@ def test_a_confirmed_answer_about_a_flaky_failure_has_passes_on_the_good_side_th
 ) -> None:
     search = search_of((9,), quick=quick)
     play(search, rates(configuration((9,), {0: 4}), 0.5), RNG(4))
-    assert search.verdict.status is Status.CONFIRMED
+    assert search.verdict.status is (Status.LIKELY if quick else Status.CONFIRMED)
     assert search.verdict.best.first_bad == (4,)
     # At a rate of one half, five passes in a row come by luck in one of 32 studies.
     good = [search.counts((place,)) for place in range(4)]

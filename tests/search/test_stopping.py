@@ -67,11 +67,20 @@ def answer_with(probability: float, *, number: int = 2, boundary: bool = True) -
 def test_only_what_meets_every_condition_is_confirmed(
     answer: Answer, stands: bool, status: Status, certain: bool, rule: bool
 ) -> None:
-    found, reason = judge(answer, required=0.95, stands=stands, certain=certain, rule=rule)
+    found, reason = judge(answer, required=0.95, stands=stands, checks=0, certain=certain, rule=rule)
     assert found is status
     assert reason
     # Reports name the probability beside it, as people read it.
     assert status is not Status.NONE or not any(letter.isdigit() for letter in reason)
+
+
+@pytest.mark.parametrize(("probability", "checks"), [(0.97, 57), (0.94, 0), (0.3, 0)])
+def test_an_answer_that_ended_the_search_early_is_likely(probability: float, checks: int) -> None:
+    found, reason = judge(
+        answer_with(probability), required=0.95, stands=True, checks=checks, certain=True, rule=True
+    )
+    assert found is Status.LIKELY
+    assert (str(checks) if checks else f"{probability:.3f}") in reason
 
 
 def test_capacity_of_a_trial() -> None:
