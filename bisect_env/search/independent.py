@@ -29,7 +29,7 @@ from bisect_env.search.families import FloatArray
 from bisect_env.search.stopping import clean_trials
 from bisect_env.search.verdict import further, nearest
 
-_LABEL_ERROR = 0.2
+_LABEL_ERROR = 0.4
 """Share of the allowed error that one label may have, because it also determines the labels of others."""
 _RARE = 0.1
 """A combination that was tried so often that a failure at this rate would have shown gets the likelier label,

@@ -52,7 +52,7 @@ _STATED_DOUBT = 0.1
 _SAID_CERTAIN, _SAID_UNCERTAIN = 0.8, 0.05
 # Regressions in two steps: where bad combinations always fail, a few may fail at any rate at all. How few
 # is not known: with one share, each version that always fails would speak against a first one that does not.
-_TWO_STEPS, _OF_THEM = 0.4, (0.1, 0.3)
+_TWO_STEPS, _OF_THEM = 0.4, (0.04, 0.2)
 _POINTS = 14
 
 

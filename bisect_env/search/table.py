@@ -151,10 +151,11 @@ class Table:
     def chances(self) -> FloatArray:
         """Return the probability that each group is bad, judged by its own trials; shape (X,).
 
-        It is 0.5 for groups without trials.
+        It is 0.5 for groups without trials. As long as nothing failed, there is no rate to judge passes by:
+        then the ends and corners of the lattice must pass often instead (`suspects`).
         """
-        if self.counts.unanimous:
-            return np.where(self.counts.trials > 0, self.counts.hits > 0, 0.5)
+        if not self.counts.hits.any():
+            return np.where(self.counts.trials > 0, 0.0, 0.5)
         return independent(self.counts)[1]
 
     @cached_property
@@ -441,16 +442,20 @@ class Table:
 
     @cached_property
     def called(self) -> dict[Index, Called]:
-        """Return the label of each combination that has one so far, with its origin and probability."""
+        """Return the label of each combination that has one so far, with its origin and probability.
+
+        A label that follows from the description is no surer than the labels from which it follows.
+        """
+        bad = self.calls == 1
+        chances = self.view.spread(self.chances)
+        sure = np.where(bad, chances, 1.0 - chances)
+        tried = self.labelled >= 0
         described = 1.0 - (self.checks[1] if self.is_complete else 0.5)
-        found: dict[Index, Called] = {}
-        for index in cells_of(self.calls >= 0):
-            bad = bool(self.calls[index])
-            chance = float(self.chances[self.view.group[index]])
-            tried = bool(self.labelled[index] >= 0)
-            sure = (chance if bad else 1.0 - chance) if tried else described
-            found[index] = Called(bad, tried, sure)
-        return found
+        sure[~tried] = described * float(sure[tried].min(initial=1.0))
+        return {
+            index: Called(bool(bad[index]), bool(tried[index]), float(sure[index]))
+            for index in cells_of(self.calls >= 0)
+        }
 
     def probability_bad(self) -> FloatArray:
         """Return the probability that each combination is bad, in the shape of the grid.

