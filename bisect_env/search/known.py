@@ -389,7 +389,7 @@ class Known:
         """
         if self.lawless:
             return []
-        rows, belief, hits = self.belief.rows, self.belief, self.counts.hits
+        rows, hits = self.belief.rows, self.counts.hits
         odd = [cell for cell in self._contradicting if hits[cell]]
         if self.unanimous and len(self._contradicting):
             # One that stays so is enough: bad combinations are then assumed to fail in every trial.

@@ -136,7 +136,8 @@ class RateGrid:
         width, share = np.gradient(np.log(self.rates)), np.array(_OF_THEM)
         rows = share[:, None] * width / width.sum()
         rows[:, -1] += 1.0 - share
-        prior = _with_none(np.where(2.0 * self.p0 <= self.rates.min(), p0_prior, 0.0), _NO_BACKGROUND_IF_CERTAIN)
+        possible = np.where(2.0 * self.p0 <= self.rates.min(), p0_prior, 0.0)
+        prior = _with_none(possible, _NO_BACKGROUND_IF_CERTAIN)
         of_each = np.tile(_TWO_STEPS / len(share) * prior / prior.sum(), (len(share), 1))
         return RateGrid(
             np.append(self.m, np.ones(len(share))),
