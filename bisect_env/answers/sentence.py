@@ -64,27 +64,26 @@ def sentence(
         parts.append(f"{_listed(more)} {'is' if len(more) == 1 else 'are'} broken, too")
     if (unimportant := do_not_matter(verdict, axes)) and len(verdict.culprit_axes) > 1:
         parts.append(f"{_listed(unimportant)} {'does' if len(unimportant) == 1 else 'do'} not matter")
-    return "; ".join([*parts, *_excluded(verdict, axes), _how_sure(verdict)])
+    return "; ".join([*parts, *_not_excluded(verdict), _how_sure(verdict)])
 
 
-_NO_NEWS = 0.5
-"""Upper bound of a failure rate above which it is not mentioned."""
+def _not_excluded(verdict: VerdictDocument) -> list[str]:
+    """Return a list with a clause about the last good combination that was checked least.
 
-
-def _excluded(verdict: VerdictDocument, axes: Sequence[AxisInfo]) -> list[str]:
-    """Return a list with a clause that says which failure rate the last good combination cannot have.
-
-    The list is empty unless the final checks were cut short.
+    The clause says which failure rates its trials do not exclude. The list is empty unless the checks of a
+    last good combination were cut short.
     """
-    if not verdict.cleared or not verdict.cleared[0].wanted:
+    cut = [one for one in verdict.cleared if one.wanted]
+    if not cut:
         return []
-    last_good = verdict.cleared[0]
-    # Without checks, one or two passes exclude almost nothing, which is not worth mentioning.
-    if last_good.below > _NO_NEWS:
-        return []
-    doubt = "" if last_good.hits else ", if at all"
-    side = side_names(verdict, axes)[1]
-    return [f"the {side} one fails in less than {percent(last_good.below)} of runs{doubt}"]
+    least = max(cut, key=lambda one: one.below)
+    bad = verdict.first_bad or {}
+    moved = [value for axis, value in least.combination.items() if value != bad.get(axis)]
+    passed = f"passed {how_many(least.trials, 'time')}"
+    if least.hits:
+        passed = f"failed in {least.hits} of {least.trials} trials"
+    doubt = f"a failure in fewer than {percent(least.below)} of runs there is not excluded"
+    return [f"{_listed(moved)} {passed}: {doubt}, `--sure` goes on"]
 
 
 def _whole_table(verdict: VerdictDocument, table: CompatibilityTable) -> str:
@@ -427,7 +426,7 @@ def _how_sure(verdict: VerdictDocument) -> str:
     text = f"probability {probability(chance)}" if chance is not None else "probability unknown"
     if verdict.trials:
         text += f" after {how_many(verdict.trials, 'trial')}"
-    if verdict.status != "confirmed" and verdict.reason:
+    if verdict.status != "confirmed" and verdict.reason and not _not_excluded(verdict):
         text += f" (not confirmed: {verdict.reason})"
     return text
 

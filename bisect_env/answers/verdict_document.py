@@ -207,8 +207,10 @@ class VerdictDocument(AnswerPart):
 
     status: Literal["confirmed", "likely", "none"] = Field(
         default="none",
-        description="How sure the answer is: `confirmed` (the stated confidence is reached, both sides of "
-        "the boundary were tried), `likely` (more than half of the probability), or `none`.",
+        description="How sure the answer is: `confirmed` (its probability reaches the stated confidence, both "
+        "sides of the boundary were tried, and each last good combination passed so often that a failure rate "
+        "of `clean_rate` is excluded there), `likely` (there is an answer, but one of these conditions is not "
+        "met, for example because checks were cut short), or `none`.",
     )
     sentence: str = Field(default="", description="The verdict in one sentence.")
     reason: str = Field(
@@ -294,7 +296,7 @@ class VerdictDocument(AnswerPart):
         description="Whether every bad combination always failed and every good one always passed.",
     )
     cleared: tuple[ClearedCombination, ...] = Field(
-        default=(), description="Last good combinations of a confirmed answer."
+        default=(), description="Last good combinations of an answer that stands."
     )
     compatibility: Compatibility | None = Field(
         default=None,

@@ -227,7 +227,9 @@ def describe(event: events.Event) -> str | None:
             return f"{record.outcome}: {record.combination} ({detail})"
         case events.Answered():
             checks = how_many(event.checks, "more trial")
-            answer = _verdict_text(event.verdict, event.axes)
+            # How little the last good side was tried is said once its checks have ended.
+            unchecked = event.verdict.model_copy(update={"cleared": (), "reason": ""})
+            answer = _verdict_text(unchecked, event.axes)
             if event.seconds is None:
                 return f"answer: {answer}; now checking it with up to {checks} (Ctrl-C ends that)"
             limit = f"{event.seconds:.0f} s at most"

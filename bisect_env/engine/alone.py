@@ -49,8 +49,8 @@ class Alone:
     def wanted(self, search: StudySearch, places: int) -> list[Index]:
         """Return the combinations to try next, one entry per trial; each needs a GPU without other trials.
 
-        These are representatives of their groups. The list is empty if the search has not confirmed its
-        verdict, or if no more such trials are needed.
+        These are representatives of their groups. The list is empty if no answer of the search
+        stands, or if no more such trials are needed.
 
         Args:
             search: The search whose verdict is checked.
@@ -68,7 +68,7 @@ class Alone:
     def why_not(self, search: StudySearch) -> str | None:
         """Return why trials on unshared GPUs do not confirm the verdict, as text, or None if they do.
 
-        There is a reason only if the search has confirmed the verdict, but trials that had a GPU to
+        There is a reason only if the answer of the search stands, but trials that had a GPU to
         themselves are missing or disagree.
 
         Args:
@@ -90,11 +90,11 @@ class Alone:
     def _sides(self, search: StudySearch) -> tuple[Index | None, Index | None]:
         """Return the first bad and the last good combination, which are to be tried on unshared GPUs.
 
-        Both are representatives of their groups. A side is None if the verdict has none, is not confirmed, or
+        Both are representatives of their groups. A side is None if the verdict has none, does not stand, or
         needs no trials on unshared GPUs.
         """
         verdict, stands_for = search.verdict, search.tallies.representative
-        if not self._is_needed or verdict.status is not Status.CONFIRMED:
+        if not self._is_needed or not search.answered or verdict.status is Status.NONE:
             return None, None
         bad, good = verdict.best.first_bad, verdict.best.last_good
         return None if bad is None else stands_for(bad), None if good is None else stands_for(good)

@@ -268,12 +268,10 @@ class Progress(Event):
 class Answered(Event):
     """Event: the search has a result (usually the first bad version), which further trials now check.
 
-    The search has reached the confidence that the user asked for.
-
     Attributes:
         verdict: The verdict so far.
         checks: Number of trials that the checks need.
-        seconds: Maximum duration of the checks; None for no limit.
+        seconds: Maximum run time of the checks' trials; None for no limit.
         axes: The axes of the grid.
     """
 

@@ -32,7 +32,6 @@ class StudyRunner(TrialRunner):
     Args:
         setup: What is run, and where it is recorded; `make_plan` must return a search.
         locking: Locks the combinations of the study.
-        began: When the command began with the study, by the clock of the session.
         is_sure: Whether the checks of the answer have no time limit.
 
     Attributes:
@@ -41,12 +40,13 @@ class StudyRunner(TrialRunner):
 
     plan: StudySearch
 
-    def __init__(self, setup: RunSetup, locking: Locking, *, began: float, is_sure: bool) -> None:
+    def __init__(self, setup: RunSetup, locking: Locking, *, is_sure: bool) -> None:
         super().__init__(setup, locking, max_trials=setup.matrix.file.search.max_trials)
         self._axes = axis_infos(setup.matrix, self.grid)
         self._trials_alone = {one.get("trial") for one in self._store.payloads(self._study_id, ALONE)}
         self._alone = Alone(setup.matrix.file.trial.gpus)
-        self._checks = CheckTime(began, is_sure=is_sure)
+        self._checks = CheckTime(is_sure=is_sure)
+        self._durations: dict[str, float] = {}
         self._shown_at = self._saved_at = float("-inf")
         self._announced: object = None
 
@@ -100,6 +100,8 @@ class StudyRunner(TrialRunner):
         return found
 
     def _observe(self, index: Index, trial: StoredTrial) -> None:
+        if not trial.reused:
+            self._durations[trial.trial_id] = trial.duration
         if trial.trial_id in self._trials_alone:
             self._alone.count(index, trial.evidence, trial.outcome)
 
@@ -176,7 +178,7 @@ class StudyRunner(TrialRunner):
     # -- while it runs ---------------------------------------------------------------------------------------
 
     def _after_step(self) -> None:
-        if not self._is_in_doubt() and self._checks.look(self.plan, self._clock()):
+        if not self._is_in_doubt() and self._checks.look(self.plan, self._time_of_trials):
             document, left = self.document(), self.plan.checks_left
             pair = (document.first_bad, document.last_good)
             if is_announced(document, left) and pair != self._announced:
@@ -184,6 +186,11 @@ class StudyRunner(TrialRunner):
                 self._announced = pair
                 self._notify(events.Answered(document, left, self._checks.seconds, self._axes))
         self._show()
+
+    @property
+    def _time_of_trials(self) -> float:
+        """Return the seconds that the trials of the study took, if as many ran at a time as can."""
+        return sum(self._durations.values()) / self._slots
 
     def _show(self) -> None:
         now = self._clock()

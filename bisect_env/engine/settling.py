@@ -15,14 +15,16 @@ from bisect_env.trials.judge import Judge
 
 CHECK_SECONDS, CHECK_SHARE = 1.0, 0.5
 """Maximum duration of the checks of an answer: the larger of this many seconds and this share of the time
-that the answer itself took."""
+that the trials before the answer took."""
 
 
 class CheckTime:
     """The time limit for the trials that check the result of a study.
 
+    Only the run time of trials counts, divided by the number of trials that run at the same time: builds,
+    locks and waiting for a core take nothing from the checks.
+
     Args:
-        began: Time at which the command began with the study.
         is_sure: Whether the checks have no time limit.
 
     Attributes:
@@ -31,20 +33,19 @@ class CheckTime:
         seconds: Maximum duration of the checks; None for no limit.
     """
 
-    def __init__(self, began: float, *, is_sure: bool) -> None:
-        self._began = began
+    def __init__(self, *, is_sure: bool) -> None:
         self._is_sure = is_sure
         self._until: float | None = None
         self._is_over = False
         self.has_stood = False
         self.seconds: float | None = None
 
-    def look(self, search: StudySearch, now: float) -> bool:
+    def look(self, search: StudySearch, spent: float) -> bool:
         """Start the time limit of the checks when there is an answer, and end the checks when it is over.
 
         Args:
             search: The search of the study.
-            now: The present time.
+            spent: Run time of all trials of the study so far, in seconds (see the class).
 
         Returns:
             True if the search has reached the wanted confidence since the previous call.
@@ -58,23 +59,23 @@ class CheckTime:
             return False
         self.has_stood = True
         if self._until is None:
-            self.seconds = None if self._is_sure else max(CHECK_SECONDS, CHECK_SHARE * (now - self._began))
-            self._until = float("inf") if self.seconds is None else now + self.seconds
+            self.seconds = None if self._is_sure else max(CHECK_SECONDS, CHECK_SHARE * spent)
+            self._until = float("inf") if self.seconds is None else spent + self.seconds
             return True
-        if now >= self._until:
+        if spent >= self._until:
             search.end_checks()
             self._is_over = True
         return False
 
 
 def is_announced(verdict: VerdictDocument, checks: int) -> bool:
-    """Return whether to tell the user that there is a result, and that it is being checked.
+    """Return whether to show the user that there is a result, and that it is being checked.
 
     Args:
         verdict: The verdict so far.
         checks: Number of trials that the checks still need.
     """
-    return checks > 0 and verdict.status == "confirmed" and not verdict.ends_wrong
+    return checks > 0 and verdict.status != "none" and not verdict.ends_wrong
 
 
 def only_trials(

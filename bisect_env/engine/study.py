@@ -265,7 +265,7 @@ class StudyRun:
             matrix, make_plan, self.session, study.id, conditions, machines=machines, user=self._user
         )
         is_sure = self.sure or "clean_rate" in matrix.file.search.model_fields_set
-        runner = StudyRunner(setup, locking, began=self._began, is_sure=is_sure)
+        runner = StudyRunner(setup, locking, is_sure=is_sure)
         runner.replay()
         runner.take_unbuildable()
         goes_on = self.sure or (self._was_cut() and not self._limit_reached(runner))
