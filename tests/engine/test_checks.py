@@ -137,18 +137,23 @@ def test_checks_end_after_their_time_or_share_of_the_study_whichever_is_longer(
 
 @pytest.mark.slow
 @pytest.mark.integration
-def test_what_keeps_trials_waiting_takes_nothing_from_the_checks(studies: Studies) -> None:
+def test_what_keeps_trials_waiting_takes_nothing_from_the_checks(
+    studies: Studies, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A scheduler that hands out trials slowly, as beside busy cores, does not cut the checks."""
+    monkeypatch.setattr(settling, "CHECK_SECONDS", 0.5)
     path = studies.matrix(crash_from_six())
     quiet = studies.run(path).report["verdict"]["cleared"][0]["trials"]
     studies.events.clear()
     keep = studies.events.append
+    checking: list[events.Event] = []
 
     class Waiting(list[events.Event]):
         def append(self, event: events.Event) -> None:
-            if isinstance(event, events.TrialStarted):
-                time.sleep(0.1)
             keep(event)
+            if isinstance(event, events.TrialStarted) and checking:
+                time.sleep(0.3)
+            checking.extend([event] * isinstance(event, events.Answered))
 
     watched, studies.events = studies.events, Waiting()
     slowly = studies.run(path, fresh=True).report["verdict"]["cleared"][0]["trials"]
@@ -307,7 +312,7 @@ def test_progress_is_told_while_a_trial_that_may_hang_is_waited_for(studies: Stu
             with open({again!r}, "a") as passes:
                 passes.write(".")
             # The fifth trial comes while the answer is checked.
-            if os.path.getsize({again!r}) == 5: time.sleep(3)
+            if os.path.getsize({again!r}) >= 5: time.sleep(3)
     """
     assert studies.run(studies.matrix(crash_from_six(waits))).exit_code == 0
     told = studies.events
