@@ -37,8 +37,8 @@ for _variable in ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS"):
 import numpy as np
 from git_bayesect import Bisector
 
-from benchmarks import search_calibration
 from benchmarks.search_calibration import SEARCH, made_by
+from benchmarks.search_claims import Claim, bands, claim, is_kept, wrong_of_two_steps
 from benchmarks.search_worlds import Alone, Row, World, grid_of, rows
 from bisect_env.matrix.grid import Index
 from bisect_env.matrix.schema import SearchLimits
@@ -68,6 +68,7 @@ class Played:
         wrong: Whether the answer is not the truth; of a table, the share of wrong labels.
         step: Median seconds of a step: asking, telling, and looking whether it is finished.
         claimed: Probability that the answer states, or the confidence that was asked for.
+        end: All that a study of a row `calibration` claims; None for others.
     """
 
     trials: int
@@ -75,6 +76,7 @@ class Played:
     wrong: float
     step: float = 0.0
     claimed: float = CONFIDENCE
+    end: Claim | None = None
 
 
 # --------------------------------------------------------------------------------------------------
@@ -84,8 +86,8 @@ class Played:
 def ours(row: Row, seed: int, confidence: float, search_name: str) -> Played:
     """Play a study with the search of bisect-env, or with another class that has its methods."""
     if row.kind == "calibration":
-        one = search_calibration.study(seed, search_name=search_name)
-        return Played(one.trials, one.tried, float(not one.right), claimed=one.claimed)
+        one = claim(row, seed)
+        return Played(one.trials, one.tried, float(not one.right), claimed=one.claimed, end=one)
     world, grid, groups = World(row, seed), grid_of(row.shape, row.direction), Alone(row.shape)
     limits = SearchLimits(confidence=confidence)
     if row.kind == "table":
@@ -224,9 +226,9 @@ def summary(
     else:
         played = [one for (one,) in studies]
         if row.kind == "calibration":
-            found["claims"] = [[one.claimed, 1.0 - one.wrong] for one in played]
-            played = [one for one in played if one.claimed >= CONFIDENCE] or played
-            found["studies"] = len(played)
+            ends = [one.end for one in played if one.end is not None]
+            found["bands"] = bands(ends)
+            found["two_steps"] = wrong_of_two_steps(ends)
         trials = np.array([one.trials for one in played], dtype=float)
         found |= {"bound": "", "trials": float(trials.mean()), "deviation": float(trials.std())}
         found["excess"] = int(trials.max()) - math.prod(row.shape)
@@ -239,6 +241,16 @@ def summary(
 def marks(row: Row, found: Mapping[str, Any], rival: Mapping[str, Any] | None) -> list[str]:
     """Return how a line of ours stands to the gate of its row."""
     words = []
+    for band in found.get("bands", ()):
+        kept = "met" if is_kept(band) else "MISSED"
+        words.append(
+            f"from {band['from']:g}: {band['right']}/{band['studies']} right, "
+            f"{band['claimed']:.3f} claimed: {kept}"
+        )
+    if "two_steps" in found:
+        wrong, confirmed = found["two_steps"]
+        kept = "met" if wrong <= 0.05 * confirmed else "MISSED"
+        words.append(f"two steps: {wrong} of {confirmed} confirmed are wrong: {kept}")
     for column, most in row.gate.items():
         if column != "rival":
             words.append(f"{column} ≤ {most:g}: {'met' if found[column] <= most else 'MISSED'}")
@@ -335,7 +347,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--write", action="store_true", help="keep the lines, and draw")
     parser.add_argument("--list", action="store_true", help="name the rows")
     options = parser.parse_args(arguments)
-    wanted = [row for row in rows() if any(fnmatch.fnmatch(row.name, one) for one in options.rows)]
+    # "calibration" alone stands for all rows whose names begin with it.
+    patterns = [pattern for one in options.rows for pattern in (one, f"{one}:*")]
+    wanted = [row for row in rows() if any(fnmatch.fnmatch(row.name, one) for one in patterns)]
     if options.list:
         print(*(row.name for row in wanted), sep="\n")
         return

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -22,7 +21,7 @@ from benchmarks.search_worlds import Alone, grid_of
 PICTURES = Path(__file__).parent.parent / "docs" / "pictures"
 _COLOURS = {"bisect-env": "#1f6f8b", "git_bayesect": "#d9822b", "30 runs a step": "#c9b458"}
 _RATES = ("0,1", "0,0.5", "0,0.1", "0.01,0.1", "0.02,0.3", "0.05,0.15")
-_EDGES = (0.0, 0.5, 0.7, 0.8, 0.9, 0.95, 0.97, 0.99, 1.0)
+_MODES = {"calibration:quick": "--quick", "": "default", "calibration:sure": "--sure"}
 
 Lines = Sequence[Mapping[str, Any]]
 
@@ -35,8 +34,8 @@ def draw(lines: Lines) -> None:
     found = {(one["row"], one["method"]): one for one in lines}
     if shown := [rates for rates in _RATES if (f"checked:{rates}", "bisect-env") in found]:
         _save(_bars(found, shown), "search-trials")
-    if claims := [one["claims"] for one in lines if "claims" in one]:
-        _save(_calibration(np.array(claims[0])), "search-calibration")
+    if played := [one for one in lines if "bands" in one]:
+        _save(_calibration(played), "search-calibration")
 
 
 def _save(figure: Figure, name: str) -> None:
@@ -120,23 +119,34 @@ def _entropy(p: NDArray[np.float64]) -> NDArray[np.float64]:
     return np.asarray(-inside * np.log2(inside) - (1 - inside) * np.log1p(-inside) / np.log(2))
 
 
-def _calibration(claims: NDArray[np.float64]) -> Figure:
-    """Draw claimed against right, with two standard errors.
+def _calibration(lines: Lines) -> Figure:
+    """Draw claimed against right for each mode, with two standard errors.
 
     Args:
-        claims: What each study claimed, and whether it was right (1 or 0), shape (studies, 2).
+        lines: The lines of all modes with their bands; those of the default mode are added up.
     """
     figure, axes = plt.subplots(figsize=(6, 4.5), layout="constrained")
-    for low, high in itertools.pairwise(_EDGES):
-        inside = claims[(claims[:, 0] >= low) & ((claims[:, 0] < high) | (high == 1.0))]
-        if count := len(inside):
-            claimed, right = inside.mean(axis=0)
+    total = 0
+    for (mode, label), colour in zip(_MODES.items(), _COLOURS.values(), strict=True):
+        chosen = [one for one in lines if (one["row"] if one["row"] in _MODES else "") == mode]
+        by_band: dict[float, list[Mapping[str, Any]]] = {}
+        for band in (band for one in chosen for band in one["bands"]):
+            by_band.setdefault(band["from"], []).append(band)
+        points = []
+        for _, bands in sorted(by_band.items()):
+            count = sum(band["studies"] for band in bands)
+            right = sum(band["right"] for band in bands)
+            claimed = sum(band["claimed"] * band["studies"] for band in bands) / count
             # Laplace's estimate in the error, so that "all right" has one, too.
-            smooth = (inside[:, 1].sum() + 1) / (count + 2)
-            error = 2 * np.sqrt(smooth * (1 - smooth) / count)
-            axes.errorbar(claimed, right, yerr=error, fmt="o", color="#1f6f8b")
+            smooth = (right + 1) / (count + 2)
+            points.append((claimed, right / count, 2 * np.sqrt(smooth * (1 - smooth) / count)))
+            total += count
+        if points:
+            x, y, error = zip(*points, strict=True)
+            axes.errorbar(x, y, yerr=error, fmt="o", color=colour, label=label)
     axes.plot([0.5, 1], [0.5, 1], color="black", linewidth=0.8, linestyle="--")
     axes.set_xlabel("probability that was claimed")
     axes.set_ylabel("share that was right")
-    axes.set_title(f"{len(claims)} studies drawn from the prior")
+    axes.set_title(f"{total} studies of planted worlds")
+    axes.legend(fontsize=8)
     return figure

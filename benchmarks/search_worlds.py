@@ -31,7 +31,7 @@ class Row:
         p0: Failure rate of good combinations.
         p1: Failure rate of bad combinations; None = each has its own (`DIFFERING`).
         kind: `study` is played once at the usual confidence, `equal error` at several, `table` labels every
-            combination, `calibration` draws its truth from the search's own prior.
+            combination, `calibration` looks at what is claimed (`search_claims`).
         truth: `some` is a regression along one or two axes, `none` and `all` change nothing; of a table, the
             name of a pattern.
         first_rate: Failure rate of the first bad version alone, on one axis; None = as the others.
@@ -39,6 +39,7 @@ class Row:
         quick: Whether checks are left out.
         workers: Trials at a time.
         build_cost: Price of an environment in trials.
+        seconds: Length of a trial for the time limit of checks; 0 = checks have no limit.
         gate: Largest allowed value of a column: means of `trials`, `environments` and `wrong` (a share),
             `step` in seconds, `excess` of the trials of the worst study over the number of combinations, and
             `rival`, the trials as a multiple of git_bayesect's.
@@ -55,6 +56,7 @@ class Row:
     quick: bool = False
     workers: int = 1
     build_cost: float = 0.0
+    seconds: float = 0.0
     gate: Mapping[Mark, float] = field(default_factory=dict, hash=False)
 
     @property
@@ -82,7 +84,11 @@ def rows() -> Iterator[Row]:
     yield Row("100x100:staircase", (100, 100), kind="table", truth="staircase", gate={"step": 0.015})
     for size, rate in itertools.product((16, 32), (0.05, 0.1, 0.3)):
         yield Row(f"steps{size}:{rate:g},1", (size,), first_rate=rate, gate={"wrong": 0.05})
-    yield Row("calibration", (), kind="calibration", gate={"wrong": 0.05})
+    yield Row("calibration:quick", (), kind="calibration", quick=True)
+    for seconds, workers in itertools.product((0.1, 1.0, 20.0), (1, 2, 16)):
+        name = f"calibration:{seconds:g}s:{workers}"
+        yield Row(name, (), kind="calibration", workers=workers, seconds=seconds)
+    yield Row("calibration:sure", (), kind="calibration")
     yield Row("all-bad", line, 0.1, 0.1, truth="all", gate={"trials": 699})
     yield Row("never-bad", line, 0.0, 0.0, truth="none", gate={"trials": 166})
     large: dict[Mark, float] = {"step": 0.1}
