@@ -39,6 +39,8 @@ from bisect_env.search.verdict import Answer, Verdict, capacity, entropy_bits
 
 _FORESEEN = 3
 """Maximum number of running combinations for which the next trial after their result is predicted."""
+_FIRST_PASSES = 5
+"""Number of trials of the last good combinations before others are looked at, which take few trials each."""
 _CANDIDATES = 10
 """Maximum number of answers that a verdict lists."""
 
@@ -144,7 +146,8 @@ class Search(StudySearch):
                 wanted += untested_checks(best, self._grid, self.tallies)
         else:
             wanted += self._proof(best)
-        return [*clean, *wanted] or self._until_probable()
+        is_begun = all(self.counts(one.cell)[1] >= _FIRST_PASSES for one in clean)
+        return [*wanted, *clean] if is_begun and wanted else clean or wanted or self._until_probable()
 
     def _until_probable(self) -> list[Check]:
         """Return one more trial if the answer is checked and still less probable than a confirmed one."""

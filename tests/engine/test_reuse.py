@@ -74,8 +74,8 @@ def test_the_answer_can_be_asked_for_in_sql(studies: Studies) -> None:
     with ask(str(studies.db), "SELECT status, sentence, probability FROM v_verdicts") as (_, rows):
         ((status, sentence, probability),) = rows
     verdict = report["verdict"]
-    assert (status, sentence, probability) == ("confirmed", verdict["sentence"], verdict["probability"])
-    assert "level 6 is the first bad value" in sentence
+    assert (status, sentence, probability) == ("likely", verdict["sentence"], verdict["probability"])
+    assert "level 6 is probably the first bad value" in sentence
 
 
 @pytest.mark.integration
@@ -181,7 +181,7 @@ def test_one_history_has_another_answer_under_each_target(studies: Studies) -> N
         studies.events.clear()
         report = studies.run(renamed(path, *changes)).report
         assert report["verdict"]["first_bad"]["level"] == first_bad
-        assert report["verdict"]["status"] == "confirmed"
+        assert report["verdict"]["status"] != "none"
         with Store.open(str(studies.db), read_only=True) as store:
             facts = {trial.trial_id: trial for trial in store.trials(history)}
             here = {trial.trial_id: trial for trial in store.trials(report["study"]["id"])}
