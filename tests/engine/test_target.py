@@ -290,6 +290,7 @@ TWO_PROBLEMS = """
 """
 
 
+@pytest.mark.checked
 @pytest.mark.integration
 def test_failures_of_two_kinds_at_the_two_ends_are_two_problems(tmp_path: Path) -> None:
     studies = Studies(tmp_path)
