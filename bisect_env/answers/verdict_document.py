@@ -207,10 +207,10 @@ class VerdictDocument(AnswerPart):
 
     status: Literal["confirmed", "likely", "none"] = Field(
         default="none",
-        description="How sure the answer is: `confirmed` (its probability reaches the stated confidence, both "
-        "sides of the boundary were tried, and each last good combination passed so often that a failure rate "
-        "of `clean_rate` is excluded there), `likely` (there is an answer, but one of these conditions is not "
-        "met, for example because checks were cut short), or `none`.",
+        description="How sure the answer is: `confirmed` (its probability reaches the stated confidence, "
+        "both sides of the boundary were tried, and each last good combination passed so often that a "
+        "failure rate of `clean_rate` is excluded there), `likely` (there is an answer, but one of these "
+        "conditions is not met, for example because checks were cut short), or `none`.",
     )
     sentence: str = Field(default="", description="The verdict in one sentence.")
     reason: str = Field(

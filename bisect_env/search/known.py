@@ -1,8 +1,9 @@
 """The state of a search after some trials: posterior, answer, and whether the answer stands. Pure.
 
-A `Known` is frozen and made anew after every trial. It departs from the plain belief in two cases: the search
-may assume that bad combinations fail in every trial (`_taken_for_certain`), and if no hypothesis explains the
-counts, each cell is labelled by its own trials (`lawless`).
+A `Known` is frozen and made anew after every trial. Stated probabilities come from the posterior given all
+trials (`belief`). To choose trials and to end, the search may assume more (`assumed`): that first steps of
+the failure which fail rarely are left to the checks, or that bad combinations fail in every trial. If no
+hypothesis explains the counts, each cell is labelled by its own trials (`lawless`).
 
 Array shapes: X groups of combinations, P patterns (hypotheses that agree on all tried combinations).
 """
