@@ -50,9 +50,7 @@ def test_a_regression() -> None:
 @pytest.mark.parametrize(
     ("bad", "good", "direction"), [("1.2", "1.1", "regression"), ("1.2", "2.0", "fixed")]
 )
-def test_checks_that_were_cut_short_say_what_they_do_not_exclude(
-    bad: str, good: str, direction: str
-) -> None:
+def test_checks_that_were_cut_short_say_what_they_do_not_exclude(bad: str, good: str, direction: str) -> None:
     document, axes = one(bad, good, direction, status="likely", reason="passes still wanted: 58")
     cleared = ClearedCombination(combination={"lib": good}, hits=0, trials=4, below=0.632, wanted=58)
     text = sentence(document.model_copy(update={"cleared": (cleared,)}), axes, "crash")
