@@ -148,7 +148,8 @@ class StudyRunner(TrialRunner):
 
     def _wanted_alone(self, places: int) -> list[Index]:
         """Return which trials on unshared GPUs are needed next; see `Alone.wanted`."""
-        return self._alone.wanted(self.plan, places)[: self._trials_left]
+        wanted = self._alone.wanted(self.plan, places)
+        return [index for index in wanted if index not in self.state.aside][: self._trials_left]
 
     def _go_further(self) -> bool:
         return self._try_alone() or super()._go_further()

@@ -491,14 +491,16 @@ def _combinations(
         for (_, outcome), number in total.by_outcome.items():
             outcomes[str(outcome)] += number
         status = CombinationStatus(state.status)
-        called_bad = is_bad(combination.as_dict()) if status in _CAN_RUN else None
-        if called_bad is None and status in _CAN_RUN:
+        # What has good or bad trials is shown with them, whatever came later.
+        is_known = status in _CAN_RUN or total.counted > 0
+        called_bad = is_bad(combination.as_dict()) if is_known else None
+        if called_bad is None and is_known:
             called_bad = _called_by_trials(verdict, members[combination], total)
         reports.append(
             CombinationReport(
                 combination=combination.as_dict(),
                 # An unlocked combination is shown as solvable; it has neither a lock nor trials.
-                status=str(CombinationStatus.SOLVABLE if status in _CAN_RUN else status),
+                status=str(CombinationStatus.SOLVABLE if is_known else status),
                 reason=state.reason,
                 lock=state.lock_hash,
                 good=total.good,
@@ -709,7 +711,7 @@ def load_report(store: Store, study_id: str, *, posterior: bool = True) -> Repor
     )
     said = readable(said, labels(axes))
     steady = stability(own)
-    unavailable = [one.reason for one in states if one.status in _UNAVAILABLE]
+    unavailable = [one.reason for one in combinations if one.status in _UNAVAILABLE]
     traced = _latest(decisions, TRACED, TracedReport)
     if traced is not None:
         # `between` first confirms that one environment fails; its real answer is in this chapter.

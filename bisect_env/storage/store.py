@@ -591,7 +591,7 @@ class Store:
         """Store the combinations of a study, with their statuses, before anything runs.
 
         A combination that is saved as `unlocked`, or as `solvable` with the lock that it has, keeps its
-        status and reason: findings of trials, and warnings of its environment.
+        status and reason (findings of trials, and warnings of its environment) unless it was excluded.
 
         Raises:
             ValueError: A lock is not stored.
@@ -611,8 +611,9 @@ class Store:
                     row = CombinationRow(study_id=study_id, key=key, status="", reason="")
                     session.add(row)
                     known[key] = row
-                elif state.status == CombinationStatus.UNLOCKED or (
-                    state.status == CombinationStatus.SOLVABLE and row.lock_hash == state.lock_hash
+                elif row.status != CombinationStatus.EXCLUDED and (
+                    state.status == CombinationStatus.UNLOCKED
+                    or (state.status == CombinationStatus.SOLVABLE and row.lock_hash == state.lock_hash)
                 ):
                     continue
                 if state.lock_hash != row.lock_hash:
