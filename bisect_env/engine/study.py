@@ -339,17 +339,14 @@ class StudyRun:
             # Skip the remaining checks, as with `--quick`.
             runner.plan.end_checks()
         if self.session.stopped() and (runner.unchecked or not (runner.finished or runner.has_answered)):
-            store.update_study(study.id, StudyStatus.INTERRUPTED, runner.document())
+            store.update_study(study.id, StudyStatus.INTERRUPTED, runner.stored_document())
             raise StudyInterruptedError(
                 # Count only trials of this study, not those that it reuses.
                 f"stopped after {how_many(own_trials(store, study), 'trial')}; every one of them is stored",
                 remedy=self._resume_remedy,
             )
         while True:
-            document, verdict = runner.document(), runner.plan.verdict
-            if verdict.ends_wrong:
-                reason = _ends_reason(verdict.ends_wrong)
-                document = document.model_copy(update={"status": "none", "reason": reason})
+            document, verdict = runner.stored_document(), runner.plan.verdict
             store.update_study(study.id, StudyStatus.FINISHED, document)
             self._keep_commit(runner, document)
             report = self.report(store, study.id)
@@ -469,11 +466,6 @@ def _seconds_covered(trials: Sequence[StoredTrial]) -> float:
 def _write_locks(folder: Path, matrix: Matrix, prepared: Prepared) -> None:
     results: dict[Index, LockResult] = {**prepared.locks, **prepared.unsolvable}
     write_locks(folder, matrix.name, {prepared.grid.combination(i).key: r for i, r in results.items()})
-
-
-def _ends_reason(wrong: tuple[str, ...]) -> str:
-    says = {"good": "the stated good combination is bad", "bad": "the stated bad combination is not bad"}
-    return "; ".join(says[end] for end in wrong)
 
 
 def _ends_remedy(matrix: Matrix, runner: StudyRunner, likely: str) -> str:

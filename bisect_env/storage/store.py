@@ -554,9 +554,11 @@ class Store:
             self.record_decision(study_id, kind, payload)
 
     def decisions(self, study_id: str) -> list[Decision]:
-        """Return all decisions of a study, in order."""
+        """Return all decisions of a study, in the order in which they were made."""
         with self.reading() as session:
-            query = select(DecisionRow).where(DecisionRow.study_id == study_id).order_by(col(DecisionRow.id))
+            # A merge appends those of the other database, some of which may be older.
+            query = select(DecisionRow).where(DecisionRow.study_id == study_id)
+            query = query.order_by(col(DecisionRow.at), col(DecisionRow.id))
             return [rows.decision_of(row) for row in session.exec(query)]
 
     # -- combinations and locks ------------------------------------------------------------------------------
