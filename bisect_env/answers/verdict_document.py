@@ -263,6 +263,10 @@ class VerdictDocument(AnswerPart):
         default=(), description="Ends whose trials contradict the matrix: `good`, `bad`."
     )
     trials: int = Field(default=0, description="Trials that are evidence.")
+    weighed: str = Field(
+        default="",
+        description="Digest of the counts of these trials: where it differs, trials came after the verdict.",
+    )
     expected_left: Number = Field(default=None, description="Estimated number of trials still needed.")
     expected_environments_left: Number = Field(
         default=None, description="Estimated number of environments still to be built."

@@ -80,6 +80,19 @@ def stability_warnings(found: StabilityReport) -> list[str]:
     return warnings
 
 
+def came_since(what: str) -> list[str]:
+    """Return a warning, as a list, if trials came after the study had ended.
+
+    Args:
+        what: What came, such as "6 trials"; "" if nothing did.
+    """
+    if not what:
+        return []
+    return [
+        f"{what} came after this study had ended: the answer weighs what is there; `bisect-env run` goes on"
+    ]
+
+
 def machine_warnings(trials: Sequence[StoredTrial]) -> list[str]:
     """Return a warning for each GPU and each host that was lost during trials, which are therefore void.
 

@@ -174,11 +174,11 @@ class Search(StudySearch):
         status, reason = judge(
             known.best,
             required=known.required,
-            stands=known.stands and bool(known.can_run.any()) and not known.ends_wrong,
+            stands=known.sure and not known.wanted and not known.ends_wrong,
             certain=known.unanimous,
             rule=not known.lawless,
             tried=bool(known.counts.trials.any()),
-            can_run=bool(known.can_run.any()),
+            can_run=bool(known.feasible.any()),
         )
         bits = entropy_bits(belief.answers[belief.answers > 1e-12])
         untried = int(np.count_nonzero(known.can_run & (known.counts.trials == 0)))

@@ -105,8 +105,6 @@ def judge(
         return Status.NONE, (
             "always bad: every combination shows the failure" if stands else "no combination was seen to pass"
         )
-    if kind == "pair" and best.first_bad is None:
-        return Status.NONE, "what passed and what failed cannot both be run any more"
     if stands and not best.boundaries:
         return Status.LIKELY, NO_NEIGHBOURS
     if stands and not rule:

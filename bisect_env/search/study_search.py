@@ -173,6 +173,8 @@ class StudySearch(Plan):
         is_confirmed = self.answered and self.verdict.status is Status.CONFIRMED
         for check in self._wanted_checks() if is_confirmed else ():
             cell = self.tallies.representative(check.cell)
+            if not self.tallies.can_run(cell):
+                continue
             if cell not in found or found[cell].wanted < check.wanted:
                 found[cell] = replace(check, cell=cell)
         return tuple(found.values())

@@ -63,6 +63,10 @@ class Tallies:
         cell = self.groups.get(index)
         return cell is not None and cell not in self.aside
 
+    def is_known(self, index: Index) -> bool:
+        """Return whether a combination can still be tried, or has counted trials."""
+        return self.can_run(index) or self.groups.get(index) in self.per_group
+
     def counts(self, index: Index) -> tuple[int, int]:
         """Return (failures, counted trials) of the group of a combination.
 

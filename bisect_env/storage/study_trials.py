@@ -398,7 +398,7 @@ def _question(session: Session, study: Study) -> tuple[Target, Places]:
     if rule.is_open:
         # What was made more frequent before the study's own trials is the failure that is meant.
         decided = select(DecisionRow).where(DecisionRow.study_id == study.id, DecisionRow.kind == AMPLIFIED)
-        first = session.exec(decided.order_by(col(DecisionRow.id))).first()
+        first = session.exec(decided.order_by(col(DecisionRow.at), col(DecisionRow.id))).first()
         signature = rows.decision_of(first).payload.get("signature") if first is not None else ""
         if signature:
             rule = dataclasses.replace(rule, signature=read_signature(str(signature)).stored())

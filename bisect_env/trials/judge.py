@@ -151,6 +151,29 @@ def judge_alone(record: TrialRecord, target: Target) -> Evidence:
     return judge(record, known, matched=output_matches(record, known), repeated=True)
 
 
+_STANDS_FIRST = (Evidence.VOID, Evidence.BAD, Evidence.OTHER, Evidence.SKIP, Evidence.GOOD)
+"""What the copies of a trial mean, the weightiest first: a loss of the machine may have made the others fail,
+and a copy that was skipped takes nothing away from one that failed."""
+
+
+def standing_for(copies: Sequence[TrialRecord], target: Target) -> TrialRecord:
+    """Return the record that stands for a trial of several copies: the one that means most for the study.
+
+    Args:
+        copies: The record of each copy, at least one.
+        target: Failure that the study looks for.
+    """
+
+    def weight(record: TrialRecord) -> tuple[int, int]:
+        evidence = judge_alone(record, target)
+        if record.outcome is Outcome.ENV_MISMATCH:
+            # All copies ran in the same environment, which is not the one that was asked for.
+            evidence = Evidence.VOID
+        return _STANDS_FIRST.index(evidence), list(Outcome).index(record.outcome)
+
+    return min(copies, key=weight)
+
+
 def _has_details(facts: TrialFacts, target: Target) -> bool:
     code = facts.returncode
     if facts.outcome is Outcome.CRASH and target.signals:

@@ -39,6 +39,7 @@ from bisect_env.trials.harness_marks import (
     read_marks,
     repeated,
 )
+from bisect_env.trials.judge import Target, standing_for
 from bisect_env.trials.programs import SHELLS, resolve_program, why_outside
 from bisect_env.trials.records import Machine, Outcome, Phase, TrialRecord, TrialSpec
 from bisect_env.trials.signature import signature
@@ -577,30 +578,33 @@ def _as_ended_inside(record: ExitRecord, contained: Contained) -> ExitRecord:
 
 
 def _record(spec: TrialSpec, exits: list[ExitRecord], started_at: datetime, elapsed: float) -> TrialRecord:
-    found = [(classify(one), one) for one in exits]
-    chosen, one = min(found, key=lambda pair: list(Outcome).index(pair[0].outcome))
-    counts = Counter(classification.outcome for classification, _ in found)
-    return TrialRecord(
-        trial_id=spec.trial_id,
-        combination=spec.combination,
-        lock_hash=spec.lock_hash,
-        outcome=chosen.outcome,
-        detail=_detail(chosen, one, counts, spec),
-        returncode=one.returncode,
-        phase=chosen.phase,
-        started_at=started_at,
-        # For one copy, the run time of the script without preparation; for several, the time for all of them.
-        duration=one.duration if len(exits) == 1 and one.duration else elapsed,
-        stdout=one.stdout,
-        stderr=one.stderr,
-        stack=_stack(one)[-STACK_LIMIT:],
-        signature=signature(one, chosen),
-        hash_seed=spec.hash_seed,
-        copies={outcome: counts[outcome] for outcome in Outcome if counts[outcome]},
-        iterations=sum(one.iterations for one in exits) if spec.repeats > 1 else 0,
-        host=socket.gethostname(),
-        imported=imported_versions(one.expected, one.marks.imported),
-    )
+    found = [classify(one) for one in exits]
+    counts = Counter(one.outcome for one in found)
+    copies = [
+        TrialRecord(
+            trial_id=spec.trial_id,
+            combination=spec.combination,
+            lock_hash=spec.lock_hash,
+            outcome=chosen.outcome,
+            detail=_detail(chosen, one, counts, spec),
+            returncode=one.returncode,
+            phase=chosen.phase,
+            started_at=started_at,
+            # For one copy, the run time of the script without preparation; for several, the time for all.
+            duration=one.duration if len(exits) == 1 and one.duration else elapsed,
+            stdout=one.stdout,
+            stderr=one.stderr,
+            stack=_stack(one)[-STACK_LIMIT:],
+            signature=signature(one, chosen),
+            hash_seed=spec.hash_seed,
+            copies={outcome: counts[outcome] for outcome in Outcome if counts[outcome]},
+            iterations=sum(one.iterations for one in exits) if spec.repeats > 1 else 0,
+            host=socket.gethostname(),
+            imported=imported_versions(one.expected, one.marks.imported),
+        )
+        for chosen, one in zip(found, exits, strict=True)
+    ]
+    return standing_for(copies, spec.target or Target())
 
 
 def _detail(chosen: Classification, one: ExitRecord, counts: Counter[Outcome], spec: TrialSpec) -> str:
