@@ -460,6 +460,7 @@ def _run_in(
             directory.work,
             spec.timeout,
             spec.output_limit,
+            patterns=_patterns(spec),
             core=task.debug is not None,
             cpus=sorted(task.cpus),
             nice=spec.perturbation.nice,
@@ -473,6 +474,10 @@ def _run_in(
     if marks is not None:
         seen = replace(seen, marks=read_marks(marks))
     return seen if iterations is None else replace(seen, iterations=iterations_begun(iterations))
+
+
+def _patterns(spec: TrialSpec) -> tuple[str, ...]:
+    return spec.target.output if spec.target is not None else ()
 
 
 def _program_here(task: _Task, path: str, cwd: Path) -> str | ExitRecord:
@@ -545,6 +550,7 @@ def _run_contained(
         top,
         task.spec.timeout,
         task.spec.output_limit,
+        patterns=_patterns(task.spec),
         elsewhere=contained.commands,
         contained=contained.first_process,
     )
@@ -603,6 +609,7 @@ def _record(spec: TrialSpec, exits: list[ExitRecord], started_at: datetime, elap
             host=socket.gethostname(),
             imported=imported_versions(one.expected, one.marks.imported),
             named=named_in(one, chosen),
+        matched_in_gap=one.matched_in_gap,
         )
         for chosen, one in zip(found, exits, strict=True)
     ]
