@@ -609,7 +609,7 @@ def _record(spec: TrialSpec, exits: list[ExitRecord], started_at: datetime, elap
             host=socket.gethostname(),
             imported=imported_versions(one.expected, one.marks.imported),
             named=named_in(one, chosen),
-        matched_in_gap=one.matched_in_gap,
+            matched_in_gap=one.matched_in_gap,
         )
         for chosen, one in zip(found, exits, strict=True)
     ]
