@@ -75,6 +75,8 @@ class Target:
             condition.
         signature: Stored signature that the failure must match. `from-bad-end` means the signature of the
             first failure at the bad end, which is not known yet. "" sets no condition.
+        kinds: Kinds of failure (`exit-fail:ValueError`) or outcomes (`crash`) that a failure may have; empty
+            allows all.
     """
 
     outcomes: Annotated[frozenset[Outcome], _SORTED] = DEFAULT_OUTCOMES
@@ -82,6 +84,7 @@ class Target:
     exit_codes: Annotated[frozenset[int], _SORTED] = frozenset()
     output: tuple[str, ...] = ()
     signature: Annotated[str, AfterValidator(_as_stored)] = ""
+    kinds: Annotated[frozenset[str], _SORTED] = frozenset()
 
     @property
     def is_open(self) -> bool:
@@ -174,8 +177,20 @@ def standing_for(copies: Sequence[TrialRecord], target: Target) -> TrialRecord:
     return min(copies, key=weight)
 
 
+def kind_of(facts: TrialFacts) -> str:
+    """Return the kind of a failure: its outcome, and of an exit or an import also its exception or code.
+
+    How a crash or a hang is named beyond that differs from run to run.
+    """
+    if facts.outcome in (Outcome.EXIT_FAIL, Outcome.IMPORT_ERROR) and facts.signature:
+        return read_signature(facts.signature).kind
+    return str(facts.outcome)
+
+
 def _has_details(facts: TrialFacts, target: Target) -> bool:
     code = facts.returncode
+    if target.kinds and not target.kinds & {kind_of(facts), str(facts.outcome)}:
+        return False
     if facts.outcome is Outcome.CRASH and target.signals:
         return code is not None and -code in target.signals
     if facts.outcome in (Outcome.EXIT_FAIL, Outcome.IMPORT_ERROR) and target.exit_codes:
