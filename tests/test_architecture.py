@@ -113,6 +113,17 @@ def test_a_name_means_one_thing() -> None:
     assert {name: found for name, found in places.items() if len(found) > 1} == {}
 
 
+BUILT_ON_NEW_SYSTEMS = {"memfd_create", "pidfd_open", "pidfd_send_signal", "copy_file_range", "getrandom"}
+"""What CPython lacks where it was built on an old glibc or old kernel headers, as conda's is."""
+OF_NEW_KERNELS = {"P_PIDFD", "preadv2", "pwritev2", "posix_spawn", "close_range", "openat2", "clone3"}
+"""What is not there, or not whole, on a kernel before 5.3."""
+
+
+def test_nothing_is_used_that_older_pythons_and_kernels_lack() -> None:
+    """`tests/older_host.py` cannot show it of the server of trials, which starts without site packages."""
+    assert sorted(uses(BUILT_ON_NEW_SYSTEMS | OF_NEW_KERNELS)) == []
+
+
 POOLS = {"pool", "_pool", "client"}
 """What runs functions, and Dask's client: their `submit` is another one than that of an executor."""
 

@@ -26,6 +26,7 @@ _VERB = {
     "cuda-oom": "ran out of GPU memory",
     "host-oom": "ran out of memory",
     "import-error": "failed to import",
+    "runner-error": "stopped the test runner",
 }
 
 

@@ -456,7 +456,15 @@ Axis = Annotated[
 # The settings of one trial in a matrix file, and the placeholders in its command. Pure.
 
 TargetOutcome = Literal[
-    "crash", "hang", "cuda-fault", "cuda-oom", "cuda-init", "import-error", "exit-fail", "host-oom"
+    "crash",
+    "hang",
+    "cuda-fault",
+    "cuda-oom",
+    "cuda-init",
+    "runner-error",
+    "import-error",
+    "exit-fail",
+    "host-oom",
 ]
 """The outcomes that a study can look for. Passes, skips and failures of the machine are not among them."""
 

@@ -85,7 +85,7 @@ class StudyTrials:
         self.last = 0
         self._known: list[StoredTrial] = []
         self._written: dict[int, str] = {}
-        self._basis_written: tuple[Target, int] | None = None
+        self._basis_written: tuple[Target, int, frozenset[str]] | None = None
 
     def _state(self, session: Session) -> tuple[Any, ...]:
         """Return a key for caching: it changes when trials may count differently than before."""
@@ -104,13 +104,14 @@ class StudyTrials:
         return (found, *sorted(like_ends(session, self._study_id, self._ends)))
 
     @property
-    def basis(self) -> tuple[Target, int]:
-        """Return the target, and the number of changed environments, on which all evidence depends.
+    def basis(self) -> tuple[Target, int, frozenset[str]]:
+        """Return that on which all evidence depends beside the trials themselves.
 
-        A changed environment is noted when its files differ from what was installed. Evidence computed before
-        stays valid as long as both values are the same.
+        It is the target, the number of changed environments (noted when files differ from what was
+        installed), and what explains no failure because passes name it, too. Evidence computed before stays
+        valid as long as all values are the same.
         """
-        return self.target, self.changes
+        return self.target, self.changes, self.judge.discounted
 
     @property
     def target(self) -> Target:

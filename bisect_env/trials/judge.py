@@ -22,6 +22,7 @@ from pydantic import AfterValidator, PlainSerializer, TypeAdapter
 
 from bisect_env.matrix.grid import Combination
 from bisect_env.matrix.signatures import FROM_BAD_END, read_signature
+from bisect_env.trials.classify import MISSING_COMMAND, signal_name
 from bisect_env.trials.records import Evidence, Outcome, TrialFacts, TrialRecord
 from bisect_env.trials.signature import matches
 
@@ -116,7 +117,14 @@ def output_matches(record: TrialRecord, target: Target) -> bool:
     )
 
 
-def judge(facts: TrialFacts, target: Target, *, matched: bool, repeated: bool = False) -> Evidence:
+def judge(
+    facts: TrialFacts,
+    target: Target,
+    *,
+    matched: bool,
+    repeated: bool = False,
+    discounted: Collection[str] = (),
+) -> Evidence:
     """Return what one trial means in a study: good, bad, other, skip or void.
 
     A failure that meets all conditions of the target is bad, a pass is good, and any other failure is other,
@@ -129,11 +137,14 @@ def judge(facts: TrialFacts, target: Target, *, matched: bool, repeated: bool = 
         matched: Whether the output matches a pattern of the target (see `output_matches`).
         repeated: Whether an earlier trial of the combination failed to initialise CUDA, too. The first such
             failure is void.
+        discounted: What decides no outcome, because trials that pass name it, too (see `Judge.discounted`).
     """
     outcome = facts.outcome
+    if outcome is not Outcome.PASS and not set(facts.named).isdisjoint(discounted):
+        outcome = Outcome.CRASH if (facts.returncode or 0) < 0 else Outcome.EXIT_FAIL
     if outcome is Outcome.CUDA_INIT and not repeated:
         return Evidence.VOID
-    if matched and outcome in target.outcomes - NEVER_TARGET and _has_details(facts, target):
+    if matched and outcome in target.outcomes - NEVER_TARGET and _has_details(facts, outcome, target):
         if target.is_open:
             return Evidence.OTHER
         is_meant = not target.signature or matches(facts.signature, target.signature)
@@ -187,14 +198,15 @@ def kind_of(facts: TrialFacts) -> str:
     return str(facts.outcome)
 
 
-def _has_details(facts: TrialFacts, target: Target) -> bool:
-    code = facts.returncode
-    if target.kinds and not target.kinds & {kind_of(facts), str(facts.outcome)}:
+def _has_details(facts: TrialFacts, outcome: Outcome, target: Target) -> bool:
+    if target.kinds and not target.kinds & {kind_of(facts), str(outcome)}:
         return False
-    if facts.outcome is Outcome.CRASH and target.signals:
-        return code is not None and -code in target.signals
-    if facts.outcome in (Outcome.EXIT_FAIL, Outcome.IMPORT_ERROR) and target.exit_codes:
-        return code in target.exit_codes
+    # A launcher's exit code is another one than that of the program behind it, which the signature names.
+    behind = read_signature(facts.signature).kind.partition(":")[2] if facts.signature else ""
+    if outcome is Outcome.CRASH and target.signals:
+        return -(facts.returncode or 0) in target.signals or behind in map(signal_name, target.signals)
+    if outcome in (Outcome.EXIT_FAIL, Outcome.IMPORT_ERROR) and target.exit_codes:
+        return facts.returncode in target.exit_codes or behind in map(str, target.exit_codes)
     return True
 
 
@@ -309,6 +321,8 @@ class Judge:
         self._changed = changed
         self._seen: defaultdict[Combination, Behaviour] = defaultdict(Behaviour)
         self._first_init: dict[Combination, str] = {}
+        self._named_by_passes: set[str] = set()
+        self._named_by_failures: set[str] = set()
         self._from_bad_end = ""
         self._problems: TwoProblems | None = None
         self._is_stale = False
@@ -327,6 +341,11 @@ class Judge:
             return
         if facts.outcome is Outcome.CUDA_INIT:
             self._first_init.setdefault(combination, facts.trial_id)
+        if facts.outcome is Outcome.PASS:
+            # Where some version passes, a missing command went away with a version.
+            self._named_by_passes.update(facts.named, [MISSING_COMMAND])
+        else:
+            self._named_by_failures.update(facts.named)
         evidence = self._evidence(facts, self.rule.any_signature, matched=matched)
         if evidence not in (Evidence.GOOD, Evidence.BAD):
             return
@@ -361,7 +380,15 @@ class Judge:
 
     def _evidence(self, facts: TrialFacts, target: Target, *, matched: bool) -> Evidence:
         repeated = self._first_init.get(facts.combination, facts.trial_id) != facts.trial_id
-        return judge(facts, target, matched=matched, repeated=repeated)
+        return judge(facts, target, matched=matched, repeated=repeated, discounted=self.discounted)
+
+    @property
+    def discounted(self) -> frozenset[str]:
+        """Return what both failures and passes name, such as a CUDA error, and so explains no failure.
+
+        It changes with the trials, and with it the evidence of earlier ones.
+        """
+        return frozenset(self._named_by_passes & self._named_by_failures)
 
     @property
     def target(self) -> Target:

@@ -83,6 +83,7 @@ class Outcome(StrEnum):
     CUDA_FAULT = "cuda-fault"
     CUDA_OOM = "cuda-oom"
     CUDA_INIT = "cuda-init"
+    RUNNER_ERROR = "runner-error"
     IMPORT_ERROR = "import-error"
     EXIT_FAIL = "exit-fail"
     PASS = "pass"
@@ -206,6 +207,8 @@ class TrialFacts:
         worker: Name of the worker on the host.
         gpu: UUIDs of the GPUs that the trial saw, separated by commas; "" without GPUs.
         machine: Properties of the machine on which the trial ran.
+        named: What its output names that rules of text look for, such as a CUDA error: of a failure what
+            decided its outcome, of a pass all that would have.
     """
 
     trial_id: str
@@ -225,6 +228,7 @@ class TrialFacts:
     worker: str = ""
     gpu: str = ""
     machine: Machine = UNKNOWN_MACHINE
+    named: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,7 +25,7 @@ from typing import Protocol
 from bisect_env.containers.trial import Contained, ContainerError, Inside, Parcel, prepare
 from bisect_env.matrix.interpreter import is_python
 from bisect_env.secrets import without_passwords_in_code, without_proxy_logins, without_values
-from bisect_env.trials.classify import Classification, ExitRecord, classify, may_be_disk
+from bisect_env.trials.classify import Classification, ExitRecord, classify, may_be_disk, named_in
 from bisect_env.trials.cores import Debug
 from bisect_env.trials.forks import SERVER, Line, fork, results
 from bisect_env.trials.harness_marks import (
@@ -407,6 +407,7 @@ def _run_copy(line: Line, task: _Task) -> ExitRecord:
         without_values(text, spec.env) for text in (seen.stdout, seen.stderr, seen.stacks)
     )
     seen = replace(seen, stdout=stdout, stderr=stderr, stacks=stacks)
+    seen = replace(seen, command=spec.command, files=tuple(file.name for file in spec.files))
     return replace(seen, expected=expected, gpu_rate=rates[0] if rates else None, xids=xids)
 
 
@@ -601,6 +602,7 @@ def _record(spec: TrialSpec, exits: list[ExitRecord], started_at: datetime, elap
             iterations=sum(one.iterations for one in exits) if spec.repeats > 1 else 0,
             host=socket.gethostname(),
             imported=imported_versions(one.expected, one.marks.imported),
+            named=named_in(one, chosen),
         )
         for chosen, one in zip(found, exits, strict=True)
     ]

@@ -17,6 +17,7 @@ import resource
 import select
 import signal
 import subprocess
+import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -149,27 +150,25 @@ class ContainerHold:
 
         The exit code is None if the command timed out.
         """
-        output = os.memfd_create("answer")
-        try:
-            done = subprocess.run(
-                command,
-                env=self._env,
-                stdin=subprocess.DEVNULL,
-                # A file, because a daemon that the engine leaves behind would keep a pipe open.
-                stdout=output,
-                stderr=subprocess.DEVNULL,
-                timeout=ENGINE_LIMIT,
-                check=False,
-                start_new_session=True,
-            )
-            os.lseek(output, 0, os.SEEK_SET)
-            return done.returncode, os.read(output, 1_000_000).decode("utf-8", "replace")
-        except subprocess.TimeoutExpired:
-            return None, ""  # the engine hangs
-        except OSError:  # the engine was uninstalled meanwhile
-            return 127, ""
-        finally:
-            os.close(output)
+        # A file, because a daemon that the engine leaves behind would keep a pipe open.
+        with tempfile.TemporaryFile() as output:
+            try:
+                done = subprocess.run(
+                    command,
+                    env=self._env,
+                    stdin=subprocess.DEVNULL,
+                    stdout=output,
+                    stderr=subprocess.DEVNULL,
+                    timeout=ENGINE_LIMIT,
+                    check=False,
+                    start_new_session=True,
+                )
+            except subprocess.TimeoutExpired:
+                return None, ""  # the engine hangs
+            except OSError:  # the engine was uninstalled meanwhile
+                return 127, ""
+            output.seek(0)
+            return done.returncode, output.read(1_000_000).decode("utf-8", "replace")
 
 
 def run_process(
@@ -468,8 +467,10 @@ def before_exec(parent: int, nice: int = 0) -> None:
 
 
 def _limit_core(*, wanted: bool) -> None:
-    hard = resource.getrlimit(resource.RLIMIT_CORE)[1]
-    resource.setrlimit(resource.RLIMIT_CORE, (hard if wanted else 0, hard))
+    # Sandboxes may refuse it. Then the script has the limit of this command.
+    with contextlib.suppress(OSError):
+        hard = resource.getrlimit(resource.RLIMIT_CORE)[1]
+        resource.setrlimit(resource.RLIMIT_CORE, (hard if wanted else 0, hard))
     # The limit does not apply if the kernel pipes cores to a program (systemd-coredump, apport). Writing the
     # core of a process of 30 GB takes so long that its crash looks like a hang, so an unwanted core gets no
     # memory mappings. A wanted core gets private memory and the headers of libraries; memory that is shared
