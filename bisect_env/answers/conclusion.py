@@ -55,6 +55,7 @@ def verdict_document(
         reason=wrong or verdict.reason,
         **_answer(grid, best),
         bad_values=_bad_values(grid, best),
+        pattern=_pattern(grid, search, best) if verdict.certain else {},
         directions={axis.name: axis.direction for axis in grid.axes},
         models=RateModels(sharing=verdict.sharing, differing=verdict.differing),
         boundaries=tuple(
@@ -193,6 +194,17 @@ def _bad_values(grid: Grid, answer: Answer) -> dict[str, tuple[str, ...]]:
         )
         for i in answer.hypothesis.culprits
     }
+
+
+def _pattern(grid: Grid, search: StudySearch, best: Answer) -> dict[str, tuple[str, ...]]:
+    """Return an axis of a `pair`, with the values at which all tried combinations failed and no others."""
+    tried = search.tallies.per_group.items() if best.hypothesis.kind == "pair" else ()
+    for place, axis in enumerate(grid.axes):
+        failed = {cell[place] for cell, (hits, _) in tried if hits}
+        passed = {cell[place] for cell, (hits, trials) in tried if trials > hits}
+        if failed and passed and not failed & passed:
+            return {axis.name: tuple(axis.values[i] for i in sorted(failed))}
+    return {}
 
 
 def _chance_of_luck(search: StudySearch, best: Answer) -> float | None:

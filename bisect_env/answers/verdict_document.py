@@ -236,6 +236,11 @@ class VerdictDocument(AnswerPart):
         default=None, description="Probability of this answer; null before the first verdict."
     )
     bad_values: dict[str, tuple[str, ...]] = Field(default={}, description="Culprit axis to its bad values.")
+    pattern: dict[str, tuple[str, ...]] = Field(
+        default={},
+        description="Of a `pair`: an axis with the values at which all tried combinations failed; all those "
+        "tried at its other values passed. Empty if there is no such axis.",
+    )
     directions: dict[str, Direction] = Field(
         default={}, description="Axis name to its direction: where its bad values may lie."
     )

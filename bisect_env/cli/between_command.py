@@ -36,6 +36,7 @@ from bisect_env.engine.between import (
     surroundings,
     withdrawn,
 )
+from bisect_env.engine.explain import failure_kinds
 from bisect_env.engine.locking import Locking
 from bisect_env.engine.missing import MissingModules
 from bisect_env.engine.opening import expand_as_known
@@ -201,8 +202,10 @@ class _Comparison:
         moving = moving_packages(explanation, self.pair, withdrawn(provider), failure)
         if isinstance(moving, str):
             return moving
+        with Store.open(self.where.db, read_only=True) as store:
+            kinds = failure_kinds(store.trials(explanation.study), explanation.bad)
         for what, rest in surroundings(explanation, self.pair, moving):
-            own = checked(releases_data(moving, rest, self.pair), self.files)
+            own = checked(releases_data(moving, rest, self.pair, kinds), self.files)
             with Store.open(self.where.db) as store:
                 grid = expand_as_known(own, store, provider).grid
             ends = [end for end in (grid.good, grid.bad) if end is not None]

@@ -275,7 +275,7 @@ def _until(
     )
     again = f", going on after {how_many(verifier.resumed, 'trial')}" if verifier.resumed else ""
     session.say(
-        f"{chosen.combination}: {verifier.clean_needed} trials without a failure would "
+        f"{chosen.combination}: {how_many(verifier.clean_needed, 'trial')} without a failure would "
         f"show a rate below {rate:.4g}{again}"
     )
     found = verifier.run(session)
@@ -297,7 +297,7 @@ def verification_text(found: Verification) -> str:
     limit, sure = percent(found.max_rate), percent(found.confidence)
     seen = f"{found.bad} of {found.trials} trials were bad"
     if found.claim is RateClaim.BELOW:
-        behind = f"{found.trials - found.bad} trials passed"
+        behind = f"{how_many(found.trials - found.bad, 'trial')} passed"
         alone = f"{found.bad or 'zero'} in {found.trials} alone means below {percent(found.below)}"
         claim = f"{name} fails in fewer than {limit} of runs ({sure} sure)"
         return f"below the limit: {claim}: {seen}\n{behind}; {alone}"

@@ -315,7 +315,11 @@ class DateAxis(AxisModel):
 class Packages(StrictModel):
     """Packages of an environment, in addition to those of the axes."""
 
-    pypi: tuple[PypiRequirement, ...] = Field(default=(), description="Requirements such as 'numpy<2'.")
+    pypi: tuple[PypiRequirement, ...] = Field(
+        default=(),
+        description="Requirements such as 'numpy<2'; of a package that an axis names, its "
+        "extras alone ('dask[array]').",
+    )
     conda: tuple[CondaSpec, ...] = Field(default=(), description="Specs such as 'cuda-version 12.8'.")
 
 
@@ -473,8 +477,8 @@ SKIP_EXIT_CODE = 125
 class TargetRule(StrictModel):
     """The failures that a study looks for; every condition given must hold.
 
-    `signals` narrows crashes, `exit_codes` narrows exit-fail and import-error, `output` and `signature`
-    narrow all.
+    `signals` narrows crashes, `exit_codes` narrows exit-fail and import-error, `output`, `signature` and
+    `kinds` narrow all.
     """
 
     outcomes: Annotated[tuple[TargetOutcome, ...], Field(min_length=1)] = Field(
@@ -496,6 +500,11 @@ class TargetRule(StrictModel):
         default="",
         description="Signature that a failure must match, copied from a report. `from-bad-end` takes it "
         "from the first failure at the known bad end. Empty means any failure.",
+    )
+    kinds: tuple[Text, ...] = Field(
+        default=(),
+        description="Kinds of failure that count as bad, as signatures begin with them: `crash`, "
+        "`exit-fail:ValueError`. Empty means every kind.",
     )
 
     @field_validator("signature", mode="after")

@@ -457,6 +457,9 @@ def _combinations(
         called_bad = is_bad(combination.as_dict()) if is_known else None
         if called_bad is None and is_known:
             called_bad = _called_by_trials(verdict, members[combination], total)
+        if total.by_outcome and not total.counted and verdict.table is None:
+            # Its trials show neither; they say more than what its neighbours suggest.
+            called_bad = None
         reports.append(
             CombinationReport(
                 combination=combination.as_dict(),

@@ -179,6 +179,7 @@ class Search(StudySearch):
             rule=not known.lawless,
             tried=bool(known.counts.trials.any()),
             can_run=bool(known.feasible.any()),
+            untried=self.tallies.untried,
         )
         bits = entropy_bits(belief.answers[belief.answers > 1e-12])
         untried = int(np.count_nonzero(known.can_run & (known.counts.trials == 0)))

@@ -80,6 +80,11 @@ class Tallies:
         """Return the number of counted trials so far."""
         return sum(trials for _, trials in self.per_group.values())
 
+    @property
+    def untried(self) -> int:
+        """Return the number of groups that can be tried and have no counted trial."""
+        return len({*self.groups.values()} - self.per_group.keys() - self.aside)
+
     def by_group(self, numbers: Mapping[Index, int]) -> dict[Index, int]:
         """Add up `numbers` within each group of equivalent combinations that can still be run.
 

@@ -167,6 +167,9 @@ def untested_intervals(
         tallies: The counts, and which combinations can be run.
         bad_rate: Failure rate of bad combinations.
     """
+    if best.hypothesis.kind == "pair":
+        # Only the two combinations of the boundary are called good or bad.
+        return ()
     found: dict[tuple[int, ...], UntestedInterval] = {}
     for run in _runs(best, grid, tallies):
         key = (run.axis, *run.cells[0]) if _is_unordered(grid, run.axis) else (run.axis,)

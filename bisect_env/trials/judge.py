@@ -76,6 +76,8 @@ class Target:
             condition.
         signature: Stored signature that the failure must match. `from-bad-end` means the signature of the
             first failure at the bad end, which is not known yet. "" sets no condition.
+        kinds: Kinds of failure (`exit-fail:ValueError`) or outcomes (`crash`) that a failure may have; empty
+            allows all.
     """
 
     outcomes: Annotated[frozenset[Outcome], _SORTED] = DEFAULT_OUTCOMES
@@ -83,6 +85,7 @@ class Target:
     exit_codes: Annotated[frozenset[int], _SORTED] = frozenset()
     output: tuple[str, ...] = ()
     signature: Annotated[str, AfterValidator(_as_stored)] = ""
+    kinds: Annotated[frozenset[str], _SORTED] = frozenset()
 
     @property
     def is_open(self) -> bool:
@@ -185,7 +188,19 @@ def standing_for(copies: Sequence[TrialRecord], target: Target) -> TrialRecord:
     return min(copies, key=weight)
 
 
+def kind_of(facts: TrialFacts) -> str:
+    """Return the kind of a failure: its outcome, and of an exit or an import also its exception or code.
+
+    How a crash or a hang is named beyond that differs from run to run.
+    """
+    if facts.outcome in (Outcome.EXIT_FAIL, Outcome.IMPORT_ERROR) and facts.signature:
+        return read_signature(facts.signature).kind
+    return str(facts.outcome)
+
+
 def _has_details(facts: TrialFacts, outcome: Outcome, target: Target) -> bool:
+    if target.kinds and not target.kinds & {kind_of(facts), str(outcome)}:
+        return False
     # A launcher's exit code is another one than that of the program behind it, which the signature names.
     behind = read_signature(facts.signature).kind.partition(":")[2] if facts.signature else ""
     if outcome is Outcome.CRASH and target.signals:
