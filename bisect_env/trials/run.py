@@ -23,7 +23,6 @@ from pathlib import Path
 from typing import Protocol
 
 from bisect_env.containers.trial import Contained, ContainerError, Inside, Parcel, prepare
-from bisect_env.matrix.interpreter import is_python
 from bisect_env.secrets import without_passwords_in_code, without_proxy_logins, without_values
 from bisect_env.trials.classify import Classification, ExitRecord, classify, may_be_disk, named_in
 from bisect_env.trials.cores import Debug
@@ -40,7 +39,7 @@ from bisect_env.trials.harness_marks import (
     repeated,
 )
 from bisect_env.trials.judge import Target, standing_for
-from bisect_env.trials.programs import SHELLS, resolve_program, why_outside
+from bisect_env.trials.programs import SHELLS, allowing, how_to_bring, resolve_program, why_outside
 from bisect_env.trials.records import Machine, Outcome, Phase, TrialRecord, TrialSpec
 from bisect_env.trials.signature import signature
 from bisect_env.trials.stacks import live_stacks
@@ -488,12 +487,7 @@ def _program_here(task: _Task, path: str, cwd: Path) -> str | ExitRecord:
     named, allowed = task.spec.command[0], task.spec.allow_host
     program = resolve_program(named, prefix_bin=task.prefix / "bin", python=task.python, path=path)
     if program is None:
-        why = "command not found: the environment's interpreter is called `python`"
-        if not is_python(named):
-            why = (
-                "command not found in the environment, nor on this host; add the package that brings it: "
-                f"`--with {named}`, or `packages: [{named}]` in a matrix"
-            )
+        why = f"command not found in the environment, nor on this host; {how_to_bring(named)}"
         return ExitRecord(returncode=None, stage="lookup", why=why)
     why = why_outside(program, named, prefix=task.prefix, python=task.python, cwd=cwd, allowed=allowed)
     return ExitRecord(returncode=None, stage="outside", why=why) if why else program
@@ -512,9 +506,8 @@ def _program_inside(task: _Task, inside: Inside) -> str | ExitRecord:
     if found is not None or named in SHELLS or named in allowed:
         return found or named
     why = (
-        f"{named} is not in the environment, and an image's own would run with the image's packages; add the "
-        f"package that brings it, such as `packages: [{named}]`, or, if the image's is meant, "
-        f"`allow_host: [{named}]` to `trial`"
+        f"{named} is not in the environment, and an image's own would run with the image's packages; "
+        f"{how_to_bring(named)}, or, if the image's is meant, {allowing(named)}"
     )
     return ExitRecord(returncode=None, stage="outside", why=why)
 
