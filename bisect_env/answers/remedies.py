@@ -53,6 +53,8 @@ class Asked(Enum):
             return f"add {self._with(package)}, which {named_in} names"
         if is_known_module(module):
             return f"{package} usually brings it: add {self._with(package)}"
+        if self is Asked.BETWEEN:
+            return "add the package that brings it to both environments"
         return f"name the package that brings it: {self._with('NAME')}"
 
     def _with(self, package: str) -> str:

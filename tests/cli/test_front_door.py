@@ -41,7 +41,7 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         (["--", "requirements.txt"], "requirements.txt is a file", "name the program that reads it"),
         (["--", "src/cart"], "src/cart is a directory", "name a program first"),
         (["--", "pytest", "tests/test_shop.py"], "imports shop.py", "add `--files shop.py`"),
-        (["--", "pytest", "tests"], "tests/test_cart.py imports src/cart", "--files src --env PYTHONPATH=src"),
+        (["--", "pytest", "tests"], "imports src/cart", "--files src --env PYTHONPATH=src"),
     ],
 )
 def test_what_is_no_package_is_named_before_anything_is_built(
