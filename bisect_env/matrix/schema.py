@@ -33,7 +33,7 @@ from pydantic import (
 from pydantic_core import CoreSchema
 
 from bisect_env.matrix.grid import AxisKind, Direction
-from bisect_env.matrix.interpreter import can_repeat
+from bisect_env.matrix.interpreter import can_repeat, script_place
 from bisect_env.matrix.scalars import (
     AxisName,
     BuildPattern,
@@ -668,9 +668,9 @@ class Trial(StrictModel):
 
     @property
     def scripts(self) -> tuple[str, ...]:
-        """Return the words of the command that are paths of scripts.
+        """Return the words of the command that look like paths of scripts.
 
-        These files are copied into trials, too.
+        Files with these names are copied into trials, too.
         """
         return tuple(
             word
@@ -680,6 +680,17 @@ class Trial(StrictModel):
             and not placeholders(word)
             and not any(character.isspace() for character in word)
         )
+
+    @property
+    def perhaps_files(self) -> frozenset[str]:
+        """Return those of `scripts` that need not exist, because they do not stand where a script must.
+
+        They may be patterns (`-p "test*.py"`), or files that the command writes.
+        """
+        place = script_place(self.command)
+        needed = {*self.files, *(self.command[place : place + 1] if place is not None else ())}
+        names = (unbraced(word) for word in self.scripts if word not in needed)
+        return frozenset(str(PurePosixPath(name)) for name in names)
 
     @property
     def file_names(self) -> tuple[str, ...]:

@@ -721,6 +721,7 @@ def load_report(store: Store, study_id: str, *, posterior: bool = True) -> Repor
                 [reason for reason in unavailable if reason.strip()],
                 asked,
                 _elapsed(study),
+                target,
             )
         ),
         warnings=(

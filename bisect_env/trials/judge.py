@@ -21,7 +21,7 @@ from typing import Annotated
 from pydantic import AfterValidator, PlainSerializer, TypeAdapter
 
 from bisect_env.matrix.grid import Combination
-from bisect_env.matrix.signatures import FROM_BAD_END, read_signature
+from bisect_env.matrix.signatures import FROM_BAD_END, read_signature, shown
 from bisect_env.trials.classify import MISSING_COMMAND, signal_name
 from bisect_env.trials.records import Evidence, Outcome, TrialFacts, TrialRecord
 from bisect_env.trials.signature import matches
@@ -101,6 +101,7 @@ class Target:
         return replace(self, signature="")
 
 
+_ANY = Target()
 TARGET = TypeAdapter(Target)
 """Converter between targets and the JSON objects that are stored."""
 
@@ -163,6 +164,31 @@ def judge_alone(record: TrialRecord, target: Target) -> Evidence:
     """
     known = target.any_signature if target.is_open else target
     return judge(record, known, matched=output_matches(record, known), repeated=True)
+
+
+def unmet(facts: TrialFacts, target: Target, *, matched: bool) -> dict[str, str]:
+    """Return the conditions of a target that a failure does not meet, each with what was seen instead.
+
+    Args:
+        facts: Facts of the trial, which failed.
+        target: Failure that the study looks for.
+        matched: Whether its output matches a pattern of the target (see `output_matches`).
+    """
+    found: dict[str, str] = {}
+    code = facts.returncode
+    if facts.outcome not in target.outcomes:
+        return {"outcomes": str(facts.outcome)}
+    if not _has_details(facts, facts.outcome, replace(_ANY, signals=target.signals)):
+        found["signals"] = signal_name(-(code or 0))
+    if not _has_details(facts, facts.outcome, replace(_ANY, exit_codes=target.exit_codes)):
+        found["exit_codes"] = str(code)
+    if not matched:
+        found["output"] = "none of the patterns"
+    if target.kinds and not target.kinds & {kind_of(facts), str(facts.outcome)}:
+        found["kinds"] = kind_of(facts)
+    if target.signature and not target.is_open and not matches(facts.signature, target.signature):
+        found["signature"] = shown(facts.signature) or "none"
+    return found
 
 
 _STANDS_FIRST = (Evidence.VOID, Evidence.BAD, Evidence.OTHER, Evidence.SKIP, Evidence.GOOD)

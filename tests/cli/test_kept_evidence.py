@@ -41,7 +41,8 @@ def test_a_skip_after_failures_costs_that_trial_alone(ask: Asking, later: str) -
     assert done.returncode == 0, done.stderr
     assert first_bad(ask) == ("5", "4")
     five = at(report(ask), n="5")
-    assert (five["status"], five["verdict"], five["bad"]) == ("solvable", "bad", 2)
+    assert (five["status"], five["verdict"]) == ("solvable", "bad")
+    assert five["bad"] >= 2
     assert "could not be tried" not in done.stdout + done.stderr
 
 

@@ -94,3 +94,43 @@ def test_one_trial_is_one_trial(ask: Asking) -> None:
     done = ask.run("trial", name, "--at", "n=1", "--until-rate", "99%")
     assert "1 trial passed" in done.stdout
     assert "1 trials passed" not in done.stdout
+
+
+@pytest.mark.parametrize("window", [(3, 5), (2, 6)])
+def test_a_failure_that_was_fixed_before_the_stated_bad_end_names_the_better_end(
+    ask: Asking, window: tuple[int, int]
+) -> None:
+    low, high = window
+    name = matrix(ask, f"sys.exit({low} <= n <= {high})", good={"n": "1"}, bad={"n": "8"})
+    ask.run("trial", name, "--at", f"n={high}", "-n", "2")
+    ask.run("trial", name, "--at", f"n={high + 1}", "-n", "2")
+    done = ask.run("run", name)
+    assert "the stated bad combination is not bad" in done.stderr
+    assert any(one["bad"] for one in report(ask)["combinations"])
+    (advice,) = report(ask)["advice"]
+    assert f"and it was fixed in {high + 1}" in advice
+    assert f"`bad: {{n: '{high}'}}`" in advice
+    assert advice in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("bad", "script", "said"),
+    [
+        ({"exit_codes": [3]}, "sys.exit(n >= 5)", "`exit_codes` has 3, and the code was 1"),
+        (
+            {"exit_codes": [3], "outcomes": ["exit-fail"]},
+            "sys.exit(n >= 5)",
+            "`exit_codes` has 3, and the code was 1",
+        ),
+        ({"signals": ["SIGSEGV"]}, "if n >= 5: os.abort()", "`signals` lacks SIGABRT"),
+        ({"outcomes": ["crash"]}, "sys.exit(n >= 5)", "`outcomes` lacks exit-fail"),
+        ({"output": ["checksum"]}, "sys.exit(n >= 5)", "its output does not match `output`: 'checksum'"),
+    ],
+)
+def test_advice_names_the_condition_that_a_failure_does_not_meet(
+    ask: Asking, bad: dict[str, Any], script: str, said: str
+) -> None:
+    ask.run("run", matrix(ask, script, trial={"bad": bad}))
+    (advice,) = (line for line in report(ask)["advice"] if "not counted" in line)
+    assert said in advice
+    assert "exit code 1" in advice or "SIGABRT" in advice
